@@ -34,7 +34,7 @@ func ValidateArtifactPath(p string) error {
 	}
 	for _, r := range p {
 		if !unicode.IsPrint(r) || strings.ContainsRune(`\:*?"<>|`, r) {
-			return bad("it holds a character that is not allowed")
+			return bad("it contains a character that is not allowed")
 		}
 	}
 	for part := range strings.SplitSeq(p, "/") {

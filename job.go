@@ -154,7 +154,7 @@ func (j *Job) Validate() error {
 	case j.Agent != AgentNone && strings.TrimSpace(j.Task) == "":
 		return Errorf(CodeInvalid, "the task is empty").WithField("task").WithHint("set the agent's task: --task \"…\" or --task-file FILE")
 	case len(j.Task) > MaxTaskBytes:
-		return Errorf(CodeInvalid, "%d bytes are more than %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("write long instructions to a file in the repository and refer to it in the task")
+		return Errorf(CodeInvalid, "%d bytes exceed the limit of %d", len(j.Task), MaxTaskBytes).WithField("task").WithHint("write long instructions to a file in the repository and refer to it in the task")
 	case strings.ContainsRune(j.Task, 0):
 		return Errorf(CodeInvalid, "the task contains a NUL byte").WithField("task")
 	case j.Agent != AgentNone && !slices.Contains(Agents, j.Agent):

@@ -89,10 +89,10 @@ func (t APIToken) Validate() error {
 	case t.AnySandbox != (len(t.Sandboxes) == 0) || len(t.Sandboxes) > MaxTokenSandboxes:
 		return bad("sandboxes", "a token has 1 to %d sandboxes, or any", MaxTokenSandboxes)
 	case slices.ContainsFunc(t.Sandboxes, func(s TokenSandbox) bool { return s.UID == "" }):
-		return bad("sandboxes", "a sandbox lacks its uid")
+		return bad("sandboxes", "the uid of a sandbox is missing")
 	case t.CreatedAt.IsZero() || !t.ExpiresAt.After(t.CreatedAt) || t.ExpiresAt.Sub(t.CreatedAt) > MaxTokenTTL:
-		return bad("ttl_minutes", "a token lives longer than nothing and at most %d days", int(MaxTokenTTL.Hours()/24)).
-			WithHint("create a new one when it has expired")
+		return bad("ttl_minutes", "the lifetime of a token must be positive and at most %d days", int(MaxTokenTTL.Hours()/24)).
+			WithHint("use a shorter one, and create a new token when it has expired")
 	}
 	return ValidateName(t.Name)
 }

@@ -136,7 +136,7 @@ func checkUID(uid uint32, socket string) error {
 	if uid == 0 || int(uid) == os.Geteuid() {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "the daemon on %s runs as user %d, neither as you nor as root", socket, uid).
+	return agentlab.Errorf(agentlab.CodeDenied, "the daemon on %s runs as user %d, not as you or root", socket, uid).
 		WithHint("set AGENTLAB_HOME to a directory of your own, or --socket to the socket of your own daemon")
 }
 

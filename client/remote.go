@@ -105,7 +105,7 @@ func (r Remote) tls(host string) (*tls.Config, error) {
 	return c, nil
 }
 
-var errPin = errors.New("the key of its certificate is not the pinned one")
+var errPin = errors.New("the key of its certificate does not match the pin")
 
 // dialRemote connects over TCP and authenticates the daemon with TLS before it
 // returns.

@@ -17,9 +17,9 @@ import (
 )
 
 const usage = `usage: agent-runner COMMAND
-  run             do the job that the bootstrap document names
+  run             run the job that the bootstrap document names
   wipe            remove the job's secrets
-  probe           try what the JSON on standard input says on the network
+  probe           run the network probes read from standard input (JSON)
   agentlab-agent  run a coding agent (also by that name)
   --version
   init, supervise, guestd: started by the sandbox itself

@@ -195,7 +195,7 @@ func (h *headerCheck) next() error {
 	switch {
 	case h.lines == 1:
 		if line != "# v2 git bundle" && line != "# v3 git bundle" {
-			return notBundle("it has no bundle header")
+			return notBundle("the bundle signature is missing")
 		}
 	case line == "":
 		h.done = true

@@ -55,15 +55,15 @@ type Service struct {
 	guess *limiter
 
 	mu    sync.Mutex
-	users map[string]map[*user]bool // running calls by hash
+	calls map[string]map[*activeCall]bool // by hash of the token
 }
 
-// user is one running call with a token.
-type user struct{ cut context.CancelCauseFunc }
+// activeCall is one running call with a token.
+type activeCall struct{ cut context.CancelCauseFunc }
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, users: map[string]map[*user]bool{}}
+	s := &Service{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, calls: map[string]map[*activeCall]bool{}}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
@@ -124,8 +124,8 @@ func (s *Service) Revoke(ctx context.Context, idOrName string) (agentlab.APIToke
 	s.guess.forget(t.Hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for u := range s.users[t.Hash] {
-		u.cut(errRevoked)
+	for c := range s.calls[t.Hash] {
+		c.cut(errRevoked)
 	}
 	return t, nil
 }
@@ -155,7 +155,7 @@ func (s *Service) Authenticate(ctx context.Context, from netip.Addr, secret stri
 	ctx, cut := context.WithCancelCause(ctx)
 	// It is added before the lookup, so that a revocation in between finds
 	// it.
-	forget := s.register(h, &user{cut})
+	forget := s.register(h, &activeCall{cut})
 	defer func() {
 		if err != nil {
 			forget()
@@ -201,19 +201,19 @@ func (s *Service) findToken(ctx context.Context, secret, h string) (agentlab.API
 	return t, nil
 }
 
-func (s *Service) register(h string, u *user) (forget func()) {
+func (s *Service) register(h string, c *activeCall) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users[h] == nil {
-		s.users[h] = map[*user]bool{}
+	if s.calls[h] == nil {
+		s.calls[h] = map[*activeCall]bool{}
 	}
-	s.users[h][u] = true
+	s.calls[h][c] = true
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.users[h], u)
-		if len(s.users[h]) == 0 {
-			delete(s.users, h)
+		delete(s.calls[h], c)
+		if len(s.calls[h]) == 0 {
+			delete(s.calls, h)
 		}
 	}
 }

@@ -201,7 +201,7 @@ type Info struct {
 	Options   []Option
 	OptionsOK func(agentlab.Options) error
 	// ConsoleHint says where the console of a VM is, for a user of a driver
-	// that is no ConsoleLogger.
+	// that does not implement ConsoleLogger.
 	ConsoleHint string
 	// ControllerURL and UploadURL are the URLs of the guest plane for
 	// guests.

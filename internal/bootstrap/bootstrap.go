@@ -238,7 +238,7 @@ func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(
 		return nil, 0, nil
 	}
 	doc, err = s.mint(ctx, sb, func(now agentlab.Sandbox, j *agentlab.Job) error {
-		if now.UID != sb.UID || !lacks(now, j) {
+		if now.UID != sb.UID || !mayLackAnswer(now, j) {
 			return errNotMissing
 		}
 		return nil
@@ -257,10 +257,9 @@ func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(
 	return doc, s.cfg.Unused, nil
 }
 
-// waitForExchange returns how long the runner may still use its token or the
-// answer may still be on its way. It waits for an open token only if this
-// process created it: the last process may have died before the guest got its
-// token.
+// waitForExchange returns the time during which the runner may still use its
+// token or receive its answer. It waits for an open token only if this process
+// created it: an earlier process may have died before the guest got its token.
 func (s *Service) waitForExchange(ctx context.Context, sb agentlab.Sandbox, d delivery) (again time.Duration, err error) {
 	if len(d.turn) > 0 {
 		return s.cfg.Unused, nil
@@ -283,18 +282,18 @@ func (s *Service) waitForExchange(ctx context.Context, sb agentlab.Sandbox, d de
 // missing reports whether the runner of a sandbox may still lack its answer.
 func (s *Service) missing(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
 	if sb.JobID == "" {
-		return lacks(sb, nil) && s.hasSecrets(sb), nil
+		return mayLackAnswer(sb, nil) && s.hasSecrets(sb), nil
 	}
 	j, err := s.cfg.Store.Job(ctx, sb.JobID)
 	if err != nil {
 		return false, ignoreNotFound(err)
 	}
-	return lacks(sb, &j), nil
+	return mayLackAnswer(sb, &j), nil
 }
 
-// lacks reports whether the rows of a sandbox and of its job, nil if it has
-// none, allow that its runner has not got its answer.
-func lacks(sb agentlab.Sandbox, j *agentlab.Job) bool {
+// mayLackAnswer reports whether the runner of a sandbox may not have its answer
+// yet, from the rows of the sandbox and of its job, nil if it has none.
+func mayLackAnswer(sb agentlab.Sandbox, j *agentlab.Job) bool {
 	if j == nil {
 		return sb.State == agentlab.SandboxReady
 	}

@@ -51,7 +51,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	if err != nil {
 		return none, err
 	}
-	if err := wanted(sb, row); err != nil {
+	if err := checkDeliverable(sb, row); err != nil {
 		return none, err
 	}
 	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
@@ -74,7 +74,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		}
 	}
 	err = s.cfg.Store.ConsumeBootstrap(ctx, tokenHash, vmid, grants, func(sb *agentlab.Sandbox, row *agentlab.Job) ([]agentlab.Event, error) {
-		if err := wanted(*sb, row); err != nil || j == nil || row == nil { // the rows may have changed in the meantime
+		if err := checkDeliverable(*sb, row); err != nil || j == nil || row == nil { // the rows may have changed in the meantime
 			return nil, err
 		}
 		return s.begin(sb, row, bundle, resp.Job)
@@ -90,10 +90,10 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	return resp, nil
 }
 
-// wanted returns an error with code denied if the guest of a sandbox must no
-// longer get an answer: the sandbox ends, or its job has ended and it is not
-// kept. j is nil if the sandbox has no job or its row was deleted.
-func wanted(sb agentlab.Sandbox, j *agentlab.Job) error {
+// checkDeliverable returns an error with code denied if the guest of a sandbox
+// must no longer get an answer: the sandbox ends, or its job has ended and it is
+// not kept. j is nil if the sandbox has no job or its row was deleted.
+func checkDeliverable(sb agentlab.Sandbox, j *agentlab.Job) error {
 	switch {
 	case sb.Desired == agentlab.DesiredDestroyed || sb.Desired == agentlab.DesiredStopped:
 		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %d is about to be %s", sb.VMID, sb.Desired)
@@ -103,16 +103,16 @@ func wanted(sb agentlab.Sandbox, j *agentlab.Job) error {
 	return nil
 }
 
-// begin changes a job to RUNNING and returns its remaining time for the
-// runner: less than its TTL if the first answer was lost.
-func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, told *guestapi.Job) ([]agentlab.Event, error) {
+// begin changes a job to RUNNING and sets resp.Seconds to its remaining time,
+// which is less than its TTL if the first answer was lost.
+func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, resp *guestapi.Job) ([]agentlab.Event, error) {
 	now := s.clock().UTC()
 	if j.Status == agentlab.JobQueued {
 		j.Phase = guestcheck.Phases[0]
 	}
 	j.ModelHosts = job.ModelHosts(*j, b)
 	evs, err := j.Begin(sb, now, s.cfg.UploadWindow+job.LeaseSlack)
-	told.Seconds = max(int64(j.DeadlineAt.Sub(now).Seconds()), 1)
+	resp.Seconds = max(int64(j.DeadlineAt.Sub(now).Seconds()), 1)
 	return evs, err
 }
 
@@ -138,7 +138,7 @@ func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err erro
 	case turn <- struct{}{}:
 		return func() { <-turn }, nil
 	case <-ctx.Done():
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the caller left: %w", ctx.Err())
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the request was cancelled: %w", ctx.Err())
 	}
 }
 
@@ -157,7 +157,7 @@ func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job
 		if s.clock().Sub(sb.CreatedAt) >= creationTime {
 			return nil, nil //nolint:nilnil // as above
 		}
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not there yet")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not stored yet")
 	}
 	if err != nil {
 		return nil, err

@@ -193,23 +193,24 @@ func setHelpTexts(cmd *cobra.Command) {
 	}
 }
 
-// rejectUnknownSubcommands makes command groups return an error for an unknown
-// subcommand, as cobra does for the root only.
+// rejectUnknownSubcommands makes a command and the groups below it return an
+// error with a suggestion for an unknown subcommand. cobra does so for the root
+// only, on several lines.
 func rejectUnknownSubcommands(cmd *cobra.Command) {
-	for _, c := range cmd.Commands() {
-		if c.HasSubCommands() && c.RunE == nil {
-			c.RunE = func(cmd *cobra.Command, args []string) error {
-				if len(args) == 0 {
-					return cmd.Help()
-				}
-				e := usageErrorf("unknown command %q for %q", args[0], cmd.CommandPath())
-				if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-					return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near[0])
-				}
-				return e.WithHint("see '%s --help'", cmd.CommandPath())
+	if cmd.HasSubCommands() && cmd.RunE == nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
 			}
-			c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2 // cobra sets the distance for the root only
+			e := usageErrorf("unknown command %q for %q", args[0], cmd.CommandPath())
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near[0])
+			}
+			return e.WithHint("see '%s --help'", cmd.CommandPath())
 		}
+		cmd.Args, cmd.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
+	}
+	for _, c := range cmd.Commands() {
 		rejectUnknownSubcommands(c)
 	}
 }
@@ -222,7 +223,7 @@ func (a *App) run(fn func(ctx context.Context, c *client.Client, args []string) 
 		if err != nil {
 			return err
 		}
-		return argumentError(fn(cmd.Context(), c, args))
+		return argumentError(cmd, fn(cmd.Context(), c, args))
 	}
 }
 

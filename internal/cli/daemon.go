@@ -62,8 +62,10 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	err = c.Ping(ctx)
 	switch {
 	case err == nil:
-	case a.socket != "" || agentlab.CodeOf(err) == agentlab.CodeDenied:
+	case agentlab.CodeOf(err) == agentlab.CodeDenied:
 		return nil, err
+	case a.socket != "":
+		return nil, agentlab.Errorf(agentlab.CodeOf(err), "%w", err).WithHint("a daemon is not started for --socket; run agentlabd there")
 	default:
 		if err := a.startDaemon(ctx); err != nil {
 			return nil, err
@@ -154,7 +156,7 @@ func openStartLog(name string) (_ *os.File, err error) {
 		return nil, err
 	}
 	if sys, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || int(sys.Uid) != os.Geteuid() || sys.Nlink != 1 {
-		return nil, fmt.Errorf("%s is not a file of yours", name)
+		return nil, fmt.Errorf("%s does not belong to you", name)
 	}
 	return file, file.Truncate(0)
 }
@@ -398,7 +400,7 @@ func readPrivate(name string) (string, error) {
 func writePrivate(name, text string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the user's choice
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose a file that does not exist")
+		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose the path of a new file")
 	}
 	_, err = io.WriteString(f, text)
 	if cerr := f.Close(); err == nil {

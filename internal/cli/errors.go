@@ -5,7 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+
+	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -20,31 +21,51 @@ const (
 )
 
 // usageError is an error in the command line: exit code 2.
-type usageError struct{ err *agentlab.Error }
+type usageError struct {
+	err  *agentlab.Error
+	flag string // named in the message instead of the error's field; "" for an argument
+}
 
-func (u usageError) Error() string { return u.err.Error() }
+func (u usageError) Error() string {
+	if u.flag == "" {
+		return u.err.Error()
+	}
+	return u.err.WithField("--" + u.flag).Error()
+}
+
 func (u usageError) Unwrap() error { return u.err }
 
 // WithHint returns a copy with a hint.
 func (u usageError) WithHint(format string, args ...any) error {
-	return usageError{u.err.WithHint(format, args...)}
+	return usageError{u.err.WithHint(format, args...), u.flag}
 }
 
 func usageErrorf(format string, args ...any) usageError {
-	return usageError{agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
+	return usageError{err: agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
 }
 
-// argumentFields are the fields of requests that arguments and flags set.
-var argumentFields = []string{"name", "ttl", "image", "repo", "ref", "resources.cores", "resources.memory_mb", "secrets_bundle", "target", "verbs"}
+// argumentFlags maps the fields of requests that arguments and flags set to the
+// names of the flags.
+var argumentFlags = map[string]string{
+	"name": "name", "ttl": "ttl", "image": "image", "repo": "repo", "ref": "ref", "resources.cores": "cores", "resources.memory_mb": "memory-mb",
+	"secrets_bundle": "bundle", "target": "", "verbs": "verb",
+}
 
 // argumentError returns an error of the daemon about an argument or flag as a
 // usage error.
-func argumentError(err error) error {
+func argumentError(cmd *cobra.Command, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
-	if _, content := errors.AsType[contentError](err); ok && !content && e.Code == agentlab.CodeInvalid && slices.Contains(argumentFields, e.Field) {
-		return usageError{e}
+	if _, content := errors.AsType[contentError](err); !ok || content || e.Code != agentlab.CodeInvalid {
+		return err
 	}
-	return err
+	name, ok := argumentFlags[e.Field]
+	if !ok {
+		return err
+	}
+	if !cmd.Flags().Changed(name) {
+		name = ""
+	}
+	return usageError{e, name}
 }
 
 // contentError is an error about a file that was sent to the daemon.

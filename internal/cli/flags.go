@@ -176,7 +176,7 @@ func waitFlag(cmd *cobra.Command, p *bool, usage string) {
 // the flag itself keeps its message, field and hint.
 func flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return usageError{e}
+		return usageError{e, argumentFlags[e.Field]}
 	}
 	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 }

@@ -221,8 +221,8 @@ func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, 
 	return api.Job{}, context.Cause(ctx)
 }
 
-// pollJob returns the job when it is final. Like FollowEvents, it tolerates a
-// daemon that is away for about fifteen seconds.
+// pollJob returns the job when it is final. Like FollowEvents, it tolerates
+// that the daemon is unavailable for about fifteen seconds.
 func pollJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
 	const pause, most = time.Second, 15
 	for failures := 0; ; {

@@ -69,7 +69,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 		if err != nil {
 			return err
 		}
-		return argumentError(a.jobRun(cmd.Context(), c, f))
+		return argumentError(cmd, a.jobRun(cmd.Context(), c, f))
 	}
 	return cmd
 }
@@ -115,7 +115,7 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 // usage returns a validation error as a usage error.
 func usage(err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return usageError{e}
+		return usageError{err: e}
 	}
 	return err
 }

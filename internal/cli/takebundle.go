@@ -156,7 +156,7 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 	want := ""
 	for _, commit := range commits {
 		if err := limited("", "cat-file", "-e", commit+"^{commit}"); err != nil {
-			return errors.New("its branch is not a commit")
+			return errors.New("its branch does not point to a commit")
 		}
 		want += commit + "\n"
 	}

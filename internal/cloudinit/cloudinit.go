@@ -92,7 +92,7 @@ func UserData(s Seed) ([]byte, error) {
 	}
 	out := slices.Concat([]byte("#cloud-config\n"), body, []byte("\n"))
 	if len(out) > MaxSize {
-		return nil, invalid("files", "the seed has %d bytes, above %d", len(out), MaxSize)
+		return nil, invalid("files", "the seed has %d bytes, the limit is %d", len(out), MaxSize)
 	}
 	return out, nil
 }

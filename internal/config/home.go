@@ -33,7 +33,7 @@ func ParseHome(fs *flag.FlagSet, args []string) (Home, error) {
 	case given && h.Dir == "":
 		return h, agentlab.Errorf(agentlab.CodeInvalid, "--home needs a directory")
 	case given && h.System:
-		return h, agentlab.Errorf(agentlab.CodeInvalid, "--home and --system exclude each other")
+		return h, agentlab.Errorf(agentlab.CodeInvalid, "--home and --system cannot be used together")
 	}
 	return h, nil
 }

@@ -20,7 +20,7 @@ func TestParseHome(t *testing.T) {
 		{[]string{"--system"}, "/var/lib/agentlab", ""},
 		{[]string{"--home"}, "", "needs an argument"},
 		{[]string{"--home="}, "", "--home needs a directory"},
-		{[]string{"--home=/x", "--system"}, "", "exclude each other"},
+		{[]string{"--home=/x", "--system"}, "", "cannot be used together"},
 		{[]string{"--nonsense"}, "", "-nonsense"},
 	} {
 		h, err := ParseHome(flag.NewFlagSet("x", flag.ContinueOnError), c.args)

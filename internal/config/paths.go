@@ -64,7 +64,7 @@ func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 	}
 	p.Log = filepath.Join(p.State, "logs")
 	if missing {
-		return Paths{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no home directory: HOME is not set").
+		return Paths{}, agentlab.Errorf(agentlab.CodeInvalid, "no home directory: HOME is not set").
 			WithHint("set HOME, or AGENTLAB_HOME to the directory that AgentLab may use")
 	}
 	return p, nil
@@ -88,7 +88,7 @@ func (p Paths) TryLock() (*lock.Lock, error) {
 			who = fmt.Sprintf(" (pid %d)", pid)
 		}
 		return nil, agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s%s", p.State, who).
-			WithHint("use that one, or end it: agentlab daemon stop")
+			WithHint("stop it first: agentlab daemon stop")
 	}
 	return l, err
 }
@@ -142,8 +142,8 @@ func (p Paths) Images() string { return filepath.Join(p.Cache, "images") }
 func (p Paths) DaemonLog() string { return filepath.Join(p.Log, "agentlabd.log") }
 
 // Ensure creates the directories that are missing. In user mode each gets mode
-// 0700, also one that exists. A directory that another user owns, or a symbolic
-// link in the place of the one under /tmp, is code denied.
+// 0700, also one that exists. It returns code denied for a directory of another
+// user and for a symbolic link in place of the directory under /tmp.
 func (p Paths) Ensure() error {
 	type dir struct {
 		path string
@@ -179,7 +179,7 @@ func (p Paths) CheckRun() error {
 		return nil
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeDenied, "cannot look at the runtime directory: %w", err)
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot inspect the runtime directory: %w", err)
 	}
 	owner, others := os.Geteuid(), fs.FileMode(0o077)
 	if p.System {
@@ -193,8 +193,8 @@ func (p Paths) CheckRun() error {
 		return agentlab.Errorf(agentlab.CodeDenied, "%s does not belong to user %d", p.Run, owner).
 			WithHint("set XDG_RUNTIME_DIR or AGENTLAB_HOME to a directory of your own")
 	case st.Mode().Perm()&others != 0:
-		return agentlab.Errorf(agentlab.CodeDenied, "%s is open to other users (%04o)", p.Run, st.Mode().Perm()).
-			WithHint("see that all in it is yours, then: chmod go-rwx %s", p.Run)
+		return agentlab.Errorf(agentlab.CodeDenied, "%s is accessible to other users (mode %04o)", p.Run, st.Mode().Perm()).
+			WithHint("check that all files in it are yours, then run: chmod go-rwx %s", p.Run)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func (p UpstreamProxy) validate() error {
 	case u.User != nil:
 		return bad("url", "the URL must not contain credentials").WithHint("write USER:PASSWORD to a file with mode 0600 and set upstream_proxy.credentials_file to its path")
 	case !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme):
-		return bad("url", "%q is not a proxy of a known kind", p.URL).WithHint("use http://, https:// or socks5://")
+		return bad("url", "%q has an unsupported scheme", p.URL).WithHint("use http://, https:// or socks5://")
 	case !hasPort(u) || u.Hostname() == "" || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}):
 		return bad("url", "%q is not SCHEME://HOST:PORT", p.URL).WithHint("write http://proxy.corp:3128")
 	}
@@ -52,7 +52,7 @@ func (p UpstreamProxy) validate() error {
 			return bad("dns", "not https://ADDRESS/dns-query").WithHint("write https://1.1.1.1/dns-query")
 		}
 		if _, err := netip.ParseAddr(u.Hostname()); err != nil {
-			return bad("dns", "%q is not an IP address", u.Hostname()).WithHint("a resolver behind the proxy cannot be looked up: write its address, as in https://1.1.1.1/dns-query")
+			return bad("dns", "%q is not an IP address", u.Hostname()).WithHint("the name of the resolver cannot be resolved: write its address, such as https://1.1.1.1/dns-query")
 		}
 	}
 	return nil
@@ -64,7 +64,7 @@ func (p UpstreamProxy) Refuse(backend string) error {
 	if p.URL == "" {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeUnsupported, "the backend %s routes packets in the kernel, which no proxy can carry", backend).WithField("upstream_proxy.url").
+	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s routes packets in the kernel, so a proxy cannot be used", backend).WithField("upstream_proxy.url").
 		WithHint("use another backend, or remove upstream_proxy and route the sandboxes' network through a gateway")
 }
 

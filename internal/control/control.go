@@ -121,14 +121,14 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 	case err != nil:
 		return connectionError(ctx, err)
 	case len(body) > maxBody:
-		return invalidReply("its answer is longer than %d bytes", maxBody)
+		return invalidReply("longer than %d bytes", maxBody)
 	case resp.StatusCode != http.StatusOK:
 		return guestError(resp.StatusCode, body)
 	case out == nil:
 		return nil
 	}
 	if guestcheck.Decode(body, out) != nil {
-		return invalidReply("its answer is not the expected JSON")
+		return invalidReply("unexpected JSON")
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, er
 	}
 	if !strings.EqualFold(resp.Header.Get("Upgrade"), guestapi.StreamProtocol) {
 		_ = conn.Close()
-		return nil, invalidReply("it switched to another protocol")
+		return nil, invalidReply("unexpected protocol in the Upgrade response")
 	}
 	return stream.Unread(conn, rd), nil
 }
@@ -220,11 +220,11 @@ func connectionError(ctx context.Context, err error) error {
 		return err
 	}
 	// The text of a parse error may contain data of the guest.
-	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "the guest's answer broke off: " + agentlab.OneLine(err.Error(), maxMessage)}
+	return &agentlab.Error{Code: agentlab.CodeUnavailable, Message: "cannot read the guest's response: " + agentlab.OneLine(err.Error(), maxMessage)}
 }
 
 func invalidReply(format string, args ...any) error {
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the guest's answer makes no sense: "+format, args...)
+	return agentlab.Errorf(agentlab.CodeUnavailable, "invalid response of the guest: "+format, args...)
 }
 
 // codes that a guest may return; any other becomes internal.
@@ -242,7 +242,7 @@ func guestError(status int, body []byte) error {
 	if !slices.Contains(codes, code) {
 		code = agentlab.CodeInternal
 	}
-	return agentlab.Errorf(code, "the guest reports: %s", agentlab.OneLine(e.Message, maxMessage))
+	return agentlab.Errorf(code, "guest error: %s", agentlab.OneLine(e.Message, maxMessage))
 }
 
 // checkHealth rejects a response that agent-runner never sends.

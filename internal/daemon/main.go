@@ -41,8 +41,8 @@ Usage:
   --system     serve the whole machine: /etc/agentlab, /var/lib/agentlab,
                /run/agentlab; for root, from a systemd unit
 
-SIGTERM and SIGINT end the daemon. Virtual machines go on, and the next daemon
-finds them.
+SIGTERM and SIGINT stop the daemon. VMs keep running; the next daemon manages
+them.
 `
 
 // Main runs agentlabd with the given arguments and backends; none means

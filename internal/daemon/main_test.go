@@ -138,7 +138,7 @@ func TestArguments(t *testing.T) {
 		{[]string{"db", "restore", "one", "two"}, 2, "", "agentlabd db list"},
 		{[]string{"network"}, 2, "", "agentlabd network render"},
 		{[]string{"image"}, 2, "", "agentlabd image stage"},
-		{[]string{"run", "--home=/x", "--system"}, 2, "", "exclude each other"},
+		{[]string{"run", "--home=/x", "--system"}, 2, "", "cannot be used together"},
 		{[]string{"run", "--home", "/dev/null/x"}, 1, "", "agentlabd: "},
 		{[]string{"vmm", "/nonexistent"}, 1, "", "agentlabd: "},
 	} {

@@ -34,9 +34,9 @@ func imageFindings(ctx context.Context, images Images, names ...string) (all []b
 				f.Level = backend.LevelError
 			}
 		case built:
-			f.Detail = "it is built"
+			f.Detail = "the image is built"
 		default:
-			f.Detail = "the image is built at first use"
+			f.Detail = "the image will be built on first use"
 		}
 		f.Remedy = agentlab.HintOf(err)
 		all = append(all, f)

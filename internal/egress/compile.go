@@ -52,9 +52,9 @@ func New(n agentlab.Network) (*Policy, error) {
 	}
 	switch {
 	case len(layers) > MaxLayers:
-		return nil, invalid("network", "a policy of %d layers is more than %d", len(layers), MaxLayers)
+		return nil, invalid("network", "%d layers exceed the limit of %d", len(layers), MaxLayers)
 	case count > MaxRules:
-		return nil, invalid("network.allow", "a policy of %d rules is more than %d", count, MaxRules).WithHint("use ranges and wildcards")
+		return nil, invalid("network.allow", "%d rules exceed the limit of %d", count, MaxRules).WithHint("use ranges and wildcards")
 	}
 	return p, nil
 }
@@ -132,11 +132,11 @@ func checkShape(n agentlab.Network) error {
 	case n.Mode == agentlab.NetworkOff && (len(n.Deny) > 0 || len(n.Ports) > 0):
 		return invalid("network.mode", "deny lists and ports have no effect in mode off").WithHint("remove them")
 	case len(n.Ports) > MaxPorts:
-		return invalid("network.ports", "%d ports are more than %d", len(n.Ports), MaxPorts).WithHint("use ranges")
+		return invalid("network.ports", "%d ports exceed the limit of %d", len(n.Ports), MaxPorts).WithHint("use ranges")
 	case len(n.Allow)+len(n.Deny) > MaxRules:
-		return invalid("network.allow", "a policy of %d rules is more than %d", len(n.Allow)+len(n.Deny), MaxRules).WithHint("use ranges and wildcards")
+		return invalid("network.allow", "%d rules exceed the limit of %d", len(n.Allow)+len(n.Deny), MaxRules).WithHint("use ranges and wildcards")
 	case len(n.Layers) > MaxLayers:
-		return invalid("network", "a policy of %d layers is more than %d", len(n.Layers), MaxLayers)
+		return invalid("network", "%d layers exceed the limit of %d", len(n.Layers), MaxLayers)
 	}
 	return CheckLimits(n.Limits)
 }

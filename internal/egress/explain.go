@@ -31,13 +31,13 @@ func ParseTarget(text string) (Target, error) {
 	case text == "":
 		return bad("it is empty")
 	case url:
-		return bad(quote(scheme+"://") + " is not part of a target, only the host and its port are")
+		return bad(quote(scheme+"://") + " is not part of a target; use only host and port")
 	case text == "*":
-		return bad("it is many names")
+		return bad("a wildcard matches many names")
 	case err != nil:
 		return bad(err.Error())
 	case r.Wildcard:
-		return bad("it is many names")
+		return bad("a wildcard matches many names")
 	case r.Domain == "" && !r.Prefix.IsSingleIP():
 		return bad("it is a range of addresses")
 	case r.Explicit && len(r.Ports) == 1 && r.Ports[0].Lo != r.Ports[0].Hi:

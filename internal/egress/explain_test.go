@@ -57,7 +57,7 @@ func TestExplain(t *testing.T) {
 	for bad, why := range map[string]string{
 		"": "it is empty", "*": "many names", "*.github.com:443": "many names", "8.8.0.0/16:443": "range of addresses", "github.com:1-2": "range of ports",
 		"https://github.com": `"https://" is not part of a target`, "localhost:80": `"localhost" is not a full host name`,
-		"github.com:99999": `"99999" is not a port`, ":99999": `"99999" is not a port`, ":443": `"" is not a host name`, "github.com:": "no port after the colon",
+		"github.com:99999": `"99999" is not a port`, ":99999": `"99999" is not a port`, ":443": `"" is not a host name`, "github.com:": "the port after the colon is missing",
 		"github.com/udp": "a protocol needs a port", "github.com/about": `"github.com/about" is not an IP address, a range or a name`,
 	} {
 		_, err := egress.ParseTarget(bad)

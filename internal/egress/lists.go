@@ -23,7 +23,7 @@ const (
 // agentlab.CodeInvalid and begins with the line number.
 func ParseList(data []byte) ([]string, error) {
 	if len(data) > MaxListBytes {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a list of %d bytes is larger than %d", len(data), MaxListBytes)
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a list of %d bytes exceeds the limit of %d", len(data), MaxListBytes)
 	}
 	var out []string
 	text := strings.TrimPrefix(string(data), "\ufeff")

@@ -69,7 +69,7 @@ func ParsePrivates(list []agentlab.PrivateTarget) ([]Private, error) {
 			return nil, e.WithField(entry + "." + e.Field)
 		}
 		if slices.ContainsFunc(out, func(o Private) bool { return o.Rule == one.Rule }) {
-			return nil, invalid(entry, "%s is there twice", strings.TrimPrefix(one.Rule, RulePrivatePrefix)).WithHint("remove one")
+			return nil, invalid(entry, "%s is listed twice", strings.TrimPrefix(one.Rule, RulePrivatePrefix)).WithHint("remove one")
 		}
 		out = append(out, one)
 	}
@@ -88,21 +88,21 @@ func ParsePrivate(t agentlab.PrivateTarget) (Private, error) {
 	}
 	switch {
 	case t.Host == "":
-		return bad("host", "there is no host")
+		return bad("host", "host is missing")
 	case t.Port == 0:
-		return bad("port", "there is no port")
+		return bad("port", "port is missing")
 	case t.Port < 1 || t.Port > 65535:
 		return bad("port", "the port is not between 1 and 65535")
 	case t.Port == DNSPort:
-		return bad("port", "DNS is answered by AgentLab alone")
+		return bad("port", "port 53 is reserved for AgentLab's DNS server")
 	case strings.TrimSpace(t.Reason) == "":
-		return bad("reason", "there is no reason")
+		return bad("reason", "reason is missing")
 	case len(t.Reason) > MaxReasonBytes || strings.ContainsFunc(t.Reason, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		return bad("reason", "the reason is not one line of at most %d bytes", MaxReasonBytes)
 	case strings.ContainsAny(t.Host, "*"):
-		return bad("host", "wildcards are not possible, only one host")
+		return bad("host", "wildcards are not supported; name one host")
 	case strings.Contains(t.Host, "/"):
-		return bad("host", "ranges and URLs are not possible, only one host")
+		return bad("host", "ranges and URLs are not supported; name one host")
 	}
 	p := Private{Port: uint16(t.Port), Reason: strings.TrimSpace(t.Reason), Source: t.Source}
 	if strings.Contains(t.Host, ":") || isIPv4Like(t.Host) {
@@ -238,8 +238,8 @@ func (p *Policy) narrows(t *Private, f Flow) (rule string) {
 	return RuleOff
 }
 
-// namePrivate is decidePrivate for a flow whose name is known, or that has
-// none: other names at the same address stay denied.
+// namePrivate decides a flow to a private destination by the name that the
+// flow shows, "" if it shows none. Other names at the same address are denied.
 func (p *Policy) namePrivate(t *Private, f Flow, shown string) Verdict {
 	v := p.decidePrivate(t, f)
 	switch {

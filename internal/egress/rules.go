@@ -197,7 +197,7 @@ func listEntry(text string) error {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a network rule: only the lists of a profile may name presets and files, not a repository's .agentlab.yaml or a list file", quote(text)).
-		WithHint("name the hosts themselves ('agentlab policy presets' shows what a preset holds), or put it into the profile")
+		WithHint("name the hosts themselves ('agentlab policy presets' shows the content of a preset), or put it into the profile")
 }
 
 // cutProto removes "/tcp", "/udp" or "/icmp" from the end.
@@ -226,7 +226,7 @@ func cutPorts(s string) (host, ports string, err error) {
 	}
 	host, ports, ok := strings.Cut(s, ":")
 	if ok && ports == "" {
-		return "", "", fmt.Errorf("there is no port after the colon")
+		return "", "", fmt.Errorf("the port after the colon is missing")
 	}
 	return host, ports, nil
 }

@@ -207,7 +207,7 @@ func seqOf(line []byte) int64 {
 // A missing log has no records.
 func Read(ctx context.Context, path string, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if limit < 1 {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not above 0", limit).WithField("limit")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not positive", limit).WithField("limit")
 	}
 	limit = min(limit, MaxRecords)
 	files, err := openFiles(path)

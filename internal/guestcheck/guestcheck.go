@@ -22,7 +22,7 @@ const MaxDepth = 16
 // limited the length of p. Unknown keys are ignored: a guest may run an older
 // or newer program than the controller. The only code is invalid.
 func Decode(p []byte, v any) error {
-	bad := agentlab.Errorf(agentlab.CodeInvalid, "the body is not the JSON that is expected")
+	bad := agentlab.Errorf(agentlab.CodeInvalid, "the body is not the expected JSON")
 	depth, inString := 0, false
 	for i := 0; i < len(p); i++ {
 		switch c := p[i]; {

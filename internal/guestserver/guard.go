@@ -62,7 +62,7 @@ func tooMany(w http.ResponseWriter) {
 }
 
 // withGrant admits a call whose bearer token is a grant of that kind for this
-// sandbox and a job. The answer does not say what is wrong with a token.
+// sandbox and a job. The response is the same for every invalid token.
 func (g *guest) withGrant(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
@@ -141,7 +141,7 @@ type body struct {
 	n     int64
 }
 
-var errSlow = agentlab.Errorf(agentlab.CodeTimeout, "the body comes too slowly")
+var errSlow = agentlab.Errorf(agentlab.CodeTimeout, "the request body is sent too slowly")
 
 func (b *body) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall)) // not supported by every ResponseWriter of tests
@@ -165,16 +165,17 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// steadyWriter writes an answer as long as its reader makes progress.
-type steadyWriter struct {
+// deadlineWriter is a ResponseWriter with a new write deadline for each write,
+// so that only a reader that makes no progress is disconnected.
+type deadlineWriter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	stall time.Duration
 }
 
-func (s *steadyWriter) Write(p []byte) (int, error) {
+func (s *deadlineWriter) Write(p []byte) (int, error) {
 	_ = s.rc.SetWriteDeadline(time.Now().Add(s.stall))
 	return s.w.Write(p)
 }
 
-func (s *steadyWriter) end() { _ = s.rc.SetWriteDeadline(time.Time{}) }
+func (s *deadlineWriter) end() { _ = s.rc.SetWriteDeadline(time.Time{}) }

@@ -254,7 +254,7 @@ func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {
 	defer func() { _ = f.Close() }()
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-	out := &steadyWriter{w: w, rc: http.NewResponseController(w), stall: g.s.cfg.Limits.StallTimeout}
+	out := &deadlineWriter{w: w, rc: http.NewResponseController(w), stall: g.s.cfg.Limits.StallTimeout}
 	defer out.end()
 	if _, err := io.CopyN(out, f, size); err != nil {
 		g.log.Debug("the repository bundle was not sent whole", "err", err)

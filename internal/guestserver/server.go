@@ -376,5 +376,5 @@ func bodyError(err error) error {
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {
 		return err
 	}
-	return &agentlab.Error{Code: agentlab.CodeInvalid, Message: "the body broke off", Err: err}
+	return &agentlab.Error{Code: agentlab.CodeInvalid, Message: "the request body was truncated", Err: err}
 }

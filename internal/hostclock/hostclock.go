@@ -217,15 +217,15 @@ func (s state) trustedTime(now state) (trusted time.Time, waited time.Duration) 
 	return trusted, waited
 }
 
-// aheadBy returns how far now is ahead of the time that retention uses, 0 if
-// within the limit, and the time until now is accepted.
-func (w *Watch) aheadBy(now time.Time) (by, left time.Duration) {
+// aheadBy returns how far a wall clock time is ahead of the time that retention
+// uses, 0 if within the limit, and how long it takes until retention accepts it.
+func (w *Watch) aheadBy(wall time.Time) (by, left time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := w.sample()
-	seen.Wall = now
+	seen.Wall = wall
 	trusted, waited := w.trust.trustedTime(seen)
-	if by = now.Sub(trusted); by <= jumpLimit {
+	if by = wall.Sub(trusted); by <= jumpLimit {
 		return 0, 0
 	}
 	return by, acceptAfter - waited
@@ -240,8 +240,8 @@ func (w *Watch) Hold(now time.Time) error {
 	if by == 0 {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "nothing is deleted for its age: the clock of the host is %s ahead of the time that was expected", days(by)).
-		WithHint("if it is right: agentlab daemon confirm-clock; it is accepted in %s", left.Round(time.Minute))
+	return agentlab.Errorf(agentlab.CodeConflict, "retention is suspended: the clock of the host is %s ahead of the expected time", days(by)).
+		WithHint("if the clock is correct, run agentlab daemon confirm-clock; otherwise it is accepted in %s", left.Round(time.Minute))
 }
 
 func days(d time.Duration) string { return fmt.Sprintf("%.1f days", d.Hours()/24) }

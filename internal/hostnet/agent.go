@@ -105,7 +105,7 @@ func (a *agent) hello(c call) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.local != nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "it was said before")
+		return agentlab.Errorf(agentlab.CodeConflict, "hello was already sent")
 	}
 	cfg := a.cfg
 	cfg.Network = func() (nft.Config, error) { return network, network.Validate() }
@@ -130,7 +130,7 @@ func (a *agent) serve(ctx context.Context, conn net.Conn) {
 	l := a.local
 	a.mu.Unlock()
 	if l == nil {
-		_ = writeFrame(conn, answer{Failed: failureOf(agentlab.Errorf(agentlab.CodeConflict, "a call before hello"))})
+		_ = writeFrame(conn, answer{Failed: failureOf(agentlab.Errorf(agentlab.CodeConflict, "hello must be the first call"))})
 		return
 	}
 	if c.Op == opDial {

@@ -16,13 +16,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 )
 
-const usage = `agentlabd network manages the rules of a bridge for sandboxes without a
-daemon: for the unit that applies them when the host boots.
+const usage = `agentlabd network manages the firewall rules of a bridge for sandboxes without
+a daemon, for the systemd unit that applies them at boot.
 
 Usage:
-  agentlabd network render                print the rules as 'nft -f' reads them
-  agentlabd network apply [--dry-run]     load the rules atomically; again
-                                          changes nothing. With --dry-run only
+  agentlabd network render                print the rules in the format of 'nft -f'
+  agentlabd network apply [--dry-run]     load the rules atomically, if they are
+                                          not loaded yet. With --dry-run only
                                           check that the kernel accepts them
   agentlabd network remove                remove the rules
   agentlabd network status                check that the rules are loaded
@@ -32,7 +32,8 @@ Usage:
                                           daemon of another node, which runs this by
                                           ssh (key ssh of a node)
 
-Options of each: --home DIR | --system    whose config.yaml (key host_network)
+Options of each: --home DIR | --system    the installation whose config.yaml is
+                                          read (key host_network)
 `
 
 // Command runs 'agentlabd network …'. load reads a config.yaml.
@@ -157,7 +158,7 @@ func removeRules(ctx context.Context, m *nft.Manager, w io.Writer) error {
 	if err := m.Remove(ctx); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "the rules were removed")
+	_, err := fmt.Fprintln(w, "rules removed")
 	return err
 }
 

@@ -308,7 +308,7 @@ func (l *Local) removeOthers(list []nft.Sandbox) {
 func (l *Local) checkWith(s nft.Sandbox, list []nft.Sandbox) error {
 	for _, o := range list {
 		if o.VMID == s.VMID {
-			return agentlab.Errorf(agentlab.CodeInvalid, "its VMID is used twice")
+			return agentlab.Errorf(agentlab.CodeInvalid, "another sandbox has its VMID")
 		}
 	}
 	return s.Validate(l.network, list)

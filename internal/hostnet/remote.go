@@ -96,7 +96,7 @@ func (r *Remote) session() (*yamux.Session, error) {
 		return mux, nil
 	}
 	if r.ctx.Err() != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "this process ends")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "this process is stopping")
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, connectTimeout)
 	defer cancel()

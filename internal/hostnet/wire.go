@@ -105,7 +105,7 @@ func readFrame(r io.Reader, v any) error { return readFrameOf(r, v, maxFrame) }
 func readCall(r io.Reader, c *call) error {
 	var text json.RawMessage
 	if err := readFrame(r, &text); err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "no call: %w", err)
+		return agentlab.Errorf(agentlab.CodeInvalid, "cannot read a call: %w", err)
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()

@@ -136,7 +136,7 @@ func (r Result) Complaint() (what, remedy string) {
 func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script string, args ...string) (Result, error) {
 	path := filepath.Join(k.dir, "scripts", filepath.FromSlash(script))
 	if !k.Has(script) {
-		return Result{}, agentlab.Errorf(agentlab.CodeNotFound, "script %s does not exist", script)
+		return Result{}, agentlab.Errorf(agentlab.CodeNotFound, "script %s not found", script)
 	}
 	out, notes := bounded.Head{Max: maxOutput}, bounded.Head{Max: maxOutput}
 	cmd := exec.CommandContext(ctx, "bash", append([]string{path}, args...)...) //nolint:gosec // our own script

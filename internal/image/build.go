@@ -218,7 +218,7 @@ func (b *builder) kernel(s *Stamp) error {
 		return err
 	}
 	if len(files) != 1 {
-		return fmt.Errorf("%d kernels came with %s; exactly one is wanted", len(files), b.recipe.Kernel)
+		return fmt.Errorf("package %s installs %d kernels instead of one", b.recipe.Kernel, len(files))
 	}
 	_, release, _ := strings.Cut(filepath.Base(files[0]), "-")
 	s.KernelRelease = release

@@ -73,7 +73,7 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 		return downloadError(agentlab.CodeDenied, "%s has the SHA-256 %s, not the one in the recipe", f.URL, sum)
 	}
 	if cache != "" {
-		// The cache is no reason for a build to fail.
+		// A build does not fail because of the cache.
 		_ = os.MkdirAll(cache, 0o700)
 		_ = os.Link(path, cached)
 	}

@@ -94,7 +94,7 @@ func (req BuildRequest) Parse() (*Recipe, error) {
 	case "":
 		text += "\nname: " + req.Name + "\n"
 	default:
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the recipe is of %q, not of %q", r.Name, req.Name).WithField("name")
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the recipe has the name %q instead of %q", r.Name, req.Name).WithField("name")
 	}
 	return ParseRecipe([]byte(text))
 }

@@ -86,7 +86,7 @@ func (r *Recipe) checkTools() error {
 		}
 	}
 	if len(missing) > 0 {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "building images needs %s, which this machine lacks", strings.Join(missing, ", ")).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "programs that a build needs are not installed: %s", strings.Join(missing, ", ")).
 			WithHint("on Debian or Ubuntu: sudo apt-get install %s", strings.Join(pkgs, " "))
 	}
 	return nil
@@ -100,7 +100,7 @@ func (r *Recipe) checkKeyring() error {
 		return nil
 	}
 	if _, err := os.Stat(d.keyring); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "this machine lacks the keys that sign %s (%s)", r.Suite, d.keyring).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the keys that sign %s are not installed (%s)", r.Suite, d.keyring).
 			WithHint("on Debian or Ubuntu: sudo apt-get install %s", d.keyringPkg)
 	}
 	return nil

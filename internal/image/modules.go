@@ -108,7 +108,7 @@ func loadOrder(deps moduleDeps, builtin map[string]bool) ([]string, error) {
 			if m.optional || builtin[m.name] {
 				continue
 			}
-			return nil, fmt.Errorf("the kernel has no module %s, and not built in either", m.name)
+			return nil, fmt.Errorf("the kernel has no module %s, also not built in", m.name)
 		}
 		for _, f := range files {
 			if !seen[f] {

@@ -56,7 +56,7 @@ func (r *Recipe) validate() error {
 	}
 	if r.Arch != runtime.GOARCH {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "an image for %s cannot be built on %s", r.Arch, runtime.GOARCH).WithField("arch").
-			WithHint("leave arch out, or build on a machine of that architecture")
+			WithHint("remove arch, or build on a machine of that architecture")
 	}
 	if !packageRE.MatchString(r.Kernel) {
 		return invalid("kernel", "%q is not a package name", r.Kernel)

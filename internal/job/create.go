@@ -240,7 +240,7 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
 		case j.StopRequested != "":
-			why := orText(j.Reason, "its time of "+j.TTL.String()+" was over")
+			why := orText(j.Reason, "the time limit of "+j.TTL.String()+" was exceeded")
 			return []agentlab.Event{j.End(agentlab.JobStatus(j.StopRequested), why+"; its upload was cancelled by request", s.clock())}, nil
 		}
 		j.StopRequested = string(agentlab.JobCancelled)

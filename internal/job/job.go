@@ -272,8 +272,8 @@ func neverBooted(sb agentlab.Sandbox) bool {
 	return false
 }
 
-// Wake runs the step of a job whose records changed, and answers its
-// runner if that waits for a directive. The daemon calls it after the commit.
+// Wake runs the step of a job whose records changed, and wakes a pending
+// Directive call. The daemon calls it after the commit.
 func (s *Service) Wake(id string) {
 	s.mu.Lock()
 	if l := s.runtimes[id]; l != nil {

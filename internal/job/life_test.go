@@ -63,8 +63,8 @@ func TestJobEnds(t *testing.T) {
 		{"fails like one that was killed", agentlab.JobRequest{Task: "exit 200", TTL: time.Minute}, agentlab.JobFailed, "the agent exited with code 200", 0},
 		{"fails in its last minute", agentlab.JobRequest{Task: "sleep 9m30s\nexit 137", TTL: 10 * time.Minute}, agentlab.JobFailed, "the agent exited with code 137", 570 * time.Second},
 		{"fails without an exit code", agentlab.JobRequest{Task: "sleep 50s\n" + `report {"status":"FAILED","phase":"done","message":"lost"}`, TTL: time.Minute}, agentlab.JobFailed, "lost", 50 * time.Second},
-		{"claims too early that it was stopped", agentlab.JobRequest{Task: "sleep 50s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobFailed, "its runner stopped without being asked to", 50 * time.Second},
-		{"was stopped by its own clock", agentlab.JobRequest{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "its time of 1m0s was over", 59 * time.Second},
+		{"claims too early that it was stopped", agentlab.JobRequest{Task: "sleep 50s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobFailed, "its runner stopped without a request", 50 * time.Second},
+		{"was stopped by its own clock", agentlab.JobRequest{Task: "sleep 59s\n" + `report {"status":"TIMEOUT","phase":"done"}`, TTL: time.Minute}, agentlab.JobTimeout, "the time limit of 1m0s was exceeded", 59 * time.Second},
 		{"unknown command", agentlab.JobRequest{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
 		{"time is over", agentlab.JobRequest{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
 		{"time is over, runner ignores it", agentlab.JobRequest{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "its runner did not report for 1m30s", 90 * time.Second},
@@ -153,7 +153,7 @@ func TestTimeoutIsForced(t *testing.T) {
 	inWorld(t, func(w *world) {
 		j := w.run(agentlab.JobRequest{Task: "stubborn\nhang", TTL: 10 * time.Minute})
 		j = w.final(j.ID)
-		if j.Status != agentlab.JobTimeout || j.Reason != "its time of 10m0s was over; its runner did not report in time" {
+		if j.Status != agentlab.JobTimeout || j.Reason != "the time limit of 10m0s was exceeded; its runner did not report in time" {
 			w.Errorf("%s: %s", j.Status, j.Reason)
 		}
 		if d := j.FinishedAt.Sub(j.StartedAt); d < 15*time.Minute || d > 15*time.Minute+time.Second {
@@ -231,7 +231,7 @@ func TestCancel(t *testing.T) {
 			}
 			began := time.Now()
 			j, err := w.jobs.Cancel(ctx, j.ID)
-			if err != nil || j.Status != agentlab.JobTimeout || j.Reason != "its time of 10m0s was over; its upload was cancelled by request" {
+			if err != nil || j.Status != agentlab.JobTimeout || j.Reason != "the time limit of 10m0s was exceeded; its upload was cancelled by request" {
 				w.Fatalf("%s: %s, %v", j.Status, j.Reason, err)
 			}
 			w.gone(j.ID)

@@ -142,7 +142,7 @@ func (s *Service) finalStatus(j agentlab.Job, r guestapi.Report) (status agentla
 		case j.StopRequested != "":
 			status = agentlab.JobStatus(j.StopRequested)
 		case status == agentlab.JobCancelled || !over:
-			return agentlab.JobFailed, orText(reason, "its runner stopped without being asked to")
+			return agentlab.JobFailed, orText(reason, "its runner stopped without a request")
 		}
 	default:
 	}
@@ -150,7 +150,7 @@ func (s *Service) finalStatus(j agentlab.Job, r guestapi.Report) (status agentla
 	case agentlab.JobCancelled:
 		reason = orText(reason, "cancelled by request")
 	case agentlab.JobTimeout:
-		reason = orText(reason, "its time of "+j.TTL.String()+" was over")
+		reason = orText(reason, "the time limit of "+j.TTL.String()+" was exceeded")
 	case agentlab.JobFailed:
 		if reason == "" && r.ExitCode != nil {
 			reason = fmt.Sprintf("the agent exited with code %d", *r.ExitCode)
@@ -198,7 +198,7 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 		case <-t.C:
 			wait = 0
 		case <-ctx.Done():
-			return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeUnavailable, "the caller left: %w", ctx.Err())
+			return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeUnavailable, "the request was cancelled: %w", ctx.Err())
 		}
 	}
 }

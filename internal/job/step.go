@@ -196,7 +196,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	}
 	switch {
 	case expired(j.DeadlineAt.Add(s.lim.UploadWindow)):
-		return 0, s.finish(ctx, j.ID, agentlab.JobTimeout, "its time of "+j.TTL.String()+" was over; its runner did not report in time")
+		return 0, s.finish(ctx, j.ID, agentlab.JobTimeout, "the time limit of "+j.TTL.String()+" was exceeded; its runner did not report in time")
 	case expired(lastHeard.Add(s.lim.Silence)):
 		status := agentlab.JobFailed
 		if j.StopRequested != "" {

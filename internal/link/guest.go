@@ -118,10 +118,10 @@ func (g *GuestLink) onData(p []byte) {
 // next SYNC.
 func (g *GuestLink) sendReset() {
 	g.mu.Lock()
-	told := g.resetSent
+	sent := g.resetSent
 	g.resetSent = true
 	g.mu.Unlock()
-	if !told {
+	if !sent {
 		g.w.control(recReset, nonce{})
 	}
 }

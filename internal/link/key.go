@@ -30,7 +30,7 @@ const staleAfter = time.Hour
 // users can read (denied), or of another length (invalid).
 func KeyFile(path string) ([]byte, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "the folder of the key %s: %w", path, err)
+		return nil, agentlab.Errorf(agentlab.CodeInternal, "the directory of the key %s: %w", path, err)
 	}
 	for {
 		seed, err := readKey(path)

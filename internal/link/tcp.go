@@ -68,7 +68,7 @@ func DialTLS(ctx context.Context, raw net.Conn, key ed25519.PrivateKey) (net.Con
 func dialError(err error) error {
 	if refused(err) {
 		return agentlab.Errorf(agentlab.CodeDenied, "the guest does not accept this controller's key").
-			WithHint("its seed has another key: another installation created it, or the master key was replaced")
+			WithHint("the key in its seed is different: another installation created it, or the master key was replaced")
 	}
 	if err == nil {
 		err = errors.New("it uses another protocol")

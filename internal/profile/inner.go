@@ -29,7 +29,7 @@ func (d *Doc) validateInner() error {
 	args := d.Behavior.InnerSandboxArgs
 	if d.Behavior.InnerSandbox == "" || d.Behavior.InnerSandbox == "none" {
 		if len(args) > 0 {
-			return invalid(argsKey, "there are options for an inner sandbox, but inner_sandbox is not set").WithHint("add inner_sandbox: bubblewrap, or remove them")
+			return invalid(argsKey, "options for an inner sandbox require inner_sandbox").WithHint("add inner_sandbox: bubblewrap, or remove them")
 		}
 		return nil
 	}
@@ -54,7 +54,7 @@ func (d *Doc) validateInner() error {
 			return e.WithHint("each word is a separate item; the options are %s", strings.Join(known, " "))
 		}
 		if i+n >= len(args) {
-			return invalid(argsKey, "%s takes %d words, and %d follow", args[i], n, len(args)-i-1)
+			return invalid(argsKey, "%s requires %d words, but has %d", args[i], n, len(args)-i-1)
 		}
 		for _, w := range args[i+1 : i+1+n] {
 			if w == "" || len(w) > maxInnerArgByte || strings.ContainsFunc(w, func(r rune) bool { return r < ' ' || r == 0x7f }) {

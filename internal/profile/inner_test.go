@@ -29,10 +29,10 @@ func TestInnerSandboxRefused(t *testing.T) {
 	const args = "behavior.inner_sandbox_args"
 	for _, tc := range []struct{ behavior, field, says string }{
 		{"inner_sandbox: firejail", "behavior.inner_sandbox", "not known"},
-		{"inner_sandbox_args: [--tmpfs, /x]", args, "inner_sandbox is not set"},
+		{"inner_sandbox_args: [--tmpfs, /x]", args, "require inner_sandbox"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: ['--ro-bind /a /b']", args, "each word"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--ro-bnd, /a, /b]", args, `"--ro-bind"`},
-		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--bind, /a]", args, "takes 2 words"},
+		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--bind, /a]", args, "requires 2 words"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--, /bin/sh]", args, "not a permitted option"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--args, '0']", args, "not a permitted option"},
 		{"inner_sandbox: bubblewrap, inner_sandbox_args: [--seccomp, '3']", args, "not a permitted option"},

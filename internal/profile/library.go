@@ -76,7 +76,7 @@ func CheckPrivateTargets(list []agentlab.PrivateTarget, reserved []uint16) error
 	all, err := egress.ParsePrivates(list)
 	for i, p := range all {
 		if p.Host && slices.Contains(reserved, p.Port) {
-			return agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is AgentLab's own API, which no sandbox may reach", p.Port).
+			return agentlab.Errorf(agentlab.CodeInvalid, "port %d of the host is reserved for AgentLab's API", p.Port).
 				WithField(fmt.Sprintf("network.private[%d].port", i))
 		}
 	}

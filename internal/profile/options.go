@@ -61,7 +61,7 @@ func (d *Doc) decode(keys optionKeys) error {
 		case o.Image == nil:
 			options[o.Name] = value
 		case d.Image != "":
-			return d.yaml.At(invalid(o.Path, "image and %s exclude each other", o.Path).WithHint("remove one of the two"))
+			return d.yaml.At(invalid(o.Path, "image and %s cannot be used together", o.Path).WithHint("remove one of the two"))
 		default:
 			d.Image = o.Image(fmt.Sprint(value))
 		}

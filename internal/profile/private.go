@@ -17,7 +17,7 @@ const SourceConfig = "config.yaml"
 func (d *Doc) allowPrivate(list []agentlab.PrivateTarget, reserved []uint16) error {
 	for i, t := range d.net.Private {
 		if t.Host == egress.HostName && slices.ContainsFunc(reserved, func(p uint16) bool { return int(p) == t.Port }) {
-			return invalid(fmt.Sprintf("network.private[%d].port", i), "port %d of the host is AgentLab's own API, which no sandbox may reach", t.Port).WithHint("remove %s", t.Host+":"+strconv.Itoa(t.Port))
+			return invalid(fmt.Sprintf("network.private[%d].port", i), "port %d of the host is reserved for AgentLab's API", t.Port).WithHint("remove %s", t.Host+":"+strconv.Itoa(t.Port))
 		}
 	}
 	if d.net.Mode == agentlab.NetworkOff {

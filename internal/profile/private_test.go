@@ -48,12 +48,12 @@ func TestPrivateErrorsNameTheEntry(t *testing.T) {
 	info.Capabilities.Private = true
 	const hint = "write {host: gateway.corp"
 	for name, c := range map[string]struct{ entry, text, hint string }{
-		"port missing": {"- host: other.corp\n      reason: x", `network.private[1].port: line 7: "other.corp" is not a private destination: there is no port`, hint},
-		"host missing": {"- reason: x\n      port: 443", `network.private[1].host: line 7: ":443" is not a private destination: there is no host`, hint},
+		"port missing": {"- host: other.corp\n      reason: x", `network.private[1].port: line 7: "other.corp" is not a private destination: port is missing`, hint},
+		"host missing": {"- reason: x\n      port: 443", `network.private[1].host: line 7: ":443" is not a private destination: host is missing`, hint},
 		"large port":   {"- host: other.corp\n      reason: x\n      port: 70000", `network.private[1].port: line 9: "other.corp:70000" is not a private destination: the port is not between 1 and 65535`, hint},
 		"port range":   {"- host: other.corp\n      port: 8000-9000\n      reason: x", `network.private[1].port: line 8: a whole number is expected`, "give one port; for several ports, write one entry for each"},
 		"loopback":     {"- host: 127.0.0.1\n      port: 80\n      reason: x", `network.private[1].host: line 7: "127.0.0.1:80" is not a private destination`, hint},
-		"twice":        {"- {host: GATEWAY.corp, port: 443, reason: x}", `network.private[1]: line 7: gateway.corp:443 is there twice`, "remove one"},
+		"twice":        {"- {host: GATEWAY.corp, port: 443, reason: x}", `network.private[1]: line 7: gateway.corp:443 is listed twice`, "remove one"},
 		"the API":      {"- host: host.agentlab.internal\n      port: 8843\n      reason: x", `network.private[1].port: line 8: port 8843 of the host`, "remove host.agentlab.internal:8843"},
 	} {
 		text := "name: p\nnetwork:\n  private:\n    - host: gateway.corp\n      port: 443\n      reason: models\n    " + c.entry + "\n"

@@ -38,7 +38,7 @@ func certificatesIn(names []string, files listFiles) ([]string, error) {
 		out = append(out, list...)
 	}
 	if len(out) > maxCertificates {
-		return nil, invalid("ca_certificates", "%d certificates are more than %d", len(out), maxCertificates)
+		return nil, invalid("ca_certificates", "%d certificates exceed the limit of %d", len(out), maxCertificates)
 	}
 	return out, nil
 }

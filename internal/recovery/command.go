@@ -159,7 +159,7 @@ func (r *repair) rebuild(ctx context.Context) error {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeBusy || agentlab.CodeOf(err) == agentlab.CodeDenied || sum.Schema > store.NewestSchema():
 		if err == nil {
-			err = agentlab.Errorf(agentlab.CodeSchema, "the database was written by a newer version of AgentLab").WithHint("use that one")
+			err = agentlab.Errorf(agentlab.CodeSchema, "the database was written by a newer version of AgentLab").WithHint("use the newer version")
 		}
 		return err
 	case err != nil, sum.Schema == 0, own != "" && sum.Installation != "" && own != sum.Installation:

@@ -128,8 +128,8 @@ func (r *Redactor) Mask(before, p []byte) (settled int) {
 	return settled
 }
 
-// MaskEnd is Mask for the end of a stream: all of p is settled, and an
-// incomplete secret at its end is masked too.
+// MaskEnd masks the last bytes of a stream: unlike Mask it holds none of p
+// back, and it also masks an incomplete secret at the end of p.
 func (r *Redactor) MaskEnd(before, p []byte) {
 	if r.Empty() {
 		return

@@ -157,7 +157,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		s.loop.Wake(sb.VMID) // for the next step
 		return true, nil
 	case absent && (ran || !sb.BootedAt.IsZero()):
-		why = "its VM has vanished from the backend"
+		why = "its VM was not found on the backend"
 	case in.Power == backend.PowerCrashed && ran: // before that, a start may have been interrupted
 		why = "its VM crashed while it booted: " + in.Reason
 	case in.Power == backend.PowerStopped && ran:

@@ -126,7 +126,7 @@ func (s *Service) Findings() (out []backend.Finding) {
 		out = append(out, backend.Finding{
 			Name: "paused guests", Level: backend.LevelWarn,
 			Detail: fmt.Sprintf("%d guests are paused, sandbox %d among them: %s", len(paused), first, paused[first]),
-			Remedy: "destroy sandboxes that are not needed, or free disk space; the guests go on by themselves",
+			Remedy: "destroy sandboxes that are not needed, or free disk space; the guests then resume automatically",
 		})
 	}
 	if lost := s.Orphaned(); len(lost) > 0 {
@@ -134,7 +134,7 @@ func (s *Service) Findings() (out []backend.Finding) {
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
 			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.Number(), first.Ref.UID),
-			Remedy: "look at them with 'agentlab sandbox list --orphans', then 'agentlab sandbox destroy --orphan UID'",
+			Remedy: "list them: agentlab sandbox list --orphans; destroy one: agentlab sandbox destroy --orphan UID",
 		})
 	}
 	return out
@@ -281,10 +281,10 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 	}
 	if sb, err := s.Get(ctx, id); err == nil && sb.State != agentlab.SandboxDestroyed {
 		return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is not an orphan: it is the sandbox %s", id, sb.Name).
-			WithHint("agentlab sandbox destroy %d", sb.VMID)
+			WithHint("destroy it with: agentlab sandbox destroy %d", sb.VMID)
 	}
 	return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no orphan %s", id).
-		WithHint("agentlab sandbox list --orphans")
+		WithHint("list them: agentlab sandbox list --orphans")
 }
 
 // Orphaned returns the orphans that the last audit found, in no particular

@@ -262,7 +262,7 @@ func TestRecovery(t *testing.T) {
 		why   string
 	}{
 		{"crashed", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM is crashed: oom"},
-		{"vanished", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM has vanished from the backend"},
+		{"vanished", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM was not found on the backend"},
 		{"powered off", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.Open().Stop(context.Background(), ref, 0) }, agentlab.SandboxStopped, "the guest powered itself off"},
 		{"crashed while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxReady, ""},
 		{"vanished while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxReady, ""},
@@ -376,7 +376,7 @@ func TestImageFails(t *testing.T) {
 		"error": {func(context.Context, string, func(string)) error {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the mirror does not answer")
 		}, "image base: the mirror does not answer"},
-		"hangs": {func(ctx context.Context, _ string, _ func(string)) error { <-ctx.Done(); return ctx.Err() }, "image base: it was not built within 1h0m0s"},
+		"hangs": {func(ctx context.Context, _ string, _ func(string)) error { <-ctx.Done(); return ctx.Err() }, "image base: not built within 1h0m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

@@ -80,7 +80,7 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 	defer cancel()
 	ref, err := s.cfg.Images.Ensure(bctx, name, func(line string) { s.imageProgress(bctx, name, line) })
 	if err != nil && ctx.Err() == nil && bctx.Err() != nil {
-		err = agentlab.Errorf(agentlab.CodeTimeout, "it was not built within %s: %w", s.lim.ImageTimeout, err)
+		err = agentlab.Errorf(agentlab.CodeTimeout, "not built within %s: %w", s.lim.ImageTimeout, err)
 	}
 	s.images.mu.Lock()
 	waiting := s.images.waiting[name]

@@ -408,7 +408,7 @@ func TestVanishedVM(t *testing.T) {
 			w.Fatal(err)
 		}
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
-		if sb.Reason != "its VM has vanished from the backend" {
+		if sb.Reason != "its VM was not found on the backend" {
 			w.Errorf("reason %q", sb.Reason)
 		}
 		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {

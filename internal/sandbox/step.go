@@ -352,7 +352,7 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
-		return "its VM has vanished from the backend", nil
+		return "its VM was not found on the backend", nil
 	case err != nil:
 		return "", err
 	case in.Power == backend.PowerRunning:
@@ -379,7 +379,7 @@ func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.In
 	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
 		desired, why = agentlab.DesiredRunning, why+"; it is started again"
 	case in.HostRestarted && sb.Keepalive:
-		why += "; what its memory held is lost"
+		why += "; its memory contents are lost"
 	case in.HostRestarted:
 		return s.markFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
 	case in.Power != backend.PowerStopped:

@@ -72,7 +72,7 @@ func noWorkspace(w *string) error {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeUnsupported, "workspaces are not supported").WithField("workspace").
-		WithHint("leave it out, or null")
+		WithHint("remove --workspace")
 }
 
 func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {

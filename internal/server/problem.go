@@ -129,7 +129,7 @@ func invalid(err error) *agentlab.Error {
 			field += "."
 		}
 		field += missing
-		e.Message = "it is required"
+		e.Message = "missing"
 	}
 	if d.Message == validation.MsgUnexpectedProperty {
 		e.Message = "unknown field"
@@ -178,7 +178,7 @@ func bodyError(err error) error {
 		return err
 	}
 	if nerr, ok := errors.AsType[net.Error](err); ok && nerr.Timeout() {
-		return agentlab.Errorf(agentlab.CodeTimeout, "the body was not received in time")
+		return agentlab.Errorf(agentlab.CodeTimeout, "timed out reading the request body")
 	}
 	return err
 }

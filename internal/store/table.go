@@ -10,8 +10,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// field binds one column to the place in a value where it is read and
-// written: a pointer that database/sql understands, or a timeCol, idCol or jsonCol.
+// field maps a column to a pointer into the row's struct. The pointer is of a
+// type that database/sql supports, or a timeCol, idCol or jsonCol.
 type field struct {
 	column string
 	ptr    any

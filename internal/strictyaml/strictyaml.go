@@ -49,7 +49,7 @@ type Key struct {
 // invalid and begin with "line N: " if the line is known.
 func Parse(data []byte) (doc *Document, err error) {
 	if len(data) > MaxBytes {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d bytes of YAML are more than %d", len(data), MaxBytes)
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d bytes of YAML exceed the limit of %d", len(data), MaxBytes)
 	}
 	if strings.ContainsRune(string(data), 0) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML: it contains a NUL byte")
@@ -58,7 +58,7 @@ func Parse(data []byte) (doc *Document, err error) {
 		// A panic of the parser for unusual text is reported as an error of
 		// the text, so that it does not end the daemon.
 		if r := recover(); r != nil {
-			doc, err = nil, agentlab.Errorf(agentlab.CodeInvalid, "not YAML that can be read")
+			doc, err = nil, agentlab.Errorf(agentlab.CodeInvalid, "not valid YAML")
 		}
 	}()
 	tokens := lexer.Tokenize(string(data))
@@ -251,7 +251,7 @@ func scalar(n ast.Node) (string, bool) {
 func syntaxError(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
 	if !ok {
-		return agentlab.Errorf(agentlab.CodeInvalid, "not YAML that can be read")
+		return agentlab.Errorf(agentlab.CodeInvalid, "not valid YAML")
 	}
 	where := ""
 	if tk := y.GetToken(); tk != nil && tk.Position != nil {

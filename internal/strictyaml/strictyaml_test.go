@@ -75,7 +75,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"broken", "name: 's3cret", "", "line 1: not valid YAML", ""},
 		{"broken flow", "inner: {mode: s3cret", "", "not valid YAML", ""},
 		{"nul", "name: a\x00", "", "NUL", ""},
-		{"too big", "name: " + strings.Repeat("x", MaxBytes), "", "more than", ""},
+		{"too big", "name: " + strings.Repeat("x", MaxBytes), "", "exceed", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var got outer

@@ -120,7 +120,7 @@ func (s *supervisor) stop(grace time.Duration, why string) {
 	}
 	if begun {
 		select {
-		case s.resooner <- struct{}{}:
+		case s.stopSooner <- struct{}{}:
 		default:
 		}
 		return
@@ -152,7 +152,7 @@ func (s *supervisor) powerOff(ask bool) {
 		case <-s.vm.Done():
 			t.Stop()
 			return
-		case <-s.resooner:
+		case <-s.stopSooner:
 		case <-t.C:
 		}
 		t.Stop()

@@ -92,7 +92,7 @@ func (c client) do(ctx context.Context, method, path, upgrade string, body []byt
 }
 
 func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, body []byte) (*http.Response, *bufio.Reader, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://shim"+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, "http://supervisor"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, agentlab.Errorf(agentlab.CodeInternal, "request to the supervisor: %w", err)
 	}
@@ -119,7 +119,7 @@ func exchange(ctx context.Context, conn net.Conn, method, path, upgrade string, 
 		return resp, br, nil
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is an older version of AgentLab").
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox's supervisor is from an older version of AgentLab").
 			WithHint("stop the sandbox and start it again")
 	}
 	var e apiError

@@ -202,7 +202,7 @@ func (d Dir) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 
 func (d Dir) dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := client(d.Path).stream(ctx, path)
-	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // for the caller, a late answer is no answer
+	if agentlab.CodeOf(err) == agentlab.CodeTimeout { // a late answer is the same as none
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
 	return c, err

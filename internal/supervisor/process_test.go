@@ -119,7 +119,7 @@ func TestProgramEndsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.Start(t.Context(), []string{path}, func(context.Context) (Config, error) { return &Start{}, nil })
-	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "ended at once: no such thing") || agentlab.HintOf(err) == "" {
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "ended immediately: no such thing") || agentlab.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	wantPower(t, d, backend.PowerStopped, "") // it never ran

@@ -23,7 +23,7 @@ func (s *Start) route(n *vnet.Config) error {
 }
 
 // CheckProxy checks, for backend.Driver.Check, whether an upstream proxy
-// answers. nil is no proxy.
+// answers. nil means no proxy.
 func CheckProxy(ctx context.Context, proxy *gate.ProxyConfig) []backend.Finding {
 	if proxy == nil {
 		return nil

@@ -86,7 +86,7 @@ func (d Dir) startSupervisor(ctx context.Context, program []string, prepare func
 	if err := cmd.Start(); err != nil {
 		return fault(err, "cannot start the supervisor of sandbox %d", d.VMID)
 	}
-	d.at("shim started")
+	d.at("supervisor started")
 	_ = lock.Close() // from here on the lock is held as long as the supervisor is alive
 	ended := make(chan struct{})
 	go func() {
@@ -112,7 +112,7 @@ func (d Dir) giveUp(ctx context.Context) {
 		err = d.Settle(time.Now())
 	}
 	if err != nil {
-		d.Log.Warn("a start that was given up is not settled", "dir", d.Path, "err", err)
+		d.Log.Warn("an abandoned start was not cleaned up", "dir", d.Path, "err", err)
 	}
 }
 
@@ -165,6 +165,6 @@ func (d Dir) await(ctx context.Context, runID string, ended <-chan struct{}) err
 	}
 	text, _ := os.ReadFile(d.file(fileStderr))
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-	return agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor of sandbox %d ended at once: %s", d.VMID, agentlab.Reason(line)).
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the supervisor of sandbox %d ended immediately: %s", d.VMID, agentlab.Reason(line)).
 		WithHint("see %s", d.file(fileStderr))
 }

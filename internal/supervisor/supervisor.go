@@ -68,13 +68,13 @@ type supervisor struct {
 	link *link.HostLink // nil if the VM has no control port
 	net  *vnet.Network  // nil if the driver runs the VM's network
 
-	mu       sync.Mutex
-	state    runState
-	changed  chan struct{} // closed and replaced when state changes
-	answered bool
-	paused   string        // why the guest's CPUs are paused, "" while they run
-	cutAt    time.Time     // when the grace of a stop ends
-	resooner chan struct{} // a stop became more urgent
+	mu         sync.Mutex
+	state      runState
+	changed    chan struct{} // closed and replaced when state changes
+	answered   bool
+	paused     string        // why the guest's CPUs are paused, "" while they run
+	cutAt      time.Time     // when the grace of a stop ends
+	stopSooner chan struct{} // a stop became more urgent
 
 	deadline      deadline
 	deadlineMoved chan struct{} // closed and replaced when deadline changes
@@ -113,7 +113,7 @@ func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, erro
 
 func newSupervisor(dir string, kinds func(string) (Kind, error)) *supervisor {
 	return &supervisor{
-		dir: dir, kinds: kinds, uptime: uptime, consoleTail: bounded.Tail{Max: 16 << 10}, resooner: make(chan struct{}, 1),
+		dir: dir, kinds: kinds, uptime: uptime, consoleTail: bounded.Tail{Max: 16 << 10}, stopSooner: make(chan struct{}, 1),
 		changed: make(chan struct{}), deadlineMoved: make(chan struct{}),
 	}
 }
@@ -186,12 +186,12 @@ func (s *supervisor) inheritedLock() (*os.File, error) {
 
 // load opens the log and reads what to run.
 func (s *supervisor) load() error {
-	shimLog, err := bounded.OpenLog(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
+	logFile, err := bounded.OpenLog(filepath.Join(s.dir, fileLog), logMax, logRate, time.Now)
 	if err != nil {
 		return fault(err, "cannot open the supervisor's log")
 	}
-	s.undo.add(shimLog.Close)
-	s.log = slog.New(slog.NewJSONHandler(shimLog, nil))
+	s.undo.add(logFile.Close)
+	s.log = slog.New(slog.NewJSONHandler(logFile, nil))
 	if err := ReadStart(s.dir, &s.cfg); err != nil {
 		return err
 	}

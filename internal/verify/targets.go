@@ -72,7 +72,7 @@ func chooseSite(p *egress.Policy, t *probe.Targets, site string) error {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a host name", site).WithField("site").WithHint("use a public name, such as %s", publicSite)
 		}
 		if !named(p, site, 443) {
-			return agentlab.Errorf(agentlab.CodeInvalid, "the policy does not let the sandbox reach %s on port 443", site).WithField("site").
+			return agentlab.Errorf(agentlab.CodeInvalid, "the policy does not allow %s on port 443", site).WithField("site").
 				WithHint("run 'agentlab policy check %s:443', or use another name", site)
 		}
 		t.Site = site

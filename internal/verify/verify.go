@@ -176,7 +176,7 @@ func receive(conn net.Conn) ([]byte, error) {
 		switch t {
 		case stream.Stdout:
 			if out.Len()+len(p) > maxOutput {
-				return nil, agentlab.Errorf(agentlab.CodeLimit, "the guest's results are more than %d bytes", maxOutput)
+				return nil, agentlab.Errorf(agentlab.CodeLimit, "the guest's results exceed %d bytes", maxOutput)
 			}
 			out.Write(p)
 		case stream.Stderr:

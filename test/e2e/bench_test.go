@@ -210,9 +210,9 @@ func cpuTicks(tb testing.TB, pid int) int {
 	return user + system
 }
 
-// BenchmarkShimMemory measures an idle supervisor with its network (budget
+// BenchmarkSupervisorMemory measures an idle supervisor with its network (budget
 // 25 MiB).
-func BenchmarkShimMemory(b *testing.B) {
+func BenchmarkSupervisorMemory(b *testing.B) {
 	l := newLab(b)
 	l.ok("sandbox", "new", "--name", "idle")
 	l.ok("exec", "idle", "true")
@@ -221,7 +221,7 @@ func BenchmarkShimMemory(b *testing.B) {
 		for range benchSamples {
 			time.Sleep(time.Second) // what is measured is idleness
 			v := rss(b, l.processes("vmm")[0])
-			b.Logf("shim: %.1f MiB", v)
+			b.Logf("supervisor: %.1f MiB", v)
 			worst = max(worst, v)
 		}
 	}

@@ -420,7 +420,7 @@ func (l *lab) canaryCrash(t *testing.T, repo, marker string, nothing func(*testi
 		}
 	}
 	if !eventually(settleLimit, func() bool { return len(l.processes("qemu-system")) == 0 }) {
-		t.Fatal("QEMU outlives its shim")
+		t.Fatal("QEMU outlives its supervisor")
 	}
 	onDisk(t)
 	nothing(t, "after a crash")

@@ -61,7 +61,7 @@ type victim struct {
 
 var victims = []victim{
 	{"agentlabd", func(l *lab, _ int) error { return l.kill9("agentlabd", "run") }},
-	{"shim", func(l *lab, vmid int) error { return l.kill9("agentlabd", "vmm", fmt.Sprintf("/%d-", vmid)) }},
+	{"supervisor", func(l *lab, vmid int) error { return l.kill9("agentlabd", "vmm", fmt.Sprintf("/%d-", vmid)) }},
 	{"qemu", func(l *lab, vmid int) error { return l.killQEMU(vmid) }},
 	{"runner", func(l *lab, vmid int) error { return l.killGuest(vmid, "agent-runner run") }},
 	{"guestd", func(l *lab, vmid int) error { return l.killGuest(vmid, "agent-runner guestd") }},
@@ -113,7 +113,7 @@ func outcomes(victimName, stageName string) []string {
 	switch victimName {
 	case "agentlabd":
 		return []string{completed}
-	case "shim", "qemu":
+	case "supervisor", "qemu":
 		switch {
 		case i < booting:
 			return nil

@@ -38,8 +38,8 @@ func (n *networks) of(node string) *nodeRestore {
 	return n.nodes[node]
 }
 
-// network returns a node's network. The first call restores all existing
-// sandboxes on it, which removes the rules of all others.
+// network returns a node's network. The first call loads the existing sandboxes
+// of the node and deletes all other rules.
 func (d *Driver) network(ctx context.Context, name string) (Host, error) {
 	n, err := d.node(name)
 	if err != nil {

@@ -114,7 +114,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	}
 	for method, points := range map[backendtest.Method][]string{
 		backendtest.MethodCreate:  {"directory made", "mark written", "disk not named", "disk made"},
-		backendtest.MethodStart:   {"lock taken", "start written", "shim started"},
+		backendtest.MethodStart:   {"lock taken", "start written", "supervisor started"},
 		backendtest.MethodStop:    {"halted"},
 		backendtest.MethodDestroy: {"halted", "in the trash"},
 	} {

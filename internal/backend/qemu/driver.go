@@ -55,8 +55,8 @@ type Config struct {
 	// means that there is no such image.
 	Images func(ctx context.Context, ref string) (ImageFiles, error)
 
-	Shim  []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
-	Accel Accel    // "" means auto
+	Supervisor []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
+	Accel      Accel    // "" means auto
 
 	QEMU    string // path or name of qemu-system-x86_64; "" means that name
 	QEMUImg string // path or name of qemu-img; "" means that name
@@ -129,12 +129,12 @@ func New(cfg Config) (*Driver, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Shim) == 0 {
+	if len(cfg.Supervisor) == 0 {
 		self, err := os.Executable()
 		if err != nil {
 			return nil, fault(err, "cannot find the path of this program")
 		}
-		cfg.Shim = []string{self, "vmm"}
+		cfg.Supervisor = []string{self, "vmm"}
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger}
 	d.host = newHost(cfg)
@@ -266,7 +266,7 @@ func (d *Driver) load(ref backend.Ref) (found, error) {
 }
 
 func absent(uid string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox of this host has the mark %q", uid)
+	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox on this host has the mark %q", uid)
 }
 
 // asError returns an *agentlab.Error unchanged and wraps any other error.

@@ -16,7 +16,7 @@ func egressDriver(t *testing.T) (*Driver, backend.Ref, string) {
 	t.Helper()
 	dir := t.TempDir()
 	d, err := New(Config{
-		StateDir: dir, CacheDir: filepath.Join(dir, "cache"), Runner: "/bin/true", Shim: []string{"/bin/false"},
+		StateDir: dir, CacheDir: filepath.Join(dir, "cache"), Runner: "/bin/true", Supervisor: []string{"/bin/false"},
 		Images: func(context.Context, string) (ImageFiles, error) { return ImageFiles{}, os.ErrNotExist },
 	})
 	if err != nil {

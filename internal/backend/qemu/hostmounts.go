@@ -66,7 +66,7 @@ var mustHave = []string{"-nodefaults", "-no-user-config", "-sandbox"}
 func refuseHostMounts(dir string, h handle, c startConfig, args []string) error {
 	refuse := func(format string, a ...any) error {
 		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %d is not started: "+format, append([]any{h.Spec.VMID}, a...)...).
-			WithHint("a sandbox never sees a file, directory or device of its host; if the files of AgentLab were not modified, this is a bug of AgentLab")
+			WithHint("sandboxes have no access to files, directories and devices of the host; if the files of AgentLab were not modified, this is a bug in AgentLab")
 	}
 	if err := refuseOptions(mayHave(h, c), args); err != nil {
 		return refuse("%w", err)

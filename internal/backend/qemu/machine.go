@@ -252,7 +252,7 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 func (m *machine) onEvent(e qmpEvent) {
 	switch e.Event {
 	case "SHUTDOWN":
-		m.hooks.Log.Info("qemu shuts down", "guest", e.Data.Guest, "reason", e.Data.Reason)
+		m.hooks.Log.Info("QEMU is shutting down", "guest", e.Data.Guest, "reason", e.Data.Reason)
 		m.mu.Lock()
 		m.shutdown = e.Data.Reason
 		m.mu.Unlock()

@@ -97,7 +97,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Shim: []string{self, "vmm", f.Internet},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)

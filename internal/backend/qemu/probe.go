@@ -83,7 +83,7 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 	}
 	p.log.Info("probed KVM", "works", v.Works, "why", v.Why, "took", time.Since(began).Round(time.Millisecond).String())
 	if err := durable.ReplaceJSON(path, v, durable.Content); err != nil {
-		p.log.Warn("the verdict on KVM was not cached", "err", err)
+		p.log.Warn("cannot cache whether KVM works", "err", err)
 	}
 	return v, nil
 }
@@ -125,7 +125,7 @@ func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 		return nil
 	}
 	if err == nil {
-		err = errors.New("QEMU ended before the guest's code had run")
+		err = errors.New("QEMU exited before the guest's code had run")
 	}
 	// The first line of stderr: the last line of an abort names a source file.
 	if words, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n"); words != "" {

@@ -21,7 +21,7 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
-	return d.supervised(f).Start(ctx, d.cfg.Shim, func(ctx context.Context) (supervisor.Config, error) {
+	return d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {
 			return nil, err
@@ -146,7 +146,7 @@ func accelArg(a Accel) string {
 	// One thread translates and runs all CPUs. With a thread for each, a CPU can
 	// keep a translation of kernel code that another CPU is patching, and loop in
 	// it endlessly: the guest hangs.
-	// A larger translation cache is no faster and costs up to 170 MB per VM.
+	// A larger translation cache is not faster and costs up to 170 MB per VM.
 	return "tcg,thread=single,tb-size=128"
 }
 

@@ -19,7 +19,7 @@ func TestStartIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err := New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Shim: []string{self, "vmm", ""}, Accel: AccelTCG, QEMU: qemu,
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: AccelTCG, QEMU: qemu,
 		Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil },
 	})
 	if err != nil {

@@ -65,7 +65,7 @@ func (d *doh) Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error)
 	}
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no answer from %s: %w", d.url, err).
-			WithHint("check upstream_proxy in config.yaml, and that the proxy lets connections to this address through")
+			WithHint("check upstream_proxy in config.yaml, and that the proxy allows connections to this address")
 	}
 	return answer, nil
 }
@@ -103,7 +103,7 @@ func (d *doh) ask(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 		return nil, errors.New("the answer is not a DNS message")
 	}
 	if !answer.Response || len(answer.Question) != 1 || !sameQuestion(answer.Question[0], ask.Question[0]) {
-		return nil, errors.New("the answer is to another question")
+		return nil, errors.New("the answer does not match the question")
 	}
 	return answer, nil
 }
@@ -123,7 +123,7 @@ func readCredentials(path string) (*proxy.Auth, error) {
 		return bad("cannot read the credentials: %w", err)
 	}
 	if mode.Perm()&0o077 != 0 {
-		return bad("%s is open to other users (%04o)", path, mode.Perm())
+		return bad("%s is accessible to other users (mode %04o)", path, mode.Perm())
 	}
 	user, password, ok := strings.Cut(strings.TrimRight(string(data), "\r\n"), ":")
 	if !ok || user == "" || strings.ContainsFunc(user+password, func(r rune) bool { return r < ' ' || r == 0x7f }) {

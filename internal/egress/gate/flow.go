@@ -235,7 +235,7 @@ func (f *Flow) dial(targets []netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(f.ctx, f.g.cfg.Limits.DialTimeout)
 	defer cancel()
 	var conn net.Conn
-	err := errors.New("the name has no address now")
+	err := errors.New("the name has no address")
 	for _, to := range targets {
 		if rule := f.setTarget(to); rule != "" {
 			return nil, f.deny(rule)

@@ -145,7 +145,7 @@ func (p *ProxyDialer) check(ctx context.Context, a netip.Addr) error {
 
 // through asks the proxy for a connection to an address.
 func (p *ProxyDialer) through(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, errors.New("it took too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, proxyPatience, errors.New("timed out"))
 	defer cancel()
 	conn, err := p.reach(ctx)
 	if err != nil {

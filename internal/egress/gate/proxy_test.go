@@ -362,7 +362,7 @@ func TestOverHTTPSRefusesAnswers(t *testing.T) {
 		"status 418":           func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
 		"status 302":           func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/x", http.StatusFound) },
 		"is not a DNS message": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(wire) },
-		"to another question": func(w http.ResponseWriter, _ *http.Request) {
+		"does not match the question": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/dns-message")
 			_, _ = w.Write(wire)
 		},

@@ -106,7 +106,7 @@ func (u *Upstream) ask(ctx context.Context, network string, server netip.AddrPor
 			return answer, nil
 		}
 		if network == "tcp" {
-			return nil, errors.New("the answer is to another question")
+			return nil, errors.New("the answer does not match the question")
 		}
 	}
 }

@@ -108,11 +108,11 @@ func (c Config) Validate() error {
 	}
 	for _, p := range c.GuestPorts {
 		if p == 0 || p == egress.DNSPort || p == c.ProxyPort {
-			return bad("guest_ports", "port %d is taken or no port", p)
+			return bad("guest_ports", "port %d is in use or out of range", p)
 		}
 	}
 	if c.ProxyPort == 0 || c.ProxyPort == egress.DNSPort {
-		return bad("proxy_port", "%d is taken or no port", c.ProxyPort)
+		return bad("proxy_port", "%d is in use or out of range", c.ProxyPort)
 	}
 	return nil
 }

@@ -187,7 +187,7 @@ func prepare(c Config, log *slog.Logger) error {
 			addr.Flags = unix.IFA_F_NODAD // no other interface can have it
 		}
 		if err := netlink.AddrReplace(l, addr); err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "giving %s to %s: %w", p, c.Bridge, err)
+			return agentlab.Errorf(agentlab.CodeInternal, "adding %s to %s: %w", p, c.Bridge, err)
 		}
 	}
 	return forwarding(c)
@@ -225,9 +225,9 @@ func fixAddress(bridge string, log *slog.Logger) error {
 		return nil
 	}
 	if err := netlink.LinkSetHardwareAddr(l, bridgeMAC); err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "giving %s the hardware address %s: %w", bridge, bridgeMAC, err)
+		return agentlab.Errorf(agentlab.CodeInternal, "setting the hardware address of %s to %s: %w", bridge, bridgeMAC, err)
 	}
-	log.Info("the bridge has a fixed hardware address now", "bridge", bridge, "address", bridgeMAC, "before", l.Attrs().HardwareAddr)
+	log.Info("fixed the hardware address of the bridge", "bridge", bridge, "address", bridgeMAC, "before", l.Attrs().HardwareAddr)
 	return nil
 }
 
@@ -255,7 +255,7 @@ func (m *Manager) BridgeUp() error {
 		return readError("the addresses of "+c.Bridge, err)
 	}
 	if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(c.Gateway4.AsSlice()) }) {
-		return no("%s has not the address %s", c.Bridge, c.Gateway4)
+		return no("%s does not have the address %s", c.Bridge, c.Gateway4)
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func (m *Manager) learnTranslators(ctx context.Context) {
 	case err == nil:
 		m.nat64.Store(&list)
 	case m.nat64.CompareAndSwap(nil, &[]netip.Prefix{globalIPv6}):
-		m.log.Warn("sandboxes have no IPv6 for now", "err", err, "hint", agentlab.HintOf(err))
+		m.log.Warn("sandboxes currently have no IPv6", "err", err, "hint", agentlab.HintOf(err))
 	}
 }
 

@@ -99,7 +99,7 @@ func (k kernel) run(ctx context.Context, stdin string, args ...string) (string, 
 	case errors.Is(err, exec.ErrNotFound):
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the nft program was removed").WithHint("apt-get install nftables")
 	case strings.Contains(errs.String(), "Operation not permitted"):
-		return "", agentlab.Errorf(agentlab.CodeDenied, "this user may not change the firewall").WithHint("run it as root")
+		return "", agentlab.Errorf(agentlab.CodeDenied, "this user has no permission to change the firewall").WithHint("run it as root")
 	}
 	first, _, _ := strings.Cut(strings.TrimSpace(errs.String()), "\n")
 	return "", agentlab.Errorf(agentlab.CodeInternal, "nft rejected the rules: %s", fmt.Sprintf("%.300s", first))

@@ -48,7 +48,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && lostMessages(err):
-			m.log.Warn("too many decisions; some are not recorded")
+			m.log.Warn("too many network decisions; some are not recorded")
 			continue
 		case err != nil:
 			return err

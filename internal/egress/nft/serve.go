@@ -85,7 +85,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	if err := m.serve(context.WithoutCancel(ctx), false); err != nil {
-		m.log.Warn("DNS is still open to sandboxes, for a minute", "err", err)
+		m.log.Warn("DNS stays open to sandboxes for up to a minute", "err", err)
 	}
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -335,9 +335,9 @@ func (m *Manager) renewPorts(ctx context.Context) error {
 	return m.kernel.load(ctx, text.String())
 }
 
-// servedFor is how long a port of AgentLab is open to sandboxes after its
-// element was renewed. Otherwise a wildcard socket of another program would
-// answer.
+// servedFor is the timeout of the set elements that open AgentLab's ports to
+// sandboxes. The daemon renews them while it serves; without a daemon they
+// expire, so that a wildcard socket of another program cannot answer.
 const servedFor = "timeout 60s"
 
 // servedKeys returns the set elements of these ports.

@@ -38,8 +38,8 @@ type Report struct {
 	Failed   int
 	Skipped  int
 	// Seen lists what was checked in addition to the answers: "records"
-	// and "outside". Without either, a blocked row only shows that there
-	// was no answer.
+	// and "outside". Without either, a blocked row only shows a missing
+	// answer.
 	Seen []string
 }
 

@@ -177,7 +177,7 @@ func (c *Config) complete() error {
 		c.Gateway = DefaultGateway
 	}
 	if !c.Guest.Is4() || !c.Gateway.Is4() || c.Guest == c.Gateway {
-		return bad("Guest", "guest and gateway are two different IPv4 addresses")
+		return bad("Guest", "guest and gateway must be two different IPv4 addresses")
 	}
 	if !c.Guest6.IsValid() {
 		c.Guest6 = DefaultGuest6
@@ -186,7 +186,7 @@ func (c *Config) complete() error {
 		c.Gateway6 = DefaultGateway6
 	}
 	if !c.Guest6.Is6() || !c.Gateway6.Is6() || c.Guest6 == c.Gateway6 {
-		return bad("Guest6", "guest and gateway are two different IPv6 addresses")
+		return bad("Guest6", "guest and gateway must be two different IPv6 addresses")
 	}
 	if c.MAC == nil {
 		c.MAC = DefaultMAC
@@ -202,7 +202,7 @@ func (c *Config) complete() error {
 	}
 	c.NoIPv6 = c.NoIPv6 || c.MTU < minMTU6
 	if _, taken := c.Services[dnsPort]; taken {
-		return bad("Services", "port 53 is the DNS server's")
+		return bad("Services", "port 53 is reserved for the DNS server")
 	}
 	if c.Dialer == nil {
 		c.Dialer = gate.NewHostDialer()
@@ -220,7 +220,7 @@ func (c *Config) complete() error {
 // be called once.
 func (n *Network) Run(ctx context.Context) error {
 	if n.ran.Swap(true) {
-		return agentlab.Errorf(agentlab.CodeConflict, "the network ran before")
+		return agentlab.Errorf(agentlab.CodeConflict, "the network was already started")
 	}
 	defer n.Close()
 	stop := context.AfterFunc(ctx, n.cancel)

@@ -113,9 +113,9 @@ func (s *Server) identityChanged(uid string) bool {
 	return old != "" && old != uid
 }
 
-// setMachineID creates a new machine-id for a new identity, and if the current
-// one was created neither by initd in this boot nor by guestd, because it then
-// comes from the image.
+// setMachineID creates a new machine-id for a new identity. It also replaces a
+// machine-id that neither initd in this boot nor guestd created, because such a
+// machine-id comes from the image.
 func (s *Server) setMachineID(uid string) error {
 	id := s.line("/etc/machine-id")
 	ours := s.line(uidFile) == uid || s.line(freshFile) == id

@@ -235,7 +235,7 @@ func (r *Runner) collectChanges(ctx context.Context, t *scratchRepo, c *collecte
 
 func (c *collected) warnLeft(names []string) {
 	if len(names) > 0 {
-		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are no files or are too large: %.200q",
+		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are not regular files or are too large: %.200q",
 			len(names), strings.Join(names[:min(3, len(names))], " "))
 	}
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // agentError is the prefix of messages of a guest through its agent: the guest
-// chooses the rest, which proves nothing about the node.
+// chooses the rest, so it is not evidence about the node.
 const agentError = "Agent error: "
 
 var (
