@@ -55,7 +55,7 @@ func FuzzTar(f *testing.F) {
 			case !known:
 				t.Fatalf("%q was not stored", h.Name)
 			case h.Typeflag != tar.TypeReg || h.Linkname != "" || h.Mode&^0o644 != 0:
-				t.Fatalf("%q is no plain file: %+v", h.Name, h)
+				t.Fatalf("%q is not a regular file: %+v", h.Name, h)
 			case !filepath.IsLocal(h.Name) || !strings.HasPrefix(h.Name, job1+"/"):
 				t.Fatalf("%q leads out of the job's directory", h.Name)
 			case h.Size != int64(size):

@@ -224,7 +224,7 @@ func (p *Policy) at(i int) *Rule {
 	return &p.rules[i]
 }
 
-// named is own for a flow whose name is known, or that has none.
+// named decides like own for a flow whose name is known, or that has none.
 func (p *Policy) named(f Flow, shown string) Verdict {
 	v := p.own(f)
 	if !v.Allow || !v.NeedName {

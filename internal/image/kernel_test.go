@@ -135,7 +135,7 @@ func FuzzExtractKernel(f *testing.F) {
 	f.Fuzz(func(t *testing.T, file []byte) {
 		got, err := ExtractKernel(file)
 		if err == nil && !bytes.HasPrefix(got, magicELF) && !isARM64(got) {
-			t.Errorf("what came out is no kernel: % x", got[:min(8, len(got))])
+			t.Errorf("the result is not a kernel: % x", got[:min(8, len(got))])
 		}
 	})
 }

@@ -107,7 +107,7 @@ func TestModulesCPIO(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := writeModulesCPIO(io.Discard, dir, []string{"bad.ko"}); err == nil {
-		t.Error("a module that is no ELF file passes")
+		t.Error("a module that is not an ELF file passes")
 	}
 }
 

@@ -300,7 +300,7 @@ func TestDelivered(t *testing.T) {
 		t.Errorf("%v %v", ok, err)
 	}
 	if _, _, err := v.Delivered("../identity"); err == nil {
-		t.Error("a path is no job")
+		t.Error("a path is accepted as a job")
 	}
 	sealed, _ := os.ReadFile(filepath.Join(v.deliveredDir(), "job-1.age"))
 	if len(sealed) == 0 || bytes.Contains(sealed, []byte("value-of-job")) {

@@ -47,7 +47,7 @@ func TestGenerated(t *testing.T) {
 	}
 	for path := range s.api.OpenAPI().Paths {
 		if strings.Contains(path, "...") {
-			t.Errorf("%s is no path template of OpenAPI", path)
+			t.Errorf("%s is not a path template of OpenAPI", path)
 		}
 	}
 	for _, r := range s.routes() {

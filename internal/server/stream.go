@@ -46,7 +46,7 @@ func (s *Server) stream(ctx context.Context, open func(context.Context) (io.Read
 		_, w := humago.Unwrap(hc)
 		if err := copyOut(w, r); err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("stream broke off", "path", hc.URL().Path, "err", err)
+				s.log.Warn("stream failed", "path", hc.URL().Path, "err", err)
 			}
 			panic(http.ErrAbortHandler) // a partial answer must not look complete
 		}

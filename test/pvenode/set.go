@@ -241,7 +241,7 @@ func (e *Error) usage() *Error { e.Usage = true; return e }
 // newDiskRe is "STORE:SIZE", the request for a new volume.
 var newDiskRe = regexp.MustCompile(`^(?:([^/:\s]+):)?(\d+(?:\.\d+)?)$`)
 
-// checkDriveParam refuses drives whose request makes no sense.
+// checkDriveParam refuses drives whose request is invalid.
 func (c *call) checkDriveParam(slot, val string) *Error {
 	d := parseDrive(val)
 	m := newDiskRe.FindStringSubmatch(d.file)

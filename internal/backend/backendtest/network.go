@@ -59,7 +59,7 @@ func (s *suite) networkStopped() {
 		bad := allowlist()
 		bad.Allow[0].Rule = "not a rule"
 		if err := u.UpdateNetwork(s.ctx(), sp.Ref(), bad); err == nil {
-			s.Error("UpdateNetwork takes what is no rule")
+			s.Error("UpdateNetwork accepts an invalid rule")
 		}
 		sp.Network = allowlist()
 		s.ok("Create with the updated network", s.d.Create(s.ctx(), sp))

@@ -26,7 +26,7 @@ func parseRange(t interface{ Fatalf(string, ...any) }, key string) (lo, hi netip
 	lo, err := netip.ParseAddr(a)
 	hi, err2 := netip.ParseAddr(b)
 	if err != nil || err2 != nil || hi.Less(lo) {
-		t.Fatalf("%q is no range of addresses", key)
+		t.Fatalf("%q is not a range of addresses", key)
 	}
 	return lo, hi
 }

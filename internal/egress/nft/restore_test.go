@@ -172,7 +172,7 @@ func TestDHCPAnswers(t *testing.T) {
 		t.Fatalf("offer: %v", offer)
 	}
 	if m.Lease(s.MAC).IsValid() {
-		t.Error("an offer is no lease")
+		t.Error("an offer is stored as a lease")
 	}
 	if a := ask(s.MAC, dhcpv4.WithMessageType(dhcpv4.MessageTypeRequest), want("10.77.0.3")); a == nil || a.MessageType() != dhcpv4.MessageTypeNak {
 		t.Errorf("another's address: %v", a)

@@ -67,7 +67,7 @@ type Config struct {
 	// Reserved are the ports of the host that no policy can allow.
 	Reserved []uint16
 	// Audit is called with decisions, one at a time, in a separate
-	// goroutine. Seq and VMID are its to give.
+	// goroutine. It sets Seq and VMID.
 	Audit  func(agentlab.EgressRecord)
 	Logger *slog.Logger // nil means none
 	Limits Limits

@@ -74,6 +74,6 @@ func TestTrustStore(t *testing.T) {
 	r.resp.CACertificates = []string{"no certificate"}
 	r.dir = dir("/proc/nowhere")
 	if err := r.trust(t.Context()); err == nil {
-		t.Error("what cannot be installed is no error")
+		t.Error("a certificate that cannot be installed is not an error")
 	}
 }
