@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +22,13 @@ func (d *refs) note(ref backend.Ref) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.seen = append(d.seen, ref)
+}
+
+// all returns the Refs so far.
+func (d *refs) all() []backend.Ref {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.seen)
 }
 
 func (d *refs) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
@@ -49,13 +57,13 @@ func TestHandleIsPassedBack(t *testing.T) {
 			w.Fatal(err)
 		}
 		w.until(sb.VMID, agentlab.SandboxStopped)
-		seen := d.seen
+		seen := d.all()
 		w.restart()
 		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
 			w.Fatal(err)
 		}
 		w.until(sb.VMID, agentlab.SandboxDestroyed)
-		if seen = append(seen, d.seen...); len(seen) < 2 {
+		if seen = append(seen, d.all()...); len(seen) < 2 {
 			w.Errorf("calls: %+v", seen)
 		}
 		for _, ref := range seen {
