@@ -56,14 +56,18 @@ func Main(args []string, known ...registry.Backend) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	err := command(ctx, args, known)
-	if u, ok := errors.AsType[config.Usage](err); ok && slices.ContainsFunc(args, isHelp) {
+	if u, ok := errors.AsType[config.Usage](err); ok && asksForHelp(args) {
 		fmt.Fprint(os.Stdout, u)
 		return 0
 	}
 	return printError(os.Stderr, err)
 }
 
-func isHelp(arg string) bool { return arg == "-h" || arg == "-help" || arg == "--help" }
+// asksForHelp reports whether the usage that a command returns was requested.
+func asksForHelp(args []string) bool {
+	isHelp := func(arg string) bool { return arg == "-h" || arg == "-help" || arg == "--help" }
+	return slices.ContainsFunc(args, isHelp) || slices.Equal(args, []string{"help"})
+}
 
 func command(ctx context.Context, args []string, known registry.List) error {
 	if len(args) == 0 {
@@ -72,9 +76,6 @@ func command(ctx context.Context, args []string, known registry.List) error {
 	switch verb, rest := args[0], args[1:]; {
 	case len(rest) == 0 && (verb == "--version" || verb == "version"):
 		_, err := fmt.Fprintln(os.Stdout, "agentlabd", version.String())
-		return err
-	case len(rest) == 0 && verb == "help":
-		_, err := fmt.Fprint(os.Stdout, usage)
 		return err
 	case verb == "run":
 		return run(ctx, rest, known)
