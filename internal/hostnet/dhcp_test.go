@@ -34,10 +34,8 @@ func TestDHCP(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	must(t, l.Ready(ctx))
 	asks, static, stranger := w.box(2, all), w.box(3, all), w.box(4, all)
 	asks.DHCP = true
@@ -99,10 +97,8 @@ func TestDHCPForAnother(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	must(t, l.Ready(ctx))
 	victim, attacker := w.box(2, all), w.box(3, all)
 	victim.DHCP, attacker.DHCP = true, true

@@ -87,6 +87,15 @@ func (w *world) local() *Local {
 	return l
 }
 
+// restored is local on a new bridge without guests.
+func (w *world) restored() *Local {
+	w.Helper()
+	w.bridge()
+	l := w.local()
+	must(w, l.Restore(w.Context(), nil))
+	return l
+}
+
 // network is what a driver has of a node.
 type network interface {
 	Ready(ctx context.Context) error
@@ -386,10 +395,8 @@ func TestEgressLog(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	b := w.box(2, none).static()
 	must(t, l.Put(ctx, b.Guest))
 	awaitRecord := func(l *Local, after int64, port string) agentlab.EgressRecord {
@@ -437,10 +444,8 @@ func TestRestart(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	a, gone := w.box(2, all).static(), w.box(3, all).static()
 	must(t, l.Put(ctx, a.Guest))
 	must(t, l.Put(ctx, gone.Guest))
@@ -548,10 +553,8 @@ func TestManyAtOnce(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	began := time.Now()
 	var wg sync.WaitGroup
 	for n := range 20 {

@@ -15,10 +15,8 @@ func TestBridgeIsRecreated(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	must(t, l.Ready(ctx))
 	a := w.box(2, all).static()
 	w.greeter(l, a, "alpha")
@@ -46,10 +44,8 @@ func TestVMIDReused(t *testing.T) {
 		return
 	}
 	w := newWorld(t)
-	w.bridge()
 	ctx := t.Context()
-	l := w.local()
-	must(t, l.Restore(ctx, nil))
+	l := w.restored()
 	must(t, l.Ready(ctx))
 	a := w.box(2, all).static()
 	must(t, l.Put(ctx, a.Guest))
