@@ -304,7 +304,7 @@ func TestLostAnswerWithoutJob(t *testing.T) {
 				}
 				w.lose.Store(test.lose)
 				got := make(chan guestapi.BootstrapResponse, 10)
-				w.seize = func(r guestapi.BootstrapResponse) { got <- r }
+				w.seize.Store(new(func(r guestapi.BootstrapResponse) { got <- r }))
 				sb, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{Profile: "secrets", TTL: 2 * time.Hour})
 				if err != nil {
 					w.Fatal(err)
@@ -341,7 +341,7 @@ func TestReferenceFailsWithoutJob(t *testing.T) {
 		source := filepath.Join(w.TempDir(), "key")
 		w.reference("team", "env.K", "file:"+source)
 		got := make(chan guestapi.BootstrapResponse, 1)
-		w.seize = func(r guestapi.BootstrapResponse) { got <- r }
+		w.seize.Store(new(func(r guestapi.BootstrapResponse) { got <- r }))
 		if _, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{Profile: "secrets", TTL: time.Hour}); err != nil {
 			w.Fatal(err)
 		}

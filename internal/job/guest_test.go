@@ -285,9 +285,9 @@ func TestSecretsVanish(t *testing.T) {
 			w.Fatal(err)
 		}
 		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
-		p := w.profiles["secrets"]
+		p := w.profiles.get("secrets")
 		p.SecretsBundle = "gone"
-		w.profiles["secrets"] = p
+		w.profiles.set("secrets", p)
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobFailed || !strings.HasPrefix(j.Reason, "its profile's secrets are not available: secrets_bundle: there is no secrets bundle") {
 			w.Errorf("%s: %s", j.Status, j.Reason)
@@ -303,7 +303,7 @@ func TestGuessedToken(t *testing.T) {
 		j := w.run(agentlab.JobRequest{Task: "echo one\nsleep 1m\necho two"})
 		w.phase(j.ID, "agent")
 		vmid := w.sandbox(j.ID).VMID
-		delete(w.profiles, "plain")
+		w.profiles.remove("plain")
 		_, err := w.boot.Exchange(ctx, vmid, secret.HashToken("guess"))
 		wantCode(t, err, agentlab.CodeDenied)
 		_, hash := secret.MintToken()
@@ -386,7 +386,7 @@ func TestFinalJobIsClosed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		tokens := make(chan guestapi.BootstrapResponse, 1)
-		w.seize = func(r guestapi.BootstrapResponse) { tokens <- r }
+		w.seize.Store(new(func(r guestapi.BootstrapResponse) { tokens <- r }))
 		j := w.run(agentlab.JobRequest{Task: "echo one\nartifact a.txt honest", Keepalive: ptr(true)})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobCompleted {

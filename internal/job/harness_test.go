@@ -44,10 +44,35 @@ func (d jobDB) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	return d.Store.Sandbox(ctx, vmid)
 }
 
-type profiles map[string]agentlab.Profile
+// profiles are the profiles that exist.
+type profiles struct {
+	mu   sync.Mutex
+	list map[string]agentlab.Profile
+}
 
-func (p profiles) Use(name string) (agentlab.Profile, error) {
-	prof, ok := p[name]
+func (p *profiles) set(name string, prof agentlab.Profile) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.list[name] = prof
+}
+
+func (p *profiles) remove(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.list, name)
+}
+
+// get returns a profile as it was set, or the zero value.
+func (p *profiles) get(name string) agentlab.Profile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.list[name]
+}
+
+func (p *profiles) Use(name string) (agentlab.Profile, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	prof, ok := p.list[name]
 	if !ok {
 		return prof, agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
 	}
@@ -67,8 +92,8 @@ func (l lossy) Exchange(ctx context.Context, vmid int, hash string) (guestapi.Bo
 		l.w.jobs.Started(ctx, vmid) // as after an answer that is lost on the wire
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeUnavailable, "the answer is lost")
 	}
-	if err == nil && l.w.seize != nil {
-		l.w.seize(resp)
+	if seize := l.w.seize.Load(); err == nil && seize != nil {
+		(*seize)(resp)
 	}
 	return resp, err
 }
@@ -93,12 +118,12 @@ type world struct {
 	*testing.T
 	dir      string
 	host     *fake.Host
-	profiles profiles
+	profiles *profiles
 	max      int          // sandboxes
 	lose     atomic.Int32 // so many bootstrap answers are lost
 
-	beforeSandbox atomic.Pointer[func(vmid int)]   // called once, before jobs read a sandbox
-	seize         func(guestapi.BootstrapResponse) // is shown the others
+	beforeSandbox atomic.Pointer[func(vmid int)]                   // called once, before jobs read a sandbox
+	seize         atomic.Pointer[func(guestapi.BootstrapResponse)] // is shown the others
 
 	kept      atomic.Int32           // how often it was read what a job was given
 	afterKept atomic.Pointer[func()] // called once; see slowVault
@@ -128,7 +153,7 @@ func inWorld(t *testing.T, fn func(w *world)) {
 		}
 		res := agentlab.Resources{Cores: 1, MemoryMB: 512}
 		nat := agentlab.Network{Mode: agentlab.NetworkNAT}
-		w := &world{T: t, dir: t.TempDir(), host: host, next: make(chan struct{}), profiles: profiles{
+		w := &world{T: t, dir: t.TempDir(), host: host, next: make(chan struct{}), profiles: &profiles{list: map[string]agentlab.Profile{
 			"plain":   {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, ClonePath: "/tmp/repo"},
 			"secrets": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", UploadArtifacts: true, SecretsBundle: "team"},
 			"nowhere": {Resources: res, Network: nat, TTL: time.Hour, Mode: "dangerous", SecretsBundle: "missing"},
@@ -136,7 +161,7 @@ func inWorld(t *testing.T, fn func(w *world)) {
 				Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "github.com"}, {Rule: "*.npmjs.org:443"}, {Rule: "8.8.8.8"}},
 			}},
 			"dark": {Resources: res, Network: agentlab.Network{Mode: agentlab.NetworkOff}, TTL: time.Hour, Mode: "dangerous"},
-		}}
+		}}}
 		t.Cleanup(func() {
 			w.kill()
 			_ = host.Close()

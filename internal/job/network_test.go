@@ -19,7 +19,7 @@ func TestNarrowNetwork(t *testing.T) {
 		j := w.run(agentlab.JobRequest{Profile: "listed", Task: "hang"})
 		w.eventually("running", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxRunning })
 		sb := w.sandbox(j.ID)
-		profile := w.profiles["listed"].Network
+		profile := w.profiles.get("listed").Network
 		many := make([]string, 1001)
 		for i := range many {
 			many[i] = "a.example"

@@ -87,9 +87,9 @@ func TestPreflight(t *testing.T) {
 						}
 					}
 				}
-				prof := w.profiles["secrets"]
+				prof := w.profiles.get("secrets")
 				prof.Network = test.network
-				w.profiles["p"] = prof
+				w.profiles.set("p", prof)
 				j, err := w.jobs.Create(ctx, agentlab.JobRequest{Profile: "p", Agent: test.agent, Task: "hang", NoPreflight: test.skip})
 				if len(test.wants) == 0 {
 					if err != nil {
