@@ -210,6 +210,10 @@ func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, 
 		if e.Kind != agentlab.EventJobStatus {
 			continue
 		}
+		// When this event is read, the job may have ended: its last event is shown too.
+		if status, ok := e.Data["status"].(string); ok && !agentlab.JobStatus(status).Final() {
+			continue
+		}
 		j, err := c.Job(ctx, q.JobID)
 		if err != nil {
 			return api.Job{}, err

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
 )
 
 // A log stream that breaks while the job runs is resumed where it broke, and
@@ -205,6 +207,33 @@ func TestLogIsFollowedWithoutEvents(t *testing.T) {
 	})
 	if code != exitOK || out.String() != "one\n" || errs != "job job-aaaaaaaaaaaaa COMPLETED\n" {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
+	}
+}
+
+// The last event of a job is shown although the job had ended before the first
+// one was read.
+func TestLastEventOfJobIsShown(t *testing.T) {
+	const id = "job-aaaaaaaaaaaaa"
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/jobs/"+id, func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(api.Job{ID: id, Status: string(agentlab.JobCompleted)})
+	})
+	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i, status := range []agentlab.JobStatus{agentlab.JobRunning, agentlab.JobCompleted} {
+			_, _ = fmt.Fprintf(w, "id: %[1]d\nevent: event\ndata: {\"id\":%[1]d,\"kind\":%[2]q,\"job_id\":%[3]q,\"data\":{\"status\":%[4]q}}\n\n",
+				i+1, agentlab.EventJobStatus, id, status)
+		}
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
+	var shown []int64
+	j, err := a.followJob(ctx, client.New(serveAPI(t, mux)), id, func(e api.Event) { shown = append(shown, e.ID) })
+	if err != nil || j.Status != string(agentlab.JobCompleted) || !slices.Equal(shown, []int64{1, 2}) {
+		t.Errorf("%+v, %v; shown: %v", j, err, shown)
 	}
 }
 
