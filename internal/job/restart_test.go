@@ -286,7 +286,9 @@ func TestRetention(t *testing.T) {
 			}
 			return d
 		}
-		w.profiles.set("dark", func() agentlab.Profile { p := w.profiles.get("dark"); p.UploadArtifacts = true; return p }())
+		dark := w.profiles.get("dark")
+		dark.UploadArtifacts = true
+		w.profiles.set("dark", dark)
 		long := w.final(w.run(agentlab.JobRequest{Task: "echo x\nartifact a.txt text"}).ID)
 		short := w.final(w.run(agentlab.JobRequest{Task: "echo x\nartifact a.txt text", Profile: "dark"}).ID)
 		hand, err := w.sandboxes.Create(ctx, agentlab.SandboxRequest{TTL: 20 * day})
