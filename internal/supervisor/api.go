@@ -21,6 +21,8 @@ const (
 	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
 	pathNetwork  = "/v1/network"  // PUT agentlab.Network → status, once it is stored and enforced
 	pathDeadline = "/v1/deadline" // PUT backend.Deadline → status
+	pathSuspend  = "/v1/suspend"  // POST → status, once the guest's CPUs are stopped
+	pathResume   = "/v1/resume"   // POST → status, once they run, or only the host keeps them paused
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
@@ -45,6 +47,8 @@ func (s *supervisor) handler() http.Handler {
 	mux.HandleFunc("POST "+pathStop, s.serveStop)
 	mux.HandleFunc("PUT "+pathNetwork, s.serveNetwork)
 	mux.HandleFunc("PUT "+pathDeadline, s.serveDeadline)
+	mux.HandleFunc("POST "+pathSuspend, s.serveSuspend(true))
+	mux.HandleFunc("POST "+pathResume, s.serveSuspend(false))
 	mux.HandleFunc("POST "+pathControl, func(w http.ResponseWriter, r *http.Request) {
 		s.serveStream(w, r, s.dialControl)
 	})
@@ -105,10 +109,13 @@ func (s *supervisor) serveStop(w http.ResponseWriter, r *http.Request) {
 }
 
 // stop starts to stop the VM, or shortens the grace of a stop that has started.
-// why is "" for a request of the driver.
+// why is "" for a request of the driver. A suspended guest cannot be asked.
 func (s *supervisor) stop(grace time.Duration, why string) {
-	cutAt := time.Now().Add(grace)
 	s.mu.Lock()
+	if s.state.Suspended {
+		grace = 0
+	}
+	cutAt := time.Now().Add(grace)
 	begun := !s.cutAt.IsZero()
 	if !begun || cutAt.Before(s.cutAt) {
 		s.cutAt = cutAt
@@ -222,6 +229,9 @@ func (s *supervisor) running() error {
 	defer s.mu.Unlock()
 	if p := s.state.Phase; p != phaseRunning && p != phaseStopping {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox is %s", p)
+	}
+	if s.state.Suspended {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the sandbox is suspended")
 	}
 	return nil
 }

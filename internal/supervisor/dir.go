@@ -183,6 +183,9 @@ func (d Dir) Power(in *backend.Instance) error {
 		}
 		if held {
 			in.Power, in.Reason = backend.PowerRunning, st.Paused
+			if st.Suspended {
+				in.Power = backend.PowerSuspended
+			}
 			return nil
 		}
 	}

@@ -130,15 +130,25 @@ func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 	return nextLook(free, s.cfg.PauseBelow)
 }
 
-// control stops the guest's CPUs and records why; with "" it continues them.
-// The VM reports when they run. A failure is retried with the next check.
+// control stops the guest's CPUs and records why; with "" it continues them,
+// unless the guest is suspended. The VM reports when they run. A failure is
+// retried with the next check.
 func (s *supervisor) control(why string) {
+	s.cpuMu.Lock()
+	defer s.cpuMu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	act, name := s.vm.Continue, "continue"
-	if why != "" {
+	s.mu.Lock()
+	suspended := s.state.Suspended
+	s.mu.Unlock()
+	switch {
+	case why != "":
 		act, name = s.vm.Pause, "pause"
 		s.setPaused(why)
+	case suspended:
+		s.setPaused("")
+		return
 	}
 	err := act(ctx)
 	s.log.Info("disk space", "action", name, "why", why, "err", err)

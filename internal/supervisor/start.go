@@ -39,6 +39,8 @@ func (d Dir) Start(ctx context.Context, program []string, prepare func(context.C
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return agentlab.Errorf(agentlab.CodeUnavailable, "starting sandbox %d: %w", d.VMID, context.Cause(ctx))
+		case err == nil && st.State.Suspended:
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", d.VMID).WithHint("continue it with 'agentlab sandbox resume %d'", d.VMID)
 		case err == nil && st.State.Phase == phaseRunning:
 			return nil
 		}

@@ -64,13 +64,16 @@ const (
 
 // runState is state.json.
 type runState struct {
-	RunID   string    `json:"run_id"`
-	Phase   string    `json:"phase"`
-	Reason  string    `json:"reason,omitempty"`
-	Expired bool      `json:"expired,omitempty"` // stopped, or being stopped, because its deadline passed
-	Paused  string    `json:"paused,omitempty"`  // why the guest's CPUs are stopped
-	Boot    string    `json:"boot"`              // boot id of the host
-	Changed time.Time `json:"changed"`
+	RunID   string `json:"run_id"`
+	Phase   string `json:"phase"`
+	Reason  string `json:"reason,omitempty"`
+	Expired bool   `json:"expired,omitempty"` // stopped, or being stopped, because its deadline passed
+	Paused  string `json:"paused,omitempty"`  // why the guest's CPUs are stopped
+	// Suspended means that the guest's CPUs are stopped because its user asked
+	// for it.
+	Suspended bool      `json:"suspended,omitempty"`
+	Boot      string    `json:"boot"` // boot id of the host
+	Changed   time.Time `json:"changed"`
 }
 
 // hostRestarted is the reason of a run that ended by a restart of the host.

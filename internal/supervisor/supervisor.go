@@ -80,6 +80,7 @@ type supervisor struct {
 	deadlineMoved chan struct{} // closed and replaced when deadline changes
 	expired       bool          // the VM was stopped because its deadline passed
 
+	cpuMu      sync.Mutex // held while the guest's CPUs are stopped or continued
 	netMu      sync.Mutex // held while the policy is changed
 	deadlineMu sync.Mutex // held while the deadline is changed
 }

@@ -74,6 +74,26 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return d.supervised(f).Egress(ctx, after, limit)
 }
 
+// Suspend implements backend.Suspender. The guest's memory stays in QEMU's
+// process.
+func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
+	return d.switchCPUs(ctx, ref, supervisor.Dir.Suspend)
+}
+
+// Resume implements backend.Suspender.
+func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
+	return d.switchCPUs(ctx, ref, supervisor.Dir.Resume)
+}
+
+func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, to func(supervisor.Dir, context.Context) error) error {
+	f, unlock, err := d.open(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return to(d.supervised(f), ctx)
+}
+
 // UpdateNetwork implements backend.NetworkUpdater.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
 	if err := validNetwork(n); err != nil {
