@@ -218,7 +218,7 @@ func (a *App) sandboxShowCmd() *cobra.Command {
 	return query(a, "show SANDBOX", "Show a sandbox", exactArgs("SANDBOX"), one((*client.Client).Sandbox), a.sandboxTable)
 }
 
-// sandboxPowerCmds are start, stop, suspend and resume.
+// sandboxPowerCmds are start, stop, pause and resume.
 func (a *App) sandboxPowerCmds() []*cobra.Command {
 	var grace int
 	stop := func(c *client.Client, ctx context.Context, sandbox string) (api.Sandbox, error) {
@@ -233,15 +233,18 @@ func (a *App) sandboxPowerCmds() []*cobra.Command {
 	}{
 		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, isUp},
 		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, stopped},
-		{"suspend", "Suspend a sandbox and keep its memory", `Suspend a READY sandbox: its CPUs are paused, its memory and disk are kept, and
-its lease continues. Not every backend supports this; all support 'agentlab
-sandbox stop'.`, "wait until the sandbox is suspended", (*client.Client).SuspendSandbox, func(s agentlab.SandboxState) bool {
+		{"pause", "Pause a sandbox and keep its memory", `Pause a READY sandbox: its CPUs stop, its memory and disk are kept, and its lease
+continues. Its state is then SUSPENDED. 'agentlab sandbox suspend' is the same
+command. Not every backend supports it; all support 'agentlab sandbox stop'.`, "wait until the sandbox is paused", (*client.Client).SuspendSandbox, func(s agentlab.SandboxState) bool {
 			return s == agentlab.SandboxSuspended || stopped(s)
 		}},
-		{"resume", "Resume a suspended sandbox", "", "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
+		{"resume", "Resume a paused sandbox", "", "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
 	} {
 		var wait bool
 		cmd := &cobra.Command{Use: p.use + " SANDBOX", Short: p.short, Long: p.long, Args: exactArgs("SANDBOX")}
+		if p.use == "pause" {
+			cmd.Aliases = []string{"suspend"}
+		}
 		waitFlag(cmd, &wait, p.wait)
 		cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			request := func(ctx context.Context, sandbox string) (api.Sandbox, error) { return p.request(c, ctx, sandbox) }
