@@ -23,6 +23,7 @@ const (
 	pathDeadline = "/v1/deadline" // PUT backend.Deadline → status
 	pathSuspend  = "/v1/suspend"  // POST → status, once the guest's CPUs are stopped
 	pathResume   = "/v1/resume"   // POST → status, once they run, or only the host keeps them paused
+	pathSave     = "/v1/save"     // POST SaveTo → status, once the guest is saved; and has ended, if it does not continue
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
@@ -47,6 +48,7 @@ func (s *supervisor) handler() http.Handler {
 	mux.HandleFunc("POST "+pathStop, s.serveStop)
 	mux.HandleFunc("PUT "+pathNetwork, s.serveNetwork)
 	mux.HandleFunc("PUT "+pathDeadline, s.serveDeadline)
+	mux.HandleFunc("POST "+pathSave, s.serveSave)
 	mux.HandleFunc("POST "+pathSuspend, s.serveSuspend(true))
 	mux.HandleFunc("POST "+pathResume, s.serveSuspend(false))
 	mux.HandleFunc("POST "+pathControl, func(w http.ResponseWriter, r *http.Request) {

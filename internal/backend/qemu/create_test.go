@@ -228,8 +228,8 @@ func TestArgs(t *testing.T) {
 		}
 		return args[i+1]
 	}
-	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{3, 4, 5, 6})
-	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{3, 4, 5, 6})
+	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
+	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
 	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max"} {
 		if got := find(tcg, name); got != want {
 			t.Errorf("%s %s, want %s", name, got, want)

@@ -61,6 +61,10 @@ type Config struct {
 	QEMU    string // path or name of qemu-system-x86_64; "" means that name
 	QEMUImg string // path or name of qemu-img; "" means that name
 
+	// TemplateBytes is how much templates may occupy on the disk of StateDir. 0
+	// means that no templates are made, and every sandbox boots.
+	TemplateBytes int64
+
 	// PauseBelow is the free space on the disk of StateDir, in bytes, below which
 	// running guests that write are paused; below half of it all guests are
 	// paused. 0 means that QEMU pauses a guest when no space is left.
@@ -84,6 +88,7 @@ type Driver struct {
 	log  *slog.Logger
 	host *host
 	rd   *initrds
+	tmpl *templates
 
 	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
 
@@ -145,7 +150,8 @@ func New(cfg Config) (*Driver, error) {
 			return nil, fault(err, "cannot create %s", dir)
 		}
 	}
-	return d, nil
+	d.tmpl = newTemplates(d, filepath.Join(cfg.StateDir, "templates"), cfg.TemplateBytes)
+	return d, d.tmpl.sweep()
 }
 
 func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }
@@ -227,7 +233,10 @@ func validNetwork(n agentlab.Network) error {
 }
 
 // Close implements backend.Driver.
-func (d *Driver) Close() error { return nil }
+func (d *Driver) Close() error {
+	d.tmpl.close()
+	return nil
+}
 
 // open locks a sandbox whose Create is complete, for a method that changes it.
 func (d *Driver) open(ctx context.Context, ref backend.Ref) (f found, unlock func(), err error) {

@@ -32,11 +32,16 @@ type handle struct {
 // the handle.
 type startConfig struct {
 	supervisor.Start
-	QEMU     string `json:"qemu"`  // absolute path
-	Accel    Accel  `json:"accel"` // "kvm" or "tcg"
-	TSCKHz   int    `json:"tsc_khz,omitempty"`
-	TSCFixed bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
-	Initrd   string `json:"initrd"`              // absolute path
+	QEMU    string `json:"qemu"`     // absolute path
+	QEMUImg string `json:"qemu_img"` // absolute path
+	Machine string `json:"machine"`  // machineKey
+	// Background gives the VM the least of the host's CPU time.
+	Background bool   `json:"background,omitempty"`
+	Load       bool   `json:"load,omitempty"` // load the guest's memory from the sandbox's directory; it does not boot
+	Accel      Accel  `json:"accel"`          // "kvm" or "tcg"
+	TSCKHz     int    `json:"tsc_khz,omitempty"`
+	TSCFixed   bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
+	Initrd     string `json:"initrd"`              // absolute path
 }
 
 // sandboxName matches the directory name of a sandbox: number and UID.

@@ -43,14 +43,16 @@ func mayHave(h handle, c startConfig) map[string]optionRule {
 	exactly := func(want string) optionRule { return func(v string) bool { return v == want } }
 	return map[string]optionRule{
 		"-name": anyValue, "-nodefaults": noValue, "-no-user-config": noValue, "-no-reboot": noValue,
-		"-display": exactly("none"), "-sandbox": anyValue, "-machine": pattern(`microvm,[a-z,=-]*`), "-global": pattern(`virtio-mmio\.[a-z=-]+`),
+		"-display": exactly("none"), "-sandbox": anyValue, "-machine": pattern(`microvm,[a-z,=-]*|memory-backend=ram`), "-global": pattern(`virtio-mmio\.[a-z=-]+`),
 		"-accel": anyValue, "-cpu": pattern(`host|max`), "-smp": pattern(`\d+`), "-m": pattern(`\d+M`), "-rtc": exactly("base=utc"),
 		"-append": anyValue, "-mon": exactly("chardev=qmp,mode=control"),
 		"-kernel": exactly(h.Image.Kernel), "-initrd": exactly(c.Initrd),
 		"-chardev": pattern(`socket,id=[a-z]+,fd=\d+`),
 		"-netdev":  pattern(`stream,id=[a-z]+,server=off,addr\.type=fd,addr\.str=\d+`),
-		"-object":  pattern(`rng-random,id=[a-z]+,filename=/dev/urandom`),
-		"-device":  deviceRule,
+		"-object": pattern(`rng-random,id=[a-z]+,filename=/dev/urandom` +
+			`|memory-backend-ram,id=ram,size=\d+M|memory-backend-file,id=ram,size=\d+M,share=off,mem-path=` + fileMemory),
+		"-incoming": pattern(`fd:\d+`), "-S": noValue,
+		"-device": deviceRule,
 		"-blockdev": pattern(`driver=file,node-name=root-file,filename=` + regexp.QuoteMeta(fileRoot) + `,discard=unmap` +
 			`|driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap`),
 	}
@@ -71,7 +73,7 @@ func refuseHostMounts(dir string, h handle, c startConfig, args []string) error 
 	if err := refuseOptions(mayHave(h, c), args); err != nil {
 		return refuse("%w", err)
 	}
-	if err := refuseDisk(filepath.Join(dir, fileRoot), h.Image.RootDisk); err != nil {
+	if err := refuseDisks(dir, h.Image.RootDisk); err != nil {
 		return refuse("%w", err)
 	}
 	for _, path := range []string{h.Image.RootDisk, h.Image.Kernel, c.Initrd} {
@@ -122,42 +124,60 @@ const (
 	qcowMaxBacking   = 1023
 )
 
-// refuseDisk checks that the root disk is a regular file whose only backing file
-// is the image: the header of an overlay can name any file of the host. The guest
-// sees the content of the disk only, so it cannot write the header.
-func refuseDisk(path, image string) error {
+// refuseDisks checks that the root disk in dir reads from the image alone, or
+// through layers in dir: the header of an overlay can name any file of the host.
+// The guest sees the content of the disk only, so it cannot write the header.
+func refuseDisks(dir, image string) error {
+	name := fileRoot
+	for range maxLayers + 1 {
+		backing, err := readBacking(filepath.Join(dir, name), image)
+		if err != nil || backing == image {
+			return err
+		}
+		name = backing
+	}
+	return fmt.Errorf("%s has more than %d layers", filepath.Join(dir, fileRoot), maxLayers)
+}
+
+// readBacking returns the backing file of an overlay: the image, or a layer.
+func readBacking(path, image string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return fmt.Errorf("its disk cannot be read: %w", err)
+		return "", fmt.Errorf("its disk cannot be read: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file", path)
+		return "", fmt.Errorf("%s is not a regular file", path)
 	}
 	header := make([]byte, qcowHeader)
 	if _, err := io.ReadFull(f, header); err != nil || binary.BigEndian.Uint32(header) != qcowMagic || binary.BigEndian.Uint32(header[4:]) < 3 {
-		return fmt.Errorf("%s is not an overlay that AgentLab created", path)
+		return "", fmt.Errorf("%s is not an overlay that AgentLab created", path)
 	}
 	if binary.BigEndian.Uint64(header[72:])&qcowExternalData != 0 {
-		return fmt.Errorf("%s has its data in another file", path)
+		return "", fmt.Errorf("%s has its data in another file", path)
 	}
 	size := binary.BigEndian.Uint32(header[16:])
 	if size == 0 || size > qcowMaxBacking {
-		return fmt.Errorf("%s has no backing file", path)
+		return "", fmt.Errorf("%s has no backing file", path)
 	}
 	backing := make([]byte, size)
 	if _, err := f.ReadAt(backing, int64(binary.BigEndian.Uint64(header[8:]))); err != nil { //nolint:gosec // reading at a wrong offset fails
-		return fmt.Errorf("%s does not name its image", path)
+		return "", fmt.Errorf("%s does not name its image", path)
 	}
-	if string(backing) != image {
-		return fmt.Errorf("the backing file of %s is %.200q, not its image", path, backing)
+	format := "raw"
+	switch {
+	case string(backing) == image:
+	case layerName.Match(backing):
+		format = "qcow2"
+	default:
+		return "", fmt.Errorf("the backing file of %s is %.200q, not its image", path, backing)
 	}
-	return refuseBackingFormat(f, header)
+	return string(backing), refuseBackingFormat(f, header, format)
 }
 
-// refuseBackingFormat checks that the image is read as raw bytes: a file in any
-// other format could name further files.
-func refuseBackingFormat(f *os.File, header []byte) error {
+// refuseBackingFormat checks the format of the backing file. The image is read
+// as raw bytes: a file in any other format could name further files.
+func refuseBackingFormat(f *os.File, header []byte, want string) error {
 	const backingFormat = 0xe2792aca
 	at := int64(binary.BigEndian.Uint32(header[100:]))
 	for range 64 { // a list of extensions
@@ -171,12 +191,12 @@ func refuseBackingFormat(f *os.File, header []byte) error {
 		}
 		if kind == backingFormat {
 			name := make([]byte, size)
-			if _, err := f.ReadAt(name, at+8); err == nil && string(name) == "raw" {
+			if _, err := f.ReadAt(name, at+8); err == nil && string(name) == want {
 				return nil
 			}
 			break
 		}
 		at += 8 + int64(size+7)/8*8
 	}
-	return fmt.Errorf("%s does not declare its image as raw", f.Name())
+	return fmt.Errorf("%s does not declare its backing file as %s", f.Name(), want)
 }

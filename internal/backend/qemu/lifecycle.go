@@ -7,16 +7,13 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // Create implements backend.Driver. Its steps are atomic: the directory,
@@ -136,30 +133,13 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if err := d.host.ready(ctx); err != nil {
 		return err
 	}
+	if d.copyDisk(ctx, dir, h, size) {
+		d.at("disk made")
+		return nil
+	}
 	tmp := path + tmpSuffix
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fault(err, "cannot remove %s", tmp)
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, d.host.qemuImg(), "create", "-q", "-f", "qcow2", "-F", "raw", "-b", h.Image.RootDisk,
-		fileRoot+tmpSuffix, strconv.FormatInt(size, 10)) //nolint:gosec // our own arguments
-	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err = cmd.Run()
-	if ctx.Err() != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "creating the disk of sandbox %d: %w", h.Spec.VMID, context.Cause(ctx))
-	}
-	if err != nil {
-		_ = os.Remove(tmp)
-		if werr := fsfault.ProbeWrite(dir); werr != nil { // it has the errno that qemu-img reports as text only
-			err = werr
-		}
-		return fault(err, "cannot create the disk of sandbox %d (%s)", h.Spec.VMID, agentlab.OneLine(stderr.String(), maxReason))
-	}
-	if err := os.Chmod(tmp, 0o600); err != nil {
-		return fault(err, "cannot set permissions of the disk")
+	if err := createOverlay(ctx, d.host.qemuImg(), tmp, h.Image.RootDisk, "raw", size); err != nil {
+		return err
 	}
 	d.at("disk not named")
 	if err := os.Rename(tmp, path); err != nil {
@@ -167,6 +147,35 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	}
 	d.at("disk made")
 	return nil
+}
+
+// copyDisk makes the disk of a sandbox from a template, with the template's
+// memory beside it. It reports whether it did. Otherwise the sandbox boots.
+func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64) bool {
+	if d.cfg.TemplateBytes == 0 || filepath.Dir(dir) != d.sandboxes() {
+		return false
+	}
+	cfg, err := d.startConfig(ctx, h)
+	if err != nil {
+		return false // Start reports it
+	}
+	from := d.tmpl.find(cfg.Machine)
+	if from == "" {
+		return false
+	}
+	err = copyTemplate(from, dir)
+	if saved, _ := readMemory(dir); err == nil && saved.DiskSize != size {
+		err = runQEMUImg(ctx, cfg.QEMUImg, dir, "resize", "-q", fileRoot, strconv.FormatInt(size, 10))
+	}
+	if err == nil {
+		return true
+	}
+	d.log.Warn("a template could not be used", "image", h.Image.Ref, "err", err)
+	if err := dropMemory(dir, durable.None); err != nil {
+		d.log.Warn("a template's memory was not removed", "err", err)
+	}
+	_ = os.Remove(filepath.Join(dir, fileRoot))
+	return false
 }
 
 // Stop implements backend.Driver.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -38,15 +39,17 @@ type machine struct {
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
+	diskNode  string // the disk's node in QEMU to which the guest writes
 
 	mu       sync.Mutex
 	handle   handle // only its network changes
 	shutdown string // reason of the last SHUTDOWN event
+	saving   *saving
 }
 
 // openVM implements supervisor.Kind.
 func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
-	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{})}
+	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{}), diskNode: "root"}
 	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
 		return nil, err
 	}
@@ -127,11 +130,24 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	cmd.Dir = m.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	cmd.ExtraFiles = append(theirs, lock)
+	var filter *holeFilter
+	if m.cfg.Load {
+		devices, err := os.Open(filepath.Join(m.dir, fileDevices))
+		if err != nil {
+			return nil, fault(err, "cannot open the saved devices")
+		}
+		defer func() { _ = devices.Close() }()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, devices)
+		filter = &holeFilter{}
+		if err := unix.Stat(filepath.Join(m.dir, fileMemory), &filter.memory); err != nil {
+			return nil, fault(err, "cannot check the saved memory")
+		}
+	}
 	cmd.Stderr = io.MultiWriter(m.log, &m.stderr)
 	cmd.WaitDelay = 2 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	m.cmd, m.oomBefore = cmd, oomKills()
-	if ended, err = startUnprivileged(cmd); err != nil {
+	if ended, err = startUnprivileged(cmd, filter, m.cfg.Background); err != nil {
 		return nil, fault(err, "cannot start QEMU (%s)", m.cfg.QEMU)
 	}
 	if err := files.NoteProcess(cmd.Process.Pid); err != nil {
@@ -170,6 +186,9 @@ func (m *machine) Ready(ctx context.Context) error {
 		Status  string `json:"status"`
 	}
 	err := m.qmp.negotiate(qctx)
+	if err == nil && m.cfg.Load {
+		err = m.load(qctx)
+	}
 	if err == nil {
 		err = m.qmp.execute(qctx, "query-status", nil, &st)
 	}
@@ -177,7 +196,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, maxReason))
 	}
 	if err == nil {
-		if m.cfg.Accel != AccelKVM {
+		if m.cfg.Accel != AccelKVM && !m.cfg.Load {
 			go m.watchLAPIC(context.WithoutCancel(ctx))
 		}
 		return nil
@@ -188,6 +207,41 @@ func (m *machine) Ready(ctx context.Context) error {
 	case <-time.After(500 * time.Millisecond):
 		return fault(err, "QEMU did not become ready")
 	}
+}
+
+// load waits until QEMU has read the devices of a saved guest, and starts its
+// CPUs. From then on the saved memory does not belong to the disk any more.
+func (m *machine) load(ctx context.Context) error {
+	saved, err := readMemory(m.dir)
+	if err != nil {
+		return asError(err, "cannot read %s", fileMemoryState)
+	}
+	for loaded := false; !loaded; {
+		var st struct {
+			Status string `json:"status"`
+		}
+		if err := m.qmp.execute(ctx, "query-status", nil, &st); err != nil {
+			return err
+		}
+		if loaded = st.Status != "inmigrate"; !loaded {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	how := durable.Content
+	if saved.Boot != "" { // it is not valid after a power cut
+		how = durable.None
+	}
+	if err := dropMemory(m.dir, how); err != nil {
+		return err
+	}
+	if err := m.qmp.execute(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	size, err := m.diskSize(ctx)
+	if err != nil || size == saved.DiskSize {
+		return err
+	}
+	return m.qmp.execute(ctx, "block_resize", map[string]any{"node-name": m.diskNode, "size": size}, nil)
 }
 
 // Done implements supervisor.VM.
@@ -263,5 +317,14 @@ func (m *machine) onEvent(e qmpEvent) {
 		}
 	case "RESUME":
 		m.hooks.Paused("")
+	case "MIGRATION":
+		m.mu.Lock()
+		if m.saving != nil {
+			select {
+			case m.saving.status <- e.Data.Status:
+			default: // more than QEMU has
+			}
+		}
+		m.mu.Unlock()
 	}
 }

@@ -87,6 +87,7 @@ type fixed struct {
 	Image                      ImageFiles
 	Internet                   string // socket of the guests' internet; "" means that of the host
 	PauseBelow                 uint64
+	TemplateBytes              int64
 	QEMU                       string // "": the one that is installed
 	UpstreamProxy              *gate.ProxyConfig
 }
@@ -97,7 +98,7 @@ func (f fixed) open() (*Driver, error) {
 		return nil, err
 	}
 	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, TemplateBytes: f.TemplateBytes, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)

@@ -92,17 +92,20 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 func probeKey(qemu, version string, stamp fileStamp) string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	cpu := ""
+	text, _ := json.Marshal([]any{qemu, version, stamp.size, stamp.mtime, unix.ByteSliceToString(u.Release[:]), hostCPU(), probeText, machineArgs(startConfig{Accel: AccelKVM})})
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// hostCPU returns the model of the host's processor.
+func hostCPU() string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(b)) {
 		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			cpu = strings.TrimSpace(v)
-			break
+			return strings.TrimSpace(v)
 		}
 	}
-	text, _ := json.Marshal([]any{qemu, version, stamp.size, stamp.mtime, unix.ByteSliceToString(u.Release[:]), cpu, probeText, machineArgs(startConfig{Accel: AccelKVM})})
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
+	return ""
 }
 
 // runProbe boots the kernel and checks QEMU's exit code, which only the kernel's

@@ -14,12 +14,22 @@ import (
 
 // startUnprivileged starts a process from a thread that lives as long as the
 // process: the kernel sends the death signal when the thread that forked ends.
-// ended is closed when the process has ended and was waited for.
-func startUnprivileged(cmd *exec.Cmd) (ended <-chan struct{}, err error) {
+// ended is closed when the process has ended and was waited for. filter is nil
+// for a process that maps no saved memory. In the background the process gets the
+// least CPU time.
+func startUnprivileged(cmd *exec.Cmd, filter *holeFilter, background bool) (ended <-chan struct{}, err error) {
 	started, done := make(chan error), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		err := dropPrivileges()
+		if err == nil && background {
+			err = os.NewSyscallError("setpriority", unix.Setpriority(unix.PRIO_PROCESS, 0, 19)) // of this thread
+		}
+		if err == nil && filter != nil {
+			if err = filter.install(); err == nil {
+				go filter.serve()
+			}
+		}
 		if err == nil {
 			err = cmd.Start()
 		}

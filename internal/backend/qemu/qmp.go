@@ -8,7 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxQMPLine bounds one message of QEMU, in bytes: a guest may control QEMU.
@@ -44,6 +48,7 @@ type qmpEvent struct {
 		Reason  string `json:"reason"`  // SHUTDOWN: e.g. "guest-reset"; BLOCK_IO_ERROR: text
 		NoSpace bool   `json:"nospace"` // BLOCK_IO_ERROR
 		Device  string `json:"device"`  // BLOCK_IO_ERROR
+		Status  string `json:"status"`  // MIGRATION
 		Action  string `json:"action"`  // BLOCK_IO_ERROR: "stop" if the guest was paused for it
 	} `json:"data"`
 }
@@ -110,6 +115,22 @@ func (q *qmp) fail(err error) {
 
 // execute runs a command and stores what it returns in result, if not nil.
 func (q *qmp) execute(ctx context.Context, command string, arguments, result any) error {
+	return q.send(ctx, command, arguments, result, q.conn.Write)
+}
+
+// executeWith runs a command with which QEMU gets an open file.
+func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f *os.File) error {
+	conn, ok := q.conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("qmp %s: files need a UNIX socket", command)
+	}
+	return q.send(ctx, command, arguments, nil, func(b []byte) (int, error) {
+		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil) //nolint:gosec // a file descriptor fits an int
+		return n, err
+	})
+}
+
+func (q *qmp) send(ctx context.Context, command string, arguments, result any, write func([]byte) (int, error)) error {
 	ch := make(chan qmpMessage, 1)
 	q.mu.Lock()
 	q.nextID++
@@ -121,7 +142,7 @@ func (q *qmp) execute(ctx context.Context, command string, arguments, result any
 	}
 	b, err := json.Marshal(msg)
 	if err == nil {
-		_, err = q.conn.Write(append(b, '\n')) // under the lock: one message at a time
+		_, err = write(append(b, '\n')) // under the lock: one message at a time
 	}
 	q.mu.Unlock()
 	if err != nil {

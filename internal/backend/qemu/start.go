@@ -26,6 +26,12 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		if err != nil {
 			return nil, err
 		}
+		if cfg.Load, err = d.memoryOf(f, cfg); err != nil {
+			return nil, err
+		}
+		if !cfg.Load {
+			defer d.tmpl.want(f.handle, cfg)
+		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		return &cfg, refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs))
 	})
@@ -56,7 +62,10 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 		Start: supervisor.Start{
 			Backend: Name, PauseBelow: d.cfg.PauseBelow, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 		},
-		QEMU: d.host.qemu(), Accel: accel, Initrd: initrd,
+		QEMU: d.host.qemu(), QEMUImg: d.host.qemuImg(), Accel: accel, Initrd: initrd,
+	}
+	if cfg.Machine, err = d.machineKey(ctx, h, cfg); err != nil {
+		return startConfig{}, err
 	}
 	if accel == AccelTCG {
 		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.tsc(ctx); err != nil {
@@ -80,11 +89,11 @@ const (
 )
 
 // fds are the file descriptors that QEMU inherits, by number in QEMU.
-type fds struct{ net, control, console, qmp int }
+type fds struct{ net, control, console, qmp, devices int }
 
 // qemuFDs are the file descriptors of a sandbox's QEMU, in the order of the
 // inherited files.
-var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6}
+var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6, devices: 8} // 7 is the lock
 
 // vmArgs returns the command line of QEMU, without the program. QEMU runs in
 // the sandbox's directory.
@@ -94,13 +103,20 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 	}
+	size := strconv.Itoa(h.Spec.Resources.MemoryMB) + "M"
 	a = append(a, machineArgs(c)...)
+	if c.Load {
+		// The guest has its kernel in its memory. Its CPUs start by a command.
+		a = append(a, "-object", "memory-backend-file,id="+ramBlock+",size="+size+",share=off,mem-path="+fileMemory,
+			"-incoming", "fd:"+strconv.Itoa(f.devices), "-S")
+	} else {
+		a = append(a, "-object", "memory-backend-ram,id="+ramBlock+",size="+size,
+			"-kernel", h.Image.Kernel, "-initrd", c.Initrd, "-append", kernelCommandLine(c))
+	}
 	a = append(a,
 		"-smp", strconv.Itoa(h.Spec.Resources.Cores),
-		"-m", strconv.Itoa(h.Spec.Resources.MemoryMB)+"M",
+		"-m", size, "-machine", "memory-backend="+ramBlock,
 		"-rtc", "base=utc",
-		"-kernel", h.Image.Kernel, "-initrd", c.Initrd,
-		"-append", kernelCommandLine(c),
 
 		"-chardev", "socket,id=qmp,fd="+strconv.Itoa(f.qmp), "-mon", "chardev=qmp,mode=control",
 

@@ -1,0 +1,124 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+// Files of a guest whose memory is in a directory: that of a sandbox, a template
+// or a snapshot. None of them changes after memory.json was written; they are
+// linked into other directories and replaced as a whole.
+const (
+	fileMemory      = "memory"      // the guest's RAM; sparse
+	fileDevices     = "devices"     // state of the devices, as package migration returns it
+	fileMemoryState = "memory.json" // savedMemory; written last and removed first
+)
+
+// memoryVersion is the format of memory.json and the files beside it.
+const memoryVersion = 1
+
+// savedMemory is memory.json. The memory belongs to the disk beside it: once the
+// guest's CPUs run again, it is useless, and loading it would damage the disk.
+type savedMemory struct {
+	Version  int       `json:"version"`
+	Machine  string    `json:"machine"`        // machineKey; only the same machine can load it
+	DiskSize int64     `json:"disk_size"`      // that the guest has seen, in bytes
+	Boot     string    `json:"boot,omitempty"` // boot ID of the host outside of which it is not valid; "" is none
+	Saved    time.Time `json:"saved"`
+}
+
+// readMemory reads memory.json in dir; without one the error is fs.ErrNotExist.
+func readMemory(dir string) (savedMemory, error) {
+	var s savedMemory
+	if err := durable.ReadJSON(filepath.Join(dir, fileMemoryState), &s); err != nil {
+		return s, err
+	}
+	if s.Version != memoryVersion {
+		return s, agentlab.Errorf(agentlab.CodeUnsupported, "%s has format %d; this program supports format %d",
+			filepath.Join(dir, fileMemoryState), s.Version, memoryVersion)
+	}
+	return s, nil
+}
+
+// loadable reports whether the machine with a key can load the memory now.
+func (s savedMemory) loadable(key string) bool {
+	return s.Machine == key && (s.Boot == "" || s.Boot == supervisor.BootID())
+}
+
+// dropMemory removes the files of a guest's memory from dir. How says what has
+// to survive a power cut: if memory.json came back, the next start would load a
+// memory that does not belong to the disk any more.
+func dropMemory(dir string, how durable.Sync) error {
+	err := os.Remove(filepath.Join(dir, fileMemoryState))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault(err, "cannot remove %s", filepath.Join(dir, fileMemoryState))
+	}
+	if err == nil && how != durable.None {
+		if err := durable.SyncPath(dir); err != nil {
+			return fault(err, "cannot sync %s", dir)
+		}
+	}
+	for _, name := range []string{fileMemory, fileDevices} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault(err, "cannot remove %s", filepath.Join(dir, name))
+		}
+	}
+	return nil
+}
+
+// machineKey returns the key of a sandbox's machine on this host.
+func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (string, error) {
+	v, err := d.host.version(ctx)
+	if err != nil {
+		return "", err
+	}
+	stamp, err := stampOf(c.QEMU)
+	if err != nil {
+		return "", fault(err, "cannot check %s", c.QEMU)
+	}
+	return machineKey(h, c, v.text, stamp), nil
+}
+
+// machineKey identifies the machine of a sandbox: a memory can be loaded by no
+// other. stamp is that of QEMU's program.
+func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
+	text, _ := json.Marshal([]any{
+		memoryVersion, qemu, stamp.size, stamp.mtime, hostCPU(),
+		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), machineArgs(c), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
+	})
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
+}
+
+// memoryOf reports whether a sandbox starts with a saved memory. One that this
+// host cannot load is removed, if the sandbox can do without.
+func (d *Driver) memoryOf(f found, cfg startConfig) (bool, error) {
+	saved, err := readMemory(f.dir)
+	if err == nil && saved.loadable(cfg.Machine) {
+		return true, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return false, errors.Join(err, dropMemory(f.dir, durable.Content))
+}
+
+// blocksOf returns how many bytes a file occupies on the disk.
+func blocksOf(path string) (int64, error) {
+	var st unix.Stat_t
+	err := unix.Lstat(path, &st)
+	return st.Blocks * 512, err
+}

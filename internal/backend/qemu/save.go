@@ -1,0 +1,325 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+// ramBlock is the name of the guest's RAM, on the command line and in a
+// migration stream.
+const ramBlock = "ram"
+
+// Bounds of a save. The guest runs while its memory is copied. When what is left
+// can be copied in saveDowntime, its CPUs stop for that. A guest that writes
+// faster than the host copies is stopped after savePatience.
+const (
+	saveDowntime = 20 * time.Millisecond
+	savePatience = 20 * time.Second
+	saveLimit    = 5 * time.Minute
+)
+
+// Save implements supervisor.Saver. It copies the guest's memory as QEMU's live
+// migration sends it.
+func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, saveLimit, errors.New("the guest's memory could not be saved in time"))
+	defer cancel()
+	defer func() {
+		if err != nil {
+			_ = dropMemory(to.Dir, durable.None)
+		}
+	}()
+	s := &saving{m: m, to: to, status: make(chan string, 16), received: make(chan error, 1)}
+	m.setSaving(s)
+	defer m.setSaving(nil)
+	if err = s.begin(ctx); err == nil {
+		err = s.transfer(ctx)
+	}
+	if err != nil {
+		if cerr := s.cancel(ctx); cerr != nil {
+			m.hooks.Log.Error("after a failed save", "err", cerr)
+		}
+		return err
+	}
+	return s.finish(ctx)
+}
+
+// saving is one save of a running guest.
+type saving struct {
+	m        *machine
+	to       supervisor.SaveTo
+	memory   *os.File
+	stream   io.ReadCloser // what QEMU sends
+	devices  []byte        // valid after received
+	received chan error
+	status   chan string // of QEMU's migration, from its events
+	size     int64       // of the disk, in bytes
+	layer    string      // to which QEMU writes until it uses the overlay; "" if the disk stays
+	node     string      // of the overlay
+	switched bool        // QEMU writes to the overlay
+}
+
+// begin prepares everything that does not need the guest to be stopped.
+func (s *saving) begin(ctx context.Context) error {
+	var err error
+	if s.size, err = s.m.diskSize(ctx); err != nil {
+		return err
+	}
+	if s.memory, err = os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+		return fault(err, "cannot create the file for the memory")
+	}
+	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
+	if err := s.memory.Truncate(bytes); err != nil {
+		return fault(err, "cannot create the file for the memory")
+	}
+	conn, theirs, err := socketPair()
+	if err != nil {
+		return fault(err, "cannot make a socket for QEMU")
+	}
+	defer func() { _ = theirs.Close() }()
+	s.stream = conn
+	go func() {
+		var err error
+		s.devices, err = migration.Receive(conn, ramBlock, s.memory, bytes)
+		_ = conn.Close() // QEMU then ends the migration too
+		s.received <- err
+	}()
+	if s.to.Continue {
+		if err := s.addOverlay(ctx); err != nil {
+			return err
+		}
+	}
+	for _, c := range []struct {
+		name string
+		args any
+	}{
+		{"migrate-set-capabilities", capabilities(true, "events", "pause-before-switchover")},
+		{"migrate-set-parameters", map[string]any{"max-bandwidth": 0, "downtime-limit": saveDowntime.Milliseconds()}},
+	} {
+		if err := s.m.qmp.execute(ctx, c.name, c.args, nil); err != nil {
+			return fault(err, "cannot prepare QEMU")
+		}
+	}
+	if err := s.m.qmp.executeWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs); err != nil {
+		return fault(err, "cannot pass a socket to QEMU")
+	}
+	return nil
+}
+
+func capabilities(on bool, names ...string) any {
+	var list []map[string]any
+	for _, n := range names {
+		list = append(list, map[string]any{"capability": n, "state": on})
+	}
+	return map[string]any{"capabilities": list}
+}
+
+// addOverlay opens the overlay to which the guest writes after the save.
+func (s *saving) addOverlay(ctx context.Context) error {
+	var err error
+	if s.layer, err = freezeDisk(ctx, s.m.cfg.QEMUImg, s.m.dir, s.size); err != nil {
+		return err
+	}
+	s.node = "root-" + strings.TrimSuffix(strings.TrimPrefix(s.layer, layerPrefix), layerSuffix)
+	err = s.m.qmp.execute(ctx, "blockdev-add", map[string]any{
+		"driver": "qcow2", "node-name": s.node, "backing": nil, "discard": "unmap", "detect-zeroes": "unmap",
+		"file": map[string]any{"driver": "file", "filename": fileRoot, "discard": "unmap"},
+	}, nil)
+	if err != nil {
+		return fault(err, "cannot open the new disk")
+	}
+	return nil
+}
+
+// transfer copies the memory until the guest's CPUs are stopped and everything
+// was sent.
+func (s *saving) transfer(ctx context.Context) error {
+	if err := s.m.qmp.execute(ctx, "migrate", map[string]any{"uri": "fd:memory"}, nil); err != nil {
+		return fault(err, "cannot save the guest's memory")
+	}
+	if err := s.awaitStopped(ctx); err != nil {
+		return err
+	}
+	if s.layer != "" {
+		err := s.m.qmp.execute(ctx, "blockdev-snapshot", map[string]any{"node": s.m.diskNode, "overlay": s.node}, nil)
+		if err != nil {
+			return fault(err, "cannot switch to the new disk")
+		}
+		s.switched, s.m.diskNode = true, s.node
+	}
+	if err := s.m.qmp.execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
+		return fault(err, "cannot save the guest's memory")
+	}
+	return s.await(ctx, "completed")
+}
+
+// awaitStopped waits until the guest's CPUs are stopped because almost all of
+// the memory was copied.
+func (s *saving) awaitStopped(ctx context.Context) error {
+	pctx, cancel := context.WithTimeout(ctx, savePatience)
+	defer cancel()
+	err := s.await(pctx, "pre-switchover")
+	if err == nil || ctx.Err() != nil || pctx.Err() == nil {
+		return err
+	}
+	s.m.hooks.Log.Info("the guest writes faster than its memory can be copied: it is stopped")
+	if err := s.m.qmp.execute(ctx, "migrate-set-parameters", map[string]any{"downtime-limit": saveLimit.Milliseconds()}, nil); err != nil {
+		return fault(err, "cannot save the guest's memory")
+	}
+	return s.await(ctx, "pre-switchover")
+}
+
+// await waits for a status of QEMU's migration.
+func (s *saving) await(ctx context.Context, want string) error {
+	for {
+		select {
+		case got := <-s.status:
+			switch got {
+			case want:
+				return nil
+			case "failed", "cancelled":
+				select { // the reason, if the receiver has one
+				case err := <-s.received:
+					s.received <- err
+					if err != nil {
+						return fault(err, "cannot store the guest's memory")
+					}
+				case <-time.After(time.Second):
+				}
+				return agentlab.Errorf(agentlab.CodeInternal, "QEMU did not save the guest's memory: %s", got)
+			}
+		case <-s.m.done:
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the VM has ended")
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// cancel lets the guest continue after an error. It also has to when ctx has
+// ended.
+func (s *saving) cancel(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpPatience)
+	defer cancel()
+	_ = s.m.qmp.execute(ctx, "migrate_cancel", nil, nil)
+	if s.stream != nil {
+		_ = s.stream.Close()
+		<-s.received
+	}
+	if s.memory != nil {
+		_ = s.memory.Close()
+	}
+	err := s.resume(ctx)
+	if s.layer != "" && !s.switched {
+		_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil)
+		err = errors.Join(err, unfreezeDisk(s.m.dir, s.layer))
+	}
+	return errors.Join(err, s.reset(ctx))
+}
+
+// resume continues the guest's CPUs, if they ran before.
+func (s *saving) resume(ctx context.Context) error {
+	if !s.to.Running {
+		return nil
+	}
+	for {
+		err := s.m.qmp.execute(ctx, "cont", nil, nil)
+		// QEMU reports that a migration has completed before it accepts this.
+		if err == nil || !strings.Contains(err.Error(), "not finalized") {
+			return err
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		}
+	}
+}
+
+// reset prepares QEMU for the next save.
+func (s *saving) reset(ctx context.Context) error {
+	return s.m.qmp.execute(ctx, "migrate-set-capabilities", capabilities(false, "pause-before-switchover"), nil)
+}
+
+// finish continues the guest, and then completes the files.
+func (s *saving) finish(ctx context.Context) error {
+	var err error
+	if s.to.Continue {
+		err = errors.Join(s.resume(ctx), s.reset(ctx))
+	}
+	err = errors.Join(err, <-s.received)
+	how := durable.None
+	if s.to.Durable {
+		how = durable.Content
+		err = errors.Join(err, s.memory.Sync())
+	}
+	err = errors.Join(err, s.memory.Close())
+	if err == nil {
+		err = durable.Replace(filepath.Join(s.to.Dir, fileDevices), s.devices, how)
+	}
+	if err == nil && s.layer != "" {
+		err = s.linkDisk()
+	}
+	if err == nil {
+		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Machine, DiskSize: s.size, Saved: time.Now().UTC()}
+		err = durable.ReplaceJSON(filepath.Join(s.to.Dir, fileMemoryState), state, how)
+	}
+	if err == nil {
+		return nil
+	}
+	if !s.to.Continue {
+		err = errors.Join(err, s.resume(ctx), s.reset(ctx))
+	}
+	return asError(err, "cannot save the guest")
+}
+
+// linkDisk gives the directory the disk of the guest at the time of the save: all
+// layers, and an empty overlay on the last one.
+func (s *saving) linkDisk() error {
+	if s.to.Dir == s.m.dir {
+		return nil
+	}
+	names, err := layersIn(s.m.dir)
+	if err != nil {
+		return err
+	}
+	if err := linkFiles(s.m.dir, s.to.Dir, names...); err != nil {
+		return err
+	}
+	return createOverlay(context.Background(), s.m.cfg.QEMUImg, filepath.Join(s.to.Dir, fileRoot), s.layer, "qcow2", s.size)
+}
+
+// diskSize returns the size of the root disk as QEMU has it, in bytes.
+func (m *machine) diskSize(ctx context.Context) (int64, error) {
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Size int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := m.qmp.execute(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+		return 0, fault(err, "cannot read the size of the disk")
+	}
+	for _, n := range nodes {
+		if n.Name == m.diskNode {
+			return n.Image.Size, nil
+		}
+	}
+	return 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has no disk %s", m.diskNode)
+}
+
+func (m *machine) setSaving(s *saving) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.saving = s
+}
