@@ -218,7 +218,7 @@ func (d Dir) Listen() (net.Listener, error) { return sockpath.Takeover(d.file(fi
 // it also works if the VM does not run.
 func (d Dir) Console(ctx context.Context, follow bool) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
-	return &logReader{ctx: ctx, cancel: cancel, path: d.file(fileConsole), follow: follow}
+	return &logReader{ctx: ctx, cancel: cancel, path: d.file(FileConsole), follow: follow}
 }
 
 // Egress implements backend.EgressLogger.EgressLog.

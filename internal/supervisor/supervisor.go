@@ -232,8 +232,8 @@ func (s *supervisor) begin(ctx context.Context) error {
 		defer cancel()
 		return errors.Join(srv.Shutdown(ctx), srv.Close()) // a client that waits for the end gets its answer
 	})
-	if s.consoleLog, err = bounded.OpenLog(filepath.Join(s.dir, fileConsole), consoleMax, consoleRate, time.Now); err != nil {
-		return fault(err, "cannot open %s", fileConsole)
+	if s.consoleLog, err = bounded.OpenLog(filepath.Join(s.dir, FileConsole), consoleMax, consoleRate, time.Now); err != nil {
+		return fault(err, "cannot open %s", FileConsole)
 	}
 	s.undo.add(s.consoleLog.Close)
 	if s.egressLog, err = egresslog.Open(filepath.Join(s.dir, fileEgress), s.vm.VMID(), s.rebooted); err != nil {

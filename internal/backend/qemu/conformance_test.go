@@ -21,6 +21,15 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// Sandboxes that start from a template keep the same contract.
+func TestConformanceWarm(t *testing.T) {
+	backendtest.Run(t, backendtest.Config{
+		New:         func(t *testing.T) *backendtest.Harness { return newHarness(t, warmFixture(t)) },
+		BootTimeout: bootTimeout,
+		Prompt:      10 * time.Second,
+	})
+}
+
 // mortal is a driver whose next call of a method may be made by a process
 // that dies in it.
 type mortal struct {

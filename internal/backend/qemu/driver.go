@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -64,6 +65,9 @@ type Config struct {
 	// TemplateBytes is how much templates may occupy on the disk of StateDir. 0
 	// means that no templates are made, and every sandbox boots.
 	TemplateBytes int64
+	// TemplateDir is the directory of templates, on the file system of StateDir;
+	// "" is StateDir/templates. Drivers may share it.
+	TemplateDir string
 
 	// PauseBelow is the free space on the disk of StateDir, in bytes, below which
 	// running guests that write are paused; below half of it all guests are
@@ -150,7 +154,7 @@ func New(cfg Config) (*Driver, error) {
 			return nil, fault(err, "cannot create %s", dir)
 		}
 	}
-	d.tmpl = newTemplates(d, filepath.Join(cfg.StateDir, "templates"), cfg.TemplateBytes)
+	d.tmpl = newTemplates(d, cmp.Or(cfg.TemplateDir, filepath.Join(cfg.StateDir, "templates")), cfg.TemplateBytes)
 	return d, d.tmpl.sweep()
 }
 

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -137,6 +136,9 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 		d.at("disk made")
 		return nil
 	}
+	if err := dropMemory(dir, durable.None); err != nil { // of an interrupted copy of a template
+		return err
+	}
 	tmp := path + tmpSuffix
 	if err := createOverlay(ctx, d.host.qemuImg(), tmp, h.Image.RootDisk, "raw", size); err != nil {
 		return err
@@ -163,19 +165,10 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 	if from == "" {
 		return false
 	}
-	err = copyTemplate(from, dir)
-	if saved, _ := readMemory(dir); err == nil && saved.DiskSize != size {
-		err = runQEMUImg(ctx, cfg.QEMUImg, dir, "resize", "-q", fileRoot, strconv.FormatInt(size, 10))
+	if err = d.copyTemplate(ctx, from, dir, cfg.QEMUImg, size); err != nil {
+		d.log.Warn("a template could not be used", "image", h.Image.Ref, "err", err)
 	}
-	if err == nil {
-		return true
-	}
-	d.log.Warn("a template could not be used", "image", h.Image.Ref, "err", err)
-	if err := dropMemory(dir, durable.None); err != nil {
-		d.log.Warn("a template's memory was not removed", "err", err)
-	}
-	_ = os.Remove(filepath.Join(dir, fileRoot))
-	return false
+	return err == nil
 }
 
 // Stop implements backend.Driver.

@@ -88,6 +88,7 @@ type fixed struct {
 	Internet                   string // socket of the guests' internet; "" means that of the host
 	PauseBelow                 uint64
 	TemplateBytes              int64
+	TemplateDir                string
 	QEMU                       string // "": the one that is installed
 	UpstreamProxy              *gate.ProxyConfig
 }
@@ -97,8 +98,8 @@ func (f fixed) open() (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, TemplateBytes: f.TemplateBytes, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
+	d, err := New(Config{
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, TemplateBytes: f.TemplateBytes, TemplateDir: f.TemplateDir, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
 		Images: func(_ context.Context, ref string) (ImageFiles, error) {
 			if ref != f.Image.Ref {
 				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
@@ -106,6 +107,10 @@ func (f fixed) open() (*Driver, error) {
 			return f.Image, nil
 		},
 	})
+	if err == nil && f.TemplateDir != "" {
+		d.tmpl.stop() // tests that share templates make none in the background
+	}
+	return d, err
 }
 
 // vmFixture is for tests that boot VMs.
@@ -124,6 +129,22 @@ func vmFixture(t testing.TB) fixed {
 	}
 	f := fixed{StateDir: stateDir(t), CacheDir: sharedCache(t), Runner: r, Image: img}
 	t.Cleanup(func() { f.destroyAll(t) })
+	return f
+}
+
+// warmFixture is vmFixture for sandboxes that start from a template, which all
+// tests share.
+func warmFixture(t testing.TB) fixed {
+	t.Helper()
+	f := vmFixture(t)
+	f.TemplateBytes, f.TemplateDir = 4<<30, filepath.Join(runnerDir, "templates")
+	d, err := f.open()
+	if err == nil {
+		err = d.warm(t.Context(), f.spec(1))
+	}
+	if err != nil {
+		t.Fatalf("a template: %v", err)
+	}
 	return f
 }
 
@@ -247,6 +268,9 @@ func uid(n int) string {
 	return strings.Repeat("a", 24) + string([]byte{'a' + byte(n/26), 'a' + byte(n%26)})
 }
 
+// methodWarm makes a template.
+const methodWarm backendtest.Method = "Warm"
+
 // doomed is a call that another process makes and dies in.
 type doomed struct {
 	Fixed  fixed
@@ -284,6 +308,8 @@ func die(arg string) int {
 		err = d.Stop(ctx, c.Spec.Ref(), time.Second)
 	case backendtest.MethodDestroy:
 		err = d.Destroy(ctx, c.Spec.Ref())
+	case methodWarm:
+		err = d.warm(ctx, c.Spec)
 	}
 	fmt.Fprintln(os.Stderr, "not reached:", c.Point, err)
 	return 3

@@ -19,14 +19,19 @@ var Backend = registry.Backend{Name: Name, Section: newSettings, Options: profil
 type Settings struct {
 	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
 	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
+
+	TemplateCacheGB int `yaml:"template_cache_gb" doc:"Space for templates, in GiB: booted guests from which sandboxes start without a boot. The least recently used are removed. With 0 every sandbox boots."`
 }
 
-func newSettings() config.Section { return &Settings{Accel: string(AccelAuto)} }
+func newSettings() config.Section { return &Settings{Accel: string(AccelAuto), TemplateCacheGB: 4} }
 
 // Validate implements config.Section.
 func (s *Settings) Validate(config.Config, bool) error {
 	if strings.Contains(s.Binary, "/") && !filepath.IsAbs(s.Binary) {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is neither a name to look for in PATH nor an absolute path", s.Binary).WithField("qemu.binary")
+	}
+	if s.TemplateCacheGB < 0 || s.TemplateCacheGB > 1<<20 {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 0 and %d", s.TemplateCacheGB, 1<<20).WithField("qemu.template_cache_gb")
 	}
 	return config.OneOf("qemu.accel", s.Accel, []string{string(AccelAuto), string(AccelKVM), string(AccelTCG)})
 }
@@ -54,9 +59,12 @@ func open(env registry.Env) (registry.Opened, error) {
 		},
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
 		Accel:      Accel(s.Accel),
-		QEMU:       s.Binary,
-		Reserved:   env.Config.APIPorts(),
-		Logger:     env.Log,
+
+		TemplateBytes: int64(s.TemplateCacheGB) << 30,
+
+		QEMU:     s.Binary,
+		Reserved: env.Config.APIPorts(),
+		Logger:   env.Log,
 
 		UpstreamProxy: upstream,
 	})

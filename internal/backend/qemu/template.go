@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -33,7 +35,6 @@ type templates struct {
 	ctx  context.Context // ends with the driver
 	stop context.CancelFunc
 	wg   sync.WaitGroup
-	slot chan struct{} // one template is made at a time
 
 	mu     sync.Mutex
 	making map[string]bool // by key
@@ -42,6 +43,10 @@ type templates struct {
 // makingPrefix marks the directory of a template that is being made. Its VM ends
 // when the driver's process that makes it ends, or at its deadline.
 const makingPrefix = ".making-"
+
+// fileTemplateLock is held by the process that makes a template: one is made at a
+// time.
+const fileTemplateLock = ".lock"
 
 const (
 	// templatePatience limits the boot of a template's guest.
@@ -54,7 +59,7 @@ const (
 )
 
 func newTemplates(d *Driver, dir string, most int64) *templates {
-	t := &templates{d: d, dir: dir, max: most, slot: make(chan struct{}, 1), making: map[string]bool{}}
+	t := &templates{d: d, dir: dir, max: most, making: map[string]bool{}}
 	t.ctx, t.stop = context.WithCancel(context.Background())
 	return t
 }
@@ -100,14 +105,33 @@ func (t *templates) want(h handle, cfg startConfig) {
 	})
 }
 
+// warm makes a template for sandboxes like spec now, unless there is one.
+func (d *Driver) warm(ctx context.Context, spec backend.Spec) error {
+	if err := d.Validate(spec); err != nil {
+		return err
+	}
+	img, err := d.cfg.Images(ctx, spec.Image)
+	if err != nil {
+		return asError(err, "cannot find image %s", spec.Image)
+	}
+	h := handle{Spec: spec, Image: img}
+	cfg, err := d.startConfig(ctx, h)
+	if err != nil {
+		return err
+	}
+	return d.tmpl.make(ctx, h, cfg)
+}
+
 // make boots a guest without identity, and saves it as a template.
 func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err error) {
-	select {
-	case t.slot <- struct{}{}:
-		defer func() { <-t.slot }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+		return fault(err, "cannot create %s", t.dir)
 	}
+	l, err := lock.Acquire(ctx, filepath.Join(t.dir, fileTemplateLock))
+	if err != nil {
+		return asError(err, "waiting for another template")
+	}
+	defer func() { _ = l.Unlock() }()
 	if t.find(cfg.Machine) != "" {
 		return nil
 	}
@@ -200,7 +224,7 @@ func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) er
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case fileMemory, fileDevices, fileMemoryState, fileRoot:
+		case fileMemory, fileDevices, fileMemoryState, fileRoot, supervisor.FileConsole:
 		default:
 			if layerName.MatchString(e.Name()) {
 				continue
@@ -231,11 +255,19 @@ func (t *templates) discard(dir string) error {
 
 // sweep removes what a killed process has left of templates.
 func (t *templates) sweep() error {
+	if _, err := os.Lstat(t.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	l, err := lock.Try(filepath.Join(t.dir, fileTemplateLock))
+	if agentlab.CodeOf(err) == agentlab.CodeBusy {
+		return nil // it is alive
+	}
+	if err != nil {
+		return asError(err, "cannot lock %s", t.dir)
+	}
+	defer func() { _ = l.Unlock() }()
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
 		return fault(err, "cannot read %s", t.dir)
 	}
 	for _, e := range entries {
@@ -313,9 +345,9 @@ func occupiedBy(dir string) (int64, error) {
 	return sum, err
 }
 
-// copyTemplate gives a new sandbox's directory the disk, the memory and the
-// devices of a template.
-func copyTemplate(from, to string) error {
+// copyTemplate gives a new sandbox's directory the memory, the devices, the
+// console output and last the disk of a template, with a size in bytes.
+func (d *Driver) copyTemplate(ctx context.Context, from, to, qemuImg string, size int64) error {
 	saved, err := readMemory(from)
 	if err != nil {
 		return err
@@ -331,23 +363,33 @@ func copyTemplate(from, to string) error {
 	if err := durable.ReplaceJSON(filepath.Join(to, fileMemoryState), saved, durable.None); err != nil {
 		return err
 	}
-	return copyFile(filepath.Join(from, fileRoot), filepath.Join(to, fileRoot))
+	if err := copyFile(filepath.Join(from, supervisor.FileConsole), filepath.Join(to, supervisor.FileConsole)); err != nil {
+		return err
+	}
+	root := filepath.Join(to, fileRoot)
+	if err := copyFile(filepath.Join(from, fileRoot), root+tmpSuffix); err != nil {
+		return err
+	}
+	if size != saved.DiskSize {
+		if err := runQEMUImg(ctx, qemuImg, to, "resize", "-q", fileRoot+tmpSuffix, strconv.FormatInt(size, 10)); err != nil {
+			return err
+		}
+	}
+	d.at("disk not named")
+	return os.Rename(root+tmpSuffix, root)
 }
 
-// copyFile copies a small file. The new one appears when it is complete.
+// copyFile copies a small file.
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to+tmpSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = io.Copy(out, in)
-	if err = errors.Join(err, out.Close()); err == nil {
-		err = os.Rename(to+tmpSuffix, to)
-	}
-	return err
+	return errors.Join(err, out.Close())
 }

@@ -1,57 +1,241 @@
 package qemu
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// awaitTemplate waits until the driver has made a template.
-func awaitTemplate(t testing.TB, d *Driver) {
-	t.Helper()
-	eventually(t, 2*bootTimeout, "a template is made", func() error {
-		names, err := filepath.Glob(filepath.Join(d.tmpl.dir, "[0-9a-f]*"))
-		if err == nil && len(names) == 0 {
-			err = errors.New("there is none")
-		}
-		return err
-	})
+// theTemplate returns the directory of the only template.
+func theTemplate(d *Driver) (string, error) {
+	names, err := filepath.Glob(filepath.Join(d.tmpl.dir, "[0-9a-f]*"))
+	if err == nil && len(names) != 1 {
+		err = fmt.Errorf("there are the templates %q", names)
+	}
+	if err != nil {
+		return "", err
+	}
+	return names[0], nil
 }
 
-// The second sandbox of a kind starts as a copy of a template: it answers at
-// once, has an identity of its own, and its disk is its own.
+// clone creates the nth sandbox from a template, and starts it.
+func (b *box) clone(n int, change func(*backend.Spec)) *box {
+	b.Helper()
+	sp := b.f.spec(n)
+	if change != nil {
+		change(&sp)
+	}
+	c := &box{TB: b.TB, f: b.f, d: b.d, ref: sp.Ref(), ctx: b.ctx}
+	b.ok(b.d.Create(b.ctx, sp))
+	if _, err := readMemory(b.d.dir(c.ref)); err != nil {
+		b.Fatalf("it does not start from a template: %v", err)
+	}
+	c.boot()
+	if _, err := os.Lstat(filepath.Join(b.d.dir(c.ref), fileMemoryState)); !errors.Is(err, os.ErrNotExist) {
+		b.Errorf("a running sandbox has a saved memory: %v", err)
+	}
+	return c
+}
+
+// The first sandbox of a kind boots, and a template is made. The next one is a
+// copy of it with a boot ID and a disk of its own.
 func TestStartFromTemplate(t *testing.T) {
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
 	b := newBox(t, f, nil)
 	t.Cleanup(func() { _ = b.d.Close() })
 	b.boot()
-	awaitTemplate(t, b.d)
-	sp := f.spec(2)
-	b.ok(b.d.Create(b.ctx, sp))
-	if _, err := os.Stat(filepath.Join(b.d.dir(sp.Ref()), fileMemoryState)); err != nil {
-		t.Fatal(err)
-	}
-	second := &box{TB: t, f: f, d: b.d, ref: sp.Ref(), ctx: b.ctx}
+	b.identify()
+	eventually(t, 2*bootTimeout, "a template is made", func() error { _, err := theTemplate(b.d); return err })
+	second := b.clone(2, nil)
 	began := time.Now()
-	second.boot()
-	t.Logf("the second sandbox answered after %s", time.Since(began))
 	second.identify()
+	t.Logf("identity: %s", time.Since(began))
 	h, err := second.client().Health(b.ctx)
 	b.ok(err)
-	t.Logf("%+v", h)
-	if out := second.output("cat /etc/hostname; touch /root/here; sync; echo $(( $(cut -d. -f1 /proc/uptime) ))"); true {
-		t.Logf("%s", out)
+	if h.System != "running" || h.Identity != second.ref.UID {
+		t.Errorf("%+v", h)
 	}
-	if _, err := os.Stat(filepath.Join(b.d.dir(sp.Ref()), fileMemoryState)); !os.IsNotExist(err) {
-		t.Errorf("the memory is still there: %v", err)
+	second.output("echo mine >/root/mine; sync")
+	if out := b.output("ls /root"); out != "" {
+		t.Errorf("the disk of the first sandbox has %q", out)
 	}
-	in, err := b.d.Inspect(b.ctx, sp.Ref())
-	if err != nil || in.Power != backend.PowerRunning {
-		t.Errorf("%+v, %v", in, err)
+	b.ok(b.d.Stop(b.ctx, second.ref, bootTimeout))
+	second.boot()
+	if out := second.output("cat /root/mine"); out != "mine" {
+		t.Errorf("after a restart the disk has %q", out)
+	}
+}
+
+// A larger disk than the template's is seen by a guest that never boots.
+func TestTemplateLargerDisk(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	c := b.clone(2, func(sp *backend.Spec) { sp.Resources.RootSizeGB = 33 })
+	if out := c.output("cat /sys/block/vda/size"); out != strconv.Itoa(33<<21) {
+		t.Errorf("the guest's disk has %s sectors", out)
+	}
+}
+
+// hash returns the content of a file, and how many bytes it occupies.
+func hash(t testing.TB, path string) (sum string, bytes int64) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	if bytes, err = blocksOf(path); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), bytes
+}
+
+// unique returns the memory of QEMU that no other process has, in bytes.
+func (b *box) unique() int64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", b.noted(qemuPID)))
+	b.ok(err)
+	var sum int64
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 3 && (f[0] == "Private_Clean:" || f[0] == "Private_Dirty:") {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			b.ok(err)
+			sum += n << 10
+		}
+	}
+	return sum
+}
+
+// A guest that gives memory back to its host changes neither the template nor
+// the guests that share its memory, and the host gets the memory.
+func TestTemplateKeepsItsMemory(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	c := b.clone(2, nil)
+	dir, err := theTemplate(b.d)
+	b.ok(err)
+	path := filepath.Join(dir, fileMemory)
+	sum, bytes := hash(t, path)
+	before := c.unique()
+	const used = 150 << 20
+	c.output("head -c " + strconv.Itoa(used) + " /dev/urandom >/dev/shm/fill")
+	full := c.unique()
+	if full < before+used*9/10 {
+		t.Errorf("%d MiB after the guest has used %d MiB more than with %d MiB", full>>20, used>>20, before>>20)
+	}
+	// The guest drops everything: what the template had cached, too.
+	c.output("rm /dev/shm/fill; sync; echo 3 >/proc/sys/vm/drop_caches")
+	eventually(t, bootTimeout, "the host gets the memory back", func() error {
+		if now := c.unique(); now > full-used*3/4 {
+			return fmt.Errorf("%d MiB of %d", now>>20, full>>20)
+		}
+		return nil
+	})
+	if s, n := hash(t, path); s != sum || n != bytes {
+		t.Errorf("the template's memory has changed: %d bytes before, %d now", bytes, n)
+	}
+	b.clone(3, nil).output("id")
+}
+
+// A template that another machine has made is not used, and a memory that does
+// not fit is removed before a sandbox boots.
+func TestMemoryOfAnotherMachine(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	dir := d.dir(sp.Ref())
+	for _, name := range []string{fileMemory, fileDevices} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{`{"version":1,"machine":"other"}`, `{"version":1,"machine":"this","boot":"yesterday"}`} {
+		if err := os.WriteFile(filepath.Join(dir, fileMemoryState), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		found, err := d.find(sp.UID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if load, err := d.memoryOf(found, startConfig{Machine: "this"}); load || err != nil {
+			t.Errorf("%s: %v, %v", text, load, err)
+		}
+		if _, err := readMemory(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// Templates that were not used for the longest time make room.
+func TestTrimTemplates(t *testing.T) {
+	d, _ := still(t)
+	d.tmpl.max = 250 << 10
+	now := time.Now()
+	for i, key := range []string{"aa", "bb", "cc"} {
+		dir := filepath.Join(d.tmpl.dir, key)
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, fileMemory), make([]byte, 100<<10), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		used := now.Add(time.Duration(i) * time.Minute)
+		if err := os.Chtimes(dir, used, used); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.tmpl.trim("aa"); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]bool{"aa": true, "bb": false, "cc": true} {
+		if _, err := os.Stat(filepath.Join(d.tmpl.dir, key)); (err == nil) != want {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+// A process that dies while it makes a template leaves no VM and no files behind
+// the next one.
+func TestTemplateMakerDies(t *testing.T) {
+	f := vmFixture(t)
+	f.TemplateBytes = 1 << 30
+	for _, point := range []string{"shim started", "template booted", "template settled", "template saved"} {
+		c := doomed{Fixed: f, Method: methodWarm, Point: point, Spec: f.spec(1)}
+		if c.dieIn() == nil {
+			t.Fatalf("%s was not reached", point)
+		}
+		d, err := f.open()
+		if err != nil {
+			t.Fatalf("%s: %v", point, err)
+		}
+		if left, err := os.ReadDir(d.tmpl.dir); err != nil || len(left) != 1 || left[0].Name() != fileTemplateLock {
+			t.Errorf("%s: %v, %v", point, left, err)
+		}
+		if left := processes(f.StateDir); len(left) > 0 {
+			t.Errorf("%s: %q", point, left)
+		}
+	}
+	d, err := f.open()
+	if err == nil {
+		err = d.warm(t.Context(), f.spec(1))
+	}
+	if err != nil {
+		t.Fatalf("%v (%s)", err, agentlab.HintOf(err))
+	}
+	if _, err := theTemplate(d); err != nil {
+		t.Error(err)
 	}
 }
