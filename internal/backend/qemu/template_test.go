@@ -1,17 +1,21 @@
 package qemu
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -129,7 +133,7 @@ func TestTemplateKeepsItsMemory(t *testing.T) {
 	dir, err := theTemplate(b.d)
 	b.ok(err)
 	path := filepath.Join(dir, fileMemory)
-	sum, bytes := hash(t, path)
+	sum, occupied := hash(t, path)
 	before := c.unique()
 	const used = 150 << 20
 	c.output("head -c " + strconv.Itoa(used) + " /dev/urandom >/dev/shm/fill")
@@ -145,10 +149,45 @@ func TestTemplateKeepsItsMemory(t *testing.T) {
 		}
 		return nil
 	})
-	if s, n := hash(t, path); s != sum || n != bytes {
-		t.Errorf("the template's memory has changed: %d bytes before, %d now", bytes, n)
+	if s, n := hash(t, path); s != sum || n != occupied {
+		t.Errorf("the template's memory has changed: %d bytes before, %d now", occupied, n)
 	}
 	b.clone(3, nil).output("id")
+}
+
+// A process with the filter punches holes into every file but the memory, and
+// does not notice the difference.
+func TestHoleFilter(t *testing.T) {
+	dir := t.TempDir()
+	memory, disk := filepath.Join(dir, fileMemory), filepath.Join(dir, fileRoot)
+	for _, path := range []string{memory, disk} {
+		if err := os.WriteFile(path, bytes.Repeat([]byte{7}, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sum, occupied := hash(t, memory)
+	var f holeFilter
+	if err := unix.Stat(memory, &f.memory); err != nil {
+		t.Fatal(err)
+	}
+	script := `for f in "$@"; do fallocate --punch-hole --offset 0 --length 524288 "$f" || exit 3; done`
+	cmd := exec.Command("sh", "-c", script, "sh", memory, disk) //nolint:gosec // a test's paths
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	ended, err := startUnprivileged(cmd, &f, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if code := cmd.ProcessState.ExitCode(); code != 0 {
+		t.Fatalf("code %d: %s", code, &out)
+	}
+	if s, n := hash(t, memory); s != sum || n != occupied {
+		t.Errorf("the memory has changed: %d bytes, %d before", n, occupied)
+	}
+	if _, n := hash(t, disk); n != occupied/2 {
+		t.Errorf("the disk occupies %d bytes, want %d", n, occupied/2)
+	}
 }
 
 // A template that another machine has made is not used, and a memory that does
