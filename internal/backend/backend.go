@@ -169,6 +169,21 @@ type Suspender interface {
 	Resume(ctx context.Context, ref Ref) error
 }
 
+// DiskSuspender is implemented by drivers that can suspend a sandbox to disk.
+type DiskSuspender interface {
+	Suspender
+
+	// SuspendToDisk saves the memory of a running or suspended sandbox to disk
+	// and ends its VM: no process of it remains. Inspect returns PowerSuspended,
+	// also after a restart of the host, and Resume continues the guest as it was.
+	// After an error, or a crash at any point, the sandbox is either as before or
+	// suspended to disk. Suspending a sandbox that is suspended to disk succeeds;
+	// for a stopped one the error has agentlab.CodeConflict. If the host cannot
+	// continue the guest, because its processor or its emulator was replaced, the
+	// error of Resume has agentlab.CodeUnsupported; Stop then discards the memory.
+	SuspendToDisk(ctx context.Context, ref Ref) error
+}
+
 // NumberChecker is implemented by drivers whose backend has other users, which
 // take numbers from the same range.
 type NumberChecker interface {

@@ -78,7 +78,8 @@ func (s *supervisor) save(ctx context.Context, to SaveTo) error {
 	return nil
 }
 
-// Save saves the guest, which runs or is suspended.
+// Save saves the guest, which runs or is suspended. If it does not continue, its
+// VM and its supervisor have ended when Save returns.
 func (d Dir) Save(ctx context.Context, to SaveTo) error {
 	held, err := lockHeld(d.file(fileLock))
 	if err != nil {
@@ -92,5 +93,10 @@ func (d Dir) Save(ctx context.Context, to SaveTo) error {
 		return agentlab.Errorf(agentlab.CodeInternal, "encode a request: %w", err)
 	}
 	_, err = client(d.Path).call(ctx, http.MethodPost, pathSave, body)
+	if err == nil && !to.Continue {
+		if err = waitFree(ctx, d.file(fileLock)); err != nil {
+			err = agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the end of the VM: %w", err)
+		}
+	}
 	return err
 }

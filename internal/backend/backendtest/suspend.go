@@ -37,6 +37,39 @@ func (s *suite) suspend(ref backend.Ref, boot string) {
 	}
 }
 
+// suspendToDisk suspends the sandbox to disk, once while it runs and once while
+// it is suspended: the same boot answers again, even if the driver's process
+// ended in between.
+func (s *suite) suspendToDisk(ref backend.Ref, boot string) {
+	sus, ok := s.d.(backend.DiskSuspender)
+	if !ok {
+		s.Skip("skipped: this driver is no DiskSuspender")
+	}
+	for _, paused := range []bool{false, true} {
+		if paused {
+			s.ok("Suspend", sus.Suspend(s.ctx(), ref))
+		}
+		for range 2 {
+			s.ok("SuspendToDisk", sus.SuspendToDisk(s.ctx(), ref))
+			s.wantPower(ref, backend.PowerSuspended)
+		}
+		s.ok("Suspend of a sandbox that is on disk", sus.Suspend(s.ctx(), ref))
+		s.wantCode("Start of a suspended sandbox", s.d.Start(s.ctx(), ref), agentlab.CodeConflict)
+		if s.h.Reopen != nil {
+			s.reopen()
+			s.wantPower(ref, backend.PowerSuspended)
+			sus, _ = s.d.(backend.DiskSuspender)
+		}
+		for range 2 {
+			s.ok("Resume", sus.Resume(s.ctx(), ref))
+			s.wantPower(ref, backend.PowerRunning)
+		}
+		if h := s.awaitControl(ref); h.BootID != boot {
+			s.Errorf("boot %q answers after Resume, want %q", h.BootID, boot)
+		}
+	}
+}
+
 // suspendStopped tests that a stopped sandbox can be neither suspended nor
 // resumed.
 func (s *suite) suspendStopped(ref backend.Ref) {
@@ -46,5 +79,9 @@ func (s *suite) suspendStopped(ref backend.Ref) {
 		gone := backend.Ref{UID: agentlab.NewUID()}
 		s.wantCode("Suspend of no sandbox", sus.Suspend(s.ctx(), gone), agentlab.CodeNotFound)
 		s.wantCode("Resume of no sandbox", sus.Resume(s.ctx(), gone), agentlab.CodeNotFound)
+		if sus, ok := s.d.(backend.DiskSuspender); ok {
+			s.wantCode("SuspendToDisk of a stopped sandbox", sus.SuspendToDisk(s.ctx(), ref), agentlab.CodeConflict)
+			s.wantCode("SuspendToDisk of no sandbox", sus.SuspendToDisk(s.ctx(), gone), agentlab.CodeNotFound)
+		}
 	}
 }

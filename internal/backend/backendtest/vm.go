@@ -49,6 +49,7 @@ func (s *suite) vm() {
 	s.sub("Network", func(s *suite) { s.networkRunning(sp) })
 	s.sub("EgressLog", func(s *suite) { s.egressLog(ref) })
 	s.sub("Suspend", func(s *suite) { s.suspend(ref, boot) })
+	s.sub("SuspendToDisk", func(s *suite) { s.suspendToDisk(ref, boot) })
 	s.sub("WrongMark", func(s *suite) { s.wrongMarkRunning(ref) })
 	s.sub("Reopen", func(s *suite) { s.reopenRunning(ref, boot) })
 	s.sub("Deadline", func(s *suite) { s.deadline(sp) })

@@ -112,7 +112,7 @@ var (
 	_ backend.Accelerator   = (*Driver)(nil)
 
 	_ backend.NetworkUpdater = (*Driver)(nil)
-	_ backend.Suspender      = (*Driver)(nil)
+	_ backend.DiskSuspender  = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
 	_ backend.DeadlineSetter = (*Driver)(nil)
 )

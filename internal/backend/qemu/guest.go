@@ -77,21 +77,42 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 // Suspend implements backend.Suspender. The guest's memory stays in QEMU's
 // process.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
-	return d.switchCPUs(ctx, ref, supervisor.Dir.Suspend)
+	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
+		if onDisk {
+			return nil
+		}
+		return d.supervised(f).Suspend(ctx)
+	})
+}
+
+// SuspendToDisk implements backend.DiskSuspender.
+func (d *Driver) SuspendToDisk(ctx context.Context, ref backend.Ref) error {
+	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
+		if onDisk {
+			return nil
+		}
+		return d.supervised(f).Save(ctx, supervisor.SaveTo{Dir: f.dir, Durable: true})
+	})
 }
 
 // Resume implements backend.Suspender.
 func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
-	return d.switchCPUs(ctx, ref, supervisor.Dir.Resume)
+	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
+		if onDisk {
+			return d.start(ctx, f)
+		}
+		return d.supervised(f).Resume(ctx)
+	})
 }
 
-func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, to func(supervisor.Dir, context.Context) error) error {
+// switchCPUs changes a sandbox that runs or is suspended.
+func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, change func(f found, onDisk bool) error) error {
 	f, unlock, err := d.open(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return to(d.supervised(f), ctx)
+	return change(f, onDisk(f.dir))
 }
 
 // UpdateNetwork implements backend.NetworkUpdater.

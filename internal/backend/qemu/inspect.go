@@ -44,7 +44,19 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 		return in, fault(err, "cannot check the disk of sandbox %d", f.vmid)
 	}
 	in.IP = vnet.DefaultGuest.String()
-	return in, d.supervised(f).Power(&in)
+	return in, d.power(f, &in)
+}
+
+// power sets the power state in in. A sandbox whose VM has ended is suspended to
+// disk if its memory is there and was not made from a template.
+func (d *Driver) power(f found, in *backend.Instance) error {
+	if err := d.supervised(f).Power(in); err != nil {
+		return err
+	}
+	if in.Power != backend.PowerRunning && onDisk(f.dir) {
+		in.Power, in.Reason, in.HostRestarted = backend.PowerSuspended, "", false
+	}
+	return nil
 }
 
 // List implements backend.Driver. A sandbox that cannot be read is partial, with

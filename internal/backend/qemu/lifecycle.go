@@ -186,6 +186,9 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 		return asError(err, "stopping sandbox %d", f.vmid)
 	}
 	d.at("halted")
+	if err := dropMemory(f.dir, durable.Content); err != nil { // of a sandbox that was suspended to disk
+		return err
+	}
 	return s.Settle(d.cfg.Now())
 }
 

@@ -103,17 +103,29 @@ func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// memoryOf reports whether a sandbox starts with a saved memory. One that this
-// host cannot load is removed, if the sandbox can do without.
+// onDisk reports whether a sandbox without a VM is suspended to disk. The copy of
+// a template, which the sandbox has not needed yet, does not count.
+func onDisk(dir string) bool {
+	saved, err := readMemory(dir)
+	return err == nil && saved.Boot == "" || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+// memoryOf reports whether a sandbox starts with a saved memory. A copy of a
+// template that this host cannot load is removed: the sandbox boots. A sandbox
+// that is suspended to disk keeps its memory.
 func (d *Driver) memoryOf(f found, cfg startConfig) (bool, error) {
 	saved, err := readMemory(f.dir)
-	if err == nil && saved.loadable(cfg.Machine) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return false, asError(err, "cannot read the memory of sandbox %d", f.vmid)
+	case saved.loadable(cfg.Machine):
 		return true, nil
+	case saved.Boot == "":
+		return false, agentlab.Errorf(agentlab.CodeUnsupported, "sandbox %d cannot be continued: its memory was saved with another processor, QEMU or version of AgentLab", f.vmid).
+			WithHint("'agentlab sandbox stop %d' discards its memory and keeps its disk", f.vmid)
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	return false, errors.Join(err, dropMemory(f.dir, durable.Content))
+	return false, dropMemory(f.dir, durable.Content)
 }
 
 // blocksOf returns how many bytes a file occupies on the disk.

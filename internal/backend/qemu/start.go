@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
-
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -21,6 +21,14 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
+	if onDisk(f.dir) {
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", f.vmid).WithHint("continue it with 'agentlab sandbox resume %d'", f.vmid)
+	}
+	return d.start(ctx, f)
+}
+
+// start starts the sandbox's VM, with a memory that is in its directory.
+func (d *Driver) start(ctx context.Context, f found) error {
 	return d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {

@@ -185,7 +185,7 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 	}
 	cfg.Load, cfg.Background = false, true
 	s := t.supervised(dir)
-	if err := s.Start(ctx, t.d.cfg.Shim, func(context.Context) (supervisor.Config, error) { return &cfg, nil }); err != nil {
+	if err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil }); err != nil {
 		return err
 	}
 	return s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute})

@@ -251,7 +251,7 @@ func TestTrimTemplates(t *testing.T) {
 func TestTemplateMakerDies(t *testing.T) {
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
-	for _, point := range []string{"shim started", "template booted", "template settled", "template saved"} {
+	for _, point := range []string{"supervisor started", "template booted", "template settled", "template saved"} {
 		c := doomed{Fixed: f, Method: methodWarm, Point: point, Spec: f.spec(1)}
 		if c.dieIn() == nil {
 			t.Fatalf("%s was not reached", point)
