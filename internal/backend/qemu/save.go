@@ -20,9 +20,12 @@ import (
 // migration stream.
 const ramBlock = "ram"
 
-// Bounds of a save. The guest runs while its memory is copied. When what is left
-// can be copied in saveDowntime, its CPUs stop for that. A guest that writes
-// faster than the host copies is stopped after savePatience.
+// Bounds of a save. With KVM the guest runs while its memory is copied. When what
+// is left can be copied in saveDowntime, its CPUs stop for that. A guest that
+// writes faster than the host copies is stopped after savePatience.
+//
+// An emulated guest is stopped first: QEMU before 9.0 loses writes of emulated
+// CPUs that run while their memory is copied, and the saved memory is damaged.
 const (
 	saveDowntime = 20 * time.Millisecond
 	savePatience = 20 * time.Second
@@ -97,6 +100,11 @@ func (s *saving) begin(ctx context.Context) error {
 	if s.to.Continue {
 		if err := s.addOverlay(ctx); err != nil {
 			return err
+		}
+	}
+	if s.m.cfg.Accel != AccelKVM || !s.to.Continue {
+		if err := s.m.Pause(ctx); err != nil {
+			return fault(err, "cannot stop the guest")
 		}
 	}
 	for _, c := range []struct {
