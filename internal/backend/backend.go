@@ -21,11 +21,9 @@
 //     busy, unsupported, denied, no_space, unavailable, unknown_outcome,
 //     invalid or internal. An unknown state is never reported as not_found.
 //
-// Volumes, snapshots and forks can be added without a change of these methods: a
-// Ref also identifies a volume or a snapshot; Spec gets the volumes to attach
-// and the sandbox or snapshot to start from; each is a separate optional
-// interface. Capabilities then has only what an interface cannot express, for
-// example whether a volume can be attached to a running VM.
+// Volumes can be added without a change of these methods: a Ref also identifies a
+// volume, and Spec gets the volumes to attach; they are a separate optional
+// interface. Capabilities has only what an interface cannot express.
 package backend
 
 import (
@@ -248,6 +246,11 @@ type Capabilities struct {
 	// every mode.
 	Allowlist bool
 	Private   bool // Spec.Network.Private: TCP to single private destinations and ports of the host
+	// KeptSnapshots: Destroy keeps the snapshots of a sandbox (Snapshotter).
+	KeptSnapshots bool
+	// Forks: a sandbox with Spec.From continues the guest of the snapshot, if its
+	// memory was saved. Otherwise it boots.
+	Forks bool
 }
 
 // Spec is the complete description of a sandbox to create. A driver supports a
@@ -265,6 +268,13 @@ type Spec struct {
 	// IPv4 and IPv6 are leased to this sandbox only until it is destroyed.
 	// They are zero on backends without Info.Addresses.
 	IPv4, IPv6 netip.Addr
+	// From is the snapshot whose disk, and memory with Capabilities.Forks, the
+	// sandbox starts with; nil starts it from Image. Its image, cores, memory and
+	// options must be those of the snapshot, and its disk not smaller. A guest that
+	// continues has the identity of the snapshot's until it gets its own. The
+	// snapshot may be deleted after Create returned. It needs a driver that is a
+	// Snapshotter.
+	From *SnapshotRef `json:",omitempty"`
 }
 
 // Ref returns the Ref of the sandbox that s describes.

@@ -60,8 +60,8 @@ func linkFiles(from, to string, names ...string) error {
 
 // freezeDisk gives root.qcow2 in dir the name of a new layer, and makes
 // root.qcow2 an empty overlay of size bytes on it. A QEMU that has the file open
-// goes on writing to the layer until it is told to use the overlay; as long as
-// the overlay is empty, both are the same disk. unfreeze undoes it.
+// continues to write to the layer until a command switches it to the overlay; as
+// long as the overlay is empty, both are the same disk. unfreeze undoes it.
 func freezeDisk(ctx context.Context, qemuImg, dir string, size int64) (layer string, err error) {
 	old, err := layersIn(dir)
 	if err != nil {

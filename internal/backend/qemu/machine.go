@@ -210,7 +210,7 @@ func (m *machine) Ready(ctx context.Context) error {
 }
 
 // load waits until QEMU has read the devices of a saved guest, and starts its
-// CPUs. From then on the saved memory does not belong to the disk any more.
+// CPUs. From then on the saved memory no longer belongs to the disk.
 func (m *machine) load(ctx context.Context) error {
 	saved, err := readMemory(m.dir)
 	if err != nil {

@@ -60,7 +60,7 @@ func (s savedMemory) loadable(key string) bool {
 
 // dropMemory removes the files of a guest's memory from dir. How says what has
 // to survive a power cut: if memory.json came back, the next start would load a
-// memory that does not belong to the disk any more.
+// memory that no longer belongs to the disk.
 func dropMemory(dir string, how durable.Sync) error {
 	err := os.Remove(filepath.Join(dir, fileMemoryState))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

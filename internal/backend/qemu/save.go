@@ -222,7 +222,7 @@ func (s *saving) cancel(ctx context.Context) error {
 	_ = s.m.qmp.execute(ctx, "migrate_cancel", nil, nil)
 	if s.stream != nil {
 		_ = s.stream.Close()
-		<-s.received
+		s.received <- <-s.received
 	}
 	if s.memory != nil {
 		_ = s.memory.Close()

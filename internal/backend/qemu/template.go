@@ -22,11 +22,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// A template is a guest that has booted and has no identity: its memory, its
-// devices and its disk. A sandbox with the same machine starts as a copy of it,
-// which takes a small part of the time of a boot. Templates are a cache: one is
-// made in the background after a sandbox had to boot, the ones that were not used
-// for the longest time are removed, and each may be removed at any time.
+// templates are guests that have booted and have no identity: each one is a
+// directory with a memory, the state of the devices and a disk. A sandbox with
+// the same machine starts as a copy of one, which takes a small part of the time
+// of a boot. They are a cache: one is made in the background after a sandbox had
+// to boot, the ones that were not used for the longest time are removed, and each
+// may be removed at any time.
 type templates struct {
 	d   *Driver
 	dir string

@@ -82,7 +82,7 @@ type receiver struct {
 
 	state   bytes.Buffer // the stream without the block's pages
 	others  bytes.Buffer // pages of other blocks, as they were sent
-	current string       // block of the page before
+	current string       // block of the previous page
 	pages   writer
 	written []uint64 // bit for each page of the block that was written
 }
