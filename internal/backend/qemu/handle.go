@@ -32,9 +32,9 @@ type handle struct {
 // the handle.
 type startConfig struct {
 	supervisor.Start
-	QEMU    string `json:"qemu"`     // absolute path
-	QEMUImg string `json:"qemu_img"` // absolute path
-	Machine string `json:"machine"`  // machineKey
+	QEMU    string `json:"qemu"`               // absolute path
+	QEMUImg string `json:"qemu_img,omitempty"` // absolute path
+	Machine string `json:"machine,omitempty"`  // machineKey
 	// Background gives the VM the least of the host's CPU time.
 	Background bool   `json:"background,omitempty"`
 	Load       bool   `json:"load,omitempty"` // load the guest's memory from the sandbox's directory; it does not boot

@@ -19,6 +19,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // theTemplate returns the directory of the only template.
@@ -190,8 +191,8 @@ func TestHoleFilter(t *testing.T) {
 	}
 }
 
-// A template that another machine has made is not used, and a memory that does
-// not fit is removed before a sandbox boots.
+// A copy of a template that this machine cannot load is removed before a sandbox
+// boots. The memory of a sandbox that is suspended to disk stays.
 func TestMemoryOfAnotherMachine(t *testing.T) {
 	d, f := still(t)
 	sp := f.spec(1)
@@ -204,12 +205,22 @@ func TestMemoryOfAnotherMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, text := range []string{`{"version":1,"machine":"other"}`, `{"version":1,"machine":"this","boot":"yesterday"}`} {
+	const suspended = `{"version":1,"machine":"other"}`
+	if err := os.WriteFile(filepath.Join(dir, fileMemoryState), []byte(suspended), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, err := d.find(sp.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if load, err := d.memoryOf(found, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported {
+		t.Errorf("suspended to disk: %v, %v", load, err)
+	}
+	if _, err := readMemory(dir); err != nil {
+		t.Errorf("the memory of a suspended sandbox is lost: %v", err)
+	}
+	for _, text := range []string{`{"version":1,"machine":"other","boot":"` + supervisor.BootID() + `"}`, `{"version":1,"machine":"this","boot":"yesterday"}`} {
 		if err := os.WriteFile(filepath.Join(dir, fileMemoryState), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		found, err := d.find(sp.UID)
-		if err != nil {
 			t.Fatal(err)
 		}
 		if load, err := d.memoryOf(found, startConfig{Machine: "this"}); load || err != nil {
