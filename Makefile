@@ -59,7 +59,7 @@ test-full: ## all tests, every case of long tables too (an hour and more)
 # Every process under the race detector waits for a second at its end, in case
 # its remaining goroutines still race; tests start hundreds of processes.
 race: export GORACE ?= atexit_sleep_ms=20
-# The database engine, translated from C, is not ours and is ten times slower
+# The database engine, a package translated from C, is ten times slower
 # with the detector. The import arrows (archtest) have no goroutines to check.
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race

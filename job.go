@@ -62,6 +62,7 @@ type Job struct {
 	Mode      string // "dangerous" (every permission granted) is the only mode today
 	TTL       time.Duration
 	Keepalive bool // keep the sandbox after the job ended
+	NoSetup   bool // do not run the setup commands of the repository
 
 	Status        JobStatus
 	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …

@@ -21,6 +21,7 @@ type JobRequest struct {
 	Keepalive *bool
 
 	NoPreflight bool // skip the check of the agent's key and model endpoint
+	NoSetup     bool // do not run the setup commands of the repository
 
 	// Sandbox requests a sandbox together with the job; only its Name,
 	// Cores and MemoryMB are used. nil means a sandbox with the name of the

@@ -113,6 +113,7 @@ type JobCreate struct {
 	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 
 	NoPreflight bool `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
+	NoSetup     bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup in the repository's .agentlab.yaml"`
 }
 
 // Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses

@@ -93,6 +93,7 @@ type Job struct {
 	// Keepalive means that the sandbox is kept after the job, so the checkout
 	// is not deleted. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
+	NoSetup   bool `json:"no_setup,omitempty"` // do not run the commands under setup in the repository's .agentlab.yaml
 	// Inner makes the agent run in a nested sandbox inside this one. nil
 	// means no nested sandbox.
 	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`
@@ -108,7 +109,7 @@ type InnerSandbox struct {
 // at each change of phase, and at least one every 15 s.
 type Report struct {
 	Status   string  `json:"status"`            // "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"
-	Phase    string  `json:"phase"`             // "bootstrap", "clone", "agent", "collect", "upload", "done"
+	Phase    string  `json:"phase"`             // "bootstrap", "clone", "setup", "agent", "collect", "upload", "done"
 	Message  string  `json:"message,omitempty"` // one line; the reason if it failed
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Result   *Result `json:"result,omitempty"` // with a final status

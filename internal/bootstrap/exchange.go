@@ -191,6 +191,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
 		ClonePath: prof.ClonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
+		NoSetup: j.NoSetup,
 	}
 	if prof.InnerSandbox != "" {
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}

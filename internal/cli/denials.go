@@ -23,6 +23,11 @@ func preflightFlag(flags *pflag.FlagSet, p *bool) {
 	flags.BoolVar(p, "no-preflight", false, "skip the check that the agent has an API key and can reach its model")
 }
 
+// setupFlag adds --no-setup.
+func setupFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup in the repository's .agentlab.yaml")
+}
+
 // showDenials prints each denied request of a job once on standard error, until
 // ctx ends. It ignores errors, since the denials are only additional output.
 func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {

@@ -59,6 +59,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	workspaceFlag(flags, &f.req.Workspace)
 	preflightFlag(flags, &f.req.NoPreflight)
+	setupFlag(flags, &f.req.NoSetup)
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -28,6 +28,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 type sandboxNewFlags struct {
 	repo, ref, task string
 	noPreflight     bool
+	noSetup         bool
 	agent           string
 	ttl             time.Duration
 	keepalive, wait bool
@@ -59,6 +60,7 @@ the job in it has ended, and show its progress; the exit code is that of
 	flags.StringVar(&f.task, "task", "", "task to run in the sandbox (default: none; --repo is only cloned)")
 	choice(flags, &f.agent, "agent", agentlab.Agents, "agent for --task")
 	preflightFlag(flags, &f.noPreflight)
+	setupFlag(flags, &f.noSetup)
 	workspaceFlag(flags, &f.req.Workspace)
 	waitFlag(cmd, &f.wait, "wait until the sandbox is ready, and its job has ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
@@ -131,7 +133,7 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		}
 		return nil
 	}
-	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight}}
+	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight, NoSetup: f.noSetup}}
 	if f.task == "" {
 		if f.agent != "" {
 			return usageErrorf("--agent requires --task")

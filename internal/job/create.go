@@ -88,7 +88,7 @@ func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.
 		ID: agentlab.NewJobID(), RepoURL: r.RepoURL, Bundled: r.BundleID != "", Ref: r.Ref, Depth: r.Depth,
 		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Image: r.Image,
 		Mode: cmp.Or(r.Mode, prof.Mode, "dangerous"), TTL: cmp.Or(r.TTL, prof.TTL, s.lim.DefaultTTL), Keepalive: prof.Keepalive,
-		Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
+		NoSetup: r.NoSetup, Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
 	}
 	if r.Keepalive != nil {
 		j.Keepalive = *r.Keepalive

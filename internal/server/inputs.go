@@ -82,7 +82,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
-		NoPreflight: j.NoPreflight,
+		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup,
 	}, nil
 }
 

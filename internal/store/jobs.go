@@ -35,6 +35,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"mode", &j.Mode},
 		{"ttl_ns", &j.TTL},
 		{"keepalive", &j.Keepalive},
+		{"no_setup", &j.NoSetup},
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},

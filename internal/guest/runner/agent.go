@@ -17,29 +17,61 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
+// program is a program of the job that runs under a supervisor, which
+// continues without the runner: the agent, or a command of the repository.
+type program struct {
+	r          *Runner
+	name       string // in messages
+	dir        dir    // of the supervisor's files
+	agent      string // one of package agentcmd
+	task       string
+	env        []string
+	logBytes   int64         // size at which the job's log is closed for it
+	limit      time.Duration // uptime at which it is stopped; 0: the job's limit only
+	overtime   string        // the message if it was stopped at its limit
+	supervisor *os.Process   // if this process started it
+}
+
 // runAgent runs the agent to its end, or waits for an agent that an earlier
 // runner started.
 func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
-	out := outcome{Phase: "agent"}
-	if !r.dir.has(agentcmd.ExitFile) {
-		if stop := r.control.stopRequest(); stop.Status != "" && !r.dir.has(agentcmd.StartedFile) {
+	p := &program{
+		r: r, name: "the agent", dir: r.dir, agent: r.job.Agent, task: r.job.Task, env: r.agentEnv(rp), logBytes: maxAgentLog,
+	}
+	return p.run(ctx, rp, "agent")
+}
+
+// run runs the program to its end, or waits for one that an earlier runner
+// started.
+func (p *program) run(ctx context.Context, rp repo, phase string) (outcome, error) {
+	out := outcome{Phase: phase}
+	if !p.dir.has(agentcmd.ExitFile) {
+		if stop := p.r.control.stopRequest(); stop.Status != "" && !p.dir.has(agentcmd.StartedFile) {
 			return stopOutcome(out, stop), nil
 		}
-		if err := r.startAgent(rp); err != nil {
-			return out, fmt.Errorf("the agent cannot be started: %w", err)
+		if err := p.start(rp); err != nil {
+			return out, fmt.Errorf("%s cannot be started: %w", p.name, err)
 		}
 	}
-	ended := r.agentEnd()
+	var limit <-chan time.Time
+	if p.limit > 0 {
+		t := time.NewTimer(p.limit - uptime())
+		defer t.Stop()
+		limit = t.C
+	}
+	ended := p.end()
 	select {
 	case <-ended:
-	case <-r.control.stopped:
-		r.stopAgent(ctx, ended)
+	case <-p.r.control.stopped:
+		p.stop(ctx, ended)
+	case <-limit:
+		p.stop(ctx, ended)
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
 		return out, ctx.Err()
 	}
-	return r.agentOutcome(out, r.control.stopRequest())
+	return p.outcome(out, p.r.control.stopRequest())
 }
 
 // stopOutcome returns out as the outcome of a job that was stopped, with the
@@ -56,12 +88,12 @@ func stopOutcome(out outcome, stop stopRequest) outcome {
 	return out
 }
 
-// agentOutcome returns how the agent ended. A stop that was requested is the
-// reason only if the agent was asked to stop before it ended, or lost its
+// outcome returns how the program ended. A stop that was requested is the
+// reason only if the program was asked to stop before it ended, or lost its
 // supervisor, so that its end is unknown.
-func (r *Runner) agentOutcome(out outcome, stop stopRequest) (outcome, error) {
+func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	var exit agentcmd.Exit
-	ok, err := r.dir.load(agentcmd.ExitFile, &exit)
+	ok, err := p.dir.load(agentcmd.ExitFile, &exit)
 	if err != nil {
 		return out, err
 	}
@@ -73,36 +105,39 @@ func (r *Runner) agentOutcome(out outcome, stop stopRequest) (outcome, error) {
 	case stop.Status != "" && (exit.Stopped || !ok):
 		return stopOutcome(out, stop), nil
 	case !ok:
-		r.killLost()
-		out.Status, out.Message = "FAILED", "the agent's supervisor was killed, and the agent with it"
+		p.killLost()
+		out.Status, out.Message = "FAILED", p.name+"'s supervisor was killed, and "+p.name+" with it"
+	case exit.Stopped:
+		out.Status, out.Message = "FAILED", p.overtime
 	case exit.Error != "":
 		out.Status, out.Message = "FAILED", exit.Error
 	case exit.Code > 128 && exit.Code <= 128+64:
-		out.Status, out.Message = "FAILED", fmt.Sprintf("the agent was killed by signal %d (%s)", exit.Code-128, syscall.Signal(exit.Code-128))
+		out.Status, out.Message = "FAILED", fmt.Sprintf("%s was killed by signal %d (%s)", p.name, exit.Code-128, syscall.Signal(exit.Code-128))
 	case exit.Code != 0:
-		out.Status, out.Message = "FAILED", fmt.Sprintf("the agent exited with code %d", exit.Code)
+		out.Status, out.Message = "FAILED", fmt.Sprintf("%s exited with code %d", p.name, exit.Code)
 	default:
 		out.Status = "COMPLETED"
 	}
 	return out, nil
 }
 
-// startAgent starts the supervisor, unless it was started before.
-func (r *Runner) startAgent(rp repo) error {
-	lockFile, err := os.OpenFile(r.dir.path(agentcmd.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
+// start starts the supervisor, unless it was started before.
+func (p *program) start(rp repo) error {
+	r := p.r
+	lockFile, err := os.OpenFile(p.dir.path(agentcmd.LockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = lockFile.Close() }()
-	if ok, err := lock.TryFile(lockFile); err != nil || !ok || r.dir.has(agentcmd.StartedFile) {
+	if ok, err := lock.TryFile(lockFile); err != nil || !ok || p.dir.has(agentcmd.StartedFile) {
 		return err
 	}
-	if err := os.WriteFile(r.dir.path(fileTask), []byte(r.job.Task), 0o600); err != nil {
+	if err := os.WriteFile(p.dir.path(fileTask), []byte(p.task), 0o600); err != nil {
 		return err
 	}
 	plan := agentcmd.Plan{
-		Agent: r.job.Agent, TaskFile: r.dir.path(fileTask), Dir: rp.Path, Env: r.agentEnv(rp), Secrets: r.secrets,
-		LogFile: r.dir.path(fileLog), LogBytes: maxAgentLog, Grace: r.cfg.Timing.Grace,
+		Agent: p.agent, TaskFile: p.dir.path(fileTask), Dir: rp.Path, Env: p.env, Secrets: r.secrets,
+		LogFile: r.dir.path(fileLog), LogBytes: p.logBytes, Grace: r.cfg.Timing.Grace,
 	}
 	if in := r.job.Inner; in != nil {
 		if in.Kind != "bubblewrap" {
@@ -110,32 +145,32 @@ func (r *Runner) startAgent(rp repo) error {
 		}
 		plan.Inner = &agentcmd.Inner{Args: in.Args, RunDir: string(r.dir)}
 	}
-	if err := r.dir.save(agentcmd.PlanFile, plan); err != nil {
+	if err := p.dir.save(agentcmd.PlanFile, plan); err != nil {
 		return err
 	}
-	stderr, err := os.OpenFile(r.dir.path("supervisor.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	stderr, err := os.OpenFile(p.dir.path("supervisor.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stderr.Close() }()
 	cmd := &exec.Cmd{
-		Path: r.cfg.Exe, Args: []string{"agentlab-agent", "supervise", string(r.dir)}, Env: os.Environ(), Dir: "/",
+		Path: r.cfg.Exe, Args: []string{"agentlab-agent", "supervise", string(p.dir)}, Env: os.Environ(), Dir: "/",
 		Stderr: stderr, ExtraFiles: []*os.File{lockFile}, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	r.supervisor = cmd.Process
+	p.supervisor = cmd.Process
 	go func() { _ = cmd.Wait() }() // the lock shows its end; this only reaps it
 	return nil
 }
 
-// agentEnd returns a channel that is closed when no supervisor is alive.
-func (r *Runner) agentEnd() <-chan struct{} {
+// end returns a channel that is closed when no supervisor is alive.
+func (p *program) end() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		f, err := os.Open(r.dir.path(agentcmd.LockFile))
+		f, err := os.Open(p.dir.path(agentcmd.LockFile))
 		if err != nil {
 			return
 		}
@@ -146,10 +181,9 @@ func (r *Runner) agentEnd() <-chan struct{} {
 	return ended
 }
 
-// stopAgent asks the supervisor to end the agent, and kills both if it does
-// not.
-func (r *Runner) stopAgent(ctx context.Context, ended <-chan struct{}) {
-	if pid := r.supervisorPID(ctx, ended); pid > 0 {
+// stop asks the supervisor to end the program, and kills both if it does not.
+func (p *program) stop(ctx context.Context, ended <-chan struct{}) {
+	if pid := p.supervisorPID(ctx, ended); pid > 0 {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 	}
 	select {
@@ -157,13 +191,13 @@ func (r *Runner) stopAgent(ctx context.Context, ended <-chan struct{}) {
 		return
 	case <-ctx.Done():
 		return
-	case <-time.After(r.cfg.Timing.Grace + 10*time.Second):
+	case <-time.After(p.r.cfg.Timing.Grace + 10*time.Second):
 	}
-	r.log.Error("the supervisor did not end the agent in time")
+	p.r.log.Error("the supervisor did not end its program in time", "program", p.name)
 	var st agentcmd.Started
-	if ok, _ := r.dir.load(agentcmd.StartedFile, &st); ok {
+	if ok, _ := p.dir.load(agentcmd.StartedFile, &st); ok {
 		_ = syscall.Kill(st.Supervisor, syscall.SIGKILL)
-		r.killLost()
+		p.killLost()
 	}
 	select {
 	case <-ended:
@@ -173,13 +207,13 @@ func (r *Runner) stopAgent(ctx context.Context, ended <-chan struct{}) {
 
 // supervisorPID waits for the supervisor's PID, which is valid while the
 // supervisor's lock is held.
-func (r *Runner) supervisorPID(ctx context.Context, ended <-chan struct{}) int {
-	if r.supervisor != nil {
-		return r.supervisor.Pid
+func (p *program) supervisorPID(ctx context.Context, ended <-chan struct{}) int {
+	if p.supervisor != nil {
+		return p.supervisor.Pid
 	}
 	for {
 		var st agentcmd.Started
-		if ok, _ := r.dir.load(agentcmd.StartedFile, &st); ok {
+		if ok, _ := p.dir.load(agentcmd.StartedFile, &st); ok {
 			return st.Supervisor
 		}
 		select {
@@ -192,10 +226,10 @@ func (r *Runner) supervisorPID(ctx context.Context, ended <-chan struct{}) int {
 	}
 }
 
-// killLost kills an agent whose supervisor has died.
-func (r *Runner) killLost() {
+// killLost kills a program whose supervisor has died.
+func (p *program) killLost() {
 	var st agentcmd.Started
-	if ok, _ := r.dir.load(agentcmd.StartedFile, &st); !ok {
+	if ok, _ := p.dir.load(agentcmd.StartedFile, &st); !ok {
 		return
 	}
 	if start, ok := agentcmd.ProcStart(st.PID); ok && start == st.StartTime {
@@ -203,8 +237,11 @@ func (r *Runner) killLost() {
 	}
 }
 
-// agentEnv returns the environment of the agent.
-func (r *Runner) agentEnv(rp repo) []string {
+// agentEnv returns the environment of the agent, which has the secrets.
+func (r *Runner) agentEnv(rp repo) []string { return r.programEnv(rp, r.agentVars()) }
+
+// programEnv returns the environment of a program of the job, with vars.
+func (r *Runner) programEnv(rp repo, vars map[string]string) []string {
 	env := map[string]string{}
 	for _, name := range []string{"PATH", "LANG", "TZ", "XDG_RUNTIME_DIR"} {
 		if v := os.Getenv(name); v != "" {
@@ -218,7 +255,7 @@ func (r *Runner) agentEnv(rp repo) []string {
 			env[name] = v
 		}
 	}
-	maps.Copy(env, r.agentVars())
+	maps.Copy(env, vars)
 	env["AGENTLAB_JOB_ID"], env["AGENTLAB_REPO"] = r.job.ID, rp.Path
 	if !rp.None {
 		env["AGENTLAB_BRANCH"], env["AGENTLAB_BASE_COMMIT"] = rp.Branch, rp.Base

@@ -24,7 +24,8 @@ type repo struct {
 	Base   string // commit that was checked out; "" if there is none
 	Branch string // the branch that was created for the work
 	Heads  map[string]string
-	Made   bool // created by the runner, which may delete it
+	Made   bool     // created by the runner, which may delete it
+	Setup  []string // commands that prepare the checkout, as the commit has them: a command may change the project file
 
 	Modules map[string]string // commits of the checked-out submodules by path
 	Lender  string            // for a submodule: the repository whose objects it borrows

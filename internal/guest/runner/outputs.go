@@ -31,6 +31,7 @@ const (
 type project struct {
 	Outputs []string        `yaml:"outputs"` // globs of files to store as artifacts
 	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
+	Setup   []string        `yaml:"setup"`   // shell commands that prepare the checkout
 }
 
 // readProject reads the project file of a work tree. It is strict: an
@@ -69,7 +70,7 @@ func (p project) check() error {
 			return fmt.Errorf("outputs[%d]: %.60q is not a pattern of files inside the repository", i, glob)
 		}
 	}
-	return nil
+	return checkSetup(p.Setup)
 }
 
 // collectOutputs finds the files that the project file declares.

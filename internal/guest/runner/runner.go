@@ -34,8 +34,7 @@ type Runner struct {
 	red         *redact.Redactor
 	git         *git
 	control     *control
-	supervisor  *os.Process // if this process started it
-	storeFailed bool        // the external artifact store did not accept a copy
+	storeFailed bool // the external artifact store did not accept a copy
 	closers     []io.Closer
 }
 
@@ -190,10 +189,16 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if err != nil {
 			return failed("clone", err), nil
 		}
+		if !r.job.NoSetup {
+			got.Setup = p.Setup
+		}
 		*rp = got
 		if err := r.dir.save(fileRepo, got); err != nil {
 			return outcome{}, err
 		}
+	}
+	if out, err := r.setUp(ctx, *rp); err != nil || out.Status != "" {
+		return out, err
 	}
 	if r.job.Agent == agentlab.AgentNone {
 		return outcome{Status: "COMPLETED", Phase: "clone"}, nil
@@ -342,7 +347,7 @@ func (r *Runner) finishSandbox(_ context.Context, rp repo) error {
 		r.sweepTmp(rp.Path)
 	}
 	if r.job.Agent == agentlab.AgentNone {
-		return r.publishSecrets()
+		return r.publishSecrets(rp)
 	}
 	if rp.Path != "" && rp.Made && !r.job.Keepalive {
 		if err := os.RemoveAll(rp.Path); err != nil { // files of root stay; the VM is deleted anyway
@@ -355,7 +360,7 @@ func (r *Runner) finishSandbox(_ context.Context, rp repo) error {
 // publishSecrets leaves the sandbox as one that never had a job: its secrets are
 // staged for its users, and the runner's own token is deleted. From the first
 // step on, a runner that starts again finds no job.
-func (r *Runner) publishSecrets() error {
+func (r *Runner) publishSecrets(rp repo) error {
 	resp := r.resp
 	resp.Job, resp.Artifact, resp.Runner = nil, nil, guestapi.RunnerTarget{}
 	errs := []error{r.dir.save(fileResponse, resp)}
@@ -363,6 +368,9 @@ func (r *Runner) publishSecrets() error {
 		if err := os.Remove(r.dir.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
+	}
+	for i := range rp.Setup {
+		errs = append(errs, os.RemoveAll(r.dir.path(fmt.Sprintf(dirSetup, i))))
 	}
 	return errors.Join(errs...)
 }

@@ -64,15 +64,21 @@ func asRoot(ctx context.Context, args ...string) ([]byte, error) {
 // agentVars returns the variables that the agent gets in addition: those of
 // the secrets bundle, and those for the trust store.
 func (r *Runner) agentVars() map[string]string {
+	out := r.trustStoreVars()
+	for k, v := range r.resp.Env {
+		if isEnvName(k) && !strings.Contains(v, "\x00") {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+// trustStoreVars returns the variables for the trust store.
+func (r *Runner) trustStoreVars() map[string]string {
 	out := map[string]string{}
 	if len(r.resp.CACertificates) > 0 {
 		for _, name := range trustVars {
 			out[name] = trustBundle
-		}
-	}
-	for k, v := range r.resp.Env {
-		if isEnvName(k) && !strings.Contains(v, "\x00") {
-			out[k] = v
 		}
 	}
 	return out

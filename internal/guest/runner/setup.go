@@ -1,0 +1,84 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// dirSetup is the directory of the supervisor of a command of setup, in the
+// run directory.
+const dirSetup = "setup-%d"
+
+// Limits on the commands of setup.
+const (
+	maxSetup        = 50
+	maxSetupCommand = 4 << 10 // bytes
+	maxSetupLog     = maxAgentLog / 4
+)
+
+func checkSetup(commands []string) error {
+	if len(commands) > maxSetup {
+		return fmt.Errorf("setup: %d commands are more than %d", len(commands), maxSetup)
+	}
+	for i, c := range commands {
+		if strings.TrimSpace(c) == "" || len(c) > maxSetupCommand || !utf8.ValidString(c) || strings.ContainsRune(c, 0) {
+			return fmt.Errorf("setup[%d]: %.60q is not a shell command of 1 to %d bytes", i, c, maxSetupCommand)
+		}
+	}
+	return nil
+}
+
+// setUp runs the commands that prepare the checkout, in their order, each to
+// its end. It returns an outcome with a status only if the job ends here. The
+// environment of the commands has no secrets.
+//
+// A command runs like an agent: it continues without the runner, which finds it
+// again, and in the same nested sandbox. Together the commands may take half of
+// the job's time.
+func (r *Runner) setUp(ctx context.Context, rp repo) (outcome, error) {
+	if len(rp.Setup) == 0 {
+		return outcome{}, nil
+	}
+	r.control.phase("setup")
+	var limit time.Duration
+	if r.boot.Deadline > 0 {
+		limit = r.boot.At + (r.boot.Deadline-r.boot.At)/2
+	}
+	for i, command := range rp.Setup {
+		out, err := r.runSetup(ctx, rp, i, command, limit)
+		if err != nil || out.Status != "COMPLETED" {
+			return out, err
+		}
+	}
+	return outcome{}, nil
+}
+
+func (r *Runner) runSetup(ctx context.Context, rp repo, i int, command string, limit time.Duration) (outcome, error) {
+	name := fmt.Sprintf("setup[%d] %.60q", i, command)
+	p := &program{
+		overtime: fmt.Sprintf("%s was stopped: setup may take half of the job's time, %s", name, (limit - r.boot.At).Round(time.Second)),
+		r:        r, name: name, dir: dir(r.dir.path(fmt.Sprintf(dirSetup, i))), agent: "shell", task: command,
+		env: r.programEnv(rp, r.trustStoreVars()), logBytes: maxSetupLog, limit: limit,
+	}
+	if _, err := os.Lstat(string(p.dir)); err != nil {
+		if err := os.Mkdir(string(p.dir), 0o700); err != nil {
+			return outcome{}, err
+		}
+		r.logf("%s", name)
+	}
+	out, err := p.run(ctx, rp, "setup")
+	if ctx.Err() != nil {
+		return out, ctx.Err()
+	}
+	if err != nil {
+		out = outcome{Status: "FAILED", Phase: "setup", Message: err.Error()}
+	}
+	if out.Status != "COMPLETED" {
+		r.logf("%s", out.Message)
+	}
+	return out, nil
+}
