@@ -270,10 +270,13 @@ type Spec struct {
 	IPv4, IPv6 netip.Addr
 	// From is the snapshot whose disk, and memory with Capabilities.Forks, the
 	// sandbox starts with; nil starts it from Image. Its image, cores, memory and
-	// options must be those of the snapshot, and its disk not smaller. A guest that
-	// continues has the identity of the snapshot's until it gets its own. The
-	// snapshot may be deleted after Create returned. It needs a driver that is a
-	// Snapshotter.
+	// options must be those of the snapshot (CheckFrom), and its disk not smaller;
+	// a size of 0 is that of the image. The first Start continues the guest, which
+	// has the identity of the snapshot's until it gets its own; after a Stop the
+	// sandbox boots. If the host cannot continue the guest the error of Start has
+	// agentlab.CodeUnsupported. The snapshot may be deleted after Create
+	// returned. If there is no such snapshot, or it is partial, the error of Create
+	// has agentlab.CodeNotFound. It needs a driver that is a Snapshotter.
 	From *SnapshotRef `json:",omitempty"`
 }
 

@@ -9,22 +9,26 @@ import (
 
 // Snapshotter is implemented by drivers that can save sandboxes and start others
 // from what was saved. The caller serialises the calls for one Ref, including
-// those with a SnapshotRef of it.
+// those with a SnapshotRef of it, and does not delete a snapshot while a sandbox
+// is created from it.
 type Snapshotter interface {
 	// SaveSnapshot saves the disk of a sandbox, and its memory if it runs or is
-	// suspended, with uid as the mark. A running guest continues; its CPUs stop
-	// for a short time only. A guest that is suspended stays suspended. Saving
-	// a snapshot that exists returns it. After an error, and after a crash at any
-	// point, the sandbox is as before, and there is no snapshot or a partial one,
-	// which another call replaces.
+	// suspended, with uid, a UID of its own, as the mark. A running guest
+	// continues; its CPUs stop for a short time only. A guest that is suspended
+	// stays suspended. Saving a snapshot that exists returns it; if it is one of
+	// another sandbox the error is agentlab.CodeExists. After an error, and after
+	// a crash at any point, the sandbox is as before, and there is no snapshot, a
+	// partial one, which another call replaces, or the whole snapshot.
 	SaveSnapshot(ctx context.Context, ref Ref, uid string) (Snapshot, error)
 
 	// RestoreSnapshot replaces the disk and the memory of the sandbox that a
 	// snapshot was saved of; what they were is lost. The sandbox may be in any
 	// power state. Afterwards it is PowerStopped if the snapshot has no memory,
-	// otherwise PowerSuspended or PowerRunning. After an error, and after a crash
-	// at any point, it is as before, as the snapshot is, or PowerPartial: another
-	// call then restores it. The snapshot stays.
+	// otherwise PowerSuspended or PowerRunning. Its network policy does not
+	// change. After an error, and after a crash at any point, it is as before, as
+	// the snapshot is, or PowerPartial: another call, or Create, then restores it.
+	// The snapshot stays. If there is no sandbox, or no snapshot of it that is not
+	// partial, the error is agentlab.CodeNotFound.
 	RestoreSnapshot(ctx context.Context, ref SnapshotRef) error
 
 	// Snapshots returns all snapshots with AgentLab's mark, including partial
@@ -32,7 +36,8 @@ type Snapshotter interface {
 	Snapshots(ctx context.Context) ([]Snapshot, error)
 
 	// DeleteSnapshot deletes a snapshot. The sandboxes that were created from it
-	// do not change. Deleting one that does not exist succeeds.
+	// do not change. Deleting one that does not exist succeeds, and so does
+	// deleting one of another sandbox than ref.Of, which stays.
 	DeleteSnapshot(ctx context.Context, ref SnapshotRef) error
 }
 
@@ -41,7 +46,7 @@ type SnapshotRef struct {
 	UID string // ownership mark
 	// Of is the sandbox that it was saved of. The sandbox may no longer exist if
 	// Capabilities.KeptSnapshots is true; otherwise Destroy deletes the snapshots
-	// of a sandbox.
+	// of a sandbox. It is zero if the snapshot is partial and that is not known.
 	Of Ref
 }
 
@@ -60,6 +65,31 @@ type Snapshot struct {
 // Forks reports whether a sandbox that is created from s continues the guest of
 // s, for a driver with capabilities c. Otherwise it boots with the disk of s.
 func (s Snapshot) Forks(c Capabilities) bool { return s.Memory && c.Forks }
+
+// CheckFrom returns an error with code invalid and the name of the field if a
+// sandbox with spec cannot start from a snapshot that has the Spec saved
+// (Spec.From).
+func (s Spec) CheckFrom(saved Spec) error {
+	for _, f := range []struct {
+		name string
+		same bool
+	}{
+		{"image", s.Image == saved.Image},
+		{"resources.cores", s.Resources.Cores == saved.Resources.Cores},
+		{"resources.memory_mb", s.Resources.MemoryMB == saved.Resources.MemoryMB},
+		{"options", s.Options == saved.Options},
+	} {
+		if !f.same {
+			return agentlab.Errorf(agentlab.CodeInvalid, "it differs from the snapshot's").WithField(f.name).
+				WithHint("a sandbox from a snapshot needs the image, cores, memory and options of the sandbox that was saved")
+		}
+	}
+	if s.Resources.RootSizeGB < saved.Resources.RootSizeGB {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%d GiB is smaller than the disk of the snapshot (%d GiB)", s.Resources.RootSizeGB, saved.Resources.RootSizeGB).
+			WithField("storage.root_size_gb").WithHint("use at least %d GiB", saved.Resources.RootSizeGB)
+	}
+	return nil
+}
 
 // Templates is implemented by drivers that start sandboxes as copies of a guest
 // that has booted and has no identity. The driver makes templates by itself, in

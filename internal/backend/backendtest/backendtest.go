@@ -93,6 +93,10 @@ const (
 	MethodStart   Method = "Start"
 	MethodStop    Method = "Stop"
 	MethodDestroy Method = "Destroy"
+
+	MethodSaveSnapshot    Method = "SaveSnapshot"
+	MethodRestoreSnapshot Method = "RestoreSnapshot"
+	MethodDeleteSnapshot  Method = "DeleteSnapshot"
 )
 
 // CrashPoint is a point in a method.
@@ -135,7 +139,9 @@ func Run(t *testing.T, cfg Config) {
 		{"Cancelled", (*suite).cancelled},
 		{"CancelledAnywhere", (*suite).cancelledAnywhere},
 		{"CrashPoints", (*suite).crashPoints},
+		{"Snapshots", (*suite).snapshotsStopped},
 		{"VM", (*suite).vm},
+		{"VMSnapshots", (*suite).snapshotsRunning},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := cfg.New(t)

@@ -15,10 +15,13 @@ var optional = []struct { //nolint:gochecknoglobals // a constant table
 	{"Accelerator", implements[backend.Accelerator]},
 	{"ConsoleLogger", implements[backend.ConsoleLogger]},
 	{"DeadlineSetter", implements[backend.DeadlineSetter]},
+	{"DiskSuspender", implements[backend.DiskSuspender]},
 	{"EgressLogger", implements[backend.EgressLogger]},
 	{"NetworkUpdater", implements[backend.NetworkUpdater]},
 	{"NumberChecker", implements[backend.NumberChecker]},
+	{"Snapshotter", implements[backend.Snapshotter]},
 	{"Suspender", implements[backend.Suspender]},
+	{"Templates", implements[backend.Templates]},
 }
 
 func implements[T any](d backend.Driver) bool { _, ok := d.(T); return ok }

@@ -79,17 +79,8 @@ func (s *suite) awaitControl(ref backend.Ref) guestapi.Health {
 }
 
 func (s *suite) control(sp backend.Spec) {
-	c := s.client(sp.Ref())
-	id := guestapi.Identity{UID: sp.UID, Hostname: sp.Name, Time: time.Now(), Entropy: make([]byte, 64), Network: s.d.Info().GuestNetwork}
-	if _, err := rand.Read(id.Entropy); err != nil {
-		s.Fatal(err)
-	}
 	for range 2 { // it is idempotent
-		h, err := c.SetIdentity(s.ctx(), id)
-		s.ok("identity", err)
-		if h.Identity != sp.UID {
-			s.Fatalf("the guest is %q, want %q", h.Identity, sp.UID)
-		}
+		s.identify(sp)
 	}
 	for _, test := range []struct {
 		argv []string
@@ -112,7 +103,7 @@ func (s *suite) control(sp backend.Spec) {
 	b, err := s.d.DialControl(s.ctx(), sp.Ref())
 	s.ok("DialControl while a stream is open", err)
 	s.ok("close", errors.Join(a.Close(), b.Close()))
-	_, err = c.Health(s.ctx())
+	_, err = s.client(sp.Ref()).Health(s.ctx())
 	s.ok("health on a fresh stream", err)
 }
 

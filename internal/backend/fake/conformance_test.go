@@ -27,7 +27,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: d,
 
-		Optional: []string{"ConsoleLogger", "DeadlineSetter", "EgressLogger", "NetworkUpdater", "NumberChecker", "Suspender"},
+		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "NetworkUpdater", "NumberChecker", "Snapshotter", "Suspender"},
 
 		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){
@@ -69,6 +69,13 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 		{backendtest.MethodDestroy, fake.OpDestroy, fake.Before},
 		{backendtest.MethodDestroy, fake.OpDestroy, fake.Half},
 		{backendtest.MethodDestroy, fake.OpDestroy, fake.After},
+		{backendtest.MethodSaveSnapshot, fake.OpSaveSnapshot, fake.Before},
+		{backendtest.MethodSaveSnapshot, fake.OpSaveSnapshot, fake.Half},
+		{backendtest.MethodSaveSnapshot, fake.OpSaveSnapshot, fake.After},
+		{backendtest.MethodRestoreSnapshot, fake.OpRestoreSnapshot, fake.Half},
+		{backendtest.MethodRestoreSnapshot, fake.OpRestoreSnapshot, fake.After},
+		{backendtest.MethodDeleteSnapshot, fake.OpDeleteSnapshot, fake.Half},
+		{backendtest.MethodDeleteSnapshot, fake.OpDeleteSnapshot, fake.After},
 	} {
 		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{
 			Method: p.m, Name: string(p.point),

@@ -13,9 +13,10 @@
 // # Guests
 //
 // A guest answers health, identity, exec, attach, ssh-key and power. Exec supports true, false,
-// echo, cat, env, hostname, sleep SECONDS, exit N, curl URL (every host is the controller), egress
-// VERDICT HOST:PORT [RULE] (see Jobs) and sh -c with a list of these separated by ";"; an empty
-// command is a shell that reads such lines. DialGuest finds an echo service on port 7 and a banner
+// echo, cat [FILE...], env, hostname, sleep SECONDS, exit N, curl URL (every host is the controller), egress
+// VERDICT HOST:PORT [RULE] (see Jobs), sync and sh -c with a list of these separated by ";", each of
+// which may end with "> FILE" to write a file to the guest's disk; an empty command is a shell that
+// reads such lines. DialGuest finds an echo service on port 7 and a banner
 // on port 22; every other port refuses.
 //
 // Some prefixes of a sandbox's name change its guest: "never-boots" never

@@ -25,7 +25,7 @@ var (
 	_ backend.Driver         = (*Driver)(nil)
 	_ backend.ConsoleLogger  = (*Driver)(nil)
 	_ backend.NetworkUpdater = (*Driver)(nil)
-	_ backend.Suspender      = (*Driver)(nil)
+	_ backend.DiskSuspender  = (*Driver)(nil)
 	_ backend.NumberChecker  = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
 	_ backend.DeadlineSetter = (*Driver)(nil)
@@ -82,7 +82,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
@@ -126,6 +126,10 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
 	}
+	from, err := d.h.source(spec)
+	if err != nil {
+		return err
+	}
 	in, err := d.h.claim(spec)
 	if err != nil {
 		return err
@@ -136,7 +140,7 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.point(ctx, OpCreate, Half, ref); err != nil {
 		return err
 	}
-	if err := in.complete(); err != nil {
+	if err := in.complete(from); err != nil {
 		return err
 	}
 	return d.point(ctx, OpCreate, After, ref)
@@ -188,6 +192,21 @@ func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	return d.freeze(ctx, OpSuspend, ref, backend.PowerRunning, backend.PowerSuspended)
 }
 
+// SuspendToDisk pauses it so that it survives a restart of the host.
+func (d *Driver) SuspendToDisk(ctx context.Context, ref backend.Ref) error {
+	if err := d.point(ctx, OpSuspendToDisk, Before, ref); err != nil {
+		return err
+	}
+	in, err := d.h.find(ref)
+	if err != nil {
+		return err
+	}
+	if err := in.freezeToDisk(); err != nil {
+		return err
+	}
+	return d.point(ctx, OpSuspendToDisk, After, ref)
+}
+
 // Resume continues it.
 func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 	return d.freeze(ctx, OpResume, ref, backend.PowerSuspended, backend.PowerRunning)
@@ -227,6 +246,11 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	}
 	if err := d.point(ctx, OpDestroy, Half, ref); err != nil {
 		return err
+	}
+	if d.h.cfg.NoKeptSnapshots {
+		if err := d.h.dropSnapshots(ref.UID); err != nil {
+			return err
+		}
 	}
 	if err := d.h.remove(in); err != nil {
 		return err

@@ -32,13 +32,20 @@ const (
 
 	OpUpdateNetwork Op = "update_network"
 	OpSetDeadline   Op = "set_deadline"
+	OpSuspendToDisk Op = "suspend_to_disk"
+
+	OpSaveSnapshot    Op = "save_snapshot"
+	OpRestoreSnapshot Op = "restore_snapshot"
+	OpDeleteSnapshot  Op = "delete_snapshot"
+	OpSnapshots       Op = "snapshots"
 )
 
 // Point is a point in a method.
 type Point string
 
 // The points. Half exists in Create (the mark exists, the disk does not), Stop
-// (the guest was asked) and Destroy (the VM is deleted, the disk is not).
+// (the guest was asked), Destroy (the VM is deleted, the disk is not), SaveSnapshot and
+// DeleteSnapshot (the snapshot is partial) and RestoreSnapshot (the sandbox is).
 const (
 	Before Point = "before" // nothing was done
 	Half   Point = "half"   // a part was done

@@ -27,6 +27,8 @@ type Config struct {
 	BootDelay time.Duration    // from Start until guest control answers
 	Clock     func() time.Time // default time.Now; pauses use the time package
 	Logger    *slog.Logger     // default: discards
+	// NoForks and NoKeptSnapshots remove these capabilities.
+	NoForks, NoKeptSnapshots bool
 }
 
 // Host is the machine on which the fake's VMs run.
@@ -39,6 +41,7 @@ type Host struct {
 
 	mu        sync.Mutex
 	instances map[string]*instance // by UID
+	snapshots map[string]*snapshot // by UID
 	foreign   map[int]bool         // numbers taken by foreign objects
 	closed    bool
 }
@@ -53,35 +56,51 @@ func NewHost(cfg Config) (*Host, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer(), instances: map[string]*instance{}, foreign: map[int]bool{}}
+	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer()}
+	h.instances, h.snapshots, h.foreign = map[string]*instance{}, map[string]*snapshot{}, map[int]bool{}
 	if cfg.Dir == "" {
 		return h, nil
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(h.snapshotFile("")), 0o700); err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the state directory of the fake backend: %w", err)
 	}
 	return h, h.load()
 }
 
 func (h *Host) load() error {
-	files, err := filepath.Glob(filepath.Join(h.cfg.Dir, "*.json"))
+	err := readAll(filepath.Join(h.cfg.Dir, "*.json"), func(r record) {
+		in := h.newInstance(r)
+		in.console.restore(r.Console)
+		h.instances[r.Spec.UID] = in
+	})
+	if err == nil {
+		err = readAll(h.snapshotFile("*"), func(s snapshot) { h.snapshots[s.UID] = &s })
+	}
+	if err != nil {
+		return err
+	}
+	for _, in := range h.instances {
+		in.resume()
+	}
+	return nil
+}
+
+// readAll reads all files that match a pattern.
+func readAll[T any](pattern string, take func(T)) error {
+	files, err := filepath.Glob(pattern)
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "read an instance: %w", err)
+			return agentlab.Errorf(agentlab.CodeUnavailable, "read %s: %w", f, err)
 		}
-		in := h.newInstance(record{})
-		if err := json.Unmarshal(data, &in.rec); err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "instance file %s: %w", f, err)
+		var v T
+		if err := json.Unmarshal(data, &v); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", f, err)
 		}
-		in.console.restore(in.rec.Console)
-		h.instances[in.rec.Spec.UID] = in
-	}
-	for _, in := range h.instances {
-		in.resume()
+		take(v)
 	}
 	return nil
 }

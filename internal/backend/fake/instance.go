@@ -2,9 +2,8 @@ package fake
 
 import (
 	"context"
-	"encoding/json"
+	"maps"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -21,6 +20,11 @@ type record struct {
 	Reason  string        `json:"reason,omitempty"`
 	Console string        `json:"console,omitempty"`
 	Guest   guestRecord   `json:"guest"`
+
+	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
+	Fork    *guestRecord      `json:"fork,omitempty"`    // memory with which the first start continues
+	OnDisk  bool              `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
+	Restore *snapshot         `json:"restore,omitempty"` // of an interrupted RestoreSnapshot
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
@@ -80,27 +84,36 @@ func (in *instance) save() error {
 		return nil
 	}
 	in.rec.Console = in.console.text()
-	data, err := json.Marshal(&in.rec)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "keep an instance: %w", err)
-	}
-	if err := os.WriteFile(file+".tmp", data, 0o600); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
-	}
-	if err := os.Rename(file+".tmp", file); err != nil {
+	if err := replaceJSON(file, &in.rec); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
 	}
 	return nil
 }
 
-// complete completes a partial instance.
-func (in *instance) complete() error {
+// complete completes a partial instance, which starts from a snapshot unless from
+// is nil.
+func (in *instance) complete(from *snapshot) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.rec.Power != backend.PowerPartial {
 		return nil
 	}
 	in.rec.Power, in.rec.Reason = backend.PowerStopped, ""
+	switch s := in.rec.Restore; {
+	case s != nil:
+		in.rec.Disk, in.rec.Fork, in.rec.Restore = maps.Clone(s.Disk), nil, nil
+		if s.Guest != nil {
+			in.rec.Power, in.rec.Guest = backend.PowerSuspended, *s.Guest
+			in.boot()
+		}
+	case from != nil:
+		in.rec.Disk = maps.Clone(from.Disk)
+		if from.Guest != nil && !in.h.cfg.NoForks {
+			fork := *from.Guest
+			fork.Bootstrap, fork.Runner = nil, nil // a new identity ends the runner
+			in.rec.Fork = &fork
+		}
+	}
 	return in.save()
 }
 
@@ -117,6 +130,9 @@ func (in *instance) start() error {
 	}
 	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted = backend.PowerRunning, "", false, false
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
+	if in.rec.Fork != nil {
+		in.rec.Guest, in.rec.Fork = *in.rec.Fork, nil
+	}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
 	if err := in.save(); err != nil {
 		return err
@@ -186,10 +202,23 @@ func (in *instance) freeze(from, to backend.Power) error {
 	case to:
 		return nil
 	case from:
-		in.rec.Power = to
+		in.rec.Power, in.rec.OnDisk = to, false
+		in.watchDeadline()
 		return in.save()
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s", in.rec.Spec.VMID, in.rec.Power)
+}
+
+// freezeToDisk suspends a running or suspended instance to disk.
+func (in *instance) freezeToDisk() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended {
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s", in.rec.Spec.VMID, in.rec.Power)
+	}
+	in.unwatchDeadline()
+	in.rec.Power, in.rec.OnDisk = backend.PowerSuspended, true
+	return in.save()
 }
 
 // linger waits for the delay that the sandbox's name requests.
@@ -228,7 +257,10 @@ func (in *instance) powerOff(power backend.Power, reason string, onlyRunning boo
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.rec.Power == power {
-		in.rec.Expired = false // this caller stops it
+		in.rec.Expired, in.rec.Fork = false, nil // this caller stops it
+		return in.save()
+	}
+	if onlyRunning && in.rec.OnDisk {
 		return nil
 	}
 	if onlyRunning && in.rec.Power != backend.PowerRunning && in.rec.Power != backend.PowerSuspended {
@@ -249,7 +281,7 @@ func (in *instance) off(power backend.Power, reason string) error {
 		in.guest = nil
 		in.console.line("[fake] power off " + reason)
 	}
-	in.rec.Power, in.rec.Reason, in.rec.Guest = power, reason, guestRecord{}
+	in.rec.Power, in.rec.Reason, in.rec.Guest, in.rec.Fork, in.rec.OnDisk = power, reason, guestRecord{}, nil, false
 	return in.save()
 }
 
@@ -294,6 +326,19 @@ func (in *instance) dropDriver(d *Driver) {
 	}
 	if in.guest != nil {
 		in.guest.conns.closeOf(d)
+	}
+}
+
+// files changes or reads the files of the guest's disk.
+func (in *instance) files(fn func(map[string]string)) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.rec.Disk == nil {
+		in.rec.Disk = map[string]string{}
+	}
+	fn(in.rec.Disk)
+	if err := in.save(); err != nil {
+		in.h.log.Error("fake guest", "vmid", in.rec.Spec.VMID, "err", err)
 	}
 }
 

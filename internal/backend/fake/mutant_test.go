@@ -67,6 +67,16 @@ var mutants = map[string]string{
 	"the egress log ignores its limit":    "VM/EgressLog",
 	"a deadline is not enforced":          "VM/Deadline",
 	"the same lease moves a deadline":     "VM/Deadline",
+	"a saved guest is paused":             "VMSnapshots/Fork",
+	"a snapshot is saved once more":       "Snapshots/Source",
+	"a snapshot's disk is not copied":     "VMSnapshots/Fork",
+	"any snapshot is used":                "Snapshots/From",
+	"no snapshot is none":                 "Snapshots/Absent",
+	"restoring does nothing":              "VMSnapshots/Suspended",
+	"restoring ignores the sandbox":       "Snapshots/Source",
+	"deleting ignores the sandbox":        "Snapshots/Source",
+	"partial snapshots are used":          "Snapshots/CrashPoints",
+	"destroy deletes snapshots":           "Snapshots/Source",
 }
 
 func (m *mutant) SetDeadline(ctx context.Context, ref backend.Ref, d backend.Deadline) error {
@@ -87,6 +97,49 @@ func (m *mutant) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 		return nil
 	}
 	return err
+}
+
+func (m *mutant) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
+	s, err := m.Driver.SaveSnapshot(ctx, ref, uid)
+	switch {
+	case m.breaks == "a saved guest is paused" && s.Memory:
+		return s, m.Suspend(ctx, ref)
+	case m.breaks == "a snapshot is saved once more":
+		s.Saved = time.Now()
+	}
+	return s, err
+}
+
+// whoseEver returns ref with the sandbox that the snapshot was saved of.
+func (m *mutant) whoseEver(ctx context.Context, ref backend.SnapshotRef) backend.SnapshotRef {
+	all, _ := m.Snapshots(ctx)
+	for _, s := range all {
+		if s.Ref.UID == ref.UID {
+			return s.Ref
+		}
+	}
+	return ref
+}
+
+func (m *mutant) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
+	switch m.breaks {
+	case "restoring does nothing":
+		return nil
+	case "restoring ignores the sandbox":
+		ref = m.whoseEver(ctx, ref)
+	}
+	err := m.Driver.RestoreSnapshot(ctx, ref)
+	if m.breaks == "partial snapshots are used" && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+func (m *mutant) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
+	if m.breaks == "deleting ignores the sandbox" {
+		ref = m.whoseEver(ctx, ref)
+	}
+	return m.Driver.DeleteSnapshot(ctx, ref)
 }
 
 func (m *mutant) Taken(ctx context.Context, first, last int) ([]int, error) {
@@ -154,12 +207,21 @@ func (m *mutant) Create(ctx context.Context, s backend.Spec) error {
 		if m.Host().Foreign(s.VMID) {
 			return nil
 		}
+	case "a snapshot's disk is not copied":
+		s.From = nil
 	case "unsupported is made", "unsupported names no field":
 		if m.breaks == "unsupported is made" {
 			s.Resources.Cores, s.Network.Mode = 1, agentlab.NetworkNAT
 		}
 	}
 	err := m.Driver.Create(ctx, s)
+	switch code := agentlab.CodeOf(err); {
+	case m.breaks == "no snapshot is none" && code == agentlab.CodeNotFound:
+		s.From = nil
+		return m.Driver.Create(ctx, s)
+	case m.breaks == "any snapshot is used" && code == agentlab.CodeInvalid:
+		return nil
+	}
 	if m.breaks == "create starts it" && err == nil {
 		return m.Driver.Start(ctx, s.Ref())
 	}
@@ -210,6 +272,11 @@ func (m *mutant) Destroy(ctx context.Context, ref backend.Ref) error {
 		ref = m.byHandle(ctx, ref)
 	case "destroy leaves it":
 		return nil
+	case "destroy deletes snapshots":
+		all, _ := m.Snapshots(ctx)
+		for _, s := range all {
+			_ = m.Driver.DeleteSnapshot(ctx, s.Ref)
+		}
 	}
 	return m.Driver.Destroy(ctx, ref)
 }

@@ -101,7 +101,12 @@ func (p *process) command(argv []string) int {
 	case "echo":
 		fmt.Fprintln(p.out, strings.Join(argv[1:], " "))
 		return 0
+	case "sync":
+		return 0
 	case "cat":
+		if len(argv) > 1 {
+			return p.readFiles(argv[1:])
+		}
 		if _, err := io.Copy(p.out, p.stdin); err != nil {
 			return 1
 		}
@@ -197,11 +202,42 @@ func (p *process) script(text string) (code int) {
 			code = 0
 			continue
 		}
+		if n := len(argv); n > 2 && argv[n-2] == ">" {
+			code = p.writeFile(argv[n-1], argv[:n-2])
+			continue
+		}
 		code = p.command(argv)
 		if argv[0] == "exit" {
 			break
 		}
 	}
+	return code
+}
+
+// writeFile runs a command and writes its output to a file of the guest's disk.
+func (p *process) writeFile(path string, argv []string) int {
+	var text bytes.Buffer
+	out := p.out
+	p.out = &text
+	code := p.command(argv)
+	p.out = out
+	p.g.in.files(func(disk map[string]string) { disk[path] = text.String() })
+	return code
+}
+
+// readFiles prints files of the guest's disk.
+func (p *process) readFiles(paths []string) (code int) {
+	p.g.in.files(func(disk map[string]string) {
+		for _, path := range paths {
+			text, ok := disk[path]
+			if !ok {
+				fmt.Fprintf(p.errOut, "cat: %s: No such file or directory\n", path)
+				code = 1
+				continue
+			}
+			_, _ = io.WriteString(p.out, text)
+		}
+	})
 	return code
 }
 

@@ -221,6 +221,9 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
 	}
+	if spec.From != nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend has no snapshots yet").WithField("from")
+	}
 	return validNetwork(spec.Network)
 }
 
