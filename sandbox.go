@@ -22,7 +22,7 @@ const (
 	SandboxCompleted    SandboxState = "COMPLETED"    // its job succeeded
 	SandboxFailed       SandboxState = "FAILED"       // its job, its boot or its VM failed
 	SandboxTimeout      SandboxState = "TIMEOUT"      // its lease or its job's time limit ended
-	SandboxSuspended    SandboxState = "SUSPENDED"    // paused by request
+	SandboxSuspended    SandboxState = "SUSPENDED"    // paused by request; its memory is kept
 	SandboxStopped      SandboxState = "STOPPED"      // powered off, disk kept
 	SandboxDestroyed    SandboxState = "DESTROYED"    // deleted from the backend
 )
@@ -68,11 +68,24 @@ type Desired string
 
 // The states that can be requested of a sandbox.
 const (
-	DesiredRunning   Desired = "running"
-	DesiredSuspended Desired = "suspended"
-	DesiredStopped   Desired = "stopped"
-	DesiredDestroyed Desired = "destroyed"
+	DesiredRunning         Desired = "running"
+	DesiredSuspended       Desired = "suspended"
+	DesiredSuspendedToDisk Desired = "suspended_to_disk"
+	DesiredStopped         Desired = "stopped"
+	DesiredDestroyed       Desired = "destroyed"
 )
+
+// Valid reports whether d is one of the states above.
+func (d Desired) Valid() bool {
+	switch d {
+	case DesiredRunning, DesiredSuspended, DesiredSuspendedToDisk, DesiredStopped, DesiredDestroyed:
+		return true
+	}
+	return false
+}
+
+// Suspended reports whether d is one of the two kinds of suspension.
+func (d Desired) Suspended() bool { return d == DesiredSuspended || d == DesiredSuspendedToDisk }
 
 // ProfileLost is the profile name of a sandbox whose row was lost and
 // recreated. No profile can have this name.
@@ -90,8 +103,9 @@ type Sandbox struct {
 
 	State   SandboxState
 	Desired Desired
-	Reason  string // why it is FAILED, TIMEOUT or STOPPED; one redacted line
+	Reason  string // why it is FAILED, TIMEOUT or STOPPED, or stays SUSPENDED; one redacted line
 	Waiting string // why it is currently waiting; one redacted line, "" if it is not
+	OnDisk  bool   // it is SUSPENDED to disk: its memory is a file, and no VM of it exists
 
 	Resources Resources
 	Options   Options

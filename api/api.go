@@ -13,9 +13,10 @@ type Sandbox struct {
 	Profile        string     `json:"profile"`
 	Image          string     `json:"image" doc:"Image as resolved at creation, name@digest"`
 	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
-	Desired        string     `json:"desired" enum:"running,stopped,destroyed"`
-	Reason         string     `json:"reason,omitempty" doc:"Why it is FAILED, TIMEOUT or STOPPED"`
+	Desired        string     `json:"desired" enum:"running,suspended,suspended_to_disk,stopped,destroyed"`
+	Reason         string     `json:"reason,omitempty" doc:"Why it is FAILED, TIMEOUT or STOPPED, or could not be resumed"`
 	Waiting        string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
+	OnDisk         bool       `json:"on_disk,omitempty" doc:"It is SUSPENDED to disk: its memory is a file, and no virtual machine of it exists"`
 	Cores          int        `json:"cores"`
 	MemoryMB       int        `json:"memory_mb"`
 	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the size of the image"`
@@ -51,6 +52,11 @@ type LeaseRenew struct {
 // SandboxStop is a request to stop a sandbox.
 type SandboxStop struct {
 	GraceSeconds *int `json:"grace_seconds,omitempty" minimum:"0" maximum:"600" doc:"Seconds that the guest may take to shut down before it is powered off; default 30"`
+}
+
+// SandboxSuspend is a request to suspend a sandbox.
+type SandboxSuspend struct {
+	ToDisk bool `json:"to_disk,omitempty" doc:"Write its memory to disk and end its virtual machine; it then survives a restart of the host"`
 }
 
 // Job is a job.

@@ -69,9 +69,10 @@ func (c *Client) StartSandbox(ctx context.Context, sandbox string) (api.Sandbox,
 	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "start")
 }
 
-// SuspendSandbox requests that a READY sandbox be suspended.
-func (c *Client) SuspendSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
-	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "suspend")
+// SuspendSandbox requests that a READY sandbox be suspended, or that a suspended
+// one be suspended to disk.
+func (c *Client) SuspendSandbox(ctx context.Context, sandbox string, how api.SandboxSuspend) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, how, "sandboxes", sandbox, "suspend")
 }
 
 // ResumeSandbox requests that a suspended sandbox be resumed.

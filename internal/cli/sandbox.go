@@ -81,7 +81,7 @@ the job in it has ended, and show its progress; the exit code is that of
 		if f.wait {
 			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
 			// A short job may have ended, and its sandbox may be destroyed.
-			if short := sb.JobID != "" && isDestroyed(agentlab.SandboxState(sb.State)); err != nil && !short {
+			if short := sb.JobID != "" && isDestroyed(sb); err != nil && !short {
 				return err
 			}
 		}
@@ -159,6 +159,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t := newTable(a.Stdout, "Sandbox:", fmt.Sprint(sb.VMID))
 	t.row("Name:", sb.Name)
 	t.row("State:", sb.State)
+	if sb.OnDisk {
+		t.row("Memory:", "on disk")
+	}
 	if sb.Waiting != "" {
 		t.row("Waiting:", sb.Waiting)
 	}
@@ -223,24 +226,36 @@ func (a *App) sandboxShowCmd() *cobra.Command {
 // sandboxPowerCmds are start, stop, pause and resume.
 func (a *App) sandboxPowerCmds() []*cobra.Command {
 	var grace int
+	var toDisk bool
 	stop := func(c *client.Client, ctx context.Context, sandbox string) (api.Sandbox, error) {
 		return c.StopSandbox(ctx, sandbox, api.SandboxStop{GraceSeconds: &grace})
 	}
-	stopped := func(s agentlab.SandboxState) bool { return s == agentlab.SandboxStopped }
+	suspend := func(c *client.Client, ctx context.Context, sandbox string) (api.Sandbox, error) {
+		return c.SuspendSandbox(ctx, sandbox, api.SandboxSuspend{ToDisk: toDisk})
+	}
+	suspended := func(sb api.Sandbox) bool {
+		return sb.State == string(agentlab.SandboxSuspended) && (sb.OnDisk || !toDisk) || isStopped(sb)
+	}
 	var cmds []*cobra.Command
 	for _, p := range []struct {
 		use, short, long, wait string
 		request                func(*client.Client, context.Context, string) (api.Sandbox, error)
-		done                   func(agentlab.SandboxState) bool
+		done                   func(api.Sandbox) bool
 	}{
 		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, isUp},
-		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, stopped},
+		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, isStopped},
 		{"pause", "Pause a sandbox and keep its memory", `Pause a READY sandbox: its CPUs stop, its memory and disk are kept, and its lease
 continues. Its state is then SUSPENDED. 'agentlab sandbox suspend' is the same
-command. Not every backend supports it; all support 'agentlab sandbox stop'.`, "wait until the sandbox is paused", (*client.Client).SuspendSandbox, func(s agentlab.SandboxState) bool {
-			return s == agentlab.SandboxSuspended || stopped(s)
-		}},
-		{"resume", "Resume a paused sandbox", "", "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
+command.
+
+With --to-disk, its memory is written to disk and its virtual machine ends: the
+host needs no memory for it, and it survives a restart of the host. A paused
+sandbox can be suspended to disk too. 'agentlab sandbox stop' discards the memory.
+
+Not every backend supports this; all support 'agentlab sandbox stop'.`, "wait until the sandbox is suspended", suspend, suspended},
+		{"resume", "Resume a suspended sandbox", `Resume a sandbox that was paused or suspended to disk. If its memory cannot be
+loaded, because the host's processor or software was replaced, it stays
+SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
 	} {
 		var wait bool
 		cmd := &cobra.Command{Use: p.use + " SANDBOX", Short: p.short, Long: p.long, Args: exactArgs("SANDBOX")}
@@ -254,6 +269,7 @@ command. Not every backend supports it; all support 'agentlab sandbox stop'.`, "
 		})
 		cmds = append(cmds, cmd)
 	}
+	cmds[2].Flags().BoolVar(&toDisk, "to-disk", false, "write the memory to disk and end the virtual machine")
 	grace = 30
 	count(cmds[1].Flags(), &grace, "grace", "seconds that the guest may take before it is powered off")
 	return cmds

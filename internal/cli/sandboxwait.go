@@ -10,11 +10,17 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-func isUp(s agentlab.SandboxState) bool {
-	return s == agentlab.SandboxReady || s == agentlab.SandboxRunning || s == agentlab.SandboxCompleted
+func isUp(sb api.Sandbox) bool {
+	switch agentlab.SandboxState(sb.State) {
+	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
+		return true
+	}
+	return false
 }
 
-func isDestroyed(s agentlab.SandboxState) bool { return s == agentlab.SandboxDestroyed }
+func isStopped(sb api.Sandbox) bool { return sb.State == string(agentlab.SandboxStopped) }
+
+func isDestroyed(sb api.Sandbox) bool { return sb.State == string(agentlab.SandboxDestroyed) }
 
 // lastEvent returns the ID of the newest event about a sandbox, 0 if there is
 // none. Events of a later request have larger IDs.
@@ -29,8 +35,8 @@ func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, er
 // waitSandbox shows the events of a sandbox until done holds. after is the ID of
 // the newest event before the request that returned sb, 0 if that created it.
 // It returns an error if the sandbox enters a state that done cannot follow,
-// unless it was in that state before.
-func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(agentlab.SandboxState) bool) (api.Sandbox, error) {
+// unless it was in that state before, and if the daemon gave the request up.
+func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(api.Sandbox) bool) (api.Sandbox, error) {
 	was, vmid := sb.State, fmt.Sprint(sb.VMID)
 	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}) {
 		if err != nil {
@@ -44,18 +50,32 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		if err != nil {
 			return sb, err
 		}
-		if done(agentlab.SandboxState(now.State)) {
+		if done(now) {
 			a.showLaterEvents(ctx, c, now, e.ID)
 			return now, nil
 		}
+		if err := refusal(e); err != nil {
+			return now, err
+		}
 		// A sandbox can be destroyed in every state.
-		if now.State != was && !done(agentlab.SandboxDestroyed) {
+		if now.State != was && !done(api.Sandbox{State: string(agentlab.SandboxDestroyed)}) {
 			if err := sandboxFailed(now); err != nil {
 				return now, err
 			}
 		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// refusal returns the error of the event of a request that the daemon gave up,
+// nil for another event.
+func refusal(e api.Event) error {
+	if _, refused := e.Data["refused"]; !refused {
+		return nil
+	}
+	code, _ := e.Data["code"].(string)
+	hint, _ := e.Data["hint"].(string)
+	return agentlab.Errorf(agentlab.Code(code), "%s", sanitize(e.Message)).WithHint("%s", sanitize(hint))
 }
 
 // sandboxFailed returns an error if a sandbox has ended.
@@ -108,9 +128,9 @@ func requestChange(ctx context.Context, c *client.Client, sandbox string, wait b
 }
 
 // finishSandbox waits for a requested change and prints the outcome.
-func (a *App) finishSandbox(ctx context.Context, c *client.Client, r changeRequest, wait bool, done func(agentlab.SandboxState) bool) error {
+func (a *App) finishSandbox(ctx context.Context, c *client.Client, r changeRequest, wait bool, done func(api.Sandbox) bool) error {
 	sb, err := r.sb, r.err
-	if err == nil && wait && !done(agentlab.SandboxState(sb.State)) {
+	if err == nil && wait && !done(sb) {
 		sb, err = a.waitSandbox(ctx, c, sb, r.after, done)
 	}
 	if err != nil {

@@ -21,6 +21,10 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
 	data := map[string]any{"from": from, "to": sb.State}
 	text := ""
+	if sb.OnDisk {
+		text = " to disk"
+		data["on_disk"] = true
+	}
 	if sb.Reason != "" {
 		switch sb.State {
 		case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxStopped, agentlab.SandboxDestroyed:

@@ -29,7 +29,7 @@ func TestHostRestart(t *testing.T) {
 		for _, sb := range []agentlab.Sandbox{kept, plain, frozen} {
 			w.until(sb.VMID, agentlab.SandboxReady)
 		}
-		if _, err := w.svc.Suspend(context.Background(), frozen.VMID); err != nil {
+		if _, err := w.svc.Suspend(context.Background(), frozen.VMID, false); err != nil {
 			w.Fatal(err)
 		}
 		w.until(frozen.VMID, agentlab.SandboxSuspended)

@@ -356,6 +356,7 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 		if sb.State != before.State || sb.Desired != before.Desired {
 			sb.Waiting = "" // it was about the previous state
 		}
+		sb.OnDisk = sb.OnDisk && sb.State == agentlab.SandboxSuspended
 		return evs, err
 	})
 	if err != nil {

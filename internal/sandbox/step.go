@@ -64,7 +64,7 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 		return 0, false, s.destroy(ctx, sb)
 	case agentlab.DesiredStopped:
 		return s.stop(ctx, sb)
-	case agentlab.DesiredSuspended:
+	case agentlab.DesiredSuspended, agentlab.DesiredSuspendedToDisk:
 		return s.driveSuspended(ctx, sb)
 	default:
 		return s.driveRunning(ctx, sb)

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -9,23 +10,30 @@ import (
 )
 
 // Suspend requests that a READY sandbox is suspended: its memory and disk are
-// kept, its CPUs stop, its lease continues. A suspended sandbox is not
-// changed. Codes: not_found; unsupported by the backend; conflict in any other
-// state. A sandbox with a running job is not suspended, because the job's time
-// would continue.
-func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+// kept, its CPUs stop, its lease continues. With toDisk its memory is written to
+// disk and its VM ends; a sandbox that is suspended in memory can be suspended to
+// disk too. Otherwise a suspended sandbox is not changed. Codes: not_found;
+// unsupported by the backend; conflict in any other state. A sandbox with a
+// running job is not suspended, because the job's time would continue.
+func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error) {
+	_, able := s.cfg.Driver.(backend.Suspender)
+	what, want := "suspend a sandbox", agentlab.DesiredSuspended
+	if toDisk {
+		_, able = s.cfg.Driver.(backend.DiskSuspender)
+		what, want = "suspend a sandbox to disk", agentlab.DesiredSuspendedToDisk
+	}
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		_, able := s.cfg.Driver.(backend.Suspender)
 		switch {
-		case sb.Desired == agentlab.DesiredSuspended:
+		case sb.Desired == want || sb.Desired == agentlab.DesiredSuspendedToDisk:
 			return nil, nil
 		case !able: // checked before the state: waiting for READY would not help
-			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot suspend a sandbox", sb.Backend).
+			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot %s", sb.Backend, what).
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
+		case sb.Desired == agentlab.DesiredSuspended:
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
 			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "")
 		}
-		sb.Desired = agentlab.DesiredSuspended
+		sb.Desired = want
 		return nil, nil
 	})
 }
@@ -35,7 +43,7 @@ func (s *Service) Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
-		case sb.Desired == agentlab.DesiredSuspended:
+		case sb.Desired.Suspended():
 			sb.Desired = agentlab.DesiredRunning
 		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
 			return nil, conflict(*sb, "and there is nothing to resume", "")
@@ -44,16 +52,19 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 	})
 }
 
-// driveSuspended drives a sandbox whose desired state is suspended.
+// driveSuspended drives a sandbox whose desired state is suspended, in memory or
+// to disk.
 func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
+	toDisk := sb.Desired == agentlab.DesiredSuspendedToDisk
+	done := sb.State == agentlab.SandboxSuspended && (sb.OnDisk || !toDisk)
 	switch {
-	case sb.State == agentlab.SandboxSuspended && s.inspected(sb.VMID):
+	case done && s.inspected(sb.VMID):
 		return 0, true, nil
 	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
 		// Its state changed before it was suspended; use the current
 		// state.
 		_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-			if now.Desired == agentlab.DesiredSuspended {
+			if now.Desired.Suspended() {
 				now.Desired = agentlab.DesiredRunning
 			}
 			return nil, nil
@@ -65,31 +76,54 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 			return 0, err != nil, err
 		}
 	}
-	driver, ok := s.cfg.Driver.(backend.Suspender)
-	if !ok {
-		return 0, false, s.markFailed(ctx, sb, "backend %s can no longer suspend it", sb.Backend)
-	}
-	if err := driver.Suspend(ctx, backend.RefOf(sb)); err != nil {
+	if err := s.suspend(ctx, sb, toDisk); err != nil {
 		return s.suspendRefused(ctx, sb, err)
 	}
-	if sb.State == agentlab.SandboxSuspended {
+	if done {
 		s.setInspected(sb.VMID)
 		return 0, true, nil
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxSuspended, "")
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != sb.Desired {
+			return nil, nil
+		}
+		now.State, now.Reason, now.OnDisk = agentlab.SandboxSuspended, "", toDisk
+		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+	})
+	return 0, false, err
+}
+
+// suspend suspends the VM of a sandbox.
+func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool) error {
+	ref := backend.RefOf(sb)
+	if !toDisk {
+		driver, ok := s.cfg.Driver.(backend.Suspender)
+		if !ok {
+			return s.cannot(sb, "suspend it")
+		}
+		return driver.Suspend(ctx, ref)
+	}
+	driver, ok := s.cfg.Driver.(backend.DiskSuspender)
+	if !ok {
+		return s.cannot(sb, "suspend it to disk")
+	}
+	if err := driver.SuspendToDisk(ctx, ref); err != nil {
+		return err
+	}
+	s.closeGuestListener(sb.VMID)
+	return nil
+}
+
+// cannot returns the error for a request that an earlier version of the backend
+// has accepted.
+func (s *Service) cannot(sb agentlab.Sandbox, what string) error {
+	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s can no longer %s", sb.Backend, what)
 }
 
 // driveResumed resumes a suspended sandbox, and sets its guest's clock.
 func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	driver, ok := s.cfg.Driver.(backend.Suspender)
-	if !ok {
-		return 0, false, s.markFailed(ctx, sb, "backend %s can no longer resume it", sb.Backend)
-	}
-	if err := driver.Resume(ctx, backend.RefOf(sb)); err != nil {
+	if err := s.resume(ctx, sb); err != nil {
 		return s.suspendRefused(ctx, sb, err)
-	}
-	if err := s.openGuestListener(ctx, sb); err != nil {
-		return 0, true, err
 	}
 	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
 		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
@@ -98,6 +132,23 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 		return bootPause(0), true, ctx.Err()
 	}
 	return 0, false, s.transition(ctx, sb, agentlab.SandboxReady, "")
+}
+
+// resume resumes the VM of a sandbox. One that is suspended to disk needs its
+// deadline and its listener before, like one that starts.
+func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
+	driver, ok := s.cfg.Driver.(backend.Suspender)
+	if !ok {
+		return s.cannot(sb, "resume it")
+	}
+	s.withState(sb.VMID, func(m *runtimeState) { m.inspected = false }) // a later request to suspend it is not done yet
+	if err := s.openGuestListener(ctx, sb); err != nil {
+		return err
+	}
+	if err := s.setDeadline(ctx, sb); err != nil {
+		return err
+	}
+	return driver.Resume(ctx, backend.RefOf(sb))
 }
 
 // triedFor returns the time since its first call for a sandbox in its current
@@ -114,9 +165,14 @@ func (s *Service) triedFor(vmid int) (since time.Duration) {
 }
 
 // suspendRefused handles a refusal to suspend or resume: it inspects the VM, and
-// handles one that does not run or is gone as usual.
+// handles one that does not run or is gone as usual. A request that cannot
+// succeed is given up.
 func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
-	if code := agentlab.CodeOf(cause); code != agentlab.CodeNotFound && code != agentlab.CodeConflict {
+	asWanted := sb.State == agentlab.SandboxSuspended && (sb.Desired == agentlab.DesiredSuspended || sb.OnDisk && sb.Desired.Suspended())
+	switch code := agentlab.CodeOf(cause); {
+	case !asWanted && (code == agentlab.CodeUnsupported || code == agentlab.CodeNoSpace && sb.Desired == agentlab.DesiredSuspendedToDisk):
+		return 0, false, s.giveUp(ctx, sb, cause)
+	case code != agentlab.CodeNotFound && code != agentlab.CodeConflict:
 		return 0, true, cause
 	}
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
@@ -126,4 +182,33 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 		return 0, false, s.vmDown(ctx, sb, in, why)
 	}
 	return 0, true, cause
+}
+
+// giveUp leaves a sandbox that cannot be suspended or resumed in its state. The
+// event has the reason, and so has the row of one that stays SUSPENDED.
+func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) error {
+	what, hint := "suspended", agentlab.HintOf(cause)
+	if !sb.Desired.Suspended() {
+		what = "resumed"
+		hint = fmt.Sprintf("'agentlab sandbox stop %d' discards its memory and keeps its disk; 'agentlab sandbox start %[1]d' then boots it", sb.VMID)
+	}
+	why := s.redactReason(ctx, sb, cause.Error())
+	s.log.Warn("a sandbox cannot be "+what, "vmid", sb.VMID, "err", cause)
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != sb.Desired {
+			return nil, nil
+		}
+		switch {
+		case now.State == agentlab.SandboxReady:
+			now.Desired = agentlab.DesiredRunning
+		case now.OnDisk:
+			now.Desired, now.Reason = agentlab.DesiredSuspendedToDisk, agentlab.Reason(why+" ("+hint+")")
+		default:
+			now.Desired = agentlab.DesiredSuspended
+		}
+		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
+			map[string]any{"state": now.State, "desired": now.Desired, "refused": why, "code": agentlab.CodeOf(cause), "hint": hint},
+			"sandbox %s cannot be %s: %s", sb.Name, what, why)}, nil
+	})
+	return err
 }

@@ -71,7 +71,7 @@ func (s *Server) routes() []route {
 		{get, sandbox, AccessRead, "sandbox.read", onSandbox, anyOrigin, 200, "sandbox", "Show a sandbox", call(s.getSandbox)},
 		{post, sandbox + "/start", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 202, "start-sandbox", "Start a stopped sandbox", call(s.startSandbox)},
 		{post, sandbox + "/stop", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 202, "stop-sandbox", "Power off a sandbox and keep its disk", call(s.stopSandbox)},
-		{post, sandbox + "/suspend", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 202, "suspend-sandbox", "Suspend a READY sandbox", call(s.suspendSandbox)},
+		{post, sandbox + "/suspend", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 202, "suspend-sandbox", "Suspend a READY sandbox, in memory or to disk", call(s.suspendSandbox)},
 		{post, sandbox + "/resume", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 202, "resume-sandbox", "Resume a suspended sandbox", call(s.resumeSandbox)},
 		{post, sandbox + "/destroy", AccessWrite, "sandbox.destroy", onSandbox, anyOrigin, 202, "destroy-sandbox", "Destroy a sandbox", call(s.destroySandbox)},
 		{post, sandbox + "/lease/renew", AccessWrite, "sandbox.power", onSandbox, anyOrigin, 200, "renew-lease", "Set the end of the lease", call(s.renewLease)},

@@ -79,9 +79,14 @@ func (s *Server) startSandbox(ctx context.Context, in *sandboxInput) (api.Sandbo
 	})
 }
 
-func (s *Server) suspendSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+type suspendSandboxInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Body    *api.SandboxSuspend
+}
+
+func (s *Server) suspendSandbox(ctx context.Context, in *suspendSandboxInput) (api.Sandbox, error) {
 	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
-		return s.cfg.Services.Sandboxes.Suspend(ctx, vmid)
+		return s.cfg.Services.Sandboxes.Suspend(ctx, vmid, in.Body != nil && in.Body.ToDisk)
 	})
 }
 

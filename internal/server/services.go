@@ -66,7 +66,7 @@ type Sandboxes interface {
 	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
 	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-	Suspend(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error)
 	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)

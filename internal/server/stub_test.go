@@ -142,7 +142,7 @@ func (s stubSandboxes) List(_ context.Context, f agentlab.SandboxFilter) ([]agen
 func (s stubSandboxes) act(name string) (agentlab.Sandbox, error) {
 	return agentlab.Sandbox{VMID: 1, Name: "box"}, s.called(name)
 }
-func (s stubSandboxes) Suspend(context.Context, int) (agentlab.Sandbox, error) {
+func (s stubSandboxes) Suspend(context.Context, int, bool) (agentlab.Sandbox, error) {
 	return s.act("sandbox.suspend")
 }
 func (s stubSandboxes) Resume(context.Context, int) (agentlab.Sandbox, error) {

@@ -34,7 +34,7 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	db := must(sql.Open("sqlite", path))(t)
-	for _, q := range []string{"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE jobs DROP COLUMN no_setup", "DELETE FROM goose_db_version WHERE version_id >= 16"} {
+	for _, q := range []string{"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE sandboxes DROP COLUMN on_disk", "ALTER TABLE jobs DROP COLUMN no_setup", "DELETE FROM goose_db_version WHERE version_id >= 16"} {
 		must(db.ExecContext(t.Context(), q))(t)
 	}
 	if err := db.Close(); err != nil {

@@ -20,6 +20,7 @@ var released = map[string]string{
 	"00015_waiting.sql":        "a807b5f37ecd09213a01972b09d3ef3d18efa035212112eaa85012bb2368d794",
 	"00016_handles.sql":        "e2d1c337777a38c122caa7ec35722edfec174ab4c01052e69516aa3f84f6b946",
 	"00017_renumbered.sql":     "f2a608318d0b3a29f6db5f2d3e6cb84806825353b15de173f2dfd5ad61f0b933",
+	"00018_on_disk.sql":        "0c2541d4d4f2bcf3fd11d23dafe82c35dd6d6fd59519c4ff2321a46bcaa52b6e",
 	"00019_job_setup.sql":      "675201e25bfac2fa46855ae5c9b9cf9f9f793541cdded4a1a8529c9ccd3274a8",
 }
 

@@ -20,6 +20,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"desired", &s.Desired},
 		{"reason", &s.Reason},
 		{"waiting", &s.Waiting},
+		{"on_disk", &s.OnDisk},
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
@@ -47,7 +48,7 @@ func checkSandbox(s *agentlab.Sandbox) error {
 		return invalid("uid", "it is empty")
 	case !s.State.Valid():
 		return invalid("state", "unknown state %q", s.State)
-	case s.Desired != agentlab.DesiredRunning && s.Desired != agentlab.DesiredStopped && s.Desired != agentlab.DesiredSuspended && s.Desired != agentlab.DesiredDestroyed:
+	case !s.Desired.Valid():
 		return invalid("desired", "%q cannot be desired", s.Desired)
 	case s.Network.Mode == "":
 		return invalid("network.mode", "it is empty")

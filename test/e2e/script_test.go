@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"fmt"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -24,6 +26,13 @@ func runScripts(l *lab, t *testing.T, backend string) {
 			env.Setenv("BACKEND", backend)
 			env.Setenv("HOME", env.WorkDir)
 			return nil
+		},
+		Condition: func(cond string) (bool, error) {
+			name, ok := strings.CutPrefix(cond, "backend:")
+			if !ok {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			return name == backend, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"capture": capture,
