@@ -132,6 +132,7 @@ func guestShell(b *testing.B, guest *control.Client, script string) string {
 // least, both ways) and the time of a connection (budget 2 times at most).
 func BenchmarkNetwork(b *testing.B) {
 	l, n := newNetLab(b)
+	l.config("qemu:\n  template_cache_gb: 0\n") // both guests have booted
 	n.HandleHTTP("bulk.example.com", 80, bulkSite())
 	l.ok("sandbox", "new", "--name", "bench", "--cores", "2", "--memory-mb", "1024")
 	sandbox := netGuest{

@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/api"
+)
+
+// warmSamples is the number of samples of each figure of BenchmarkWarmStart.
+const warmSamples = 9
+
+// forkedChildren is the number of children of one fork.
+const forkedChildren = 16
+
+// destroyAll destroys all sandboxes.
+func (l *lab) destroyAll() {
+	l.Helper()
+	var list api.List[api.Sandbox]
+	if err := json.Unmarshal([]byte(l.ok("--json", "sandbox", "list")), &list); err != nil {
+		l.Fatal(err)
+	}
+	for _, sb := range list.Items {
+		l.ok("sandbox", "destroy", strconv.Itoa(sb.VMID))
+	}
+}
+
+// BenchmarkWarmStart compares what starts from a saved guest with the raw boot
+// by hand: a sandbox from the request to its first exec (budget 0.10), a whole
+// job (0.5), one child of a fork (0.10), and suspend to disk with the resume and
+// an exec (1.0). All samples are taken in turn.
+func BenchmarkWarmStart(b *testing.B) {
+	cold, vm := newColdLab(b)
+	cold.ok("daemon", "stop")
+	l := newLab(b)
+	l.config(fmt.Sprintf("limits:\n  max_sandboxes: %d\n", forkedChildren+8))
+	l.profile("bench", "resources: {cores: 2, memory_mb: 1024}\n")
+	l.ok("image", "warm", "base", "--profile", "bench")
+	fresh := func(name string) {
+		l.ok("sandbox", "new", "--name", name, "--profile", "bench")
+		l.ok("exec", name, "true")
+	}
+	var raw, sandbox, job, fork, suspend []time.Duration
+	for b.Loop() {
+		for i := range warmSamples {
+			name := "bench-" + strconv.Itoa(i)
+			raw = append(raw, timed(func() { vm.boot(b) }))
+			sandbox = append(sandbox, timed(func() { fresh(name) }))
+			suspend = append(suspend, timed(func() {
+				l.ok("sandbox", "suspend", "--to-disk", name)
+				l.ok("sandbox", "resume", name)
+				l.ok("exec", name, "true")
+			}))
+			l.ok("sandbox", "destroy", name)
+			job = append(job, timed(func() {
+				l.ok("job", "run", "--agent", "shell", "--image", "base", "--profile", "bench", "--task", "true")
+				l.noSandboxes()
+			}))
+			fresh("source")
+			fork = append(fork, timed(func() {
+				l.ok("sandbox", "fork", "source", "--count", strconv.Itoa(forkedChildren), "--name-prefix", "child")
+			})/forkedChildren)
+			l.destroyAll()
+		}
+	}
+	base := report(b, "raw boot by hand", raw)
+	for _, m := range []struct {
+		name, unit string
+		of         []time.Duration
+	}{
+		{"sandbox new and exec true", "sandbox/raw", sandbox},
+		{"job run true, VM destroyed", "job/raw", job},
+		{fmt.Sprintf("one of %d children of a fork", forkedChildren), "child/raw", fork},
+		{"suspend to disk, resume and exec true", "suspend/raw", suspend},
+	} {
+		b.ReportMetric(float64(report(b, m.name, m.of))/float64(base), m.unit)
+	}
+}
