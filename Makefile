@@ -23,6 +23,10 @@ TEST_TIMEOUT ?= 40m
 # those with VMs compute. The end-to-end tests take longest and come first.
 WAITERS ?= 4
 PACKAGES ?= 3
+# Selects the cases of long tables that a run tests (test/sample).
+ifndef AGENTLAB_TEST_SEED
+AGENTLAB_TEST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 # Seconds for all fuzz targets together, or for each of them.
 FUZZTOTAL ?= 600
 FUZZTIME ?=
@@ -48,7 +52,9 @@ check: build lint ## quick check of a change: build, lint, unit and script tests
 	$(GO) test -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
 	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
-test: deps ## all tests, with real VMs; long tables are sampled; prints the total time
+test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)
+test: deps ## all tests, with real VMs; long tables are sampled; prints the seed and the total time
+	@echo "make test: AGENTLAB_TEST_SEED=$$AGENTLAB_TEST_SEED"
 	@start=$$(date +%s); \
 	$(GO) test -p $(PACKAGES) -timeout $(TEST_TIMEOUT) ./test/e2e ./internal/backend/qemu ./...; rc=$$?; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc

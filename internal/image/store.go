@@ -174,7 +174,13 @@ func (s *Store) current(name string) (string, error) {
 
 // load reads an image's stamp and checks that its files exist.
 func (s *Store) load(name, digest string) (Image, error) {
-	img := Image{Dir: filepath.Join(s.root, name, digest)}
+	dir := filepath.Join(s.root, name, digest)
+	// Disks refer to the image by its path for as long as they exist, and may be
+	// in use below another link to this directory.
+	if path, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = path
+	}
+	img := Image{Dir: dir}
 	data, err := os.ReadFile(filepath.Join(img.Dir, fileStamp))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Image{}, s.notFound(name + "@" + digest)

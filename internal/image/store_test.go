@@ -239,6 +239,20 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// The path of an image is the same through every link to the cache.
+func TestPathThroughLink(t *testing.T) {
+	s := newStore(t, "1")
+	img := mustEnsure(t, s, "base")
+	link := filepath.Join(t.TempDir(), "cache")
+	if err := os.Symlink(filepath.Dir(s.root), link); err != nil {
+		t.Fatal(err)
+	}
+	got, err := NewStore(filepath.Join(link, "images"), Options{}).Resolve(t.Context(), "base")
+	if err != nil || got.RootDisk() != img.RootDisk() {
+		t.Errorf("%s and %s, %v", got.RootDisk(), img.RootDisk(), err)
+	}
+}
+
 func TestDamaged(t *testing.T) {
 	for _, file := range []string{fileRoot, fileKernel, fileModules, fileStamp} {
 		t.Run(file, func(t *testing.T) {

@@ -22,6 +22,8 @@ import (
 	"time"
 	"unicode/utf16"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 )
@@ -173,20 +175,39 @@ func agentMade(path string) bool {
 	return false
 }
 
-// scanHome looks at the name and the content of everything in the lab's home,
-// disks of sandboxes included. It returns what it found and how many bytes it
-// read.
+// scanHome is scan for the lab's home, disks and memories of sandboxes included.
 func (l *lab) scanHome(find *needleSet) (found []string, size int64) {
 	l.Helper()
-	err := filepath.WalkDir(l.home, func(path string, e fs.DirEntry, err error) error {
+	return l.scan(find, l.home)
+}
+
+// scanTemplates is scan for the shared templates that were used or made since
+// began.
+func (l *lab) scanTemplates(find *needleSet, began time.Time) (found []string, size int64) {
+	l.Helper()
+	for _, name := range templatesIn(l, templatesDir) {
+		dir := filepath.Join(templatesDir, name)
+		if st, err := os.Stat(dir); err != nil || st.ModTime().Before(began) {
+			continue
+		}
+		f, n := l.scan(find, dir)
+		found, size = append(found, f...), size+n
+	}
+	return found, size
+}
+
+// scan looks at the name and the content of everything below dir. It returns
+// what it found and how many bytes it read.
+func (l *lab) scan(find *needleSet, dir string) (found []string, size int64) {
+	l.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		names, _ := find.scan(strings.NewReader(path))
-		for _, n := range names {
+		for _, n := range find.find([]byte(path), nil) {
 			found = append(found, fmt.Sprintf("%s in the name %s", n, path))
 		}
 		if !e.Type().IsRegular() || agentMade(path) {
@@ -200,7 +221,7 @@ func (l *lab) scanHome(find *needleSet) (found []string, size int64) {
 			return err
 		}
 		defer func() { _ = f.Close() }()
-		in := &counted{r: f}
+		in := &data{f: f}
 		hits, err := find.scan(in)
 		size += in.n
 		for _, n := range hits {
@@ -214,14 +235,33 @@ func (l *lab) scanHome(find *needleSet) (found []string, size int64) {
 	return found, size
 }
 
-type counted struct {
-	r io.Reader
-	n int64
+// data reads a file without its holes, which a guest's memory mostly consists
+// of, and counts the bytes.
+type data struct {
+	f   *os.File
+	pos int64 // of the next byte
+	end int64 // of the data at pos
+	n   int64
 }
 
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
+func (d *data) Read(p []byte) (int, error) {
+	if d.pos >= d.end {
+		var err error
+		if d.pos, err = d.f.Seek(d.pos, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
+			return 0, io.EOF
+		}
+		if err == nil {
+			d.end, err = d.f.Seek(d.pos, unix.SEEK_HOLE)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	n, err := d.f.ReadAt(p[:min(int64(len(p)), d.end-d.pos)], d.pos)
+	d.pos, d.n = d.pos+int64(n), d.n+int64(n)
+	if n > 0 {
+		err = nil // the file may end here
+	}
 	return n, err
 }
 
@@ -265,7 +305,7 @@ func (w *procWatch) look() {
 			if bytes.Contains(p, []byte("GATEWAY_INTERFACE=CGI")) {
 				continue // the fake git host on the internet gets its password
 			}
-			hits, _ := w.find.scan(bytes.NewReader(p))
+			hits := w.find.find(p, nil)
 			w.mu.Lock()
 			w.seen++
 			for _, h := range hits {
@@ -314,6 +354,7 @@ func TestCanary(t *testing.T) {
 	marker := core() // no secret: it shows that the scan sees the disks
 	checkScan(t, l, find, cs)
 	watch := watchProcesses(find)
+	began := time.Now()
 	l.ok("daemon", "start")
 	for _, c := range cs {
 		if c.key != "env.CANARY_FILE" {
@@ -382,8 +423,12 @@ func TestCanary(t *testing.T) {
 	t.Run("crash", func(t *testing.T) { l.canaryCrash(t, repo, marker, nothing, onDisk) })
 	checkOutput(t, l.ok("--json", "events"), find)
 	l.noSandboxes()
-	found, seen := watch.end()
-	for _, f := range found {
+	found, size := l.scanTemplates(find, began)
+	if size == 0 {
+		t.Error("no template was used")
+	}
+	running, seen := watch.end()
+	for _, f := range append(found, running...) {
 		t.Error(f)
 	}
 	t.Logf("looked %d times at arguments and environments of processes", seen)
@@ -489,8 +534,7 @@ func checkOutput(t *testing.T, text string, find *needleSet) {
 		_ = json.Unmarshal([]byte(text), &v) // it is valid
 		text += fmt.Sprint(v)
 	}
-	found, _ := find.scan(strings.NewReader(text))
-	for _, f := range found {
+	for _, f := range find.find([]byte(text), nil) {
 		t.Errorf("%s is shown", f)
 	}
 }

@@ -19,9 +19,7 @@ import (
 // full again, by one that is started after a kill.
 func TestFullDiskSandboxEnds(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	prepare(t)
 	smalldisk.Run(t, "600m", func(t *testing.T, dir string) {
 		l := newLabIn(t, filepath.Join(dir, "h"))
 		if err := os.MkdirAll(filepath.Join(l.home, "config"), 0o700); err != nil {

@@ -39,9 +39,16 @@ const (
 
 var programsDir string // "" until programs were built
 
+// envPrograms is the directory of the programs in processes that a test starts
+// with this program: they use the ones of their parent.
+const envPrograms = "AGENTLAB_TEST_PROGRAMS"
+
 // programs builds the shipped programs; those in its directory test have the
 // agentlabd of the tests.
 var programs = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv(envPrograms); dir != "" {
+		return dir, nil
+	}
 	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
 	if err != nil {
 		return "", err
@@ -63,7 +70,7 @@ var programs = sync.OnceValues(func() (string, error) {
 			return "", err
 		}
 	}
-	return dir, nil
+	return dir, os.Setenv(envPrograms, dir)
 })
 
 func TestMain(m *testing.M) {
@@ -74,6 +81,7 @@ func TestMain(m *testing.M) {
 	}
 	code := guard.Run(m)
 	_ = os.RemoveAll(programsDir)
+	_ = os.RemoveAll(templatesTemp)
 	os.Exit(code)
 }
 
@@ -104,14 +112,22 @@ type lab struct {
 // may be left of it: no process, no sandbox folder.
 func newLab(t testing.TB, env ...string) *lab {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
+	prepare(t)
+	l := newLabIn(t, newHome(t), env...)
+	if _, bench := t.(*testing.B); !bench { // a benchmark measures boots, too
+		l.useTemplates(templatesDir)
 	}
+	return l
+}
+
+// newHome makes the directory of a lab.
+func newHome(t testing.TB) string {
+	t.Helper()
 	home, err := os.MkdirTemp("", "agentlab-e2e-*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newLabIn(t, home, env...)
+	return home
 }
 
 // testDaemon makes l run the agentlabd of the tests.

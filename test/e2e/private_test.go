@@ -45,9 +45,7 @@ func says(text string) http.Handler {
 // profile it does its work.
 func TestPrivateModelGateway(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	prepare(t)
 	if !netlab.Inside(t) {
 		return
 	}
@@ -93,9 +91,7 @@ func TestPrivateModelGateway(t *testing.T) {
 // against the operator's meaning.
 func TestPrivateDestinations(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	prepare(t)
 	if !netlab.Inside(t) {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // The golden path on Proxmox VE, where the daemon runs on the node.
@@ -26,7 +27,10 @@ func TestProxmoxREST(t *testing.T) {
 	testProxmox(t, "rest")
 }
 
+// testProxmox is one of two tests of which a run selects one, with one of the
+// scripts: the guests are whole emulated machines.
 func testProxmox(t *testing.T, transport string) {
+	sample.Choose(t, 1, []string{"shell", "rest"}, transport)
 	if !insidePVE(t) {
 		return
 	}
@@ -38,9 +42,7 @@ func testProxmox(t *testing.T, transport string) {
 	})
 	p.ok("host", "network", "apply")
 	t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
-	if transport == "shell" { // above the transport all is the same
-		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox") })
-	}
+	t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", sample.Of(t, 1, scripts)...) })
 	p.clean()
 }
 

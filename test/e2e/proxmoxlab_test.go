@@ -137,7 +137,7 @@ func (p *pveLab) newNode(t testing.TB, cfg pvenode.Config) {
 // newHome makes the home of a daemon of the node.
 func (p *pveLab) newHome(t testing.TB, transport string) {
 	t.Helper()
-	p.lab = newLab(t)
+	p.lab = newLabIn(t, newHome(t))
 	if transport == "shell" {
 		p.env = append(p.env, "PATH="+p.bin+":"+p.node.Bin()+":"+os.Getenv("PATH"))
 	}

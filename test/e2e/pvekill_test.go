@@ -91,6 +91,9 @@ func insideLightPVE(t *testing.T) bool {
 			t.Skipf("%v: scripts/deps.sh installs it", err)
 		}
 	}
+	if _, err := programs(); err != nil {
+		t.Fatal(err)
+	}
 	return netlab.Inside(t)
 }
 

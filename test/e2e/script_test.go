@@ -10,17 +10,20 @@ import (
 )
 
 // TestScriptsQEMU runs the scripts that every backend must pass on qemu;
-// TestScriptsProxmox runs the same ones there.
+// TestProxmoxShell and TestProxmoxREST run the same ones there.
 func TestScriptsQEMU(t *testing.T) {
 	t.Parallel()
-	runScripts(newLab(t), t, "qemu")
+	runScripts(newLab(t), t, "qemu", scripts...)
 }
 
-// runScripts runs testdata/script against the daemon of l.
-func runScripts(l *lab, t *testing.T, backend string) {
+// scripts are the scripts that every backend must pass.
+var scripts = []string{"testdata/script/job.txtar", "testdata/script/sandbox.txtar"}
+
+// runScripts runs scripts against the daemon of l.
+func runScripts(l *lab, t *testing.T, backend string, files ...string) {
 	t.Helper()
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script",
+		Files: files,
 		Setup: func(env *testscript.Env) error {
 			env.Vars = append(env.Vars, l.env...)
 			env.Setenv("BACKEND", backend)

@@ -141,7 +141,7 @@ say 'give files away:' sh -c 'touch /var/lib/agentlab/o && chown 1000:1000 /var/
 func TestUnitUnderSystemd(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.ok("sandbox", "new", "--name", "host", "--memory-mb", "1024")
+	l.ok("sandbox", "new", "--name", "host")
 	in := func(input []byte, script string) string {
 		t.Helper()
 		r := l.runInput("", bytes.NewReader(input), "exec", "-i", "host", "--", "sudo", "sh", "-c", script)

@@ -1,12 +1,15 @@
 // Package sample shortens exhaustive test matrices. Without
 // AGENTLAB_TEST_FULL=1 a test runs a random part of its cases, and logs the
-// seed that selects the same part again.
+// seed that selects the same part again. 'make test' prints the seed of all its
+// tests.
 package sample
 
 import (
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
+	"sync"
 	"testing"
 )
 
@@ -18,16 +21,30 @@ const (
 // Full reports whether exhaustive tests are to run every case.
 func Full() bool { return os.Getenv(envFull) == "1" }
 
+var drawing sync.Mutex
+
+// draw chooses a seed if there is none, also for the processes that this one
+// starts: a test that continues in another process selects the same cases there.
+func draw() error {
+	drawing.Lock()
+	defer drawing.Unlock()
+	if os.Getenv(envSeed) != "" {
+		return nil
+	}
+	return os.Setenv(envSeed, strconv.FormatUint(rand.Uint64(), 10)) //nolint:gosec // not a secret
+}
+
 // Rand returns a source of random numbers for the selection of cases, and
 // logs its seed.
 func Rand(t testing.TB) *rand.Rand {
 	t.Helper()
-	seed := rand.Uint64()
-	if text := os.Getenv(envSeed); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("%s: %v", envSeed, err)
-		}
+	err := draw()
+	var seed uint64
+	if err == nil {
+		seed, err = strconv.ParseUint(os.Getenv(envSeed), 10, 64)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", envSeed, err)
 	}
 	t.Logf("a sample of the cases: %s=%d runs the same ones, %s=1 all", envSeed, seed, envFull)
 	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
@@ -50,6 +67,15 @@ func Of[T any](t testing.TB, n int, cases []T) []T {
 		}
 	}
 	return out
+}
+
+// Choose skips the test unless one of the n cases that this run selects among all
+// is its own.
+func Choose[T comparable](t testing.TB, n int, all []T, own T) {
+	t.Helper()
+	if !slices.Contains(Of(t, n, all), own) {
+		t.Skipf("skipped: %v is not in the sample of this run", own)
+	}
 }
 
 // Cover returns a random part of the cases that still has each value of each

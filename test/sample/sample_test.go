@@ -1,7 +1,9 @@
 package sample
 
 import (
+	"os"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -20,7 +22,8 @@ func keys(c cell) []string { return []string{c.row, c.column} }
 
 func TestCoverHasEachRowAndColumn(t *testing.T) {
 	t.Setenv(envFull, "")
-	for range 50 {
+	for seed := range 50 {
+		t.Setenv(envSeed, strconv.Itoa(seed))
 		got := Cover(t, table(), keys)
 		if len(got) < 4 || len(got) > 6 {
 			t.Fatalf("%d cases: %v", len(got), got)
@@ -41,6 +44,31 @@ func TestSeedRepeatsASample(t *testing.T) {
 	}
 	if a, b := Of(t, 3, table()), Of(t, 3, table()); len(a) != 3 || !slices.Equal(a, b) {
 		t.Errorf("%v and %v", a, b)
+	}
+}
+
+// All samples of a process and of those that it starts have one seed.
+func TestOneSeed(t *testing.T) {
+	a := Rand(t).Uint64()
+	if b := Rand(t).Uint64(); a != b || os.Getenv(envSeed) == "" {
+		t.Errorf("%d and %d, the environment has %q", a, b, os.Getenv(envSeed))
+	}
+}
+
+// Each run has one of the cases, and a full run has all.
+func TestChoose(t *testing.T) {
+	for _, full := range []string{"", "1"} {
+		t.Setenv(envFull, full)
+		ran := 0
+		for _, own := range []string{"a", "b"} {
+			t.Run(own, func(t *testing.T) {
+				Choose(t, 1, []string{"a", "b"}, own)
+				ran++
+			})
+		}
+		if ran != 1+len(full) {
+			t.Errorf("full %q: %d cases ran", full, ran)
+		}
 	}
 }
 
