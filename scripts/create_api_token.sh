@@ -86,7 +86,7 @@ fi
 
 # Privileges, by path.
 declare -A rights=(
-	[AgentLabSandbox]="VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.PowerMgmt"
+	[AgentLabSandbox]="VM.Allocate,VM.Audit,VM.Config.CPU,VM.Config.Disk,VM.Config.Memory,VM.Config.Network,VM.Config.Options,$agent,VM.Clone,VM.PowerMgmt,VM.Snapshot"
 	[AgentLabTemplate]="VM.Audit,VM.Clone"
 	[AgentLabStorage]="Datastore.AllocateSpace,Datastore.Audit"
 	[AgentLabNetwork]="SDN.Use"

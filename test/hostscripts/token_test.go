@@ -91,7 +91,7 @@ func TestToken(t *testing.T) {
 			}
 			wanted := map[string][]string{}
 			for _, g := range needs.Grants(v) {
-				wanted[g.Path] = g.Privileges
+				wanted[g.Path] = append(wanted[g.Path], g.Privileges...)
 				for _, p := range g.Privileges {
 					for _, who := range []string{"agentlab@pve", "agentlab@pve!ctl"} {
 						if !s.has(who, g.Path, p) {

@@ -44,30 +44,37 @@ type Fault struct {
 // Points are the steps of workers and of lists at which a Fault may happen,
 // beside the types of tasks.
 var Points = []string{
-	"clone.stub",      // the stub with lock: clone is there, no volume made
-	"clone.volume",    // before each volume
-	"clone.config",    // the config was written after a volume was made
-	"clone.volumes",   // all volumes are made, the config still has lock: clone
-	"clone.finish",    // the final config is written, the lock of the source still held
-	"start.cloudinit", // before the seed image is made
-	"start.qemu",      // before QEMU is started
-	"start.running",   // it runs, the task not yet over
-	"suspend.state",   // the state volume is there, the memory not saved
-	"stop.qemu",       // before QEMU is stopped
-	"shutdown.wait",   // the guest was asked
-	"destroy.volumes", // before the first volume is freed
-	"destroy.volume",  // before each volume is freed
-	"destroy.config",  // volumes are freed, the config is still as it was
-	"destroy.zombie",  // a config with lock: destroyed alone is left, pool and ACLs are forgotten
-	"config.apply",    // before changes of a config are applied
-	"alloc",           // before a volume is made, on any storage
-	"free",            // before a volume is freed
-	"resize.volume",   // before a volume is grown
-	"snapshot.volume", // before each volume's snapshot
-	"move.renamed",    // the volume has its new name, the configs not
-	"fork",            // of any call that begins a task, before its worker is there
-	"list.config",     // in a list of VMs, before each VM's config is read
-	"list.volume",     // in a list of a dir storage, before each volume is read
+	"clone.stub",         // the stub with lock: clone is there, no volume made
+	"clone.volume",       // before each volume
+	"clone.config",       // the config was written after a volume was made
+	"clone.volumes",      // all volumes are made, the config still has lock: clone
+	"clone.finish",       // the final config is written, the lock of the source still held
+	"start.cloudinit",    // before the seed image is made
+	"start.qemu",         // before QEMU is started
+	"start.running",      // it runs, the task not yet over
+	"suspend.state",      // the state volume is there, the memory not saved
+	"stop.qemu",          // before QEMU is stopped
+	"shutdown.wait",      // the guest was asked
+	"destroy.volumes",    // before the first volume is freed
+	"destroy.volume",     // before each volume is freed
+	"destroy.config",     // volumes are freed, the config is still as it was
+	"destroy.zombie",     // a config with lock: destroyed alone is left, pool and ACLs are forgotten
+	"config.apply",       // before changes of a config are applied
+	"alloc",              // before a volume is made, on any storage
+	"free",               // before a volume is freed
+	"resize.volume",      // before a volume is grown
+	"snapshot.alloc",     // the volume for the memory is there, no config has it
+	"snapshot.state",     // before the memory is saved
+	"snapshot.volume",    // before each volume's snapshot
+	"snapshot.commit",    // all is saved, the config still has lock: snapshot
+	"delsnapshot.volume", // before each volume's snapshot is deleted
+	"rollback.volume",    // before each volume is rolled back
+	"rollback.config",    // all are rolled back, the config is still as it was
+	"rollback.start",     // the config is that of the snapshot, its memory not loaded yet
+	"move.renamed",       // the volume has its new name, the configs not
+	"fork",               // of any call that begins a task, before its worker is there
+	"list.config",        // in a list of VMs, before each VM's config is read
+	"list.volume",        // in a list of a dir storage, before each volume is read
 }
 
 type faults struct {

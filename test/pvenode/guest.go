@@ -20,6 +20,8 @@ type Boot struct {
 	// Seed are the files of the cloud-init drive: user-data, network-config,
 	// meta-data and vendor-data; nil when there is no drive.
 	Seed map[string]string
+	// Snapshot is the snapshot whose memory it continues with; "" boots.
+	Snapshot string
 	// Log writes a line of the task that starts it.
 	Log func(line string)
 }
@@ -31,6 +33,32 @@ type Disk struct {
 	File          string // on this machine; there with Config.Files
 	Size          int64
 	CDROM         bool
+}
+
+// Contents keeps the contents of the disks of VMs, and the memory of their
+// guests, for tests whose guests have some. Its methods are called while a
+// worker holds the VM.
+type Contents interface {
+	// Saved is called when all disks, and the memory if the snapshot has it,
+	// are saved.
+	Saved(vmid int, snapshot string, memory bool) error
+	// RolledBack is called when the disks are those of a snapshot again.
+	RolledBack(vmid int, snapshot string) error
+	// Deleted is called when a snapshot is deleted.
+	Deleted(vmid int, snapshot string)
+	// Cloned is called when the disks of a new VM are copies of a snapshot's.
+	Cloned(vmid int, snapshot string, to int) error
+}
+
+// saved calls Contents.Saved.
+func (n *Node) saved(vmid int, snapshot string, memory bool) *Error {
+	if n.cfg.Contents == nil {
+		return nil
+	}
+	if err := n.cfg.Contents.Saved(vmid, snapshot, memory); err != nil {
+		return dief("%s", err.Error())
+	}
+	return nil
 }
 
 // Guest is a QEMU process with what runs in it.

@@ -29,7 +29,11 @@ func apiStart(c *call) (any, *Error) {
 }
 
 // start starts a VM whose lock is held.
-func (c *call) start(v *vm) *Error {
+func (c *call) start(v *vm) *Error { return c.startFrom(v, "") }
+
+// startFrom starts a VM whose lock is held, with the memory of a snapshot unless
+// that is "".
+func (c *call) startFrom(v *vm, snapshot string) *Error {
 	n := c.n
 	n.mu.Lock()
 	suspended := v.conf["lock"] == "suspended"
@@ -51,13 +55,14 @@ func (c *call) start(v *vm) *Error {
 	if err != nil {
 		return err
 	}
-	if !suspended {
+	if !suspended && snapshot == "" {
 		c.applyPending(v)
 	}
 	b, err := c.prepareBoot(v)
 	if err != nil {
 		return err
 	}
+	b.Snapshot = snapshot
 	if suspended {
 		c.say("Resuming suspended VM")
 	}

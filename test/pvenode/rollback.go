@@ -58,15 +58,30 @@ func (c *call) rollback(vmid int, name string) *Error {
 			}
 		}
 	}
+	if k := c.n.cfg.Contents; k != nil {
+		if err := k.RolledBack(vmid, name); err != nil {
+			return dief("%s", err.Error())
+		}
+	}
+	if err := c.n.point(c, "rollback.config"); err != nil {
+		return err // lock: rollback stays
+	}
 	unlock, err := c.lockVM(vmid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	c.n.mu.Lock()
-	defer c.n.mu.Unlock()
 	v.restore(c.n, s, name)
-	return nil
+	memory := s["vmstate"] != ""
+	c.n.mu.Unlock()
+	if !memory {
+		return nil
+	}
+	if err := c.n.point(c, "rollback.start"); err != nil {
+		return err
+	}
+	return c.startFrom(v, name)
 }
 
 func (c *call) rollbackPrepare(vmid int, name string) (*vm, section, *Error) {

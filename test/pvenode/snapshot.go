@@ -2,6 +2,7 @@ package pvenode
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -125,15 +126,22 @@ func (c *call) snapshot(vmid int, name string) *Error {
 	c.n.mu.Lock()
 	s := v.snaps[name]
 	slots := s.drives()
-	frozen := v.run != nil && agentEnabled(v.conf)
+	state := s["vmstate"]
+	frozen := v.run != nil && state == "" && agentEnabled(v.conf)
 	run := v.run
 	c.n.mu.Unlock()
 	driveOrder(slots)
 	if frozen {
 		_, _ = run.guest.Agent(c.ctx, "guest-fsfreeze-freeze", nil)
 	}
+	if state != "" {
+		err = c.saveState(run, state)
+	}
 	var made []string
 	for _, slot := range slots {
+		if err != nil {
+			break
+		}
 		d := parseDrive(s[slot])
 		if d.cdrom() {
 			continue
@@ -150,8 +158,17 @@ func (c *call) snapshot(vmid int, name string) *Error {
 	if frozen {
 		_, _ = run.guest.Agent(c.ctx, "guest-fsfreeze-thaw", nil)
 	}
+	if err == nil {
+		err = c.n.saved(v.id, name, state != "")
+	}
+	if err == nil {
+		err = c.n.point(c, "snapshot.commit")
+	}
 	if err != nil {
 		c.warn("snapshot create failed: starting cleanup")
+		if state != "" {
+			_ = c.free(state)
+		}
 		for _, volid := range made {
 			_ = c.volumeUnsnapshot(volid, name)
 		}
@@ -180,26 +197,27 @@ func (c *call) snapshotPrepare(vmid int, name string) (*vm, *Error) {
 		return nil, err
 	}
 	defer unlock()
+	v, err := c.load(vmid)
+	if err != nil {
+		return nil, err
+	}
 	n := c.n
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	v, err := n.vmOn(vmid, c.node)
-	switch {
-	case err != nil:
+	err = n.snapshotPossible(v, name)
+	running := v.run != nil
+	n.mu.Unlock()
+	if err != nil {
 		return nil, err
-	case v.template():
-		return nil, dief("you can't take a snapshot if it's a template")
-	}
-	if err := v.checkLock(); err != nil {
-		return nil, err
-	}
-	if v.snaps[name] != nil {
-		return nil, dief("snapshot name '%s' already used", name)
-	}
-	if !n.snapshottable(v.conf, c.node) {
-		return nil, dief("snapshot feature is not available")
 	}
 	s := section{"snapstate": "prepare", "snaptime": itoa(int(time.Now().Unix()))}
+	if running && c.p.yes("vmstate") {
+		if s["vmstate"], err = c.allocState(v, name); err != nil {
+			return nil, err
+		}
+		s["runningmachine"], s["runningcpu"] = "pc-i440fx-9.2+pve1", "kvm64,enforce,+kvm_pv_eoi,+kvm_pv_unhalt"
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for k, val := range v.conf {
 		if keptBySnapshot(k) {
 			s[k] = val
@@ -211,6 +229,58 @@ func (c *call) snapshotPrepare(vmid int, name string) (*vm, *Error) {
 	v.snaps[name] = s
 	v.conf["lock"] = "snapshot"
 	return v, nil
+}
+
+// snapshotPossible returns why a VM cannot get a snapshot of this name. The
+// caller holds mu.
+func (n *Node) snapshotPossible(v *vm, name string) *Error {
+	if v.template() {
+		return dief("you can't take a snapshot if it's a template")
+	}
+	if err := v.checkLock(); err != nil {
+		return err
+	}
+	if v.snaps[name] != nil {
+		return dief("snapshot name '%s' already used", name)
+	}
+	if !n.snapshottable(v.conf, v.node) {
+		return dief("snapshot feature is not available")
+	}
+	return nil
+}
+
+// allocState makes the volume for the memory of a running VM. That is before
+// the configuration is written: what dies in between leaves a volume that no
+// configuration has.
+func (c *call) allocState(v *vm, name string) (string, *Error) {
+	store := c.stateStorage(v)
+	c.n.mu.Lock()
+	mem, s := max(atoi(v.conf["memory"]), 16), c.n.storages[store]
+	c.n.mu.Unlock()
+	volume := "vm-" + itoa(v.id) + "-state-" + name
+	if s != nil && s.Type == Dir {
+		volume += ".raw"
+	}
+	volid, err := c.alloc(store, v.id, "raw", volume, int64(2*mem+500)*1024)
+	if err != nil {
+		return "", err
+	}
+	return volid, c.n.point(c, "snapshot.alloc")
+}
+
+// saveState saves the memory of a running VM, which continues meanwhile and
+// afterwards. A paused one stays paused.
+func (c *call) saveState(run *running, volid string) *Error {
+	store, _, _ := strings.Cut(volid, ":")
+	c.say("saving VM state and RAM using storage '%s'", store)
+	if err := c.n.point(c, "snapshot.state"); err != nil {
+		return err
+	}
+	if run == nil {
+		return dief("VM %d not running", c.p.num("vmid"))
+	}
+	c.say("completed saving the VM state in 0s, saved 0 B")
+	return nil
 }
 
 // snapshottable reports whether every disk of a config supports snapshots. The
@@ -298,8 +368,15 @@ func (c *call) delsnapshot(vmid int, name string) *Error {
 	if err != nil {
 		return err
 	}
-	slots := s.drives()
+	c.n.mu.Lock()
+	slots, state := s.drives(), s["vmstate"]
+	c.n.mu.Unlock()
 	driveOrder(slots)
+	if state != "" {
+		if err := c.deleteState(s, state); err != nil {
+			return err
+		}
+	}
 	var unused []string
 	for _, slot := range slots {
 		d := parseDrive(s[slot])
@@ -341,11 +418,30 @@ func (c *call) delsnapshot(vmid int, name string) *Error {
 	}
 	delete(v.snaps, name)
 	delete(v.conf, "lock")
+	if k := c.n.cfg.Contents; k != nil {
+		k.Deleted(v.id, name)
+	}
 	// Foreign volumes too become unused; what a drive uses is dropped again.
 	for _, volid := range unused {
 		v.addUnused(c.n, volid)
 	}
 	v.tidy()
+	return nil
+}
+
+// deleteState frees the memory of a snapshot.
+func (c *call) deleteState(s section, volid string) *Error {
+	if err := c.free(volid); err != nil {
+		if !c.p.yes("force") {
+			return err // lock: snapshot-delete stays
+		}
+		c.warn("%s", err.Message)
+	}
+	if !c.p.yes("force") {
+		c.n.mu.Lock()
+		delete(s, "vmstate")
+		c.n.mu.Unlock()
+	}
 	return nil
 }
 

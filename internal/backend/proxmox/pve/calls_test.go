@@ -14,6 +14,7 @@ import (
 // was looked up in the API of 8.4 and of 9.2.
 var apiCalls = []string{
 	"DELETE /nodes/NODE/qemu/VMID destroy-unreferenced-disks purge",
+	"DELETE /nodes/NODE/qemu/VMID/snapshot/SNAP force",
 	"DELETE /nodes/NODE/storage/STORAGE/content/VOLUME",
 	"DELETE /nodes/NODE/tasks/UPID",
 	"GET /access/permissions",
@@ -25,6 +26,8 @@ var apiCalls = []string{
 	"GET /nodes/NODE/qemu/VMID/config current",
 	"GET /nodes/NODE/qemu/VMID/firewall/rules",
 	"GET /nodes/NODE/qemu/VMID/pending",
+	"GET /nodes/NODE/qemu/VMID/snapshot",
+	"GET /nodes/NODE/qemu/VMID/snapshot/SNAP/config",
 	"GET /nodes/NODE/qemu/VMID/status/current",
 	"GET /nodes/NODE/storage",
 	"GET /nodes/NODE/storage/STORAGE/content content vmid",
@@ -35,8 +38,10 @@ var apiCalls = []string{
 	"GET /pools/POOL",
 	"GET /version",
 	"POST /nodes/NODE/qemu/VMID/agent/file-write content file",
-	"POST /nodes/NODE/qemu/VMID/clone description full name newid pool storage target",
+	"POST /nodes/NODE/qemu/VMID/clone description full name newid pool snapname storage target",
 	"POST /nodes/NODE/qemu/VMID/firewall/rules action enable type",
+	"POST /nodes/NODE/qemu/VMID/snapshot description snapname vmstate",
+	"POST /nodes/NODE/qemu/VMID/snapshot/SNAP/rollback",
 	"POST /nodes/NODE/qemu/VMID/status/resume",
 	"POST /nodes/NODE/qemu/VMID/status/shutdown timeout",
 	"POST /nodes/NODE/qemu/VMID/status/start",
@@ -75,7 +80,7 @@ func TestCallsMade(t *testing.T) {
 	_, _ = c.CurrentConfig(ctx, "pve", 101)
 	_, _ = c.Pending(ctx, "pve", 101)
 	_, _ = c.Status(ctx, "pve", 101)
-	_, _ = c.Clone(ctx, "pve", 101, CloneOptions{NewID: 102, Name: "n", Description: "d", Pool: "p", Full: true, Storage: "s", Target: "t"})
+	_, _ = c.Clone(ctx, "pve", 101, CloneOptions{NewID: 102, Name: "n", Description: "d", Pool: "p", Full: true, Snapshot: "SNAP", Storage: "s", Target: "t"})
 	_ = c.Set(ctx, "pve", 101, ch)
 	_ = c.Revert(ctx, "pve", 101, "scsi0")
 	_, _ = c.Resize(ctx, "pve", 101, "scsi0", "2G")
@@ -85,6 +90,11 @@ func TestCallsMade(t *testing.T) {
 	vm(c.Resume)
 	_, _ = c.Shutdown(ctx, "pve", 101, time.Minute)
 	_, _ = c.Destroy(ctx, "pve", 101, true)
+	_, _ = c.Save(ctx, "pve", 101, "SNAP", "d", true)
+	_, _ = c.Snapshots(ctx, "pve", 101)
+	_, _ = c.SnapshotConfig(ctx, "pve", 101, "SNAP")
+	_, _ = c.Rollback(ctx, "pve", 101, "SNAP")
+	_, _ = c.DeleteSnapshot(ctx, "pve", 101, "SNAP", true)
 	_ = c.DisableFirewall(ctx, "pve", 101)
 	_ = c.SetFirewallGroup(ctx, "pve", 101, "g")
 	_, _ = c.TaskStatus(ctx, cloneTask)

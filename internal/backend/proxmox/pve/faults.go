@@ -48,6 +48,7 @@ var faults = []fault{
 	// nodes, and containers.
 	row(`^close \(rename\) atomic file '[^']*/qemu-server/\d+\.conf' failed: File exists`, agentlab.CodeExists, "the VMID is in use by a container or by a VM on another node"),
 	row(`^VM \d+ already exists`, agentlab.CodeExists, "the VMID is in use by a VM or container"),
+	row(`^snapshot name '[^']*' already used`, agentlab.CodeExists, ""),
 	row(`(dataset|disk image '[^']*'|[Ll]ogical [Vv]olume .*|pool '[^']*'|Security group '[^']*') already exists`, agentlab.CodeExists, ""),
 
 	// The guest and its agent: before the locks, whose texts also end in "got timeout".
@@ -87,14 +88,19 @@ var faults = []fault{
 	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents|free space in thin pool .* reached threshold`, agentlab.CodeNoSpace, hintSpace),
 
 	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has not enough free memory for this VM; stop other VMs or try again later"),
+	row(`Failed to get shared "write" lock`, agentlab.CodeConflict, "this storage cannot copy a snapshot of a running VM: stop the VM first"),
 	row(`Failed to get "write" lock`, agentlab.CodeBusy, "the volume is in use by another VM"),
 	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "enable virtualization in the node's firmware, or nested virtualization on its host"),
 
 	// Not supported by this storage or this version.
+	row(`^Full clone feature is not supported for a snapshot of`, agentlab.CodeUnsupported, "storages of type zfspool cannot copy a snapshot: restore the snapshot in its own sandbox, or put the template on LVM-thin, Ceph RBD or qcow2 files"),
 	row(`^(Linked|Full) clone feature is not supported`, agentlab.CodeUnsupported, "the source or its storage does not support this kind of clone: convert the source to a template, or use a full clone"),
 	row(`^parameter '(storage|format)' not allowed for linked clones`, agentlab.CodeUnsupported, "a linked clone uses the storage of its template"),
 	row(`^can't clone (VM to node|to non-shared storage) '`, agentlab.CodeUnsupported, "create the template on each node, or move all its volumes, including the cloud-init drive, to shared storage"),
-	row(`^snapshot feature is not available`, agentlab.CodeUnsupported, ""),
+	row(`^snapshot feature is not available`, agentlab.CodeUnsupported, "a disk of the VM is on a storage without snapshots, e.g. a raw file or LVM: use a template on ZFS, LVM-thin, Ceph RBD or qcow2 files"),
+	row(`^can't rollback, `, agentlab.CodeConflict, "this storage can return only to the newest snapshot: delete the newer ones first"),
+	row(`^unable to rollback to incomplete snapshot`, agentlab.CodeConflict, "delete the snapshot: a task that saved or deleted it was killed"),
+	row(`snapshot has dependent clones`, agentlab.CodeConflict, "a clone of the snapshot was made outside of AgentLab: zfs list -t all -o name,origin"),
 	row(`^Method '[^']*' not implemented|^No '\w+' handler defined for`, agentlab.CodeUnsupported, "this version of Proxmox VE does not have this API call; version 8.0 or later is required"),
 	row(`^property is not defined in schema`, agentlab.CodeUnsupported, "this version of Proxmox VE does not support this parameter"),
 

@@ -42,6 +42,7 @@ type Grant struct {
 	Path       string
 	Privileges []string // all of them are needed
 	Why        string
+	Optional   bool // sandboxes run without them
 }
 
 // Grants returns the minimum rights for n with a version of Proxmox VE.
@@ -63,22 +64,25 @@ func (n Needs) Grants(v Version) []Grant {
 	}
 	grants := []Grant{g}
 	for _, t := range n.Templates {
-		grants = append(grants, Grant{fmt.Sprintf("/vms/%d", t), []string{"VM.Audit", "VM.Clone"}, "to clone the template"})
+		grants = append(grants, Grant{Path: fmt.Sprintf("/vms/%d", t), Privileges: []string{"VM.Audit", "VM.Clone"}, Why: "to clone the template"})
 	}
 	for _, s := range n.Storages {
-		grants = append(grants, Grant{"/storage/" + s, []string{"Datastore.AllocateSpace", "Datastore.Audit"}, "for the disks of sandboxes"})
+		grants = append(grants, Grant{Path: "/storage/" + s, Privileges: []string{"Datastore.AllocateSpace", "Datastore.Audit"}, Why: "for the disks of sandboxes"})
 	}
 	for _, b := range n.Bridges {
-		grants = append(grants, Grant{"/sdn/zones/localnetwork/" + b, []string{"SDN.Use"}, "for network devices on the bridge"})
+		grants = append(grants, Grant{Path: "/sdn/zones/localnetwork/" + b, Privileges: []string{"SDN.Use"}, Why: "for network devices on the bridge"})
 	}
 	if n.FreeMemory {
 		for _, name := range n.Nodes {
-			grants = append(grants, Grant{"/nodes/" + name, []string{"Sys.Audit"}, "to place sandboxes by free memory"})
+			grants = append(grants, Grant{Path: "/nodes/" + name, Privileges: []string{"Sys.Audit"}, Why: "to place sandboxes by free memory", Optional: true})
 		}
 	}
 	if n.Firewall {
-		grants = append(grants, Grant{"/", []string{"Sys.Audit"}, "to read whether the cluster's firewall is on; required for firewall_group"})
+		grants = append(grants, Grant{Path: "/", Privileges: []string{"Sys.Audit"}, Why: "to read whether the cluster's firewall is on; required for firewall_group", Optional: true})
 	}
+	grants = append(grants, Grant{
+		Path: g.Path, Privileges: []string{"VM.Clone", "VM.Snapshot"}, Why: "for snapshots of sandboxes and copies of them", Optional: true,
+	})
 	for i := range grants {
 		slices.Sort(grants[i].Privileges)
 		grants[i].Privileges = slices.Compact(grants[i].Privileges)
@@ -222,7 +226,7 @@ func privilegeFindings(n Needs, grants []Grant, perms Permissions) []backend.Fin
 			continue
 		}
 		level := backend.LevelError
-		if g.Path == "/" || strings.HasPrefix(g.Path, "/nodes/") { // without it sandboxes still run, but not on the node with the most free memory
+		if g.Optional {
 			level = backend.LevelWarn
 		}
 		out = append(out, backend.Finding{

@@ -59,7 +59,7 @@ func TestTrap34(t *testing.T) {
 		}
 		grants := map[string][]string{}
 		for _, g := range need.Grants(v) {
-			grants[g.Path] = g.Privileges
+			grants[g.Path] = append(grants[g.Path], g.Privileges...)
 		}
 		c := pve.New(b.token(true, grants)).WithPoll(quickPoll)
 		u, err := c.Clone(b.ctx(), "pve", 9000, pve.CloneOptions{NewID: 101, Pool: "agentlab"})
@@ -226,7 +226,7 @@ func TestTrap40(t *testing.T) {
 		}
 		grants := map[string][]string{}
 		for _, g := range need.Grants(v) {
-			grants[g.Path] = g.Privileges
+			grants[g.Path] = append(grants[g.Path], g.Privileges...)
 		}
 		c := pve.New(b.token(false, grants)).WithPoll(quickPoll)
 		errorsOf := func() (out []string) {

@@ -138,19 +138,22 @@ type CloneOptions struct {
 	Description string
 	Pool        string
 	Full        bool
+	Snapshot    string // "": the current state of the source
 	Storage     string // "": the source's
 	Target      string // another node, when every disk is on shared storage; "": the same
 }
 
 // Clone starts a clone of a VM or template. Codes: exists (NewID is taken;
 // Wait may return it too if two calls race), busy (the source is locked: a
-// clone waits 1 s), unsupported (no linked clone of this source), not_found
+// clone waits 1 s), unsupported (no linked clone of this source, no copy of a
+// snapshot on this storage), conflict (no copy while the source runs), not_found
 // (no source).
 func (c *Client) Clone(ctx context.Context, node string, source int, o CloneOptions) (UPID, error) {
 	p := url.Values{"newid": {strconv.Itoa(o.NewID)}, "full": {boolParam(o.Full)}}
 	setNonEmpty(p, "name", o.Name)
 	setNonEmpty(p, "description", o.Description)
 	setNonEmpty(p, "pool", o.Pool)
+	setNonEmpty(p, "snapname", o.Snapshot)
 	setNonEmpty(p, "storage", o.Storage)
 	setNonEmpty(p, "target", o.Target)
 	return c.vmTask(ctx, "clone to "+strconv.Itoa(o.NewID), Post, node, source, "clone", p)
