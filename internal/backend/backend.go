@@ -276,7 +276,9 @@ type Spec struct {
 	// sandbox boots. If the host cannot continue the guest the error of Start has
 	// agentlab.CodeUnsupported. The snapshot may be deleted after Create
 	// returned. If there is no such snapshot, or it is partial, the error of Create
-	// has agentlab.CodeNotFound. It needs a driver that is a Snapshotter.
+	// has agentlab.CodeNotFound; if the backend cannot copy it, CodeUnsupported,
+	// or CodeConflict while the sandbox that was saved runs. It needs a driver that
+	// is a Snapshotter.
 	From *SnapshotRef `json:",omitempty"`
 }
 

@@ -28,7 +28,9 @@ type Snapshotter interface {
 	// change. After an error, and after a crash at any point, it is as before, as
 	// the snapshot is, or PowerPartial: another call, or Create, then restores it.
 	// The snapshot stays. If there is no sandbox, or no snapshot of it that is not
-	// partial, the error is agentlab.CodeNotFound.
+	// partial, the error is agentlab.CodeNotFound. A backend that can return only to
+	// the newest snapshot of a sandbox returns agentlab.CodeConflict for others, and
+	// nothing changes.
 	RestoreSnapshot(ctx context.Context, ref SnapshotRef) error
 
 	// Snapshots returns all snapshots with AgentLab's mark, including partial

@@ -223,7 +223,7 @@ func (p *pveLab) token() (id, secret string) {
 	}{
 		"AgentLab": {"/pool/agentlab", []string{
 			"VM.Allocate", "VM.Clone", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network",
-			"VM.Config.Options", "VM.Config.Cloudinit", "VM.Config.CDROM", "VM.Config.HWType", "VM.Monitor", "Pool.Audit",
+			"VM.Config.Options", "VM.Config.Cloudinit", "VM.Config.CDROM", "VM.Config.HWType", "VM.Monitor", "VM.Snapshot", "Pool.Audit",
 		}},
 		"AgentLabTemplate": {"/vms/" + pveTemplate, []string{"VM.Clone", "VM.Audit"}},
 		"AgentLabStorage":  {"/storage/" + pveStorage, []string{"Datastore.AllocateSpace", "Datastore.Audit"}},

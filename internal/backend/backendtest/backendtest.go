@@ -80,6 +80,12 @@ type Harness struct {
 	// connection to EgressTarget, which every policy denies.
 	EgressCommand []string
 
+	// NoFrom is the code of the error of a Create from a snapshot, if the backend
+	// of this harness cannot copy snapshots; NoFromRunning, if it cannot while the
+	// sandbox that was saved runs.
+	NoFrom, NoFromRunning agentlab.Code
+	// NewestOnly means that only the newest snapshot of a sandbox can be restored.
+	NewestOnly bool
 	// KillVM kills a running VM without the driver.
 	KillVM func(t *testing.T, ref backend.Ref)
 }

@@ -89,6 +89,27 @@ func (s *suite) from(n int, ref backend.SnapshotRef) backend.Spec {
 	return sp
 }
 
+// createFrom creates a sandbox from a snapshot, if the backend of this harness can
+// copy one while the sandbox that was saved runs or not.
+func (s *suite) createFrom(sp backend.Spec, running bool) bool {
+	s.Helper()
+	code := s.h.NoFrom
+	if code == "" && running {
+		code = s.h.NoFromRunning
+	}
+	err := s.d.Create(s.ctx(), sp)
+	if code == "" {
+		s.ok("Create from a snapshot", err)
+		return true
+	}
+	s.wantCode("Create from a snapshot that cannot be copied", err, code)
+	if agentlab.HintOf(err) == "" {
+		s.Errorf("the error has no hint: %v", err)
+	}
+	s.wantAbsent(sp.Ref())
+	return false
+}
+
 // snapshotsStopped tests snapshots of sandboxes that do not run.
 func (s *suite) snapshotsStopped() {
 	s.snapshotter()
@@ -197,8 +218,10 @@ func (s *suite) snapshotFrom() {
 	same, larger := s.from(3, ref), s.from(4, ref)
 	same.Resources, larger.Resources = sp.Resources, sp.Resources
 	larger.Resources.RootSizeGB = 41
-	s.ok("Create with a larger disk", s.d.Create(s.ctx(), larger))
-	s.ok("Create", s.d.Create(s.ctx(), same))
+	if !s.createFrom(larger, false) {
+		return
+	}
+	s.createFrom(same, false)
 	s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), ref))
 	for _, c := range []backend.Spec{same, larger} {
 		s.ok("Create again, without the snapshot", s.d.Create(s.ctx(), c))
@@ -234,8 +257,11 @@ func (s *suite) snapshotCancelled() {
 			s.cutShort(what, after, call)
 		}
 		s.wantKnown(sp.Ref())
+		if s.h.NewestOnly {
+			s.ok("DeleteSnapshot of a newer one", s.saver().DeleteSnapshot(s.ctx(), fresh))
+		}
 		s.ok("RestoreSnapshot to the end", s.saver().RestoreSnapshot(s.ctx(), ref))
-		s.ok("Create to the end", s.d.Create(s.ctx(), child))
+		s.createFrom(child, false)
 		s.ok("Destroy", s.d.Destroy(s.ctx(), child.Ref()))
 		_, err := s.saver().SaveSnapshot(s.ctx(), sp.Ref(), fresh.UID)
 		s.ok("SaveSnapshot to the end", err)
@@ -262,6 +288,9 @@ func (s *suite) crashSnapshot(n int, p CrashPoint) {
 	case MethodDeleteSnapshot:
 		call = func() error { return s.saver().DeleteSnapshot(s.ctx(), ref) }
 	case MethodCreate:
+		if s.h.NoFrom != "" {
+			return
+		}
 		call = func() error { return s.d.Create(s.ctx(), child) }
 	default:
 		return

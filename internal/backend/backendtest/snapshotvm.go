@@ -92,7 +92,10 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 
 	child := s.from(2, snap)
 	c := child.Ref()
-	s.ok("Create", s.d.Create(s.ctx(), child))
+	if !s.createFrom(child, true) {
+		s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
+		return
+	}
 	s.wantPower(c, backend.PowerStopped)
 	s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
 	s.ok("Create again", s.d.Create(s.ctx(), child))
@@ -242,8 +245,11 @@ func (s *suite) restoreStopped(ref backend.Ref) {
 	s.ok("RestoreSnapshot", s.saver().RestoreSnapshot(s.ctx(), snap))
 	s.wantPower(ref, backend.PowerStopped)
 	child := s.from(3, snap)
-	s.ok("Create", s.d.Create(s.ctx(), child))
-	for _, r := range []backend.Ref{ref, child.Ref()} {
+	restored := []backend.Ref{ref}
+	if s.createFrom(child, false) {
+		restored = append(restored, child.Ref())
+	}
+	for _, r := range restored {
 		s.ok("Start", s.d.Start(s.ctx(), r))
 		s.awaitControl(r)
 		s.wantFile(r, savedFile, "stopped")

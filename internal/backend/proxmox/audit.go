@@ -101,7 +101,7 @@ func refuse(vmid int, key, value string) error {
 	if value == "" {
 		what = "not set"
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "VM %d does not have the expected configuration and is not started: %s is %s", vmid, key, what).
+	return agentlab.Errorf(agentlab.CodeDenied, "VM %d does not have the expected configuration: %s is %s", vmid, key, what).
 		WithField(key).WithHint("the VM was changed manually: undo the change or destroy the sandbox; if the option is from the template, the template cannot be used")
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
@@ -46,7 +47,7 @@ func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
 
-		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "Suspender"},
+		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "Snapshotter", "Suspender"},
 
 		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){
@@ -66,6 +67,12 @@ func harness(w *world) *backendtest.Harness {
 		ForeignHidden: w.pool != "",
 		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
+	}
+	switch w.storage {
+	case "zfspool":
+		h.NoFrom, h.NewestOnly = agentlab.CodeUnsupported, true
+	case "dir":
+		h.NoFromRunning = agentlab.CodeConflict
 	}
 	if w.shell {
 		h.Options["resources.cpulist"] = "0-1"
@@ -101,11 +108,18 @@ func crashPoints(shell bool) []crashPoint {
 			"end noted", "destroy about to be sent", "destroyed", "VM gone", "volumes gone", "snippet gone", "network gone",
 		},
 	}
+	change := []string{"snapshot change about to be sent", "snapshot change sent", "snapshot change noted"}
+	points[backendtest.MethodSaveSnapshot] = change
+	points[backendtest.MethodRestoreSnapshot] = append(slices.Clone(change), "network in force for the restore", "rolled back")
+	points[backendtest.MethodDeleteSnapshot] = append(slices.Clone(change), "snapshot deleted")
 	if shell {
 		points[backendtest.MethodCreate] = append(points[backendtest.MethodCreate], "snippet noted", "snippet written")
 	}
 	var out []crashPoint
-	for _, m := range []backendtest.Method{backendtest.MethodCreate, backendtest.MethodStart, backendtest.MethodStop, backendtest.MethodDestroy} {
+	for _, m := range []backendtest.Method{
+		backendtest.MethodCreate, backendtest.MethodStart, backendtest.MethodStop, backendtest.MethodDestroy,
+		backendtest.MethodSaveSnapshot, backendtest.MethodRestoreSnapshot, backendtest.MethodDeleteSnapshot,
+	} {
 		for _, name := range points[m] {
 			out = append(out, crashPoint{m, name})
 		}

@@ -100,7 +100,13 @@ func (d *Driver) startCreate(ctx context.Context, spec backend.Spec, vmid int) (
 	if err := d.checkGroup(ctx, o.FirewallGroup); err != nil {
 		return nil, err
 	}
-	p, err := d.choosePlacement(ctx, spec)
+	var p placement
+	var from savedSnapshot
+	if spec.From != nil {
+		p, from, err = d.snapshotPlacement(ctx, spec)
+	} else {
+		p, err = d.choosePlacement(ctx, spec)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +115,9 @@ func (d *Driver) startCreate(ctx context.Context, spec backend.Spec, vmid int) (
 	}
 	h := &handle{
 		Spec: spec, options: o, VMID: cmp.Or(lost, vmid), Phase: phaseCloning, Created: d.cfg.Now().UTC(), Node: p.target, Template: p.vmid, Source: p.node,
-		Full: d.cfg.FullClone, Power: powerOff, Adopted: lost != 0,
+		Full: d.cfg.FullClone || spec.From != nil, Power: powerOff, Adopted: lost != 0,
 	}
+	d.takeSeed(h, from)
 	if err := d.numberFree(ctx, h, p.template); err != nil {
 		return nil, err
 	}
@@ -118,11 +125,11 @@ func (d *Driver) startCreate(ctx context.Context, spec backend.Spec, vmid int) (
 	return h, d.claim(h)
 }
 
-// checkDiskSize rejects a disk smaller than the template's.
+// checkDiskSize rejects a disk smaller than that of the template or snapshot.
 func checkDiskSize(spec backend.Spec, t template) error {
 	size := driveSize(t.cfg[t.disk])
 	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the template's disk already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the disk to copy already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
 			WithField("storage.root_size_gb")
 	}
 	return nil
@@ -139,8 +146,10 @@ func (d *Driver) applyLaterPolicy(ctx context.Context, h *handle, n agentlab.Net
 // complete continues the creation of a sandbox from the phase in its handle.
 func (d *Driver) complete(ctx context.Context, h *handle) error {
 	if h.Phase == phaseCreated {
-		_, err := d.lookupOwned(ctx, h.id(), h)
-		return err
+		if _, err := d.lookupOwned(ctx, h.id(), h); err != nil || h.Restoring == "" {
+			return err
+		}
+		return d.restore(ctx, h, h.Restoring)
 	}
 	if h.Phase == phaseCloning {
 		if err := d.clone(ctx, h); err != nil {
@@ -211,6 +220,9 @@ func (d *Driver) cloneOnce(ctx context.Context, h *handle) error {
 	if h.Full {
 		o.Storage = d.cfg.Storage
 	}
+	if spec.From != nil {
+		o.Snapshot = snapshotName(spec.From.UID)
+	}
 	if h.Source != h.Node {
 		o.Target = h.Node
 	}
@@ -248,7 +260,13 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 		return err
 	}
 	h.CloneSent, h.CloneTask = false, ""
-	if serr := d.save(h); serr != nil {
+	serr := error(nil)
+	if code := agentlab.CodeOf(err); h.Spec.From != nil && (code == agentlab.CodeUnsupported || code == agentlab.CodeConflict) {
+		serr = d.forget(h) // the storage cannot copy the snapshot, or not now
+	} else {
+		serr = d.save(h)
+	}
+	if serr != nil {
 		return serr
 	}
 	return err
@@ -375,13 +393,17 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 			return err
 		}
 	}
-	t, err := d.template(ctx, h.Source, h.Template)
-	if err != nil {
-		return err
+	var inherited pve.Config // nil: all that it has, because the snapshot may no longer exist
+	if h.Spec.From == nil {
+		t, err := d.template(ctx, h.Source, h.Template)
+		if err != nil {
+			return err
+		}
+		inherited = t.cfg
 	}
-	err = d.replace(ctx, h, t)
+	err := d.replace(ctx, h, inherited)
 	for try := 1; agentlab.CodeOf(err) == agentlab.CodeBusy && try < cloneTries && ctx.Err() == nil; try++ {
-		err = d.replace(ctx, h, t)
+		err = d.replace(ctx, h, inherited)
 	}
 	if err != nil || !d.firewalled(h) {
 		return err
@@ -395,7 +417,7 @@ func (d *Driver) configure(ctx context.Context, h *handle) error {
 // replace changes a configuration only if it has the sandbox's mark: much time
 // may have passed since the clone, and another VM may have its number. The
 // node rejects the change if the configuration has changed since it was read.
-func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
+func (d *Driver) replace(ctx context.Context, h *handle, inherited pve.Config) error {
 	id := h.id()
 	s, err := d.lookupOwned(ctx, id, h)
 	if s.exists && agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -405,7 +427,10 @@ func (d *Driver) replace(ctx context.Context, h *handle, t template) error {
 		return err
 	}
 	h.SMBIOS = s.cfg["smbios1"]
-	ch := changes(t.cfg, d.wanted(h))
+	if inherited == nil {
+		inherited = s.cfg
+	}
+	ch := changes(inherited, d.wanted(h))
 	ch.Digest = s.cfg.Digest()
 	d.at("about to be configured")
 	return d.pve.Set(ctx, h.Node, id.VMID, ch)
@@ -417,14 +442,14 @@ func (d *Driver) grow(ctx context.Context, h *handle) error {
 	if gib == 0 {
 		return nil
 	}
-	t, err := d.template(ctx, h.Source, h.Template)
+	slot, size, err := d.copiedDisk(ctx, h)
 	if err != nil {
 		return err
 	}
-	if int64(gib)<<30 <= driveSize(t.cfg[t.disk]) {
+	if int64(gib)<<30 <= size {
 		return nil
 	}
-	task, err := d.pve.Resize(ctx, h.Node, h.id().VMID, t.disk, strconv.Itoa(gib)+"G")
+	task, err := d.pve.Resize(ctx, h.Node, h.id().VMID, slot, strconv.Itoa(gib)+"G")
 	if err != nil {
 		return err
 	}

@@ -49,6 +49,11 @@ func (d *Driver) destroy(ctx context.Context, id vmID, h *handle) error {
 		}
 		d.at("end noted")
 	}
+	if h != nil {
+		if err := d.settle(ctx, h); err != nil {
+			return err
+		}
+	}
 	foreign, err := d.ensureDeleted(ctx, id, h)
 	if err != nil {
 		return err
@@ -350,7 +355,7 @@ func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string)
 	root := d.pve.Root()
 	if root == nil {
 		return agentlab.Errorf(agentlab.CodeDenied, "VM %d is locked (%s) by a task that was killed, and the API cannot unlock it", vmid, clip(lock)).
-			WithHint("run on node %s: qm unlock %d; the next attempt then destroys the sandbox", node, vmid)
+			WithHint("run on node %s: qm unlock %d; then try again", node, vmid)
 	}
 	d.log.Warn("removing the lock of a task that was killed", "vmid", vmid, "lock", lock)
 	return root.Unlock(ctx, vmid)
@@ -378,7 +383,7 @@ func (d *Driver) removeVolumes(ctx context.Context, h *handle) error {
 			return err
 		}
 		for _, v := range list {
-			if slices.Contains(h.Storages, storage) || hasVolume(h.Volumes, v.VolID) { // otherwise it existed before the sandbox
+			if slices.Contains(h.Storages, storage) || hasVolume(h.Volumes, v.VolID) || h.hasMemory(v.VolID) { // otherwise it existed before the sandbox
 				left = append(left, v.VolID)
 			}
 		}
@@ -418,7 +423,7 @@ func (d *Driver) notRemoved(ctx context.Context, h *handle) ([]string, error) {
 	}
 	var own []string
 	for _, volid := range left {
-		if hasVolume(h.Volumes, volid) {
+		if hasVolume(h.Volumes, volid) || h.hasMemory(volid) {
 			own = append(own, volid)
 		}
 	}

@@ -219,8 +219,6 @@ func (d *Driver) Validate(spec backend.Spec) error {
 		return unsupported("resources.memory_mb", "a guest needs %d MiB to boot", minMemoryMB)
 	case spec.Resources.Cores > 128:
 		return unsupported("resources.cores", "Proxmox VE limits the CPU time of a VM to 128 CPUs")
-	case spec.From != nil:
-		return unsupported("from", "the proxmox backend has no snapshots of sandboxes")
 	}
 	if err := d.Info().CheckOptions(spec.Options); err != nil {
 		return err

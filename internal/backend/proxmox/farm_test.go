@@ -28,12 +28,15 @@ import (
 // on. Its guests are those of the fake driver: they speak guest control, over
 // TLS as real ones do, and obey the key that their seed names and no other.
 type farm struct {
-	drv *fake.Driver
+	drv  *fake.Driver
+	node *pvenode.Node // nil in tests without snapshots
 
 	mu       sync.Mutex
 	put      map[hostnet.ID]hostnet.Guest
 	machines map[int]*machine
-	disks    map[vmID]string // content of guestapi.ControlFile, which outlives a boot
+	disks    map[vmID]string   // content of guestapi.ControlFile, which outlives a boot
+	saved    map[string]string // the same of snapshots, by UID
+	copies   map[vmID]bool     // their disks are copies of a snapshot's
 	notReady error
 	leases   map[string]netip.Addr
 	order    []string // what the driver did, for tests of its order
@@ -49,14 +52,14 @@ type machine struct {
 func (m *machine) ref() backend.Ref { return backend.Ref{UID: m.id.UID} }
 
 func newFarm(t testing.TB) *farm {
-	host, err := fake.NewHost(fake.Config{})
+	host, err := fake.NewHost(fake.Config{NoForks: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = host.Close() })
 	return &farm{
 		drv: host.Open(), put: map[hostnet.ID]hostnet.Guest{}, machines: map[int]*machine{}, disks: map[vmID]string{},
-		leases: map[string]netip.Addr{},
+		saved: map[string]string{}, copies: map[vmID]bool{}, leases: map[string]netip.Addr{},
 	}
 }
 
@@ -73,7 +76,11 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	if err := f.ensure(ctx, m.id, nil); err != nil {
 		return nil, err
 	}
-	if err := f.drv.Start(ctx, m.ref()); err != nil {
+	begin := f.drv.Start
+	if b.Snapshot != "" {
+		begin = f.drv.Resume
+	}
+	if err := begin(ctx, m.ref()); err != nil {
 		return nil, err
 	}
 	m.OnEnd = func() { f.ended(m) }
@@ -88,8 +95,8 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	f.machines[b.VMID] = m
 	known := f.disks[m.id]
 	f.mu.Unlock()
-	if known == "" {
-		known = seedOf(b.Seed["user-data"])
+	if seed := seedOf(b.Seed["user-data"]); seed != "" && b.Snapshot == "" {
+		known = seed // cloud-init replaces what a copied disk has
 	}
 	if known != "" {
 		return m, f.seeded(m, known)
@@ -116,7 +123,10 @@ func (f *farm) seeded(m *machine, text string) error {
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}
-	if c.UID != m.id.UID {
+	f.mu.Lock()
+	copied := f.copies[m.id]
+	f.mu.Unlock()
+	if c.UID != m.id.UID && !copied {
 		return fmt.Errorf("the seed is of %d %s", c.VMID, c.UID)
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -198,16 +208,20 @@ func (f *farm) kill(t testing.TB, ref backend.Ref) {
 
 // ensure makes the fake's sandbox behind a VM.
 func (f *farm) ensure(ctx context.Context, id vmID, n *agentlab.Network) error {
-	spec := backend.Spec{
-		VMID: id.VMID, UID: id.UID, Name: fmt.Sprintf("farm-%d", id.VMID), Image: "base@0",
-		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
-	}
+	spec := farmSpec(id)
 	if n != nil {
 		spec.Network = *n
 	} else if _, err := f.drv.Inspect(ctx, spec.Ref()); err == nil {
 		return nil
 	}
 	return f.drv.Create(ctx, spec)
+}
+
+func farmSpec(id vmID) backend.Spec {
+	return backend.Spec{
+		VMID: id.VMID, UID: id.UID, Name: fmt.Sprintf("farm-%d", id.VMID), Image: "base@0",
+		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
+	}
 }
 
 func (f *farm) note(format string, args ...any) {

@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -21,7 +22,7 @@ func (d *Driver) reachable(ctx context.Context, ref backend.Ref) (*handle, error
 	if err != nil {
 		return nil, err
 	}
-	if h.Phase != phaseCreated || h.Power == powerOff || h.Power == "" {
+	if h.incomplete() || h.Power == powerOff || h.Power == "" {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the VM of sandbox %d is not running", h.Spec.VMID)
 	}
 	if h.Power == powerSuspended {
@@ -49,7 +50,7 @@ func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, er
 	if err != nil {
 		return nil, err
 	}
-	key, err := link.SandboxKey(d.master, h.Spec.UID)
+	key, err := link.SandboxKey(d.master, cmp.Or(h.ControlUID, h.Spec.UID))
 	if err != nil {
 		_ = raw.Close()
 		return nil, err
@@ -122,7 +123,7 @@ func (d *Driver) writeControlFile(ctx context.Context, uid string) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot send the controller's key to the guest of sandbox %d yet: %w", h.Spec.VMID, err)
 	}
 	d.at("seeded")
-	h.Seeded = true
+	h.Seeded, h.ControlUID = true, ""
 	return d.save(h)
 }
 

@@ -23,9 +23,11 @@ import (
 
 // handleVersion is the newest version of the handle format. A driver rejects
 // newer versions and reads all older ones. In version 1 the VM has the number
-// of its sandbox; only other handles have version 2, so that an older driver
-// reads all that it understands.
-const handleVersion = 2
+// of its sandbox; in version 2 it may have another one. Version 3 has the
+// interrupted restore of a snapshot, and the unfinished creation from one. The
+// version is the lowest that describes the sandbox, so that an older driver reads
+// all that it understands.
+const handleVersion = 3
 
 // phase is the phase of the creation or destruction of a sandbox.
 type phase string
@@ -92,6 +94,13 @@ type handle struct {
 	PowerFrom time.Time `json:"power_from,omitzero"` // when Power last changed
 	Boot      string    `json:"boot,omitempty"`      // boot ID of its node at its last start
 	Seeded    bool      `json:"seeded,omitempty"`    // the guest has its ControlConfig
+	// ControlUID is the UID of the sandbox whose ControlConfig the guest has: its
+	// disk is a copy of that sandbox's. "" is the sandbox itself.
+	ControlUID string `json:"control_uid,omitempty"`
+
+	Snapshots []savedSnapshot `json:"snapshots,omitempty"`
+	Change    *snapshotChange `json:"snapshot_change,omitempty"` // it was sent, and its result is not known
+	Restoring string          `json:"restoring,omitempty"`       // the snapshot to which a rollback began and did not succeed
 }
 
 // id returns the ID of the sandbox's VM.
@@ -104,6 +113,9 @@ func (h *handle) moveTo(node string) {
 		h.Node, h.Storages = node, nil
 	}
 }
+
+// incomplete reports whether a call for the sandbox was interrupted.
+func (h *handle) incomplete() bool { return h.Phase != phaseCreated || h.Restoring != "" }
 
 // network returns the current policy.
 func (h *handle) network() agentlab.Network {
@@ -232,9 +244,13 @@ func (h *handle) file() string { return strconv.Itoa(h.Spec.VMID) + "-" + h.Spec
 // save writes a handle atomically and syncs it to disk, so that it is complete
 // after a crash or a power cut.
 func (d *Driver) save(h *handle) error {
-	h.Version = 1
-	if h.id().VMID != h.Spec.VMID {
+	switch {
+	case h.Restoring != "", h.Spec.From != nil && h.Phase != phaseCreated:
 		h.Version = handleVersion
+	case h.id().VMID != h.Spec.VMID:
+		h.Version = 2
+	default:
+		h.Version = 1
 	}
 	if err := durable.ReplaceJSON(filepath.Join(d.dir, h.file()), h, durable.Name); err != nil {
 		return fault(err, "cannot write the handle of sandbox %d", h.Spec.VMID)

@@ -22,7 +22,7 @@ func TestHandleVersion(t *testing.T) {
 		if ok(t, "read", err); h.Version != want {
 			t.Errorf("version %d, want %d", h.Version, want)
 		}
-		h.Version = 3
+		h.Version = handleVersion + 1
 		b, err := json.Marshal(h)
 		ok(t, "marshal", err)
 		ok(t, "write", os.WriteFile(filepath.Join(w.driver.dir, h.file()), b, 0o600))

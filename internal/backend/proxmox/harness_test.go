@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,14 +34,15 @@ const templateVMID = 9000
 
 // world is a fake node with a template, and the means to open drivers on it.
 type world struct {
-	t     testing.TB
-	node  *pvenode.Node
-	farm  *farm
-	root  pve.Transport // for what an administrator does
-	dir   string
-	shell bool
-	image string
-	alter func(*Config)
+	t       testing.TB
+	node    *pvenode.Node
+	farm    *farm
+	root    pve.Transport // for what an administrator does
+	dir     string
+	shell   bool
+	storage string
+	image   string
+	alter   func(*Config)
 
 	tokenID, secret string
 	pool            string
@@ -73,9 +75,10 @@ func newWorld(t testing.TB, c worldConfig) *world {
 	}
 	host, local := seedStorage(t)
 	n := pvenode.New(t, pvenode.Config{
-		Version: c.version, Nodes: c.nodes, Boot: f.boot, Waits: c.waits, Dir: host, Storages: []pvenode.Storage{st, local},
+		Version: c.version, Nodes: c.nodes, Boot: f.boot, Contents: f, Waits: c.waits, Dir: host, Storages: []pvenode.Storage{st, local},
 	})
-	w := &world{t: t, node: n, snippets: filepath.Join(local.Path, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, alter: c.alter}
+	f.node = n
+	w := &world{t: t, node: n, snippets: filepath.Join(local.Path, "snippets"), farm: f, dir: t.TempDir(), shell: c.shell, storage: cmp.Or(c.storage, "zfspool"), alter: c.alter}
 	w.tokenID, w.secret = n.RootToken()
 	w.root = w.rest(w.tokenID, w.secret)
 	if !c.shell && !c.admin {
@@ -260,6 +263,21 @@ func (m mortal) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) 
 func (m mortal) Destroy(ctx context.Context, ref backend.Ref) (err error) {
 	defer survive(&err)
 	return m.Driver.Destroy(ctx, ref)
+}
+
+func (m mortal) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (s backend.Snapshot, err error) {
+	defer survive(&err)
+	return m.Driver.SaveSnapshot(ctx, ref, uid)
+}
+
+func (m mortal) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) (err error) {
+	defer survive(&err)
+	return m.Driver.RestoreSnapshot(ctx, ref)
+}
+
+func (m mortal) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) (err error) {
+	defer survive(&err)
+	return m.Driver.DeleteSnapshot(ctx, ref)
 }
 
 // ok fails the test for an error.

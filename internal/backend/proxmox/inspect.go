@@ -23,7 +23,7 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 		return d.inspectLost(ctx, id)
 	case ctx.Err() != nil:
 		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d was not inspected: %w", h.Spec.VMID, context.Cause(ctx))
-	case h.Phase != phaseCreated:
+	case h.incomplete():
 		return partial(h), nil
 	case d.cache.recentlyRunning(h.Spec.UID, d.cfg.Now()):
 		return d.instance(ctx, h, backend.PowerRunning, ""), nil
@@ -41,8 +41,11 @@ func (d *Driver) Inspect(ctx context.Context, ref backend.Ref) (backend.Instance
 
 func partial(h *handle) backend.Instance {
 	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
-	if h.Phase == phaseDestroying {
+	switch {
+	case h.Phase == phaseDestroying:
 		in.Reason = "its destruction was interrupted"
+	case h.Restoring != "":
+		in.Reason = "the restore of a snapshot was interrupted"
 	}
 	return in
 }
@@ -136,7 +139,7 @@ func (d *Driver) stoppedBy(ctx context.Context, h *handle) string {
 	}
 	for _, t := range tasks { // the newest first
 		switch {
-		case t.Type == "qmstart":
+		case t.Type == "qmstart", t.Type == "qmrollback":
 			return ""
 		case slices.Contains(powerTasks, t.Type) && (t.OK() || t.Status == "OK"):
 			return clip(t.User)
@@ -178,7 +181,7 @@ func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
 // list does not match the expected state, the VM is read separately.
 func (d *Driver) fromList(ctx context.Context, h *handle, vms map[string][]pve.VM) (backend.Instance, bool, error) {
 	id := h.id()
-	if h.Phase != phaseCreated {
+	if h.incomplete() {
 		return partial(h), true, nil
 	}
 	if _, asked := vms[h.Node]; !asked {

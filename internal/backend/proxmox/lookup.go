@@ -269,7 +269,7 @@ func (d *Driver) hasMark(ctx context.Context, node string, id vmID, name string)
 	if err == nil {
 		return d.ours(cfg, id, name), nil
 	}
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // destroyed after the VMs were listed, or moved
+	if code := agentlab.CodeOf(err); code == agentlab.CodeNotFound || code == agentlab.CodeDenied { // destroyed after the VMs were listed, or moved
 		if free, ferr := d.pve.Free(ctx, id.VMID); free || ferr != nil {
 			return false, ferr
 		}

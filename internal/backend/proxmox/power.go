@@ -34,8 +34,18 @@ func handleLost(id vmID) *agentlab.Error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the handle file of the sandbox with VM %d was lost", id.VMID)
 }
 
-// ownedVM is findVM for callers that need a sandbox whose Create is complete.
+// ownedVM is createdVM for callers that need a sandbox that is complete.
 func (d *Driver) ownedVM(ctx context.Context, ref backend.Ref) (*handle, lookupResult, error) {
+	h, s, err := d.createdVM(ctx, ref)
+	if err == nil && h.incomplete() {
+		return nil, s, agentlab.Errorf(agentlab.CodeUnavailable, "the restore of a snapshot of sandbox %d was interrupted", h.Spec.VMID).
+			WithHint("restore a snapshot of the sandbox, or destroy the sandbox")
+	}
+	return h, s, err
+}
+
+// createdVM is findVM for callers that need a sandbox whose Create is complete.
+func (d *Driver) createdVM(ctx context.Context, ref backend.Ref) (*handle, lookupResult, error) {
 	id, h, s, err := d.findVM(ctx, ref)
 	switch {
 	case err != nil && (h == nil || h.Phase == phaseCreated || agentlab.CodeOf(err) != agentlab.CodeNotFound):
@@ -145,20 +155,25 @@ func (d *Driver) powerOn(ctx context.Context, h *handle) error {
 		}
 		return err
 	}
-	d.cache.markRunning(id.UID, d.cfg.Now(), err == nil)
-	boot := ""
-	if d.bridgeEnforced(h.Node) {
-		boot = d.cfg.BootID()
-	}
-	if before == powerOn && h.Boot != boot { // setPower would find no change
-		h.Power = powerStarting
-	}
-	h.Boot = boot
-	if err := d.setPower(h, powerOn); err != nil {
+	if err := d.noteStart(h, err == nil); err != nil {
 		return err
 	}
 	d.at("start noted")
 	return nil
+}
+
+// noteStart records that a VM runs; fresh means that it was started just now.
+func (d *Driver) noteStart(h *handle, fresh bool) error {
+	d.cache.markRunning(h.Spec.UID, d.cfg.Now(), fresh)
+	boot := ""
+	if d.bridgeEnforced(h.Node) {
+		boot = d.cfg.BootID()
+	}
+	if h.Power == powerOn && h.Boot != boot { // setPower would find no change
+		h.Power = powerStarting
+	}
+	h.Boot = boot
+	return d.setPower(h, powerOn)
 }
 
 // task starts a task and waits for its end. The first status request follows a

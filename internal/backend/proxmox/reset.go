@@ -106,7 +106,7 @@ func changes(inherited pve.Config, want map[string]string) pve.Changes {
 // isSnapshotOption reports whether a clone does not copy an option from its
 // source.
 func isSnapshotOption(key string) bool {
-	return slices.Contains([]string{"parent", "snaptime", "vmstate", "snapstate", "runningcpu", "runningmachine"}, key)
+	return slices.Contains([]string{"parent", "snaptime", "vmstate", "snapstate", "runningcpu", "runningmachine", "running-nets-host-mtu"}, key)
 }
 
 // bootDisk returns the slot of the single disk of a template.

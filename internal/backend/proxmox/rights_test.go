@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
@@ -29,13 +30,13 @@ var unfelt = []string{
 func TestTrap40SmallestRights(t *testing.T) {
 	for _, version := range []string{"8.4", "9.2"} {
 		t.Run(version, func(t *testing.T) {
-			w := newWorld(t, worldConfig{version: version})
+			w := newWorld(t, worldConfig{version: version, storage: "lvmthin"}) // which can copy snapshots
 			if err := w.life(t.Context(), 1); err != nil {
 				t.Fatalf("with all of them: %v", err)
 			}
 			v, err := pve.New(w.root).Version(t.Context())
 			ok(t, "version", err)
-			needs := pve.Needs{Pool: pool, Templates: []int{templateVMID}, Storages: []string{"local-zfs"}, Bridges: []string{"vmbr1"}}
+			needs := pve.Needs{Pool: pool, Templates: []int{templateVMID}, Storages: []string{"local-lvm"}, Bridges: []string{"vmbr1"}}
 			n := 2
 			for i, g := range needs.Grants(v) {
 				for _, without := range g.Privileges {
@@ -66,6 +67,8 @@ func (w *world) life(ctx context.Context, n int) error {
 	d, spec := w.driver, w.spec(n)
 	spec.Resources.RootSizeGB = 2
 	ref := spec.Ref()
+	copied := w.spec(n + 100)
+	copied.Resources, copied.From = spec.Resources, &backend.SnapshotRef{UID: snapUID(n), Of: ref}
 	if _, err := d.Templates().Ensure(ctx, templateImage(templateVMID), nil); err != nil {
 		return err
 	}
@@ -76,6 +79,11 @@ func (w *world) life(ctx context.Context, n int) error {
 			_, err := control.New(func(ctx context.Context) (net.Conn, error) { return d.DialControl(ctx, ref) }).Health(ctx)
 			return err
 		},
+		func() error { _, err := d.SaveSnapshot(ctx, ref, snapUID(n)); return err },
+		func() error { return d.RestoreSnapshot(ctx, refTo(spec, n)) },
+		func() error { return d.Create(ctx, copied) },
+		func() error { return d.DeleteSnapshot(ctx, refTo(spec, n)) },
+		func() error { return d.Destroy(ctx, copied.Ref()) },
 		func() error { return d.Suspend(ctx, ref) },
 		func() error { return d.Resume(ctx, ref) },
 		func() error { return d.Stop(ctx, ref, time.Second) },
