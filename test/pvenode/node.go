@@ -45,7 +45,7 @@ type Config struct {
 	OnCall func(number int64, method, path string, done bool)
 	// Files makes real files of the volumes of dir storages; nil makes none.
 	Files Files
-	// Contents is told of snapshots; nil is not.
+	// Contents keeps the contents of disks; nil keeps none.
 	Contents Contents
 	// Dir is where the node keeps real files: snippets, the certificate, and
 	// volumes with Files. "" is a directory of the test.

@@ -268,8 +268,8 @@ func (c *call) allocState(v *vm, name string) (string, *Error) {
 	return volid, c.n.point(c, "snapshot.alloc")
 }
 
-// saveState saves the memory of a running VM, which continues meanwhile and
-// afterwards. A paused one stays paused.
+// saveState saves the memory of a running VM, which continues to run. A paused
+// one stays paused.
 func (c *call) saveState(run *running, volid string) *Error {
 	store, _, _ := strings.Cut(volid, ":")
 	c.say("saving VM state and RAM using storage '%s'", store)

@@ -17,8 +17,8 @@ import (
 // configuration too, and starts the VM itself if the snapshot has memory: nothing
 // can be checked in between. Therefore the present policy is in force before the
 // rollback, and the configuration of a snapshot with memory is audited before it,
-// as that of the VM is before a start. Nobody can change that configuration
-// without root on the node. Policy, address and firewall rules are not part of
+// as that of the VM is before a start. Only root on the node can change that
+// configuration. Policy, address and firewall rules are not part of
 // a snapshot.
 func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	if err := validUID(ref.UID); err != nil {

@@ -44,7 +44,7 @@ func (c *Client) SnapshotConfig(ctx context.Context, node string, vmid int, name
 }
 
 // Save starts to save a snapshot of all disks of a VM and, with memory, of its
-// memory if it runs. It continues meanwhile. The task fails with code exists if
+// memory if it runs; it continues to run. The task fails with code exists if
 // there is a snapshot with the name, and with unsupported if a disk is on a
 // storage without snapshots. If the task is killed, the VM has a snapshot with a
 // State and stays locked.
