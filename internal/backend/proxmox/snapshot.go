@@ -287,7 +287,8 @@ func (d *Driver) changing(ctx context.Context, h *handle) (bool, error) {
 	return slices.ContainsFunc(tasks, func(t pve.Task) bool { return slices.Contains(snapshotTasks, t.Type) }), err
 }
 
-// Locks of a VM whose snapshots a task changes, or that was killed.
+// snapshotLocks are the locks of a VM while a task changes its snapshots, and
+// after the task was killed.
 var snapshotLocks = []string{"snapshot", "snapshot-delete", "rollback"}
 
 // breakLock removes the lock of a change of snapshots that was killed.
