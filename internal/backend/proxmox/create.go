@@ -125,16 +125,6 @@ func (d *Driver) startCreate(ctx context.Context, spec backend.Spec, vmid int) (
 	return h, d.claim(h)
 }
 
-// checkDiskSize rejects a disk smaller than that of the template or snapshot.
-func checkDiskSize(spec backend.Spec, t template) error {
-	size := driveSize(t.cfg[t.disk])
-	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the disk to copy already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
-			WithField("storage.root_size_gb")
-	}
-	return nil
-}
-
 // applyLaterPolicy applies the policy of a later Create.
 func (d *Driver) applyLaterPolicy(ctx context.Context, h *handle, n agentlab.Network) error {
 	if sameNetwork(h.network(), n) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
@@ -124,6 +125,16 @@ func (d *Driver) checkTemplate(t *template) error {
 		if form := harmless[key]; slices.Contains(inheritedOptions, key) && form != nil && !form.MatchString(value) {
 			return bad("remove or change the option", "its %s is %q", key, clip(value))
 		}
+	}
+	return nil
+}
+
+// checkDiskSize rejects a disk smaller than that of the template or snapshot.
+func checkDiskSize(spec backend.Spec, t template) error {
+	size := driveSize(t.cfg[t.disk])
+	if want := int64(spec.Resources.RootSizeGB) << 30; want != 0 && want < size {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the disk to copy already has %d GiB, and a disk cannot be shrunk", (size+1<<30-1)>>30).
+			WithField("storage.root_size_gb")
 	}
 	return nil
 }
