@@ -29,6 +29,7 @@ type Sandbox struct {
 	CreatedAt      time.Time  `json:"created_at"`
 	UpdatedAt      time.Time  `json:"updated_at"`
 	BootedAt       *time.Time `json:"booted_at,omitempty"`
+	Memory         *Memory    `json:"memory,omitempty" doc:"Memory of the host; only of one sandbox that runs, not in lists"`
 }
 
 // SandboxCreate is the request for a sandbox (seed 000 §11.1).
@@ -202,6 +203,8 @@ type Status struct {
 	Sandboxes map[string]int `json:"sandboxes" doc:"Number of sandboxes by state, without DESTROYED"`
 	Jobs      map[string]int `json:"jobs" doc:"Number of jobs by status"`
 	Findings  []Finding      `json:"findings" doc:"Failed checks of the host"`
+
+	Memory []SandboxMemory `json:"memory" doc:"Memory of the host that running sandboxes occupy; it has as many as can be read in a second"`
 }
 
 // Clock is the state of the clock of the daemon's host.

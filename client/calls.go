@@ -164,6 +164,23 @@ func (c *Client) RemoveImage(ctx context.Context, name string) error {
 	return err
 }
 
+// Templates lists the templates, the last used first. The error has code
+// unsupported if the backend has none.
+func (c *Client) Templates(ctx context.Context) (api.List[api.Template], error) {
+	return get[api.List[api.Template]](ctx, c, nil, "templates")
+}
+
+// RemoveTemplate removes a template by its key or a unique prefix of it, and
+// returns it.
+func (c *Client) RemoveTemplate(ctx context.Context, key string) (api.List[api.Template], error) {
+	return del[api.List[api.Template]](ctx, c, "templates", key)
+}
+
+// RemoveTemplates removes and returns all templates.
+func (c *Client) RemoveTemplates(ctx context.Context) (api.List[api.Template], error) {
+	return del[api.List[api.Template]](ctx, c, "templates")
+}
+
 // SandboxPolicy returns the network policy of a sandbox, by VMID or name.
 func (c *Client) SandboxPolicy(ctx context.Context, sandbox string) (api.Policy, error) {
 	return get[api.Policy](ctx, c, nil, "sandboxes", sandbox, "policy")

@@ -177,16 +177,29 @@ func (c *Client) FollowEgress(ctx context.Context, q EgressQuery) iter.Seq2[api.
 // BuildImage builds an image and calls progress with each line of the build's
 // output.
 func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func(line string)) (api.Image, error) {
-	in, contentType, err := jsonBody(b)
+	return postWithProgress[api.Image](ctx, c, b, progress, "check whether the image was built: agentlab image list", "images")
+}
+
+// WarmImage makes the template from which sandboxes with an image and the
+// resources of a profile start, and builds the image if it is missing. It calls
+// progress with lines about both.
+func (c *Client) WarmImage(ctx context.Context, image string, w api.TemplateWarm, progress func(line string)) (api.Template, error) {
+	return postWithProgress[api.Template](ctx, c, w, progress, "check whether the template was made: agentlab template list", "images", image, "warm")
+}
+
+// postWithProgress makes a call that is answered with lines of progress and then
+// the result. hint is for a connection that ends before.
+func postWithProgress[T any](ctx context.Context, c *Client, body any, progress func(line string), hint string, path ...string) (T, error) {
+	var result T
+	in, contentType, err := jsonBody(body)
 	if err != nil {
-		return api.Image{}, err
+		return result, err
 	}
-	resp, err := c.request(ctx, http.MethodPost, nil, in, contentType, "images")
+	resp, err := c.request(ctx, http.MethodPost, nil, in, contentType, path...)
 	if err != nil {
-		return api.Image{}, err
+		return result, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	var img api.Image
 	err = readSSE(resp.Body, func(m sseMessage) error {
 		switch m.event {
 		case "progress":
@@ -198,7 +211,7 @@ func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func
 				progress(line.Line)
 			}
 		case "done":
-			if err := json.Unmarshal(m.data, &img); err != nil {
+			if err := json.Unmarshal(m.data, &result); err != nil {
 				return err
 			}
 			return errStop
@@ -209,12 +222,11 @@ func (c *Client) BuildImage(ctx context.Context, b api.ImageBuild, progress func
 	})
 	switch {
 	case errors.Is(err, errStop):
-		return img, nil
+		return result, nil
 	case err == nil:
-		return img, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the daemon ended during the build").
-			WithHint("check whether the image was built: agentlab image list")
+		return result, agentlab.Errorf(agentlab.CodeUnknownOutcome, "the connection to the daemon ended before the result").WithHint("%s", hint)
 	}
-	return img, callError(ctx, err)
+	return result, callError(ctx, err)
 }
 
 func wireError(data []byte) error {

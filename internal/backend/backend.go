@@ -182,6 +182,24 @@ type DiskSuspender interface {
 	SuspendToDisk(ctx context.Context, ref Ref) error
 }
 
+// MemoryReporter is implemented by drivers that know how much memory of the host
+// a sandbox occupies.
+type MemoryReporter interface {
+	// Memory returns the memory of all processes of a running or suspended
+	// sandbox. It does not wait for the guest. If it has no process the error has
+	// agentlab.CodeConflict.
+	Memory(ctx context.Context, ref Ref) (Memory, error)
+}
+
+// Memory is memory of the host, in bytes.
+type Memory struct {
+	Unique int64 // only this sandbox has it
+	Shared int64 // other processes have it too, such as the memory of a template
+	// Proportional is Unique, and of Shared the part that results when each page is
+	// divided by the number of processes that have it.
+	Proportional int64
+}
+
 // NumberChecker is implemented by drivers whose backend has other users, which
 // take numbers from the same range.
 type NumberChecker interface {

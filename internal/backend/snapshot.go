@@ -99,7 +99,9 @@ func (s Spec) CheckFrom(saved Spec) error {
 type Templates interface {
 	// WarmTemplate makes the template for sandboxes like spec now, unless there is
 	// one; only the fields Image, Resources and Options count. It replaces no other
-	// one, except those that the size limit removes.
+	// one, except stale ones and those that the size limit removes. After an error
+	// there is no template, and no part of one. The error has
+	// agentlab.CodeUnsupported if this driver is configured to make none.
 	WarmTemplate(ctx context.Context, spec Spec) (Template, error)
 
 	// Templates returns the templates, the last used first.
@@ -118,7 +120,8 @@ type Template struct {
 	Bytes     int64 // that it occupies on the host
 	Made      time.Time
 	Used      time.Time // when a sandbox was last created from it
-	// Stale means that no sandbox can start from it, because the host's processor,
-	// QEMU or AgentLab was replaced since it was made.
+	// Stale means that no sandbox can start from it, because its image was
+	// removed, or the host's processor, QEMU or AgentLab was replaced since it was
+	// made. Stale ones are deleted when the next template is made.
 	Stale bool
 }

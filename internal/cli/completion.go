@@ -55,6 +55,9 @@ var (
 	listPresets  = listOf((*client.Client).PolicyPresets, func(p api.PolicyPreset) cobra.Completion {
 		return cobra.CompletionWithDesc(p.Name, p.About)
 	})
+	listTemplates = listOf((*client.Client).Templates, func(t api.Template) cobra.Completion {
+		return cobra.CompletionWithDesc(t.Key, sanitize(fmt.Sprintf("%s, %d cores, %d MiB", t.Image, t.Cores, t.MemoryMB)))
+	})
 	listOrphanUIDs = listOf((*client.Client).Orphans, func(o api.Orphan) cobra.Completion {
 		return cobra.CompletionWithDesc(sanitize(o.UID), sanitize(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
@@ -68,7 +71,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles,
+	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 

@@ -23,7 +23,7 @@ func (a *App) imageCmd() *cobra.Command {
 with pip and venv, a C compiler, make and common tools; 'agents' adds Node.js and
 the coding agents. If a job or sandbox needs a missing image, it is built first.`,
 	}
-	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd())
+	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd(), a.imageWarmCmd())
 	return cmd
 }
 

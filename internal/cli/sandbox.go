@@ -179,6 +179,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	}
 	t.row("Address:", orDash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
+	if m := sb.Memory; m != nil {
+		t.row("Host memory:", byteSize(m.UniqueBytes)+" of its own, "+byteSize(m.SharedBytes)+" shared")
+	}
 	t.row("Network:", sb.NetworkMode)
 	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
 	t.row("Keepalive:", yesNo(sb.Keepalive))

@@ -58,6 +58,13 @@ func (a *App) printStatus(s api.Status) error {
 		t.row("Listens:", s.Listen)
 	}
 	t.row("Sandboxes:", counts(s.Sandboxes))
+	if len(s.Memory) > 0 {
+		var unique int64
+		for _, m := range s.Memory {
+			unique += m.UniqueBytes
+		}
+		t.row("Host memory:", fmt.Sprintf("%s of %d running sandboxes, without what they share", byteSize(unique), len(s.Memory)))
+	}
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {
 		return err

@@ -312,6 +312,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Secrets:     s.vault,
 		Images:      s.images,
 		ImageUse:    s.store,
+		Templates:   s.sandboxes,
 		Events:      events{s.store, s.bus},
 		Egress:      s.audit,
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),

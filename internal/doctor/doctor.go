@@ -109,6 +109,7 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 	if a, ok := s.cfg.Driver.(backend.Accelerator); ok {
 		out.Accel = a.Accel(ctx)
 	}
+	out.Memory = s.memory(ctx)
 	return out, nil
 }
 

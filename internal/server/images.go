@@ -38,14 +38,23 @@ func (s *Server) removeImage(ctx context.Context, in *imageInput) (none, error) 
 
 type buildImageInput struct{ Body api.ImageBuild }
 
-// buildImage answers 200 at once, so that the caller sees progress; a failure
-// is sent as a message of kind error. The build ends when the caller
-// disconnects; the build that a job waits for is another one, run by the
-// daemon.
+// buildImage builds an image. The build that a job waits for is another one, run
+// by the daemon.
 func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.StreamResponse, error) {
-	if in.Body.Name == "" {
+	b := in.Body
+	if b.Name == "" {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it is empty").WithField("name")
 	}
+	return s.withProgress("build image "+b.Name, func(ctx context.Context, progress func(string)) (any, error) {
+		built, err := s.cfg.Services.Images.Build(ctx, image.BuildRequest{Name: b.Name, Recipe: b.Recipe, Force: b.Force}, progress)
+		return s.oneImage(ctx, built, err)
+	}), nil
+}
+
+// withProgress answers 200 at once, so that the caller sees progress; the result
+// of work is a message of kind done, and a failure one of kind error. The work
+// ends when the caller disconnects.
+func (s *Server) withProgress(what string, work func(ctx context.Context, progress func(line string)) (any, error)) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		ctx, cancel := s.streamContext(hc.Context())
 		defer cancel()
@@ -53,20 +62,18 @@ func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.Strea
 		if err != nil {
 			return
 		}
-		b := in.Body
-		built, err := s.cfg.Services.Images.Build(ctx, image.BuildRequest{Name: b.Name, Recipe: b.Recipe, Force: b.Force}, func(line string) {
+		done, err := work(ctx, func(line string) {
 			if out.send("progress", "", api.ImageProgress{Line: line}) != nil {
 				cancel()
 			}
 		})
-		img, err := s.oneImage(ctx, built, err)
 		if err != nil {
-			s.log.Warn("image build failed", "image", in.Body.Name, "err", err)
+			s.log.Warn("call failed", "call", what, "err", err)
 			_ = out.send("error", "", problemOf(err))
 			return
 		}
-		_ = out.send("done", "", img)
-	}}, nil
+		_ = out.send("done", "", done)
+	}}
 }
 
 func toImage(i image.Image, used map[string]int) api.Image {

@@ -28,6 +28,10 @@ type imageInput struct {
 	Image string `path:"image" doc:"Name of an image, or name@digest"`
 }
 
+type templateInput struct {
+	Template string `path:"template" doc:"Key of a template, or a unique prefix of it"`
+}
+
 // payload is a raw request body. The handler reads it up to limit.
 type payload struct {
 	r io.Reader

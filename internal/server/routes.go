@@ -103,7 +103,7 @@ func (s *Server) routes() []route {
 
 // hostRoutes returns the routes for tokens, the host and its images.
 func (s *Server) hostRoutes() []route {
-	const images, image = "/v1/images", "/v1/images/{image}"
+	const images, image, templates = "/v1/images", "/v1/images/{image}", "/v1/templates"
 	return []route{
 		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Create a token; only this response contains its secret", call(s.createToken)},
 		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", listing(s.listTokens)},
@@ -119,6 +119,10 @@ func (s *Server) hostRoutes() []route {
 		{get, image, AccessRead, "image.read", noTarget, anyOrigin, 200, "image", "Show an image", call(s.getImage)},
 		{post, images, AccessAdmin, "image.write", noTarget, anyOrigin, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anyOrigin, 204, "remove-image", "Remove an image", call(s.removeImage)},
+		{post, image + "/warm", AccessWrite, "sandbox.create", noTarget, anyOrigin, 200, "warm-image", "Make the template from which sandboxes with an image start", sseOr(s.warmImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Template{}}, sseType{"error", api.Error{}})},
+		{get, templates, AccessRead, "image.read", noTarget, anyOrigin, 200, "templates", "List templates: booted guests of which sandboxes start as copies", listing(s.listTemplates)},
+		{del, templates, AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-templates", "Remove all templates", listing(s.removeTemplates)},
+		{del, templates + "/{template}", AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-template", "Remove a template", listing(s.removeTemplate)},
 	}
 }
 

@@ -60,7 +60,13 @@ func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api
 
 func (s *Server) getSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
-	return toSandbox(sb), err
+	out := toSandbox(sb)
+	if err == nil {
+		if m, ok := s.cfg.Services.Sandboxes.Memory(ctx, sb); ok {
+			out.Memory = &api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}
+		}
+	}
+	return out, err
 }
 
 // updateSandbox finds a sandbox by its name or VMID and calls do with it.

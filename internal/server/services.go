@@ -31,6 +31,7 @@ type Services struct {
 	Secrets     Secrets
 	Images      Images
 	ImageUse    ImageUse
+	Templates   Templates
 	Events      Events
 	Egress      Egress
 	Verify      Verifier
@@ -82,6 +83,16 @@ type Sandboxes interface {
 	// ReloadNetworks gives sandboxes, or without numbers every one whose
 	// profile's policy has changed, the policy that their profile has now.
 	ReloadNetworks(ctx context.Context, vmids []int) ([]sandbox.Reloaded, error)
+
+	Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool)
+}
+
+// Templates manages the booted guests of which sandboxes start as copies.
+// *sandbox.Service implements it.
+type Templates interface {
+	Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error)
+	Templates(ctx context.Context) ([]backend.Template, error)
+	DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) // "" is all
 }
 
 // Artifacts is the artifact service: files of jobs, their logs, and uploaded

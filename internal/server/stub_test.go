@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
 	}
 }
 
@@ -137,6 +137,10 @@ func (s stubSandboxes) List(_ context.Context, f agentlab.SandboxFilter) ([]agen
 		out = append(out, agentlab.Sandbox{VMID: id, Name: "box", State: agentlab.SandboxReady})
 	}
 	return out, err
+}
+
+func (s stubSandboxes) Memory(context.Context, agentlab.Sandbox) (backend.Memory, bool) {
+	return backend.Memory{}, false
 }
 
 func (s stubSandboxes) act(name string) (agentlab.Sandbox, error) {

@@ -18,7 +18,7 @@ var verbs = []struct{ name, allows string }{
 	{verbRunJobs, "create jobs and upload their repositories"},
 	{"job.read", "read jobs, their logs and artifacts"},
 	{"job.cancel", "cancel jobs"},
-	{"sandbox.create", "create sandboxes (a job in them also needs job.run)"},
+	{"sandbox.create", "create sandboxes and the templates that they start from (a job in them also needs job.run)"},
 	{"sandbox.read", "read sandboxes and their consoles"},
 	{"sandbox.power", "start, stop, suspend and resume sandboxes, renew their leases"},
 	{"sandbox.exec", "run commands in sandboxes and connect to their ports"},
@@ -31,8 +31,8 @@ var verbs = []struct{ name, allows string }{
 	{"token.manage", "create, list and revoke tokens"},
 	{"host.read", "read the firewall of the bridge for sandboxes"},
 	{"host.network", "apply and remove the firewall of the bridge for sandboxes"},
-	{"image.read", "read images"},
-	{"image.write", "build and remove images"},
+	{"image.read", "read images and templates"},
+	{"image.write", "build and remove images, remove templates"},
 }
 
 func knownVerb(name string) bool {

@@ -146,6 +146,7 @@ func Run(t *testing.T, cfg Config) {
 		{"CancelledAnywhere", (*suite).cancelledAnywhere},
 		{"CrashPoints", (*suite).crashPoints},
 		{"Snapshots", (*suite).snapshotsStopped},
+		{"Templates", (*suite).templates},
 		{"VM", (*suite).vm},
 		{"VMSnapshots", (*suite).snapshotsRunning},
 	} {

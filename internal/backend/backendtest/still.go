@@ -154,6 +154,7 @@ func (s *suite) createTwice() {
 		s.Error("List does not have it")
 	}
 	s.suspendStopped(sp.Ref())
+	s.memoryStopped(sp.Ref())
 	s.ok("Stop of a stopped one", s.d.Stop(s.ctx(), sp.Ref(), 0))
 	s.wantPower(sp.Ref(), backend.PowerStopped)
 	_, err := s.d.DialControl(s.ctx(), sp.Ref())

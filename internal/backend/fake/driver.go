@@ -158,6 +158,9 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if err := in.start(); err != nil {
 		return err
 	}
+	if _, err := d.h.warm(in.rec.Spec); err != nil {
+		return err
+	}
 	return d.point(ctx, OpStart, After, ref)
 }
 

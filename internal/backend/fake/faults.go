@@ -38,6 +38,11 @@ const (
 	OpRestoreSnapshot Op = "restore_snapshot"
 	OpDeleteSnapshot  Op = "delete_snapshot"
 	OpSnapshots       Op = "snapshots"
+
+	OpWarmTemplate   Op = "warm_template"
+	OpTemplates      Op = "templates"
+	OpDeleteTemplate Op = "delete_template"
+	OpMemory         Op = "memory"
 )
 
 // Point is a point in a method.

@@ -43,6 +43,7 @@ type Host struct {
 	instances map[string]*instance // by UID
 	snapshots map[string]*snapshot // by UID
 	foreign   map[int]bool         // numbers taken by foreign objects
+	templates map[string]backend.Template
 	closed    bool
 }
 
@@ -57,7 +58,7 @@ func NewHost(cfg Config) (*Host, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer()}
-	h.instances, h.snapshots, h.foreign = map[string]*instance{}, map[string]*snapshot{}, map[int]bool{}
+	h.instances, h.snapshots, h.foreign, h.templates = map[string]*instance{}, map[string]*snapshot{}, map[int]bool{}, map[string]backend.Template{}
 	if cfg.Dir == "" {
 		return h, nil
 	}
@@ -75,6 +76,9 @@ func (h *Host) load() error {
 	})
 	if err == nil {
 		err = readAll(h.snapshotFile("*"), func(s snapshot) { h.snapshots[s.UID] = &s })
+	}
+	if err == nil {
+		err = readAll(filepath.Join(h.cfg.Dir, fileTemplates), func(all map[string]backend.Template) { h.templates = all })
 	}
 	if err != nil {
 		return err

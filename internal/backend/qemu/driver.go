@@ -115,6 +115,8 @@ var (
 	_ backend.DiskSuspender  = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
 	_ backend.DeadlineSetter = (*Driver)(nil)
+	_ backend.Templates      = (*Driver)(nil)
+	_ backend.MemoryReporter = (*Driver)(nil)
 )
 
 // New returns a Driver. It creates the driver's directories.

@@ -74,6 +74,15 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return d.supervised(f).Egress(ctx, after, limit)
 }
 
+// Memory implements backend.MemoryReporter.
+func (d *Driver) Memory(_ context.Context, ref backend.Ref) (backend.Memory, error) {
+	f, err := d.load(ref)
+	if err != nil {
+		return backend.Memory{}, err
+	}
+	return d.supervised(f).Memory()
+}
+
 // Suspend implements backend.Suspender. The guest's memory stays in QEMU's
 // process.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {

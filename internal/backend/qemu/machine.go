@@ -155,8 +155,15 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		<-ended
 		return nil, err
 	}
-	// If the host runs out of memory, a VM is killed before its supervisor.
-	_ = os.WriteFile("/proc/"+strconv.Itoa(cmd.Process.Pid)+"/oom_score_adj", []byte("300"), 0)
+	process := "/proc/" + strconv.Itoa(cmd.Process.Pid)
+	score := "300" // if the host runs out of memory, a VM is killed before its supervisor
+	if m.cfg.Background {
+		score = "1000" // and one in the background before all others
+		// The priority of a process counts within its session only, and the
+		// session has one of its own.
+		_ = os.WriteFile(process+"/autogroup", []byte("19"), 0)
+	}
+	_ = os.WriteFile(process+"/oom_score_adj", []byte(score), 0)
 	return ended, nil
 }
 

@@ -140,7 +140,7 @@ func warmFixture(t testing.TB) fixed {
 	f.TemplateBytes, f.TemplateDir = 4<<30, filepath.Join(runnerDir, "templates")
 	d, err := f.open()
 	if err == nil {
-		err = d.warm(t.Context(), f.spec(1))
+		_, err = d.WarmTemplate(t.Context(), f.spec(1))
 	}
 	if err != nil {
 		t.Fatalf("a template: %v", err)
@@ -309,7 +309,7 @@ func die(arg string) int {
 	case backendtest.MethodDestroy:
 		err = d.Destroy(ctx, c.Spec.Ref())
 	case methodWarm:
-		err = d.warm(ctx, c.Spec)
+		_, err = d.WarmTemplate(ctx, c.Spec)
 	}
 	fmt.Fprintln(os.Stderr, "not reached:", c.Point, err)
 	return 3

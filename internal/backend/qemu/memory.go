@@ -96,11 +96,20 @@ func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (strin
 // other. stamp is that of QEMU's program.
 func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
 	text, _ := json.Marshal([]any{
-		memoryVersion, qemu, stamp.size, stamp.mtime, hostCPU(),
+		memoryVersion, qemu, stamp.size, stamp.mtime, processor(c.Accel),
 		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), machineArgs(c), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
 	})
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
+}
+
+// processor identifies what a saved guest needs of the host's processor. A guest
+// on KVM has found its model and its features, and uses them.
+func processor(a Accel) string {
+	if a != AccelKVM {
+		return hostCPU()
+	}
+	return cpuFields("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 }
 
 // onDisk reports whether a sandbox without a VM is suspended to disk. The copy of

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -98,14 +99,22 @@ func probeKey(qemu, version string, stamp fileStamp) string {
 }
 
 // hostCPU returns the model of the host's processor.
-func hostCPU() string {
+func hostCPU() string { return cpuFields("model name") }
+
+// cpuFields returns fields of the first processor in /proc/cpuinfo.
+func cpuFields(names ...string) string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
+	var values []string
 	for line := range strings.Lines(string(b)) {
-		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(v)
+		name, v, ok := strings.Cut(line, ":")
+		if !ok {
+			break
+		}
+		if slices.Contains(names, strings.TrimSpace(name)) {
+			values = append(values, strings.TrimSpace(v))
 		}
 	}
-	return ""
+	return strings.Join(values, "; ")
 }
 
 // runProbe boots the kernel and checks QEMU's exit code, which only the kernel's

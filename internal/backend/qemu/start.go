@@ -29,7 +29,8 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 
 // start starts the sandbox's VM, with a memory that is in its directory.
 func (d *Driver) start(ctx context.Context, f found) error {
-	return d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
+	var boots *startConfig
+	err := d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {
 			return nil, err
@@ -38,11 +39,15 @@ func (d *Driver) start(ctx context.Context, f found) error {
 			return nil, err
 		}
 		if !cfg.Load {
-			defer d.tmpl.want(f.handle, cfg)
+			boots = &cfg
 		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		return &cfg, refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs))
 	})
+	if err == nil && boots != nil {
+		d.tmpl.want(f, *boots)
+	}
+	return err
 }
 
 // startConfig examines the host and returns what the supervisor runs.

@@ -1,13 +1,13 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,18 +16,17 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // templates are guests that have booted and have no identity: each one is a
-// directory with a memory, the state of the devices and a disk. A sandbox with
-// the same machine starts as a copy of one, which takes a small part of the time
-// of a boot. They are a cache: one is made in the background after a sandbox had
-// to boot, the ones that were not used for the longest time are removed, and each
-// may be removed at any time.
+// directory with a memory, the state of the devices, a disk, and a handle that
+// describes it. A sandbox with the same machine starts as a copy of one, which
+// takes a small part of the time of a boot. They are a cache: one is made in the
+// background after a sandbox had to boot, the ones that were not used for the
+// longest time are removed, and each may be removed at any time.
 type templates struct {
 	d   *Driver
 	dir string
@@ -37,8 +36,17 @@ type templates struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu     sync.Mutex
-	making map[string]bool // by key
+	mu      sync.Mutex
+	making  map[string]bool           // by key
+	booting map[string]supervisor.Dir // sandboxes that boot, by uid
+	failed  map[string]failure        // by key
+}
+
+// failure is the last failure to make a template.
+type failure struct {
+	at    time.Time
+	image string
+	err   error
 }
 
 // makingPrefix marks the directory of a template that is being made. Its VM ends
@@ -49,18 +57,11 @@ const makingPrefix = ".making-"
 // time.
 const fileTemplateLock = ".lock"
 
-const (
-	// templatePatience limits the boot of a template's guest.
-	templatePatience = 10 * time.Minute
-	// templatePause is the time between two looks at a booting guest.
-	templatePause = 200 * time.Millisecond
-	// bootedUptime is when a guest whose init does not report its state counts as
-	// booted.
-	bootedUptime = 20 * time.Second
-)
+// templateKey matches the name of a template's directory.
+var templateKey = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 func newTemplates(d *Driver, dir string, most int64) *templates {
-	t := &templates{d: d, dir: dir, max: most, making: map[string]bool{}}
+	t := &templates{d: d, dir: dir, max: most, making: map[string]bool{}, booting: map[string]supervisor.Dir{}, failed: map[string]failure{}}
 	t.ctx, t.stop = context.WithCancel(context.Background())
 	return t
 }
@@ -83,178 +84,123 @@ func (t *templates) find(key string) string {
 	return dir
 }
 
-// want makes a template for the machine of h in the background, unless there is
-// one already.
-func (t *templates) want(h handle, cfg startConfig) {
-	if t.max == 0 || t.find(cfg.Machine) != "" {
-		return
+// WarmTemplate implements backend.Templates.
+func (d *Driver) WarmTemplate(ctx context.Context, spec backend.Spec) (backend.Template, error) {
+	if d.tmpl.max == 0 {
+		return backend.Template{}, agentlab.Errorf(agentlab.CodeUnsupported, "templates are off").
+			WithHint("set qemu.template_cache_gb in config.yaml, and restart the daemon")
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.making[cfg.Machine] || t.ctx.Err() != nil {
-		return
-	}
-	t.making[cfg.Machine] = true
-	t.wg.Go(func() {
-		err := t.make(t.ctx, h, cfg)
-		t.mu.Lock()
-		delete(t.making, cfg.Machine)
-		t.mu.Unlock()
-		if err != nil && t.ctx.Err() == nil {
-			t.d.log.Warn("no template was made; sandboxes boot instead", "image", h.Image.Ref, "err", err)
-		}
-	})
-}
-
-// warm makes a template for sandboxes like spec now, unless there is one.
-func (d *Driver) warm(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
-		return err
+		return backend.Template{}, err
 	}
 	img, err := d.cfg.Images(ctx, spec.Image)
 	if err != nil {
-		return asError(err, "cannot find image %s", spec.Image)
+		return backend.Template{}, asError(err, "cannot find image %s", spec.Image)
 	}
 	h := handle{Spec: spec, Image: img}
 	cfg, err := d.startConfig(ctx, h)
 	if err != nil {
-		return err
+		return backend.Template{}, err
 	}
-	return d.tmpl.make(ctx, h, cfg)
+	if err := d.tmpl.make(ctx, h, cfg); err != nil {
+		return backend.Template{}, err
+	}
+	return d.tmpl.read(ctx, cfg.Machine)
 }
 
-// make boots a guest without identity, and saves it as a template.
-func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err error) {
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return fault(err, "cannot create %s", t.dir)
-	}
-	l, err := lock.Acquire(ctx, filepath.Join(t.dir, fileTemplateLock))
-	if err != nil {
-		return asError(err, "waiting for another template")
-	}
-	defer func() { _ = l.Unlock() }()
-	if t.find(cfg.Machine) != "" {
+// Templates implements backend.Templates.
+func (d *Driver) Templates(ctx context.Context) ([]backend.Template, error) {
+	list, err := d.tmpl.list(ctx)
+	slices.Reverse(list)
+	return list, err
+}
+
+// DeleteTemplate implements backend.Templates.
+func (d *Driver) DeleteTemplate(_ context.Context, key string) error {
+	if !templateKey.MatchString(key) {
 		return nil
 	}
-	began := time.Now()
-	dir := filepath.Join(t.dir, makingPrefix+cfg.Machine)
-	if err := t.discard(dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fault(err, "cannot create %s", dir)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.discard(dir))
-		}
-	}()
-	if err := t.boot(ctx, dir, h, cfg); err != nil {
-		return err
-	}
-	t.d.at("template booted")
-	if err := t.settle(ctx, dir); err != nil {
-		return err
-	}
-	t.d.at("template settled")
-	if err := t.supervised(dir).Save(ctx, supervisor.SaveTo{Dir: dir}); err != nil {
-		return err
-	}
-	t.d.at("template saved")
-	if err := t.publish(ctx, dir, cfg); err != nil {
-		return err
-	}
-	t.d.log.Info("a template was made", "image", h.Image.Ref, "cores", h.Spec.Resources.Cores, "memory_mb", h.Spec.Resources.MemoryMB,
-		"took", time.Since(began).Round(time.Millisecond).String())
-	return t.trim(cfg.Machine)
+	return d.tmpl.remove(key)
 }
 
-func (t *templates) supervised(dir string) supervisor.Dir {
-	return supervisor.Dir{Path: dir, Process: processName, Log: t.d.log, At: t.d.at}
-}
-
-// boot starts the template's guest: without network, and with the smallest disk.
-func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startConfig) error {
-	spec := backend.Spec{UID: agentlab.NewUID(), Name: "template", Image: h.Spec.Image, Resources: h.Spec.Resources, Network: agentlab.Network{Mode: agentlab.NetworkOff}}
-	spec.Resources.RootSizeGB = 0
-	h = handle{Version: handleVersion, Spec: spec, Image: h.Image, Created: time.Now().UTC()}
-	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.None); err != nil {
-		return fault(err, "cannot write %s", fileConfig)
+// keys returns the keys of all templates.
+func (t *templates) keys() ([]string, error) {
+	entries, err := os.ReadDir(t.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fault(err, "cannot read %s", t.dir)
 	}
-	if err := t.d.makeDisk(ctx, dir, h); err != nil {
-		return err
-	}
-	cfg.Load, cfg.Background = false, true
-	s := t.supervised(dir)
-	if err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil }); err != nil {
-		return err
-	}
-	return s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute})
-}
-
-// settle waits until the guest's init has started everything.
-func (t *templates) settle(ctx context.Context, dir string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
-	defer cancel()
-	c := control.New(t.supervised(dir).DialControl)
-	for {
-		h, err := c.Health(ctx)
-		if err == nil && (h.System == "running" || h.System == "degraded" || h.System == "unknown" && h.Uptime > bootedUptime) {
-			return nil
-		}
-		select {
-		case <-time.After(templatePause):
-		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", errors.Join(context.Cause(ctx), err))
-		}
-	}
-}
-
-// publish makes the directory of a saved guest the template.
-func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) error {
-	saved, err := readMemory(dir)
-	if err != nil {
-		return asError(err, "cannot read %s", fileMemoryState)
-	}
-	if _, err := freezeDisk(ctx, cfg.QEMUImg, dir, saved.DiskSize); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fault(err, "cannot read %s", dir)
-	}
+	var keys []string
 	for _, e := range entries {
-		switch e.Name() {
-		case fileMemory, fileDevices, fileMemoryState, fileRoot, supervisor.FileConsole:
-		default:
-			if layerName.MatchString(e.Name()) {
-				continue
-			}
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-				return fault(err, "cannot remove %s", e.Name())
-			}
+		if templateKey.MatchString(e.Name()) {
+			keys = append(keys, e.Name())
 		}
 	}
-	to := filepath.Join(t.dir, saved.Machine)
-	if err := os.Rename(dir, to); err != nil {
-		return fault(err, "cannot rename %s", dir)
-	}
-	return nil
+	return keys, nil
 }
 
-// discard removes the directory of a template that is being made, and ends its
-// VM.
-func (t *templates) discard(dir string) error {
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
+// list returns the templates in the order in which they are removed: stale ones
+// first, then the one that was not used for the longest time.
+func (t *templates) list(ctx context.Context) ([]backend.Template, error) {
+	keys, err := t.keys()
+	if err != nil {
+		return nil, err
 	}
-	if err := t.supervised(dir).Halt(context.WithoutCancel(t.ctx), 0); err != nil {
-		return asError(err, "ending the VM of a template")
+	var all []backend.Template
+	for _, key := range keys {
+		one, err := t.read(ctx, key)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was removed in the meantime
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
 	}
-	return empty(dir)
+	slices.SortFunc(all, func(a, b backend.Template) int {
+		switch {
+		case a.Stale && !b.Stale:
+			return -1
+		case b.Stale && !a.Stale:
+			return 1
+		}
+		return a.Used.Compare(b.Used)
+	})
+	return all, nil
 }
 
-// sweep removes what a killed process has left of templates.
+// read describes one template.
+func (t *templates) read(ctx context.Context, key string) (backend.Template, error) {
+	dir := filepath.Join(t.dir, key)
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return backend.Template{}, fault(err, "cannot check %s", dir)
+	}
+	one := backend.Template{Key: key, Used: info.ModTime().UTC(), Stale: true}
+	if one.Bytes, err = occupiedBy(dir); err != nil {
+		return backend.Template{}, fault(err, "cannot check %s", dir)
+	}
+	saved, err1 := readMemory(dir)
+	h, err2 := readHandle(dir)
+	if err1 == nil && err2 == nil { // otherwise no sandbox can start from it
+		one.Image, one.Resources, one.Made = h.Image.Ref, h.Spec.Resources, saved.Saved
+		one.Stale = t.stale(ctx, h, key)
+	}
+	if err := ctx.Err(); err != nil {
+		return one, agentlab.Errorf(agentlab.CodeUnavailable, "listing templates: %w", err)
+	}
+	return one, nil
+}
+
+// stale reports whether the machine of a template is not the one that this host
+// would start now: something was replaced, or its image was removed. A template
+// is not stale if the host cannot start anything.
+func (t *templates) stale(ctx context.Context, h handle, key string) bool {
+	cfg, err := t.d.startConfig(ctx, h)
+	return agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && cfg.Machine != key
+}
+
+// sweep removes what a killed process has left of templates, and all of them if
+// templates are off.
 func (t *templates) sweep() error {
 	if _, err := os.Lstat(t.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -272,62 +218,52 @@ func (t *templates) sweep() error {
 		return fault(err, "cannot read %s", t.dir)
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), makingPrefix) {
-			if err := t.discard(filepath.Join(t.dir, e.Name())); err != nil {
-				return err
-			}
+		switch {
+		case strings.HasPrefix(e.Name(), makingPrefix):
+			err = t.discard(filepath.Join(t.dir, e.Name()))
+		case t.max == 0 && templateKey.MatchString(e.Name()):
+			err = t.remove(e.Name())
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// trim removes the templates that were not used for the longest time, until all
-// of them have at most max bytes. The one with the key stays.
-func (t *templates) trim(key string) error {
-	entries, err := os.ReadDir(t.dir)
+// trim removes stale templates, and those that were not used for the longest
+// time until all of them have at most max bytes. The one with the key stays.
+func (t *templates) trim(ctx context.Context, key string) error {
+	all, err := t.list(ctx)
 	if err != nil {
-		return fault(err, "cannot read %s", t.dir)
+		return err
 	}
-	type kept struct {
-		dir   string
-		used  time.Time
-		bytes int64
-	}
-	var all []kept
 	var total int64
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || strings.HasPrefix(e.Name(), ".") {
+	for _, one := range all {
+		total += one.Bytes
+	}
+	for _, one := range all {
+		if one.Key == key || !one.Stale && total <= t.max {
 			continue
 		}
-		k := kept{filepath.Join(t.dir, e.Name()), info.ModTime(), 0}
-		if k.bytes, err = occupiedBy(k.dir); err != nil {
-			return fault(err, "cannot check %s", k.dir)
-		}
-		total += k.bytes
-		if e.Name() != key {
-			all = append(all, k)
-		}
-	}
-	slices.SortFunc(all, func(a, b kept) int { return a.used.Compare(b.used) })
-	for _, k := range all {
-		if total <= t.max {
-			break
-		}
-		if err := t.remove(k.dir); err != nil {
+		if err := t.remove(one.Key); err != nil {
 			return err
 		}
-		total -= k.bytes
+		total -= one.Bytes
 	}
 	return nil
 }
 
 // remove removes a template. A sandbox that is being created from it has links to
 // its files already, or boots.
-func (t *templates) remove(dir string) error {
-	trash := filepath.Join(t.dir, makingPrefix+cmp.Or(filepath.Base(dir), "removed")+".trash")
-	if err := os.Rename(dir, trash); err != nil {
-		return fault(err, "cannot remove %s", dir)
+func (t *templates) remove(key string) error {
+	trash := filepath.Join(t.dir, makingPrefix+key+"."+agentlab.NewUID()[:8])
+	err := os.Rename(filepath.Join(t.dir, key), trash)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fault(err, "cannot remove template %s", key)
 	}
 	return empty(trash)
 }

@@ -60,6 +60,14 @@ func TestStartFromTemplate(t *testing.T) {
 	f.TemplateBytes = 1 << 30
 	b := newBox(t, f, nil)
 	t.Cleanup(func() { _ = b.d.Close() })
+	b.d.crash = func(point string) {
+		if point != "template begun" {
+			return
+		}
+		if h, err := b.client().Health(b.ctx); err != nil || h.Identity == "" || !booted(h) {
+			t.Errorf("a template is made while the sandbox boots: %+v, %v", h, err)
+		}
+	}
 	b.boot()
 	b.identify()
 	eventually(t, 2*bootTimeout, "a template is made", func() error { _, err := theTemplate(b.d); return err })
@@ -191,8 +199,8 @@ func TestHoleFilter(t *testing.T) {
 	}
 }
 
-// A copy of a template that this machine cannot load is removed before a sandbox
-// boots. The memory of a sandbox that is suspended to disk stays.
+// The copy of a template that does not fit is removed before a sandbox boots. The
+// memory of a sandbox that is suspended to disk stays, and it does not start.
 func TestMemoryOfAnotherMachine(t *testing.T) {
 	d, f := still(t)
 	sp := f.spec(1)
@@ -200,59 +208,25 @@ func TestMemoryOfAnotherMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := d.dir(sp.Ref())
-	for _, name := range []string{fileMemory, fileDevices} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+	for text, want := range map[string]agentlab.Code{
+		`{"version":1,"machine":"other","boot":"` + supervisor.BootID() + `"}`: "",
+		`{"version":1,"machine":"this","boot":"yesterday"}`:                    "",
+		`{"version":1,"machine":"other"}`:                                      agentlab.CodeUnsupported,
+	} {
+		for name, content := range map[string]string{fileMemory: "", fileDevices: "", fileMemoryState: text} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sb, err := d.find(sp.UID)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	const suspended = `{"version":1,"machine":"other"}`
-	if err := os.WriteFile(filepath.Join(dir, fileMemoryState), []byte(suspended), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	found, err := d.find(sp.UID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if load, err := d.memoryOf(found, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported {
-		t.Errorf("suspended to disk: %v, %v", load, err)
-	}
-	if _, err := readMemory(dir); err != nil {
-		t.Errorf("the memory of a suspended sandbox is lost: %v", err)
-	}
-	for _, text := range []string{`{"version":1,"machine":"other","boot":"` + supervisor.BootID() + `"}`, `{"version":1,"machine":"this","boot":"yesterday"}`} {
-		if err := os.WriteFile(filepath.Join(dir, fileMemoryState), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if load, err := d.memoryOf(found, startConfig{Machine: "this"}); load || err != nil {
+		if load, err := d.memoryOf(sb, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != want {
 			t.Errorf("%s: %v, %v", text, load, err)
 		}
-		if _, err := readMemory(dir); !errors.Is(err, os.ErrNotExist) {
+		if _, err := readMemory(dir); (err == nil) != (want != "") {
 			t.Errorf("%s: %v", text, err)
-		}
-	}
-}
-
-// Templates that were not used for the longest time make room.
-func TestTrimTemplates(t *testing.T) {
-	d, _ := still(t)
-	d.tmpl.max = 250 << 10
-	now := time.Now()
-	for i, key := range []string{"aa", "bb", "cc"} {
-		dir := filepath.Join(d.tmpl.dir, key)
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, fileMemory), make([]byte, 100<<10), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		used := now.Add(time.Duration(i) * time.Minute)
-		if err := os.Chtimes(dir, used, used); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := d.tmpl.trim("aa"); err != nil {
-		t.Fatal(err)
-	}
-	for key, want := range map[string]bool{"aa": true, "bb": false, "cc": true} {
-		if _, err := os.Stat(filepath.Join(d.tmpl.dir, key)); (err == nil) != want {
-			t.Errorf("%s: %v", key, err)
 		}
 	}
 }
@@ -280,7 +254,7 @@ func TestTemplateMakerDies(t *testing.T) {
 	}
 	d, err := f.open()
 	if err == nil {
-		err = d.warm(t.Context(), f.spec(1))
+		_, err = d.WarmTemplate(t.Context(), f.spec(1))
 	}
 	if err != nil {
 		t.Fatalf("%v (%s)", err, agentlab.HintOf(err))

@@ -1,0 +1,33 @@
+package api
+
+import "time"
+
+// Template is a booted guest of which sandboxes start as copies.
+type Template struct {
+	Key       string    `json:"key" doc:"Identifies everything that a sandbox must share to start from it"`
+	Image     string    `json:"image" doc:"name@digest; empty if its files cannot be read"`
+	Cores     int       `json:"cores"`
+	MemoryMB  int       `json:"memory_mb"`
+	DiskUsage int64     `json:"disk_usage" doc:"Bytes on the disk of the host"`
+	CreatedAt time.Time `json:"created_at"`
+	UsedAt    time.Time `json:"used_at" doc:"When a sandbox was last created from it"`
+	Stale     bool      `json:"stale" doc:"No sandbox can start from it, because its image was removed, or a part of the host was replaced"`
+}
+
+// TemplateWarm is the request to make a template of an image.
+type TemplateWarm struct {
+	Profile string `json:"profile,omitempty" doc:"Profile whose resources the template has; default: the configured default profile"`
+}
+
+// Memory is memory of the host that a sandbox occupies.
+type Memory struct {
+	UniqueBytes       int64 `json:"unique_bytes" doc:"Only this sandbox has it"`
+	SharedBytes       int64 `json:"shared_bytes" doc:"Other processes of the host have it too, such as the memory of its template"`
+	ProportionalBytes int64 `json:"proportional_bytes" doc:"unique_bytes and its part of the shared memory"`
+}
+
+// SandboxMemory is the memory of one sandbox.
+type SandboxMemory struct {
+	VMID int `json:"vmid"`
+	Memory
+}

@@ -1,0 +1,274 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+const (
+	// templatePatience limits the boot of a template's guest, and the wait for
+	// sandboxes that boot.
+	templatePatience = 10 * time.Minute
+	// templatePause is the time between two looks at a booting guest.
+	templatePause = 200 * time.Millisecond
+	// templateRetry is how long no template of a kind is made after a failure.
+	templateRetry = 10 * time.Minute
+	// bootedUptime is when a guest whose init does not report its state counts as
+	// booted.
+	bootedUptime = 20 * time.Second
+	// vmOverhead is the memory of a VM in addition to that of its guest, in bytes:
+	// translated code, devices, and the supervisor.
+	vmOverhead = 256 << 20
+)
+
+// want makes a template for the machine of a sandbox that boots, in the
+// background, unless there is one already. It starts when no sandbox boots, so
+// that it makes no boot slower.
+func (t *templates) want(f found, cfg startConfig) {
+	if t.max == 0 || t.find(cfg.Machine) != "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ctx.Err() != nil {
+		return
+	}
+	t.booting[f.uid] = t.d.supervised(f)
+	if last, ok := t.failed[cfg.Machine]; t.making[cfg.Machine] || ok && time.Since(last.at) < templateRetry {
+		return
+	}
+	t.making[cfg.Machine] = true
+	t.wg.Go(func() {
+		t.awaitBoots()
+		cfg.Background = true
+		err := t.make(t.ctx, f.handle, cfg)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.making, cfg.Machine)
+		if err != nil && t.ctx.Err() == nil {
+			t.d.log.Warn("no template was made; sandboxes boot instead", "image", f.Image.Ref, "err", err)
+		}
+	})
+}
+
+// awaitBoots waits until no sandbox boots, for a limited time.
+func (t *templates) awaitBoots() {
+	ctx, cancel := context.WithTimeout(t.ctx, templatePatience)
+	defer cancel()
+	for {
+		t.mu.Lock()
+		waiting := maps.Clone(t.booting)
+		t.mu.Unlock()
+		left := len(waiting)
+		for uid, dir := range waiting {
+			if ctx.Err() != nil || settled(ctx, dir) {
+				t.mu.Lock()
+				delete(t.booting, uid)
+				t.mu.Unlock()
+				left--
+			}
+		}
+		if left == 0 {
+			return
+		}
+		select {
+		case <-time.After(templatePause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// settled reports whether a sandbox that was started has finished its boot and
+// has its identity, or does not run.
+func settled(ctx context.Context, dir supervisor.Dir) bool {
+	var in backend.Instance
+	if err := dir.Power(&in); err != nil || in.Power != backend.PowerRunning {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*templatePause)
+	defer cancel()
+	h, err := control.New(dir.DialControl).Health(ctx)
+	return err == nil && h.Identity != "" && booted(h)
+}
+
+// booted reports whether a guest's init has started everything.
+func booted(h guestapi.Health) bool {
+	return h.System == "running" || h.System == "degraded" || h.System == "unknown" && h.Uptime > bootedUptime
+}
+
+// make boots a guest without identity, and saves it as a template, unless there
+// is one.
+func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err error) {
+	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+		return fault(err, "cannot create %s", t.dir)
+	}
+	l, err := lock.Acquire(ctx, filepath.Join(t.dir, fileTemplateLock))
+	if err != nil {
+		return asError(err, "waiting for another template")
+	}
+	defer func() { _ = l.Unlock() }()
+	if t.find(cfg.Machine) != "" {
+		return nil
+	}
+	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.failed, cfg.Machine)
+		if err != nil && ctx.Err() == nil {
+			t.failed[cfg.Machine] = failure{time.Now(), h.Image.Ref, err}
+		}
+	}()
+	t.d.at("template begun")
+	began := time.Now()
+	dir := filepath.Join(t.dir, makingPrefix+cfg.Machine)
+	if err := errors.Join(t.discard(dir), t.room(h)); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fault(err, "cannot create %s", dir)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.discard(dir))
+		}
+	}()
+	if err := t.boot(ctx, dir, h, cfg); err != nil {
+		return err
+	}
+	t.d.at("template booted")
+	if err := t.settle(ctx, dir); err != nil {
+		return err
+	}
+	t.d.at("template settled")
+	if err := t.supervised(dir).Save(ctx, supervisor.SaveTo{Dir: dir}); err != nil {
+		return err
+	}
+	t.d.at("template saved")
+	if err := t.publish(ctx, dir, cfg); err != nil {
+		return err
+	}
+	t.d.log.Info("a template was made", "image", h.Image.Ref, "cores", h.Spec.Resources.Cores, "memory_mb", h.Spec.Resources.MemoryMB,
+		"took", time.Since(began).Round(time.Millisecond).String())
+	return t.trim(ctx, cfg.Machine)
+}
+
+// room returns an error if the host has no room for the VM of a template: its
+// memory must be free now, and the disk must not become so full that the guests
+// of sandboxes are paused.
+func (t *templates) room(h handle) error {
+	memory := int64(h.Spec.Resources.MemoryMB) << 20
+	if sizes, err := supervisor.ReadSizes("/proc/meminfo"); err == nil && sizes["MemAvailable"] < memory+vmOverhead {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the host has %d MiB of free memory, and a template needs %d", sizes["MemAvailable"]>>20, (memory+vmOverhead)>>20).
+			WithHint("end sandboxes that are no longer needed")
+	}
+	// A guest that has just booted uses a part of its memory.
+	need := int64(t.d.cfg.PauseBelow) + memory/4 + vmOverhead //nolint:gosec // bounded by the configuration
+	if free, err := hostspace.FreeBytes(t.dir); err == nil && free < need {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free in %s, and a template needs %d", free>>20, t.dir, need>>20).
+			WithHint("free disk space, or destroy sandboxes that are no longer needed")
+	}
+	return nil
+}
+
+func (t *templates) supervised(dir string) supervisor.Dir {
+	return supervisor.Dir{Path: dir, Process: processName, Log: t.d.log, At: t.d.at}
+}
+
+// boot starts the template's guest: without network, and with the smallest disk.
+func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startConfig) error {
+	spec := backend.Spec{UID: agentlab.NewUID(), Name: "template", Image: h.Spec.Image, Resources: h.Spec.Resources, Network: agentlab.Network{Mode: agentlab.NetworkOff}}
+	spec.Resources.RootSizeGB = 0
+	h = handle{Version: handleVersion, Spec: spec, Image: h.Image, Created: time.Now().UTC()}
+	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.None); err != nil {
+		return fault(err, "cannot write %s", fileConfig)
+	}
+	if err := t.d.makeDisk(ctx, dir, h); err != nil {
+		return err
+	}
+	cfg.Load = false
+	s := t.supervised(dir)
+	if err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil }); err != nil {
+		return err
+	}
+	return s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute})
+}
+
+// settle waits until the guest's init has started everything.
+func (t *templates) settle(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
+	defer cancel()
+	c := control.New(t.supervised(dir).DialControl)
+	for {
+		h, err := c.Health(ctx)
+		if err == nil && booted(h) {
+			return nil
+		}
+		select {
+		case <-time.After(templatePause):
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+// publish makes the directory of a saved guest the template.
+func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) error {
+	saved, err := readMemory(dir)
+	if err != nil {
+		return asError(err, "cannot read %s", fileMemoryState)
+	}
+	if _, err := freezeDisk(ctx, cfg.QEMUImg, dir, saved.DiskSize); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fault(err, "cannot read %s", dir)
+	}
+	for _, e := range entries {
+		switch e.Name() {
+		case fileMemory, fileDevices, fileMemoryState, fileConfig, fileRoot, supervisor.FileConsole:
+		default:
+			if layerName.MatchString(e.Name()) {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return fault(err, "cannot remove %s", e.Name())
+			}
+		}
+	}
+	if n, err := occupiedBy(dir); err != nil || n > t.max {
+		return errors.Join(err, agentlab.Errorf(agentlab.CodeNoSpace, "the template has %d MiB, and all templates may have %d", n>>20, t.max>>20).
+			WithHint("increase qemu.template_cache_gb in config.yaml"))
+	}
+	to := filepath.Join(t.dir, saved.Machine)
+	if err := os.Rename(dir, to); err != nil {
+		return fault(err, "cannot rename %s", dir)
+	}
+	return nil
+}
+
+// discard removes the directory of a template that is being made, and ends its
+// VM.
+func (t *templates) discard(dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := t.supervised(dir).Halt(context.WithoutCancel(t.ctx), 0); err != nil {
+		return asError(err, "ending the VM of a template")
+	}
+	return empty(dir)
+}

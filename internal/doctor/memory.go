@@ -1,0 +1,40 @@
+package doctor
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// memoryLimit is how long a status request reads the memory of sandboxes.
+const memoryLimit = time.Second
+
+// memory returns the memory of the host that running sandboxes occupy, as far as
+// it can be read in time.
+func (s *Service) memory(ctx context.Context) []api.SandboxMemory {
+	all := []api.SandboxMemory{}
+	r, ok := s.cfg.Driver.(backend.MemoryReporter)
+	if !ok {
+		return all
+	}
+	ctx, cancel := context.WithTimeout(ctx, memoryLimit)
+	defer cancel()
+	list, err := s.cfg.Driver.List(ctx)
+	if err != nil {
+		return all
+	}
+	for _, in := range list {
+		if ctx.Err() != nil {
+			break
+		}
+		if in.Power != backend.PowerRunning && in.Power != backend.PowerSuspended {
+			continue
+		}
+		if m, err := r.Memory(ctx, in.Ref); err == nil {
+			all = append(all, api.SandboxMemory{VMID: in.Number(), Memory: api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}})
+		}
+	}
+	return all
+}

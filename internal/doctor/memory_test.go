@@ -1,0 +1,52 @@
+package doctor
+
+import (
+	"context"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// many is a driver with more sandboxes than can be asked in time.
+type many struct {
+	*host
+	asked int
+	last  context.CancelFunc // ends the call after three
+}
+
+func (m *many) List(context.Context) ([]backend.Instance, error) {
+	list := []backend.Instance{{VMID: 1, Power: backend.PowerStopped}}
+	for n := range 1000 {
+		list = append(list, backend.Instance{Ref: backend.Ref{UID: "uid"}, VMID: 2 + n, Power: backend.PowerRunning})
+	}
+	return list, nil
+}
+
+func (m *many) Memory(context.Context, backend.Ref) (backend.Memory, error) {
+	m.asked++
+	switch m.asked {
+	case 2:
+		return backend.Memory{}, agentlab.Errorf(agentlab.CodeConflict, "it has just ended")
+	case 4:
+		m.last()
+	}
+	return backend.Memory{Unique: 1, Shared: 2, Proportional: 3}, nil
+}
+
+// A status has the memory of the sandboxes that could be read in time.
+func TestStatusMemory(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	m := &many{host: &host{}, last: cancel}
+	s := newDoctor(t, m.host, func(c *Config) { c.Driver = m })
+	got := s.memory(ctx)
+	if len(got) != 3 || got[0].VMID != 2 || got[1].VMID != 4 || got[0].UniqueBytes != 1 || got[0].SharedBytes != 2 || got[0].ProportionalBytes != 3 {
+		t.Errorf("%+v", got)
+	}
+	if m.asked != 4 {
+		t.Errorf("%d were asked", m.asked)
+	}
+	if got := newDoctor(t, &host{}, nil).memory(t.Context()); got == nil || len(got) != 0 {
+		t.Errorf("a backend that does not know it has %#v", got)
+	}
+}

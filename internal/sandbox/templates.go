@@ -1,0 +1,95 @@
+package sandbox
+
+import (
+	"context"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// templates returns the driver's templates, or code unsupported.
+func (s *Service) templates() (backend.Templates, error) {
+	if t, ok := s.cfg.Driver.(backend.Templates); ok {
+		return t, nil
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "sandboxes of backend %s do not start from templates", s.cfg.Driver.Info().Name).
+		WithHint("no command is needed: its sandboxes start as fast as this backend can")
+}
+
+// Warm makes the template of sandboxes with an image and the resources of a
+// profile, unless there is one. It builds the image if it is missing, and calls
+// progress with lines about both. An empty name is the default.
+func (s *Service) Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error) {
+	t, err := s.templates()
+	if err != nil {
+		return backend.Template{}, err
+	}
+	sb, _, err := s.Plan(agentlab.SandboxRequest{Image: image, Profile: profile})
+	if err != nil {
+		return backend.Template{}, err
+	}
+	if !imageResolved(sb) {
+		ictx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
+		defer cancel()
+		if sb.Image, err = s.cfg.Images.Ensure(ictx, sb.Image, progress); err != nil {
+			return backend.Template{}, err
+		}
+	}
+	sp := spec(sb)
+	sp.Name = "template"
+	progress("waiting for a guest with the image " + sb.Image + " to boot")
+	return t.WarmTemplate(ctx, sp)
+}
+
+// Templates returns the templates, the last used first.
+func (s *Service) Templates(ctx context.Context) ([]backend.Template, error) {
+	t, err := s.templates()
+	if err != nil {
+		return nil, err
+	}
+	return t.Templates(ctx)
+}
+
+// DeleteTemplate deletes the template whose key begins with prefix; with "" it
+// deletes all. It returns the deleted ones. Codes: not_found, invalid if there is
+// more than one.
+func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) {
+	t, err := s.templates()
+	if err != nil {
+		return nil, err
+	}
+	all, err := t.Templates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var chosen []backend.Template
+	for _, one := range all {
+		if strings.HasPrefix(one.Key, prefix) {
+			chosen = append(chosen, one)
+		}
+	}
+	switch {
+	case prefix != "" && len(chosen) == 0:
+		return nil, agentlab.Errorf(agentlab.CodeNotFound, "there is no template %s", prefix).WithHint("list templates with 'agentlab template list'")
+	case prefix != "" && len(chosen) > 1:
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d templates have a key that begins with %s", len(chosen), prefix).WithHint("use more characters of the key")
+	}
+	for i, one := range chosen {
+		if err := t.DeleteTemplate(ctx, one.Key); err != nil {
+			return chosen[:i], err
+		}
+	}
+	return chosen, nil
+}
+
+// Memory returns the host's memory that a sandbox occupies. ok is false if it has
+// no process, or the backend does not know.
+func (s *Service) Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool) {
+	r, ok := s.cfg.Driver.(backend.MemoryReporter)
+	if !ok || !sb.State.HasVM() || s.reachable(sb) != nil {
+		return m, false
+	}
+	m, err := r.Memory(ctx, backend.RefOf(sb))
+	return m, err == nil
+}

@@ -1,0 +1,53 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+type stubTemplates struct{ *stub }
+
+func (s stubTemplates) Warm(_ context.Context, image, profile string, progress func(string)) (backend.Template, error) {
+	progress("making it")
+	return backend.Template{Key: "new", Image: image + "@0", Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}}, s.called("template.warm " + image + " " + profile)
+}
+
+func (s stubTemplates) Templates(context.Context) ([]backend.Template, error) {
+	return []backend.Template{{Key: "one", Bytes: 5, Stale: true}}, s.called("template.list")
+}
+
+func (s stubTemplates) DeleteTemplate(_ context.Context, prefix string) ([]backend.Template, error) {
+	return []backend.Template{{Key: "one"}}, s.called("template.delete " + prefix)
+}
+
+// A template is made with progress, and listed and removed with all its fields.
+func TestTemplates(t *testing.T) {
+	h := start(t, nil)
+	var lines []string
+	made, err := h.client.WarmImage(t.Context(), "base", api.TemplateWarm{Profile: "large"}, func(l string) { lines = append(lines, l) })
+	if err != nil || made.Key != "new" || made.Image != "base@0" || made.Cores != 2 || made.MemoryMB != 512 || !slices.Equal(lines, []string{"making it"}) {
+		t.Errorf("%+v, %v, progress %q", made, err, lines)
+	}
+	list, err := h.client.Templates(t.Context())
+	if err != nil || len(list.Items) != 1 || list.Items[0].Key != "one" || list.Items[0].DiskUsage != 5 || !list.Items[0].Stale {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if _, err := h.client.RemoveTemplate(t.Context(), "on"); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.client.RemoveTemplates(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"template.warm base large", "template.list", "template.delete on", "template.delete "}; !slices.Equal(h.calls, want) {
+		t.Errorf("calls %q, want %q", h.calls, want)
+	}
+	h.err = agentlab.Errorf(agentlab.CodeUnsupported, "no templates").WithHint("use another backend")
+	if _, err := h.client.WarmImage(t.Context(), "base", api.TemplateWarm{}, nil); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
+	}
+}
