@@ -20,9 +20,14 @@ TOOLS := $(CURDIR)/.cache/tools
 # VMs of parallel tests share the machine, so a package can be slow.
 TEST_TIMEOUT ?= 40m
 # How many packages are tested at once: most tests wait more than they compute,
-# those with VMs compute. The end-to-end tests take longest and come first.
+# those with VMs compute. The packages that take longest come first.
 WAITERS ?= 4
 PACKAGES ?= 3
+LONGEST := ./test/e2e ./internal/backend/qemu ./internal/backend/proxmox ./internal/image ./test/cloudimage
+# 'make lint' includes vet and the package archtest. Without symbols for debuggers
+# the programs of the tests are linked faster.
+GOTEST = $(GO) test -vet=off -ldflags='-s -w' -timeout $(TEST_TIMEOUT)
+LINTED := /internal/archtest$$
 # Selects the cases of long tables that a run tests (test/sample).
 ifndef AGENTLAB_TEST_SEED
 AGENTLAB_TEST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -49,14 +54,14 @@ build-all: ## static binaries for amd64 and arm64 into dist/
 check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
 	@scripts/deps.sh run agents test
 	@start=$$(date +%s); \
-	$(GO) test -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) ./...; rc=$$?; \
+	$(GOTEST) -short -p $(WAITERS) $$($(GO) list ./... | grep -v '$(LINTED)'); rc=$$?; \
 	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)
 test: deps ## all tests, with real VMs; long tables are sampled; prints the seed and the total time
 	@echo "make test: AGENTLAB_TEST_SEED=$$AGENTLAB_TEST_SEED"
 	@start=$$(date +%s); \
-	$(GO) test -p $(PACKAGES) -timeout $(TEST_TIMEOUT) ./test/e2e ./internal/backend/qemu ./...; rc=$$?; \
+	$(GOTEST) -p $(PACKAGES) $(LONGEST) ./...; rc=$$?; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test-full: ## all tests, every case of long tables too (an hour and more)
@@ -66,12 +71,11 @@ test-full: ## all tests, every case of long tables too (an hour and more)
 # its remaining goroutines still race; tests start hundreds of processes.
 race: export GORACE ?= atexit_sleep_ms=20
 # The database engine, a package translated from C, is ten times slower
-# with the detector. The import arrows (archtest) have no goroutines to check.
+# with the detector.
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \
-	$(GO) test -race -gcflags='modernc.org/...=-race=false' -short -p $(WAITERS) -timeout $(TEST_TIMEOUT) \
-	  $$($(GO) list ./... | grep -v /internal/archtest$$); rc=$$?; \
+	$(GOTEST) -race -gcflags='modernc.org/...=-race=false' -short -p $(WAITERS) $$($(GO) list ./... | grep -v '$(LINTED)'); rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts

@@ -9,12 +9,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,6 +38,10 @@ const (
 	commandLimit = 10 * time.Minute
 	settleLimit  = 60 * time.Second
 )
+
+// parallelTests is how many tests run at once at least: most of them wait for a
+// guest half of the time, some for a deadline of a minute.
+const parallelTests = 3
 
 var programsDir string // "" until programs were built
 
@@ -78,6 +84,10 @@ func TestMain(m *testing.M) {
 	if unit := os.Getenv(envConfine); unit != "" {
 		fmt.Fprintln(os.Stderr, "cannot confine:", confine(unit, os.Args[1:]))
 		os.Exit(126)
+	}
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // no option -parallel
+		_ = f.Value.Set(strconv.Itoa(max(parallelTests, runtime.GOMAXPROCS(0))))
 	}
 	code := guard.Run(m)
 	_ = os.RemoveAll(programsDir)
@@ -205,15 +215,19 @@ func (l *lab) noSandboxFiles() {
 	}
 }
 
-// eventually polls a condition of the outside world.
+// eventually polls a condition of the outside world, less and less often: most
+// conditions start a program.
 func eventually(limit time.Duration, ok func() bool) bool {
-	for deadline := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
+	const longest = 300 * time.Millisecond
+	pause := 20 * time.Millisecond
+	for deadline := time.Now().Add(limit); ; time.Sleep(pause) {
 		if ok() {
 			return true
 		}
 		if time.Now().After(deadline) {
 			return false
 		}
+		pause = min(pause*3/2, longest)
 	}
 }
 

@@ -42,7 +42,7 @@ func TestTwoJobsAtOnce(t *testing.T) {
 	l.noSandboxes()
 }
 
-// Ten sandboxes at once, made in parallel, each itself.
+// Ten sandboxes at once, made in parallel from one template, each itself.
 func TestTenSandboxesAtOnce(t *testing.T) {
 	t.Parallel()
 	const many = 10
@@ -54,7 +54,7 @@ func TestTenSandboxesAtOnce(t *testing.T) {
 	for i := range many {
 		names[i] = fmt.Sprintf("many-%d", i)
 		wg.Go(func() {
-			results[i] = l.run("", "sandbox", "new", "--name", names[i], "--cores", "1", "--memory-mb", "512")
+			results[i] = l.run("", "sandbox", "new", "--name", names[i])
 		})
 	}
 	wg.Wait()

@@ -42,7 +42,7 @@ func testProxmox(t *testing.T, transport string) {
 	})
 	p.ok("host", "network", "apply")
 	t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
-	t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", sample.Of(t, 1, scripts)...) })
+	t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", sample.Of(t, 1, scripts(t))...) })
 	p.clean()
 }
 

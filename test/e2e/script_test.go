@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"path/filepath"
 	"fmt"
 	"regexp"
 	"strings"
@@ -13,11 +14,18 @@ import (
 // TestProxmoxShell and TestProxmoxREST run the same ones there.
 func TestScriptsQEMU(t *testing.T) {
 	t.Parallel()
-	runScripts(newLab(t), t, "qemu", scripts...)
+	runScripts(newLab(t), t, "qemu", scripts(t)...)
 }
 
 // scripts are the scripts that every backend must pass.
-var scripts = []string{"testdata/script/job.txtar", "testdata/script/sandbox.txtar"}
+func scripts(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d scripts, %v", len(files), err)
+	}
+	return files
+}
 
 // runScripts runs scripts against the daemon of l.
 func runScripts(l *lab, t *testing.T, backend string, files ...string) {

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // childEnv makes this program a process with a driver, for a test that kills
@@ -249,14 +250,22 @@ func TestKilled(t *testing.T) {
 					run(p.name, "destroy", nil, p.name)
 				}
 			}
+			type cell struct {
+				deed string
+				call int
+				lost bool
+			}
+			var cells []cell
 			for _, deed := range []string{"create", "destroy"} {
-				calls := w.count(t, deed)
-				for k := 1; k <= calls; k++ {
-					for _, lost := range []bool{true, false} {
-						name := fmt.Sprintf("%s/call %d %s", deed, k, map[bool]string{true: "lost", false: "carried out"}[lost])
-						run(name, deed, func(p *process) func() { return w.killAt(p, k, lost) }, "")
-					}
+				for k := range w.count(t, deed) {
+					cells = append(cells, cell{deed, k + 1, true}, cell{deed, k + 1, false})
 				}
+			}
+			for _, c := range sample.Cover(t, cells, func(c cell) []string {
+				return []string{fmt.Sprint(c.deed, c.call), fmt.Sprint(c.deed, c.lost)}
+			}) {
+				name := fmt.Sprintf("%s/call %d %s", c.deed, c.call, map[bool]string{true: "lost", false: "carried out"}[c.lost])
+				run(name, c.deed, func(p *process) func() { return w.killAt(p, c.call, c.lost) }, "")
 			}
 			if t.Logf("%d of %d died", killed, n); killed < n*9/10 { // a deed may need fewer calls than the one that was counted
 				t.Errorf("only %d of %d processes died on the way", killed, n)
