@@ -1,8 +1,8 @@
 package e2e
 
 import (
-	"path/filepath"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
