@@ -202,6 +202,7 @@ type ErrorBody struct {
 // Guest control. Served over HTTP/1.1 on the control stream.
 const (
 	PathHealth   = "/v1/health"   // GET → Health
+	PathPrepare  = "/v1/prepare"  // POST PrepareRequest → {}; before the guest is saved as a template
 	PathIdentity = "/v1/identity" // PUT Identity → Health; idempotent
 	PathExec     = "/v1/exec"     // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
 	PathAttach   = "/v1/attach"   // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
@@ -227,8 +228,11 @@ const ControlFile = "/etc/agentlab/control.json"
 
 // Health is the state of a guest that answers, with the progress of its boot.
 type Health struct {
-	Version  string        `json:"version"` // of agent-runner
-	BootID   string        `json:"boot_id"` // /proc/sys/kernel/random/boot_id
+	Version string `json:"version"` // of agent-runner
+	// BootID is /proc/sys/kernel/random/boot_id. A guest that continues from a
+	// template or from another sandbox has the one of that guest until it gets its
+	// identity, and then its own.
+	BootID   string        `json:"boot_id"`
 	Uptime   time.Duration `json:"uptime_ns"`
 	Identity string        `json:"identity"` // UID of the sandbox, "" until PathIdentity
 	System   string        `json:"system"`   // of the distribution's init: "starting", "running", "degraded", "unknown"
@@ -238,9 +242,16 @@ type Health struct {
 	Bootstrapped bool `json:"bootstrapped,omitempty"`
 }
 
+// PrepareRequest asks a guest without identity to do what each of its copies
+// would have to do: after the answer it can be saved as a template.
+type PrepareRequest struct {
+	Network *Network `json:"network,omitempty"` // of the copies
+}
+
 // Identity is sent to every guest after it boots, because images and templates
 // contain none of it: name, clock, entropy, and the bootstrap document of seed
-// 000 appendix A.
+// 000 appendix A. A guest that continues from another sandbox has the identity of
+// that sandbox; if the UID differs, everything is replaced.
 type Identity struct {
 	UID       string     `json:"uid"`
 	Hostname  string     `json:"hostname"`
@@ -248,6 +259,10 @@ type Identity struct {
 	Entropy   []byte     `json:"entropy"`           // at least 32 bytes
 	Network   *Network   `json:"network,omitempty"` // nil if the guest's network is configured by other means
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
+	// RootBytes is the size of the root disk; 0 if it is that of the image. A guest
+	// that continues from one with a smaller disk extends its file system before it
+	// answers. Other guests do it while they boot.
+	RootBytes int64 `json:"root_bytes,omitempty"`
 }
 
 // Network is the guest's static network configuration.

@@ -63,6 +63,11 @@ func (c *Client) Health(ctx context.Context) (guestapi.Health, error) {
 	return checkHealth(h, err)
 }
 
+// Prepare makes a guest without identity ready to be saved as a template.
+func (c *Client) Prepare(ctx context.Context, req guestapi.PrepareRequest) error {
+	return c.call(ctx, identityTimeout, http.MethodPost, guestapi.PathPrepare, req, nil)
+}
+
 // SetIdentity sets the guest's identity. It is idempotent.
 func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestapi.Health, error) {
 	var h guestapi.Health

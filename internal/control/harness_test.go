@@ -31,6 +31,8 @@ type kernel struct {
 	now      time.Time
 	hostname string
 	networks []guestapi.Network
+	bootIDs  []string
+	grown    []int64
 	rebooted chan string
 }
 
@@ -65,6 +67,21 @@ func (k *kernel) ConfigureNetwork(n guestapi.Network, _ time.Duration) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.networks = append(k.networks, n)
+	return nil
+}
+
+func (k *kernel) SetBootID(file, _ string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b, err := os.ReadFile(file)
+	k.bootIDs = append(k.bootIDs, string(b))
+	return err
+}
+
+func (k *kernel) GrowRoot(least int64, _ time.Duration) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.grown = append(k.grown, least)
 	return nil
 }
 

@@ -243,7 +243,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error
 func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) error {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc,
+		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
 	defer s.asking(sb.VMID)()

@@ -35,13 +35,14 @@ func (s *suite) vm() {
 	s.ok("Start again", s.d.Start(s.ctx(), ref))
 	s.ok("Create while it runs", s.d.Create(s.ctx(), sp))
 	s.wantPower(ref, backend.PowerRunning)
-	boot := s.awaitControl(ref).BootID
+	s.awaitControl(ref)
 
 	if in := s.wantPower(ref, backend.PowerRunning); s.d.Info().Addresses != nil && in.IP != sp.IPv4.String() {
 		s.Errorf("the address of a running sandbox is %q, and it was leased %s", in.IP, sp.IPv4)
 	}
 
 	s.sub("Control", func(s *suite) { s.control(sp) })
+	boot := s.awaitControl(ref).BootID // the identity may have replaced it
 	s.sub("DialGuest", func(s *suite) { s.dialGuest(ref) })
 	s.sub("ListenGuest", func(s *suite) { s.listenGuest(ref, l) })
 	s.sub("Connections", func(s *suite) { s.connections(ref) })

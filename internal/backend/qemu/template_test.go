@@ -91,12 +91,17 @@ func TestStartFromTemplate(t *testing.T) {
 	}
 }
 
-// A larger disk than the template's is seen by a guest that never boots.
+// A larger disk than the template's is seen by a guest that never boots, and its
+// file system fills it when the guest has its identity.
 func TestTemplateLargerDisk(t *testing.T) {
 	b := newBox(t, warmFixture(t), nil)
 	c := b.clone(2, func(sp *backend.Spec) { sp.Resources.RootSizeGB = 33 })
+	c.identify()
 	if out := c.output("cat /sys/block/vda/size"); out != strconv.Itoa(33<<21) {
 		t.Errorf("the guest's disk has %s sectors", out)
+	}
+	if size := c.output("df --output=size -BG / | tail -1 | tr -d ' G'"); size < "31" || size > "33" {
+		t.Errorf("the file system has %s GiB", size)
 	}
 }
 

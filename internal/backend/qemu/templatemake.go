@@ -207,7 +207,8 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 	return s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute})
 }
 
-// settle waits until the guest's init has started everything.
+// settle waits until the guest's init has started everything, and prepares the
+// guest.
 func (t *templates) settle(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
 	defer cancel()
@@ -215,7 +216,7 @@ func (t *templates) settle(ctx context.Context, dir string) error {
 	for {
 		h, err := c.Health(ctx)
 		if err == nil && booted(h) {
-			return nil
+			return c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork})
 		}
 		select {
 		case <-time.After(templatePause):

@@ -3,6 +3,7 @@ package qemu
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,13 +75,19 @@ func (b *box) boot() {
 	})
 }
 
-// identify gives the guest its network.
-func (b *box) identify() {
+// identify gives the guest its identity.
+func (b *box) identify() guestapi.Health {
 	b.Helper()
-	_, err := b.client().SetIdentity(b.ctx, guestapi.Identity{
-		UID: b.ref.UID, Hostname: "box", Time: time.Now(), Entropy: bytes.Repeat([]byte{7}, 64), Network: b.d.Info().GuestNetwork,
-	})
+	in, err := b.d.Inspect(b.ctx, b.ref)
 	b.ok(err)
+	id := guestapi.Identity{
+		UID: b.ref.UID, Hostname: in.Name, Time: time.Now(), Entropy: make([]byte, 64), Network: b.d.Info().GuestNetwork,
+		RootBytes: int64(in.Spec.Resources.RootSizeGB) << 30,
+	}
+	_, _ = rand.Read(id.Entropy)
+	h, err := b.client().SetIdentity(b.ctx, id)
+	b.ok(err)
+	return h
 }
 
 // sh starts a command in the guest as root; its output and its end are read

@@ -67,7 +67,9 @@ type Server struct {
 	http  *http.Server
 	start time.Time
 
-	idMu  sync.Mutex // one identity at a time
+	idMu    sync.Mutex        // one identity at a time
+	network *guestapi.Network // that prepare has configured; guarded by idMu
+
 	keyMu sync.Mutex // one writer of authorized_keys at a time
 
 	runner runnerState
@@ -107,6 +109,7 @@ func New(cfg Config) *Server {
 	s.terms.open = make(map[string]*terminal)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+guestapi.PathHealth, s.handleHealth)
+	mux.HandleFunc("POST "+guestapi.PathPrepare, s.handlePrepare)
 	mux.HandleFunc("PUT "+guestapi.PathIdentity, s.handleIdentity)
 	mux.HandleFunc("POST "+guestapi.PathExec, s.handleExec)
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)

@@ -2,14 +2,13 @@ package guestd
 
 import (
 	"bytes"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -66,7 +65,8 @@ func checkIdentity(id guestapi.Identity) error {
 // setIdentity gives the guest the identity id. Every step may be repeated; the
 // UID is written last, so that after a crash the identity counts as missing. An
 // identity is valid for one boot: after the next boot, the controller sends
-// network, clock and token again.
+// network, clock and token again. A guest that continues from a template or from
+// another sandbox shares nothing with it afterwards that has to be unique.
 func (s *Server) setIdentity(id guestapi.Identity) error {
 	if err := checkIdentity(id); err != nil {
 		return err
@@ -80,18 +80,28 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	if err := s.cfg.Kernel.SetTime(id.Time); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "clock: %w", err)
 	}
-	steps := []struct {
+	type step struct {
 		what string
 		do   func() error
-	}{
-		{"machine-id", func() error { return s.setMachineID(id.UID) }},
+	}
+	var steps []step
+	continues := s.continues(id.UID)
+	if continues {
+		steps = []step{
+			{"old identity", s.forget},
+			{"boot ID", s.newBootID},
+			{"root disk", func() error { return s.growRoot(id.RootBytes) }},
+		}
+	}
+	steps = append(steps, []step{
+		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
 		{"network", func() error { return s.setNetwork(id.Network) }},
-		{"host key", func() error { return s.setHostKey(id.UID) }},
+		{"host key", func() error { return s.setHostKey(id.UID, continues) }},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
 		{"uid", func() error { return s.writeFile(uidFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
 		{"uid of this boot", func() error { return s.writeFile(bootUIDFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
-	}
+	}...)
 	for _, step := range steps {
 		if err := step.do(); err != nil {
 			if _, ok := errors.AsType[*agentlab.Error](err); ok {
@@ -116,20 +126,21 @@ func (s *Server) identityChanged(uid string) bool {
 // setMachineID creates a new machine-id for a new identity. It also replaces a
 // machine-id that neither initd in this boot nor guestd created, because such a
 // machine-id comes from the image.
-func (s *Server) setMachineID(uid string) error {
-	id := s.line("/etc/machine-id")
-	ours := s.line(uidFile) == uid || s.line(freshFile) == id
-	if made(id, 32, 32, "0123456789abcdef") && ours && !s.identityChanged(uid) {
+func (s *Server) setMachineID(uid string, continues bool) error {
+	old := s.line("/etc/machine-id")
+	ours := s.line(uidFile) == uid || s.line(freshFile) == old
+	valid := made(old, 32, 32, "0123456789abcdef")
+	if valid && ours && !continues && !s.identityChanged(uid) {
 		return nil
 	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	id = hex.EncodeToString(b[:])
+	id := newMachineID()
 	if err := s.writeFile(freshFile, []byte(id+"\n"), 0o644, 0, 0); err != nil {
 		return err
 	}
-	return s.writeFile("/etc/machine-id", []byte(id+"\n"), 0o444, 0, 0)
+	if err := s.writeFile("/etc/machine-id", []byte(id+"\n"), 0o444, 0, 0); err != nil || !continues || !valid {
+		return err
+	}
+	return s.renewMachineID(old, id)
 }
 
 func (s *Server) setHostname(name string) error {
@@ -188,7 +199,9 @@ func (s *Server) holdHostname(name string) {
 }
 
 func (s *Server) setNetwork(n *guestapi.Network) error {
-	if n == nil {
+	prepared := s.network
+	s.network = nil // the next one may find it changed
+	if n == nil || reflect.DeepEqual(n, prepared) {
 		return nil
 	}
 	if err := s.cfg.Kernel.ConfigureNetwork(*n, netWait); err != nil {

@@ -27,6 +27,11 @@ type Kernel interface {
 	// ConfigureNetwork sets addresses, routes and MTU of the single network
 	// device. It waits up to wait for the device.
 	ConfigureNetwork(n guestapi.Network, wait time.Duration) error
+	// SetBootID mounts file on the kernel's file with the boot ID.
+	SetBootID(file, kernel string) error
+	// GrowRoot extends the root file system to the end of its disk, which it waits
+	// for to have least bytes.
+	GrowRoot(least int64, wait time.Duration) error
 	// Reboot stops the machine at once: "poweroff" or "reboot".
 	Reboot(action string) error
 }
@@ -155,6 +160,12 @@ func ethernet(wait time.Duration) (netlink.Link, error) {
 		time.Sleep(20 * time.Millisecond)
 	}
 }
+
+func (linuxKernel) SetBootID(file, kernel string) error {
+	return unix.Mount(file, kernel, "", unix.MS_BIND, "")
+}
+
+func (linuxKernel) GrowRoot(least int64, wait time.Duration) error { return Grow("/", least, wait) }
 
 func (linuxKernel) Reboot(action string) error {
 	unix.Sync()

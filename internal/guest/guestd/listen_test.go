@@ -171,7 +171,7 @@ func TestFreshMachineID(t *testing.T) {
 			if got := s.line(freshFile) == id; got != c.fresh {
 				t.Errorf("fresh: %v", got)
 			}
-			if err := s.setMachineID("uid-1"); err != nil {
+			if err := s.setMachineID("uid-1", false); err != nil {
 				t.Fatal(err)
 			}
 			kept := c.fresh || c.uid == "uid-1"

@@ -28,8 +28,9 @@ const ExitLocked = 75
 
 // runnerState ensures that only one loop supervises the runner.
 type runnerState struct {
-	mu      sync.Mutex
-	looping bool
+	mu     sync.Mutex
+	cancel context.CancelFunc // ends the loop, and not the runner; nil: there is no loop
+	done   chan struct{}      // closed when the loop has ended
 }
 
 // resumeRunner supervises the runner again if an earlier guestd of this boot
@@ -47,25 +48,29 @@ func (s *Server) startRunner() {
 	}
 	s.runner.mu.Lock()
 	defer s.runner.mu.Unlock()
-	if s.runner.looping || s.ctx.Err() != nil {
+	if s.runner.cancel != nil || s.ctx.Err() != nil {
 		return
 	}
-	s.runner.looping = true
+	ctx, cancel := context.WithCancel(s.ctx)
+	done := make(chan struct{})
+	s.runner.cancel, s.runner.done = cancel, done
 	s.wg.Go(func() {
-		s.runnerLoop()
+		s.runnerLoop(ctx)
+		cancel()
 		s.runner.mu.Lock()
-		s.runner.looping = false
+		s.runner.cancel = nil
 		s.runner.mu.Unlock()
+		close(done)
 	})
 }
 
 // runnerLoop starts the runner again, with growing pauses, until it exits 0.
-func (s *Server) runnerLoop() {
+func (s *Server) runnerLoop(ctx context.Context) {
 	pause := s.cfg.Backoff
 	for {
 		began := time.Now()
-		err := s.runRunner()
-		if s.ctx.Err() != nil {
+		err := s.runRunner(ctx)
+		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
@@ -80,16 +85,16 @@ func (s *Server) runnerLoop() {
 		}
 		select {
 		case <-time.After(pause):
-		case <-s.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 		pause = min(2*pause, maxBackoff)
 	}
 }
 
-// runRunner runs the runner once, as the agent's user. When s ends, the runner
+// runRunner runs the runner once, as the agent's user. When ctx ends, the runner
 // continues, and the next guestd waits for it by its lock.
-func (s *Server) runRunner() error {
+func (s *Server) runRunner(ctx context.Context) error {
 	a, err := s.account("")
 	if err != nil {
 		return err
@@ -99,7 +104,7 @@ func (s *Server) runRunner() error {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	if err := waitLock(s.ctx, lock); err != nil {
+	if err := waitLock(ctx, lock); err != nil {
 		return err
 	}
 	log, err := s.agentFile(runnerLog, os.O_WRONLY|os.O_APPEND, a)
@@ -122,13 +127,16 @@ func (s *Server) runRunner() error {
 	if err := start(cmd); err != nil {
 		return err
 	}
+	if err := s.writeFile(runnerPIDFile, []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o644, 0, 0); err != nil {
+		s.log.Error("the runner's process is not noted", "err", err)
+	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err := <-done:
 		return err
-	case <-s.ctx.Done():
-		return s.ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -28,8 +28,8 @@ const (
 
 // setHostKey creates the SSH host key if there is none, or if it belongs to
 // another identity or to a template.
-func (s *Server) setHostKey(uid string) error {
-	if s.line(uidFile) == uid {
+func (s *Server) setHostKey(uid string, continues bool) error {
+	if !continues && s.line(uidFile) == uid {
 		if s.hasHostKey() {
 			return nil
 		}
@@ -44,11 +44,12 @@ func (s *Server) setHostKey(uid string) error {
 	if err := s.newHostKey(); err != nil {
 		return err
 	}
-	s.wg.Go(func() { // a running sshd still has the old keys
-		if s.systemdRuns() {
-			_ = s.systemctl(s.ctx, "try-restart", "ssh.service", "sshd.service")
-		}
-	})
+	// A running sshd still has the old keys; one that is starting, too.
+	if continues {
+		s.reloadSSHD()
+	} else if s.systemdRuns() {
+		s.wg.Go(func() { _ = s.systemctl(s.ctx, "try-restart", "ssh.service", "sshd.service") })
+	}
 	return nil
 }
 

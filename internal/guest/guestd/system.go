@@ -15,6 +15,7 @@ import (
 
 const (
 	statusFresh   = 2 * time.Second
+	statusSettled = time.Minute // of a system that has booted
 	statusTimeout = 10 * time.Second
 	// powerWait is how long the distribution's init may take to stop the
 	// machine.
@@ -30,6 +31,14 @@ type systemState struct {
 	asking bool
 }
 
+// fresh returns how long the status is valid.
+func (st *systemState) fresh() time.Duration {
+	if st.status == "running" || st.status == "degraded" {
+		return statusSettled
+	}
+	return statusFresh
+}
+
 // systemdWanted reports whether the distribution's init is systemd.
 func (s *Server) systemdWanted() bool {
 	to, err := os.Readlink(s.path("/sbin/init"))
@@ -43,7 +52,7 @@ func (s *Server) systemdRuns() bool {
 }
 
 func (s *Server) systemctl(ctx context.Context, args ...string) error {
-	return exec.CommandContext(ctx, "systemctl", args...).Run()
+	return exec.CommandContext(ctx, "systemctl", args...).Run() //nolint:gosec // our own arguments
 }
 
 // systemStatus returns the last known state and updates it in the background
@@ -58,7 +67,7 @@ func (s *Server) systemStatus() string {
 		if s.systemdWanted() {
 			st.status = "starting"
 		}
-	case !st.asking && time.Since(st.at) > statusFresh:
+	case !st.asking && time.Since(st.at) > st.fresh():
 		st.asking = true
 		s.wg.Go(s.askSystemd)
 	}

@@ -1,0 +1,211 @@
+package qemu
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// randomValues prints a name and a random value in each line, from every source of
+// random values of the image and from what was made of them.
+const randomValues = `
+echo kernel-uuid $(cat /proc/sys/kernel/random/uuid)
+echo boot-id $(cat /proc/sys/kernel/random/boot_id)
+echo machine-id $(cat /etc/machine-id)
+echo host-key $(cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub)
+echo dev-urandom $(od -An -tx1 -N16 /dev/urandom | tr -d ' ')
+echo dev-random $(od -An -tx1 -N16 /dev/random | tr -d ' ')
+echo openssl $(openssl rand -hex 16)
+echo mktemp $(mktemp -u XXXXXXXXXXXXXXXX)
+ssh-keygen -q -t ed25519 -N '' -f /root/key && echo ssh-keygen $(cut -d' ' -f2 /root/key.pub) && rm /root/key*
+python3 -c 'import os, random, secrets, uuid
+print("getrandom", os.getrandom(16).hex())
+print("python-urandom", os.urandom(16).hex())
+print("python-random", random.getrandbits(128))
+print("python-secrets", secrets.token_hex(16))
+print("python-uuid4", uuid.uuid4())
+print("python-hash", hash("a"))'
+if command -v node >/dev/null; then node -e 'console.log("node-random-bytes", crypto.randomBytes(16).toString("hex"));
+console.log("node-math", Math.random()); console.log("node-uuid", crypto.randomUUID())'; fi
+if command -v uuidgen >/dev/null; then echo uuidgen $(uuidgen); fi
+if [ -x /root/random ]; then /root/random; fi
+`
+
+// oldProcesses starts processes that have seeded their own generators, and print
+// values into /root/old-* at SIGUSR1.
+const oldProcesses = `
+cat >/root/old.py <<'END'
+import os, random, signal
+def show(*_):
+    with open("/root/old-python", "w") as f:
+        print("old-python-urandom", os.urandom(16).hex(), file=f)
+        print("old-python-random", random.getrandbits(128), file=f)
+signal.signal(signal.SIGUSR1, show)
+show()
+while True:
+    signal.pause()
+END
+setsid python3 /root/old.py >/dev/null 2>&1 </dev/null & echo $! >/root/old.pids
+setsid /root/random /root/old-go >/dev/null 2>&1 </dev/null & echo $! >>/root/old.pids
+until [ -s /root/old-go ] && [ -s /root/old-python ]; do sleep 0.1; done; sync`
+
+const oldValues = `rm /root/old-go /root/old-python; kill -USR1 $(cat /root/old.pids)
+until [ -s /root/old-go ] && [ -s /root/old-python ]; do sleep 0.1; done; cat /root/old-go /root/old-python`
+
+// ownState are the values that a process has made before it was copied: only the
+// process can replace them.
+var ownState = []string{"old-go-math", "old-go-math2", "old-go-maphash", "old-python-random"}
+
+// put writes an executable file in the guest.
+func (b *box) put(path string, content []byte) {
+	b.Helper()
+	conn, err := b.client().Exec(b.ctx, guestapi.ExecRequest{Command: []string{"sh", "-c", "cat >" + path + " && chmod +x " + path}, User: "root"})
+	b.ok(err)
+	defer func() { _ = conn.Close() }()
+	w := stream.NewWriter(conn)
+	for part := range slices.Chunk(content, 16<<10) {
+		b.ok(w.Frame(stream.Stdin, part))
+	}
+	b.ok(w.Frame(stream.StdinEOF, nil))
+	frames := stream.NewReader(conn)
+	for {
+		t, p, err := frames.Next()
+		b.ok(err)
+		if t == stream.Exit {
+			if !bytes.Contains(p, []byte(`"code":0`)) {
+				b.Fatalf("%s: %s", path, p)
+			}
+			return
+		}
+	}
+}
+
+// takeOver gives the guest its identity, which journald and all programs have
+// then.
+func (b *box) takeOver() {
+	b.Helper()
+	id := strings.ReplaceAll(b.identify().BootID, "-", "")
+	const script = `tr -d - </proc/sys/kernel/random/boot_id; journalctl --list-boots | awk '$1 == 0 {print $2}'
+journalctl -q -n 1 -o export | grep -a -e ^_BOOT_ID -e ^_MACHINE_ID | sort; cat /etc/machine-id`
+	b.output("logger -p daemon.info mark")
+	eventually(b, bootTimeout, "a record", func() error {
+		if b.output("journalctl -q -b -n 20 | grep mark") == "" {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	got := strings.Fields(b.output(script))
+	if len(got) != 5 || got[0] != id || got[1] != id || got[2] != "_BOOT_ID="+id || got[3] != "_MACHINE_ID="+got[4] {
+		b.Errorf("boot ID %s: %q", id, got)
+	}
+}
+
+// fork makes the nth sandbox a copy of b, which is suspended to disk.
+func (b *box) fork(n int) *box {
+	b.Helper()
+	sp := b.f.spec(n)
+	c := &box{TB: b.TB, f: b.f, d: b.d, ref: sp.Ref(), ctx: b.ctx}
+	b.ok(b.d.Create(b.ctx, sp))
+	from, to := b.d.dir(b.ref), b.d.dir(c.ref)
+	saved, err := readMemory(from)
+	b.ok(err)
+	h, err := readHandle(to)
+	b.ok(err)
+	cfg, err := b.d.startConfig(b.ctx, h)
+	b.ok(err)
+	for _, pattern := range []string{fileMemory, fileDevices, fileMemoryState, fileRoot, layerPrefix + "*"} {
+		names, _ := filepath.Glob(filepath.Join(to, pattern))
+		for _, name := range names {
+			b.ok(os.Remove(name))
+		}
+	}
+	b.ok(b.d.copyTemplate(b.ctx, from, to, cfg.QEMUImg, saved.DiskSize))
+	c.boot()
+	return c
+}
+
+// randoms are the random values of several guests.
+type randoms struct {
+	testing.TB
+	seen map[string]string // from value to guest and source
+}
+
+func (r randoms) add(guest, text string, least int) {
+	r.Helper()
+	n := 0
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case !ok || value == "":
+			r.Errorf("%s printed %q", guest, line)
+		case slices.Contains(ownState, name):
+		case r.seen[value] != "":
+			r.Errorf("%s: %s has the value %s of %s", guest, name, value, r.seen[value])
+		default:
+			r.seen[value] = guest + ": " + name
+			n++
+		}
+	}
+	if n < least {
+		r.Errorf("%s has %d values, want at least %d: %s", guest, n, least, text)
+	}
+}
+
+// Guests that continue the same guest have no random value in common, and no
+// identity. Processes of the user continue.
+func TestClonesHaveOwnRandomValues(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	program := filepath.Join(t.TempDir(), "random")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./testdata/random")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	code, err := os.ReadFile(program)
+	b.ok(err)
+	r := randoms{TB: t, seen: map[string]string{}}
+	var source *box
+	for n := range 4 {
+		c := b.clone(10+n, nil)
+		c.takeOver()
+		r.add(fmt.Sprintf("clone %d", n), c.output(randomValues), 15)
+		if source == nil {
+			source = c
+		} else {
+			b.ok(b.d.Destroy(b.ctx, c.ref))
+		}
+	}
+	source.put("/root/random", code)
+	source.output(oldProcesses)
+	r.add("the source", source.output("/root/random; cat /root/old-*"), 6)
+	b.ok(b.d.SuspendToDisk(b.ctx, source.ref))
+	dir := b.d.dir(source.ref)
+	saved, err := readMemory(dir)
+	b.ok(err)
+	h, err := readHandle(dir)
+	b.ok(err)
+	cfg, err := b.d.startConfig(b.ctx, h)
+	b.ok(err)
+	_, err = freezeDisk(b.ctx, cfg.QEMUImg, dir, saved.DiskSize)
+	b.ok(err)
+	for n := range 3 {
+		c := source.fork(20 + n)
+		c.takeOver()
+		r.add(fmt.Sprintf("fork %d", n), c.output(randomValues), 19)
+		r.add(fmt.Sprintf("fork %d", n), c.output(oldValues), 2)
+		b.ok(b.d.Destroy(b.ctx, c.ref))
+	}
+	b.ok(b.d.Resume(b.ctx, source.ref))
+	eventually(t, bootTimeout, "the source answers", func() error { _, err := source.client().Health(b.ctx); return err })
+	r.add("the source, later", source.output(oldValues), 2)
+}

@@ -1,0 +1,159 @@
+package control_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+)
+
+// absent reports whether a file of the guest does not exist.
+func (g *guest) absent(name string) bool {
+	_, err := os.Lstat(filepath.Join(g.root, name))
+	return os.IsNotExist(err)
+}
+
+// sleeper starts a process that the test ends, and returns its process ID.
+func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
+	return cmd.Process.Pid, done
+}
+
+// A guest that was prepared as a template, and its copy.
+func TestPrepare(t *testing.T) {
+	g := newGuest(t, nil)
+	id := identity()
+	id.RootBytes = 33 << 30
+	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: &guestapi.Network{Address: "x"}}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("a network that is none: %v", err)
+	}
+	for range 2 {
+		if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: id.Network}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const machineID = "0123456789abcdef0123456789abcdef"
+	g.put(t, "etc/machine-id", machineID+"\n")
+	g.put(t, "run/agentlab/machine-id.new", machineID+"\n") // initd made it
+	g.put(t, "run/log/journal/"+machineID+"/system.journal", "")
+	g.put(t, "var/lib/dbus/machine-id", machineID+"\n")
+	g.put(t, "var/lib/systemd/random-seed", "seed")
+	g.put(t, "proc/sys/kernel/random/boot_id", "of the template\n")
+	networks := len(g.kernel.networks)
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.kernel.networks) != networks {
+		t.Error("the network was configured again")
+	}
+	if !slices.Equal(g.kernel.grown, []int64{33 << 30}) {
+		t.Errorf("the root disk was extended to %v", g.kernel.grown)
+	}
+	now := strings.TrimSpace(g.file(t, "etc/machine-id"))
+	if now == machineID || g.file(t, "var/lib/dbus/machine-id") != now+"\n" || g.absent("run/log/journal/"+now+"/system.journal") {
+		t.Errorf("machine-id %q", now)
+	}
+	if !g.absent("var/lib/systemd/random-seed") {
+		t.Error("the seed of the template is left")
+	}
+	if len(g.kernel.bootIDs) != 1 || g.kernel.bootIDs[0] != g.file(t, "run/agentlab/boot_id") || len(g.kernel.bootIDs[0]) != 37 {
+		t.Errorf("boot IDs %q", g.kernel.bootIDs)
+	}
+	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("a guest with an identity was prepared: %v", err)
+	}
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // again: nothing changes
+		t.Fatal(err)
+	}
+	if len(g.kernel.bootIDs) != 1 || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
+		t.Error("a repeated identity replaced the machine-id or the boot ID")
+	}
+}
+
+// A guest that continues another sandbox's has nothing of it afterwards that
+// AgentLab has put there, and its journald has ended.
+func TestIdentityOfFork(t *testing.T) {
+	dir := t.TempDir()
+	script := fmt.Sprintf(`[ "$0" != wipe ] || exit 0; cd %s; echo $$ >>starts; exec sleep 1000`, dir)
+	g := newGuest(t, func(c *guestd.Config) { c.Runner = []string{"sh", "-c", script, "run"} })
+	starts := func() []string {
+		b, _ := os.ReadFile(filepath.Join(dir, "starts"))
+		return strings.Fields(string(b))
+	}
+	source := identity()
+	source.Bootstrap = &guestapi.Bootstrap{Token: "token-of-the-source", Controller: "c", VMID: 1}
+	if _, err := g.SetIdentity(testCtx(t), source); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the first runner", func() bool { return len(starts()) == 1 })
+	g.put(t, "run/agentlab/secrets/bootstrap.json", `{"runner":{"token":"x"}}`)
+	g.put(t, "run/agentlab/ssh/authorized_keys.d/agent", "a key\n")
+	g.put(t, "run/agentlab/boot_id", "of-the-source\n")
+	journald, ended := sleeper(t)
+	g.put(t, "sys/fs/cgroup/system.slice/systemd-journald.service/cgroup.procs", strconv.Itoa(journald)+"\n")
+	user := g.sh(t, "echo ready; exec sleep 1000")
+	user.shows(t, "ready")
+	before := map[string]string{}
+	for _, name := range []string{"etc/machine-id", "etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub", "run/agentlab/boot_id"} {
+		before[name] = g.file(t, name)
+	}
+
+	fork := identity()
+	fork.Bootstrap = &guestapi.Bootstrap{Token: "token-of-the-fork", Controller: "c", VMID: 2}
+	h, err := g.SetIdentity(testCtx(t), fork)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Identity != fork.UID || h.Bootstrapped {
+		t.Errorf("%+v", h)
+	}
+	for name, old := range before {
+		if g.file(t, name) == old {
+			t.Errorf("%s is that of the source", name)
+		}
+	}
+	for _, name := range []string{"run/agentlab/ssh/authorized_keys.d", "run/agentlab/secrets/bootstrap.json"} {
+		if !g.absent(name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+	if doc := g.file(t, "run/agentlab/bootstrap.json"); !strings.Contains(doc, fork.Bootstrap.Token) || strings.Contains(doc, source.Bootstrap.Token) {
+		t.Errorf("bootstrap document: %s", doc)
+	}
+	<-ended
+	until(t, "a runner for the fork", func() bool { return len(starts()) == 2 })
+	if pid, _ := strconv.Atoi(starts()[0]); !dead(pid) {
+		t.Error("the runner of the source lives")
+	}
+	select {
+	case <-user.ended:
+		t.Error("a process of the user has ended")
+	default:
+	}
+
+	fork.UID, fork.Bootstrap = agentlab.NewUID(), nil
+	if _, err := g.SetIdentity(testCtx(t), fork); err != nil {
+		t.Fatal(err)
+	}
+	if !g.absent("run/agentlab/bootstrap.json") {
+		t.Error("a fork without a document has that of its source")
+	}
+	if pid, _ := strconv.Atoi(starts()[1]); !dead(pid) {
+		t.Error("the runner of the source lives")
+	}
+}

@@ -1,0 +1,107 @@
+package guestd
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ext4 superblock: its position and the fields that are read.
+const (
+	sbOffset    = 1024
+	sbBlocksLo  = 0x04
+	sbLogBlock  = 0x18
+	sbMagic     = 0x38
+	sbBlocksHi  = 0x150
+	ext4Magic   = 0xEF53
+	ext4Resize  = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
+	sectorBytes = 512
+)
+
+// ext4Size returns the blocks of the file system whose superblock is sb, and
+// the size of a block in bytes.
+func ext4Size(sb []byte) (blocks, blockSize uint64, err error) {
+	if len(sb) < sbBlocksHi+4 || binary.LittleEndian.Uint16(sb[sbMagic:]) != ext4Magic {
+		return 0, 0, fmt.Errorf("no ext4 superblock")
+	}
+	log := binary.LittleEndian.Uint32(sb[sbLogBlock:])
+	if log > 6 {
+		return 0, 0, fmt.Errorf("block size 1024<<%d", log)
+	}
+	blocks = uint64(binary.LittleEndian.Uint32(sb[sbBlocksHi:]))<<32 | uint64(binary.LittleEndian.Uint32(sb[sbBlocksLo:]))
+	return blocks, 1024 << log, nil
+}
+
+// Grow extends the file system mounted at root to the end of its disk, while
+// it is in use. It waits up to wait until the disk has least bytes.
+func Grow(root string, least int64, wait time.Duration) error {
+	var st unix.Stat_t
+	if err := unix.Stat(root, &st); err != nil {
+		return err
+	}
+	sys := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	disk, err := os.Readlink(sys)
+	if err != nil {
+		return err
+	}
+	sectors, err := diskSectors(sys, least, wait)
+	if err != nil {
+		return err
+	}
+	sb, err := superblock("/dev/" + filepath.Base(disk))
+	if err != nil {
+		return err
+	}
+	have, size, err := ext4Size(sb)
+	if err != nil {
+		return err
+	}
+	want := sectors * sectorBytes / size
+	if want <= have {
+		return nil
+	}
+	f, err := os.Open(root)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), ext4Resize, uintptr(unsafe.Pointer(&want))); errno != 0 {
+		return os.NewSyscallError("EXT4_IOC_RESIZE_FS", errno)
+	}
+	return nil
+}
+
+// diskSectors returns the size of a disk, once it has least bytes.
+func diskSectors(sys string, least int64, wait time.Duration) (uint64, error) {
+	for deadline := time.Now().Add(wait); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(sys + "/size")
+		if err != nil {
+			return 0, err
+		}
+		sectors, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil || sectors*sectorBytes >= uint64(max(least, 0)) {
+			return sectors, err
+		}
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("the disk has %d bytes, not %d", sectors*sectorBytes, least)
+		}
+	}
+}
+
+func superblock(dev string) ([]byte, error) {
+	f, err := os.Open(dev)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	sb := make([]byte, 1024)
+	_, err = f.ReadAt(sb, sbOffset)
+	return sb, err
+}
