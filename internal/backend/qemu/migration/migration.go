@@ -23,6 +23,10 @@ const PageSize = 4096
 // about 300 KiB.
 const maxState = 64 << 20
 
+// maxName bounds the name of a machine, in bytes. Other names have at most 255,
+// because one byte has their length.
+const maxName = 256
+
 // Parts of a stream (migration/savevm.h).
 const (
 	magic   = 0x5145564d
@@ -82,6 +86,7 @@ type receiver struct {
 
 	state   bytes.Buffer // the stream without the block's pages
 	others  bytes.Buffer // pages of other blocks, as they were sent
+	listed  bool         // the blocks and their sizes are known
 	current string       // block of the previous page
 	pages   writer
 	written []uint64 // bit for each page of the block that was written
@@ -173,8 +178,11 @@ func (m *receiver) config() (next byte) {
 		m.failf("it has no configuration")
 		return 0
 	}
-	machine := m.read(int(min(m.u32(), 256)))
-	m.keep(byte(partConfig), uint32(len(machine)), machine) //nolint:gosec // at most 256
+	size := m.u32()
+	if m.err == nil && size > maxName {
+		m.failf("the name of the machine has %d bytes", size)
+	}
+	m.keep(byte(partConfig), size, m.read(int(min(size, maxName))))
 	for m.err == nil {
 		if next = m.u8(); next != partSub {
 			return next
@@ -232,6 +240,9 @@ func (m *receiver) memory() {
 		if flags&(ramZero|ramPage) != 0 && flags&ramContinue == 0 {
 			m.current = m.text()
 		}
+		if m.err == nil && flags&(ramZero|ramPage) != 0 && (!m.listed || m.current == "") {
+			m.failf("a page of an unknown block")
+		}
 		switch flags &^ ramContinue {
 		case ramEnd:
 			return
@@ -266,9 +277,10 @@ func (m *receiver) sizes(word, total uint64) {
 			}
 		}
 	}
-	if !found {
-		m.failf("there is no block %q", m.block)
+	if !found || m.listed {
+		m.failf("there is no block %q, or more than one list of blocks", m.block)
 	}
+	m.listed = true
 }
 
 // ours reports whether a page is in the block.
