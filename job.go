@@ -64,13 +64,21 @@ type Job struct {
 	Keepalive bool // keep the sandbox after the job ended
 	NoSetup   bool // do not run the setup commands of the repository
 
+	// A job with several attempts has no sandbox: each attempt is a job of
+	// its own.
+	Attempts int    // number of attempts; 0 means that the job runs its agent itself
+	Winner   int    // number of the attempt whose result is that of the job; 0 until it is known
+	ParentID string // of an attempt: the ID of its job
+	Attempt  int    // number of an attempt, from 1
+	Pick     string // shell command that judges the attempts; "" means none
+
 	Status        JobStatus
 	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …
 	Reason        string   // why it ended with this status; one redacted line
 	Waiting       string   // why it is currently waiting; one redacted line, "" if it is not
 	ExitCode      *int     // the agent's exit code; nil if there is none
 	SandboxVMID   int      // 0 until one is allocated
-	StopRequested string   // "" or the requested final status: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED
+	StopRequested string   // "" or the requested final status: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED, and with CANCELLED if AgentLab cancels an attempt
 	ModelHosts    []string // "host:port" of the model endpoints that the agent needs; nil before the start or if not known
 	Result        JobResult
 
@@ -137,6 +145,9 @@ type JobResult struct {
 	Dirty      bool   // there are uncommitted changes (they are in the diff artifact)
 
 	Uncommitted int // files that differ from HeadCommit
+
+	JudgeExit *int     // exit code of the command that judged the attempt; nil if it did not run
+	Score     *float64 // the number on its last line of output; nil if there is none
 }
 
 // Limits on the fields of a job request.

@@ -23,6 +23,8 @@ type JobRequest struct {
 	NoPreflight bool // skip the check of the agent's key and model endpoint
 	NoSetup     bool // do not run the setup commands of the repository
 
+	Attempts *JobAttempts // nil means that the job runs its agent once
+
 	// Sandbox requests a sandbox together with the job; only its Name,
 	// Cores and MemoryMB are used. nil means a sandbox with the name of the
 	// job, created when the limits allow one more.
@@ -53,6 +55,7 @@ type SandboxRequest struct {
 type JobFilter struct {
 	Statuses    []JobStatus // empty means all
 	SandboxVMID int         // 0 means any
+	ParentID    string      // only attempts of this job; "" means any job
 	Limit       int         // maximum number; 0 means no limit
 	Before      string      // id of the last job of the previous page; "" for the first page
 }

@@ -62,32 +62,38 @@ type SandboxSuspend struct {
 
 // Job is a job.
 type Job struct {
-	ID          string     `json:"job_id"`
-	RepoURL     string     `json:"repo_url,omitempty"`
-	Bundled     bool       `json:"bundled" doc:"The repository was uploaded as a git bundle"`
-	Ref         string     `json:"ref,omitempty"`
-	Depth       int        `json:"depth,omitempty"`
-	Task        string     `json:"task"`
-	Agent       string     `json:"agent"`
-	Profile     string     `json:"profile"`
-	Image       string     `json:"image,omitempty"`
-	Mode        string     `json:"mode"`
-	TTLMinutes  int        `json:"ttl_minutes"`
-	Keepalive   bool       `json:"keepalive"`
-	Status      string     `json:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED"`
-	Phase       string     `json:"phase,omitempty"`
-	Reason      string     `json:"reason,omitempty" doc:"Why it ended with this status"`
-	Waiting     string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
-	ExitCode    *int       `json:"exit_code,omitempty"`
-	SandboxVMID int        `json:"sandbox_vmid,omitempty"`
-	Result      JobResult  `json:"result"`
-	CreatedAt   time.Time  `json:"created_at"`
-	UpdatedAt   time.Time  `json:"updated_at"`
-	StartedAt   *time.Time `json:"started_at,omitempty"`
-	FinishedAt  *time.Time `json:"finished_at,omitempty"`
-	DeadlineAt  *time.Time `json:"deadline_at,omitempty"`
-	Events      []Event    `json:"events,omitempty" doc:"The last events; only in the response for one job"`
-	Artifacts   []Artifact `json:"artifacts,omitempty" doc:"Only in the response for one job"`
+	ID           string     `json:"job_id"`
+	RepoURL      string     `json:"repo_url,omitempty"`
+	Bundled      bool       `json:"bundled" doc:"The repository was uploaded as a git bundle"`
+	Ref          string     `json:"ref,omitempty"`
+	Depth        int        `json:"depth,omitempty"`
+	Task         string     `json:"task"`
+	Agent        string     `json:"agent"`
+	Profile      string     `json:"profile"`
+	Image        string     `json:"image,omitempty"`
+	Mode         string     `json:"mode"`
+	TTLMinutes   int        `json:"ttl_minutes"`
+	Keepalive    bool       `json:"keepalive"`
+	Status       string     `json:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED"`
+	Phase        string     `json:"phase,omitempty"`
+	Reason       string     `json:"reason,omitempty" doc:"Why it ended with this status"`
+	Waiting      string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
+	ExitCode     *int       `json:"exit_code,omitempty"`
+	SandboxVMID  int        `json:"sandbox_vmid,omitempty"`
+	Result       JobResult  `json:"result"`
+	CreatedAt    time.Time  `json:"created_at"`
+	UpdatedAt    time.Time  `json:"updated_at"`
+	StartedAt    *time.Time `json:"started_at,omitempty"`
+	FinishedAt   *time.Time `json:"finished_at,omitempty"`
+	DeadlineAt   *time.Time `json:"deadline_at,omitempty"`
+	Pick         string     `json:"pick,omitempty" doc:"Shell command that judges the attempts"`
+	Winner       int        `json:"winner,omitempty" doc:"Number of the attempt whose result is that of the job"`
+	ParentID     string     `json:"parent_id,omitempty" doc:"Of an attempt: the ID of its job"`
+	Attempt      int        `json:"attempt,omitempty" doc:"Number of the attempt, from 1"`
+	AttemptCount int        `json:"attempt_count,omitempty" doc:"Number of attempts of a job that has several; each is a job of its own"`
+	Attempts     []Job      `json:"attempts,omitempty" doc:"In their order; only in the response for one job"`
+	Events       []Event    `json:"events,omitempty" doc:"The last events; only in the response for one job"`
+	Artifacts    []Artifact `json:"artifacts,omitempty" doc:"Only in the response for one job"`
 
 	Egress *EgressSummary `json:"egress,omitempty" doc:"Summary of its egress decisions; only in the response for one job"`
 }
@@ -102,6 +108,17 @@ type JobResult struct {
 	Dirty      bool   `json:"dirty"`
 
 	Uncommitted int `json:"uncommitted,omitempty" doc:"Files that differ from head_commit; see 'agentlab job diff'"`
+
+	JudgeExit *int     `json:"judge_exit,omitempty" doc:"Exit code of the command that judged the attempt"`
+	Score     *float64 `json:"score,omitempty" doc:"The number on the last line of output of that command"`
+}
+
+// JobAttempts asks for several attempts at a job.
+type JobAttempts struct {
+	Count  int      `json:"count" minimum:"2" maximum:"16"`
+	Pick   string   `json:"pick,omitempty" doc:"Shell command that judges an attempt in its checkout. The attempt with exit code 0 and the highest number on the last line of output wins; default: the first attempt that completes"`
+	Agents []string `json:"agents,omitempty" doc:"Agents of the attempts, in turn, instead of agent"`
+	Tasks  []string `json:"tasks,omitempty" doc:"Tasks of the attempts, in turn, instead of task"`
 }
 
 // JobCreate is the request for a job (seed 000 §11.1).
@@ -119,8 +136,10 @@ type JobCreate struct {
 	Keepalive  *bool   `json:"keepalive,omitempty"`
 	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 
-	NoPreflight bool `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
-	NoSetup     bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup in the repository's .agentlab.yaml"`
+	NoPreflight bool         `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
+	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one"`
+
+	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup in the repository's .agentlab.yaml"`
 }
 
 // Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses

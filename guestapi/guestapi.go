@@ -94,6 +94,14 @@ type Job struct {
 	// is not deleted. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
 	NoSetup   bool `json:"no_setup,omitempty"` // do not run the commands under setup in the repository's .agentlab.yaml
+	// Branch is the branch of the work; default agentlab/ID.
+	Branch string `json:"branch,omitempty"`
+	// Judge is a shell command that judges the agent's work in the checkout
+	// after an agent that completed.
+	Judge string `json:"judge,omitempty"`
+	// NoPush means that nothing is pushed: the Git credential is deleted
+	// before the agent starts.
+	NoPush bool `json:"no_push,omitempty"`
 	// Inner makes the agent run in a nested sandbox inside this one. nil
 	// means no nested sandbox.
 	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`
@@ -109,7 +117,7 @@ type InnerSandbox struct {
 // at each change of phase, and at least one every 15 s.
 type Report struct {
 	Status   string  `json:"status"`            // "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"
-	Phase    string  `json:"phase"`             // "bootstrap", "clone", "setup", "agent", "collect", "upload", "done"
+	Phase    string  `json:"phase"`             // "bootstrap", "clone", "setup", "agent", "judge", "collect", "upload", "done"
 	Message  string  `json:"message,omitempty"` // one line; the reason if it failed
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Result   *Result `json:"result,omitempty"` // with a final status
@@ -141,6 +149,10 @@ type Result struct {
 	Dirty      bool   `json:"dirty"`
 	// Uncommitted is the number of files that differ from HeadCommit.
 	Uncommitted int `json:"uncommitted,omitempty"`
+	// JudgeExit is the exit code of the job's judge, nil if it did not run.
+	// Score is the number on its last line of output, nil if there is none.
+	JudgeExit *int     `json:"judge_exit,omitempty"`
+	Score     *float64 `json:"score,omitempty"`
 }
 
 // RefChanges is a ref in a job's result bundle. It points to a commit on top

@@ -93,12 +93,16 @@ func (s *Service) DeleteBundle(bundleID string) error {
 	return fault(err, "delete a bundle")
 }
 
-// RepoBundle opens the bundle of a job.
-func (s *Service) RepoBundle(_ context.Context, jobID string) (io.ReadSeekCloser, int64, error) {
+// RepoBundle opens the bundle of a job. The attempts of a job share its bundle.
+func (s *Service) RepoBundle(ctx context.Context, jobID string) (io.ReadSeekCloser, int64, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return nil, 0, err
 	}
-	f, err := openRegular(s.bundles, bundleFile(jobID))
+	j, err := s.store.Job(ctx, jobID)
+	if err != nil {
+		return nil, 0, err
+	}
+	f, err := openRegular(s.bundles, bundleFile(j.OwnerID()))
 	if err != nil {
 		return nil, 0, fault(err, "open the repository bundle")
 	}

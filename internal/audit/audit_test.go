@@ -192,7 +192,7 @@ func TestLimitOfRows(t *testing.T) {
 func TestRecordsOfAJobEndWithIt(t *testing.T) {
 	job := agentlab.Job{ID: agentlab.NewJobID(), Task: "true", Agent: "shell", Profile: "p", Mode: "dangerous", TTL: time.Hour, Status: agentlab.JobQueued}
 	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = job.ID })
-	if err := w.store.CreateJob(t.Context(), job); err != nil {
+	if err := w.store.CreateJob(t.Context(), job, nil); err != nil {
 		t.Fatal(err)
 	}
 	s := w.service(audit.Limits{})

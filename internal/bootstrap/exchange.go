@@ -193,6 +193,9 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		ClonePath: prof.ClonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
 		NoSetup: j.NoSetup,
 	}
+	if j.ParentID != "" {
+		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush = "agentlab/"+j.ParentID, j.Pick, true
+	}
 	if prof.InnerSandbox != "" {
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
 	}

@@ -115,7 +115,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 		}
 		if withJob {
 			sb.JobID = agentlab.NewJobID()
-			err := w.store.CreateJob(ctx, agentlab.Job{ID: sb.JobID, Task: "true", Agent: "shell", Profile: "p", Mode: "dangerous", TTL: time.Hour, Status: agentlab.JobQueued})
+			err := w.store.CreateJob(ctx, agentlab.Job{ID: sb.JobID, Task: "true", Agent: "shell", Profile: "p", Mode: "dangerous", TTL: time.Hour, Status: agentlab.JobQueued}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,9 +25,9 @@ func (a *App) jobListCmd() *cobra.Command {
 	cmd := query(a, "list", "List jobs, newest first", exactArgs(), func(ctx context.Context, c *client.Client, _ []string) (api.List[api.Job], error) {
 		return c.Jobs(ctx, q)
 	}, func(jobs api.List[api.Job]) error {
-		t := newTable(a.Stdout, "JOB", "STATUS", "PHASE", "AGENT", "SANDBOX", "AGE", "TASK")
+		t := newTable(a.Stdout, "JOB", "STATUS", "PHASE", "AGENT", "SANDBOX", "ATTEMPT", "AGE", "TASK")
 		for _, j := range jobs.Items {
-			t.row(j.ID, j.Status, orDash(j.Phase), j.Agent, dashInt(j.SandboxVMID), a.age(j.CreatedAt), firstLine(j.Task, 48))
+			t.row(j.ID, j.Status, orDash(j.Phase), j.Agent, dashInt(j.SandboxVMID), attemptCell(j), a.age(j.CreatedAt), firstLine(j.Task, 48))
 		}
 		return t.flush()
 	})
@@ -53,6 +53,13 @@ func (a *App) showJob(j api.Job) error {
 	optional("Waiting:", j.Waiting)
 	if j.ExitCode != nil {
 		t.row("Exit code:", *j.ExitCode)
+	}
+	if j.Attempt > 0 {
+		t.row("Attempt:", fmt.Sprintf("%d of %s", j.Attempt, j.ParentID))
+	}
+	optional("Pick:", firstLine(j.Pick, 200))
+	if j.Attempt > 0 && j.Pick != "" {
+		t.row("Judge:", judged(j))
 	}
 	t.row("Agent:", j.Agent)
 	t.row("Profile:", j.Profile)
@@ -80,6 +87,9 @@ func (a *App) showJob(j api.Job) error {
 	}
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
+		return err
+	}
+	if err := a.attemptTable(j); err != nil {
 		return err
 	}
 	if len(j.Artifacts) > 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,7 +124,7 @@ func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, wit
 // resultBundle is the artifact with a job's new commits and uncommitted changes.
 const resultBundle = "result.bundle"
 
-func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + j.ID }
+func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + cmp.Or(j.ParentID, j.ID) }
 
 var errNoCommits = errors.New("has no commits")
 

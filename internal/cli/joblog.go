@@ -17,10 +17,20 @@ import (
 
 func (a *App) jobLogsCmd() *cobra.Command {
 	var follow bool
-	cmd := &cobra.Command{Use: "logs JOB", Short: "Print the agent's log of a job", Args: exactArgs("JOB")}
+	var attempt int
+	cmd := &cobra.Command{
+		Use: "logs JOB", Short: "Print the agent's log of a job", Args: exactArgs("JOB"),
+		Long: `Print the agent's log of a job. For a job with several attempts, it is the log
+of the attempt that won, or of the attempt N with --attempt N.`,
+	}
+	count(cmd.Flags(), &attempt, "attempt", "print the log of this attempt")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new lines until the job ends, then how it ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.copyJobLog(ctx, c, args[0], follow)
+		id, err := attemptID(ctx, c, args[0], attempt)
+		if err != nil {
+			return err
+		}
+		return a.copyJobLog(ctx, c, id, follow)
 	})
 	return cmd
 }
@@ -34,6 +44,10 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 		if j, err = c.Job(ctx, id); err != nil {
 			return err
 		}
+	}
+	if follow && j.AttemptCount > 0 && !agentlab.JobStatus(j.Status).Final() {
+		return agentlab.Errorf(agentlab.CodeConflict, "job %s has several attempts, which run at the same time", j.ID).
+			WithHint("choose one: agentlab job logs %s --follow --attempt 1", j.ID)
 	}
 	if follow && !agentlab.JobStatus(j.Status).Final() {
 		ctx, stop := context.WithCancel(ctx)

@@ -21,6 +21,8 @@ type jobRunFlags struct {
 	ttl            time.Duration
 	wait           bool
 	keepalive      bool
+	attempts       api.JobAttempts
+	attemptTasks   []string // files
 	req            api.JobCreate
 }
 
@@ -37,12 +39,20 @@ and uncommitted changes are not sent. Checked-out submodules are sent; other
 submodules and the content of Git LFS files are not, and the command lists them.
 Fetch the commits of a job on a local repository with 'agentlab job fetch JOB'.
 
+With --attempts the job runs several times, each attempt in a sandbox of its
+own, and keeps the result of one: of the attempt for which the command --pick,
+run in its checkout after the agent, exits with code 0 and prints the highest
+number on its last line; without --pick, of the first that completes. The diff
+and log of each attempt are artifacts of the job, below attempts/N/. Attempts
+push nothing.
+
 By default the command waits for the job, shows progress and the agent's log,
 and exits with 0 for COMPLETED, 1 for FAILED or CANCELLED, and 124 for TIMEOUT.
 Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 		Example: `  agentlab job run --repo https://github.com/org/repo --ref main --task "Fix issue 12"
   agentlab job run --repo . --agent codex --task-file TASK.md --ttl 2h
-  agentlab job run --repo . --agent shell --task "make test"`,
+  agentlab job run --repo . --agent shell --task "make test"
+  agentlab job run --repo . --task "Fix issue 12" --attempts 4 --attempt-agent claude,codex --pick "make test"`,
 		Args: exactArgs(),
 	}
 	flags := cmd.Flags()
@@ -57,11 +67,13 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.StringVar(&f.req.Mode, "mode", "", "permission mode; dangerous, the default, is the only one: the agent may do everything inside its sandbox")
 	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
+	attemptFlags(flags, f)
 	workspaceFlag(flags, &f.req.Workspace)
 	preflightFlag(flags, &f.req.NoPreflight)
 	setupFlag(flags, &f.req.NoSetup)
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
-	cmd.MarkFlagsMutuallyExclusive("task", "task-file")
+	cmd.MarkFlagsMutuallyExclusive("task", "task-file", "attempt-task-file")
+	cmd.MarkFlagsMutuallyExclusive("agent", "attempt-agent")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := a.prepareRun(f, cmd); err != nil {
 			return err
@@ -89,6 +101,9 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 		f.req.Keepalive = &f.keepalive
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
+	if err := a.prepareAttempts(f); err != nil {
+		return err
+	}
 	check := agentlab.Job{Task: f.req.Task, Agent: f.req.Agent, Mode: f.req.Mode, Ref: f.req.Ref, Depth: f.req.Depth}
 	if f.repo != "" {
 		switch _, local, err := localRepo(f.repo); {
@@ -104,8 +119,10 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 	if check.Mode == "" {
 		check.Mode = "dangerous"
 	}
-	if err := check.Validate(); err != nil {
-		return usage(err)
+	for _, j := range attemptsOf(check, f.req.Attempts) {
+		if err := j.Validate(); err != nil {
+			return usage(err)
+		}
 	}
 	if check.Agent == agentlab.AgentNone {
 		return usageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
@@ -171,13 +188,17 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	if a.json {
 		out = a.Stderr
 	}
-	j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
-		a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
-	})
+	if j.AttemptCount > 0 {
+		j, err = a.watchAttempts(ctx, c, j.ID)
+	} else {
+		j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
+			a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
+		})
+	}
 	if err != nil {
 		return a.jobContinues(ctx, j.ID, err)
 	}
-	a.waitDestroyed(ctx, c, j)
+	a.waitDestroyed(ctx, c, append([]api.Job{j}, j.Attempts...)...)
 	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
 		return err
 	}
@@ -201,9 +222,15 @@ const goneLimit = 30 * time.Second
 // waitDestroyed waits until the sandbox of an ended job is destroyed or, if it is
 // kept, released, so that nothing remains when the command returns. It changes
 // nothing about the outcome of the job.
-func (a *App) waitDestroyed(ctx context.Context, c *client.Client, j api.Job) {
+func (a *App) waitDestroyed(ctx context.Context, c *client.Client, jobs ...api.Job) {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
+	for _, j := range jobs {
+		a.waitOneDestroyed(ctx, c, j)
+	}
+}
+
+func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job) {
 	number := j.SandboxVMID
 	if number == 0 { // a sandbox gets its job ID before the job gets the VMID
 		list, err := c.Sandboxes(ctx, client.SandboxQuery{})
@@ -297,6 +324,9 @@ func (a *App) printOutcome(j api.Job) {
 // summarise prints how a job ended and the commands for its results.
 func (a *App) summarise(j api.Job) {
 	a.printOutcome(j)
+	if j.Winner > 0 {
+		a.progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
+	}
 	if j.Result.Commits > 0 {
 		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
 		if j.Bundled {

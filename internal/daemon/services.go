@@ -197,7 +197,7 @@ func (s *services) doctorConfig(built bool) doctor.Config {
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
-		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Bundles: s.artifacts,
+		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
 		Egress: s.audit,

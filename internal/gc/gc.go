@@ -184,6 +184,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 // endedJob is the data of a final job for a pass.
 type endedJob struct {
 	id, profile string
+	parent      string // of an attempt: its job
 	at          time.Time
 }
 
@@ -202,7 +203,7 @@ func (c *Collector) endedJobs(ctx context.Context) ([]endedJob, error) {
 			return nil, err
 		}
 		for _, j := range jobs {
-			out = append(out, endedJob{j.ID, j.Profile, j.FinishedAt})
+			out = append(out, endedJob{j.ID, j.Profile, j.ParentID, j.FinishedAt})
 		}
 		if len(jobs) < page {
 			return out, nil
@@ -221,8 +222,15 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 	if err != nil {
 		return err
 	}
+	open, err := c.openJobs(ctx)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, j := range jobs {
+		if open[j.parent] { // which takes over the files of its attempts at its end
+			continue
+		}
 		age := now.Sub(j.at)
 		old := age >= c.cfg.Rows && !used[j.id]
 		if !old && (c.emptied[j.id] || age < c.artifactTTL(j.profile)) {
@@ -236,6 +244,16 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// openJobs returns the jobs that have not ended.
+func (c *Collector) openJobs(ctx context.Context) (map[string]bool, error) {
+	list, err := c.cfg.Store.Jobs(ctx, agentlab.JobFilter{Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+	open := map[string]bool{}
+	for _, j := range list {
+		open[j.ID] = true
+	}
+	return open, err
 }
 
 // jobsInUse returns the jobs with a sandbox that is not DESTROYED: a kept sandbox

@@ -26,6 +26,7 @@ const day = 24 * time.Hour
 type state struct {
 	mu     sync.Mutex     // of jobs, for the test with a loop
 	jobs   []agentlab.Job // the newest first
+	open   []agentlab.Job // that have not ended
 	files  map[string]bool
 	done   []string // what was deleted, in order
 	events []agentlab.Event
@@ -35,6 +36,9 @@ type state struct {
 }
 
 func (s *state) Jobs(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
+	if slices.Equal(f.Statuses, []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}) {
+		return s.open, nil
+	}
 	if slices.Contains(f.Statuses, agentlab.JobQueued) || slices.Contains(f.Statuses, agentlab.JobRunning) || len(f.Statuses) != len(agentlab.JobStatuses)-2 {
 		return nil, fmt.Errorf("asked for jobs that are %v", f.Statuses)
 	}
@@ -177,6 +181,20 @@ func TestKeepsTheJobOfASandbox(t *testing.T) {
 	s.sandboxes = nil
 	if d, err := s.collector().Pass(t.Context()); err != nil || d.Jobs != 1 || len(s.jobs) != 90 {
 		t.Errorf("%+v, %v; left %d jobs", d, err, len(s.jobs))
+	}
+}
+
+// The files and the row of an attempt stay until its job has ended.
+func TestKeepsTheAttemptsOfAJob(t *testing.T) {
+	s := withJobs(100)
+	s.jobs[95].ParentID = "job-open"
+	s.open = []agentlab.Job{{ID: "job-open"}}
+	if d, err := s.collector().Pass(t.Context()); err != nil || d.Jobs != 9 || d.Artifacts != 69 || !s.files["job-95"] {
+		t.Errorf("%+v, %v", d, err)
+	}
+	s.open = nil
+	if d, err := s.collector().Pass(t.Context()); err != nil || d.Jobs != 1 || d.Artifacts != 1 {
+		t.Errorf("%+v, %v", d, err)
 	}
 }
 

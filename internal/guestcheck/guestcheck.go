@@ -46,7 +46,7 @@ func Decode(p []byte, v any) error {
 }
 
 // Phases lists the phases of a runner in their order.
-var Phases = []string{"bootstrap", "clone", "setup", "agent", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
+var Phases = []string{"bootstrap", "clone", "setup", "agent", "judge", "collect", "upload", "done"} //nolint:gochecknoglobals // a constant table
 
 var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
@@ -80,6 +80,8 @@ func Report(r *guestapi.Report) error {
 		return bad("branch")
 	case r.Result.Commits < 0 || r.Result.Commits > maxCommits:
 		return bad("commits")
+	case r.Result.JudgeExit != nil && (*r.Result.JudgeExit < -1 || *r.Result.JudgeExit > 255):
+		return bad("judge_exit")
 	case r.Result.Uncommitted < 0 || r.Result.Uncommitted > maxCommits:
 		return bad("uncommitted")
 	}

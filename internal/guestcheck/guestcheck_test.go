@@ -56,12 +56,13 @@ func TestReport(t *testing.T) {
 		t.Error(err)
 	}
 	for field, bad := range map[string]guestapi.Report{
-		"status":    {Status: "QUEUED", Phase: "agent"},
-		"phase":     {Status: "RUNNING", Phase: "waiting"},
-		"exit_code": {Status: "FAILED", Phase: "done", ExitCode: code(256)},
-		"commit":    {Status: "FAILED", Phase: "done", Result: &guestapi.Result{HeadCommit: "--exec"}},
-		"branch":    {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Branch: "a..b"}},
-		"commits":   {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Commits: math.MaxInt32}},
+		"status":     {Status: "QUEUED", Phase: "agent"},
+		"phase":      {Status: "RUNNING", Phase: "waiting"},
+		"exit_code":  {Status: "FAILED", Phase: "done", ExitCode: code(256)},
+		"commit":     {Status: "FAILED", Phase: "done", Result: &guestapi.Result{HeadCommit: "--exec"}},
+		"branch":     {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Branch: "a..b"}},
+		"judge_exit": {Status: "COMPLETED", Phase: "done", Result: &guestapi.Result{JudgeExit: code(-2)}},
+		"commits":    {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Commits: math.MaxInt32}},
 	} {
 		err := guestcheck.Report(&bad)
 		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != field { //nolint:errorlint // it is not wrapped

@@ -13,15 +13,15 @@ import (
 // not_found (profile, image, secrets or git bundle), unsupported; preflight; with
 // r.Sandbox also exists and limit.
 func (s *Service) Create(ctx context.Context, r agentlab.JobRequest) (agentlab.Job, error) {
-	j, prof, want, err := s.plan(ctx, r)
+	p, err := s.plan(ctx, r)
 	if err != nil {
 		return agentlab.Job{}, err
 	}
-	if j.Agent == agentlab.AgentNone && r.Sandbox == nil {
+	if p.job.Agent == agentlab.AgentNone && r.Sandbox == nil {
 		return agentlab.Job{}, agentlab.Errorf(agentlab.CodeInvalid, "a job without an agent requires a sandbox").WithField("agent").
 			WithHint("agentlab sandbox new --repo URL|PATH")
 	}
-	return s.write(ctx, j, r, prof, want)
+	return s.write(ctx, r, p)
 }
 
 // CreateWithSandbox creates a sandbox and r.Job to run in it. A field that
@@ -54,33 +54,50 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 // Check returns the error that Create would return for a request, except
 // errors about its git bundle or its sandbox. It changes nothing.
 func (s *Service) Check(ctx context.Context, r agentlab.JobRequest) error {
-	_, _, _, err := s.plan(ctx, r)
+	_, err := s.plan(ctx, r)
 	return err
 }
 
+// planned is a requested job.
+type planned struct {
+	job      agentlab.Job
+	attempts []agentlab.Job // if the job has several
+	profile  agentlab.Profile
+	sandbox  agentlab.SandboxRequest // of a job without attempts
+}
+
 // plan checks a request and returns the requested job and sandbox.
-func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (j agentlab.Job, prof agentlab.Profile, want agentlab.SandboxRequest, err error) {
-	if prof, err = s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile)); err != nil {
-		return j, prof, want, err
+func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (p planned, err error) {
+	if p.profile, err = s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile)); err != nil {
+		return p, err
 	}
-	j = s.newJob(r, prof)
 	if r.RepoURL != "" && r.BundleID != "" {
-		return j, prof, want, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
+		return p, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
 	}
+	if r.Attempts != nil {
+		return s.planAttempts(ctx, r, p.profile)
+	}
+	p.job = s.newJob(r, p.profile)
+	p.sandbox, err = s.checkJob(ctx, p.job, r, p.profile)
+	return p, err
+}
+
+// checkJob checks a requested job and returns the request for its sandbox.
+func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile) (want agentlab.SandboxRequest, err error) {
 	if err := j.Validate(); err != nil {
-		return j, prof, want, err
+		return want, err
 	}
 	if err := agentlab.ValidateTTL(j.TTL); err != nil {
-		return j, prof, want, err
+		return want, err
 	}
 	want = s.sandboxRequest(j)
 	if r.Sandbox != nil {
 		want.Name, want.Cores, want.MemoryMB = r.Sandbox.Name, r.Sandbox.Cores, r.Sandbox.MemoryMB
 	}
 	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
-		return j, prof, want, err
+		return want, err
 	}
-	return j, prof, want, s.preflight(ctx, j, prof, r.NoPreflight)
+	return want, s.preflight(ctx, j, prof, r.NoPreflight)
 }
 
 func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.Job {
@@ -119,7 +136,8 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 
 // write creates the resources of a job and then its row. After an error it
 // undoes what it has done.
-func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile, want agentlab.SandboxRequest) (_ agentlab.Job, err error) {
+func (s *Service) write(ctx context.Context, r agentlab.JobRequest, p planned) (_ agentlab.Job, err error) {
+	j := p.job
 	s.setCreating(j.ID, true)
 	defer s.setCreating(j.ID, false)
 	var undo []func()
@@ -129,18 +147,18 @@ func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobReque
 		}
 	}()
 	clean := context.WithoutCancel(ctx)
-	sum, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML)
+	sum, err := s.cfg.Store.PutProfile(ctx, p.profile.Name, p.profile.YAML)
 	if err != nil {
 		return agentlab.Job{}, err
 	}
 	if r.BundleID != "" {
-		if err := s.cfg.Bundles.ClaimBundle(ctx, r.BundleID, j.ID); err != nil {
+		if err := s.cfg.Artifacts.ClaimBundle(ctx, r.BundleID, j.ID); err != nil {
 			return agentlab.Job{}, err
 		}
-		undo = append(undo, func() { s.try("drop the bundle", j.ID, s.cfg.Bundles.DropBundle(j.ID)) })
+		undo = append(undo, func() { s.try("drop the bundle", j.ID, s.cfg.Artifacts.DropBundle(j.ID)) })
 	}
 	if r.Sandbox != nil {
-		sb, err := s.cfg.Sandboxes.Create(ctx, want)
+		sb, err := s.cfg.Sandboxes.Create(ctx, p.sandbox)
 		if err != nil {
 			return agentlab.Job{}, err
 		}
@@ -153,10 +171,13 @@ func (s *Service) write(ctx context.Context, j agentlab.Job, r agentlab.JobReque
 	e := jobEvent(agentlab.EventJobCreated, j, map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())},
 		"job %s is QUEUED: agent %s, profile %s", j.ID, j.Agent, j.Profile)
 	j.UpdatedAt = j.CreatedAt
-	if err := s.cfg.Store.CreateJob(ctx, j, e); err != nil {
+	if err := s.cfg.Store.CreateJob(ctx, j, p.attempts, append(attemptEvents(p.attempts), e)...); err != nil {
 		return agentlab.Job{}, err
 	}
 	s.loop.Wake(j.ID)
+	for _, a := range p.attempts {
+		s.loop.Wake(a.ID)
+	}
 	return j, nil
 }
 

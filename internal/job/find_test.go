@@ -13,7 +13,7 @@ func TestGetByBeginning(t *testing.T) {
 		ctx := context.Background()
 		for _, id := range []string{"job-aaaaaaaaaaaaa", "job-aaaaaaaaaaaab", "job-aab2222222222", "job-zzzzzzzzzzzzz"} {
 			j := agentlab.Job{ID: id, Task: "x", Agent: "shell", Profile: "plain", Mode: "dangerous", Status: agentlab.JobCancelled, TTL: 1}
-			if err := w.store.CreateJob(ctx, j); err != nil {
+			if err := w.store.CreateJob(ctx, j, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -202,7 +202,7 @@ func (w *world) begin() {
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
 	w.jobs = job.New(job.Config{
-		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Bundles: w.artifacts,
+		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	w.guests = guestserver.New(guestserver.Config{

@@ -28,7 +28,7 @@ import (
 // Store is the part of the database that the service uses. Its semantics are
 // those of package store.
 type Store interface {
-	CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error
+	CreateJob(ctx context.Context, j agentlab.Job, attempts []agentlab.Job, evs ...agentlab.Event) error
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
@@ -68,11 +68,13 @@ type Bootstrap interface {
 	Trouble(uid string) string // why the secrets could not be delivered, "" if they could
 }
 
-// Bundles stores git bundles of local repositories; *artifact.Service
-// implements it.
-type Bundles interface {
+// Artifacts stores the files of jobs; *artifact.Service implements it.
+type Artifacts interface {
 	ClaimBundle(ctx context.Context, bundleID, jobID string) error
 	DropBundle(jobID string) error
+	List(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
+	Share(ctx context.Context, a agentlab.Artifact, jobID, path string) error
+	ShareLog(ctx context.Context, fromID, jobID, path string) error
 }
 
 // Egress is the egress audit log; *audit.Service implements it.
@@ -123,7 +125,7 @@ type Config struct {
 	Profiles  Profiles
 	Secrets   Secrets
 	Bootstrap Bootstrap
-	Bundles   Bundles
+	Artifacts Artifacts
 	Egress    Egress // nil: nothing is recorded
 
 	DefaultProfile string // of jobs without one in the request

@@ -206,8 +206,11 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 // directive returns what the runner must do, from the row of its job.
 func (s *Service) directive(j agentlab.Job) guestapi.Directive {
 	d := guestapi.Directive{Stop: j.StopRequested}
-	if d.Stop == string(agentlab.JobFailed) { // a runner supports two kinds of stop
+	switch d.Stop {
+	case string(agentlab.JobFailed): // a runner supports two kinds of stop
 		d.Stop, d.Reason = string(agentlab.JobCancelled), j.Reason
+	case string(agentlab.JobCancelled):
+		d.Reason = j.Reason
 	}
 	switch j.Status {
 	case agentlab.JobCompleted:

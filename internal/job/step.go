@@ -27,8 +27,14 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		return 0, err
 	case j.Status.Final():
 		s.forget(id)
-		return 0, s.release(ctx, j)
-	case j.SandboxVMID == 0:
+		return 0, errors.Join(s.release(ctx, j), s.wakeRelatives(ctx, j))
+	case j.Attempts > 0:
+		return s.stepAttempts(ctx, j)
+	}
+	if ended, err := s.followParent(ctx, j); ended || err != nil {
+		return 0, err
+	}
+	if j.SandboxVMID == 0 {
 		return s.findSandbox(ctx, j)
 	}
 	sb, err := s.cfg.Store.Sandbox(ctx, j.SandboxVMID)
@@ -240,7 +246,7 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 // called again.
 func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	if j.Bundled {
-		if err := s.cfg.Bundles.DropBundle(j.ID); err != nil {
+		if err := s.cfg.Artifacts.DropBundle(j.ID); err != nil {
 			return err
 		}
 	}

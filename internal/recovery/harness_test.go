@@ -108,7 +108,7 @@ func lived(t *testing.T) (*home, string) {
 		return err
 	}
 	_, _, lerr := files.AppendLog(t.Context(), id, 0, []byte("done\n"))
-	err = errors.Join(lerr, st.CreateJob(t.Context(), agentlab.Job{ID: id, Task: "echo done\nartifact out.txt the result", Agent: "shell", Mode: "dangerous", Profile: "yolo-ephemeral", Status: agentlab.JobQueued}),
+	err = errors.Join(lerr, st.CreateJob(t.Context(), agentlab.Job{ID: id, Task: "echo done\nartifact out.txt the result", Agent: "shell", Mode: "dangerous", Profile: "yolo-ephemeral", Status: agentlab.JobQueued}, nil),
 		ended(agentlab.JobRunning))
 	_, perr := files.Put(t.Context(), id, "out.txt", strings.NewReader("the result"))
 	if err = errors.Join(err, perr, ended(agentlab.JobCompleted)); err != nil {

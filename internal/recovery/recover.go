@@ -123,7 +123,7 @@ func addJob(ctx context.Context, st *store.Store, f artifact.RecoveredJob, recor
 	}
 	j, onRecord := readRecord(recordsDir, f.JobID)
 	if onRecord {
-		if err = st.CreateJob(ctx, recoverJob(j, f)); err == nil {
+		if err = st.CreateJob(ctx, recoverJob(j, f), nil); err == nil {
 			out.Jobs++
 			return nil
 		}
@@ -133,7 +133,7 @@ func addJob(ctx context.Context, st *store.Store, f artifact.RecoveredJob, recor
 	} else {
 		out.wasPutAside(recordsDir, f.JobID)
 	}
-	if err = st.CreateJob(ctx, recoverJob(unknownJob(f), f)); err == nil {
+	if err = st.CreateJob(ctx, recoverJob(unknownJob(f), f), nil); err == nil {
 		out.Jobs++
 	}
 	return out.refuse(refusal{Job: f.JobID}, err)

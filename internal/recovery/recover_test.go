@@ -52,7 +52,7 @@ func TestSandboxesAreRecovered(t *testing.T) {
 	now := time.Now().UTC()
 	for _, j := range []agentlab.Job{{ID: ofJob}, {ID: "job-bbbbbbbbbbbbb", SandboxVMID: known.VMID}} {
 		j.Agent, j.Mode, j.Status = "shell", "dangerous", agentlab.JobFailed
-		if err := st.CreateJob(t.Context(), j); err != nil {
+		if err := st.CreateJob(t.Context(), j, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -139,7 +139,7 @@ func TestJobIsCompletedFromItsRecord(t *testing.T) {
 		t.Fatal("no record")
 	}
 	row.Status, row.FinishedAt, row.ExitCode = agentlab.JobQueued, time.Time{}, nil
-	if err := st.CreateJob(t.Context(), row); err != nil {
+	if err := st.CreateJob(t.Context(), row, nil); err != nil {
 		t.Fatal(err)
 	}
 	var out report

@@ -26,7 +26,7 @@ func TestRefusedRecordOfAKnownJob(t *testing.T) {
 		for _, do := range []func() error{
 			func() error { return st.DeleteArtifacts(t.Context(), job) },
 			func() error { return st.DeleteJob(t.Context(), job) },
-			func() error { return st.CreateJob(t.Context(), waits) },
+			func() error { return st.CreateJob(t.Context(), waits, nil) },
 			func() error { return st.Backup(t.Context(), r.backup) },
 		} {
 			if err := do(); err != nil {
@@ -69,7 +69,7 @@ func TestRepairKilledAfterARefusedRecord(t *testing.T) {
 	const unknown, waiting = "job-aaaaaaaaaaaaa", "job-bbbbbbbbbbbbb"
 	at := time.Now().UTC().Add(-time.Hour)
 	change(t, h, func(st *store.Store) {
-		err := st.CreateJob(t.Context(), agentlab.Job{ID: waiting, Agent: "shell", Mode: "dangerous", Status: agentlab.JobQueued, CreatedAt: at})
+		err := st.CreateJob(t.Context(), agentlab.Job{ID: waiting, Agent: "shell", Mode: "dangerous", Status: agentlab.JobQueued, CreatedAt: at}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

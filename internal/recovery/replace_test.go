@@ -80,7 +80,9 @@ func TestRestoreOfAnOlderSchema(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	alter(t, old, `ALTER TABLE sandboxes DROP COLUMN on_disk; ALTER TABLE sandboxes DROP COLUMN handle; ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN no_setup; DELETE FROM goose_db_version WHERE version_id >= 15`)
+	alter(t, old, `ALTER TABLE sandboxes DROP COLUMN on_disk; ALTER TABLE sandboxes DROP COLUMN handle; ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN no_setup;
+		DROP INDEX jobs_parent; ALTER TABLE jobs DROP COLUMN attempts; ALTER TABLE jobs DROP COLUMN winner; ALTER TABLE jobs DROP COLUMN parent_id;
+		ALTER TABLE jobs DROP COLUMN attempt; ALTER TABLE jobs DROP COLUMN pick; DELETE FROM goose_db_version WHERE version_id >= 15`)
 	r := h.repair(old)
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
 		t.Fatal(err)

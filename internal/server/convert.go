@@ -53,7 +53,9 @@ func toJob(j agentlab.Job) api.Job {
 		Result: api.JobResult{
 			BaseCommit: j.Result.BaseCommit, HeadCommit: j.Result.HeadCommit, Branch: j.Result.Branch,
 			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty, Uncommitted: j.Result.Uncommitted,
+			JudgeExit: j.Result.JudgeExit, Score: j.Result.Score,
 		},
+		Pick: j.Pick, Winner: j.Winner, ParentID: j.ParentID, Attempt: j.Attempt, AttemptCount: j.Attempts,
 		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: optionalTime(j.StartedAt),
 		FinishedAt: optionalTime(j.FinishedAt), DeadlineAt: optionalTime(j.DeadlineAt),
 	}

@@ -83,10 +83,14 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	if err := noWorkspace(j.Workspace); err != nil {
 		return agentlab.JobRequest{}, err
 	}
+	var attempts *agentlab.JobAttempts
+	if a := j.Attempts; a != nil {
+		attempts = &agentlab.JobAttempts{Count: a.Count, Pick: a.Pick, Agents: a.Agents, Tasks: a.Tasks}
+	}
 	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
-		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup,
+		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Attempts: attempts,
 	}, nil
 }
 

@@ -40,6 +40,7 @@ func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, err
 type listJobsInput struct {
 	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only jobs with this status"`
 	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
+	Parent  string `query:"parent" doc:"Only the attempts of the job with this ID"`
 	Limit   int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
 	Cursor  string `query:"cursor" doc:"next of the previous page"`
 }
@@ -51,7 +52,7 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.
 		}
 	}
 	jobs, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{
-		Statuses: optionalFilter(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, Limit: in.Limit + 1, Before: in.Cursor,
+		Statuses: optionalFilter(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, ParentID: in.Parent, Limit: in.Limit + 1, Before: in.Cursor,
 	})
 	if err != nil {
 		return api.List[api.Job]{}, err
@@ -86,6 +87,13 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 		return api.Job{}, err
 	}
 	out.Events = mapSlice(events, toEvent)
+	if j.Attempts > 0 {
+		attempts, err := s.cfg.Services.Jobs.Attempts(ctx, j.ID)
+		if err != nil {
+			return api.Job{}, err
+		}
+		out.Attempts = mapSlice(attempts, toJob)
+	}
 	artifacts, err := s.cfg.Services.Artifacts.List(ctx, j.ID)
 	out.Artifacts = mapSlice(artifacts, toArtifact)
 	if err != nil {
@@ -108,13 +116,33 @@ type jobLogInput struct {
 }
 
 func (s *Server) jobLog(ctx context.Context, in *jobLogInput) (*huma.StreamResponse, error) {
-	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
+	id, err := s.logOf(ctx, in.Job)
+	if err != nil {
 		return nil, err
 	}
 	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
-		r, err := s.cfg.Services.Artifacts.Log(ctx, in.Job, in.Offset, in.Follow)
+		r, err := s.cfg.Services.Artifacts.Log(ctx, id, in.Offset, in.Follow)
 		return r, textHeader, err
 	})
+}
+
+// logOf returns the ID of the job with the log of a job. The log of a job with
+// several attempts is that of the winner.
+func (s *Server) logOf(ctx context.Context, id string) (string, error) {
+	j, err := s.cfg.Services.Jobs.Get(ctx, id)
+	if err != nil || j.Attempts == 0 {
+		return id, err
+	}
+	attempts, err := s.cfg.Services.Jobs.Attempts(ctx, j.ID)
+	if err != nil {
+		return "", err
+	}
+	won := agentlab.FindAttempt(attempts, j.Winner)
+	if won == nil {
+		return "", agentlab.Errorf(agentlab.CodeConflict, "job %s has several attempts, and none has won", id).
+			WithHint("choose one: agentlab job logs %s --attempt 1", id)
+	}
+	return won.ID, nil
 }
 
 func (s *Server) listArtifacts(ctx context.Context, in *jobInput) ([]api.Artifact, error) {

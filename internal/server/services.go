@@ -58,6 +58,7 @@ type Jobs interface {
 	Check(ctx context.Context, r agentlab.JobRequest) error   // the error that Create would return
 	Get(ctx context.Context, id string) (agentlab.Job, error) // ID or a unique prefix of it
 	List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
+	Attempts(ctx context.Context, id string) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
 }
 

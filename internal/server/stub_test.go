@@ -102,6 +102,10 @@ func (s stubJobs) Get(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: agentlab.JobRunning, TTL: 61 * time.Second}, err
 }
 
+func (s stubJobs) Attempts(context.Context, string) ([]agentlab.Job, error) {
+	return nil, s.called("job.attempts")
+}
+
 func (s stubJobs) List(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
 	err := s.called("job.list")
 	return []agentlab.Job{{ID: stubJobID, Status: append(f.Statuses, "")[0]}}, err

@@ -24,7 +24,7 @@ func TestBackupWhileWriting(t *testing.T) {
 	var writer sync.WaitGroup
 	writer.Go(func() {
 		for ctx.Err() == nil {
-			if err := s.CreateJob(t.Context(), newJob()); err != nil {
+			if err := s.CreateJob(t.Context(), newJob(), nil); err != nil {
 				t.Error(err)
 				return
 			}
@@ -66,7 +66,7 @@ func TestBackupOfDamage(t *testing.T) {
 	for range 200 {
 		j := newJob()
 		j.Task = strings.Repeat("x", 1000)
-		if err := s.CreateJob(t.Context(), j); err != nil {
+		if err := s.CreateJob(t.Context(), j, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,7 +138,7 @@ func TestClockJumpedMovesEnds(t *testing.T) {
 	}
 	ended := newJob()
 	ended.Status, ended.DeadlineAt = agentlab.JobCompleted, epoch
-	if err := s.CreateJob(t.Context(), ended); err != nil {
+	if err := s.CreateJob(t.Context(), ended, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.ClockJumped(t.Context(), shift, "seen", agentlab.Event{Kind: agentlab.EventClock, Message: "jump"}); err != nil {

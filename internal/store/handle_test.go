@@ -34,7 +34,12 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	db := must(sql.Open("sqlite", path))(t)
-	for _, q := range []string{"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE sandboxes DROP COLUMN on_disk", "ALTER TABLE jobs DROP COLUMN no_setup", "DELETE FROM goose_db_version WHERE version_id >= 16"} {
+	for _, q := range []string{
+		"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE sandboxes DROP COLUMN on_disk", "ALTER TABLE jobs DROP COLUMN no_setup",
+		"DROP INDEX jobs_parent", "ALTER TABLE jobs DROP COLUMN attempts", "ALTER TABLE jobs DROP COLUMN winner",
+		"ALTER TABLE jobs DROP COLUMN parent_id", "ALTER TABLE jobs DROP COLUMN attempt", "ALTER TABLE jobs DROP COLUMN pick",
+		"DELETE FROM goose_db_version WHERE version_id >= 16",
+	} {
 		must(db.ExecContext(t.Context(), q))(t)
 	}
 	if err := db.Close(); err != nil {

@@ -19,6 +19,9 @@ type resultJSON struct {
 	Dirty      bool   `json:"dirty,omitempty"`
 
 	Uncommitted int `json:"uncommitted,omitempty"`
+
+	JudgeExit *int     `json:"judge_exit,omitempty"`
+	Score     *float64 `json:"score,omitempty"`
 }
 
 var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
@@ -36,6 +39,11 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"ttl_ns", &j.TTL},
 		{"keepalive", &j.Keepalive},
 		{"no_setup", &j.NoSetup},
+		{"attempts", &j.Attempts},
+		{"winner", &j.Winner},
+		{"parent_id", &j.ParentID},
+		{"attempt", &j.Attempt},
+		{"pick", &j.Pick},
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},
@@ -69,18 +77,21 @@ func checkJob(j *agentlab.Job) error {
 // status.
 func stoppable(s agentlab.JobStatus) bool { return s.Final() && s != agentlab.JobCompleted }
 
-// CreateJob inserts a job. CreatedAt and UpdatedAt are set if zero; an event
-// with JobID "" gets the job's ID. Codes: exists, invalid.
-func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, evs ...agentlab.Event) error {
+// CreateJob inserts a job and, in the same transaction, its attempts. CreatedAt
+// and UpdatedAt are set if zero; an event with JobID "" gets the job's ID.
+// Codes: exists, invalid.
+func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, attempts []agentlab.Job, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
-		if j.CreatedAt.IsZero() {
-			j.CreatedAt = w.now
-		}
-		if j.UpdatedAt.IsZero() {
-			j.UpdatedAt = j.CreatedAt
-		}
-		if err := jobs.insert(w, &j); err != nil {
-			return err
+		for _, j := range append([]agentlab.Job{j}, attempts...) {
+			if j.CreatedAt.IsZero() {
+				j.CreatedAt = w.now
+			}
+			if j.UpdatedAt.IsZero() {
+				j.UpdatedAt = j.CreatedAt
+			}
+			if err := jobs.insert(w, &j); err != nil {
+				return err
+			}
 		}
 		return w.emit(fillTarget(evs, 0, j.ID))
 	})
@@ -113,6 +124,14 @@ func cloneJob(j agentlab.Job) agentlab.Job {
 	if j.ExitCode != nil {
 		code := *j.ExitCode
 		j.ExitCode = &code
+	}
+	if j.Result.JudgeExit != nil {
+		code := *j.Result.JudgeExit
+		j.Result.JudgeExit = &code
+	}
+	if j.Result.Score != nil {
+		score := *j.Result.Score
+		j.Result.Score = &score
 	}
 	j.ModelHosts = slices.Clone(j.ModelHosts)
 	return j
@@ -168,6 +187,9 @@ func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job,
 	addIn(&where, "status", f.Statuses)
 	if f.SandboxVMID != 0 {
 		where.add("sandbox_vmid = ?", f.SandboxVMID)
+	}
+	if f.ParentID != "" {
+		where.add("parent_id = ?", f.ParentID)
 	}
 	if f.Before != "" {
 		last, err := jobByID(ctx, s.r, f.Before)

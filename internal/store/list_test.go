@@ -180,7 +180,7 @@ func TestJobPages(t *testing.T) {
 		if i%2 == 0 {
 			j.Status, j.SandboxVMID = agentlab.JobRunning, 7
 		}
-		if err := s.CreateJob(ctx, j); err != nil {
+		if err := s.CreateJob(ctx, j, nil); err != nil {
 			t.Fatal(err)
 		}
 		ids = append(ids, j.ID)
@@ -289,7 +289,7 @@ func TestArtifacts(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
 	j := newJob()
-	if err := s.CreateJob(ctx, j); err != nil {
+	if err := s.CreateJob(ctx, j, nil); err != nil {
 		t.Fatal(err)
 	}
 	sum := strings.Repeat("ab", 32)
@@ -399,7 +399,7 @@ func TestTransitionsAreEnforced(t *testing.T) {
 		n++
 		sb := must(s.AllocateSandbox(ctx, newSandbox(fmt.Sprintf("n-%d", n)), agentlab.Allocation{First: 1, Last: 1 << 20}))(t)
 		j := newJob()
-		if err := s.CreateJob(ctx, j); err != nil {
+		if err := s.CreateJob(ctx, j, nil); err != nil {
 			rt.Fatal(err)
 		}
 		state, status := sb.State, j.Status

@@ -176,14 +176,14 @@ func TestJobRoundTrip(t *testing.T) {
 	j.ExitCode, j.SandboxVMID, j.StopRequested = &code, 7, "TIMEOUT"
 	j.Result = agentlab.JobResult{BaseCommit: "a", HeadCommit: "b", Branch: "c", Commits: 2, Pushed: true, Dirty: true, Uncommitted: 3}
 	j.StartedAt, j.DeadlineAt, j.FinishedAt = epoch.Add(1), epoch.Add(2), epoch.Add(3)
-	if err := s.CreateJob(ctx, j, agentlab.Event{Kind: agentlab.EventJobCreated}); err != nil {
+	if err := s.CreateJob(ctx, j, nil, agentlab.Event{Kind: agentlab.EventJobCreated}); err != nil {
 		t.Fatal(err)
 	}
 	j.CreatedAt, j.UpdatedAt = epoch, epoch
 	if got := must(s.Job(ctx, j.ID))(t); !reflect.DeepEqual(got, j) {
 		t.Errorf("read %+v\nwant %+v", got, j)
 	}
-	wantCode(t, s.CreateJob(ctx, j), agentlab.CodeExists)
+	wantCode(t, s.CreateJob(ctx, j, nil), agentlab.CodeExists)
 
 	got := must(s.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		*j.ExitCode = 4 // through the pointer: must count as a change
@@ -202,7 +202,7 @@ func TestUpdateRefuses(t *testing.T) {
 	s := newStore(t)
 	sb := must(s.AllocateSandbox(ctx, newSandbox("alpha"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	j := newJob()
-	if err := s.CreateJob(ctx, j); err != nil {
+	if err := s.CreateJob(ctx, j, nil); err != nil {
 		t.Fatal(err)
 	}
 	stop := agentlab.Errorf(agentlab.CodeBusy, "mine")

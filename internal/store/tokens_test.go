@@ -16,7 +16,7 @@ func hashOf(c string) string { return strings.Repeat(c, 64) }
 func booting(t testing.TB, s *testStore, name, tokenHash string) (agentlab.Sandbox, agentlab.Job) {
 	t.Helper()
 	j := newJob()
-	if err := s.CreateJob(t.Context(), j); err != nil {
+	if err := s.CreateJob(t.Context(), j, nil); err != nil {
 		t.Fatal(err)
 	}
 	sb := newSandbox(name)

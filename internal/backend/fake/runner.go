@@ -165,11 +165,18 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 	if err != nil {
 		return guestapi.Report{}, err
 	}
+	var judged guestapi.Result
+	if st.Boot.Job.Judge != "" && code == 0 && agent.Err() == nil {
+		r.enter(stop, "judge")
+		if judged, err = r.judge(agent, st.Boot.Job); err != nil {
+			return guestapi.Report{}, err
+		}
+	}
 	r.enter(stop, "upload")
 	if err := r.sendLog("&final=1"); err != nil && r.ctx.Err() != nil {
 		return guestapi.Report{}, err
 	}
-	rep := guestapi.Report{Status: "COMPLETED", Phase: "done", ExitCode: &code, Result: &guestapi.Result{}}
+	rep := guestapi.Report{Status: "COMPLETED", Phase: "done", ExitCode: &code, Result: &judged}
 	if why := (stopped{}); errors.As(context.Cause(agent), &why) {
 		code = 143
 		rep.Status, rep.Message = why.status, why.Error()
@@ -200,7 +207,7 @@ func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err erro
 func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, err error) {
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {
-	case "":
+	case "", "judge":
 	case "echo":
 		err = r.log(rest)
 	case "exit":

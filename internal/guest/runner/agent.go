@@ -107,7 +107,7 @@ func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	case !ok:
 		p.killLost()
 		out.Status, out.Message = "FAILED", p.name+"'s supervisor was killed, and "+p.name+" with it"
-	case exit.Stopped:
+	case exit.Stopped && p.overtime != "":
 		out.Status, out.Message = "FAILED", p.overtime
 	case exit.Error != "":
 		out.Status, out.Message = "FAILED", exit.Error

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type repo struct {
 
 // workBranch returns the branch of a job, in the clone, in the bundle and on
 // the remote.
-func workBranch(jobID string) string { return "agentlab/" + jobID }
+func workBranch(j *guestapi.Job) string { return cmp.Or(j.Branch, "agentlab/"+j.ID) }
 
 // errPathInUse is a clone path that is used for something else.
 type errPathInUse string
@@ -43,7 +44,7 @@ func (e errPathInUse) Error() string { return string(e) + " exists and is not em
 // checkout clones the job's repository.
 func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	job := r.job
-	rp := repo{Path: job.ClonePath, Branch: workBranch(job.ID), Made: true}
+	rp := repo{Path: job.ClonePath, Branch: workBranch(job), Made: true}
 	if rp.Path == "" {
 		rp.Path = r.cfg.ClonePath
 	}

@@ -361,7 +361,7 @@ func cutAtLastFile(f *os.File) error {
 
 // push sends the result to the job's own remote.
 func (r *Runner) push(ctx context.Context, rp repo, tmp string, c *collected) {
-	if c.Result.Commits == 0 || !mayPush(r.job, r.resp.Git) {
+	if c.Result.Commits == 0 || r.job.NoPush || !mayPush(r.job, r.resp.Git) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.PushTimeout)

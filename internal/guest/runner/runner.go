@@ -203,12 +203,18 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	if r.job.Agent == agentlab.AgentNone {
 		return outcome{Status: "COMPLETED", Phase: "clone"}, nil
 	}
+	if err := r.dropCredential(*rp); err != nil {
+		return outcome{}, err
+	}
 	r.control.phase("agent")
 	out, err := r.runAgent(ctx, *rp)
 	if err != nil && ctx.Err() == nil {
 		return failed("agent", err), nil
 	}
-	return out, err
+	if err != nil || out.Status != "COMPLETED" || r.job.Judge == "" {
+		return out, err
+	}
+	return r.judge(ctx, *rp, out)
 }
 
 // stoppableCheckout is checkout, which a stop interrupts.
@@ -310,6 +316,7 @@ func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
 	}
 	msg = agentlab.Cut(r.red.String(msg), maxMessage)
 	result := c.Result
+	result.JudgeExit, result.Score = out.Judge.Exit, out.Judge.Score
 	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result}
 }
 

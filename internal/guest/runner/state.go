@@ -147,5 +147,6 @@ type outcome struct {
 	Phase    string // in which it ended
 	Message  string
 	ExitCode *int
+	Judge    judgement
 	Ended    time.Time
 }

@@ -159,7 +159,7 @@ func (r *Runner) collectModules(ctx context.Context, rp repo, tmp string, c *col
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
 	for i, at := range slices.Sorted(maps.Keys(rp.Modules)) {
-		sub := repo{Path: filepath.Join(rp.Path, at), Base: rp.Modules[at], Branch: workBranch(r.job.ID), Lender: rp.Path}
+		sub := repo{Path: filepath.Join(rp.Path, at), Base: rp.Modules[at], Branch: workBranch(r.job), Lender: rp.Path}
 		name := filepath.Join(tmp, fmt.Sprintf("module-%d.diff", i))
 		var (
 			size int64

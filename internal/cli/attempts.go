@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// attemptFlags adds the flags for a job with several attempts.
+func attemptFlags(flags *pflag.FlagSet, f *jobRunFlags) {
+	count(flags, &f.attempts.Count, "attempts", fmt.Sprintf("run this many attempts, 2 to %d, and keep the result of one", agentlab.MaxAttempts))
+	flags.StringVar(&f.attempts.Pick, "pick", "", "shell command that judges each attempt in its checkout: exit code 0 and the highest number on its last line win (default: the first attempt that completes)")
+	flags.StringSliceVar(&f.attempts.Agents, "attempt-agent", nil, "agents of the attempts, in turn, e.g. claude,codex")
+	flags.StringArrayVar(&f.attemptTasks, "attempt-task-file", nil, "read the task of an attempt from this file; repeat it for other tasks, which the attempts get in turn")
+}
+
+// prepareAttempts completes the request for attempts.
+func (a *App) prepareAttempts(f *jobRunFlags) error {
+	for _, name := range f.attemptTasks {
+		text, err := a.readInput(name, agentlab.MaxTaskBytes)
+		if err != nil {
+			return err
+		}
+		f.attempts.Tasks = append(f.attempts.Tasks, text)
+	}
+	r := f.attempts
+	if r.Count == 0 {
+		if r.Pick != "" || len(r.Agents) > 0 || len(r.Tasks) > 0 {
+			return usageErrorf("--pick, --attempt-agent and --attempt-task-file require --attempts")
+		}
+		return nil
+	}
+	if f.keepalive {
+		return usageErrorf("--keepalive cannot be used with --attempts: the sandboxes of attempts are not kept")
+	}
+	if err := (&agentlab.JobAttempts{Count: r.Count, Pick: r.Pick, Agents: r.Agents, Tasks: r.Tasks}).Validate(); err != nil {
+		return usage(err)
+	}
+	f.req.Attempts = &r
+	return nil
+}
+
+// attemptsOf returns the jobs of the attempts at j; j itself if it has none.
+func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
+	if r == nil {
+		return []agentlab.Job{j}
+	}
+	return (&agentlab.JobAttempts{Count: r.Count, Agents: r.Agents, Tasks: r.Tasks}).Split(j)
+}
+
+// watchAttempts shows the events of a job with several attempts until it has
+// ended. Their logs are not mixed.
+func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
+	a.progressf("  → agentlab job logs --follow %s --attempt 1", id)
+	j, err := a.followJob(ctx, c, id, a.showEvent)
+	j.ID = id
+	return j, err
+}
+
+// attemptID returns the ID of the numbered attempt of a job, or of the job if
+// the number is 0.
+func attemptID(ctx context.Context, c *client.Client, job string, number int) (string, error) {
+	if number == 0 {
+		return job, nil
+	}
+	j, err := c.Job(ctx, job)
+	if err != nil {
+		return "", err
+	}
+	for _, t := range j.Attempts {
+		if t.Attempt == number {
+			return t.ID, nil
+		}
+	}
+	return "", agentlab.Errorf(agentlab.CodeNotFound, "job %s has no attempt %d", j.ID, number).WithHint("see 'agentlab job show %s'", j.ID)
+}
+
+// attemptCell describes a job in a list: the number of its attempts, or which
+// attempt it is.
+func attemptCell(j api.Job) string {
+	switch {
+	case j.AttemptCount > 0:
+		return fmt.Sprintf("%d attempts", j.AttemptCount)
+	case j.Attempt > 0:
+		return fmt.Sprintf("%d of %s", j.Attempt, j.ParentID)
+	}
+	return "-"
+}
+
+// judged describes the result of the judge of an attempt.
+func judged(j api.Job) string {
+	var out []string
+	if code := j.Result.JudgeExit; code != nil {
+		out = append(out, fmt.Sprintf("exit %d", *code))
+	}
+	if n := j.Result.Score; n != nil {
+		out = append(out, fmt.Sprintf("number %g", *n))
+	}
+	return orDash(strings.Join(out, ", "))
+}
+
+// attemptTable prints the attempts of a job.
+func (a *App) attemptTable(j api.Job) error {
+	if len(j.Attempts) == 0 {
+		return nil
+	}
+	fmt.Fprintln(a.Stdout, "\nAttempts:")
+	t := newTable(a.Stdout, "ATTEMPT", "JOB", "STATUS", "PHASE", "AGENT", "JUDGE", "COMMITS", "REASON")
+	for _, at := range j.Attempts {
+		number := fmt.Sprint(at.Attempt)
+		if at.Attempt == j.Winner {
+			number += " (won)"
+		}
+		t.row(number, at.ID, at.Status, orDash(at.Phase), at.Agent, judged(at), at.Result.Commits, orDash(firstLine(at.Reason, 60)))
+	}
+	return t.flush()
+}
