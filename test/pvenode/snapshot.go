@@ -243,6 +243,9 @@ func (n *Node) snapshotPossible(v *vm, name string) *Error {
 	if v.snaps[name] != nil {
 		return dief("snapshot name '%s' already used", name)
 	}
+	if n.cfg.Files != nil && n.cfg.Contents == nil {
+		return dief("the fake node has no snapshots of real files")
+	}
 	if !n.snapshottable(v.conf, v.node) {
 		return dief("snapshot feature is not available")
 	}
@@ -346,7 +349,7 @@ func (c *call) volumeSnapshot(volid, name string) *Error {
 func (c *call) volumeUnsnapshot(volid, name string) *Error {
 	return c.withVolume(volid, func(s *storage, r ref, v *volume) *Error {
 		if !slices.Contains(v.snaps, name) {
-			return nil
+			return s.noSnapshot(r, name)
 		}
 		for _, k := range s.at(c.node) {
 			if k.parent == r.key && k.parentSnap == name && s.Type == ZFSPool {
@@ -356,6 +359,19 @@ func (c *call) volumeUnsnapshot(volid, name string) *Error {
 		v.snaps = slices.DeleteFunc(v.snaps, func(n string) bool { return n == name })
 		return nil
 	})
+}
+
+// noSnapshot returns a storage's error for a missing snapshot. (The words of zfs,
+// LVM and qemu-img are not recorded.)
+func (s *storage) noSnapshot(r ref, name string) *Error {
+	switch s.Type {
+	case ZFSPool:
+		return dief("zfs error: could not find any snapshots to destroy; check snapshot names.").exit(1)
+	case LVMThin:
+		return dief("lvremove snapshot '%s/snap_%s_%s' error:   Failed to find logical volume \"%s/snap_%s_%s\"", s.Pool, r.key, name, s.Pool, r.key, name)
+	case Dir:
+	}
+	return dief("command '/usr/bin/qemu-img snapshot -d %s %s' failed: exit code 1", name, s.filePath(r))
 }
 
 func apiDelsnapshot(c *call) (any, *Error) {

@@ -30,7 +30,7 @@ const childEnv = "AGENTLAB_TEST_PROXMOX_CHILD"
 
 type childOrder struct {
 	Config  childConfig  `json:"config"`
-	Deed    string       `json:"deed"` // create or destroy
+	Deed    string       `json:"deed"` // create, destroy, save, restore or delete
 	Spec    backend.Spec `json:"spec"`
 	DieHere string       `json:"die_here"` // a point of the driver; "" lives on
 }
@@ -74,15 +74,29 @@ func child(text string) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if o.Deed == "destroy" {
-		err = d.Destroy(ctx, o.Spec.Ref())
-	} else if err = d.Create(ctx, o.Spec); err == nil {
-		err = d.Start(ctx, o.Spec.Ref())
-	}
-	if err != nil {
+	if err := d.do(ctx, o.Deed, o.Spec); err != nil {
 		return complain(err)
 	}
 	return 0
+}
+
+// do carries out the deed of an order. The snapshot is always the same.
+func (d *Driver) do(ctx context.Context, deed string, spec backend.Spec) error {
+	switch deed {
+	case "destroy":
+		return d.Destroy(ctx, spec.Ref())
+	case "save":
+		_, err := d.SaveSnapshot(ctx, spec.Ref(), snapUID(1))
+		return err
+	case "restore":
+		return d.RestoreSnapshot(ctx, refTo(spec, 1))
+	case "delete":
+		return d.DeleteSnapshot(ctx, refTo(spec, 1))
+	}
+	if err := d.Create(ctx, spec); err != nil {
+		return err
+	}
+	return d.Start(ctx, spec.Ref())
 }
 
 func complain(err error) int {

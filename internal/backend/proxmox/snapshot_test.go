@@ -469,3 +469,28 @@ func TestSnapshotAnswerLost(t *testing.T) {
 		t.Errorf("%d snapshots", n)
 	}
 }
+
+// Destroying a VM succeeds even if Proxmox cannot free the memory of a snapshot:
+// the sandbox is then not gone.
+func TestMemoryOfSnapshotIsNotFreed(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell, storage: "lvmthin"})
+		spec := w.running(t, 1)
+		w.saveSnapshot(t, spec, 1)
+		volume := "local-lvm:" + memoryVolume(spec.VMID, snapUID(1))
+		w.node.Busy(volume, true)
+		err := w.driver.Destroy(t.Context(), spec.Ref())
+		if err == nil || !strings.Contains(err.Error(), memoryVolume(spec.VMID, snapUID(1))) {
+			t.Fatalf("%v", err)
+		}
+		w.node.Busy(volume, false)
+		if !shell {
+			w.node.Grant("/storage/local-lvm", "agentlab@pve", "PVEDatastoreAdmin")
+			w.node.Grant("/storage/local-lvm", w.tokenID, "PVEDatastoreAdmin")
+		}
+		ok(t, "Destroy", w.open().Destroy(t.Context(), spec.Ref()))
+		if left := w.left(t); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
