@@ -3,7 +3,6 @@ package e2e
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,7 +37,7 @@ func prepare(t testing.TB) {
 		dir := sharedTemplates(t)
 		l := newLabIn(t, newHome(t))
 		l.useTemplates(dir)
-		l.makeTemplate(dir)
+		l.ok("image", "warm", "base")
 		l.ok("daemon", "stop")
 		if err := os.Setenv(envTemplates, dir); err != nil { //nolint:usetesting // for all tests
 			t.Fatal(err)
@@ -83,21 +82,6 @@ func sharedTemplates(t testing.TB) string {
 	}
 	templatesTemp = dir
 	return dir
-}
-
-// makeTemplate creates a sandbox with the default machine, and waits for the
-// template that the daemon makes when that had to boot.
-func (l *lab) makeTemplate(dir string) {
-	l.Helper()
-	before := templatesIn(l, dir)
-	l.ok("sandbox", "new", "--name", "first")
-	qemu := l.processes("qemu-system", "-incoming")
-	if len(qemu) == 0 && !eventually(commandLimit, func() bool {
-		return slices.ContainsFunc(templatesIn(l, dir), func(name string) bool { return !slices.Contains(before, name) })
-	}) {
-		l.Fatal("no template was made")
-	}
-	l.ok("sandbox", "destroy", "first")
 }
 
 // templatesIn returns the names of the complete templates in dir.
