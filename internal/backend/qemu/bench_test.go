@@ -114,6 +114,60 @@ func BenchmarkColdBoot(b *testing.B) {
 	b.ReportMetric(median(ours)/median(raw), "ratio")
 }
 
+// BenchmarkFork saves a running sandbox and starts 16 others from it, beside boots
+// by hand.
+func BenchmarkFork(b *testing.B) {
+	const children = 16
+	f := vmFixture(b)
+	x := newBox(b, f, nil)
+	x.ctx = b.Context()
+	x.boot()
+	x.output("systemctl is-system-running --wait; echo 3 >/proc/sys/vm/drop_caches")
+	boot := x.bootID()
+	var raw, saved, child []float64
+	for range max(b.N, 5) {
+		hand := f.spec(500)
+		x.ok(x.d.Create(x.ctx, hand))
+		raw = append(raw, ms(rawBoot(b, x.d, hand.Ref())))
+		x.ok(x.d.Destroy(x.ctx, hand.Ref()))
+		began := time.Now()
+		ref := x.save()
+		saved = append(saved, ms(time.Since(began)))
+		if len(raw) < max(b.N, 5) {
+			x.ok(x.d.DeleteSnapshot(x.ctx, ref))
+			continue
+		}
+		began = time.Now()
+		for i := range children {
+			sp := f.spec(2 + i)
+			sp.From = &ref
+			one := time.Now()
+			c := &box{TB: b, f: f, d: x.d, ref: sp.Ref(), ctx: x.ctx}
+			c.ok(c.d.Create(c.ctx, sp))
+			c.boot()
+			child = append(child, ms(time.Since(one)))
+			if id := c.bootID(); id != boot {
+				b.Errorf("child %d has boot %s, want %s", i, id, boot)
+			}
+		}
+		b.Logf("%d children in %.0f ms", children, ms(time.Since(began)))
+	}
+	log, err := os.ReadFile(filepath.Join(x.d.dir(x.ref), shimLog))
+	x.ok(err)
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "CPUs stopped") {
+			b.Logf("%s", strings.TrimSpace(line))
+		}
+	}
+	b.Logf("raw ms: %.0f", raw)
+	b.Logf("save ms: %.0f", saved)
+	b.Logf("child ms: %.0f", child)
+	b.ReportMetric(median(raw), "raw-ms")
+	b.ReportMetric(median(saved), "save-ms")
+	b.ReportMetric(median(child), "child-ms")
+	b.ReportMetric(median(child)/median(raw), "child-ratio")
+}
+
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 func median(v []float64) float64 {

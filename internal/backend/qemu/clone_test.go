@@ -11,7 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -109,26 +111,13 @@ journalctl -q -n 1 -o export | grep -a -e ^_BOOT_ID -e ^_MACHINE_ID | sort; cat 
 	}
 }
 
-// fork makes the nth sandbox a copy of b, which is suspended to disk.
-func (b *box) fork(n int) *box {
+// fork creates the nth sandbox from a snapshot, and starts it.
+func (b *box) fork(n int, from backend.SnapshotRef) *box {
 	b.Helper()
 	sp := b.f.spec(n)
+	sp.From = &from
 	c := &box{TB: b.TB, f: b.f, d: b.d, ref: sp.Ref(), ctx: b.ctx}
 	b.ok(b.d.Create(b.ctx, sp))
-	from, to := b.d.dir(b.ref), b.d.dir(c.ref)
-	saved, err := readMemory(from)
-	b.ok(err)
-	h, err := readHandle(to)
-	b.ok(err)
-	cfg, err := b.d.startConfig(b.ctx, h)
-	b.ok(err)
-	for _, pattern := range []string{fileMemory, fileDevices, fileMemoryState, fileRoot, layerPrefix + "*"} {
-		names, _ := filepath.Glob(filepath.Join(to, pattern))
-		for _, name := range names {
-			b.ok(os.Remove(name))
-		}
-	}
-	b.ok(b.d.copyTemplate(b.ctx, from, to, cfg.QEMUImg, saved.DiskSize))
 	c.boot()
 	return c
 }
@@ -188,24 +177,14 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	source.put("/root/random", code)
 	source.output(oldProcesses)
 	r.add("the source", source.output("/root/random; cat /root/old-*"), 6)
-	b.ok(b.d.SuspendToDisk(b.ctx, source.ref))
-	dir := b.d.dir(source.ref)
-	saved, err := readMemory(dir)
-	b.ok(err)
-	h, err := readHandle(dir)
-	b.ok(err)
-	cfg, err := b.d.startConfig(b.ctx, h)
-	b.ok(err)
-	_, err = freezeDisk(b.ctx, cfg.QEMUImg, dir, saved.DiskSize)
+	saved, err := b.d.SaveSnapshot(b.ctx, source.ref, agentlab.NewUID())
 	b.ok(err)
 	for n := range 3 {
-		c := source.fork(20 + n)
+		c := b.fork(20+n, saved.Ref)
 		c.takeOver()
 		r.add(fmt.Sprintf("fork %d", n), c.output(randomValues), 19)
 		r.add(fmt.Sprintf("fork %d", n), c.output(oldValues), 2)
 		b.ok(b.d.Destroy(b.ctx, c.ref))
 	}
-	b.ok(b.d.Resume(b.ctx, source.ref))
-	eventually(t, bootTimeout, "the source answers", func() error { _, err := source.client().Health(b.ctx); return err })
 	r.add("the source, later", source.output(oldValues), 2)
 }

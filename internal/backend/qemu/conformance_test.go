@@ -42,6 +42,11 @@ type mortal struct {
 
 // doom returns what the armed process did, and true when there was one.
 func (m *mortal) doom(method backendtest.Method, ref backend.Ref) (error, bool) { //nolint:revive // two results of one call
+	return m.doomOf(method, backend.SnapshotRef{Of: ref})
+}
+
+// doomOf is doom for a snapshot.
+func (m *mortal) doomOf(method backendtest.Method, ref backend.SnapshotRef) (error, bool) { //nolint:revive // two results of one call
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.armed
@@ -49,7 +54,7 @@ func (m *mortal) doom(method backendtest.Method, ref backend.Ref) (error, bool) 
 		return nil, false
 	}
 	m.armed = nil
-	c.Fixed, c.Spec = m.fixed, m.specs[ref]
+	c.Fixed, c.Spec, c.Snapshot = m.fixed, m.specs[ref.Of], ref
 	return c.dieIn(), true
 }
 
@@ -84,6 +89,27 @@ func (m *mortal) Destroy(ctx context.Context, ref backend.Ref) error {
 	return m.Driver.Destroy(ctx, ref)
 }
 
+func (m *mortal) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
+	if err, dead := m.doomOf(backendtest.MethodSaveSnapshot, backend.SnapshotRef{UID: uid, Of: ref}); dead {
+		return backend.Snapshot{}, err
+	}
+	return m.Driver.SaveSnapshot(ctx, ref, uid)
+}
+
+func (m *mortal) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
+	if err, dead := m.doomOf(backendtest.MethodRestoreSnapshot, ref); dead {
+		return err
+	}
+	return m.Driver.RestoreSnapshot(ctx, ref)
+}
+
+func (m *mortal) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
+	if err, dead := m.doomOf(backendtest.MethodDeleteSnapshot, ref); dead {
+		return err
+	}
+	return m.Driver.DeleteSnapshot(ctx, ref)
+}
+
 func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	t.Helper()
 	open := func(t *testing.T) *Driver {
@@ -97,7 +123,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: m,
 
-		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "Suspender", "Templates"},
+		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "Snapshotter", "Suspender", "Templates"},
 
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },
@@ -126,6 +152,10 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		backendtest.MethodStart:   {"lock taken", "start written", "supervisor started"},
 		backendtest.MethodStop:    {"halted"},
 		backendtest.MethodDestroy: {"halted", "in the trash"},
+
+		backendtest.MethodSaveSnapshot:    {"snapshot begun", "snapshot marked", "snapshot saved", "snapshot complete"},
+		backendtest.MethodRestoreSnapshot: {"restore copied", "restore staged", "restore halted", "restored root.qcow2", "restored memory", "restored memory.json", "restore done"},
+		backendtest.MethodDeleteSnapshot:  {"snapshot unmarked"},
 	} {
 		for _, point := range points {
 			h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: method, Name: point, Arm: func(*testing.T) {

@@ -22,8 +22,15 @@
 // free memory to the host. The guest finds disks by serial number (RootSerial),
 // so their order does not matter.
 //
-// Two extensions are planned. A disk for /work will be another virtio-blk
-// device with its own serial number, with a placeholder file that a volume
-// replaces (microvm has no hot-plug). And start.json will be able to name a
-// template to resume instead of a kernel to boot.
+// # Templates, snapshots and forks
+//
+// A template (STATE/templates/<key>/) is a booted guest without identity, and a
+// snapshot (STATE/snapshots/<uid>/) is a saved sandbox: a disk, and a memory with
+// the state of the devices (memory.go). A sandbox that is suspended to disk has
+// such a memory in its own directory. A sandbox that starts from one of them has
+// hard links to what is large, which never changes, and an overlay of its own
+// (layers.go). So each directory can be deleted without a look at the others.
+//
+// A disk for /work would be another virtio-blk device with its own serial number,
+// with a placeholder file that a volume replaces (microvm has no hot-plug).
 package qemu

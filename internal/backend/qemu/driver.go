@@ -48,7 +48,7 @@ type ImageFiles struct {
 // Config is the configuration of a Driver. StateDir, CacheDir, Runner and Images
 // are required.
 type Config struct {
-	StateDir string // sandboxes are stored in StateDir/sandboxes
+	StateDir string // sandboxes are stored in StateDir/sandboxes, snapshots in StateDir/snapshots
 	CacheDir string // initrds and the KVM verdict; may be emptied at any time
 	Runner   string // path of the agent-runner binary, which becomes the guest's /init
 
@@ -113,6 +113,7 @@ var (
 
 	_ backend.NetworkUpdater = (*Driver)(nil)
 	_ backend.DiskSuspender  = (*Driver)(nil)
+	_ backend.Snapshotter    = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
 	_ backend.DeadlineSetter = (*Driver)(nil)
 	_ backend.Templates      = (*Driver)(nil)
@@ -172,7 +173,7 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
+		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true},
 		Options:      profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",
@@ -222,9 +223,6 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	}
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
-	}
-	if spec.From != nil {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend has no snapshots yet").WithField("from")
 	}
 	return validNetwork(spec.Network)
 }
@@ -280,6 +278,9 @@ func (d *Driver) load(ref backend.Ref) (found, error) {
 		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.vmid)
 	case f.err != nil:
 		return f, asError(f.err, "cannot read sandbox %d", f.vmid)
+	case restoring(f.dir):
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the restoration of sandbox %d was interrupted", f.vmid).
+			WithHint("restore it again, or destroy it")
 	}
 	return f, nil
 }

@@ -36,6 +36,10 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 	case f.err != nil:
 		return in, asError(f.err, "cannot read sandbox %d", f.vmid)
 	}
+	if restoring(f.dir) {
+		in.Reason = "its restoration was interrupted"
+		return in, nil
+	}
 	in.Name, in.Spec = f.Spec.Name, &f.Spec
 	if _, err := os.Lstat(filepath.Join(f.dir, fileRoot)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
@@ -76,6 +77,9 @@ func freezeDisk(ctx context.Context, qemuImg, dir string, size int64) (layer str
 	if err := createOverlay(ctx, qemuImg, path+tmpSuffix, layer, "qcow2", size); err != nil {
 		return "", err
 	}
+	if err := durable.SyncPath(path + tmpSuffix); err != nil { // it replaces the only file of the disk's name
+		return "", fault(err, "cannot sync %s", path+tmpSuffix)
+	}
 	if err := os.Link(path, filepath.Join(dir, layer)); err != nil {
 		return "", fault(err, "cannot link %s", path)
 	}
@@ -89,6 +93,28 @@ func freezeDisk(ctx context.Context, qemuImg, dir string, size int64) (layer str
 // unfreezeDisk undoes freezeDisk, if no QEMU has used the overlay.
 func unfreezeDisk(dir, layer string) error {
 	return os.Rename(filepath.Join(dir, layer), filepath.Join(dir, fileRoot))
+}
+
+// linkDisk gives another directory the disk in dir as it was before freezeDisk:
+// all layers, and an empty overlay of size bytes on the last one.
+func linkDisk(ctx context.Context, qemuImg, dir, to, layer string, size int64, how durable.Sync) error {
+	names, err := layersIn(dir)
+	if err == nil {
+		err = linkFiles(dir, to, names...)
+	}
+	if err != nil {
+		return fault(err, "cannot link the disk")
+	}
+	root := filepath.Join(to, fileRoot)
+	if err := createOverlay(ctx, qemuImg, root, layer, "qcow2", size); err != nil || how == durable.None {
+		return err
+	}
+	for _, path := range []string{root, filepath.Join(to, layer)} {
+		if err := durable.SyncPath(path); err != nil {
+			return fault(err, "cannot sync %s", path)
+		}
+	}
+	return nil
 }
 
 // createOverlay creates an empty qcow2 file that reads from backing, which is
@@ -110,20 +136,31 @@ func createOverlay(ctx context.Context, qemuImg, path, backing, format string, s
 	return err
 }
 
-// runQEMUImg runs qemu-img in dir, which it writes to.
+// runQEMUImg runs qemu-img in dir, which it writes to. Like QEMU it has no
+// capabilities. It must not open a file that a guest's QEMU wrote, unless all that
+// this file may refer to is named in its place (merge.go).
 func runQEMUImg(ctx context.Context, program, dir string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	return runQEMUImgFor(ctx, time.Minute, program, dir, args...)
+}
+
+// runQEMUImgFor is runQEMUImg with a time limit.
+func runQEMUImgFor(ctx context.Context, limit time.Duration, program, dir string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // our own arguments
 	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
+	ended, err := startUnprivileged(cmd, nil, false)
+	if err == nil {
+		<-ended
+		if cmd.ProcessState.Success() {
+			return nil
+		}
+		err = errors.New(cmd.ProcessState.String())
+	}
 	if ctx.Err() != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "qemu-img %s: %w", args[0], context.Cause(ctx))
-	}
-	if err == nil {
-		return nil
 	}
 	if werr := fsfault.ProbeWrite(dir); werr != nil { // it has the errno that qemu-img reports as text only
 		err = werr

@@ -25,6 +25,9 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if _, _, ok := parseDirName(name); !ok {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", spec.VMID, spec.UID)
 	}
+	if spec.From != nil { // where they are does not matter
+		spec.From = &backend.SnapshotRef{UID: spec.From.UID, Of: backend.Ref{UID: spec.From.Of.UID}}
+	}
 	unlock, err := d.begin(ctx, spec.Ref())
 	if err != nil {
 		return err
@@ -53,6 +56,9 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err != nil {
 		return err
 	}
+	if restoring(f.dir) {
+		return d.finishRestore(ctx, f)
+	}
 	return d.makeDisk(ctx, f.dir, f.handle)
 }
 
@@ -73,6 +79,11 @@ func sameButNetwork(a, b backend.Spec) bool {
 func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (handle, error) {
 	if err := d.host.ready(ctx); err != nil {
 		return handle{}, err
+	}
+	if spec.From != nil {
+		if _, err := d.source(spec); err != nil {
+			return handle{}, err
+		}
 	}
 	img, err := d.cfg.Images(ctx, spec.Image)
 	if err != nil {
@@ -132,6 +143,13 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if err := d.host.ready(ctx); err != nil {
 		return err
 	}
+	if h.Spec.From != nil {
+		if err := d.copySnapshot(ctx, dir, h, size); err != nil {
+			return err
+		}
+		d.at("disk made")
+		return nil
+	}
 	if d.copyDisk(ctx, dir, h, size) {
 		d.at("disk made")
 		return nil
@@ -165,7 +183,11 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 	if from == "" {
 		return false
 	}
-	if err = d.copyTemplate(ctx, from, dir, cfg.QEMUImg, size); err != nil {
+	saved, err := readMemory(from)
+	if err == nil {
+		err = d.copySaved(ctx, from, dir, copyOf{from: saved.DiskSize, size: size, memory: memoryTemplate})
+	}
+	if err != nil {
 		d.log.Warn("a template could not be used", "image", h.Image.Ref, "err", err)
 	}
 	return err == nil
@@ -173,14 +195,23 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 
 // Stop implements backend.Driver.
 func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
-	f, unlock, err := d.open(ctx, ref)
-	if agentlab.CodeOf(err) == agentlab.CodeUnavailable { // its creation was interrupted: it does not run
-		return nil
-	}
+	unlock, err := d.begin(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	f, err := d.load(ref)
+	switch {
+	case err == nil:
+	case f.dir != "" && restoring(f.dir):
+		if err := d.finishRestore(ctx, f); err != nil {
+			return err
+		}
+	case agentlab.CodeOf(err) == agentlab.CodeUnavailable: // its creation was interrupted: it does not run
+		return nil
+	default:
+		return err
+	}
 	s := d.supervised(f)
 	if err := s.Halt(ctx, grace); err != nil {
 		return asError(err, "stopping sandbox %d", f.vmid)

@@ -277,6 +277,8 @@ type doomed struct {
 	Method backendtest.Method
 	Point  string
 	Spec   backend.Spec
+
+	Snapshot backend.SnapshotRef // for the methods with snapshots
 }
 
 // die makes the call and kills itself, as SIGKILL does, when it comes to the
@@ -308,6 +310,12 @@ func die(arg string) int {
 		err = d.Stop(ctx, c.Spec.Ref(), time.Second)
 	case backendtest.MethodDestroy:
 		err = d.Destroy(ctx, c.Spec.Ref())
+	case backendtest.MethodSaveSnapshot:
+		_, err = d.SaveSnapshot(ctx, c.Snapshot.Of, c.Snapshot.UID)
+	case backendtest.MethodRestoreSnapshot:
+		err = d.RestoreSnapshot(ctx, c.Snapshot)
+	case backendtest.MethodDeleteSnapshot:
+		err = d.DeleteSnapshot(ctx, c.Snapshot)
 	case methodWarm:
 		_, err = d.WarmTemplate(ctx, c.Spec)
 	}

@@ -38,6 +38,9 @@ type savedMemory struct {
 	DiskSize int64     `json:"disk_size"`      // that the guest has seen, in bytes
 	Boot     string    `json:"boot,omitempty"` // boot ID of the host outside of which it is not valid; "" is none
 	Saved    time.Time `json:"saved"`
+	// Fork means that the sandbox is not suspended: it was created from a snapshot,
+	// and its first start needs the memory.
+	Fork bool `json:"fork,omitempty"`
 }
 
 // readMemory reads memory.json in dir; without one the error is fs.ErrNotExist.
@@ -113,15 +116,15 @@ func processor(a Accel) string {
 }
 
 // onDisk reports whether a sandbox without a VM is suspended to disk. The copy of
-// a template, which the sandbox has not needed yet, does not count.
+// a template or a snapshot, which the sandbox has not needed yet, does not count.
 func onDisk(dir string) bool {
 	saved, err := readMemory(dir)
-	return err == nil && saved.Boot == "" || err != nil && !errors.Is(err, fs.ErrNotExist)
+	return err == nil && saved.Boot == "" && !saved.Fork || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // memoryOf reports whether a sandbox starts with a saved memory. A copy of a
 // template that this host cannot load is removed: the sandbox boots. A sandbox
-// that is suspended to disk keeps its memory.
+// that is suspended to disk, or is a fork, keeps its memory.
 func (d *Driver) memoryOf(f found, cfg startConfig) (bool, error) {
 	saved, err := readMemory(f.dir)
 	switch {

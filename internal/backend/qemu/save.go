@@ -69,7 +69,9 @@ type saving struct {
 	size     int64       // of the disk, in bytes
 	layer    string      // to which QEMU writes until it uses the overlay; "" if the disk stays
 	node     string      // of the overlay
+	file     string      // node of its file
 	switched bool        // QEMU writes to the overlay
+	stopped  time.Time   // when the guest's CPUs stopped for the save
 }
 
 // begin prepares everything that does not need the guest to be stopped.
@@ -103,6 +105,7 @@ func (s *saving) begin(ctx context.Context) error {
 		}
 	}
 	if s.m.cfg.Accel != AccelKVM || !s.to.Continue {
+		s.stopped = time.Now()
 		if err := s.m.Pause(ctx); err != nil {
 			return fault(err, "cannot stop the guest")
 		}
@@ -138,13 +141,17 @@ func (s *saving) addOverlay(ctx context.Context) error {
 	if s.layer, err = freezeDisk(ctx, s.m.cfg.QEMUImg, s.m.dir, s.size); err != nil {
 		return err
 	}
-	s.node = "root-" + strings.TrimSuffix(strings.TrimPrefix(s.layer, layerPrefix), layerSuffix)
-	err = s.m.qmp.execute(ctx, "blockdev-add", map[string]any{
-		"driver": "qcow2", "node-name": s.node, "backing": nil, "discard": "unmap", "detect-zeroes": "unmap",
-		"file": map[string]any{"driver": "file", "filename": fileRoot, "discard": "unmap"},
-	}, nil)
-	if err != nil {
-		return fault(err, "cannot open the new disk")
+	id := strings.TrimSuffix(strings.TrimPrefix(s.layer, layerPrefix), layerSuffix)
+	s.node, s.file = "root-"+id, "file-"+id
+	// The file has a node of its own: QEMU would otherwise open it again by its name,
+	// which the next save gives to another file, when the disk becomes read-only.
+	for _, node := range []map[string]any{
+		{"driver": "file", "node-name": s.file, "filename": fileRoot, "discard": "unmap"},
+		{"driver": "qcow2", "node-name": s.node, "file": s.file, "backing": nil, "discard": "unmap", "detect-zeroes": "unmap"},
+	} {
+		if err := s.m.qmp.execute(ctx, "blockdev-add", node, nil); err != nil {
+			return fault(err, "cannot open the new disk")
+		}
 	}
 	return nil
 }
@@ -157,6 +164,9 @@ func (s *saving) transfer(ctx context.Context) error {
 	}
 	if err := s.awaitStopped(ctx); err != nil {
 		return err
+	}
+	if s.stopped.IsZero() {
+		s.stopped = time.Now()
 	}
 	if s.layer != "" {
 		err := s.m.qmp.execute(ctx, "blockdev-snapshot", map[string]any{"node": s.m.diskNode, "overlay": s.node}, nil)
@@ -229,7 +239,9 @@ func (s *saving) cancel(ctx context.Context) error {
 	}
 	err := s.resume(ctx)
 	if s.layer != "" && !s.switched {
-		_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil)
+		for _, node := range []string{s.node, s.file} {
+			_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": node}, nil)
+		}
 		err = errors.Join(err, unfreezeDisk(s.m.dir, s.layer))
 	}
 	return errors.Join(err, s.reset(ctx))
@@ -263,7 +275,9 @@ func (s *saving) reset(ctx context.Context) error {
 func (s *saving) finish(ctx context.Context) error {
 	var err error
 	if s.to.Continue {
-		err = errors.Join(s.resume(ctx), s.reset(ctx))
+		err = s.resume(ctx)
+		s.m.hooks.Log.Info("the guest's CPUs stopped for a save", "ms", time.Since(s.stopped).Milliseconds())
+		err = errors.Join(err, s.reset(ctx))
 	}
 	err = errors.Join(err, <-s.received)
 	how := durable.None
@@ -275,8 +289,8 @@ func (s *saving) finish(ctx context.Context) error {
 	if err == nil {
 		err = durable.Replace(filepath.Join(s.to.Dir, fileDevices), s.devices, how)
 	}
-	if err == nil && s.layer != "" {
-		err = s.linkDisk()
+	if err == nil && s.layer != "" && s.to.Dir != s.m.dir {
+		err = linkDisk(context.WithoutCancel(ctx), s.m.cfg.QEMUImg, s.m.dir, s.to.Dir, s.layer, s.size, how)
 	}
 	if err == nil {
 		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Machine, DiskSize: s.size, Saved: time.Now().UTC()}
@@ -289,22 +303,6 @@ func (s *saving) finish(ctx context.Context) error {
 		err = errors.Join(err, s.resume(ctx), s.reset(ctx))
 	}
 	return asError(err, "cannot save the guest")
-}
-
-// linkDisk gives the directory the disk of the guest at the time of the save: all
-// layers, and an empty overlay on the last one.
-func (s *saving) linkDisk() error {
-	if s.to.Dir == s.m.dir {
-		return nil
-	}
-	names, err := layersIn(s.m.dir)
-	if err != nil {
-		return err
-	}
-	if err := linkFiles(s.m.dir, s.to.Dir, names...); err != nil {
-		return err
-	}
-	return createOverlay(context.Background(), s.m.cfg.QEMUImg, filepath.Join(s.to.Dir, fileRoot), s.layer, "qcow2", s.size)
 }
 
 // diskSize returns the size of the root disk as QEMU has it, in bytes.

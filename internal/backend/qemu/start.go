@@ -38,6 +38,12 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		if cfg.Load, err = d.memoryOf(f, cfg); err != nil {
 			return nil, err
 		}
+		lock, err := d.supervised(f).LockProcess() // a QEMU whose supervisor was killed has ended
+		if err != nil {
+			return nil, err
+		}
+		d.tidyLayers(ctx, f)
+		_ = lock.Close()
 		if !cfg.Load {
 			boots = &cfg
 		}

@@ -9,14 +9,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -280,40 +278,6 @@ func occupiedBy(dir string) (int64, error) {
 		return err
 	})
 	return sum, err
-}
-
-// copyTemplate gives a new sandbox's directory the memory, the devices, the
-// console output and last the disk of a template, with a size in bytes.
-func (d *Driver) copyTemplate(ctx context.Context, from, to, qemuImg string, size int64) error {
-	saved, err := readMemory(from)
-	if err != nil {
-		return err
-	}
-	layers, err := layersIn(from)
-	if err != nil {
-		return err
-	}
-	if err := linkFiles(from, to, append(layers, fileMemory, fileDevices)...); err != nil {
-		return err
-	}
-	saved.Boot = supervisor.BootID()
-	if err := durable.ReplaceJSON(filepath.Join(to, fileMemoryState), saved, durable.None); err != nil {
-		return err
-	}
-	if err := copyFile(filepath.Join(from, supervisor.FileConsole), filepath.Join(to, supervisor.FileConsole)); err != nil {
-		return err
-	}
-	root := filepath.Join(to, fileRoot)
-	if err := copyFile(filepath.Join(from, fileRoot), root+tmpSuffix); err != nil {
-		return err
-	}
-	if size != saved.DiskSize {
-		if err := runQEMUImg(ctx, qemuImg, to, "resize", "-q", fileRoot+tmpSuffix, strconv.FormatInt(size, 10)); err != nil {
-			return err
-		}
-	}
-	d.at("disk not named")
-	return os.Rename(root+tmpSuffix, root)
 }
 
 // copyFile copies a small file.

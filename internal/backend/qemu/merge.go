@@ -1,0 +1,195 @@
+package qemu
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/durable"
+)
+
+// mergeFrom is how many layers a disk may have when its VM starts: more are
+// merged into one first.
+const mergeFrom = 16
+
+// mergePatience limits a merge of layers, which copies what they occupy.
+const mergePatience = 10 * time.Minute
+
+// Files of a merge in a sandbox's directory.
+const (
+	fileMerged   = "merged" + layerSuffix + tmpSuffix // the new layer, until it is complete
+	fileMergeTop = "merge" + layerSuffix + tmpSuffix  // an empty overlay on the disk, to which qemu-img may write
+)
+
+// maxBackingName bounds the name of a backing file in a qcow2 file.
+const maxBackingName = 1023
+
+// qcow2Header is the begin of a qcow2 file of version 3.
+type qcow2Header struct {
+	Magic, Version uint32
+	NameAt         int64 // of the backing file
+	NameSize       uint32
+	ClusterBits    uint32
+	Size           uint64
+	Encryption     uint32
+	_              [36]byte
+	Features       uint64 // without which the file cannot be read
+}
+
+// qcow2Magic is "QFI\xfb".
+const qcow2Magic = 0x514649fb
+
+// backingOf returns the file that a qcow2 file reads from, as its header has it.
+// The QEMU of a guest wrote the header, so its content is not to be trusted: a
+// file that may read from yet another one, or that is encrypted, is an error.
+func backingOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	var h qcow2Header
+	if err := binary.Read(f, binary.BigEndian, &h); err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	const dirty = 1 // the only feature that our files can have
+	if h.Magic != qcow2Magic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize == 0 || h.NameSize > maxBackingName {
+		return "", fmt.Errorf("%s is not an overlay that AgentLab made", path)
+	}
+	name := make([]byte, h.NameSize)
+	if _, err := f.ReadAt(name, h.NameAt); err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return string(name), nil
+}
+
+// chainOf returns the layers from which the disk in dir reads, the newest first.
+// It is an error if the disk reads from anything but them and the image.
+func chainOf(dir, image string) ([]string, error) {
+	var chain []string
+	for name := fileRoot; ; {
+		next, err := backingOf(filepath.Join(dir, name))
+		switch {
+		case err != nil:
+			return nil, err
+		case next == image:
+			return chain, nil
+		case !layerName.MatchString(next) || slices.Contains(chain, next):
+			return nil, fmt.Errorf("%s in %s reads from %q, which is no layer of it", name, dir, next)
+		}
+		chain = append(chain, next)
+		name = next
+	}
+}
+
+// tidyLayers removes what an interrupted call left of layers, and merges those of
+// a disk that has many. The caller makes sure that no VM uses the disk. A disk
+// that cannot be merged, for example because there is no space, stays as it is.
+func (d *Driver) tidyLayers(ctx context.Context, f found) {
+	layers, err := layersIn(f.dir)
+	if err != nil || len(layers) == 0 {
+		return // who opens the disk reports the error
+	}
+	removeMerge(f.dir)
+	chain, err := chainOf(f.dir, f.Image.RootDisk)
+	if err == nil {
+		err = removeUnused(f.dir, layers, chain)
+	}
+	if err == nil && len(chain) >= mergeFrom {
+		began := time.Now()
+		if err = d.mergeLayers(ctx, f, chain); err == nil {
+			d.log.Info("the layers of a disk were merged", "vmid", f.vmid, "layers", len(chain), "took", time.Since(began).Round(time.Millisecond).String())
+		}
+	}
+	if err != nil {
+		d.log.Warn("the layers of a disk were not merged", "vmid", f.vmid, "layers", len(layers), "err", err)
+	}
+}
+
+// removeUnused removes the layers that are not in the chain of the disk.
+func removeUnused(dir string, layers, chain []string) error {
+	for _, name := range layers {
+		if slices.Contains(chain, name) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeMerge removes the files of a merge that has ended.
+func removeMerge(dir string) {
+	for _, name := range []string{fileMerged, fileMergeTop} {
+		_ = os.Remove(filepath.Join(dir, name))
+	}
+}
+
+// mergeLayers merges root.qcow2 and its layers into one new layer. Their files do
+// not change: others may have links to them.
+func (d *Driver) mergeLayers(ctx context.Context, f found, chain []string) (err error) {
+	img := d.host.qemuImg()
+	path := func(name string) string { return filepath.Join(f.dir, name) }
+	defer removeMerge(f.dir)
+	size, err := savedSize(f.handle, f.dir)
+	if err != nil {
+		return err
+	}
+	if err := createOverlay(ctx, img, path(fileMerged), f.Image.RootDisk, "raw", size); err != nil {
+		return err
+	}
+	if err := createOverlay(ctx, img, path(fileMergeTop), fileRoot, "qcow2", size); err != nil {
+		return err
+	}
+	disk := mergeDisk(append([]string{fileMergeTop, fileRoot}, chain...))
+	if err := runQEMUImgFor(ctx, mergePatience, img, f.dir, "commit", "-q", "-d", "-b", fileMerged, disk); err != nil {
+		return err
+	}
+	d.at("layers merged")
+	layer := newLayerName()
+	if err := createOverlay(ctx, img, path(fileRoot+tmpSuffix), layer, "qcow2", size); err != nil {
+		return err
+	}
+	err = errors.Join(durable.SyncPath(path(fileMerged)), durable.SyncPath(path(fileRoot+tmpSuffix)), os.Rename(path(fileMerged), path(layer)))
+	if err == nil {
+		d.at("merged layer named")
+		err = os.Rename(path(fileRoot+tmpSuffix), path(fileRoot))
+	}
+	if err == nil {
+		err = durable.SyncPath(f.dir) // before the old ones are removed
+	}
+	if err != nil {
+		return fault(err, "cannot replace the layers of the disk")
+	}
+	d.at("disk merged")
+	return removeUnused(f.dir, chain, nil)
+}
+
+// mergeDisk describes a disk for qemu-img: qcow2 files, each of which reads from
+// the next one, and the last one from fileMerged. No name in the files counts.
+func mergeDisk(names []string) string {
+	type node struct {
+		Driver   string `json:"driver"`
+		Filename string `json:"filename,omitempty"`
+		File     *node  `json:"file,omitempty"`
+		Backing  *node  `json:"backing,omitempty"`
+	}
+	disk := func(name string) *node {
+		return &node{Driver: "qcow2", File: &node{Driver: "file", Filename: name}}
+	}
+	top := disk(names[0])
+	last := top
+	for _, name := range append(names[1:], fileMerged) {
+		last.Backing = disk(name)
+		last = last.Backing
+	}
+	text, _ := json.Marshal(top) // it has only strings
+	return "json:" + string(text)
+}

@@ -1,0 +1,268 @@
+package qemu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+)
+
+// qemuIO runs a command on a disk that no VM uses.
+func qemuIO(t testing.TB, dir string, commands ...string) {
+	t.Helper()
+	args := []string{"-f", "qcow2"}
+	for _, c := range commands {
+		args = append(args, "-c", c)
+	}
+	cmd := exec.Command("qemu-io", append(args, filepath.Join(dir, fileRoot))...) //nolint:gosec // a test's commands
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "verification failed") {
+		t.Fatalf("%s: qemu-io %q: %v\n%s", dir, commands, err, out)
+	}
+}
+
+// block returns a qemu-io command for the nth block of a disk; every block has a
+// pattern of its own.
+func block(command string, n int) string { return fmt.Sprintf("%s -P %d %dk 64k", command, n+1, 64*n) }
+
+// layered is a stopped sandbox whose disk has n blocks in n layers, and the
+// snapshots that made them.
+func layered(t *testing.T, d *Driver, sp backend.Spec, n int) []backend.SnapshotRef {
+	t.Helper()
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	var refs []backend.SnapshotRef
+	for i := range n {
+		qemuIO(t, d.dir(sp.Ref()), block("write", i))
+		s, err := d.SaveSnapshot(t.Context(), sp.Ref(), agentlab.NewUID())
+		if err != nil {
+			t.Fatalf("snapshot %d: %v", i, err)
+		}
+		refs = append(refs, s.Ref)
+	}
+	if got, err := layersIn(d.dir(sp.Ref())); err != nil || len(got) != n {
+		t.Fatalf("the disk has the layers %q, %v; want %d", got, err, n)
+	}
+	return refs
+}
+
+// wantBlocks checks the first n blocks of a disk, and that the next one is empty.
+func wantBlocks(t *testing.T, dir string, n int) {
+	t.Helper()
+	var reads []string
+	for i := range n {
+		reads = append(reads, block("read", i))
+	}
+	qemuIO(t, dir, append(reads, fmt.Sprintf("read -P 0 %dk 64k", 64*n))...)
+}
+
+// sums returns the hash of every file in dir.
+func sums(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, e := range entries {
+		all[e.Name()], _ = hash(t, filepath.Join(dir, e.Name()))
+	}
+	return all
+}
+
+// A disk with many layers gets one. Those of its snapshots do not change.
+func TestLayersAreMerged(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	refs := layered(t, d, sp, mergeFrom)
+	dir, kept := d.dir(sp.Ref()), filepath.Join(d.snapshots(), refs[8].UID)
+	before := sums(t, kept)
+	if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), agentlab.NewUID()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := layersIn(dir); err != nil || len(got) != 2 { // the merged one, and that of this snapshot
+		t.Errorf("the disk has the layers %q, %v", got, err)
+	}
+	wantBlocks(t, dir, mergeFrom)
+	if after := sums(t, kept); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("a snapshot has changed: %v, %v before", after, before)
+	}
+	child := f.spec(2)
+	child.From, child.Resources.RootSizeGB = &refs[8], 4
+	if err := d.Create(t.Context(), child); err != nil {
+		t.Fatal(err)
+	}
+	wantBlocks(t, d.dir(child.Ref()), 9)
+	if err := d.RestoreSnapshot(t.Context(), refs[3]); err != nil {
+		t.Fatal(err)
+	}
+	wantBlocks(t, dir, 4)
+	if got, err := layersIn(dir); err != nil || len(got) != 4 {
+		t.Errorf("after a restoration the disk has the layers %q, %v", got, err)
+	}
+}
+
+// A process that dies while it merges layers loses nothing, and the next one
+// leaves nothing behind.
+func TestMergerDies(t *testing.T) {
+	d, f := still(t)
+	for i, point := range []string{"layers merged", "merged layer named", "disk merged", "disk frozen"} {
+		sp := f.spec(i)
+		layered(t, d, sp, mergeFrom)
+		c := doomed{Fixed: f, Method: backendtest.MethodSaveSnapshot, Point: point, Snapshot: backend.SnapshotRef{UID: agentlab.NewUID(), Of: sp.Ref()}}
+		if c.dieIn() == nil {
+			t.Fatalf("%s was not reached", point)
+		}
+		dir := d.dir(sp.Ref())
+		wantBlocks(t, dir, mergeFrom)
+		if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), c.Snapshot.UID); err != nil {
+			t.Fatal(err)
+		}
+		wantBlocks(t, dir, mergeFrom)
+		for name := range sums(t, dir) {
+			if strings.HasSuffix(name, tmpSuffix) {
+				t.Errorf("%s: %s is left", point, name)
+			}
+		}
+		if chain, err := chainOf(dir, f.Image.RootDisk); err != nil || len(chain) > 3 {
+			t.Errorf("%s: the disk reads from %q, %v", point, chain, err)
+		} else if got, err := layersIn(dir); err != nil || len(got) != len(chain) {
+			t.Errorf("%s: the layers are %q, %v; the disk reads from %q", point, got, err, chain)
+		}
+	}
+}
+
+// spoil changes bytes of a disk file, as a QEMU that the guest controls can.
+func spoil(t *testing.T, path string, at int64, b []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt(b, at)
+	}
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reads makes the header of a disk file name another file to read from.
+func reads(t *testing.T, path, name string) {
+	t.Helper()
+	const at = 1 << 10 // behind all that a header has
+	spoil(t, path, at, []byte(name))
+	spoil(t, path, 8, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, at), uint32(len(name)))) //nolint:gosec // a short name
+}
+
+// The headers of disks are what a guest's QEMU wrote. A disk that would read from
+// anything but its layers and its image is not merged, and no program opens what
+// it names.
+func TestHostileDiskIsNotMerged(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	layered(t, d, sp, mergeFrom)
+	box, err := d.find(sp.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, whole := box.dir, map[string][]byte{}
+	layers, err := layersIn(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(layers, fileRoot) {
+		// A copy: the files have links in the snapshots.
+		if whole[name], err = os.ReadFile(filepath.Join(dir, name)); err == nil {
+			err = os.Remove(filepath.Join(dir, name))
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), whole[name], 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, change := range map[string]func(t *testing.T, dir string, layers []string){
+		"other file":      func(t *testing.T, dir string, _ []string) { reads(t, filepath.Join(dir, fileRoot), "/etc/passwd") },
+		"other directory": func(t *testing.T, dir string, l []string) { reads(t, filepath.Join(dir, fileRoot), "../"+l[0]) },
+		"options": func(t *testing.T, dir string, _ []string) {
+			reads(t, filepath.Join(dir, fileRoot), `json:{"driver":"nbd"}`)
+		},
+		"cycle": func(t *testing.T, dir string, l []string) {
+			for i, from := range l {
+				reads(t, filepath.Join(dir, from), l[(i+1)%len(l)])
+			}
+		},
+		"data file":  func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 79, []byte{4}) },
+		"encryption": func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 35, []byte{1}) },
+		"no qcow2":   func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 0, []byte("QFJ")) },
+		"long name":  func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 16, []byte{255}) },
+		"no name":    func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 8, []byte{127}) },
+	} {
+		change(t, dir, layers)
+		if chain, err := chainOf(dir, f.Image.RootDisk); err == nil {
+			t.Errorf("%s: it reads from %q", name, chain)
+		}
+		before := sums(t, dir)
+		d.tidyLayers(t.Context(), box)
+		if after := sums(t, dir); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("%s: the disk has changed: %v, %v before", name, after, before)
+		}
+		for file, text := range whole {
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	d.tidyLayers(t.Context(), box)
+	if got, err := layersIn(dir); err != nil || len(got) != 1 {
+		t.Errorf("the disk that was repaired has the layers %q, %v", got, err)
+	}
+}
+
+// A larger copy of a disk is made without a look into what a guest's QEMU wrote.
+func TestLargerCopyOfHostileDisk(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	refs := layered(t, d, sp, 1)
+	dir := filepath.Join(d.snapshots(), refs[0].UID)
+	layers, err := layersIn(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads(t, filepath.Join(dir, layers[0]), "/nonexistent")
+	child := f.spec(2)
+	child.From, child.Resources.RootSizeGB = &refs[0], 4
+	if err := d.Create(t.Context(), child); err != nil {
+		t.Error(err)
+	}
+}
+
+// A disk with too many layers, which cannot be merged, is not saved again.
+func TestTooManyLayers(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	layered(t, d, sp, 1)
+	dir := d.dir(sp.Ref())
+	reads(t, filepath.Join(dir, fileRoot), "/etc/passwd")
+	for range maxLayers - 1 {
+		if err := os.WriteFile(filepath.Join(dir, newLayerName()), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ref := backend.SnapshotRef{UID: agentlab.NewUID(), Of: sp.Ref()}
+	if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), ref.UID); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+		t.Errorf("%v, want unsupported and a hint", err)
+	}
+	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}

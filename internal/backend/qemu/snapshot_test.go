@@ -1,0 +1,99 @@
+package qemu
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+)
+
+// bootID returns the boot ID of the guest, which answers.
+func (b *box) bootID() string {
+	b.Helper()
+	h, err := b.client().Health(b.ctx)
+	b.ok(err)
+	return h.BootID
+}
+
+// save saves the sandbox.
+func (b *box) save() backend.SnapshotRef {
+	b.Helper()
+	s, err := b.d.SaveSnapshot(b.ctx, b.ref, agentlab.NewUID())
+	b.ok(err)
+	return s.Ref
+}
+
+// A fork that this host cannot continue does not boot by itself.
+func TestForkOfAnotherMachine(t *testing.T) {
+	d, f := still(t)
+	sp, child := f.spec(1), f.spec(2)
+	refs := layered(t, d, sp, 1)
+	dir := filepath.Join(d.snapshots(), refs[0].UID)
+	for _, name := range []string{fileMemory, fileDevices} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	saved := savedMemory{Version: memoryVersion, Machine: "other", DiskSize: 3 << 30}
+	if err := durable.ReplaceJSON(filepath.Join(dir, fileMemoryState), saved, durable.None); err != nil {
+		t.Fatal(err)
+	}
+	child.From = &refs[0]
+	if err := d.Create(t.Context(), child); err != nil {
+		t.Fatal(err)
+	}
+	if in, err := d.Inspect(t.Context(), child.Ref()); err != nil || in.Power != backend.PowerStopped {
+		t.Errorf("%+v, %v", in, err)
+	}
+	box, err := d.find(child.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if load, err := d.memoryOf(box, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+		t.Errorf("%v, %v", load, err)
+	}
+	if load, err := d.memoryOf(box, startConfig{Machine: "other"}); !load || err != nil {
+		t.Errorf("%v, %v", load, err)
+	}
+	if err := d.Stop(t.Context(), child.Ref(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if load, err := d.memoryOf(box, startConfig{Machine: "this"}); load || err != nil {
+		t.Errorf("after a stop: %v, %v", load, err)
+	}
+	if _, err := os.Lstat(filepath.Join(box.dir, fileMemory)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the memory is left: %v", err)
+	}
+}
+
+// A snapshot that cannot be read is not lost: it is listed as partial, and stays.
+func TestDamagedSnapshot(t *testing.T) {
+	d, f := still(t)
+	refs := layered(t, d, f.spec(1), 1)
+	path := filepath.Join(d.snapshots(), refs[0].UID, fileSnapshot)
+	for text, code := range map[string]agentlab.Code{"{": agentlab.CodeInternal, `{"version":9}`: agentlab.CodeUnsupported} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 1 || !all[0].Partial || all[0].Ref != refs[0] {
+			t.Errorf("%s: %+v, %v", text, all, err)
+		}
+		if err := d.RestoreSnapshot(t.Context(), refs[0]); agentlab.CodeOf(err) != code {
+			t.Errorf("%s: %v", text, err)
+		}
+		if _, err := d.SaveSnapshot(t.Context(), refs[0].Of, refs[0].UID); agentlab.CodeOf(err) != code {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if err := d.DeleteSnapshot(t.Context(), refs[0]); err != nil {
+		t.Error(err)
+	}
+	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
