@@ -41,6 +41,10 @@ const (
 	EventSandboxState   = "sandbox.state"
 	EventSandboxLease   = "sandbox.lease"
 	EventSandboxNetwork = "sandbox.network"
+
+	EventSandboxSnapshot = "sandbox.snapshot"
+	EventSandboxForked   = "sandbox.forked"
+
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"

@@ -42,6 +42,10 @@ type SandboxRequest struct {
 	Cores     int
 	MemoryMB  int
 
+	// From is the snapshot SANDBOX/NAME to start from; "" means the image. Profile,
+	// image, cores and memory are then by default those of the snapshot.
+	From string
+
 	Job *JobRequest // a job to run in it; set by callers of the API only
 
 	// The rest is set by the job service only.
@@ -49,6 +53,17 @@ type SandboxRequest struct {
 	JobID        string        // the job that it is for
 	Extra        time.Duration // added to the lease for uploads; does not count against the maximum
 	DefaultImage string        // replaces the configured default
+}
+
+// MaxFork is the maximum number of sandboxes of one fork.
+const MaxFork = 64
+
+// ForkRequest is a request to create sandboxes that continue the guest of
+// another one.
+type ForkRequest struct {
+	Count      int           // 1 to MaxFork
+	NamePrefix string        // of the names PREFIX-1, PREFIX-2, …; "" means the name of the source
+	TTL        time.Duration // 0 means the profile's
 }
 
 // JobFilter selects jobs, the newest first.

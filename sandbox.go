@@ -37,7 +37,7 @@ var sandboxNext = map[SandboxState][]SandboxState{
 	SandboxCompleted:    {SandboxReady, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxFailed:       {SandboxStopped, SandboxDestroyed},
 	SandboxTimeout:      {SandboxStopped, SandboxDestroyed},
-	SandboxStopped:      {SandboxBooting, SandboxFailed, SandboxTimeout, SandboxDestroyed},
+	SandboxStopped:      {SandboxBooting, SandboxSuspended, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxDestroyed:    {},
 }
 
@@ -119,6 +119,8 @@ type Sandbox struct {
 	NetworkPending bool
 	Keepalive      bool   // lease expiry stops and destroys it only if this is false or the lease was not renewed
 	JobID          string // the job it was created for; "" if a user created it
+	From           Origin // the snapshot it was created from
+	Restoring      string // UID of the snapshot to which it is being restored; "" if it is not
 	IP             string // address of the guest on its own network; "" until known
 	Handle         string // backend.Ref.Handle: opaque; "" if not known
 

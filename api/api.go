@@ -24,6 +24,8 @@ type Sandbox struct {
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
 	IP             string     `json:"ip,omitempty"`
+	FromSnapshot   string     `json:"from_snapshot,omitempty" doc:"What it was created from: SANDBOX/NAME of a snapshot, or SANDBOX for a fork"`
+	Restoring      bool       `json:"restoring,omitempty" doc:"It is being restored to a snapshot"`
 	Handle         string     `json:"handle,omitempty" doc:"Where the backend has it: on Proxmox VE the VMID; absent when number and mark are enough to find it"`
 	LeaseExpiresAt time.Time  `json:"lease_expires_at"`
 	CreatedAt      time.Time  `json:"created_at"`
@@ -43,6 +45,8 @@ type SandboxCreate struct {
 	MemoryMB   int        `json:"memory_mb,omitempty" doc:"Overrides the profile"`
 	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in the sandbox"`
 	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
+
+	FromSnapshot string `json:"from_snapshot,omitempty" doc:"SANDBOX/NAME of a snapshot to start from; its profile, image, cores and memory are then the default"`
 }
 
 // LeaseRenew is a request to let the lease end ttl_minutes from now.

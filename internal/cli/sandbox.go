@@ -21,7 +21,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 	lease.AddCommand(a.leaseRenewCmd())
 	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd())
 	cmd.AddCommand(a.sandboxPowerCmds()...)
-	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease)
+	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease, a.snapshotCmd(), a.sandboxForkCmd())
 	return cmd
 }
 
@@ -50,6 +50,7 @@ the job in it has ended, and show its progress; the exit code is that of
 	flags := cmd.Flags()
 	flags.StringVar(&f.req.Name, "name", "", "name (default: generated)")
 	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
+	flags.StringVar(&f.req.FromSnapshot, "from-snapshot", "", "snapshot SANDBOX/NAME to start from; its profile, image, cores and memory are the default")
 	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
 	count(flags, &f.req.Cores, "cores", "number of virtual CPUs (default: the profile's)")
 	count(flags, &f.req.MemoryMB, "memory-mb", "MiB of memory (default: the profile's)")
@@ -173,6 +174,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	}
 	t.row("Profile:", sb.Profile)
 	t.row("Image:", sb.Image)
+	if sb.FromSnapshot != "" {
+		t.row("Created from:", sb.FromSnapshot)
+	}
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
 		t.row("VM:", sanitize(sb.Handle))
@@ -204,11 +208,7 @@ func (a *App) sandboxListCmd() *cobra.Command {
 			return err
 		}
 		return a.emit(list, func() error {
-			t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
-			for _, sb := range list.Items {
-				t.row(sb.VMID, sb.Name, sb.State, sb.Profile, orDash(sb.IP), a.until(sb.LeaseExpiresAt), orDash(sb.JobID), a.age(sb.CreatedAt))
-			}
-			if err := t.flush(); err != nil {
+			if err := a.sandboxesTable(list.Items); err != nil {
 				return err
 			}
 			for _, sb := range list.Items {
@@ -220,6 +220,14 @@ func (a *App) sandboxListCmd() *cobra.Command {
 		})
 	})
 	return cmd
+}
+
+func (a *App) sandboxesTable(list []api.Sandbox) error {
+	t := newTable(a.Stdout, "VMID", "NAME", "STATE", "PROFILE", "IP", "LEASE", "JOB", "AGE")
+	for _, sb := range list {
+		t.row(sb.VMID, sb.Name, sb.State, sb.Profile, orDash(sb.IP), a.until(sb.LeaseExpiresAt), orDash(sb.JobID), a.age(sb.CreatedAt))
+	}
+	return t.flush()
 }
 
 func (a *App) sandboxShowCmd() *cobra.Command {

@@ -79,6 +79,8 @@ type Limits struct {
 	MinFreeMB     int `yaml:"min_free_mb" doc:"Free space in MiB on the disk of the state directory that is needed to start a sandbox, 0 to 1048576. Below a quarter of it, and always below 128 MiB, guests that write are paused (if the backend can pause them) and data from guests is not stored. Below half of that, all guests are paused."`
 	MaxTTLMinutes int `yaml:"max_ttl_minutes" doc:"Maximum lease and job time in minutes, 1 to 43200 (30 days)."`
 	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, until a guest must answer after its start; a sandbox that takes longer is FAILED."`
+	MaxSnapshots  int `yaml:"max_snapshots" doc:"Maximum number of snapshots of all sandboxes, 1 to 10000."`
+	SnapshotsGB   int `yaml:"snapshots_gb" doc:"Maximum size in GiB of all snapshots together, 1 to 1048576."`
 	EgressRecords int `yaml:"egress_records" doc:"Maximum number of egress records of one sandbox, 100 to 1000000, counted separately for allowed and denied connections. If there are more, the first half and the newest ones are stored."`
 }
 
@@ -93,6 +95,7 @@ type Retention struct {
 	ArtifactsDays int `yaml:"artifacts_days" doc:"Retention of the artifacts of an ended job in days, 1 to 3650. A profile can set another period."`
 	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
 	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
+	SnapshotsDays int `yaml:"snapshots_days" doc:"Retention of snapshots in days, 1 to 3650; those that were saved with --keep exist until they are deleted."`
 	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days. The row of a job is kept as long as its sandbox."`
 }
 
@@ -130,9 +133,9 @@ func Default(known ...Backend) Config {
 		DefaultProfile:      "yolo-ephemeral",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, EgressRecords: 5000},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
-		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, JobsDays: 90},
+		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
 		Backups:             Backups{Newest: 24, Daily: 7},
@@ -275,6 +278,9 @@ func (c Config) validateRanges() error {
 		{"retention.artifacts_days", c.Retention.ArtifactsDays, 1, 3650},
 		{"retention.events_days", c.Retention.EventsDays, 1, 3650},
 		{"retention.egress_days", c.Retention.EgressDays, 1, 3650},
+		{"retention.snapshots_days", c.Retention.SnapshotsDays, 1, 3650},
+		{"limits.max_snapshots", c.Limits.MaxSnapshots, 1, 10000},
+		{"limits.snapshots_gb", c.Limits.SnapshotsGB, 1, 1 << 20},
 		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
 		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},

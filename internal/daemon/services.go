@@ -221,6 +221,7 @@ func (s *services) openSandboxes() {
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
+			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
 		},
 		Audit: s.audit, Host: s.doctor,
 		IntentsDir: s.cfg.Paths.Ending(),
@@ -236,9 +237,10 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
-		Rows:      config.Days(s.settings.Retention.JobsDays),
-		Clock:     s.cfg.Clock,
-		Logger:    s.log.With("part", "gc"),
+		Snapshots: s.sandboxes, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
+		Rows:   config.Days(s.settings.Retention.JobsDays),
+		Clock:  s.cfg.Clock,
+		Logger: s.log.With("part", "gc"),
 	})
 	return nil
 }

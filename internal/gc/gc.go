@@ -60,6 +60,13 @@ type Jobs interface {
 	Known(ctx context.Context, jobID string) (bool, error)
 }
 
+// Snapshots is the sandbox service.
+type Snapshots interface {
+	// ExpireSnapshots deletes the snapshots that were saved before a time,
+	// except those that are kept, and returns their number.
+	ExpireSnapshots(ctx context.Context, before time.Time) (int, error)
+}
+
 // Profiles is the profile library; *profile.Library implements it.
 type Profiles interface {
 	// ArtifactTTL returns how long the artifacts of a job with that profile
@@ -82,15 +89,19 @@ type Config struct {
 	Sweepers     []Sweeper
 	Installation Installation // nil: not checked
 
+	Snapshots Snapshots // nil: there are none
+
 	Jobs     Jobs
 	Profiles Profiles // nil: no profile has a retention of its own
 	Time     Time     // nil: the time is always right
 
-	Artifacts time.Duration // retention of artifacts and logs of an ended job; default 30 days
-	Events    time.Duration // retention of events; default 30 days
-	Egress    time.Duration // retention of egress records; default 30 days
-	Rows      time.Duration // retention of the rows of destroyed sandboxes, and of ended jobs whose sandbox is destroyed; default 90 days
-	Every     time.Duration // between two passes; default 1 h
+	Artifacts   time.Duration // retention of artifacts and logs of an ended job; default 30 days
+	Events      time.Duration // retention of events; default 30 days
+	Egress      time.Duration // retention of egress records; default 30 days
+	Rows        time.Duration // retention of the rows of destroyed sandboxes, and of ended jobs whose sandbox is destroyed; default 90 days
+	SnapshotAge time.Duration // retention of snapshots that are not kept; default 30 days
+
+	Every time.Duration // between two passes; default 1 h
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -119,6 +130,7 @@ func New(cfg Config) *Collector {
 	def(&cfg.Events, 30*day)
 	def(&cfg.Egress, 30*day)
 	def(&cfg.Rows, 90*day)
+	def(&cfg.SnapshotAge, 30*day)
 	def(&cfg.Every, time.Hour)
 	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}}
 	if c.clock == nil {
@@ -153,6 +165,7 @@ type Deleted struct {
 	Files     int `json:"files,omitempty"`     // files of crashes, unclaimed bundles, files of unknown jobs
 	Jobs      int `json:"jobs,omitempty"`
 	Sandboxes int `json:"sandboxes,omitempty"`
+	Snapshots int `json:"snapshots,omitempty"`
 	Tokens    int `json:"tokens,omitempty"`
 	Events    int `json:"events,omitempty"`
 	Egress    int `json:"egress,omitempty"` // egress records
@@ -169,7 +182,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 			return d, err
 		}
 	}
-	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.sandboxes, c.tokens, c.events, c.egress} {
+	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.snapshots, c.sandboxes, c.tokens, c.events, c.egress} {
 		if ctx.Err() != nil {
 			break
 		}
@@ -346,6 +359,14 @@ func (c *Collector) sandboxes(ctx context.Context, now time.Time, d *Deleted) er
 	return errors.Join(errs...)
 }
 
+// snapshots deletes old snapshots.
+func (c *Collector) snapshots(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	if c.cfg.Snapshots != nil {
+		d.Snapshots, err = c.cfg.Snapshots.ExpireSnapshots(ctx, now.Add(-c.cfg.SnapshotAge))
+	}
+	return err
+}
+
 func (c *Collector) tokens(ctx context.Context, now time.Time, d *Deleted) (err error) {
 	d.Tokens, err = c.cfg.Store.DeleteExpiredTokens(ctx, now)
 	return err
@@ -372,6 +393,6 @@ func (c *Collector) emitEvent(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d tokens, %d events, %d network records",
-		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Tokens, d.Events, d.Egress))
+	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d snapshots, %d tokens, %d events, %d network records",
+		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Snapshots, d.Tokens, d.Events, d.Egress))
 }

@@ -277,3 +277,22 @@ func TestHold(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 }
+
+// expiry records until when snapshots expire.
+type expiry struct{ before time.Time }
+
+func (e *expiry) ExpireSnapshots(_ context.Context, before time.Time) (int, error) {
+	e.before = before
+	return 2, nil
+}
+
+func TestSnapshotsExpire(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, tc := range []struct{ age, want time.Duration }{{0, 30 * day}, {7 * day, 7 * day}} {
+		s, e := withJobs(0), &expiry{}
+		d, err := gc.New(gc.Config{Store: s, Files: s, Jobs: s, Snapshots: e, SnapshotAge: tc.age, Clock: func() time.Time { return now }}).Pass(t.Context())
+		if err != nil || d.Snapshots != 2 || !e.before.Equal(now.Add(-tc.want)) {
+			t.Errorf("%+v, %v: snapshots before %s", d, err, e.before)
+		}
+	}
+}

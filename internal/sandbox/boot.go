@@ -33,6 +33,14 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	if !imageResolved(sb) {
 		return s.resolveImage(ctx, sb)
 	}
+	if sb.From.Snapshot != "" {
+		switch ready, refusal, err := s.originReady(ctx, sb); {
+		case refusal != nil:
+			return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
+		case err != nil || !ready:
+			return 0, true, err
+		}
+	}
 	wait, refusal, err := s.tryPowerOn(ctx, sb)
 	switch {
 	case wait || err != nil:

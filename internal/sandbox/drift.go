@@ -19,6 +19,7 @@ func (s *Service) auditLoop(ctx context.Context) {
 	t := time.NewTicker(s.lim.AuditEvery)
 	defer t.Stop()
 	for {
+		s.spawn(s.sweepSnapshots)
 		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("the backend could not be compared with the database", "err", err)
 		}

@@ -12,9 +12,13 @@ func event(kind string, sb agentlab.Sandbox, data map[string]any, format string,
 }
 
 func createdEvent(sb agentlab.Sandbox) agentlab.Event {
-	return event(agentlab.EventSandboxCreated, sb,
-		map[string]any{"name": sb.Name, "profile": sb.Profile, "image": sb.Image, "lease_expires_at": sb.LeaseExpiresAt.Format(time.RFC3339)},
-		"sandbox %s requested with profile %s", sb.Name, sb.Profile)
+	data := map[string]any{"name": sb.Name, "profile": sb.Profile, "image": sb.Image, "lease_expires_at": sb.LeaseExpiresAt.Format(time.RFC3339)}
+	text := ""
+	if sb.From.Name != "" {
+		data["from"] = sb.From.Name
+		text = " from " + sb.From.Name
+	}
+	return event(agentlab.EventSandboxCreated, sb, data, "sandbox %s requested with profile %s%s", sb.Name, sb.Profile, text)
 }
 
 // stateEvent is the event of a new state.
@@ -42,6 +46,13 @@ func desiredEvent(sb agentlab.Sandbox) agentlab.Event {
 func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	end := sb.LeaseExpiresAt.UTC().Format(time.RFC3339)
 	return event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
+}
+
+// refused adds to the data of an event why a request was given up. Clients that
+// wait for the request then return an error.
+func refused(data map[string]any, why string, cause error, hint string) map[string]any {
+	data["refused"], data["code"], data["hint"] = why, agentlab.CodeOf(cause), hint
+	return data
 }
 
 // The reason why a sandbox does not continue is shown once it has lasted for

@@ -104,8 +104,24 @@ func (p *profiles) Use(name string) (agentlab.Profile, error) {
 	return prof, nil
 }
 
-// boot knows one secret of all guests.
-type boot struct{ *bootstrap.Service }
+// boot knows one secret of all guests, and which of them have received it.
+type boot struct {
+	*bootstrap.Service
+	received *sync.Map // by UID
+}
+
+func (b boot) ReceivedSecrets(sb agentlab.Sandbox) (bool, error) {
+	_, ok := b.received.Load(sb.UID)
+	return ok, nil
+}
+
+func (b boot) Inherit(_ context.Context, from, to agentlab.Sandbox) (bool, error) {
+	_, ok := b.received.Load(from.UID)
+	if ok {
+		b.received.Store(to.UID, true)
+	}
+	return ok, nil
+}
 
 func (boot) RedactFunc(context.Context, string) func(string) string {
 	return func(text string) string { return strings.ReplaceAll(text, "hunter2", "[redacted]") }
@@ -140,6 +156,7 @@ type world struct {
 	limits   sandbox.Limits
 	profiles *profiles
 	serve    serve
+	received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
 
 	full   atomic.Bool      // the host's disk
 	dbFull atomic.Bool      // so full that the database cannot be written
@@ -202,7 +219,7 @@ func (w *world) begin() {
 		Store: db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
-		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock})},
+		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
 	})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)

@@ -14,7 +14,15 @@ import (
 // invalid, not_found (profile, image), unsupported with the field named,
 // exists (name taken), limit.
 func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
-	sb, prof, err := s.Plan(r)
+	var from *agentlab.Snapshot
+	if r.From != "" {
+		snap, err := s.origin(ctx, r.From)
+		if err != nil {
+			return agentlab.Sandbox{}, err
+		}
+		from = &snap
+	}
+	sb, prof, err := s.plan(r, from)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
@@ -64,6 +72,11 @@ func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 // Plan checks a request and returns the sandbox that Create would store,
 // without a number, and its profile. It stores nothing.
 func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
+	return s.plan(r, nil)
+}
+
+// plan is Plan for a sandbox from a snapshot; nil means from its image.
+func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
 	}
@@ -80,7 +93,11 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 			return none(err)
 		}
 	}
-	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
+	profile := s.cfg.DefaultProfile
+	if from != nil {
+		profile = from.Profile
+	}
+	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, profile))
 	if err != nil {
 		return none(err)
 	}
@@ -104,7 +121,12 @@ func (s *Service) Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Pr
 	if err := sb.Resources.Validate(); err != nil {
 		return none(err)
 	}
-	if err := s.cfg.Images.Check(sb.Image); err != nil {
+	if from != nil { // its image exists as long as it does
+		err = planFrom(&sb, r, *from)
+	} else {
+		err = s.cfg.Images.Check(sb.Image)
+	}
+	if err != nil {
 		return none(err)
 	}
 	asked := spec(sb)
@@ -136,10 +158,14 @@ func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
 }
 
 func spec(sb agentlab.Sandbox) backend.Spec {
-	return backend.Spec{
+	out := backend.Spec{
 		VMID: sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image,
 		Resources: sb.Resources, Options: sb.Options, Network: sb.Network, IPv4: sb.IPv4, IPv6: sb.IPv6,
 	}
+	if sb.From.Snapshot != "" {
+		out.From = &backend.SnapshotRef{UID: sb.From.Snapshot, Of: backend.Ref{UID: sb.From.Sandbox, Handle: sb.From.Handle}}
+	}
+	return out
 }
 
 // Get finds a sandbox by number, or by name among those that are not DESTROYED.

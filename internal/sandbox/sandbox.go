@@ -53,6 +53,15 @@ type Store interface {
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	RevokeGrants(ctx context.Context, vmid int) error
+
+	AddSnapshot(ctx context.Context, snap agentlab.Snapshot, q agentlab.SnapshotQuota, evs ...agentlab.Event) (agentlab.Snapshot, error)
+	UpdateSnapshot(ctx context.Context, uid string, q agentlab.SnapshotQuota, fn func(*agentlab.Snapshot) ([]agentlab.Event, error)) (agentlab.Snapshot, error)
+	RemoveSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
+	Snapshot(ctx context.Context, uid string) (agentlab.Snapshot, error)
+	Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]agentlab.Snapshot, error)
+	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
+	AllocateFork(ctx context.Context, snap agentlab.Snapshot, list []agentlab.Sandbox, a agentlab.Allocation,
+		created func(agentlab.Sandbox) agentlab.Event) ([]agentlab.Sandbox, error)
 }
 
 // Images ensures that the image of a sandbox exists.
@@ -76,6 +85,8 @@ type Bootstrap interface {
 	Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error)
 	Sent(uid string)
 	Reissue(ctx context.Context, sb agentlab.Sandbox, health func(context.Context) (guestapi.Health, error)) (*guestapi.Bootstrap, time.Duration, error)
+	ReceivedSecrets(sb agentlab.Sandbox) (bool, error)
+	Inherit(ctx context.Context, from, to agentlab.Sandbox) (bool, error)
 	RedactFunc(ctx context.Context, id string) func(text string) string
 	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
 }
@@ -120,6 +131,8 @@ type Limits struct {
 	KeepaliveGrace   time.Duration // from the end of a keepalive lease to destruction; default 24 h
 
 	NetworkTimeout time.Duration // for applying a changed network policy, else the sandbox fails; default 1 min
+
+	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
 
 	ParallelBoots int           // VMs that boot at the same time; default 4
 	Workers       int           // steps at the same time; default 32
@@ -192,6 +205,8 @@ type Service struct {
 	guests  Guests // nil means that guests are not served
 	intents destroyIntents
 
+	sweeping sync.Mutex // held by sweepSnapshots
+
 	mu           sync.Mutex
 	states       map[int]*runtimeState
 	knownOrphans map[string]backend.Instance // by UID: orphans that were reported by an event
@@ -219,6 +234,8 @@ type runtimeState struct {
 	destroyPending bool   // it must be destroyed, but the row could not be changed: the disk was full
 	paused         string // why its guest's CPUs are paused; "" if they are not
 	elsewhere      string // its backend, if that is not the configured one
+	snapshotsDone  bool   // its snapshots need nothing from its step
+	restored       string // UID of the snapshot to which this process has restored it
 
 	asking    bool      // its step waits for an answer of the guest
 	newPolicy bool      // its network policy has changed since its step read the row
@@ -350,8 +367,9 @@ func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
 // update changes a row and wakes the calls that wait for a change of it.
 func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	var before agentlab.Sandbox
 	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		before := *sb
+		before = *sb
 		evs, err := fn(sb)
 		if sb.State != before.State || sb.Desired != before.Desired {
 			sb.Waiting = "" // it was about the previous state
@@ -364,6 +382,9 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	}
 	s.track(sb)
 	s.withState(vmid, (*runtimeState).notifyWaiters)
+	if sb.State != before.State && (sb.State == agentlab.SandboxDestroyed || sb.From.Snapshot != "") {
+		s.spawn(s.sweepSnapshots) // some may no longer be needed
+	}
 	return sb, nil
 }
 

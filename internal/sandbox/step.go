@@ -59,9 +59,17 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	if s.leaseCounts(sb) && !s.clock().Before(sb.LeaseExpiresAt) {
 		return 0, false, s.expire(ctx, sb)
 	}
-	switch sb.Desired {
-	case agentlab.DesiredDestroyed:
+	if sb.Desired == agentlab.DesiredDestroyed {
 		return 0, false, s.destroy(ctx, sb)
+	}
+	if err := s.stepSnapshots(ctx, sb); err != nil {
+		return 0, true, err
+	}
+	if sb.Restoring != "" {
+		err := s.restore(ctx, sb)
+		return 0, err != nil, err
+	}
+	switch sb.Desired {
 	case agentlab.DesiredStopped:
 		return s.stop(ctx, sb)
 	case agentlab.DesiredSuspended, agentlab.DesiredSuspendedToDisk:
@@ -95,7 +103,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		evs := []agentlab.Event{leaseEvent(*sb, "has ended")}
 		before := sb.State
-		sb.Desired = agentlab.DesiredDestroyed
+		sb.Desired, sb.Restoring = agentlab.DesiredDestroyed, ""
 		if sb.State.HasVM() && sb.Keepalive {
 			sb.Desired = agentlab.DesiredStopped
 			sb.LeaseExpiresAt = now.Add(s.lim.KeepaliveGrace)

@@ -198,16 +198,19 @@ func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) 
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
+		if !now.Desired.Suspended() {
+			now.Reason = agentlab.Reason(why + " (" + hint + ")")
+		}
 		switch {
 		case now.State == agentlab.SandboxReady:
 			now.Desired = agentlab.DesiredRunning
 		case now.OnDisk:
-			now.Desired, now.Reason = agentlab.DesiredSuspendedToDisk, agentlab.Reason(why+" ("+hint+")")
+			now.Desired = agentlab.DesiredSuspendedToDisk
 		default:
 			now.Desired = agentlab.DesiredSuspended
 		}
 		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
-			map[string]any{"state": now.State, "desired": now.Desired, "refused": why, "code": agentlab.CodeOf(cause), "hint": hint},
+			refused(map[string]any{"state": now.State, "desired": now.Desired}, why, cause, hint),
 			"sandbox %s cannot be %s: %s", sb.Name, what, why)}, nil
 	})
 	return err

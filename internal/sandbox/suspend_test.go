@@ -3,7 +3,6 @@ package sandbox_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +10,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
 func (w *world) suspended(name string) agentlab.Sandbox {
@@ -143,13 +141,7 @@ func (w *world) suspendToDisk(sb agentlab.Sandbox) agentlab.Sandbox {
 // boot returns the ID of the current boot of a guest.
 func (w *world) boot(sb agentlab.Sandbox) string {
 	w.Helper()
-	h, err := control.New(func(ctx context.Context) (net.Conn, error) {
-		return w.host.Open().DialControl(ctx, backend.RefOf(sb))
-	}).Health(context.Background())
-	if err != nil {
-		w.Fatal(err)
-	}
-	return h.BootID
+	return w.health(sb).BootID
 }
 
 // A sandbox that is suspended to disk survives the end of the daemon and of the

@@ -97,10 +97,13 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 	r := agentlab.SandboxRequest{
 		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
-		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB,
+		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, From: c.FromSnapshot,
 	}
 	if err := noWorkspace(c.Workspace); err != nil {
 		return r, err
+	}
+	if c.Job != nil && c.FromSnapshot != "" {
+		return r, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a job").WithField("from_snapshot")
 	}
 	if c.Job != nil {
 		j, err := jobRequest(*c.Job)

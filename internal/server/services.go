@@ -73,6 +73,11 @@ type Sandboxes interface {
 	Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)
+	Snapshots(ctx context.Context, nameOrVMID string) ([]agentlab.Snapshot, error) // of one sandbox, or all for ""
+	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
+	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
+	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
+	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)

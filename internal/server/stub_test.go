@@ -179,6 +179,26 @@ func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab
 	return s.act("sandbox.renew")
 }
 
+func (s stubSandboxes) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
+	return []agentlab.Snapshot{{Name: "clean"}}, s.called("snapshot.list")
+}
+
+func (s stubSandboxes) SaveSnapshot(_ context.Context, _ int, name string, _ bool) (agentlab.Snapshot, error) {
+	return agentlab.Snapshot{Name: name}, s.called("snapshot.save")
+}
+
+func (s stubSandboxes) RestoreSnapshot(context.Context, int, string) (agentlab.Sandbox, error) {
+	return s.act("snapshot.restore")
+}
+
+func (s stubSandboxes) DeleteSnapshot(_ context.Context, _, name string) (agentlab.Snapshot, error) {
+	return agentlab.Snapshot{Name: name}, s.called("snapshot.delete")
+}
+
+func (s stubSandboxes) Fork(context.Context, int, agentlab.ForkRequest) ([]agentlab.Sandbox, error) {
+	return []agentlab.Sandbox{{VMID: 2, Name: "box-1"}}, s.called("sandbox.fork")
+}
+
 func (s stubSandboxes) conn(name string) (net.Conn, error) {
 	if err := s.called(name); err != nil {
 		return nil, err

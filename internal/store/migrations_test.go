@@ -22,6 +22,7 @@ var released = map[string]string{
 	"00017_renumbered.sql":     "f2a608318d0b3a29f6db5f2d3e6cb84806825353b15de173f2dfd5ad61f0b933",
 	"00018_on_disk.sql":        "0c2541d4d4f2bcf3fd11d23dafe82c35dd6d6fd59519c4ff2321a46bcaa52b6e",
 	"00019_job_setup.sql":      "675201e25bfac2fa46855ae5c9b9cf9f9f793541cdded4a1a8529c9ccd3274a8",
+	"00020_snapshots.sql":      "cbce6c3e66ff4cef5914aad14febf9b4227354cd32f2edcfb2276c712040da95",
 	"00021_attempts.sql":       "cbc496a78eb80e0f78795c86bf6dc7592342d50bee20d1918fc2ad2ad4032384",
 }
 

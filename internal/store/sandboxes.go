@@ -37,6 +37,11 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"created_at", timeCol{&s.CreatedAt}},
 		{"updated_at", timeCol{&s.UpdatedAt}},
 		{"booted_at", timeCol{&s.BootedAt}},
+		{"from_snapshot", &s.From.Snapshot},
+		{"from_sandbox", &s.From.Sandbox},
+		{"from_handle", &s.From.Handle},
+		{"from_name", &s.From.Name},
+		{"restoring", &s.Restoring},
 	}
 }, checkSandbox)
 
@@ -79,33 +84,39 @@ func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agen
 		return agentlab.Sandbox{}, invalid("vmid", "VMID and addresses are allocated and must not be set")
 	}
 	err := s.write(ctx, func(w *tx) error {
-		if err := checkRoom(w, sb.Name, a.MaxLive); err != nil {
+		if err := allocate(w, &sb, a); err != nil {
 			return err
 		}
-		vmid, err := nextVMID(w, a)
-		if err != nil {
-			return err
-		}
-		sb.VMID = vmid
-		if sb.IPv4, sb.IPv6, err = nextAddress(w, a); err != nil {
-			return err
-		}
-		if sb.CreatedAt.IsZero() {
-			sb.CreatedAt = w.now
-		}
-		if sb.UpdatedAt.IsZero() {
-			sb.UpdatedAt = sb.CreatedAt
-		}
-		if err := sandboxes.insert(w, &sb); err != nil {
-			return err
-		}
-		w.done.Sandboxes = append(w.done.Sandboxes, sb)
-		return w.emit(fillTarget(evs, vmid, ""))
+		return w.emit(fillTarget(evs, sb.VMID, ""))
 	})
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
 	return sb, nil
+}
+
+// allocate is AllocateSandbox in a transaction.
+func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
+	if err := checkRoom(w, sb.Name, a.MaxLive); err != nil {
+		return err
+	}
+	if sb.VMID, err = nextVMID(w, a); err != nil {
+		return err
+	}
+	if sb.IPv4, sb.IPv6, err = nextAddress(w, a); err != nil {
+		return err
+	}
+	if sb.CreatedAt.IsZero() {
+		sb.CreatedAt = w.now
+	}
+	if sb.UpdatedAt.IsZero() {
+		sb.UpdatedAt = sb.CreatedAt
+	}
+	if err := sandboxes.insert(w, sb); err != nil {
+		return err
+	}
+	w.done.Sandboxes = append(w.done.Sandboxes, *sb)
+	return nil
 }
 
 func checkRoom(w *tx, name string, maxLive int) error {
@@ -243,10 +254,10 @@ func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]i
 	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
 }
 
-// ImagesInUse returns how many sandboxes use each image, by its reference. For
-// one that still waits for its image that is only a name.
+// ImagesInUse returns how many sandboxes and snapshots use each image, by its
+// reference. For a sandbox that still waits for its image that is only a name.
 func (s *Store) ImagesInUse(ctx context.Context) (map[string]int, error) {
-	return countBy[string](ctx, s.r, "sandboxes WHERE state <> 'DESTROYED'", "image")
+	return countBy[string](ctx, s.r, "(SELECT image FROM sandboxes WHERE state <> 'DESTROYED' UNION ALL SELECT image FROM snapshots)", "image")
 }
 
 // RecoverSandbox inserts a sandbox whose row was lost, with the number and

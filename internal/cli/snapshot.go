@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) snapshotCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "snapshot", Short: "Manage snapshots of sandboxes"}
+	cmd.AddCommand(a.snapshotSaveCmd(), a.snapshotRestoreCmd(), a.snapshotListCmd(), a.snapshotDeleteCmd())
+	return cmd
+}
+
+// nameFlag adds the required flag --name of a snapshot.
+func nameFlag(cmd *cobra.Command, name *string, usage string) {
+	cmd.Flags().StringVar(name, "name", "", usage)
+	_ = cmd.MarkFlagRequired("name")
+}
+
+func (a *App) snapshotSaveCmd() *cobra.Command {
+	var r api.SnapshotCreate
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "save SANDBOX --name NAME", Short: "Save a sandbox", Args: exactArgs("SANDBOX"),
+		Long: `Save the disk of a sandbox, and its memory if it runs or is suspended. A running
+sandbox continues; its CPUs stop for a short time. A sandbox that has received
+secrets, or that runs a job, cannot be saved.
+
+The snapshot is deleted with its sandbox, or when retention.snapshots_days in
+config.yaml have passed. With --keep it exists until you delete it.`,
+		Example: `  agentlab sandbox snapshot save play --name clean
+  agentlab sandbox new --from-snapshot play/clean`,
+	}
+	nameFlag(cmd, &r.Name, "name of the snapshot")
+	cmd.Flags().BoolVar(&r.Keep, "keep", false, "delete it neither with the sandbox nor by retention")
+	waitFlag(cmd, &wait, "wait until the sandbox is saved")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		after, err := lastEvent(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		n, err := c.SaveSnapshot(ctx, args[0], r)
+		if err == nil && wait {
+			n, err = a.waitSnapshot(ctx, c, n, after, agentlab.SnapshotReady)
+		}
+		if err != nil {
+			return err
+		}
+		return a.done(n, "snapshot %s of sandbox %s is %s", n.Name, n.SandboxName, n.State)
+	})
+	return cmd
+}
+
+// waitSnapshot shows the events of a sandbox until its snapshot is in a state.
+func (a *App) waitSnapshot(ctx context.Context, c *client.Client, n api.Snapshot, after int64, want agentlab.SnapshotState) (api.Snapshot, error) {
+	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: fmt.Sprint(n.SandboxVMID), After: after}) {
+		if err != nil {
+			return n, err
+		}
+		a.showEvent(e)
+		if e.Kind != agentlab.EventSandboxSnapshot || e.Data["snapshot"] != n.UID {
+			continue
+		}
+		if err := refusal(e); err != nil {
+			return n, err
+		}
+		if e.Data["state"] != string(want) {
+			continue
+		}
+		n.State = string(want)
+		list, err := c.Snapshots(ctx, fmt.Sprint(n.SandboxVMID))
+		if want == agentlab.SnapshotDeleted {
+			return n, nil // there may be no sandbox either
+		}
+		for _, now := range list.Items {
+			if now.UID == n.UID {
+				n = now
+			}
+		}
+		return n, err
+	}
+	return n, context.Cause(ctx)
+}
+
+func (a *App) snapshotRestoreCmd() *cobra.Command {
+	var name string
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "restore SANDBOX --name NAME", Short: "Restore a sandbox to one of its snapshots", Args: exactArgs("SANDBOX"),
+		Long: `Replace the disk and the memory of a sandbox by those of one of its snapshots;
+what they are now is lost. The number, the name, the lease and the network policy
+of the sandbox do not change. The sandbox then runs, or is STOPPED if the snapshot
+has no memory.`,
+	}
+	nameFlag(cmd, &name, "name of the snapshot")
+	waitFlag(cmd, &wait, "wait until the sandbox is restored")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		restore := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
+			return c.RestoreSnapshot(ctx, sandbox, name)
+		}
+		return a.finishSandbox(ctx, c, requestChange(ctx, c, args[0], wait, restore), wait, func(sb api.Sandbox) bool {
+			return !sb.Restoring && (isUp(sb) || isStopped(sb))
+		})
+	})
+	return cmd
+}
+
+func (a *App) snapshotListCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list [SANDBOX]", Aliases: []string{"ls"}, Short: "List snapshots", Args: cobra.MaximumNArgs(1),
+		Long: "List the snapshots of a sandbox, which may no longer exist, or all snapshots.",
+	}
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		list, err := c.Snapshots(ctx, append(args, "")[0])
+		if err != nil {
+			return err
+		}
+		return a.emit(list, func() error {
+			t := newTable(a.Stdout, "SANDBOX", "VMID", "NAME", "STATE", "MEMORY", "SIZE", "KEEP", "AGE")
+			for _, n := range list.Items {
+				t.row(n.SandboxName, n.SandboxVMID, n.Name, n.State, yesNo(n.Memory), byteSize(n.Bytes), yesNo(n.Keep), a.age(n.CreatedAt))
+			}
+			return t.flush()
+		})
+	})
+	return cmd
+}
+
+func (a *App) snapshotDeleteCmd() *cobra.Command {
+	var name string
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "delete SANDBOX --name NAME", Short: "Delete a snapshot", Args: exactArgs("SANDBOX"),
+		Long: `Delete a snapshot of a sandbox, which may no longer exist. The sandboxes that were
+created from it do not change.`,
+	}
+	nameFlag(cmd, &name, "name of the snapshot")
+	waitFlag(cmd, &wait, "wait until it is deleted")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		n, err := c.DeleteSnapshot(ctx, args[0], name)
+		if err == nil && wait {
+			n, err = a.waitSnapshot(ctx, c, n, 0, agentlab.SnapshotDeleted)
+		}
+		if err != nil {
+			return err
+		}
+		return a.done(n, "snapshot %s of sandbox %s is %s", n.Name, n.SandboxName, n.State)
+	})
+	return cmd
+}
+
+func (a *App) sandboxForkCmd() *cobra.Command {
+	var r api.SandboxFork
+	var ttl time.Duration
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "fork SANDBOX --count N", Short: "Create sandboxes that continue a sandbox", Args: exactArgs("SANDBOX"),
+		Long: `Create sandboxes that continue a sandbox from its current state, with its disk and
+the processes in its memory. Each has its own name, number, network and lease. The
+sandbox itself continues; its CPUs stop for a short time.
+
+If the sandbox has received secrets, the new ones have them too; an event records
+that. The exit code is 1 if one of the new sandboxes does not become ready.`,
+		Example: "  agentlab sandbox fork play --count 4 --name-prefix try",
+	}
+	count(cmd.Flags(), &r.Count, "count", "number of new sandboxes, 1 to 64")
+	_ = cmd.MarkFlagRequired("count")
+	cmd.Flags().StringVar(&r.NamePrefix, "name-prefix", "", "prefix of the names PREFIX-1, PREFIX-2, … (default: the name of SANDBOX)")
+	cmd.Flags().Var(durationFlag{&ttl, agentlab.MaxTTL}, "ttl", "duration of each lease, e.g. 30m, 4h, 2d (default: the profile's)")
+	waitFlag(cmd, &wait, "wait until the new sandboxes are ready")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		r.Sandbox, r.TTLMinutes = args[0], int(ttl/time.Minute)
+		made, err := c.ForkSandbox(ctx, r)
+		if err != nil {
+			return err
+		}
+		var failed error
+		for i, sb := range made.Items {
+			if !wait {
+				break
+			}
+			made.Items[i], err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			if ctx.Err() != nil {
+				return err
+			}
+			if err != nil {
+				a.printError(err)
+				failed = errors.Join(failed, statusError(exitFailure))
+			}
+		}
+		if err := a.emit(made, func() error { return a.sandboxesTable(made.Items) }); err != nil {
+			return err
+		}
+		return failed
+	})
+	return cmd
+}

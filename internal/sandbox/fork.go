@@ -1,0 +1,109 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Fork creates sandboxes that continue the guest of a sandbox, each with its own
+// identity, network and lease, and returns them in state REQUESTED. The source
+// continues. They are allocated together or not at all; what happens later to one
+// does not affect the others. Codes: not_found, invalid, exists, limit, conflict
+// (state), no_space, unsupported.
+//
+// A fork of a sandbox that has received secrets is allowed, because the files
+// with its memory exist only until the sandboxes are created. The event records
+// it, and the secrets count as received by the new sandboxes too.
+func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error) {
+	if _, err := s.snapshotter(); err != nil {
+		return nil, err
+	}
+	if r.Count < 1 || r.Count > agentlab.MaxFork {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 1 and %d", r.Count, agentlab.MaxFork).WithField("count")
+	}
+	src, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.canSave(src); err != nil {
+		return nil, err
+	}
+	if err := s.room(); err != nil {
+		return nil, err
+	}
+	prof, err := s.cfg.Profiles.Use(src.Profile)
+	if err != nil {
+		return nil, err
+	}
+	ttl, err := s.ttl(r.TTL, prof.TTL)
+	if err != nil {
+		return nil, err
+	}
+	room, err := s.allocation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names, err := s.forkNames(ctx, cmp.Or(r.NamePrefix, src.Name), r.Count)
+	if err != nil {
+		return nil, err
+	}
+	snap := snapshotOf(src)
+	snap.Kind = agentlab.SnapshotFork
+	now := s.clock().UTC()
+	var list []agentlab.Sandbox
+	for _, name := range names {
+		list = append(list, agentlab.Sandbox{
+			UID: agentlab.NewUID(), Name: name, Backend: src.Backend, Profile: src.Profile, Image: src.Image,
+			State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
+			Resources: src.Resources, Options: src.Options, Network: src.Network, Keepalive: src.Keepalive,
+			From: originOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
+		})
+	}
+	made, err := s.cfg.Store.AllocateFork(ctx, snap, list, room, createdEvent)
+	if err != nil {
+		return nil, err
+	}
+	for _, sb := range made {
+		s.track(sb)
+		s.loop.Wake(sb.VMID)
+	}
+	s.wakeSnapshots(vmid)
+	return made, nil
+}
+
+// forkNames returns names PREFIX-1, PREFIX-2, … that no sandbox has.
+func (s *Service) forkNames(ctx context.Context, prefix string, count int) ([]string, error) {
+	live, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for n := 1; len(out) < count; n++ {
+		name := fmt.Sprintf("%s-%d", prefix, n)
+		if err := agentlab.ValidateName(name); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(live, func(sb agentlab.Sandbox) bool { return sb.Name == name }) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// forkedEvent is the event of a fork, about its source.
+func forkedEvent(src agentlab.Sandbox, made []agentlab.Sandbox, secrets bool) agentlab.Event {
+	var vmids []int
+	for _, sb := range made {
+		vmids = append(vmids, sb.VMID)
+	}
+	text := ""
+	if secrets {
+		text = "; it has received secrets, which the copies of its memory contain"
+	}
+	return event(agentlab.EventSandboxForked, src, map[string]any{"sandboxes": vmids, "received_secrets": secrets},
+		"sandbox %s is forked into %s%s", src.Name, agentlab.Plural(len(made), "sandbox"), text)
+}

@@ -1,0 +1,197 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+)
+
+// forked waits until the copies are READY, and checks that each continues the
+// guest of src with an identity of its own.
+func (w *world) forked(src agentlab.Sandbox, made []agentlab.Sandbox) {
+	w.Helper()
+	boot := w.boot(src)
+	for i, sb := range made {
+		got := w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
+		if got.State != agentlab.SandboxReady {
+			w.Fatalf("%s is %s: %s", got.Name, got.State, got.Reason)
+		}
+		h := w.health(got)
+		if h.BootID != boot || h.Identity != got.UID || w.sh(got, "cat file") != "one" || w.sh(got, "hostname") != got.Name {
+			w.Errorf("%s: %+v, file %q", got.Name, h, w.sh(got, "cat file"))
+		}
+		w.sh(got, fmt.Sprintf("echo %d > file", i))
+	}
+	if got := w.get(src.VMID); got.State != agentlab.SandboxReady || w.health(got).Identity != src.UID || w.sh(got, "cat file") != "one" {
+		w.Errorf("the source is %s", got.State)
+	}
+	w.untilNoSnapshots()
+}
+
+func TestFork(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		src := w.ready("play")
+		w.sh(src, "echo one > file")
+		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 6}))(t)
+		w.forked(src, made)
+		for i, sb := range made {
+			if sb.Name != fmt.Sprintf("play-%d", i+1) || sb.From.Name != "play" || sb.From.Sandbox != src.UID || sb.UID == src.UID {
+				t.Errorf("%+v", sb)
+			}
+		}
+		more := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "play"}))(t)
+		if more[0].Name != "play-7" {
+			t.Errorf("it is named %s", more[0].Name)
+		}
+		w.forked(src, more)
+		w.destroyAll()
+	})
+}
+
+// Whatever step the daemon dies in, the next one completes the fork.
+func TestForkAfterCrash(t *testing.T) {
+	for _, tc := range []struct {
+		op fake.Op
+		at []fake.Point
+	}{
+		{fake.OpSaveSnapshot, []fake.Point{fake.Before, fake.Half, fake.After}},
+		{fake.OpCreate, []fake.Point{fake.Before, fake.Half, fake.After}},
+		{fake.OpStart, []fake.Point{fake.Before, fake.After}},
+		{fake.OpDeleteSnapshot, []fake.Point{fake.Before, fake.Half, fake.After}},
+	} {
+		for _, at := range tc.at {
+			t.Run(fmt.Sprintf("%s %s", tc.op, at), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					src := w.ready("play")
+					w.sh(src, "echo one > file")
+					restart := w.crashes(tc.op, at)
+					made := must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t)
+					restart()
+					w.forked(src, made)
+					w.destroyAll()
+				})
+			})
+		}
+	}
+}
+
+// A copy that fails says why; the others, and the source, are not affected.
+func TestForkFails(t *testing.T) {
+	t.Run("one", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			src := w.ready("play")
+			w.host.Inject(fake.Fault{Op: fake.OpStart, Times: 1, Err: agentlab.Errorf(agentlab.CodeUnsupported, "another processor")})
+			failed := 0
+			for _, sb := range must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
+				if got := w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); got.State == agentlab.SandboxFailed {
+					failed++
+					if !strings.Contains(got.Reason, "another processor") {
+						t.Errorf("reason %q", got.Reason)
+					}
+				}
+			}
+			if failed != 1 {
+				t.Errorf("%d failed, want 1", failed)
+			}
+			w.untilNoSnapshots()
+		})
+	})
+	t.Run("not saved", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			src := w.ready("play")
+			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Err: agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")})
+			for _, sb := range must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
+				if got := w.until(sb.VMID, agentlab.SandboxFailed); !strings.Contains(got.Reason, "the disk is full") {
+					t.Errorf("reason %q", got.Reason)
+				}
+			}
+			w.untilNoSnapshots()
+		})
+	})
+	t.Run("source destroyed", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			ctx := context.Background()
+			src := w.ready("play")
+			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Block: make(chan struct{})})
+			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
+			must(w.svc.Destroy(ctx, src.VMID))(t)
+			for _, sb := range made {
+				w.until(sb.VMID, agentlab.SandboxFailed)
+			}
+			w.untilNoSnapshots()
+		})
+	})
+	t.Run("copy destroyed", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			ctx := context.Background()
+			src := w.ready("play")
+			blocked := make(chan struct{})
+			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Block: blocked})
+			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			must(w.svc.Destroy(ctx, made[0].VMID))(t)
+			w.until(made[0].VMID, agentlab.SandboxDestroyed)
+			close(blocked)
+			w.untilNoSnapshots()
+		})
+	})
+}
+
+// The limits are checked before anything starts, and nothing is left of a fork
+// that exceeds them.
+func TestForkLimits(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.kill()
+		w.limits.MaxSandboxes = 3
+		w.begin()
+		ctx := context.Background()
+		src := w.create(agentlab.SandboxRequest{Name: "play"})
+		_, err := w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1})
+		wantCode(t, err, agentlab.CodeConflict)
+		w.until(src.VMID, agentlab.SandboxReady)
+		for _, n := range []int{0, -1, agentlab.MaxFork + 1} {
+			_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: n})
+			wantCode(t, err, agentlab.CodeInvalid)
+		}
+		_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "A B"})
+		wantCode(t, err, agentlab.CodeInvalid)
+		_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 3})
+		wantCode(t, err, agentlab.CodeLimit)
+		if all := must(w.svc.List(ctx, agentlab.SandboxFilter{Destroyed: true}))(t); len(all) != 1 || w.host.Calls(fake.OpSaveSnapshot) != 0 {
+			t.Errorf("%d sandboxes, %d calls", len(all), w.host.Calls(fake.OpSaveSnapshot))
+		}
+		w.untilNoSnapshots()
+		must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
+	})
+}
+
+// A fork of a sandbox with secrets is recorded, and its copies have received them
+// too: they cannot be saved.
+func TestForkOfSecrets(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		src := w.ready("play")
+		// They are delivered after the request.
+		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Hook: func(backend.Spec) { w.received.Store(src.UID, true) }})
+		for range 2 {
+			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			w.until(made[0].VMID, agentlab.SandboxReady)
+			_, err := w.svc.SaveSnapshot(ctx, made[0].VMID, "one", false)
+			wantCode(t, err, agentlab.CodeDenied)
+		}
+		recorded := 0
+		for _, e := range w.events(agentlab.EventSandboxForked) {
+			if strings.Contains(e.Data, `"received_secrets":true`) {
+				recorded++
+			}
+		}
+		if recorded != 2 {
+			t.Errorf("%d events record it, want 2", recorded)
+		}
+	})
+}

@@ -1,0 +1,307 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// snapshotter returns the driver's Snapshotter, or an error with code unsupported.
+func (s *Service) snapshotter() (backend.Snapshotter, error) {
+	if d, ok := s.cfg.Driver.(backend.Snapshotter); ok {
+		return d, nil
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no snapshots", s.cfg.Driver.Info().Name)
+}
+
+// canSave returns an error with code conflict if a sandbox cannot be saved now.
+// A job is not saved: the copy of its runner would report to the same job.
+func (s *Service) canSave(sb agentlab.Sandbox) error {
+	if err := s.reachable(sb); err != nil {
+		return err
+	}
+	switch sb.State {
+	case agentlab.SandboxReady, agentlab.SandboxCompleted, agentlab.SandboxSuspended, agentlab.SandboxStopped:
+		if sb.Desired != agentlab.DesiredDestroyed && sb.Restoring == "" {
+			return nil
+		}
+	case agentlab.SandboxRunning:
+		return conflict(sb, "and a sandbox with a running job cannot be saved", "wait until job %s has ended", sb.JobID)
+	}
+	return conflict(sb, "and cannot be saved", "a READY, COMPLETED, SUSPENDED or STOPPED sandbox can be saved")
+}
+
+// errSecrets is the error for a snapshot of a sandbox that has received secrets.
+func errSecrets(sb agentlab.Sandbox) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) has received secrets, which a snapshot would keep longer than its lease", sb.Name, sb.VMID).
+		WithHint("save a sandbox whose profile has no secrets bundle; 'agentlab sandbox fork' and 'agentlab sandbox suspend --to-disk' are possible")
+}
+
+// SaveSnapshot requests a snapshot of a sandbox, and returns it in state SAVING.
+// With keep it is not deleted with the sandbox. Codes: not_found, invalid (name),
+// exists, limit, conflict (state), denied (it has received secrets), no_space,
+// unsupported.
+func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error) {
+	none := agentlab.Snapshot{}
+	if _, err := s.snapshotter(); err != nil {
+		return none, err
+	}
+	if err := agentlab.ValidateName(name); err != nil {
+		return none, err
+	}
+	info := s.cfg.Driver.Info()
+	if keep && !info.Capabilities.KeptSnapshots {
+		return none, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s deletes the snapshots of a sandbox with it", info.Name).WithField("keep")
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return none, err
+	}
+	if err := s.canSave(sb); err != nil {
+		return none, err
+	}
+	switch received, err := s.cfg.Bootstrap.ReceivedSecrets(sb); {
+	case err != nil:
+		return none, err
+	case received:
+		return none, errSecrets(sb)
+	}
+	if err := s.room(); err != nil {
+		return none, err
+	}
+	snap := snapshotOf(sb)
+	snap.Name, snap.Kind, snap.Keep = name, agentlab.SnapshotSaved, keep
+	snap, err = s.cfg.Store.AddSnapshot(ctx, snap, s.lim.Snapshots, snapshotEvent(snap, "", nil))
+	if err == nil {
+		s.wakeSnapshots(vmid)
+	}
+	return snap, err
+}
+
+// snapshotOf returns a new snapshot of a sandbox.
+func snapshotOf(sb agentlab.Sandbox) agentlab.Snapshot {
+	return agentlab.Snapshot{
+		UID: agentlab.NewUID(), State: agentlab.SnapshotSaving,
+		VMID: sb.VMID, SandboxUID: sb.UID, SandboxName: sb.Name, Handle: sb.Handle,
+		Backend: sb.Backend, Profile: sb.Profile, Image: sb.Image, Resources: sb.Resources, Options: sb.Options,
+	}
+}
+
+// Snapshots lists the snapshots that users saved: those of the sandbox with a
+// VMID or name, which may no longer exist, or all for "".
+func (s *Service) Snapshots(ctx context.Context, sandbox string) ([]agentlab.Snapshot, error) {
+	all, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(n agentlab.Snapshot) bool {
+		return n.Kind != agentlab.SnapshotSaved || sandbox != "" && n.SandboxName != sandbox && strconv.Itoa(n.VMID) != sandbox
+	})
+	if len(all) == 0 && sandbox != "" {
+		_, err = s.Get(ctx, sandbox) // it may not exist
+	}
+	return all, err
+}
+
+// FindSnapshot returns the snapshot with a name of a sandbox, which may no longer
+// exist, by its VMID or name. A sandbox that exists has precedence. Codes:
+// not_found; conflict if several sandboxes of that name had one.
+func (s *Service) FindSnapshot(ctx context.Context, sandbox, name string) (agentlab.Snapshot, error) {
+	list, err := s.Snapshots(ctx, sandbox)
+	if err != nil {
+		return agentlab.Snapshot{}, err
+	}
+	list = slices.DeleteFunc(list, func(n agentlab.Snapshot) bool { return n.Name != name })
+	if len(list) > 1 {
+		if sb, err := s.Get(ctx, sandbox); err == nil {
+			if i := slices.IndexFunc(list, func(n agentlab.Snapshot) bool { return n.SandboxUID == sb.UID }); i >= 0 {
+				return list[i], nil
+			}
+		}
+	}
+	switch len(list) {
+	case 0:
+		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sandbox, name).WithHint("see 'agentlab sandbox snapshot list %s'", sandbox)
+	case 1:
+		return list[0], nil
+	}
+	return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeConflict, "%d sandboxes named %s had a snapshot %q", len(list), sandbox, name).
+		WithHint("name the sandbox by its VMID: agentlab sandbox snapshot list")
+}
+
+// usable returns an error with code conflict if a snapshot cannot be used.
+func usable(n agentlab.Snapshot) error {
+	if n.State == agentlab.SnapshotReady {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "snapshot %s of sandbox %s is %s", n.Name, n.SandboxName, n.State).
+		WithHint("see 'agentlab sandbox snapshot list %s'", n.SandboxName)
+}
+
+// RestoreSnapshot requests that a sandbox gets the disk and the memory of one of
+// its snapshots; what they are now is lost. Its number, name, lease and network
+// policy do not change. Afterwards it runs, or is STOPPED if the snapshot has no
+// memory. Codes: not_found, conflict, unsupported.
+func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error) {
+	if _, err := s.snapshotter(); err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	snap, err := s.FindSnapshot(ctx, strconv.Itoa(vmid), name)
+	if err == nil {
+		err = usable(snap)
+	}
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		switch {
+		case snap.SandboxUID != sb.UID:
+			return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sb.Name, name)
+		case sb.Restoring == snap.UID:
+			return nil, nil
+		case sb.State == agentlab.SandboxRunning:
+			return nil, conflict(*sb, "and a sandbox with a running job cannot be restored", "cancel the job, or wait until it has ended")
+		case sb.Desired == agentlab.DesiredDestroyed || sb.Restoring != "" || !sb.State.CanBecome(agentlab.SandboxStopped) && sb.State != agentlab.SandboxStopped:
+			return nil, conflict(*sb, "and cannot be restored", "")
+		}
+		sb.Restoring, sb.Desired = snap.UID, agentlab.DesiredStopped
+		if snap.Memory {
+			sb.Desired = agentlab.DesiredRunning
+		}
+		return []agentlab.Event{event(agentlab.EventSandboxSnapshot, *sb, map[string]any{"snapshot": snap.UID, "name": name, "state": "RESTORING"},
+			"sandbox %s will be restored to its snapshot %s", sb.Name, name)}, nil
+	})
+}
+
+// DeleteSnapshot requests the deletion of a snapshot, and returns it in state
+// DELETING. Codes: not_found, conflict (a sandbox is being restored to it, or it
+// belongs to another backend).
+func (s *Service) DeleteSnapshot(ctx context.Context, sandbox, name string) (agentlab.Snapshot, error) {
+	snap, err := s.FindSnapshot(ctx, sandbox, name)
+	if err != nil {
+		return snap, err
+	}
+	if snap.Backend != s.cfg.Driver.Info().Name {
+		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s belongs to backend %s", name, snap.Backend).
+			WithHint("set 'backend: %s' in config.yaml and restart agentlabd", snap.Backend)
+	}
+	if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
+		return snap, conflict(sb, "and is being restored to this snapshot", "try again later")
+	}
+	return s.deleteSnapshot(ctx, snap)
+}
+
+// deleteSnapshot makes a snapshot DELETING.
+func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot) (agentlab.Snapshot, error) {
+	out, err := s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+		if n.State == agentlab.SnapshotDeleting {
+			return nil, nil
+		}
+		n.State = agentlab.SnapshotDeleting
+		return []agentlab.Event{snapshotEvent(*n, "", nil)}, nil
+	})
+	if err == nil {
+		s.wakeSnapshots(snap.VMID)
+	}
+	return out, err
+}
+
+// ExpireSnapshots requests the deletion of the snapshots that were saved before a
+// time and are not kept. It returns their number.
+func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int, err error) {
+	list, err := s.Snapshots(ctx, "")
+	if err != nil {
+		return 0, err
+	}
+	for _, snap := range list {
+		if snap.Keep || snap.State != agentlab.SnapshotReady || !snap.SavedAt.Before(before) {
+			continue
+		}
+		if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
+			continue
+		}
+		if _, err := s.deleteSnapshot(ctx, snap); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
+func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
+	if _, err := s.snapshotter(); err != nil {
+		return agentlab.Snapshot{}, err
+	}
+	sandbox, name, ok := strings.Cut(from, "/")
+	if !ok || sandbox == "" {
+		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q is not SANDBOX/NAME", from).WithField("from_snapshot")
+	}
+	snap, err := s.FindSnapshot(ctx, sandbox, name)
+	if err == nil {
+		err = usable(snap)
+	}
+	switch {
+	case err != nil:
+		return snap, err
+	case snap.Backend != s.cfg.Driver.Info().Name:
+		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s belongs to backend %s", from, snap.Backend)
+	}
+	return snap, nil
+}
+
+// planFrom changes a planned sandbox to one from a snapshot. It has the image,
+// cores and memory of the snapshot, and a disk that is not smaller.
+func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Snapshot) error {
+	saved := backend.Spec{Image: snap.Image, Resources: snap.Resources, Options: snap.Options}
+	disk := max(sb.Resources.RootSizeGB, snap.Resources.RootSizeGB)
+	sb.Image, sb.Resources = snap.Image, snap.Resources
+	sb.Resources.RootSizeGB = disk
+	if r.Image != "" && r.Image != snap.Image {
+		if name, _, _ := strings.Cut(snap.Image, "@"); r.Image != name {
+			sb.Image = r.Image
+		}
+	}
+	if r.Cores != 0 {
+		sb.Resources.Cores = r.Cores
+	}
+	if r.MemoryMB != 0 {
+		sb.Resources.MemoryMB = r.MemoryMB
+	}
+	sb.From = originOf(snap)
+	return spec(*sb).CheckFrom(saved)
+}
+
+func originOf(snap agentlab.Snapshot) agentlab.Origin {
+	o := agentlab.Origin{Snapshot: snap.UID, Sandbox: snap.SandboxUID, Handle: snap.Handle, Name: snap.SandboxName}
+	if snap.Kind == agentlab.SnapshotSaved {
+		o.Name += "/" + snap.Name
+	}
+	return o
+}
+
+// snapshotEvent is the event of the current state of a snapshot. If it was not
+// saved, cause is why, and reason its redacted text.
+func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Event {
+	data := map[string]any{"snapshot": n.UID, "name": n.Name, "state": n.State, "keep": n.Keep}
+	what := "snapshot " + n.Name
+	if n.Kind == agentlab.SnapshotFork {
+		what = "the snapshot for a fork"
+		data["fork"] = true
+	}
+	text := fmt.Sprintf("%s of sandbox %s is %s", what, n.SandboxName, n.State)
+	if n.State == agentlab.SnapshotReady {
+		data["bytes"], data["memory"] = n.Bytes, n.Memory
+	}
+	if cause != nil {
+		text = fmt.Sprintf("%s of sandbox %s was not saved: %s", what, n.SandboxName, reason)
+		refused(data, reason, cause, agentlab.HintOf(cause))
+	}
+	return agentlab.NewEvent(agentlab.EventSandboxSnapshot, data, "%s", text).About(n.VMID, "")
+}

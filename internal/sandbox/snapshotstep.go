@@ -1,0 +1,331 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// The driver requires that the calls for a sandbox and its snapshots are made one
+// after the other. The step of the sandbox makes them as long as it exists. When
+// it is DESTROYED, sweepSnapshots makes them.
+
+// snapshotPatience is how long a snapshot whose backend is busy is tried.
+const snapshotPatience = 10 * time.Minute
+
+// wakeSnapshots runs the step of a sandbox whose snapshots have changed, and
+// sweepSnapshots for one that no longer exists.
+func (s *Service) wakeSnapshots(vmid int) {
+	s.withState(vmid, func(m *runtimeState) { m.snapshotsDone = false })
+	s.loop.Wake(vmid)
+	s.spawn(s.sweepSnapshots)
+}
+
+func snapshotRef(snap agentlab.Snapshot) backend.SnapshotRef {
+	return backend.SnapshotRef{UID: snap.UID, Of: backend.Ref{UID: snap.SandboxUID, Handle: snap.Handle}}
+}
+
+// stepSnapshots saves and deletes the snapshots of a sandbox that wait for it. It
+// returns an error only if it is interrupted: what failed does not delay other
+// requests, and sweepSnapshots runs it again.
+func (s *Service) stepSnapshots(ctx context.Context, sb agentlab.Sandbox) error {
+	done := false
+	s.withState(sb.VMID, func(m *runtimeState) { done, m.snapshotsDone = m.snapshotsDone, true })
+	if done {
+		return nil
+	}
+	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{SandboxUID: sb.UID})
+	for _, snap := range list {
+		if snap.State != agentlab.SnapshotSaving {
+			err = s.dropSnapshot(ctx, snap)
+		} else if sb.State != agentlab.SandboxBooting { // then after its start
+			err = s.saveSnapshot(ctx, sb, snap)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the snapshots of a sandbox could not be changed, will try again", "vmid", sb.VMID, "err", err)
+		err = nil
+	}
+	return err
+}
+
+// saveSnapshot makes a snapshot SAVED, or DELETING if that is not possible.
+func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
+	err := s.canSave(sb)
+	var saved backend.Snapshot
+	if err == nil {
+		saved, err = s.callSave(ctx, sb, snap)
+	}
+	var forked []agentlab.Event
+	if err == nil {
+		forked, err = s.checkSecrets(ctx, sb, snap)
+	}
+	if err == nil {
+		_, err = s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+			if n.State != agentlab.SnapshotSaving {
+				return nil, nil
+			}
+			n.State, n.Memory, n.Bytes, n.SavedAt = agentlab.SnapshotReady, saved.Memory, max(saved.Bytes, 0), s.clock().UTC()
+			return append(forked, snapshotEvent(*n, "", nil)), nil
+		})
+	}
+	switch {
+	case err != nil && (ctx.Err() != nil || isTransient(err) && s.clock().Sub(snap.CreatedAt) < snapshotPatience):
+		return err
+	case err != nil:
+		if err := s.saveFailed(ctx, sb, snap, err); err != nil {
+			return err
+		}
+	}
+	return s.wakeFrom(ctx, snap)
+}
+
+func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (backend.Snapshot, error) {
+	driver, err := s.snapshotter()
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	return driver.SaveSnapshot(ctx, backend.RefOf(sb), snap.UID)
+}
+
+// checkSecrets handles the secrets that the guest of a sandbox had received when
+// it was saved: they are stored before they are sent. A snapshot is refused; the
+// sandboxes of a fork have received them too, and an event records that.
+func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) ([]agentlab.Event, error) {
+	if snap.Kind == agentlab.SnapshotSaved {
+		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
+		if err == nil && received {
+			err = errSecrets(sb)
+		}
+		return nil, err
+	}
+	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	secrets := false
+	for _, child := range children {
+		if err == nil {
+			secrets, err = s.cfg.Bootstrap.Inherit(ctx, sb, child)
+		}
+	}
+	if len(children) == 0 {
+		return nil, err
+	}
+	return []agentlab.Event{forkedEvent(sb, children, secrets)}, err
+}
+
+// saveFailed makes a snapshot DELETING that cannot be saved. The sandboxes of a
+// fork fail with the reason.
+func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot, cause error) error {
+	reason := s.redactReason(ctx, sb, agentlab.TextWithHint(cause))
+	s.log.Warn("a sandbox was not saved", "vmid", sb.VMID, "snapshot", snap.Name, "err", cause)
+	for { // first, because after a crash the reason is not known
+		children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+		if err != nil {
+			return err
+		}
+		if len(children) == 0 {
+			break
+		}
+		for _, child := range children { // its state may change in the meantime
+			if err := s.markFailed(ctx, child, "its source %s was not saved: %s", sb.Name, reason); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+		if n.State != agentlab.SnapshotSaving {
+			return nil, nil
+		}
+		n.State = agentlab.SnapshotDeleting
+		return []agentlab.Event{snapshotEvent(*n, reason, cause)}, nil
+	})
+	if err == nil {
+		s.wakeSnapshots(sb.VMID)
+	}
+	return err
+}
+
+// wakeFrom runs the steps of the sandboxes that wait for a snapshot.
+func (s *Service) wakeFrom(ctx context.Context, snap agentlab.Snapshot) error {
+	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	for _, child := range children {
+		s.loop.Wake(child.VMID)
+	}
+	return err
+}
+
+// due reports whether a snapshot must be deleted now: it is DELETING, or the
+// sandboxes of its fork were created. A sandbox that is still being created
+// from it needs it.
+func (s *Service) due(ctx context.Context, snap agentlab.Snapshot) (bool, error) {
+	if snap.State != agentlab.SnapshotDeleting && (snap.Kind != agentlab.SnapshotFork || snap.State == agentlab.SnapshotSaving) {
+		return false, nil
+	}
+	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	return err == nil && len(children) == 0, err
+}
+
+// dropSnapshot deletes a snapshot that is due, and then its row.
+func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) error {
+	due, err := s.due(ctx, snap)
+	if err != nil || !due {
+		return err
+	}
+	driver, err := s.snapshotter()
+	if err != nil {
+		return err
+	}
+	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	if err := driver.DeleteSnapshot(dctx, snapshotRef(snap)); err != nil {
+		return err
+	}
+	snap.State = agentlab.SnapshotDeleted
+	return s.cfg.Store.RemoveSnapshot(ctx, snap.UID, snapshotEvent(snap, "", nil))
+}
+
+// sweepSnapshots deletes the snapshots of destroyed sandboxes that are not kept,
+// and wakes the sandboxes that have snapshots to save or to delete. A snapshot on
+// the backend without a row is never deleted: nothing proves that it is ours.
+func (s *Service) sweepSnapshots(ctx context.Context) {
+	if !s.sweeping.TryLock() {
+		return // the next audit runs it again
+	}
+	defer s.sweeping.Unlock()
+	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	for _, snap := range list {
+		if snap.Backend != s.cfg.Driver.Info().Name || snap.State == agentlab.SnapshotReady && snap.Keep {
+			continue
+		}
+		if err = s.sweepSnapshot(ctx, snap); err != nil {
+			break
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("snapshots were not deleted, will try again", "err", err)
+	}
+}
+
+func (s *Service) sweepSnapshot(ctx context.Context, snap agentlab.Snapshot) error {
+	sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID)
+	gone := agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.State == agentlab.SandboxDestroyed
+	switch {
+	case err != nil && !gone:
+		return err
+	case !gone:
+		work := snap.State == agentlab.SnapshotSaving
+		if !work {
+			if work, err = s.due(ctx, snap); err != nil {
+				return err
+			}
+		}
+		if work {
+			s.withState(sb.VMID, func(m *runtimeState) { m.snapshotsDone = false })
+			s.loop.Wake(sb.VMID)
+		}
+		return nil
+	case snap.State == agentlab.SnapshotSaving:
+		return s.saveFailed(ctx, sandboxOf(snap), snap, agentlab.Errorf(agentlab.CodeConflict, "the sandbox is destroyed"))
+	case snap.State == agentlab.SnapshotReady && snap.Kind == agentlab.SnapshotSaved:
+		if snap, err = s.deleteSnapshot(ctx, snap); err != nil {
+			return err
+		}
+	}
+	return s.dropSnapshot(ctx, snap)
+}
+
+// sandboxOf returns what a snapshot records of a sandbox that no longer exists.
+func sandboxOf(snap agentlab.Snapshot) agentlab.Sandbox {
+	return agentlab.Sandbox{VMID: snap.VMID, UID: snap.SandboxUID, Name: snap.SandboxName, State: agentlab.SandboxDestroyed}
+}
+
+// originReady reports whether the snapshot that a sandbox is created from can be
+// used. If not, it will be later, or refusal has the reason why it never will.
+func (s *Service) originReady(ctx context.Context, sb agentlab.Sandbox) (ready bool, refusal, err error) {
+	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return false, agentlab.Errorf(agentlab.CodeNotFound, "the snapshot of %s no longer exists", sb.From.Name), nil
+	case err != nil:
+		return false, nil, err
+	case !snap.SavedAt.IsZero():
+		return true, nil, nil
+	case snap.State == agentlab.SnapshotDeleting:
+		return false, agentlab.Errorf(agentlab.CodeUnavailable, "the snapshot of %s was not saved", sb.From.Name), nil
+	}
+	return false, nil, nil
+}
+
+// restore runs the next action of a sandbox that is being restored.
+func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
+	s.boots.release(sb.VMID, s.loop.Wake)
+	snap, err := s.cfg.Store.Snapshot(ctx, sb.Restoring)
+	restored := ""
+	s.withState(sb.VMID, func(m *runtimeState) { restored = m.restored })
+	if err == nil && restored != snap.UID {
+		err = s.callRestore(ctx, sb, snap)
+	}
+	switch {
+	case err != nil && (ctx.Err() != nil || isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout):
+		return err
+	case err != nil:
+		return s.restoreFailed(ctx, sb, err)
+	}
+	s.withState(sb.VMID, func(m *runtimeState) { m.restored = snap.UID })
+	if sb.State != agentlab.SandboxStopped {
+		return s.transition(ctx, sb, agentlab.SandboxStopped, "")
+	}
+	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Restoring != sb.Restoring {
+			return nil, nil
+		}
+		now.Restoring, now.Reason = "", ""
+		if snap.Memory {
+			now.State = agentlab.SandboxSuspended
+		}
+		return []agentlab.Event{event(agentlab.EventSandboxSnapshot, *now, map[string]any{"snapshot": snap.UID, "name": snap.Name, "state": "RESTORED"},
+			"sandbox %s has the state of its snapshot %s", now.Name, snap.Name), stateEvent(*now, sb.State)}, nil
+	})
+	if err == nil {
+		s.withState(sb.VMID, func(m *runtimeState) { m.restored = "" })
+	}
+	return err
+}
+
+func (s *Service) callRestore(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
+	driver, err := s.snapshotter()
+	if err != nil {
+		return err
+	}
+	s.closeGuestListener(sb.VMID)
+	return driver.RestoreSnapshot(ctx, backend.SnapshotRef{UID: snap.UID, Of: backend.RefOf(sb)})
+}
+
+// restoreFailed ends a restore that is not possible. The step then finds out in
+// which state the backend has the sandbox.
+func (s *Service) restoreFailed(ctx context.Context, sb agentlab.Sandbox, cause error) error {
+	reason := s.redactReason(ctx, sb, cause.Error())
+	s.log.Warn("a sandbox was not restored", "vmid", sb.VMID, "err", cause)
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.Restoring != sb.Restoring {
+			return nil, nil
+		}
+		now.Restoring = ""
+		switch {
+		case now.State.HasVM() && now.State != agentlab.SandboxSuspended:
+			now.Desired = agentlab.DesiredRunning
+		case now.State == agentlab.SandboxSuspended:
+			now.Desired = agentlab.DesiredSuspended
+		default:
+			now.Desired = agentlab.DesiredStopped
+		}
+		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
+			refused(map[string]any{"state": now.State}, reason, cause, agentlab.HintOf(cause)), "sandbox %s was not restored: %s", sb.Name, reason)}, nil
+	})
+	s.withState(sb.VMID, func(m *runtimeState) { m.needsInspect = true })
+	return err
+}
