@@ -24,7 +24,7 @@ func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
 	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkRunner())
 	findings = append(findings, supervisor.CheckProxy(ctx, d.cfg.UpstreamProxy)...)
-	return append(findings, checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
+	return append(findings, d.tmpl.check(), checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
 }
 
 func finding(name string, level backend.Level, remedy, format string, args ...any) backend.Finding {

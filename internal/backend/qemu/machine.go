@@ -138,6 +138,9 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		}
 		defer func() { _ = devices.Close() }()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, devices)
+		// The memory of a saved guest has no huge pages. Without them for its
+		// translated code, QEMU occupies less. This process has the same setting.
+		_ = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)
 		filter = &holeFilter{}
 		if err := unix.Stat(filepath.Join(m.dir, fileMemory), &filter.memory); err != nil {
 			return nil, fault(err, "cannot check the saved memory")

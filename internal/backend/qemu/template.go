@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -250,6 +251,39 @@ func (t *templates) trim(ctx context.Context, key string) error {
 		total -= one.Bytes
 	}
 	return nil
+}
+
+// check reports the size of all templates, and the last failure to make one.
+func (t *templates) check() backend.Finding {
+	const name = "templates"
+	if t.max == 0 {
+		return finding(name, backend.LevelOK, "", "off: every sandbox boots")
+	}
+	keys, err := t.keys()
+	var total int64
+	for _, key := range keys {
+		n, nerr := occupiedBy(filepath.Join(t.dir, key))
+		if nerr != nil && !errors.Is(nerr, fs.ErrNotExist) {
+			err = errors.Join(err, nerr)
+		}
+		total += n
+	}
+	if err != nil {
+		return finding(name, backend.LevelWarn, "check the directory and its permissions", "cannot check %s: %s", t.dir, err)
+	}
+	var last failure
+	t.mu.Lock()
+	for _, f := range t.failed {
+		if f.at.After(last.at) {
+			last = f
+		}
+	}
+	t.mu.Unlock()
+	if last.err != nil {
+		return finding(name, backend.LevelWarn, cmp.Or(agentlab.HintOf(last.err), "see 'agentlab daemon logs'"),
+			"no template of image %s was made at %s, so its sandboxes boot: %s", last.image, last.at.Format(time.TimeOnly), last.err)
+	}
+	return finding(name, backend.LevelOK, "", "%d templates with %d MiB of at most %d MiB in %s", len(keys), total>>20, t.max>>20, t.dir)
 }
 
 // remove removes a template. A sandbox that is being created from it has links to

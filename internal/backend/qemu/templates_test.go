@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,6 +82,9 @@ func TestTrimTemplates(t *testing.T) {
 	putTemplate(t, d, f, 2048, now.Add(2*time.Minute))
 	if _, keys := kept(t, d); keys != "2048 1024 512 " {
 		t.Fatalf("before: %s", keys)
+	}
+	if f := d.tmpl.check(); f.Level != backend.LevelOK || !strings.Contains(f.Detail, "3 templates with 0 MiB of at most 1024 MiB") {
+		t.Errorf("%+v", f)
 	}
 	d.tmpl.max = 3 * templateSize
 	if err := d.tmpl.trim(t.Context(), oldest); err != nil {
@@ -242,6 +246,9 @@ func TestNoRoomForTemplate(t *testing.T) {
 			if left, err := os.ReadDir(d.tmpl.dir); err != nil || len(left) != 1 || left[0].Name() != fileTemplateLock {
 				t.Errorf("left: %v, %v", left, err)
 			}
+			if f := d.tmpl.check(); f.Level != backend.LevelWarn || f.Remedy == "" || !strings.Contains(f.Detail, "a template needs") {
+				t.Errorf("%+v", f)
+			}
 			h := handle{Spec: sp, Image: f.Image}
 			cfg, err := d.startConfig(t.Context(), h)
 			if err != nil {
@@ -262,6 +269,9 @@ func TestTemplatesAreOff(t *testing.T) {
 	d, f := still(t)
 	if _, err := d.WarmTemplate(t.Context(), f.spec(1)); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
 		t.Errorf("%v (hint %q)", err, agentlab.HintOf(err))
+	}
+	if f := d.tmpl.check(); f.Level != backend.LevelOK || !strings.HasPrefix(f.Detail, "off") {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -16,13 +17,13 @@ import (
 // matching row has code internal: it proves nothing, in particular not that an
 // object is absent.
 type fault struct {
-	text *regexp.Regexp
+	text func() *regexp.Regexp // compiled when it is needed: every supervisor of a VM has this table
 	code agentlab.Code
 	hint string
 }
 
 func row(text string, code agentlab.Code, hint string) fault {
-	return fault{regexp.MustCompile(text), code, hint}
+	return fault{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) }), code, hint}
 }
 
 // absent matches the two texts for "that VM has no configuration on this
@@ -188,7 +189,7 @@ func lookup(text string) (agentlab.Code, string, bool) {
 	}
 	text = strings.TrimPrefix(text, "clone failed: ") // an error after the new VM's configuration was created
 	for _, r := range faults {
-		if r.text.MatchString(text) {
+		if r.text().MatchString(text) {
 			hint := r.hint
 			if hint == "" && r.code == agentlab.CodeDenied {
 				hint = grantHint(text)
