@@ -187,8 +187,15 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// TestGuest looks at what the guest got.
+// TestGuest looks at what the guest got. A copy of a template gets the same as a
+// guest that boots.
 func TestGuest(t *testing.T) {
+	for name, warm := range map[string]bool{"boots": false, "from a template": true} {
+		t.Run(name, func(t *testing.T) { guest(t, warm) })
+	}
+}
+
+func guest(t *testing.T, warm bool) {
 	f := vmFixture(t)
 	top := f.StateDir
 	// Deeper than a unix socket's name may be long.
@@ -200,9 +207,23 @@ func TestGuest(t *testing.T) {
 	}
 	defer func() { _ = inet.Close() }()
 	f.Internet = inet.Addr().String()
-	b := newBox(t, f, func(s *backend.Spec) {
-		s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33}
-	})
+	shape := func(s *backend.Spec) { s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33} }
+	if warm {
+		f.TemplateBytes, f.TemplateDir = 4<<30, filepath.Join(runnerDir, "templates")
+		d, err := f.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sp := f.spec(1)
+		shape(&sp)
+		if _, err := d.WarmTemplate(t.Context(), sp); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := newBox(t, f, shape)
+	if _, err := readMemory(b.d.dir(b.ref)); (err == nil) != warm {
+		t.Fatalf("it starts from a template: %v", err)
+	}
 	b.boot()
 	b.identify()
 
