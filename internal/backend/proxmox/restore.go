@@ -195,7 +195,7 @@ func (d *Driver) restored(ctx context.Context, h *handle, s pve.Snapshot) error 
 		return err
 	}
 	d.at("configured after the restore")
-	h.Restoring = ""
+	h.Restoring, h.Port = "", portOf(h.id().VMID, d.firewalled(h)) // which the configuration decides
 	h.Power = powerStopping
 	return d.setPower(h, powerOff)
 }

@@ -272,6 +272,12 @@ func TestRestoreOfOtherConfiguration(t *testing.T) {
 		t.Errorf("net0 is %s", net)
 	}
 	ok(t, "Start", w.driver.Start(t.Context(), spec.Ref()))
+	w.farm.mu.Lock()
+	port := w.farm.put[idOf(spec)].Port
+	w.farm.mu.Unlock()
+	if port != portOf(spec.VMID, true) {
+		t.Errorf("the rules are for port %s", port)
+	}
 	w.saveSnapshot(t, spec, 2)
 	firewall(false)
 	err := w.driver.RestoreSnapshot(t.Context(), refTo(spec, 2))
