@@ -78,11 +78,11 @@ func (k *kernel) SetBootID(file, _ string) error {
 	return err
 }
 
-func (k *kernel) GrowRoot(least int64, _ time.Duration) error {
+func (k *kernel) GrowRoot(least int64, _ time.Duration) (int64, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.grown = append(k.grown, least)
-	return nil
+	return max(least, 20<<30), nil
 }
 
 func (k *kernel) Reboot(action string) error {

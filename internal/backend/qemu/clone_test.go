@@ -63,6 +63,14 @@ until [ -s /root/old-go ] && [ -s /root/old-python ]; do sleep 0.1; done; sync`
 const oldValues = `rm /root/old-go /root/old-python; kill -USR1 $(cat /root/old.pids)
 until [ -s /root/old-go ] && [ -s /root/old-python ]; do sleep 0.1; done; cat /root/old-go /root/old-python`
 
+// secretsOfSource makes what a runner and users leave in a sandbox.
+const secretsOfSource = `install -d -o agent -g agent -m 700 /run/agentlab/secrets /home/agent/.ssh
+su agent -c 'echo "{\"runner\":{\"token\":\"canary-1\"}}" >/run/agentlab/secrets/bootstrap.json; echo canary-2 >/run/agentlab/secrets/git-credential'
+mkdir -p /run/agentlab/ssh/authorized_keys.d; echo canary-3 >/run/agentlab/ssh/authorized_keys.d/agent
+echo canary-4 >/run/agentlab/bootstrap.json`
+
+const secretsLeft = `grep -rl canary /run/agentlab /home/agent; find /run/agentlab/secrets /run/agentlab/ssh -type f 2>/dev/null`
+
 // ownState are the values that a process has made before it was copied: only the
 // process can replace them.
 var ownState = []string{"old-go-math", "old-go-math2", "old-go-maphash", "old-python-random"}
@@ -176,6 +184,7 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	}
 	source.put("/root/random", code)
 	source.output(oldProcesses)
+	source.output(secretsOfSource)
 	r.add("the source", source.output("/root/random; cat /root/old-*"), 6)
 	saved, err := b.d.SaveSnapshot(b.ctx, source.ref, agentlab.NewUID())
 	b.ok(err)
@@ -184,6 +193,9 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 		c.takeOver()
 		r.add(fmt.Sprintf("fork %d", n), c.output(randomValues), 19)
 		r.add(fmt.Sprintf("fork %d", n), c.output(oldValues), 2)
+		if left := c.output(secretsLeft); left != "" {
+			t.Errorf("fork %d has secrets of the source: %s", n, left)
+		}
 		b.ok(b.d.Destroy(b.ctx, c.ref))
 	}
 	r.add("the source, later", source.output(oldValues), 2)

@@ -71,6 +71,10 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 		return agentlab.Errorf(agentlab.CodeInternal, "network: %w", err)
 	}
 	s.network = req.Network
+	var err error
+	if s.disk, err = s.cfg.Kernel.GrowRoot(0, 0); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "root disk: %w", err)
+	}
 	if err := s.stopJournal(ctx); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", journalUnit, err)
 	}
@@ -246,12 +250,12 @@ func (s *Server) renewMachineID(old, id string) error {
 	return nil
 }
 
-// growRoot extends the root file system to a disk of size bytes.
-func (s *Server) growRoot(size int64) error {
-	if size == 0 {
-		return nil
+// growRoot extends the root file system to a disk of at least size bytes.
+func (s *Server) growRoot(size int64) (err error) {
+	if size > s.disk {
+		s.disk, err = s.cfg.Kernel.GrowRoot(size, growWait)
 	}
-	return s.cfg.Kernel.GrowRoot(size, growWait)
+	return err
 }
 
 // reloadSSHD makes a running sshd read the host keys again. Its connections

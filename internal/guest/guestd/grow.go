@@ -40,22 +40,28 @@ func ext4Size(sb []byte) (blocks, blockSize uint64, err error) {
 }
 
 // Grow extends the file system mounted at root to the end of its disk, while
-// it is in use. It waits up to wait until the disk has least bytes.
-func Grow(root string, least int64, wait time.Duration) error {
+// it is in use. It waits up to wait until the disk has least bytes, and returns the
+// size of the disk.
+func Grow(root string, least int64, wait time.Duration) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(root, &st); err != nil {
-		return err
+		return 0, err
 	}
 	sys := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	disk, err := os.Readlink(sys)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	sectors, err := diskSectors(sys, least, wait)
+	bytes, err := diskBytes(sys, least, wait)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	sb, err := superblock("/dev/" + filepath.Base(disk))
+	return bytes, growTo(root, "/dev/"+filepath.Base(disk), uint64(bytes)) //nolint:gosec // not negative
+}
+
+// growTo extends the file system mounted at root, on dev, to bytes.
+func growTo(root, dev string, bytes uint64) error {
+	sb, err := superblock(dev)
 	if err != nil {
 		return err
 	}
@@ -63,7 +69,7 @@ func Grow(root string, least int64, wait time.Duration) error {
 	if err != nil {
 		return err
 	}
-	want := sectors * sectorBytes / size
+	want := bytes / size
 	if want <= have {
 		return nil
 	}
@@ -78,16 +84,16 @@ func Grow(root string, least int64, wait time.Duration) error {
 	return nil
 }
 
-// diskSectors returns the size of a disk, once it has least bytes.
-func diskSectors(sys string, least int64, wait time.Duration) (uint64, error) {
+// diskBytes returns the size of a disk, once it has least bytes.
+func diskBytes(sys string, least int64, wait time.Duration) (int64, error) {
 	for deadline := time.Now().Add(wait); ; time.Sleep(time.Millisecond) {
 		text, err := os.ReadFile(sys + "/size")
 		if err != nil {
 			return 0, err
 		}
-		sectors, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil || sectors*sectorBytes >= uint64(max(least, 0)) {
-			return sectors, err
+		sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil || sectors*sectorBytes >= least {
+			return sectors * sectorBytes, err
 		}
 		if time.Now().After(deadline) {
 			return 0, fmt.Errorf("the disk has %d bytes, not %d", sectors*sectorBytes, least)

@@ -69,6 +69,7 @@ type Server struct {
 
 	idMu    sync.Mutex        // one identity at a time
 	network *guestapi.Network // that prepare has configured; guarded by idMu
+	disk    int64             // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
 
 	keyMu sync.Mutex // one writer of authorized_keys at a time
 

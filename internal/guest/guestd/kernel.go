@@ -30,8 +30,8 @@ type Kernel interface {
 	// SetBootID mounts file on the kernel's file with the boot ID.
 	SetBootID(file, kernel string) error
 	// GrowRoot extends the root file system to the end of its disk, which it waits
-	// for to have least bytes.
-	GrowRoot(least int64, wait time.Duration) error
+	// for to have least bytes, and returns the size of the disk.
+	GrowRoot(least int64, wait time.Duration) (int64, error)
 	// Reboot stops the machine at once: "poweroff" or "reboot".
 	Reboot(action string) error
 }
@@ -165,7 +165,9 @@ func (linuxKernel) SetBootID(file, kernel string) error {
 	return unix.Mount(file, kernel, "", unix.MS_BIND, "")
 }
 
-func (linuxKernel) GrowRoot(least int64, wait time.Duration) error { return Grow("/", least, wait) }
+func (linuxKernel) GrowRoot(least int64, wait time.Duration) (int64, error) {
+	return Grow("/", least, wait)
+}
 
 func (linuxKernel) Reboot(action string) error {
 	unix.Sync()

@@ -25,7 +25,7 @@ const (
 func Supervise(adopt bool) int {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-950"), 0o600)
 	if adopt { // once in each boot; growing a big disk takes longer than the start of a sandbox
-		if err := guestd.Grow("/", 0, 0); err != nil {
+		if _, err := guestd.Grow("/", 0, 0); err != nil {
 			_, _ = fmt.Fprintf(guestd.Console{}, "the root file system does not fill its disk: %v\n", err)
 		}
 	}
