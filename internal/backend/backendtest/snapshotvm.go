@@ -225,6 +225,10 @@ func (s *suite) crashRunning(ref backend.Ref, boot string, p CrashPoint) {
 		}
 		s.reopen()
 		s.wantKnown(ref)
+		if in, err := s.d.Inspect(s.ctx(), ref); err == nil && in.Power == backend.PowerRunning { // as before
+			s.wantContinues(ref, boot)
+			s.wantFile(ref, savedFile, "after")
+		}
 	}
 	s.ok("RestoreSnapshot", s.saver().RestoreSnapshot(s.ctx(), snap))
 	s.continueRestored(ref, boot)

@@ -88,15 +88,17 @@ func chainOf(dir, image string) ([]string, error) {
 	}
 }
 
-// tidyLayers removes what an interrupted call left of layers, and merges those of
-// a disk that has many. The caller makes sure that no VM uses the disk. A disk
-// that cannot be merged, for example because there is no space, stays as it is.
+// tidyLayers removes what interrupted calls left of layers and restorations, and
+// merges the layers of a disk that has many. The caller makes sure that no VM uses
+// the disk. A disk that cannot be merged, for example because there is no space,
+// stays as it is.
 func (d *Driver) tidyLayers(ctx context.Context, f found) {
+	_ = os.RemoveAll(filepath.Join(f.dir, dirRestore+tmpSuffix))
+	removeMerge(f.dir)
 	layers, err := layersIn(f.dir)
 	if err != nil || len(layers) == 0 {
 		return // who opens the disk reports the error
 	}
-	removeMerge(f.dir)
 	chain, err := chainOf(f.dir, f.Image.RootDisk)
 	if err == nil {
 		err = removeUnused(f.dir, layers, chain)

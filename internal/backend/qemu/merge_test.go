@@ -7,11 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
 // qemuIO runs a command on a disk that no VM uses.
@@ -72,7 +74,9 @@ func sums(t *testing.T, dir string) map[string]string {
 	}
 	all := map[string]string{}
 	for _, e := range entries {
-		all[e.Name()], _ = hash(t, filepath.Join(dir, e.Name()))
+		if all[e.Name()] = "directory"; !e.IsDir() {
+			all[e.Name()], _ = hash(t, filepath.Join(dir, e.Name()))
+		}
 	}
 	return all
 }
@@ -135,6 +139,46 @@ func TestMergerDies(t *testing.T) {
 			t.Errorf("%s: the disk reads from %q, %v", point, chain, err)
 		} else if got, err := layersIn(dir); err != nil || len(got) != len(chain) {
 			t.Errorf("%s: the layers are %q, %v; the disk reads from %q", point, got, err, chain)
+		}
+	}
+}
+
+// A process that dies while it restores a sandbox leaves it as it was, or partial
+// until the next call has restored it.
+func TestRestorerDies(t *testing.T) {
+	d, f := still(t)
+	for i, point := range []string{"disk not named", "restore copied", "restore staged", "restore halted", "restored " + fileRoot, "restore done"} {
+		sp := f.spec(i)
+		refs := layered(t, d, sp, 4)
+		dir := d.dir(sp.Ref())
+		c := doomed{Fixed: f, Method: backendtest.MethodRestoreSnapshot, Point: point, Snapshot: refs[1]}
+		if c.dieIn() == nil {
+			t.Fatalf("%s was not reached", point)
+		}
+		switch in, err := d.Inspect(t.Context(), sp.Ref()); {
+		case err != nil:
+			t.Fatal(err)
+		case in.Power == backend.PowerPartial:
+			if err := d.Start(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+				t.Errorf("%s: Start of a partial sandbox: %v", point, err)
+			}
+			if err := d.Stop(t.Context(), sp.Ref(), 0); err != nil {
+				t.Error(err)
+			}
+			wantBlocks(t, dir, 2)
+		case point == "restore done":
+			wantBlocks(t, dir, 2)
+		default:
+			wantBlocks(t, dir, 4)
+		}
+		if err := d.RestoreSnapshot(t.Context(), refs[1]); err != nil {
+			t.Error(err)
+		}
+		wantBlocks(t, dir, 2)
+		for name := range sums(t, dir) {
+			if strings.HasSuffix(name, tmpSuffix) || name == dirRestore {
+				t.Errorf("%s: %s is left", point, name)
+			}
 		}
 	}
 }
@@ -265,4 +309,66 @@ func TestTooManyLayers(t *testing.T) {
 	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 1 {
 		t.Errorf("%+v, %v", all, err)
 	}
+}
+
+// Without space on the host's disk nothing is saved, restored, created or merged,
+// and nothing is lost.
+func TestSnapshotsOnFullDisk(t *testing.T) {
+	_, f := still(t)
+	if err := os.MkdirAll(f.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=32m"); err != nil {
+		t.Skipf("skipped: this needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sp, child := f.spec(1), f.spec(2)
+	refs := layered(t, d, sp, mergeFrom)
+	dir := d.dir(sp.Ref())
+	qemuIO(t, dir, block("write", mergeFrom))
+	child.From = &refs[3]
+	smalldisk.Fill(t, f.StateDir, 64<<10)
+	late := agentlab.NewUID()
+	for what, call := range map[string]func() error{
+		"SaveSnapshot":    func() error { _, err := d.SaveSnapshot(t.Context(), sp.Ref(), late); return err },
+		"RestoreSnapshot": func() error { return d.RestoreSnapshot(t.Context(), refs[3]) },
+		"Create":          func() error { return d.Create(t.Context(), child) },
+	} {
+		if err := call(); agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" {
+			t.Errorf("%s: %v (code %s), want no_space and a hint", what, err, agentlab.CodeOf(err))
+		}
+		wantBlocks(t, dir, mergeFrom+1)
+		if in, err := d.Inspect(t.Context(), sp.Ref()); err != nil || in.Power != backend.PowerStopped {
+			t.Errorf("%s: %+v, %v", what, in, err)
+		}
+	}
+	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != mergeFrom {
+		t.Errorf("%d snapshots, %v", len(all), err)
+	}
+	if err := os.Remove(filepath.Join(f.StateDir, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	smalldisk.Fill(t, f.StateDir, 1<<20) // room for a snapshot, but not for a merge
+	if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), late); err != nil {
+		t.Error(err)
+	}
+	wantBlocks(t, dir, mergeFrom+1)
+	if got, err := layersIn(dir); err != nil || len(got) != mergeFrom+1 {
+		t.Errorf("the disk has %d layers, %v", len(got), err)
+	}
+	if err := os.Remove(filepath.Join(f.StateDir, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Create(t.Context(), child); err != nil {
+		t.Error(err)
+	}
+	wantBlocks(t, d.dir(child.Ref()), 4)
+	if err := d.RestoreSnapshot(t.Context(), refs[3]); err != nil {
+		t.Error(err)
+	}
+	wantBlocks(t, dir, 4)
 }
