@@ -329,7 +329,7 @@ func (a *App) summarise(j api.Job) {
 	}
 	if j.Result.Commits > 0 {
 		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
-		if j.Bundled {
+		if j.Bundled || j.Winner > 0 { // attempts push nothing
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
