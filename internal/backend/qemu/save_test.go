@@ -1,0 +1,152 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
+)
+
+// works checks that the guest of a boot reads and writes its disk.
+func (b *box) works(boot string) {
+	b.Helper()
+	if id := b.bootID(); id != boot {
+		b.Fatalf("boot %s answers, want %s", id, boot)
+	}
+	const script = "date +%N >/root/works && sync && cp /root/works /root/copy && sync && echo 3 >/proc/sys/vm/drop_caches && cmp /root/works /root/copy && echo well"
+	if out := b.output(script); out != "well" {
+		b.Errorf("the guest's disk: %q", out)
+	}
+}
+
+// A save that is given up at any time leaves the guest running with a good disk.
+// Every whole save adds a layer, and the next start merges them.
+func TestSaveOfRunningGuest(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	b.boot()
+	b.output("echo first >/root/first; sync")
+	boot := b.bootID()
+	dir := b.d.dir(b.ref)
+	for _, ms := range []int{5, 20, 40, 80, 120, 200, 400} {
+		after := time.Duration(ms) * time.Millisecond
+		ctx, cancel := context.WithTimeout(b.ctx, after)
+		_, err := b.d.SaveSnapshot(ctx, b.ref, agentlab.NewUID())
+		cancel()
+		t.Logf("given up after %s: %v", after, err)
+		b.works(boot)
+	}
+	first, err := layersIn(dir)
+	b.ok(err)
+	for i := len(first); i < mergeFrom; i++ {
+		ref := b.save()
+		b.output(fmt.Sprintf("echo %d >/root/count; sync", i))
+		if i < mergeFrom-1 {
+			b.ok(b.d.DeleteSnapshot(b.ctx, ref))
+		}
+	}
+	b.works(boot)
+	layers, err := layersIn(dir)
+	if err != nil || len(layers) < mergeFrom {
+		t.Errorf("the disk has %d layers after %d saves, %v", len(layers), mergeFrom, err)
+	}
+	b.ok(b.d.SuspendToDisk(b.ctx, b.ref))
+	b.ok(b.d.Resume(b.ctx, b.ref))
+	eventually(t, bootTimeout, "the guest answers", func() error { _, err := b.client().Health(b.ctx); return err })
+	b.works(boot)
+	if layers, err := layersIn(dir); err != nil || len(layers) != 1 {
+		t.Errorf("after the sandbox was resumed from disk, its disk has the layers %q, %v", layers, err)
+	}
+	if out := b.output("cat /root/first /root/count"); out != fmt.Sprintf("first\n%d", mergeFrom-1) {
+		t.Errorf("the disk has %q", out)
+	}
+}
+
+// killAt kills a process of the sandbox as soon as a condition is true.
+func (b *box) killAt(ctx context.Context, file string, there func() bool) {
+	pid := b.noted(file)
+	for !there() && ctx.Err() == nil {
+		time.Sleep(200 * time.Microsecond)
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// A supervisor or a QEMU that is killed while its guest is saved takes nothing
+// with it: the sandbox starts with all that was synced, and can be saved.
+func TestKilledWhileSaving(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	dir := b.d.dir(b.ref)
+	for i, file := range []string{fileMemory, layerPrefix, fileDevices, fileMemoryState} {
+		b.boot()
+		b.output(fmt.Sprintf("echo %d >/root/count; sync", i))
+		uid := agentlab.NewUID()
+		before, err := layersIn(dir)
+		b.ok(err)
+		ctx, cancel := context.WithCancel(b.ctx)
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			b.killAt(ctx, []string{qemuPID, shimPID}[i%2], func() bool {
+				if file == layerPrefix {
+					now, err := layersIn(dir)
+					return err == nil && len(now) > len(before)
+				}
+				_, err := os.Lstat(filepath.Join(b.d.snapshots(), uid, file))
+				return err == nil
+			})
+		}()
+		_, err = b.d.SaveSnapshot(b.ctx, b.ref, uid)
+		cancel()
+		<-killed
+		t.Logf("killed when %s was there: %v", file, err)
+		b.awaitPower(backend.PowerCrashed)
+		if _, err := b.d.SaveSnapshot(b.ctx, b.ref, uid); err != nil {
+			t.Fatal(err)
+		}
+		b.boot()
+		if out := b.output("cat /root/count"); out != fmt.Sprint(i) {
+			t.Errorf("%s: the disk has %q, want %d", file, out, i)
+		}
+		b.works(b.bootID())
+		b.ok(b.d.DeleteSnapshot(b.ctx, backend.SnapshotRef{UID: uid, Of: b.ref}))
+		b.ok(b.d.Stop(b.ctx, b.ref, 0))
+	}
+	if left, err := os.ReadDir(b.d.snapshots()); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A snapshot for which the host's disk has no space fails, and the guest
+// continues.
+func TestSaveOnFullDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped: -short, and this boots virtual machines")
+	}
+	smalldisk.Run(t, "48m", func(t *testing.T, dir string) {
+		f := vmFixture(t)
+		f.StateDir = dir
+		t.Cleanup(func() { f.destroyAll(t) })
+		b := newBox(t, f, nil)
+		b.boot()
+		boot := b.bootID()
+		for range 2 {
+			_, err := b.d.SaveSnapshot(b.ctx, b.ref, agentlab.NewUID())
+			if agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" {
+				t.Errorf("%v (code %s), want no_space and a hint", err, agentlab.CodeOf(err))
+			}
+			b.works(boot)
+		}
+		if left, err := b.d.Snapshots(b.ctx); err != nil || len(left) != 0 {
+			t.Errorf("left: %+v, %v", left, err)
+		}
+		if layers, err := layersIn(b.d.dir(b.ref)); err != nil || len(layers) != 0 {
+			t.Errorf("left: %q, %v", layers, err)
+		}
+	})
+}
