@@ -103,6 +103,9 @@ func (t *toy) Validate(spec backend.Spec) error {
 	if n := spec.Network; n.Mode != agentlab.NetworkNAT || len(n.Deny)+len(n.Ports)+len(n.Layers) > 0 {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a toy enforces no policy").WithField("network.mode")
 	}
+	if spec.From != nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a toy has no snapshots").WithField("from")
+	}
 	return t.Info().CheckSpec(spec)
 }
 
