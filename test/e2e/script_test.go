@@ -11,7 +11,7 @@ import (
 )
 
 // TestScriptsQEMU runs the scripts that every backend must pass on qemu;
-// TestProxmoxShell and TestProxmoxREST run the same ones there.
+// TestProxmoxShell runs the same ones there.
 func TestScriptsQEMU(t *testing.T) {
 	t.Parallel()
 	runScripts(newLab(t), t, "qemu", scripts(t)...)
