@@ -61,11 +61,13 @@ func TestStartFromTemplate(t *testing.T) {
 	b := newBox(t, f, nil)
 	t.Cleanup(func() { _ = b.d.Close() })
 	b.d.crash = func(point string) {
-		if point != "template begun" {
-			return
-		}
-		if h, err := b.client().Health(b.ctx); err != nil || h.Identity == "" || !booted(h) {
-			t.Errorf("a template is made while the sandbox boots: %+v, %v", h, err)
+		switch point {
+		case "template begun":
+			if h, err := b.client().Health(b.ctx); err != nil || h.Identity == "" || !booted(h) {
+				t.Errorf("a template is made while the sandbox boots: %+v, %v", h, err)
+			}
+		case "template booted":
+			b.inBackground()
 		}
 	}
 	b.boot()
@@ -88,6 +90,32 @@ func TestStartFromTemplate(t *testing.T) {
 	second.boot()
 	if out := second.output("cat /root/mine"); out != "mine" {
 		t.Errorf("after a restart the disk has %q", out)
+	}
+}
+
+// inBackground checks that the VM of a template that is being made has the least
+// CPU time, also if its session has a priority of its own.
+func (b *box) inBackground() {
+	dirs, err := filepath.Glob(filepath.Join(b.d.tmpl.dir, makingPrefix+"*"))
+	if err != nil || len(dirs) != 1 {
+		b.Errorf("%q, %v", dirs, err)
+		return
+	}
+	pid, err := noted(dirs[0], qemuPID)
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	if n, err := unix.Getpriority(unix.PRIO_PROCESS, pid); err != nil || n != 20-19 {
+		b.Errorf("its nice value is %d, %v", 20-n, err)
+	}
+	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", pid))
+	if err == nil && !strings.HasSuffix(strings.TrimSpace(string(group)), "nice 19") {
+		b.Errorf("the priority of its session: %q", group)
+	}
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+	if err != nil || strings.TrimSpace(string(score)) != "1000" {
+		b.Errorf("oom_score_adj %q, %v", score, err)
 	}
 }
 
