@@ -212,6 +212,8 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 			}
 			sb.Desired = agentlab.DesiredRunning
 			return nil, nil
+		case sb.Desired.Suspended():
+			return nil, conflict(*sb, "and cannot be started", "continue it: agentlab sandbox resume %d", vmid)
 		case sb.Desired == agentlab.DesiredStopped:
 			return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid).WithHint("try again when it is STOPPED")
 		}

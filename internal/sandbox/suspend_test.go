@@ -33,6 +33,8 @@ func TestSuspendAndResume(t *testing.T) {
 		}
 		_, err := w.svc.DialGuest(ctx, sb.VMID, 7)
 		wantCode(t, err, agentlab.CodeConflict)
+		_, err = w.svc.Start(ctx, sb.VMID)
+		wantCode(t, err, agentlab.CodeConflict)
 		w.restart() // a process that knows nothing of it leaves it as it is
 		if _, err := w.svc.Suspend(ctx, sb.VMID, false); err != nil {
 			w.Errorf("suspending a suspended one: %v", err)
