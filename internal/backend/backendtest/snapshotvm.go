@@ -25,8 +25,9 @@ func (s *suite) snapshotsRunning() {
 	sp := s.create(1)
 	ref := sp.Ref()
 	s.ok("Start", s.d.Start(s.ctx(), ref))
-	boot := s.awaitControl(ref).BootID
+	s.awaitControl(ref)
 	s.identify(sp)
+	boot := s.awaitControl(ref).BootID // the identity may have replaced it
 	s.sub("Fork", func(s *suite) { s.fork(sp, boot) })
 	s.sub("Suspended", func(s *suite) { s.snapshotSuspended(ref, boot) })
 	s.sub("Restore", func(s *suite) { s.restore(ref, boot) })
