@@ -223,10 +223,15 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 
 // Stop requests that a sandbox is powered off: its guest has grace to power
 // off, then the power is cut; grace 0 cuts it at once. A stopped sandbox does
-// not change. Codes: not_found, conflict.
+// not change; one that is being stopped gets the new grace. Codes: not_found,
+// conflict.
 func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
-	s.withState(vmid, func(m *runtimeState) { m.grace = &grace })
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	newGrace := false
+	s.withState(vmid, func(m *runtimeState) {
+		newGrace = m.grace == nil || *m.grace != grace
+		m.grace = &grace
+	})
+	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be stopped", "")
@@ -236,6 +241,10 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 		sb.Desired = agentlab.DesiredStopped
 		return nil, nil
 	})
+	if err == nil && newGrace {
+		s.loop.Interrupt(vmid)
+	}
+	return sb, err
 }
 
 // Destroy requests that a sandbox is destroyed. It is allowed in every state,
@@ -286,20 +295,28 @@ func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), f
 	})
 }
 
-// change changes what is requested of a sandbox and wakes the loop.
+// change changes what is requested of a sandbox and wakes the loop. A request
+// that changes nothing never interrupts the step: it may be doing what is
+// requested, such as to continue a guest whose saved memory is used up.
 func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	changed := false
 	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		before := sb.Desired
+		before := *sb
 		evs, err := fn(sb)
-		if err == nil && sb.Desired != before {
+		if err == nil && sb.Desired != before.Desired {
 			evs = append(evs, desiredEvent(*sb))
 		}
+		changed = !sb.Equal(before)
 		return evs, err
 	})
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	wake(sb.VMID)
+	if changed {
+		wake(sb.VMID)
+	} else {
+		s.loop.Wake(sb.VMID)
+	}
 	return sb, nil
 }
 

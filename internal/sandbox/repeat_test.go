@@ -1,0 +1,93 @@
+package sandbox_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+)
+
+// A request that is repeated while it is carried out does not interrupt the
+// backend: a resume that is interrupted may lose the memory of the guest.
+func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name  string
+		op    fake.Op
+		begin func(w *world) agentlab.Sandbox
+		do    func(w *world, vmid int) error
+		want  agentlab.SandboxState
+	}{
+		{
+			"suspend", fake.OpSuspend,
+			func(w *world) agentlab.Sandbox { return w.ready("play") },
+			func(w *world, vmid int) error { _, err := w.svc.Suspend(ctx, vmid, false); return err },
+			agentlab.SandboxSuspended,
+		},
+		{
+			"resume", fake.OpResume,
+			func(w *world) agentlab.Sandbox { return w.suspended("play") },
+			func(w *world, vmid int) error { _, err := w.svc.Resume(ctx, vmid); return err },
+			agentlab.SandboxReady,
+		},
+		{
+			"stop", fake.OpStop,
+			func(w *world) agentlab.Sandbox { return w.ready("play") },
+			func(w *world, vmid int) error { _, err := w.svc.Stop(ctx, vmid, time.Second); return err },
+			agentlab.SandboxStopped,
+		},
+		{
+			"destroy", fake.OpDestroy,
+			func(w *world) agentlab.Sandbox { return w.ready("play") },
+			func(w *world, vmid int) error { _, err := w.svc.Destroy(ctx, vmid); return err },
+			agentlab.SandboxDestroyed,
+		},
+		{
+			"restore", fake.OpRestoreSnapshot,
+			func(w *world) agentlab.Sandbox {
+				sb := w.ready("play")
+				w.save(sb, "clean", false)
+				return sb
+			},
+			func(w *world, vmid int) error { _, err := w.svc.RestoreSnapshot(ctx, vmid, "clean"); return err },
+			agentlab.SandboxStopped,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				sb := tc.begin(w)
+				w.host.Inject(fake.Fault{Op: tc.op, Delay: 10 * time.Second})
+				began := time.Now()
+				for range 3 {
+					if err := tc.do(w, sb.VMID); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Second)
+				}
+				w.until(sb.VMID, tc.want)
+				if d := time.Since(began); d >= 10900*time.Millisecond {
+					t.Errorf("it was done after %s: the backend was called again", d)
+				}
+			})
+		})
+	}
+}
+
+// A stop with another grace counts at once, also while the guest powers off.
+func TestStopWithAnotherGrace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(agentlab.SandboxRequest{Name: "never-stops"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		must(w.svc.Stop(ctx, sb.VMID, time.Hour))(t)
+		time.Sleep(time.Second)
+		began := time.Now()
+		must(w.svc.Stop(ctx, sb.VMID, 0))(t)
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("it stopped after %s", d)
+		}
+	})
+}
