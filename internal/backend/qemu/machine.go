@@ -128,7 +128,8 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	m.hooks.Log.Info("starting qemu", "path", m.cfg.QEMU, "args", args)
 	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; no context ends it
 	cmd.Dir = m.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	// One arena for all threads: each further one costs about a megabyte.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "MALLOC_ARENA_MAX=1"}
 	cmd.ExtraFiles = append(theirs, lock)
 	var filter *holeFilter
 	if m.cfg.Load {
