@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
@@ -19,7 +20,11 @@ import (
 const mergeFrom = 16
 
 // mergePatience limits a merge of layers, which copies what they occupy.
-const mergePatience = 10 * time.Minute
+// startMergePatience limits it before a start, which works without it.
+const (
+	mergePatience      = 10 * time.Minute
+	startMergePatience = time.Minute
+)
 
 // Files of a merge in a sandbox's directory.
 const (
@@ -86,6 +91,24 @@ func chainOf(dir, image string) ([]string, error) {
 		chain = append(chain, next)
 		name = next
 	}
+}
+
+// tidyStopped calls tidyLayers before a start, unless the VM runs already. A start
+// has little time, so it begins afterwards.
+func (d *Driver) tidyStopped(ctx context.Context, f found) error {
+	var in backend.Instance
+	if err := d.supervised(f).Power(&in); err != nil || in.Power == backend.PowerRunning || in.Power == backend.PowerSuspended {
+		return err
+	}
+	lock, err := d.supervised(f).LockProcess() // a QEMU whose supervisor was killed has ended
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	ctx, cancel := context.WithTimeoutCause(ctx, startMergePatience, errors.New("it takes too long"))
+	defer cancel()
+	d.tidyLayers(ctx, f)
+	return nil
 }
 
 // tidyLayers removes what interrupted calls left of layers and restorations, and

@@ -6,9 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -111,6 +114,44 @@ func TestLayersAreMerged(t *testing.T) {
 	if got, err := layersIn(dir); err != nil || len(got) != 4 {
 		t.Errorf("after a restoration the disk has the layers %q, %v", got, err)
 	}
+}
+
+// A start has a short time limit, which a merge does not use: it is done when the
+// start begins. The VM that runs already is left alone.
+func TestMergeBeforeStart(t *testing.T) {
+	d, f := still(t)
+	d.host.cfg.Accel = AccelTCG
+	d.cfg.Supervisor = []string{"/bin/false"} // no VM is needed
+	sp := f.spec(1)
+	layered(t, d, sp, mergeFrom)
+	dir := d.dir(sp.Ref())
+	var points []string
+	d.crash = func(point string) { points = append(points, point) }
+	held, err := os.OpenFile(filepath.Join(dir, "shim.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.FcntlFlock(held.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := d.find(sp.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.tidyStopped(t.Context(), box); err != nil || len(points) > 0 {
+		t.Errorf("the disk of a VM that runs: %v, %q", err, points)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Start(t.Context(), sp.Ref()); err == nil {
+		t.Error("it starts without a supervisor")
+	}
+	merged, begun := slices.Index(points, "disk merged"), slices.Index(points, "lock taken")
+	if merged < 0 || begun < merged {
+		t.Errorf("the order is %q", points)
+	}
+	wantBlocks(t, dir, mergeFrom)
 }
 
 // A process that dies while it merges layers loses nothing, and the next one

@@ -29,6 +29,9 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 
 // start starts the sandbox's VM, with a memory that is in its directory.
 func (d *Driver) start(ctx context.Context, f found) error {
+	if err := d.tidyStopped(ctx, f); err != nil {
+		return err
+	}
 	var boots *startConfig
 	err := d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
@@ -38,12 +41,6 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		if cfg.Load, err = d.memoryOf(f, cfg); err != nil {
 			return nil, err
 		}
-		lock, err := d.supervised(f).LockProcess() // a QEMU whose supervisor was killed has ended
-		if err != nil {
-			return nil, err
-		}
-		d.tidyLayers(ctx, f)
-		_ = lock.Close()
 		if !cfg.Load {
 			boots = &cfg
 		}
