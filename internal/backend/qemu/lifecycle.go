@@ -185,7 +185,7 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 	}
 	saved, err := readMemory(from)
 	if err == nil {
-		err = d.copySaved(ctx, from, dir, copyOf{from: saved.DiskSize, size: size, memory: memoryTemplate})
+		err = d.copySaved(ctx, from, dir, copyOf{from: saved.DiskSize, size: size, memory: memoryTemplate, needed: true})
 	}
 	if err != nil {
 		d.log.Warn("a template could not be used", "image", h.Image.Ref, "err", err)

@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -74,7 +75,7 @@ func (d *Driver) stageRestore(ctx context.Context, s foundSnapshot, dir string) 
 			err = errors.Join(err, empty(tmp))
 		}
 	}()
-	if err := d.copySaved(ctx, s.dir, tmp, copyOf{from: s.saved.DiskSize, size: s.saved.DiskSize, memory: memorySuspended}); err != nil {
+	if err := d.copySaved(ctx, s.dir, tmp, copyOf{from: s.saved.DiskSize, size: s.saved.DiskSize, memory: memorySuspended, needed: s.saved.Memory}); err != nil {
 		return err
 	}
 	if err := durable.SyncPath(tmp); err != nil {
@@ -149,6 +150,7 @@ const (
 type copyOf struct {
 	from, size int64 // size of the disk, and of its copy, in bytes
 	memory     memoryAs
+	needed     bool // it is an error if there is no memory
 }
 
 // copySaved gives a directory the memory, the devices, the console output and
@@ -162,7 +164,7 @@ func (d *Driver) copySaved(ctx context.Context, from, to string, how copyOf) err
 	if err := linkFiles(from, to, layers...); err != nil {
 		return err
 	}
-	if err := copyMemory(from, to, how.memory); err != nil {
+	if err := copyMemory(from, to, how); err != nil {
 		return err
 	}
 	err = copyFile(filepath.Join(from, supervisor.FileConsole), filepath.Join(to, supervisor.FileConsole))
@@ -191,9 +193,12 @@ func (d *Driver) copySaved(ctx context.Context, from, to string, how copyOf) err
 }
 
 // copyMemory links the memory in a directory, if it has one, into another one.
-func copyMemory(from, to string, as memoryAs) error {
+func copyMemory(from, to string, how copyOf) error {
 	saved, err := readMemory(from)
 	if errors.Is(err, fs.ErrNotExist) {
+		if how.needed {
+			return fmt.Errorf("the memory is missing: %w", err)
+		}
 		return nil
 	}
 	if err != nil {
@@ -203,7 +208,7 @@ func copyMemory(from, to string, as memoryAs) error {
 		return err
 	}
 	sync := durable.Content
-	switch as {
+	switch how.memory {
 	case memoryTemplate:
 		saved.Boot, sync = supervisor.BootID(), durable.None
 	case memoryFork:
@@ -226,7 +231,7 @@ func (d *Driver) copySnapshot(ctx context.Context, dir string, h handle, size in
 	if err := dropMemory(dir, durable.None); err != nil { // of an interrupted call
 		return err
 	}
-	if err := d.copySaved(ctx, s.dir, dir, copyOf{from: s.saved.DiskSize, size: size, memory: memoryFork}); err != nil {
+	if err := d.copySaved(ctx, s.dir, dir, copyOf{from: s.saved.DiskSize, size: size, memory: memoryFork, needed: s.saved.Memory}); err != nil {
 		return asError(err, "cannot copy snapshot %s", s.uid)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -95,5 +96,36 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// A snapshot whose memory has disappeared is not one of a stopped sandbox: it
+// gives nothing that would boot instead of continuing.
+func TestSnapshotWithoutItsMemory(t *testing.T) {
+	d, f := still(t)
+	sp, child := f.spec(1), f.spec(2)
+	refs := layered(t, d, sp, 2)
+	path := filepath.Join(d.snapshots(), refs[0].UID, fileSnapshot)
+	var saved savedSnapshot
+	err := durable.ReadJSON(path, &saved)
+	if err == nil {
+		saved.Memory = true
+		err = durable.ReplaceJSON(path, saved, durable.None)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	child.From = &refs[0]
+	for what, call := range map[string]func() error{
+		"Create":          func() error { return d.Create(t.Context(), child) },
+		"RestoreSnapshot": func() error { return d.RestoreSnapshot(t.Context(), refs[0]) },
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "memory is missing") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	wantBlocks(t, d.dir(sp.Ref()), 2)
+	if _, err := os.Lstat(filepath.Join(d.dir(child.Ref()), fileRoot)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the copy has a disk: %v", err)
 	}
 }
