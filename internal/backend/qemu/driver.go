@@ -158,7 +158,10 @@ func New(cfg Config) (*Driver, error) {
 		}
 	}
 	d.tmpl = newTemplates(d, cmp.Or(cfg.TemplateDir, filepath.Join(cfg.StateDir, "templates")), cfg.TemplateBytes)
-	return d, d.tmpl.sweep()
+	if err := d.tmpl.sweep(); err != nil {
+		d.tmpl.disable(err)
+	}
+	return d, nil
 }
 
 func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }

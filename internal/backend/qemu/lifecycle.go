@@ -172,7 +172,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 // copyDisk makes the disk of a sandbox from a template, with the template's
 // memory beside it. It reports whether it did. Otherwise the sandbox boots.
 func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64) bool {
-	if d.cfg.TemplateBytes == 0 || filepath.Dir(dir) != d.sandboxes() {
+	if d.tmpl.max == 0 || filepath.Dir(dir) != d.sandboxes() {
 		return false
 	}
 	cfg, err := d.startConfig(ctx, h)

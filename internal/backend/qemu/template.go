@@ -30,6 +30,9 @@ type templates struct {
 	d   *Driver
 	dir string
 	max int64 // bytes of all templates; 0: there are none
+	// broken is why there are none although they are configured; it is set when the
+	// driver is opened.
+	broken error
 
 	ctx  context.Context // ends with the driver
 	stop context.CancelFunc
@@ -65,6 +68,12 @@ func newTemplates(d *Driver, dir string, most int64) *templates {
 	return t
 }
 
+// disable uses no templates: every sandbox boots.
+func (t *templates) disable(why error) {
+	t.d.log.Error("templates are not used; sandboxes boot instead", "dir", t.dir, "err", why)
+	t.max, t.broken = 0, why
+}
+
 // close ends the making of a template and waits for it.
 func (t *templates) close() {
 	t.stop()
@@ -85,6 +94,10 @@ func (t *templates) find(key string) string {
 
 // WarmTemplate implements backend.Templates.
 func (d *Driver) WarmTemplate(ctx context.Context, spec backend.Spec) (backend.Template, error) {
+	if d.tmpl.broken != nil {
+		return backend.Template{}, agentlab.Errorf(agentlab.CodeUnavailable, "templates are not used: %w", d.tmpl.broken).
+			WithHint("repair or remove %s, and restart the daemon", d.tmpl.dir)
+	}
 	if d.tmpl.max == 0 {
 		return backend.Template{}, agentlab.Errorf(agentlab.CodeUnsupported, "templates are off").
 			WithHint("set qemu.template_cache_gb in config.yaml, and restart the daemon")
@@ -256,6 +269,9 @@ func (t *templates) trim(ctx context.Context, key string) error {
 // check reports the size of all templates, and the last failure to make one.
 func (t *templates) check() backend.Finding {
 	const name = "templates"
+	if t.broken != nil {
+		return finding(name, backend.LevelWarn, "repair or remove "+t.dir+", and restart the daemon", "not used, so every sandbox boots: %s", t.broken)
+	}
 	if t.max == 0 {
 		return finding(name, backend.LevelOK, "", "off: every sandbox boots")
 	}

@@ -22,7 +22,7 @@ func stillTemplates(t *testing.T) (*Driver, fixed) {
 	t.Helper()
 	d, f := still(t)
 	d.host.cfg.Accel = AccelTCG
-	d.cfg.TemplateBytes, d.tmpl.max = 1<<30, 1<<30
+	d.tmpl.max = 1 << 30
 	return d, f
 }
 
@@ -271,6 +271,32 @@ func TestTemplatesAreOff(t *testing.T) {
 		t.Errorf("%v (hint %q)", err, agentlab.HintOf(err))
 	}
 	if f := d.tmpl.check(); f.Level != backend.LevelOK || !strings.HasPrefix(f.Detail, "off") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A driver whose directory of templates cannot be used has its sandboxes, which
+// boot.
+func TestTemplatesAreBroken(t *testing.T) {
+	_, f := still(t)
+	f.TemplateBytes, f.TemplateDir = 1<<30, filepath.Join(t.TempDir(), "templates")
+	if err := os.WriteFile(f.TemplateDir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Create(t.Context(), f.spec(1)); err != nil {
+		t.Error(err)
+	}
+	if list, err := d.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if _, err := d.WarmTemplate(t.Context(), f.spec(1)); agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
+		t.Errorf("%v (hint %q)", err, agentlab.HintOf(err))
+	}
+	if f := d.tmpl.check(); f.Level != backend.LevelWarn || f.Remedy == "" {
 		t.Errorf("%+v", f)
 	}
 }
