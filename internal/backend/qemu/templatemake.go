@@ -201,10 +201,10 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 	}
 	cfg.Load = false
 	s := t.supervised(dir)
-	if err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil }); err != nil {
+	if err := s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute}); err != nil {
 		return err
 	}
-	return s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute})
+	return s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil })
 }
 
 // settle waits until the guest's init has started everything, and prepares the

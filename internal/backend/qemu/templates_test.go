@@ -301,6 +301,30 @@ func TestTemplatesAreBroken(t *testing.T) {
 	}
 }
 
+// A template's VM has a deadline before it is started: it ends also if the
+// process that makes the template dies.
+func TestTemplateDeadline(t *testing.T) {
+	d, f := stillTemplates(t)
+	d.cfg.Supervisor = []string{"/bin/false"} // no VM is needed
+	h := handle{Spec: f.spec(1), Image: f.Image}
+	cfg, err := d.startConfig(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, reached := t.TempDir(), false
+	d.crash = func(point string) {
+		if point == "start written" {
+			reached = true
+			if _, err := os.Stat(filepath.Join(dir, "deadline.json")); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := d.tmpl.boot(t.Context(), dir, h, cfg); err == nil || !reached {
+		t.Errorf("%v, reached %v", err, reached)
+	}
+}
+
 // When the disk becomes full while a template is made, nothing of it is left,
 // and a running sandbox is not affected.
 func TestFullDiskTemplate(t *testing.T) {
