@@ -37,7 +37,7 @@ func BenchmarkWarmStart(b *testing.B) {
 	cold.ok("daemon", "stop")
 	l := newLab(b)
 	l.config(fmt.Sprintf("limits:\n  max_sandboxes: %d\n", forkedChildren+8))
-	l.profile("bench", "resources: {cores: 2, memory_mb: 1024}\n")
+	l.profile("bench", "name: bench\nnetwork: {mode: nat}\nresources: {cores: 2, memory_mb: 1024}\n")
 	l.ok("image", "warm", "base", "--profile", "bench")
 	fresh := func(name string) {
 		l.ok("sandbox", "new", "--name", name, "--profile", "bench")
