@@ -20,11 +20,16 @@ func (s *Service) snapshotter() (backend.Snapshotter, error) {
 	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no snapshots", s.cfg.Driver.Info().Name)
 }
 
-// canSave returns an error with code conflict if a sandbox cannot be saved now.
-// A job is not saved: the copy of its runner would report to the same job.
+// canSave returns an error if a sandbox cannot be saved: code conflict if it
+// cannot now, denied if it never can. A job is not saved: the copy of its runner
+// would report to the same job.
 func (s *Service) canSave(sb agentlab.Sandbox) error {
 	if err := s.reachable(sb); err != nil {
 		return err
+	}
+	if sb.Profile == agentlab.ProfileLost {
+		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) was recovered without its profile, and which secrets it has received is not known", sb.Name, sb.VMID).
+			WithHint("copy what you need from it, and create a new one: agentlab sandbox new")
 	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxCompleted, agentlab.SandboxSuspended, agentlab.SandboxStopped:

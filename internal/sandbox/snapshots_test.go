@@ -386,6 +386,31 @@ func TestSnapshotOfSecrets(t *testing.T) {
 	})
 }
 
+// Which secrets a sandbox has that was recovered without its profile is not known:
+// it is not saved, also if it was recovered after the request.
+func TestSnapshotOfRecovered(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.ready("play")
+		lose := func() {
+			must(w.store.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+				sb.Profile = agentlab.ProfileLost
+				return nil, nil
+			}))(t)
+		}
+		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Hook: func(backend.Spec) { lose() }, Err: agentlab.Errorf(agentlab.CodeBusy, "locked")})
+		must(w.svc.SaveSnapshot(ctx, sb.VMID, "early", true))(t)
+		w.untilNoSnapshots()
+		_, err := w.svc.SaveSnapshot(ctx, sb.VMID, "late", true)
+		wantCode(t, err, agentlab.CodeDenied)
+		if agentlab.HintOf(err) == "" {
+			t.Error("no hint")
+		}
+		_, err = w.svc.Fork(ctx, sb.VMID, agentlab.ForkRequest{Count: 1})
+		wantCode(t, err, agentlab.CodeDenied)
+	})
+}
+
 // What happens to the snapshots of a sandbox that is destroyed, and by retention.
 func TestSnapshotRetention(t *testing.T) {
 	inWorld(t, func(w *world) {
