@@ -99,37 +99,44 @@ func snapshotOf(sb agentlab.Sandbox) agentlab.Snapshot {
 }
 
 // Snapshots lists the snapshots that users saved: those of the sandbox with a
-// VMID or name, which may no longer exist, or all for "".
+// VMID or name, or all for "". Only if no sandbox has that VMID or name now, it
+// lists those of all sandboxes that had it: a name and a number never mean the
+// snapshots of a former owner, which a token may not cover. Code: not_found.
 func (s *Service) Snapshots(ctx context.Context, sandbox string) ([]agentlab.Snapshot, error) {
-	all, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	var filter agentlab.SnapshotFilter
+	var absent error
+	if sandbox != "" {
+		switch sb, err := s.Get(ctx, sandbox); {
+		case err == nil:
+			filter.SandboxUID = sb.UID
+		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+			return nil, err
+		default:
+			absent = err
+		}
+	}
+	all, err := s.cfg.Store.Snapshots(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(n agentlab.Snapshot) bool {
-		return n.Kind != agentlab.SnapshotSaved || sandbox != "" && n.SandboxName != sandbox && strconv.Itoa(n.VMID) != sandbox
+		return n.Kind != agentlab.SnapshotSaved || absent != nil && n.SandboxName != sandbox && strconv.Itoa(n.VMID) != sandbox
 	})
-	if len(all) == 0 && sandbox != "" {
-		_, err = s.Get(ctx, sandbox) // it may not exist
+	if len(all) == 0 {
+		return nil, absent
 	}
-	return all, err
+	return all, nil
 }
 
-// FindSnapshot returns the snapshot with a name of a sandbox, which may no longer
-// exist, by its VMID or name. A sandbox that exists has precedence. Codes:
-// not_found; conflict if several sandboxes of that name had one.
+// FindSnapshot returns the snapshot with a name of a sandbox, among those that
+// Snapshots lists. Codes: not_found; conflict if several sandboxes that no longer
+// exist had one.
 func (s *Service) FindSnapshot(ctx context.Context, sandbox, name string) (agentlab.Snapshot, error) {
 	list, err := s.Snapshots(ctx, sandbox)
 	if err != nil {
 		return agentlab.Snapshot{}, err
 	}
 	list = slices.DeleteFunc(list, func(n agentlab.Snapshot) bool { return n.Name != name })
-	if len(list) > 1 {
-		if sb, err := s.Get(ctx, sandbox); err == nil {
-			if i := slices.IndexFunc(list, func(n agentlab.Snapshot) bool { return n.SandboxUID == sb.UID }); i >= 0 {
-				return list[i], nil
-			}
-		}
-	}
 	switch len(list) {
 	case 0:
 		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sandbox, name).WithHint("see 'agentlab sandbox snapshot list %s'", sandbox)

@@ -386,6 +386,55 @@ func TestSnapshotOfSecrets(t *testing.T) {
 	})
 }
 
+// A name and a number never mean a snapshot of their former owner while a sandbox
+// has them.
+func TestSnapshotOfFormerOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.kill()
+		w.limits.VMIDFirst, w.limits.VMIDLast = 1000, 1000
+		w.begin()
+		ctx := context.Background()
+		former := w.ready("play")
+		w.save(former, "kept", true)
+		must(w.svc.Destroy(ctx, former.VMID))(t)
+		w.until(former.VMID, agentlab.SandboxDestroyed)
+		for _, id := range []string{"play", "1000"} {
+			if n := must(w.svc.FindSnapshot(ctx, id, "kept"))(t); n.SandboxUID != former.UID {
+				t.Errorf("%s: %+v", id, n)
+			}
+		}
+		if err := w.store.DeleteSandbox(ctx, former.VMID); err != nil {
+			t.Fatal(err)
+		}
+		// Its number is reused, then its name too.
+		for _, name := range []string{"other", "play"} {
+			sb := w.ready(name)
+			if sb.VMID != former.VMID {
+				t.Fatalf("number %d", sb.VMID)
+			}
+			for _, id := range []string{name, "1000"} {
+				if list := must(w.svc.Snapshots(ctx, id))(t); len(list) != 0 {
+					t.Errorf("%s: %+v", id, list)
+				}
+				_, err := w.svc.DeleteSnapshot(ctx, id, "kept")
+				wantCode(t, err, agentlab.CodeNotFound)
+				_, err = w.svc.Create(ctx, agentlab.SandboxRequest{Name: "copy", From: id + "/kept"})
+				wantCode(t, err, agentlab.CodeNotFound)
+			}
+			must(w.svc.Destroy(ctx, sb.VMID))(t)
+			w.until(sb.VMID, agentlab.SandboxDestroyed)
+			// The row still has the number.
+			_, err := w.svc.DeleteSnapshot(ctx, "1000", "kept")
+			wantCode(t, err, agentlab.CodeNotFound)
+			if err := w.store.DeleteSandbox(ctx, sb.VMID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(w.svc.DeleteSnapshot(ctx, "play", "kept"))(t)
+		w.untilNoSnapshots()
+	})
+}
+
 // Which secrets a sandbox has that was recovered without its profile is not known:
 // it is not saved, also if it was recovered after the request.
 func TestSnapshotOfRecovered(t *testing.T) {
