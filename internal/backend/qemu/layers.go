@@ -72,6 +72,14 @@ func freezeDisk(ctx context.Context, qemuImg, dir string, size int64) (layer str
 		return "", agentlab.Errorf(agentlab.CodeUnsupported, "the disk has %d layers already", len(old)).
 			WithHint("stop the sandbox and start it again: this merges them")
 	}
+	u, err := diskUseOf(dir, old)
+	if err != nil {
+		return "", err
+	}
+	if u.all > maxDisks*size {
+		return "", agentlab.Errorf(agentlab.CodeNoSpace, "the files of the disk occupy %d MiB, and the disk has %d", u.all>>20, size>>20).
+			WithHint("stop the sandbox before you save it: this merges them, if there is enough free disk space")
+	}
 	layer = newLayerName()
 	path := filepath.Join(dir, fileRoot)
 	if err := createOverlay(ctx, qemuImg, path+tmpSuffix, layer, "qcow2", size); err != nil {

@@ -11,13 +11,22 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 // mergeFrom is how many layers a disk may have when its VM starts: more are
 // merged into one first.
 const mergeFrom = 16
+
+// maxDisks bounds what the files of a disk occupy, in sizes of the disk: deleted
+// data stays in layers. If they occupy more they are merged, or the disk is not
+// saved.
+const maxDisks = 4
 
 // mergePatience limits a merge of layers, which copies what they occupy.
 // startMergePatience limits it before a start, which works without it.
@@ -112,9 +121,9 @@ func (d *Driver) tidyStopped(ctx context.Context, f found) error {
 }
 
 // tidyLayers removes what interrupted calls left of layers and restorations, and
-// merges the layers of a disk that has many. The caller makes sure that no VM uses
-// the disk. A disk that cannot be merged, for example because there is no space,
-// stays as it is.
+// merges the layers of a disk if this is worth it. The caller makes sure that no VM
+// uses the disk. A disk that cannot be merged, for example because there is no
+// space, stays as it is.
 func (d *Driver) tidyLayers(ctx context.Context, f found) {
 	_ = os.RemoveAll(filepath.Join(f.dir, dirRestore+tmpSuffix))
 	removeMerge(f.dir)
@@ -126,7 +135,11 @@ func (d *Driver) tidyLayers(ctx context.Context, f found) {
 	if err == nil {
 		err = removeUnused(f.dir, layers, chain)
 	}
-	if err == nil && len(chain) >= mergeFrom {
+	var worth bool
+	if err == nil {
+		worth, err = d.worthMerging(f, chain)
+	}
+	if err == nil && worth {
 		began := time.Now()
 		if err = d.mergeLayers(ctx, f, chain); err == nil {
 			d.log.Info("the layers of a disk were merged", "vmid", f.vmid, "layers", len(chain), "took", time.Since(began).Round(time.Millisecond).String())
@@ -135,6 +148,57 @@ func (d *Driver) tidyLayers(ctx context.Context, f found) {
 	if err != nil {
 		d.log.Warn("the layers of a disk were not merged", "vmid", f.vmid, "layers", len(layers), "err", err)
 	}
+}
+
+// diskUse is what the files of a disk occupy, in bytes.
+type diskUse struct {
+	all, own, shared int64 // own and shared are of the layers that have no link elsewhere, and that have one
+	owned            int   // number of the layers without a link elsewhere
+}
+
+// diskUseOf examines root.qcow2 and layers in dir.
+func diskUseOf(dir string, layers []string) (diskUse, error) {
+	var u diskUse
+	for _, name := range append([]string{fileRoot}, layers...) {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+			return u, fault(err, "cannot check %s", filepath.Join(dir, name))
+		}
+		n := st.Blocks * 512
+		u.all += n
+		switch {
+		case name == fileRoot:
+		case st.Nlink > 1:
+			u.shared += n
+		default:
+			u.own += n
+			u.owned++
+		}
+	}
+	return u, nil
+}
+
+// worthMerging reports whether the layers of a disk should be merged: they are
+// many or large, or several were of snapshots that have been deleted. Layers that
+// others use are copied, so these must not be most of what is merged. Without room
+// for the copy it is an error.
+func (d *Driver) worthMerging(f found, chain []string) (bool, error) {
+	u, err := diskUseOf(f.dir, chain)
+	if err != nil {
+		return false, err
+	}
+	size, err := savedSize(f.handle, f.dir)
+	if err != nil {
+		return false, err
+	}
+	if len(chain) < mergeFrom && u.all <= maxDisks*size && (u.owned < 2 || u.own < u.shared) {
+		return false, nil
+	}
+	need := int64(d.cfg.PauseBelow) + min(u.all, size) //nolint:gosec // bounded by the configuration
+	if free, err := hostspace.FreeBytes(f.dir); err != nil || free < need {
+		return false, errors.Join(err, agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free, and this needs %d", free>>20, need>>20))
+	}
+	return true, nil
 }
 
 // removeUnused removes the layers that are not in the chain of the disk.

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -114,6 +115,109 @@ func TestLayersAreMerged(t *testing.T) {
 	if got, err := layersIn(dir); err != nil || len(got) != 4 {
 		t.Errorf("after a restoration the disk has the layers %q, %v", got, err)
 	}
+}
+
+// Layers of snapshots that were deleted are merged when the sandbox starts, unless
+// this would copy more than it saves, or there is no room.
+func TestUnusedLayersAreMerged(t *testing.T) {
+	d, f := still(t)
+	for i, test := range []struct {
+		name   string
+		delete int    // of 4 snapshots, from the last one
+		large  string // written to the first layer
+		room   uint64
+		layers int // that are left
+	}{
+		{"used", 0, "", 0, 4},
+		{"one unused", 1, "", 0, 4},
+		{"unused", 3, "", 0, 1},
+		{"all unused", 4, "", 0, 1},
+		{"large and used", 3, "write -P 99 1m 8m", 0, 4},
+		{"no room", 3, "", 1 << 60, 4},
+	} {
+		sp := f.spec(i)
+		d.cfg.PauseBelow = test.room
+		if test.large != "" {
+			if err := d.Create(t.Context(), sp); err != nil {
+				t.Fatal(err)
+			}
+			qemuIO(t, d.dir(sp.Ref()), test.large)
+		}
+		refs := layered(t, d, sp, 4)
+		kept := filepath.Join(d.snapshots(), refs[0].UID)
+		for _, ref := range refs[4-test.delete:] {
+			if err := d.DeleteSnapshot(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+		}
+		box, err := d.find(sp.UID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := ""
+		if test.delete < 4 {
+			before = fmt.Sprint(sums(t, kept))
+		}
+		var last []string
+		for range 2 { // the second time there is nothing to do
+			if err := d.tidyStopped(t.Context(), box); err != nil {
+				t.Error(err)
+			}
+			got, err := layersIn(box.dir)
+			if err != nil || len(got) != test.layers || last != nil && !slices.Equal(got, last) {
+				t.Errorf("%s: the layers are %q, %v; %q before", test.name, got, err, last)
+			}
+			last = got
+		}
+		wantBlocks(t, box.dir, 4)
+		if test.delete < 4 && fmt.Sprint(sums(t, kept)) != before {
+			t.Errorf("%s: the snapshot that is left has changed", test.name)
+		}
+	}
+}
+
+// A disk whose files are much larger than the disk is merged before it is saved.
+// Otherwise it is not saved.
+func TestLargeLayers(t *testing.T) {
+	d, f := still(t)
+	const size = 4 << 20
+	if err := os.Truncate(f.Image.RootDisk, size); err != nil {
+		t.Fatal(err)
+	}
+	sp := f.spec(1)
+	refs := layered(t, d, sp, 2)
+	box, err := d.find(sp.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := layersIn(box.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spoil(t, filepath.Join(box.dir, layers[0]), size, bytes.Repeat([]byte{1}, maxDisks*size)) // behind the data
+	save := func() error {
+		_, err := d.SaveSnapshot(t.Context(), sp.Ref(), agentlab.NewUID())
+		return err
+	}
+	d.cfg.PauseBelow = 1 << 60
+	if err := save(); agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" {
+		t.Errorf("%v (hint %q)", err, agentlab.HintOf(err))
+	}
+	d.cfg.PauseBelow = 0
+	if err := save(); err != nil {
+		t.Error(err)
+	}
+	wantBlocks(t, box.dir, 2)
+	if got, err := layersIn(box.dir); err != nil || len(got) != 2 { // the merged one, and that of this snapshot
+		t.Errorf("the layers are %q, %v", got, err)
+	}
+	if u, err := diskUseOf(box.dir, nil); err != nil || u.all > size {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if err := d.RestoreSnapshot(t.Context(), refs[0]); err != nil {
+		t.Error(err)
+	}
+	wantBlocks(t, box.dir, 1)
 }
 
 // A start has a short time limit, which a merge does not use: it is done when the
