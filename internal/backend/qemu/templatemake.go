@@ -226,7 +226,8 @@ func (t *templates) settle(ctx context.Context, dir string) error {
 	}
 }
 
-// publish makes the directory of a saved guest the template.
+// publish makes the directory of a saved guest the template. Everything is synced
+// before: a template that a power cut has damaged would be used again and again.
 func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) error {
 	saved, err := readMemory(dir)
 	if err != nil {
@@ -255,11 +256,31 @@ func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) er
 		return errors.Join(err, agentlab.Errorf(agentlab.CodeNoSpace, "the template has %d MiB, and all templates may have %d", n>>20, t.max>>20).
 			WithHint("increase qemu.template_cache_gb in config.yaml"))
 	}
+	if err := syncFiles(dir); err != nil {
+		return fault(err, "cannot sync %s", dir)
+	}
 	to := filepath.Join(t.dir, saved.Machine)
 	if err := os.Rename(dir, to); err != nil {
 		return fault(err, "cannot rename %s", dir)
 	}
+	if err := durable.SyncPath(t.dir); err != nil {
+		return fault(err, "cannot sync %s", t.dir)
+	}
 	return nil
+}
+
+// syncFiles syncs the files in dir, and dir.
+func syncFiles(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := durable.SyncPath(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return durable.SyncPath(dir)
 }
 
 // discard removes the directory of a template that is being made, and ends its

@@ -325,6 +325,31 @@ func TestTemplateDeadline(t *testing.T) {
 	}
 }
 
+// A template of which a file cannot be synced is not published.
+func TestTemplateIsSynced(t *testing.T) {
+	for _, broken := range []string{"", fileMemory, fileDevices, fileConfig, supervisor.FileConsole} {
+		d, f := stillTemplates(t)
+		key := putTemplate(t, d, f, 512, time.Now())
+		dir := filepath.Join(d.tmpl.dir, makingPrefix+key)
+		if err := os.Rename(filepath.Join(d.tmpl.dir, key), dir); err != nil {
+			t.Fatal(err)
+		}
+		if broken != "" { // to open it is an error
+			path := filepath.Join(dir, broken)
+			if err := errors.Join(os.Remove(path), os.Symlink("/nonexistent", path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := d.tmpl.publish(t.Context(), dir, startConfig{QEMUImg: d.host.qemuImg()})
+		if (err == nil) != (broken == "") {
+			t.Errorf("%q: %v", broken, err)
+		}
+		if d.tmpl.find(key) != "" != (broken == "") {
+			t.Errorf("%q: the template is %q", broken, d.tmpl.find(key))
+		}
+	}
+}
+
 // When the disk becomes full while a template is made, nothing of it is left,
 // and a running sandbox is not affected.
 func TestFullDiskTemplate(t *testing.T) {
