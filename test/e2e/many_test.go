@@ -161,7 +161,9 @@ func TestHostFaults(t *testing.T) {
 		}
 	})
 	t.Run("disk full", func(t *testing.T) {
-		l := newLab(t)
+		prepare(t)
+		l := newLabIn(t, newHome(t)) // the templates of the tests are not on the small disk
+		l.config("qemu:\n  template_cache_gb: 0\n")
 		state := filepath.Join(l.home, "state")
 		if err := os.Mkdir(state, 0o700); err != nil {
 			t.Fatal(err)
