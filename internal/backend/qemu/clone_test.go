@@ -119,6 +119,23 @@ journalctl -q -n 1 -o export | grep -a -e ^_BOOT_ID -e ^_MACHINE_ID | sort; cat 
 	}
 }
 
+// namespaces shows that an unprivileged user can mount /proc in namespaces of
+// their own, that they cannot enter the directory of the whole /proc, and how many
+// mounts there are.
+const namespaces = `su agent -s /bin/sh -c 'unshare -Urpf --mount-proc grep -c . /proc/self/mounts >/dev/null && echo mounted
+ls /run/agentlab-proc >/dev/null 2>&1 || echo denied
+cat /run/agentlab-proc/proc/1/stat >/dev/null 2>&1 || echo denied
+if command -v bwrap >/dev/null; then bwrap --unshare-user --unshare-pid --ro-bind / / --dev /dev --proc /proc true || echo no bwrap; fi' 2>&1
+grep -c ' /run/agentlab-proc/proc ' /proc/mounts; grep -c ' /proc/sys/kernel/random/boot_id ' /proc/mounts`
+
+// wantNamespaces checks that the new boot ID does not prevent containers.
+func (b *box) wantNamespaces() {
+	b.Helper()
+	if got := b.output(namespaces); got != "mounted\ndenied\ndenied\n1\n1" {
+		b.Errorf("namespaces of a user: %q", got)
+	}
+}
+
 // fork creates the nth sandbox from a snapshot, and starts it.
 func (b *box) fork(n int, from backend.SnapshotRef) *box {
 	b.Helper()
@@ -175,6 +192,7 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	for n := range 4 {
 		c := b.clone(10+n, nil)
 		c.takeOver()
+		c.wantNamespaces()
 		r.add(fmt.Sprintf("clone %d", n), c.output(randomValues), 15)
 		if source == nil {
 			source = c
@@ -191,6 +209,7 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	for n := range 3 {
 		c := b.fork(20+n, saved.Ref)
 		c.takeOver()
+		c.wantNamespaces()
 		r.add(fmt.Sprintf("fork %d", n), c.output(randomValues), 19)
 		r.add(fmt.Sprintf("fork %d", n), c.output(oldValues), 2)
 		if left := c.output(secretsLeft); left != "" {

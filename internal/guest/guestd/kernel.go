@@ -27,7 +27,8 @@ type Kernel interface {
 	// ConfigureNetwork sets addresses, routes and MTU of the single network
 	// device. It waits up to wait for the device.
 	ConfigureNetwork(n guestapi.Network, wait time.Duration) error
-	// SetBootID mounts file on the kernel's file with the boot ID.
+	// SetBootID mounts file on the kernel's file with the boot ID. Unprivileged
+	// users can still mount file systems of type proc in their namespaces.
 	SetBootID(file, kernel string) error
 	// GrowRoot extends the root file system to the end of its disk, which it waits
 	// for to have least bytes, and returns the size of the disk.
@@ -162,7 +163,30 @@ func ethernet(wait time.Duration) (netlink.Link, error) {
 }
 
 func (linuxKernel) SetBootID(file, kernel string) error {
+	if err := mountWholeProc(); err != nil {
+		return err
+	}
 	return unix.Mount(file, kernel, "", unix.MS_BIND, "")
+}
+
+// Only root can enter procDir. It is not in runDir, where programs search files.
+const (
+	procDir   = "/run/agentlab-proc"
+	procMount = procDir + "/proc"
+)
+
+// mountWholeProc mounts another file system of type proc. In a user namespace the
+// kernel allows a new one only if an existing one has no mounts on its files, and
+// with the boot ID /proc has one. bubblewrap and rootless containers need it.
+func mountWholeProc() error {
+	if err := os.MkdirAll(procMount, 0o700); err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(procMount, &st); err != nil || st.Type == unix.PROC_SUPER_MAGIC {
+		return err
+	}
+	return unix.Mount("proc", procMount, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_RELATIME, "")
 }
 
 func (linuxKernel) GrowRoot(least int64, wait time.Duration) (int64, error) {
