@@ -39,7 +39,6 @@ type machine struct {
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
-	diskNode  string // the disk's node in QEMU to which the guest writes
 
 	mu       sync.Mutex
 	handle   handle // only its network changes
@@ -49,7 +48,7 @@ type machine struct {
 
 // openVM implements supervisor.Kind.
 func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
-	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{}), diskNode: "root"}
+	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{})}
 	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
 		return nil, err
 	}
@@ -248,11 +247,11 @@ func (m *machine) load(ctx context.Context) error {
 	if err := m.qmp.execute(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
-	size, err := m.diskSize(ctx)
+	node, size, err := m.rootDisk(ctx)
 	if err != nil || size == saved.DiskSize {
 		return err
 	}
-	return m.qmp.execute(ctx, "block_resize", map[string]any{"node-name": m.diskNode, "size": size}, nil)
+	return m.qmp.execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
 }
 
 // Done implements supervisor.VM.

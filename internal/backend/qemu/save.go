@@ -66,6 +66,7 @@ type saving struct {
 	devices  []byte        // valid after received
 	received chan error
 	status   chan string // of QEMU's migration, from its events
+	disk     string      // node to which the guest writes before the save
 	size     int64       // of the disk, in bytes
 	layer    string      // to which QEMU writes until it uses the overlay; "" if the disk stays
 	node     string      // of the overlay
@@ -77,7 +78,7 @@ type saving struct {
 // begin prepares everything that does not need the guest to be stopped.
 func (s *saving) begin(ctx context.Context) error {
 	var err error
-	if s.size, err = s.m.diskSize(ctx); err != nil {
+	if s.disk, s.size, err = s.m.rootDisk(ctx); err != nil {
 		return err
 	}
 	if s.memory, err = os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
@@ -169,16 +170,42 @@ func (s *saving) transfer(ctx context.Context) error {
 		s.stopped = time.Now()
 	}
 	if s.layer != "" {
-		err := s.m.qmp.execute(ctx, "blockdev-snapshot", map[string]any{"node": s.m.diskNode, "overlay": s.node}, nil)
-		if err != nil {
-			return fault(err, "cannot switch to the new disk")
+		if err := s.switchDisk(ctx, qmpPatience); err != nil {
+			return err
 		}
-		s.switched, s.m.diskNode = true, s.node
 	}
 	if err := s.m.qmp.execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "completed")
+}
+
+// switchDisk makes the guest write to the overlay. QEMU does this even if the
+// caller gives up, so the end of ctx does not end the wait for its answer.
+func (s *saving) switchDisk(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("QEMU did not answer"))
+	defer cancel()
+	if err := s.m.qmp.execute(ctx, "blockdev-snapshot", map[string]any{"node": s.disk, "overlay": s.node}, nil); err != nil {
+		return fault(err, "cannot switch to the new disk")
+	}
+	s.switched = true
+	return nil
+}
+
+// dropOverlay undoes addOverlay, if the guest does not write to the overlay. QEMU
+// executes commands in order: its answer is valid for all commands before it,
+// whose own answers may be lost. Without an answer the overlay stays, which is
+// harmless: if it is empty, the disk is the same.
+func (s *saving) dropOverlay(ctx context.Context) error {
+	node, _, err := s.m.rootDisk(ctx)
+	if err != nil || node == s.node {
+		return err
+	}
+	if err := s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil); err != nil {
+		return fault(err, "cannot close the new disk")
+	}
+	_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.file}, nil)
+	return unfreezeDisk(s.m.dir, s.layer)
 }
 
 // awaitStopped waits until the guest's CPUs are stopped because almost all of
@@ -239,10 +266,7 @@ func (s *saving) cancel(ctx context.Context) error {
 	}
 	err := s.resume(ctx)
 	if s.layer != "" && !s.switched {
-		for _, node := range []string{s.node, s.file} {
-			_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": node}, nil)
-		}
-		err = errors.Join(err, unfreezeDisk(s.m.dir, s.layer))
+		err = errors.Join(err, s.dropOverlay(ctx))
 	}
 	return errors.Join(err, s.reset(ctx))
 }
@@ -305,23 +329,24 @@ func (s *saving) finish(ctx context.Context) error {
 	return asError(err, "cannot save the guest")
 }
 
-// diskSize returns the size of the root disk as QEMU has it, in bytes.
-func (m *machine) diskSize(ctx context.Context) (int64, error) {
-	var nodes []struct {
-		Name  string `json:"node-name"`
-		Image struct {
-			Size int64 `json:"virtual-size"`
-		} `json:"image"`
+// rootDisk returns the node in QEMU to which the guest writes, and the size of
+// its disk in bytes. A save that was given up may have replaced the node.
+func (m *machine) rootDisk(ctx context.Context) (node string, size int64, err error) {
+	var drives []struct {
+		Inserted *struct {
+			Node  string `json:"node-name"`
+			Image struct {
+				Size int64 `json:"virtual-size"`
+			} `json:"image"`
+		} `json:"inserted"`
 	}
-	if err := m.qmp.execute(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
-		return 0, fault(err, "cannot read the size of the disk")
+	if err := m.qmp.execute(ctx, "query-block", nil, &drives); err != nil {
+		return "", 0, fault(err, "cannot find the guest's disk in QEMU")
 	}
-	for _, n := range nodes {
-		if n.Name == m.diskNode {
-			return n.Image.Size, nil
-		}
+	if len(drives) != 1 || drives[0].Inserted == nil {
+		return "", 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has %d drives, want one with a disk", len(drives))
 	}
-	return 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has no disk %s", m.diskNode)
+	return drives[0].Inserted.Node, drives[0].Inserted.Image.Size, nil
 }
 
 func (m *machine) setSaving(s *saving) {

@@ -1,0 +1,130 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+// slowQMP is a connection to QEMU. Once QEMU got a command, done is called. The
+// answer arrives later, or is lost and everything after it arrives.
+type slowQMP struct {
+	net.Conn
+	command string
+	lose    bool
+	done    context.CancelFunc
+	sent    chan struct{}
+}
+
+func (c *slowQMP) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if bytes.Contains(b, []byte(c.command)) {
+		c.done()
+		close(c.sent)
+	}
+	return n, err
+}
+
+func (c *slowQMP) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	select {
+	case <-c.sent:
+		time.Sleep(300 * time.Millisecond) // QEMU is slow
+		if c.lose && bytes.Contains(b[:n], []byte(`"return"`)) {
+			c.lose = false
+			return copy(b, "{}\n"), err
+		}
+	default:
+	}
+	return n, err
+}
+
+// diskOnly starts a QEMU with the root disk in dir, whose CPUs do not run.
+func diskOnly(t *testing.T, dir string) net.Conn {
+	t.Helper()
+	ours, theirs, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = theirs.Close() }()
+	cmd := exec.Command(defaultQEMU, "-nodefaults", "-display", "none", "-S", "-machine", "microvm", "-m", "32M",
+		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
+		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot,
+		"-blockdev", "driver=qcow2,node-name=root,file=root-file",
+		"-device", "virtio-blk-device,drive=root,share-rw=on")
+	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = dir, os.Stderr, []*os.File{theirs}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return ours
+}
+
+// The caller of a save gives up while QEMU switches to the overlay, and QEMU's
+// answer is late or lost. What is written from then on is in the disk's file.
+func TestGivenUpWhileDiskSwitches(t *testing.T) {
+	for _, lose := range []bool{false, true} {
+		dir := t.TempDir()
+		const size = 1 << 20
+		base := filepath.Join(dir, "base")
+		if err := os.WriteFile(base, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := createOverlay(t.Context(), defaultQEMUImg, filepath.Join(dir, fileRoot), base, "raw", size); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		conn := &slowQMP{Conn: diskOnly(t, dir), command: "blockdev-snapshot", lose: lose, done: cancel, sent: make(chan struct{})}
+		q := newQMP(conn, func(qmpEvent) {})
+		defer func() { _ = q.Close() }()
+		m := &machine{dir: dir, qmp: q, cfg: startConfig{QEMUImg: defaultQEMUImg}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}
+		s := &saving{m: m}
+		err := q.negotiate(ctx)
+		if err == nil {
+			s.disk, s.size, err = m.rootDisk(ctx)
+		}
+		if err == nil {
+			err = s.addOverlay(ctx)
+		}
+		if err != nil || s.size != size || s.disk != "root" {
+			t.Fatalf("disk %q of %d bytes, %v", s.disk, s.size, err)
+		}
+		err = s.switchDisk(ctx, time.Second)
+		if (err != nil) != lose || ctx.Err() == nil {
+			t.Errorf("answer lost %v: %v (%v)", lose, err, ctx.Err())
+		}
+		if err := s.cancel(ctx); err != nil {
+			t.Errorf("answer lost %v: %v", lose, err)
+		}
+		node, _, err := m.rootDisk(t.Context())
+		if err != nil || node != s.node {
+			t.Errorf("answer lost %v: QEMU uses %q, want %q, %v", lose, node, s.node, err)
+		}
+		for _, command := range []string{"qemu-io " + node + ` "write -P 90 0 64k"`, "qemu-io " + node + " flush"} {
+			var out string
+			if err := q.execute(t.Context(), "human-monitor-command", map[string]any{"command-line": command}, &out); err != nil || out != "" {
+				t.Fatal(out, err)
+			}
+		}
+		if err := q.execute(t.Context(), "quit", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		<-q.done
+		out, err := exec.Command("qemu-io", "-r", "-c", "read -P 90 0 64k", filepath.Join(dir, fileRoot)).CombinedOutput()
+		if err != nil || bytes.Contains(out, []byte("failed")) {
+			t.Errorf("answer lost %v: after a stop the disk has not what was written: %s, %v", lose, out, err)
+		}
+	}
+}
