@@ -10,7 +10,8 @@ import (
 
 // Share makes the artifact a also an artifact of another job, with the path p.
 // The two rows have one file, which never changes. It counts for no quota and
-// may be called again. An artifact that was deleted in the meantime is ignored.
+// may be called again. An artifact that was deleted in the meantime is ignored, and
+// of one that was replaced the new content is shared.
 func (s *Service) Share(ctx context.Context, a agentlab.Artifact, jobID, p string) error {
 	if err := errors.Join(agentlab.ValidateJobID(a.JobID), agentlab.ValidateArtifactPath(a.Path), agentlab.ValidateJobID(jobID), agentlab.ValidateArtifactPath(p)); err != nil {
 		return err
@@ -20,8 +21,18 @@ func (s *Service) Share(ctx context.Context, a agentlab.Artifact, jobID, p strin
 		return err
 	}
 	defer s.release(jobID, u)
-	u.commit.Lock()
-	defer u.commit.Unlock()
+	from, err := s.acquire(ctx, a.JobID)
+	if err != nil {
+		return err
+	}
+	defer s.release(a.JobID, from)
+	defer lockBoth(a.JobID, from, jobID, u)()
+	// An upload may have replaced the file since the caller has read its row.
+	if a, err = s.store.Artifact(ctx, a.JobID, a.Path); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	} else if err != nil {
+		return err
+	}
 	if old, err := s.store.Artifact(ctx, jobID, p); err == nil && old.SHA256 == a.SHA256 {
 		return nil
 	}
@@ -49,6 +60,20 @@ func (s *Service) Share(ctx context.Context, a agentlab.Artifact, jobID, p strin
 	}
 	// The file is in place, so its row is written even if the caller ends.
 	return s.store.PutArtifact(context.WithoutCancel(ctx), a, s.storedEvents(u, a)...)
+}
+
+// lockBoth locks two jobs, always in the same order, and returns the function that
+// unlocks them.
+func lockBoth(idA string, a *usage, idB string, b *usage) (unlock func()) {
+	if idA > idB {
+		a, b = b, a
+	}
+	a.commit.Lock()
+	if a == b {
+		return a.commit.Unlock
+	}
+	b.commit.Lock()
+	return func() { b.commit.Unlock(); a.commit.Unlock() }
 }
 
 // ShareLog stores the log of a job as an artifact of another one. Without a log

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +46,47 @@ func TestShare(t *testing.T) {
 	}
 	if got := f.names(t); !slices.Equal(got, []string{"artifacts/" + job2 + "/attempts/1/x"}) {
 		t.Errorf("files %q", got)
+	}
+}
+
+// An artifact that is replaced after its row was read is shared with the content
+// and the checksum of now.
+func TestShareOfAReplacedArtifact(t *testing.T) {
+	f := setup(t, Limits{})
+	old := f.put(t, job1, "x", "old")
+	a := f.put(t, job1, "x", "new content")
+	if err := f.Share(t.Context(), old, job2, "x"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := f.st.Artifact(t.Context(), job2, "x")
+	if err != nil || got.SHA256 != a.SHA256 || got.Size != a.Size || f.get(t, job2, "x") != "new content" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// While an artifact is shared, an upload does not replace it. Jobs that share with
+// each other do not block each other.
+func TestShareDuringUploads(t *testing.T) {
+	f := setup(t, Limits{JobFiles: 1000})
+	a, b := f.put(t, job1, "x", "0"), f.put(t, job2, "x", "0")
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for i := range 100 {
+		text := strings.Repeat("x", i)
+		wg.Go(func() { f.put(t, job1, "x", text) })
+		wg.Go(func() {
+			if err := errors.Join(f.Share(t.Context(), a, job2, "a"), f.Share(t.Context(), b, job1, "b")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := f.Share(t.Context(), a, job2, "a"); err != nil {
+		t.Fatal(err)
+	}
+	row, err := f.st.Artifact(t.Context(), job2, "a")
+	if got := f.get(t, job2, "a"); err != nil || int64(len(got)) != row.Size {
+		t.Errorf("%q, %+v, %v", got, row, err)
 	}
 }
 
