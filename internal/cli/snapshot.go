@@ -31,8 +31,9 @@ func (a *App) snapshotSaveCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "save SANDBOX --name NAME", Short: "Save a sandbox", Args: exactArgs("SANDBOX"),
 		Long: `Save the disk of a sandbox, and its memory if it runs or is suspended. A running
-sandbox continues; its CPUs stop for a short time. A sandbox that has received
-secrets, or that runs a job, cannot be saved.
+sandbox continues; its CPUs stop for a short time. A sandbox that runs a job, or
+has received secrets from the bundle of its profile, cannot be saved. Secrets that
+users copied or typed into the sandbox are not detected: the snapshot contains them.
 
 The snapshot is deleted with its sandbox, or when retention.snapshots_days in
 config.yaml have passed. With --keep it exists until you delete it.`,

@@ -45,7 +45,7 @@ func (s *Service) canSave(sb agentlab.Sandbox) error {
 // errSecrets is the error for a snapshot of a sandbox that has received secrets.
 func errSecrets(sb agentlab.Sandbox) error {
 	return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) has received secrets, which a snapshot would keep longer than its lease", sb.Name, sb.VMID).
-		WithHint("save a sandbox whose profile has no secrets bundle; 'agentlab sandbox fork' and 'agentlab sandbox suspend --to-disk' are possible")
+		WithHint("save a sandbox whose profile has no secrets bundle, and into which you have copied none; 'agentlab sandbox fork' and 'agentlab sandbox suspend --to-disk' are possible")
 }
 
 // SaveSnapshot requests a snapshot of a sandbox, and returns it in state SAVING.
