@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -27,13 +28,17 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	return d.start(ctx, f)
 }
 
-// start starts the sandbox's VM, with a memory that is in its directory.
+// start starts the sandbox's VM, with a memory that is in its directory. A VM that
+// does not start with the memory of a template boots, and the template is removed:
+// it may be damaged.
 func (d *Driver) start(ctx context.Context, f found) error {
 	if err := d.tidyStopped(ctx, f); err != nil {
 		return err
 	}
-	var boots *startConfig
-	err := d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
+	saved, err := readMemory(f.dir)
+	template := err == nil && saved.Boot != ""
+	var started *startConfig
+	err = d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		cfg, err := d.startConfig(ctx, f.handle)
 		if err != nil {
 			return nil, err
@@ -41,14 +46,25 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		if cfg.Load, err = d.memoryOf(f, cfg); err != nil {
 			return nil, err
 		}
-		if !cfg.Load {
-			boots = &cfg
-		}
 		// machine.Launch checks again; here the caller gets the error's code.
-		return &cfg, refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs))
+		if err := refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs)); err != nil {
+			return nil, err
+		}
+		started = &cfg
+		return &cfg, nil
 	})
-	if err == nil && boots != nil {
-		d.tmpl.want(f, *boots)
+	switch {
+	case started == nil:
+	case err == nil && !started.Load:
+		d.tmpl.want(f, *started)
+	case err == nil && template:
+		d.tmpl.watch(f, saved.Machine)
+	case err != nil && template && started.Load && ctx.Err() == nil:
+		d.log.Warn("a sandbox did not start from its template, which is removed; it boots", "vmid", f.vmid, "err", err)
+		if err := errors.Join(d.tmpl.remove(saved.Machine), dropMemory(f.dir, durable.Content)); err != nil {
+			return err
+		}
+		return d.start(ctx, f)
 	}
 	return err
 }

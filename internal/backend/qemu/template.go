@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -133,6 +134,49 @@ func (d *Driver) DeleteTemplate(_ context.Context, key string) error {
 		return nil
 	}
 	return d.tmpl.remove(key)
+}
+
+// watch removes a template if a sandbox that was started from it crashes before
+// it answers, or does not answer: the template may be damaged.
+func (t *templates) watch(f found, key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ctx.Err() != nil {
+		return
+	}
+	t.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(t.ctx, answerPatience)
+		defer cancel()
+		if answered(ctx, t.d.supervised(f)) || t.ctx.Err() != nil {
+			return
+		}
+		t.d.log.Warn("a guest that was started from a template does not answer; the template is removed", "vmid", f.vmid)
+		if err := t.remove(key); err != nil {
+			t.d.log.Warn("a template was not removed", "err", err)
+		}
+	})
+}
+
+// answered waits until a guest answers. It reports false if the guest crashes
+// before, or if ctx ends.
+func answered(ctx context.Context, dir supervisor.Dir) bool {
+	for {
+		var in backend.Instance
+		if err := dir.Power(&in); err != nil || in.Power != backend.PowerRunning {
+			return in.Power != backend.PowerCrashed
+		}
+		hctx, cancel := context.WithTimeout(ctx, 5*templatePause)
+		_, err := control.New(dir.DialControl).Health(hctx)
+		cancel()
+		if err == nil {
+			return true
+		}
+		select {
+		case <-time.After(templatePause):
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // keys returns the keys of all templates.

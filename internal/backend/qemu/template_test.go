@@ -296,3 +296,51 @@ func TestTemplateMakerDies(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A template that is damaged is removed by the first start from it. A sandbox that
+// does not start from it boots.
+func TestDamagedTemplate(t *testing.T) {
+	f := vmFixture(t)
+	f.TemplateBytes = 1 << 30
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	for i, name := range []string{fileDevices, fileMemory} {
+		sp := f.spec(i + 1)
+		one, err := d.WarmTemplate(t.Context(), sp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(d.tmpl.dir, one.Key, name)
+		st, err := os.Stat(path)
+		if err == nil {
+			err = errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600), os.Truncate(path, st.Size()))
+		}
+		if err == nil {
+			err = d.Create(t.Context(), sp)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &box{TB: t, f: f, d: d, ref: sp.Ref(), ctx: t.Context()}
+		if _, err := readMemory(d.dir(b.ref)); err != nil {
+			t.Fatalf("it does not start from the template: %v", err)
+		}
+		if name == fileDevices {
+			b.boot()
+		} else if err := d.Start(t.Context(), b.ref); err != nil {
+			t.Logf("%s: %v", name, err)
+		}
+		eventually(t, 2*time.Minute, "the template is removed: "+name, func() error {
+			if d.tmpl.find(one.Key) == filepath.Join(d.tmpl.dir, one.Key) {
+				return errors.New("it is still there")
+			}
+			return nil
+		})
+		if err := d.Destroy(t.Context(), b.ref); err != nil {
+			t.Error(err)
+		}
+	}
+}

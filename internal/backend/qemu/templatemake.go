@@ -27,6 +27,9 @@ const (
 	templatePause = 200 * time.Millisecond
 	// templateRetry is how long no template of a kind is made after a failure.
 	templateRetry = 10 * time.Minute
+	// answerPatience limits the wait for the answer of a guest that was started from
+	// a template.
+	answerPatience = 3 * time.Minute
 	// bootedUptime is when a guest whose init does not report its state counts as
 	// booted.
 	bootedUptime = 20 * time.Second
