@@ -78,12 +78,16 @@ func invalid(fieldName, format string, args ...any) error {
 //
 // Codes: exists if a sandbox that is not DESTROYED has the name or any sandbox
 // has the UID; limit if there are a.MaxLive sandboxes that are not DESTROYED,
-// or no number or address is free; invalid.
+// or no number or address is free; conflict if it is created from a snapshot that
+// is not SAVED, or no longer exists; invalid.
 func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
 	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
 		return agentlab.Sandbox{}, invalid("vmid", "VMID and addresses are allocated and must not be set")
 	}
 	err := s.write(ctx, func(w *tx) error {
+		if err := checkOrigin(w, sb.From); err != nil {
+			return err
+		}
 		if err := allocate(w, &sb, a); err != nil {
 			return err
 		}
@@ -93,6 +97,21 @@ func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agen
 		return agentlab.Sandbox{}, err
 	}
 	return sb, nil
+}
+
+// checkOrigin returns an error with code conflict if a sandbox cannot be created
+// from a snapshot. A snapshot whose deletion is requested later stays until the
+// sandbox is created.
+func checkOrigin(w *tx, from agentlab.Origin) error {
+	if from.Snapshot == "" {
+		return nil
+	}
+	snap, ok, err := snapshots.one(w.ctx, w, "WHERE uid = ?", from.Snapshot)
+	if err == nil && (!ok || snap.State != agentlab.SnapshotReady) {
+		err = agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is being deleted, or no longer exists", from.Name).WithField("from_snapshot").
+			WithHint("see 'agentlab sandbox snapshot list'")
+	}
+	return err
 }
 
 // allocate is AllocateSandbox in a transaction.
