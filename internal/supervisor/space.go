@@ -132,7 +132,8 @@ func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 
 // control stops the guest's CPUs and records why; with "" it continues them,
 // unless the guest is suspended. The VM reports when they run. A failure is
-// retried with the next check.
+// retried with the next check. It continues no VM that starts or ends: a
+// guest that was saved for good must not run again.
 func (s *supervisor) control(why string) {
 	s.cpuMu.Lock()
 	defer s.cpuMu.Unlock()
@@ -140,9 +141,11 @@ func (s *supervisor) control(why string) {
 	defer cancel()
 	act, name := s.vm.Continue, "continue"
 	s.mu.Lock()
-	suspended := s.state.Suspended
+	phase, suspended := s.state.Phase, s.state.Suspended
 	s.mu.Unlock()
 	switch {
+	case why == "" && phase != phaseRunning:
+		return
 	case why != "":
 		act, name = s.vm.Pause, "pause"
 		s.setPaused(why)

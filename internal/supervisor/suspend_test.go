@@ -45,6 +45,27 @@ func TestSuspendWhilePaused(t *testing.T) {
 	}
 }
 
+// The CPUs of a guest continue only while it is to run: not while its VM starts,
+// and not after it was saved and is about to end.
+func TestSpaceWhileNotRunning(t *testing.T) {
+	d, vm := testDir(t), newFakeVM()
+	writeStart(t, d, Start{Version: startVersion, RunID: "run"})
+	s := newSupervisor(d.Path, vm.kinds)
+	if err := s.load(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.undo.run() }()
+	for _, p := range []string{phaseStarting, phaseStopping, phaseStopped} {
+		if err := s.setPhase(p, ""); err != nil {
+			t.Fatal(err)
+		}
+		s.control("")
+		if got := vm.made(); got != "" {
+			t.Errorf("%s: calls %q", p, got)
+		}
+	}
+}
+
 // A guest whose CPUs cannot be stopped is not suspended.
 func TestSuspendFails(t *testing.T) {
 	d, vm := testDir(t), newFakeVM()
