@@ -251,6 +251,14 @@ func (s *saving) await(ctx context.Context, want string) error {
 	}
 }
 
+// awaitReceived waits until everything that QEMU sent is stored. A QEMU that does
+// not end its stream in time is cut off.
+func (s *saving) awaitReceived(limit time.Duration) error {
+	cut := time.AfterFunc(limit, func() { _ = s.stream.Close() })
+	defer cut.Stop()
+	return <-s.received
+}
+
 // cancel lets the guest continue after an error. It also has to when ctx has
 // ended.
 func (s *saving) cancel(ctx context.Context) error {
@@ -303,7 +311,7 @@ func (s *saving) finish(ctx context.Context) error {
 		s.m.hooks.Log.Info("the guest's CPUs stopped for a save", "ms", time.Since(s.stopped).Milliseconds())
 		err = errors.Join(err, s.reset(ctx))
 	}
-	err = errors.Join(err, <-s.received)
+	err = errors.Join(err, s.awaitReceived(qmpPatience))
 	how := durable.None
 	if s.to.Durable {
 		how = durable.Content

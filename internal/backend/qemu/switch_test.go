@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -126,5 +127,27 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 		if err != nil || bytes.Contains(out, []byte("failed")) {
 			t.Errorf("answer lost %v: after a stop the disk has not what was written: %s, %v", lose, out, err)
 		}
+	}
+}
+
+// A QEMU that reports the end of a migration, but does not end its stream, does
+// not hold up the save.
+func TestStreamWithoutEnd(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer func() { _ = theirs.Close() }()
+	s := &saving{stream: ours, received: make(chan error, 1)}
+	go func() {
+		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize)
+		s.received <- err
+	}()
+	ended := make(chan error, 1)
+	go func() { ended <- s.awaitReceived(10 * time.Millisecond) }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("a stream without an end was accepted")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the save waits")
 	}
 }
