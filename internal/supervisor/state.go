@@ -30,6 +30,10 @@ type Start struct {
 	// means that the supervisor pauses no guest.
 	PauseBelow uint64   `json:"pause_below,omitempty"`
 	Reserved   []uint16 `json:"reserved,omitempty"` // ports of the host that no policy can allow
+	// Identity is set for a guest that continues from a saved memory: its network
+	// drops all frames until it has this identity (guestapi.Health.Identity).
+	// Until then its random values may be those of another guest.
+	Identity string `json:"identity,omitempty"`
 	// UpstreamProxy is the proxy that the guest's connections use; nil means
 	// that they are dialled directly.
 	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`

@@ -17,7 +17,14 @@ import (
 // would have returned.
 func supervised(t *testing.T, d Dir, vm *fakeVM) (s *supervisor, ended <-chan error) {
 	t.Helper()
-	writeStart(t, d, Start{Version: startVersion, RunID: "run"})
+	return supervisedWith(t, d, vm, Start{})
+}
+
+// supervisedWith is supervised with settings.
+func supervisedWith(t *testing.T, d Dir, vm *fakeVM, start Start) (s *supervisor, ended <-chan error) {
+	t.Helper()
+	start.Version, start.RunID = startVersion, "run"
+	writeStart(t, d, start)
 	s = newSupervisor(d.Path, vm.kinds)
 	if err := s.lock(); err != nil {
 		t.Fatal(err)

@@ -185,6 +185,9 @@ func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 	} else if err := s.cfg.route(&cfg); err != nil {
 		return err
 	}
+	if s.cfg.Identity != "" {
+		cfg.Hold = s.holdNetwork()
+	}
 	network, err := vnet.New(cfg)
 	if err != nil {
 		return err

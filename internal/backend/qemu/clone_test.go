@@ -136,6 +136,14 @@ func (b *box) wantNamespaces() {
 	}
 }
 
+// reach says whether the network carries the guest's frames.
+const reach = `python3 -c 'import socket
+try:
+    socket.create_connection(("10.77.0.1", 8844), 2)
+    print("open")
+except TimeoutError:
+    print("held")'`
+
 // fork creates the nth sandbox from a snapshot, and starts it.
 func (b *box) fork(n int, from backend.SnapshotRef) *box {
 	b.Helper()
@@ -208,7 +216,13 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	b.ok(err)
 	for n := range 3 {
 		c := b.fork(20+n, saved.Ref)
+		if got := c.output(reach); got != "held" {
+			t.Errorf("the network of fork %d, before its identity: %s", n, got)
+		}
 		c.takeOver()
+		if got := c.output(reach); got != "open" {
+			t.Errorf("the network of fork %d: %s", n, got)
+		}
 		c.wantNamespaces()
 		r.add(fmt.Sprintf("fork %d", n), c.output(randomValues), 19)
 		r.add(fmt.Sprintf("fork %d", n), c.output(oldValues), 2)

@@ -46,6 +46,9 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		if cfg.Load, err = d.memoryOf(f, cfg); err != nil {
 			return nil, err
 		}
+		if cfg.Load {
+			cfg.Identity = f.Spec.UID
+		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		if err := refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs)); err != nil {
 			return nil, err

@@ -190,6 +190,21 @@ func (n *Network) filter() func(frame []byte) bool {
 	}
 }
 
+// afterHold returns a filter that drops every frame before Config.Hold is closed.
+func (n *Network) afterHold(pass func(frame []byte) bool) func(frame []byte) bool {
+	if n.cfg.Hold == nil {
+		return pass
+	}
+	return func(frame []byte) bool {
+		select {
+		case <-n.cfg.Hold:
+			return pass(frame)
+		default:
+			return false
+		}
+	}
+}
+
 func (n *Network) learn(card [6]byte) {
 	n.guestCard.Store(&card)
 	err := n.stack.AddStaticNeighbor(nicID, ipv4.ProtocolNumber, toStack(n.cfg.Guest), tcpip.LinkAddress(card[:]))

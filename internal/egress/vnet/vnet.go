@@ -58,8 +58,10 @@ type Config struct {
 	MAC              net.HardwareAddr // of the gateway; nil means DefaultMAC
 	MTU              int              // MinMTU to MaxMTU; 0 means DefaultMTU. The guest's must be the same.
 	Policy           *egress.Policy
-	Dialer           Dialer   // nil means gate.NewHostDialer
-	Resolver         Resolver // nil means the host's name servers, asked through Dialer
+	// Hold drops the guest's frames until it is closed; nil means not at all.
+	Hold     <-chan struct{}
+	Dialer   Dialer   // nil means gate.NewHostDialer
+	Resolver Resolver // nil means the host's name servers, asked through Dialer
 	// Services are TCP ports on the gateway's address. A service owns the
 	// connection until it returns; then it is closed. All connections end
 	// with the Network. Port 53 is reserved for the Network.
@@ -232,7 +234,7 @@ func (n *Network) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	err := n.link.receive(n.filter())
+	err := n.link.receive(n.afterHold(n.filter()))
 	if n.ctx.Err() != nil {
 		return nil
 	}
