@@ -207,8 +207,8 @@ func (s *Service) control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, backend.RefOf(sb)) })
 }
 
-// asking records that the step of a sandbox waits for its guest, until the
-// returned function is called. A change of the network policy interrupts such
+// asking records that the step of a sandbox waits for its guest, or saves it, until
+// the returned function is called. A change of the network policy interrupts such
 // a step (policyChanged), because a hostile guest does not answer.
 func (s *Service) asking(vmid int) (answered func()) {
 	s.withState(vmid, func(m *runtimeState) {

@@ -174,7 +174,7 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 }
 
 // policyChanged runs the step of a sandbox soon. It interrupts a step that waits
-// for the guest.
+// for the guest, or saves it.
 func (s *Service) policyChanged(vmid int) {
 	s.withState(vmid, func(m *runtimeState) {
 		m.newPolicy = true

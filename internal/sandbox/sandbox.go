@@ -237,7 +237,7 @@ type runtimeState struct {
 	snapshotsDone  bool   // its snapshots need nothing from its step
 	restored       string // UID of the snapshot to which this process has restored it
 
-	asking    bool      // its step waits for an answer of the guest
+	asking    bool      // its step waits for an answer of the guest, or saves it
 	newPolicy bool      // its network policy has changed since its step read the row
 	silent    int       // consecutive deliveries that the guest did not answer
 	askAt     time.Time // when the next delivery may begin

@@ -386,6 +386,36 @@ func TestSnapshotOfSecrets(t *testing.T) {
 	})
 }
 
+// A changed policy interrupts a save, which then begins again at once.
+func TestPolicyInterruptsSave(t *testing.T) {
+	for _, state := range []agentlab.SandboxState{agentlab.SandboxReady, agentlab.SandboxSuspended} {
+		t.Run(string(state), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.kill()
+				w.limits.AuditEvery = time.Hour // does not wake the step
+				w.begin()
+				ctx := context.Background()
+				sb := w.ready("play")
+				if state == agentlab.SandboxSuspended {
+					must(w.svc.Suspend(ctx, sb.VMID, false))(t)
+					w.until(sb.VMID, state)
+				}
+				w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Block: make(chan struct{})})
+				n := must(w.svc.SaveSnapshot(ctx, sb.VMID, "clean", false))(t)
+				time.Sleep(time.Second)
+				began := time.Now()
+				wantPolicySoon(w, sb.VMID, 100*time.Millisecond)
+				if got := w.saved(n); got.SavedAt.Sub(began) > 100*time.Millisecond {
+					t.Errorf("it was saved after %s", got.SavedAt.Sub(began))
+				}
+				if got := w.get(sb.VMID); got.State != state {
+					t.Errorf("the sandbox is %s", got.State)
+				}
+			})
+		})
+	}
+}
+
 // A name and a number never mean a snapshot of their former owner while a sandbox
 // has them.
 func TestSnapshotOfFormerOwner(t *testing.T) {

@@ -51,6 +51,9 @@ func (s *Service) stepSnapshots(ctx context.Context, sb agentlab.Sandbox) error 
 		s.log.Warn("the snapshots of a sandbox could not be changed, will try again", "vmid", sb.VMID, "err", err)
 		err = nil
 	}
+	if err != nil { // the next step continues
+		s.withState(sb.VMID, func(m *runtimeState) { m.snapshotsDone = false })
+	}
 	return err
 }
 
@@ -85,11 +88,14 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 	return s.wakeFrom(ctx, snap)
 }
 
+// callSave saves a sandbox. A change of its network policy interrupts it, because
+// a guest with much memory takes long.
 func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (backend.Snapshot, error) {
 	driver, err := s.snapshotter()
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
+	defer s.asking(sb.VMID)()
 	return driver.SaveSnapshot(ctx, backend.RefOf(sb), snap.UID)
 }
 

@@ -62,6 +62,11 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	if sb.Desired == agentlab.DesiredDestroyed {
 		return 0, false, s.destroy(ctx, sb)
 	}
+	if sb.NetworkPending && sb.State.HasVM() && sb.Restoring == "" && sb.Desired != agentlab.DesiredStopped {
+		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
+			return 0, err != nil, err
+		}
+	}
 	if err := s.stepSnapshots(ctx, sb); err != nil {
 		return 0, true, err
 	}
@@ -124,11 +129,6 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 
 // driveRunning drives a sandbox whose desired state is running.
 func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if sb.NetworkPending && sb.State.HasVM() {
-		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
-			return 0, err != nil, err
-		}
-	}
 	switch sb.State {
 	case agentlab.SandboxRequested:
 		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")

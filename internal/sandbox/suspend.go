@@ -71,11 +71,6 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 		})
 		return 0, false, err
 	}
-	if sb.NetworkPending { // a narrower policy also applies after the resume
-		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
-			return 0, err != nil, err
-		}
-	}
 	if err := s.suspend(ctx, sb, toDisk); err != nil {
 		return s.suspendRefused(ctx, sb, err)
 	}
