@@ -179,6 +179,11 @@ type DiskSuspender interface {
 	// for a stopped one the error has agentlab.CodeConflict. If the host cannot
 	// continue the guest, because its processor or its emulator was replaced, the
 	// error of Resume has agentlab.CodeUnsupported; Stop then discards the memory.
+	//
+	// A Resume whose ctx ends may go on: the next one waits for it. If the VM ends
+	// after the guest has continued and before it answers with its identity, the
+	// memory is lost: Inspect returns PowerCrashed with that reason, and the errors
+	// of Start and Resume have agentlab.CodeConflict until Stop.
 	SuspendToDisk(ctx context.Context, ref Ref) error
 }
 
@@ -291,8 +296,8 @@ type Spec struct {
 	// options must be those of the snapshot (CheckFrom), and its disk not smaller;
 	// a size of 0 is that of the image. The first Start continues the guest, which
 	// has the identity of the snapshot's until it gets its own; after a Stop the
-	// sandbox boots. If the host cannot continue the guest the error of Start has
-	// agentlab.CodeUnsupported. The snapshot may be deleted after Create
+	// sandbox boots. It does not boot by itself: if the host cannot continue the
+	// guest, or its memory is lost, Start fails as for a DiskSuspender. The snapshot may be deleted after Create
 	// returned. If there is no such snapshot, or it is partial, the error of Create
 	// has agentlab.CodeNotFound; if the backend cannot copy it, CodeUnsupported,
 	// or CodeConflict while the sandbox that was saved runs. It needs a driver that

@@ -82,6 +82,11 @@ func (s *supervisor) holdNetwork() <-chan struct{} {
 		}
 		s.log.Info("the guest has its identity; its network is open")
 		close(has)
+		if c, ok := s.vm.(Continuer); ok {
+			if err := c.Continued(); err != nil {
+				s.log.Error("the guest has its identity", "err", err)
+			}
+		}
 	}()
 	return has
 }

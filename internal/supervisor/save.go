@@ -17,6 +17,12 @@ type Saver interface {
 	Save(ctx context.Context, to SaveTo) error
 }
 
+// Continuer is implemented by VMs that can continue from a saved memory.
+type Continuer interface {
+	// Continued is called when the guest has the identity of Start.Identity.
+	Continued() error
+}
+
 // SaveTo says what is saved and what happens then.
 type SaveTo struct {
 	Dir string `json:"dir"` // absolute path; it exists
@@ -81,12 +87,22 @@ func (s *supervisor) save(ctx context.Context, to SaveTo) error {
 // Save saves the guest, which runs or is suspended. If it does not continue, its
 // VM and its supervisor have ended when Save returns.
 func (d Dir) Save(ctx context.Context, to SaveTo) error {
-	held, err := lockHeld(d.file(fileLock))
-	if err != nil {
-		return fault(err, "cannot check the supervisor's lock")
+	err := poll(ctx, func() (bool, error) {
+		held, err := lockHeld(d.file(fileLock))
+		if err != nil {
+			return true, fault(err, "cannot check the supervisor's lock")
+		}
+		if !held {
+			return true, agentlab.Errorf(agentlab.CodeConflict, "sandbox %d does not run", d.VMID)
+		}
+		_, err = client(d.Path).status(ctx, true)
+		return err == nil, nil // it may be about to open its socket, or about to end
+	})
+	if ctx.Err() != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "saving sandbox %d: %w", d.VMID, context.Cause(ctx))
 	}
-	if !held {
-		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d does not run", d.VMID)
+	if err != nil {
+		return err
 	}
 	body, err := json.Marshal(to)
 	if err != nil {

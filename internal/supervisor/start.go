@@ -20,7 +20,8 @@ import (
 const startPatience = 45 * time.Second
 
 // Start starts a supervisor with its VM, and returns when the VM's CPUs run. It
-// succeeds at once if they already run, and waits for a running start or stop.
+// succeeds at once if they already run, and waits for a running start or stop. When
+// ctx ends nothing is left running, unless the start is Detached.
 // program is the command to which Path is appended ("agentlabd vmm"); prepare
 // returns the content of start.json.
 func (d Dir) Start(ctx context.Context, program []string, prepare func(context.Context) (Config, error)) error {
@@ -96,7 +97,7 @@ func (d Dir) startSupervisor(ctx context.Context, program []string, prepare func
 		close(ended)
 	}()
 	err = d.await(ctx, start.RunID, ended)
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil && !start.Detached {
 		_ = cmd.Process.Kill() // the caller has given up: leave nothing partially started
 		<-ended
 		d.giveUp(ctx)

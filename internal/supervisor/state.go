@@ -34,6 +34,10 @@ type Start struct {
 	// drops all frames until it has this identity (guestapi.Health.Identity).
 	// Until then its random values may be those of another guest.
 	Identity string `json:"identity,omitempty"`
+	// Detached means that the end of the context of Dir.Start does not end the
+	// start, because the guest's saved memory would be lost. The next Dir.Start
+	// waits for it.
+	Detached bool `json:"-"`
 	// UpstreamProxy is the proxy that the guest's connections use; nil means
 	// that they are dialled directly.
 	UpstreamProxy *gate.ProxyConfig `json:"upstream_proxy,omitempty"`

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"crypto/rand"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -29,6 +30,7 @@ func (s *suite) snapshotsRunning() {
 	s.identify(sp)
 	boot := s.awaitControl(ref).BootID // the identity may have replaced it
 	s.sub("Fork", func(s *suite) { s.fork(sp, boot) })
+	s.sub("ForkKilled", func(s *suite) { s.forkKilled(ref) })
 	s.sub("Suspended", func(s *suite) { s.snapshotSuspended(ref, boot) })
 	s.sub("Restore", func(s *suite) { s.restore(ref, boot) })
 	s.sub("CrashPoints", func(s *suite) {
@@ -134,6 +136,41 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 	s.wantFile(c, savedFile, "child")
 	s.ok("Destroy", s.d.Destroy(s.ctx(), c))
 	s.wantContinues(ref, boot)
+}
+
+// forkKilled kills the VM of a fork before the guest has its identity: the memory
+// is lost, and the sandbox does not boot before a Stop.
+func (s *suite) forkKilled(ref backend.Ref) {
+	if s.h.KillVM == nil || !s.d.Info().Capabilities.Forks {
+		s.Skip("skipped: this harness cannot kill a VM, or this driver has no forks")
+	}
+	snap := s.save(ref, true)
+	child := s.from(4, snap)
+	c := child.Ref()
+	s.createFrom(child, true)
+	s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
+	s.ok("Start", s.d.Start(s.ctx(), c))
+	s.h.KillVM(s.T, c)
+	s.eventually("the loss is seen", s.cfg.BootTimeout, func() error {
+		in, err := s.d.Inspect(s.ctx(), c)
+		if err == nil && (in.Power != backend.PowerCrashed || !strings.Contains(in.Reason, "memory is lost")) {
+			err = fmt.Errorf("it is %s (%s)", in.Power, in.Reason)
+		}
+		return err
+	})
+	for range 2 {
+		err := s.d.Start(s.ctx(), c)
+		s.wantCode("Start of one that has lost its memory", err, agentlab.CodeConflict)
+		if agentlab.HintOf(err) == "" {
+			s.Errorf("the error has no hint: %v", err)
+		}
+	}
+	if sus, ok := s.d.(backend.Suspender); ok {
+		s.wantCode("Resume of one that has lost its memory", sus.Resume(s.ctx(), c), agentlab.CodeConflict)
+	}
+	s.ok("Stop", s.d.Stop(s.ctx(), c, 0))
+	s.wantPower(c, backend.PowerStopped)
+	s.ok("Destroy", s.d.Destroy(s.ctx(), c))
 }
 
 // snapshotSuspended saves a suspended sandbox, which stays suspended.

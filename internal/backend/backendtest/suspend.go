@@ -1,6 +1,9 @@
 package backendtest
 
 import (
+	"context"
+	"time"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
@@ -59,6 +62,9 @@ func (s *suite) suspendToDisk(ref backend.Ref, boot string) {
 			s.reopen()
 			s.wantPower(ref, backend.PowerSuspended)
 			sus, _ = s.d.(backend.DiskSuspender)
+		}
+		for after := 10 * time.Millisecond; after < 200*time.Millisecond; after *= 3 {
+			s.cutShort("Resume", after, func(ctx context.Context) error { return sus.Resume(ctx, ref) })
 		}
 		for range 2 {
 			s.ok("Resume", sus.Resume(s.ctx(), ref))

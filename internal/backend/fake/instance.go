@@ -24,6 +24,8 @@ type record struct {
 	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
 	Fork    *guestRecord      `json:"fork,omitempty"`    // memory with which the first start continues
 	OnDisk  bool              `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
+	Forked  bool              `json:"forked,omitempty"`  // the guest continues with the memory of Fork
+	Lost    bool              `json:"lost,omitempty"`    // that memory is lost: it crashed before it had its identity
 	Restore *snapshot         `json:"restore,omitempty"` // of an interrupted RestoreSnapshot
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
@@ -128,9 +130,12 @@ func (in *instance) start() error {
 	case backend.PowerPartial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "sandbox %d is half made", in.rec.Spec.VMID).WithHint("create it again, or destroy it")
 	}
+	if in.rec.Lost {
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d has lost its saved memory", in.rec.Spec.VMID).WithHint("stop it first")
+	}
 	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted = backend.PowerRunning, "", false, false
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
-	if in.rec.Fork != nil {
+	if in.rec.Forked = in.rec.Fork != nil; in.rec.Forked {
 		in.rec.Guest, in.rec.Fork = *in.rec.Fork, nil
 	}
 	in.console.line("[fake] " + in.rec.Spec.Name + " powered on")
@@ -280,6 +285,10 @@ func (in *instance) off(power backend.Power, reason string) error {
 		in.guest.stop()
 		in.guest = nil
 		in.console.line("[fake] power off " + reason)
+	}
+	in.rec.Lost = power == backend.PowerCrashed && in.rec.Forked && in.rec.Guest.Identity != in.rec.Spec.UID
+	if in.rec.Lost {
+		reason = "its saved memory is lost: " + reason
 	}
 	in.rec.Power, in.rec.Reason, in.rec.Guest, in.rec.Fork, in.rec.OnDisk = power, reason, guestRecord{}, nil, false
 	return in.save()

@@ -110,7 +110,11 @@ func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 		if onDisk {
 			return d.start(ctx, f)
 		}
-		return d.supervised(f).Resume(ctx)
+		err := d.supervised(f).Resume(ctx)
+		if agentlab.CodeOf(err) == agentlab.CodeConflict && memoryLost(f.dir) {
+			err = lostError(f.vmid)
+		}
+		return err
 	})
 }
 
@@ -121,7 +125,11 @@ func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, change func(f 
 		return err
 	}
 	defer unlock()
-	return change(f, onDisk(f.dir))
+	onDisk, err := d.suspendedToDisk(f)
+	if err != nil {
+		return err
+	}
+	return change(f, onDisk)
 }
 
 // UpdateNetwork implements backend.NetworkUpdater.

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -52,15 +53,28 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 }
 
 // power sets the power state in in. A sandbox whose VM has ended is suspended to
-// disk if its memory is there and was not made from a template.
+// disk if its memory is there and was not made from a template. It is crashed if
+// its memory was lost, whatever its VM has recorded.
 func (d *Driver) power(f found, in *backend.Instance) error {
-	if err := d.supervised(f).Power(in); err != nil {
-		return err
-	}
-	if in.Power != backend.PowerRunning && onDisk(f.dir) {
+	err := d.supervised(f).Power(in)
+	switch {
+	case err != nil || in.Power == backend.PowerRunning:
+	case onDisk(f.dir):
 		in.Power, in.Reason, in.HostRestarted = backend.PowerSuspended, "", false
+	case in.Power != backend.PowerSuspended && !in.Expired && memoryLost(f.dir):
+		why := cmp.Or(in.Reason, "it did not run any more")
+		in.Power, in.HostRestarted = backend.PowerCrashed, false
+		in.Reason = agentlab.Reason("its saved memory is lost, because its VM ended while the guest continued: " + why)
 	}
-	return nil
+	return err
+}
+
+// suspendedToDisk reports whether a sandbox has no VM and is suspended. While a
+// resumed VM starts, its memory is still on disk.
+func (d *Driver) suspendedToDisk(f found) (bool, error) {
+	var in backend.Instance
+	err := d.power(f, &in)
+	return in.Power == backend.PowerSuspended && onDisk(f.dir), err
 }
 
 // List implements backend.Driver. A sandbox that cannot be read is partial, with

@@ -39,6 +39,7 @@ type machine struct {
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
+	crash     func(point string) // called at each crash point; tests set it
 
 	mu       sync.Mutex
 	handle   handle // only its network changes
@@ -57,6 +58,13 @@ func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 		return nil, asError(err, "cannot read %s", fileConfig)
 	}
 	return m, nil
+}
+
+// at is called at points where the supervisor or QEMU may be killed without harm.
+func (m *machine) at(point string) {
+	if m.crash != nil {
+		m.crash(point)
+	}
 }
 
 // Launch implements supervisor.VM.
@@ -226,6 +234,7 @@ func (m *machine) load(ctx context.Context) error {
 	if err != nil {
 		return asError(err, "cannot read %s", fileMemoryState)
 	}
+	m.at("launched")
 	for loaded := false; !loaded; {
 		var st struct {
 			Status string `json:"status"`
@@ -237,14 +246,8 @@ func (m *machine) load(ctx context.Context) error {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	how := durable.Content
-	if saved.Boot != "" { // it is not valid after a power cut
-		how = durable.None
-	}
-	if err := dropMemory(m.dir, how); err != nil {
-		return err
-	}
-	if err := m.qmp.execute(ctx, "cont", nil, nil); err != nil {
+	m.at("loaded")
+	if err := m.runLoaded(ctx, saved); err != nil {
 		return err
 	}
 	node, size, err := m.rootDisk(ctx)
@@ -253,6 +256,35 @@ func (m *machine) load(ctx context.Context) error {
 	}
 	return m.qmp.execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
 }
+
+// runLoaded starts the CPUs of a guest that QEMU has loaded. The copy of a template
+// may boot instead, so nothing is noted for it.
+func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
+	if saved.Boot != "" {
+		if err := dropMemory(m.dir, durable.None); err != nil { // it is not valid after a power cut
+			return err
+		}
+		return m.qmp.execute(ctx, "cont", nil, nil)
+	}
+	if err := renameMemory(m.dir, fileMemoryState, fileMemoryUsed); err != nil {
+		return err
+	}
+	m.at("memory claimed")
+	if err := m.qmp.execute(ctx, "cont", nil, nil); err != nil {
+		if errors.As(err, new(refusedError)) { // nothing of the guest has run
+			err = errors.Join(err, renameMemory(m.dir, fileMemoryUsed, fileMemoryState))
+		}
+		return err
+	}
+	m.at("continued")
+	if err := removeFiles(m.dir, durable.None, fileMemory, fileDevices); err != nil { // a stop removes them
+		m.hooks.Log.Error("the saved memory was not removed", "err", err)
+	}
+	return nil
+}
+
+// Continued implements supervisor.Continuer.
+func (m *machine) Continued() error { return removeFiles(m.dir, durable.Content, fileMemoryUsed) }
 
 // Done implements supervisor.VM.
 func (m *machine) Done() <-chan struct{} { return m.done }

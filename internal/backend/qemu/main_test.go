@@ -245,7 +245,37 @@ func runSupervisor(ctx context.Context, dir, internet string) error {
 	if internet != "" {
 		o.Dialer = fakenet.UnixDialer{Path: internet}
 	}
-	return supervisor.Run(ctx, dir, registry.List{Backend}.VM, o)
+	return supervisor.Run(ctx, dir, func(name string) (supervisor.Kind, error) {
+		_, err := registry.List{Backend}.VM(name)
+		return crashKind, err
+	}, o)
+}
+
+// fileCrash names a point of machine.at and what is killed there, in a sandbox's
+// directory.
+const fileCrash = "crash"
+
+// crashKind opens a VM that is killed where fileCrash says.
+func crashKind(dir string, h supervisor.Hooks) (supervisor.VM, error) {
+	vm, err := openVM(dir, h)
+	if m, ok := vm.(*machine); ok {
+		m.crash = func(point string) {
+			text, _ := os.ReadFile(filepath.Join(dir, fileCrash))
+			at, victim, _ := strings.Cut(string(text), "/")
+			if at != point {
+				return
+			}
+			_ = os.Remove(filepath.Join(dir, fileCrash))
+			if victim == "QEMU" {
+				m.Kill()
+				<-m.done
+				return
+			}
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	return vm, err
 }
 
 // noted returns the process ID in a file of a sandbox's directory.

@@ -25,6 +25,11 @@ const (
 	fileMemory      = "memory"      // the guest's RAM; sparse
 	fileDevices     = "devices"     // state of the devices, as package migration returns it
 	fileMemoryState = "memory.json" // savedMemory; written last and removed first
+
+	// fileMemoryUsed is the memory.json of a guest that continues from its saved
+	// memory. It exists from before the guest's CPUs run until the guest has its
+	// identity: a sandbox without a VM that has it has lost its memory.
+	fileMemoryUsed = "memory.used"
 )
 
 // memoryVersion is the format of memory.json and the files beside it.
@@ -65,21 +70,56 @@ func (s savedMemory) loadable(key string) bool {
 // to survive a power cut: if memory.json came back, the next start would load a
 // memory that no longer belongs to the disk.
 func dropMemory(dir string, how durable.Sync) error {
-	err := os.Remove(filepath.Join(dir, fileMemoryState))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fault(err, "cannot remove %s", filepath.Join(dir, fileMemoryState))
+	if err := removeFiles(dir, how, fileMemoryUsed, fileMemoryState); err != nil {
+		return err
 	}
-	if err == nil && how != durable.None {
+	return removeFiles(dir, durable.None, fileMemory, fileDevices)
+}
+
+// removeFiles removes files of a directory that exist.
+func removeFiles(dir string, how durable.Sync, names ...string) error {
+	removed := false
+	for _, name := range names {
+		err := os.Remove(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fault(err, "cannot remove %s", filepath.Join(dir, name))
+		}
+		removed = removed || err == nil
+	}
+	if removed && how != durable.None {
 		if err := durable.SyncPath(dir); err != nil {
 			return fault(err, "cannot sync %s", dir)
 		}
 	}
-	for _, name := range []string{fileMemory, fileDevices} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fault(err, "cannot remove %s", filepath.Join(dir, name))
-		}
+	return nil
+}
+
+// renameMemory renames memory.json, or back, so that it survives a power cut.
+func renameMemory(dir, from, to string) error {
+	if err := os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)); err != nil {
+		return fault(err, "cannot rename %s", filepath.Join(dir, from))
+	}
+	if err := durable.SyncPath(dir); err != nil {
+		return fault(err, "cannot sync %s", dir)
 	}
 	return nil
+}
+
+// memoryLost reports whether a sandbox without a VM has lost the memory with which
+// its guest continued: the VM ended before the guest had its identity. The sandbox
+// must not boot by itself as if its guest had never run.
+func memoryLost(dir string) bool {
+	if _, err := os.Lstat(filepath.Join(dir, fileMemoryUsed)); errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	_, err := readMemory(dir) // it was saved again later
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// lostError is the error for a start of a sandbox that has lost its memory.
+func lostError(vmid int) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d has lost its saved memory: its VM ended while the guest continued", vmid).
+		WithHint("'agentlab sandbox stop %d' accepts that and keeps its disk; 'agentlab sandbox start %[1]d' then boots it", vmid)
 }
 
 // machineKey returns the key of a sandbox's machine on this host.
@@ -129,6 +169,9 @@ func (d *Driver) memoryOf(f found, cfg startConfig) (bool, error) {
 	saved, err := readMemory(f.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if memoryLost(f.dir) {
+			return false, lostError(f.vmid)
+		}
 	case err != nil:
 		return false, asError(err, "cannot read the memory of sandbox %d", f.vmid)
 	case saved.loadable(cfg.Machine):

@@ -40,6 +40,11 @@ type qmpMessage struct {
 	qmpEvent
 }
 
+// refusedError is QEMU's answer to a command that it has not executed.
+type refusedError struct{ class, text string }
+
+func (e refusedError) Error() string { return e.class + ": " + e.text }
+
 // qmpEvent has the fields of QEMU's events that are used.
 type qmpEvent struct {
 	Event string `json:"event"`
@@ -151,7 +156,7 @@ func (q *qmp) send(ctx context.Context, command string, arguments, result any, w
 	select {
 	case m := <-ch:
 		if m.Error != nil {
-			return fmt.Errorf("qmp %s: %s: %s", command, m.Error.Class, m.Error.Desc)
+			return fmt.Errorf("qmp %s: %w", command, refusedError{m.Error.Class, m.Error.Desc})
 		}
 		if result == nil {
 			return nil

@@ -39,7 +39,7 @@ func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 	defer cancel()
 	defer func() {
 		if err != nil {
-			_ = dropMemory(to.Dir, durable.None)
+			_ = removeFiles(to.Dir, durable.None, fileMemoryState, fileMemory, fileDevices)
 		}
 	}()
 	s := &saving{m: m, to: to, status: make(chan string, 16), received: make(chan error, 1)}
@@ -81,7 +81,10 @@ func (s *saving) begin(ctx context.Context) error {
 	if s.disk, s.size, err = s.m.rootDisk(ctx); err != nil {
 		return err
 	}
-	if s.memory, err = os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
+		return err
+	}
+	if s.memory, err = os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return fault(err, "cannot create the file for the memory")
 	}
 	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20

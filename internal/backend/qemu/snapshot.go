@@ -197,7 +197,7 @@ func (d *Driver) save(ctx context.Context, f found, dir string) error {
 	d.at("snapshot marked")
 	s := savedSnapshot{Version: snapshotVersion, Saved: d.cfg.Now().UTC()}
 	running := in.Power == backend.PowerRunning || in.Power == backend.PowerSuspended
-	if running && !onDisk(f.dir) {
+	if in.Power == backend.PowerRunning || running && !onDisk(f.dir) {
 		err = d.supervised(f).Save(ctx, supervisor.SaveTo{Dir: dir, Continue: true, Durable: true})
 	} else {
 		err = d.saveStopped(ctx, f, dir)

@@ -22,7 +22,11 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	defer unlock()
-	if onDisk(f.dir) {
+	onDisk, err := d.suspendedToDisk(f)
+	if err != nil {
+		return err
+	}
+	if onDisk {
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", f.vmid).WithHint("continue it with 'agentlab sandbox resume %d'", f.vmid)
 	}
 	return d.start(ctx, f)
@@ -47,7 +51,7 @@ func (d *Driver) start(ctx context.Context, f found) error {
 			return nil, err
 		}
 		if cfg.Load {
-			cfg.Identity = f.Spec.UID
+			cfg.Identity, cfg.Detached = f.Spec.UID, saved.Boot == ""
 		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		if err := refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs)); err != nil {
