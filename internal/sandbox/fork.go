@@ -32,7 +32,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	if err := s.canSave(src); err != nil {
 		return nil, err
 	}
-	if err := s.room(); err != nil {
+	if err := s.admission(); err != nil {
 		return nil, err
 	}
 	prof, err := s.cfg.Profiles.Use(src.Profile)
@@ -56,12 +56,16 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	now := s.clock().UTC()
 	var list []agentlab.Sandbox
 	for _, name := range names {
-		list = append(list, agentlab.Sandbox{
+		child := agentlab.Sandbox{
 			UID: agentlab.NewUID(), Name: name, Backend: src.Backend, Profile: src.Profile, Image: src.Image,
 			State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 			Resources: src.Resources, Options: src.Options, Network: src.Network, Keepalive: src.Keepalive,
 			From: originOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
-		})
+		}
+		if err := s.cfg.Driver.Validate(spec(child)); err != nil {
+			return nil, err
+		}
+		list = append(list, child)
 	}
 	made, err := s.cfg.Store.AllocateFork(ctx, snap, list, room, createdEvent)
 	if err != nil {

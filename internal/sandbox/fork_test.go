@@ -170,6 +170,41 @@ func TestForkLimits(t *testing.T) {
 	})
 }
 
+// A fork is admitted like a new sandbox, before anything is stored.
+func TestForkIsAdmitted(t *testing.T) {
+	inWorld(t, func(w *world) {
+		src := w.ready("play")
+		for what, test := range map[string]struct {
+			code   agentlab.Code
+			change func(bool)
+		}{
+			"no room":    {agentlab.CodeNoSpace, w.full.Store},
+			"not usable": {agentlab.CodeUnavailable, w.broken.Store},
+			"not valid": {agentlab.CodeUnsupported, func(on bool) { // as after a change of the backend's configuration
+				cores := map[bool]int{true: 65, false: src.Resources.Cores}[on]
+				_, err := w.store.UpdateSandbox(context.Background(), src.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+					sb.Resources.Cores = cores
+					return nil, nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}},
+		} {
+			test.change(true)
+			_, err := w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 2})
+			if agentlab.CodeOf(err) != test.code {
+				t.Errorf("%s: %v, want code %s", what, err, test.code)
+			}
+			test.change(false)
+		}
+		if all := must(w.svc.List(context.Background(), agentlab.SandboxFilter{Destroyed: true}))(t); len(all) != 1 || w.host.Calls(fake.OpSaveSnapshot) != 0 {
+			t.Errorf("%d sandboxes, %d calls", len(all), w.host.Calls(fake.OpSaveSnapshot))
+		}
+		w.untilNoSnapshots()
+	})
+}
+
 // A fork of a sandbox with secrets is recorded, and its copies have received them
 // too: they cannot be saved.
 func TestForkOfSecrets(t *testing.T) {

@@ -137,7 +137,12 @@ func (h host) Room() error {
 	return nil
 }
 
-func (host) Usable() error { return nil }
+func (h host) Usable() error {
+	if h.w.broken.Load() {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is missing")
+	}
+	return nil
+}
 
 // serve answers guests.
 type serve func(ctx context.Context, vmid int, l net.Listener) error
@@ -159,6 +164,7 @@ type world struct {
 	received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
 
 	full   atomic.Bool      // the host's disk
+	broken atomic.Bool      // the backend cannot start sandboxes
 	dbFull atomic.Bool      // so full that the database cannot be written
 	clock  func() time.Time // the daemon's; nil means time.Now
 	plain  bool             // the driver has nothing that a backend need not have

@@ -85,13 +85,8 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 			return none(err)
 		}
 	}
-	if err := s.room(); err != nil {
+	if err := s.admission(); err != nil {
 		return none(err)
-	}
-	if s.cfg.Host != nil {
-		if err := s.cfg.Host.Usable(); err != nil {
-			return none(err)
-		}
 	}
 	profile := s.cfg.DefaultProfile
 	if from != nil {
@@ -135,6 +130,14 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 		return none(err)
 	}
 	return sb, prof, nil
+}
+
+// admission returns an error if the host accepts no new sandbox now.
+func (s *Service) admission() error {
+	if err := s.room(); err != nil || s.cfg.Host == nil {
+		return err
+	}
+	return s.cfg.Host.Usable()
 }
 
 func (s *Service) room() error {
