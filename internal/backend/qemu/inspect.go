@@ -62,7 +62,7 @@ func (d *Driver) power(f found, in *backend.Instance) error {
 	case onDisk(f.dir):
 		in.Power, in.Reason, in.HostRestarted = backend.PowerSuspended, "", false
 	case in.Power != backend.PowerSuspended && !in.Expired && memoryLost(f.dir):
-		why := cmp.Or(in.Reason, "it did not run any more")
+		why := cmp.Or(in.Reason, "it does not run")
 		in.Power, in.HostRestarted = backend.PowerCrashed, false
 		in.Reason = agentlab.Reason("its saved memory is lost, because its VM ended while the guest continued: " + why)
 	}

@@ -251,8 +251,8 @@ func runSupervisor(ctx context.Context, dir, internet string) error {
 	}, o)
 }
 
-// fileCrash names a point of machine.at and what is killed there, in a sandbox's
-// directory.
+// fileCrash names a point of machine.at and what happens there, in a sandbox's
+// directory: "supervisor" or "QEMU" is killed, or "space" is used up.
 const fileCrash = "crash"
 
 // crashKind opens a VM that is killed where fileCrash says.
@@ -266,9 +266,13 @@ func crashKind(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 				return
 			}
 			_ = os.Remove(filepath.Join(dir, fileCrash))
-			if victim == "QEMU" {
+			switch victim {
+			case "QEMU":
 				m.Kill()
 				<-m.done
+				return
+			case "space":
+				fillTo(dir, spaceLeft)
 				return
 			}
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

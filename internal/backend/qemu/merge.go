@@ -13,10 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 // mergeFrom is how many layers a disk may have when its VM starts: more are
@@ -194,11 +192,8 @@ func (d *Driver) worthMerging(f found, chain []string) (bool, error) {
 	if len(chain) < mergeFrom && u.all <= maxDisks*size && (u.owned < 2 || u.own < u.shared) {
 		return false, nil
 	}
-	need := int64(d.cfg.PauseBelow) + min(u.all, size) //nolint:gosec // bounded by the configuration
-	if free, err := hostspace.FreeBytes(f.dir); err != nil || free < need {
-		return false, errors.Join(err, agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free, and this needs %d", free>>20, need>>20))
-	}
-	return true, nil
+	err = roomFor("a merge", f.dir, d.cfg.PauseBelow, min(u.all, size))
+	return err == nil, err
 }
 
 // removeUnused removes the layers that are not in the chain of the disk.

@@ -61,7 +61,7 @@ func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 type saving struct {
 	m        *machine
 	to       supervisor.SaveTo
-	memory   *os.File
+	memory   *memoryFile
 	stream   io.ReadCloser // what QEMU sends
 	devices  []byte        // valid after received
 	received chan error
@@ -81,16 +81,22 @@ func (s *saving) begin(ctx context.Context) error {
 	if s.disk, s.size, err = s.m.rootDisk(ctx); err != nil {
 		return err
 	}
+	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
+	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.cmd.Process.Pid, bytes)); err != nil {
+		return err
+	}
 	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
 		return err
 	}
-	if s.memory, err = os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+	file, err := os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
 		return fault(err, "cannot create the file for the memory")
 	}
-	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
-	if err := s.memory.Truncate(bytes); err != nil {
+	s.memory = &memoryFile{File: file, least: s.m.cfg.PauseBelow / 2}
+	if err := file.Truncate(bytes); err != nil {
 		return fault(err, "cannot create the file for the memory")
 	}
+	s.m.at("save begun")
 	conn, theirs, err := socketPair()
 	if err != nil {
 		return fault(err, "cannot make a socket for QEMU")
@@ -240,7 +246,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 				case err := <-s.received:
 					s.received <- err
 					if err != nil {
-						return fault(err, "cannot store the guest's memory")
+						return asError(err, "cannot store the guest's memory")
 					}
 				case <-time.After(time.Second):
 				}

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -65,6 +67,37 @@ func TestSaveOfRunningGuest(t *testing.T) {
 	}
 	if out := b.output("cat /root/first /root/count"); out != fmt.Sprintf("first\n%d", mergeFrom-1) {
 		t.Errorf("the disk has %q", out)
+	}
+}
+
+// spaceLeft is the free space that fillTo leaves: a guest that is saved then uses
+// more than half of what must stay free.
+const spaceLeft = hostspace.PauseLeast/2 + 16<<20
+
+// fillTo fills the disk of a sandbox's directory as smalldisk.Fill does.
+func fillTo(dir string, left int64) {
+	path := filepath.Join(filepath.Dir(filepath.Dir(dir)), "fill")
+	free, err := hostspace.FreeBytes(dir)
+	if err == nil {
+		err = os.WriteFile(path, make([]byte, max(free-left, 0)), 0o600)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// minFree returns the least free space on the disk of dir until done.
+func minFree(t *testing.T, dir string, done <-chan struct{}) int64 {
+	least := smalldisk.Free(t, dir)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return least
+		case <-tick.C:
+			least = min(least, smalldisk.Free(t, dir))
+		}
 	}
 }
 
@@ -128,19 +161,37 @@ func TestSaveOnFullDisk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}
-	smalldisk.Run(t, "48m", func(t *testing.T, dir string) {
+	smalldisk.Run(t, "900m", func(t *testing.T, dir string) {
 		f := vmFixture(t)
-		f.StateDir = dir
+		f.StateDir, f.PauseBelow = dir, hostspace.PauseLeast
 		t.Cleanup(func() { f.destroyAll(t) })
 		b := newBox(t, f, nil)
 		b.boot()
 		boot := b.bootID()
-		for range 2 {
-			_, err := b.d.SaveSnapshot(b.ctx, b.ref, agentlab.NewUID())
-			if agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" {
-				t.Errorf("%v (code %s), want no_space and a hint", err, agentlab.CodeOf(err))
+		save := func() error { _, err := b.d.SaveSnapshot(b.ctx, b.ref, agentlab.NewUID()); return err }
+		toDisk := func() error { return b.d.SuspendToDisk(b.ctx, b.ref) }
+		for _, call := range []func() error{save, toDisk} {
+			for _, begins := range []bool{false, true} {
+				if begins { // then the space is used by others
+					b.ok(os.WriteFile(filepath.Join(b.d.dir(b.ref), fileCrash), []byte("save begun/space"), 0o600))
+				} else {
+					smalldisk.Fill(t, dir, hostspace.PauseLeast+16<<20)
+				}
+				least := make(chan int64)
+				done := make(chan struct{})
+				go func() { least <- minFree(t, dir, done) }()
+				err := call()
+				close(done)
+				if agentlab.CodeOf(err) != agentlab.CodeNoSpace || agentlab.HintOf(err) == "" || !strings.Contains(fmt.Sprint(err), "the guest's memory needs") {
+					t.Errorf("begins %v: %v (code %s), want no_space and a hint", begins, err, agentlab.CodeOf(err))
+				}
+				if free := <-least; free < hostspace.PauseLeast/2-4*spaceEvery {
+					t.Errorf("begins %v: only %d MiB were left free", begins, free>>20)
+				}
+				b.ok(os.Remove(filepath.Join(dir, "fill")))
+				b.works(boot)
+				b.wantNoMemory()
 			}
-			b.works(boot)
 		}
 		if left, err := b.d.Snapshots(b.ctx); err != nil || len(left) != 0 {
 			t.Errorf("left: %+v, %v", left, err)

@@ -14,7 +14,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -179,12 +178,7 @@ func (t *templates) room(h handle) error {
 			WithHint("end sandboxes that are no longer needed")
 	}
 	// A guest that has just booted uses a part of its memory.
-	need := int64(t.d.cfg.PauseBelow) + memory/4 + vmOverhead //nolint:gosec // bounded by the configuration
-	if free, err := hostspace.FreeBytes(t.dir); err == nil && free < need {
-		return agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free in %s, and a template needs %d", free>>20, t.dir, need>>20).
-			WithHint("free disk space, or destroy sandboxes that are no longer needed")
-	}
-	return nil
+	return roomFor("a template", t.dir, t.d.cfg.PauseBelow, memory/4+vmOverhead)
 }
 
 func (t *templates) supervised(dir string) supervisor.Dir {

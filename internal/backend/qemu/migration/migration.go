@@ -13,7 +13,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"os"
 )
 
 // PageSize is the size of a page in a stream, in bytes.
@@ -56,7 +55,7 @@ const (
 // memory, a sparse file of at least size bytes that is empty before; all other
 // data is returned: a stream that QEMU loads when its block has the content of
 // memory already. A page of zeros is not written.
-func Receive(r io.Reader, block string, memory *os.File, size int64) (state []byte, err error) {
+func Receive(r io.Reader, block string, memory io.WriterAt, size int64) (state []byte, err error) {
 	if size <= 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("a memory of %d bytes", size)
 	}

@@ -1,11 +1,11 @@
 package migration
 
-import "os"
+import "io"
 
 // writer writes pages, and joins those that follow each other. It does not map
 // the file: when the disk is full, a write to a mapped file ends the process.
 type writer struct {
-	file  *os.File
+	file  io.WriterAt
 	start uint64 // offset of buf in the file
 	buf   []byte
 	err   error

@@ -1,0 +1,54 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+)
+
+// roomFor returns an error with code no_space if the disk of dir has no room for
+// size bytes more: guests that write are paused when less than pauseBelow is free.
+// A disk that cannot be measured has room; a write to it reports what is wrong.
+func roomFor(what, dir string, pauseBelow uint64, size int64) error {
+	need := int64(pauseBelow) + size //nolint:gosec // bounded by the configuration
+	free, err := hostspace.FreeBytes(dir)
+	if err != nil || free >= need {
+		return nil //nolint:nilerr // see above
+	}
+	return agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free in %s, and %s needs %d", free>>20, dir, what, need>>20).
+		WithHint("free disk space, or destroy sandboxes that are no longer needed")
+}
+
+// guestSize returns how many bytes the memory of a guest will occupy on the disk,
+// as far as the host knows: what its process occupies, at most all of its memory.
+func guestSize(pid int, memory int64) int64 {
+	sizes, err := supervisor.ReadSizes(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || sizes["VmRSS"] == 0 {
+		return memory
+	}
+	return min(memory, sizes["VmRSS"])
+}
+
+// spaceEvery is how many bytes are written between two looks at the free space.
+const spaceEvery = 1 << 20
+
+// memoryFile is a file for a guest's memory. A write fails when it has used the
+// space below which all guests are paused.
+type memoryFile struct {
+	*os.File
+	least    uint64 // bytes that stay free
+	unlooked int    // bytes written since the last look
+}
+
+func (f *memoryFile) WriteAt(b []byte, at int64) (int, error) {
+	if f.unlooked += len(b); f.unlooked >= spaceEvery {
+		f.unlooked = 0
+		if err := roomFor("the guest's memory", f.Name(), f.least, spaceEvery); err != nil {
+			return 0, err
+		}
+	}
+	return f.File.WriteAt(b, at)
+}
