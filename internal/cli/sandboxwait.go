@@ -43,7 +43,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 			return sb, err
 		}
 		a.showEvent(e)
-		if e.Kind != agentlab.EventSandboxState {
+		if e.Kind != agentlab.EventSandboxState || passing(e) {
 			continue
 		}
 		now, err := c.Sandbox(ctx, vmid)
@@ -65,6 +65,16 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// passing reports whether an event is about a state in which no command waits for
+// a sandbox to arrive, and which another event follows.
+func passing(e api.Event) bool {
+	switch to, _ := e.Data["to"].(string); agentlab.SandboxState(to) {
+	case agentlab.SandboxProvisioning, agentlab.SandboxBooting:
+		return true
+	}
+	return false
 }
 
 // refusal returns the error of the event of a request that the daemon gave up,

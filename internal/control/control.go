@@ -41,6 +41,13 @@ const (
 	powerTimeout    = 20 * time.Second
 )
 
+// What begins a request with an identity, and a response that accepts a request.
+// The end of a stream that passes it on can recognise them.
+const (
+	SetsIdentity = http.MethodPut + " " + guestapi.PathIdentity + " "
+	Accepts      = "HTTP/1.1 200 "
+)
+
 // Dial opens a new stream to a guest's control server.
 type Dial func(ctx context.Context) (net.Conn, error)
 

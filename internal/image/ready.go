@@ -23,25 +23,34 @@ type Readiness struct {
 // builds nothing. Ensure builds only shipped images; the error is for any
 // other image that cannot be found.
 func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
-	name, digest, err := ParseRef(ref)
-	if err != nil {
-		return Readiness{}, err
-	}
-	if digest != "" || !slices.Contains(ShippedNames(), name) {
-		_, err := s.resolve(name, digest)
-		return Readiness{Built: err == nil}, err
-	}
-	r, err := Shipped(name)
-	if err != nil {
-		return Readiness{}, err
+	r, built, err := s.find(ref)
+	if err != nil || r == nil {
+		return Readiness{Built: built}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
 	if err := os.MkdirAll(s.root, 0o755); err != nil { //nolint:gosec // images are not secret
 		return Readiness{}, classify("making the image store", err, "")
 	}
-	_, built := s.fresh(r.Name, r.Key())
 	return Readiness{Built: built, Obstacles: r.obstacles(ctx, s.root)}, nil
+}
+
+// find reports whether an image of the current recipe exists, and returns the
+// recipe from which Ensure would build it, nil if it would not.
+func (s *Store) find(ref string) (r *Recipe, built bool, err error) {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return nil, false, err
+	}
+	if digest != "" || !slices.Contains(ShippedNames(), name) {
+		_, err := s.resolve(name, digest)
+		return nil, err == nil, err
+	}
+	if r, err = Shipped(name); err != nil {
+		return nil, false, err
+	}
+	_, built = s.fresh(r.Name, r.Key())
+	return r, built, nil
 }
 
 // Bootable is a Store as a backend boots from it: missing images are built.
@@ -50,6 +59,10 @@ type Bootable struct{ *Store }
 // Check returns an error if there is no image of that name, or if it is missing
 // and cannot be built on this machine.
 func (s Bootable) Check(name string) error {
+	_, built, err := s.find(name)
+	if built && err == nil { // the checks of this machine start programs
+		return nil
+	}
 	ready, err := s.Readiness(context.Background(), name)
 	if err == nil {
 		err = ready.Err()

@@ -62,6 +62,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 	s.triedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
+		s.withState(sb.VMID, func(m *runtimeState) { m.blank = true })
 		return false, nil, nil
 	}
 	s.boots.release(sb.VMID, s.loop.Wake) // another sandbox may succeed
@@ -228,14 +229,18 @@ func (s *Service) health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Hea
 
 // ensureIdentity sends the guest its identity, unless it has it already: from
 // an earlier process, or from an attempt whose answer was lost.
-func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) error {
-	health, err := s.health(ctx, sb)
-	if err != nil {
-		return err
-	}
-	if health.Identity == sb.UID {
-		s.cfg.Bootstrap.Sent(sb.UID)
-		return nil
+func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (err error) {
+	blank := false
+	s.withState(sb.VMID, func(m *runtimeState) { blank = m.blank })
+	if !blank {
+		health, err := s.health(ctx, sb)
+		if err != nil {
+			return err
+		}
+		if health.Identity == sb.UID {
+			s.cfg.Bootstrap.Sent(sb.UID)
+			return nil
+		}
 	}
 	var doc *guestapi.Bootstrap
 	if s.guests != nil {
@@ -255,7 +260,14 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
 	defer s.asking(sb.VMID)()
-	_, err := s.control(sb).SetIdentity(ctx, id)
+	guest := control.New(func(ctx context.Context) (net.Conn, error) {
+		c, err := s.cfg.Driver.DialControl(ctx, backend.RefOf(sb))
+		if err == nil {
+			s.withState(sb.VMID, func(m *runtimeState) { m.blank = false })
+		}
+		return c, err
+	})
+	_, err := guest.SetIdentity(ctx, id)
 	if err == nil && doc != nil {
 		s.cfg.Bootstrap.Sent(sb.UID)
 	}

@@ -3,12 +3,15 @@ package sandbox_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
@@ -439,6 +442,47 @@ func TestUnknownIsNotAbsent(t *testing.T) {
 		time.Sleep(time.Minute)
 		if sb = w.get(sb.VMID); sb.State != agentlab.SandboxReady {
 			w.Fatalf("%s: %s", sb.State, sb.Reason)
+		}
+	})
+}
+
+// counted is a driver that counts the streams to its guests.
+type counted struct {
+	*fake.Driver
+	streams *atomic.Int32
+}
+
+func (d counted) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	c, err := d.Driver.DialControl(ctx, ref)
+	if err == nil {
+		d.streams.Add(1)
+	}
+	return c, err
+}
+
+// The first request to a guest that was just started is its identity: each request
+// to an emulated guest that has just started is expensive.
+func TestNewGuestIsNotAsked(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var streams atomic.Int32
+		w.wrap = func(d backend.Driver) backend.Driver {
+			return counted{d.(*fake.Driver), &streams} //nolint:forcetypeassert // it is the world's
+		}
+		w.restart()
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
+		for i := range 2 {
+			w.until(sb.VMID, agentlab.SandboxReady)
+			if n := streams.Swap(0); n != 1 {
+				t.Errorf("start %d: %d streams to a new guest", i, n)
+			}
+			if _, err := w.svc.Stop(context.Background(), sb.VMID, 0); err != nil {
+				t.Fatal(err)
+			}
+			w.until(sb.VMID, agentlab.SandboxStopped)
+			streams.Store(0) // the question whether it powers off
+			if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }

@@ -221,6 +221,7 @@ type runtimeState struct {
 	state agentlab.SandboxState // as last seen
 
 	lease          time.Time      // its end, as sent to the backend (backend.DeadlineSetter)
+	blank          bool           // this process started its VM, and sent its guest nothing
 	inspected      bool           // this process has found its VM in the expected state
 	needsInspect   bool           // the audit found a difference: inspect the VM again
 	tried          time.Time      // first attempt to power it on in its current state

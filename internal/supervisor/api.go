@@ -16,7 +16,7 @@ import (
 
 // The supervisor's API: HTTP on shim.sock, whose permissions are its access control.
 const (
-	pathStatus   = "/v1/status"   // GET ?wait=1 → status; with wait: once the start has ended
+	pathStatus   = "/v1/status"   // GET ?wait=1 → status; with wait: once the start has ended; with wait=identity: once the guest has its identity
 	pathStop     = "/v1/stop"     // POST ?grace=DURATION → status, when the VM has ended
 	pathControl  = "/v1/control"  // POST Upgrade: streamUpgrade → a stream to the guest control server
 	pathNetwork  = "/v1/network"  // PUT agentlab.Network → status, once it is stored and enforced
@@ -27,6 +27,9 @@ const (
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
+
+	waitStarted  = "1"
+	waitIdentity = "identity"
 )
 
 // status is the state of a supervisor's VM.
@@ -66,8 +69,16 @@ func (s *supervisor) handler() http.Handler {
 }
 
 func (s *supervisor) serveStatus(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Query().Has("wait") {
+	wait := r.URL.Query().Get("wait")
+	if wait != "" {
 		_ = s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting })
+	}
+	if wait == waitIdentity && s.identity != nil {
+		select {
+		case <-s.identity.confirmed():
+		case <-s.vm.Done():
+		case <-r.Context().Done():
+		}
 	}
 	writeJSONBody(w, http.StatusOK, s.status())
 }
@@ -201,8 +212,23 @@ func (s *supervisor) dialControl(ctx context.Context) (net.Conn, error) {
 	if err := s.running(); err != nil {
 		return nil, err
 	}
-	return s.dialLink(ctx)
+	if s.link != nil {
+		wctx, cancel := context.WithTimeout(ctx, linkPatience)
+		defer cancel()
+		if err := s.link.WaitUp(wctx); err != nil { // a guest that starts
+			return nil, err
+		}
+	}
+	guest, err := s.dialLink(ctx)
+	if err == nil && s.identity != nil {
+		guest = s.identity.watch(guest)
+	}
+	return guest, err
 }
+
+// linkPatience limits how long a request waits for a guest that does not answer
+// yet. Its client then looks whether the VM still runs.
+const linkPatience = time.Second
 
 func (s *supervisor) dialLink(ctx context.Context) (net.Conn, error) {
 	if s.link == nil {

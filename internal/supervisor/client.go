@@ -28,12 +28,8 @@ type client string
 // maxAnswer is the maximum size of a JSON answer, in bytes.
 const maxAnswer = 1 << 20
 
-func (c client) status(ctx context.Context, wait bool) (status, error) {
-	path := pathStatus
-	if wait {
-		path += "?wait=1"
-	}
-	return c.call(ctx, http.MethodGet, path, nil)
+func (c client) status(ctx context.Context, wait string) (status, error) {
+	return c.call(ctx, http.MethodGet, pathStatus+"?wait="+wait, nil)
 }
 
 func (c client) stop(ctx context.Context, grace time.Duration) error {

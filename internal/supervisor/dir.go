@@ -195,7 +195,18 @@ func (d Dir) Power(in *backend.Instance) error {
 	return nil
 }
 
-// DialControl opens a stream to the guest over the control link.
+// AwaitIdentity returns when a guest that continues from a saved memory has the
+// identity of its sandbox, and at once for any other. It sends nothing to the guest.
+func (d Dir) AwaitIdentity(ctx context.Context) error {
+	st, err := client(d.Path).status(ctx, waitIdentity)
+	if err == nil && st.State.Phase != phaseRunning {
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", d.VMID, st.State.Phase)
+	}
+	return err
+}
+
+// DialControl opens a stream to the guest over the control link. It waits a moment
+// for a guest that does not answer yet.
 func (d Dir) DialControl(ctx context.Context) (net.Conn, error) { return d.dial(ctx, pathControl) }
 
 // DialGuest opens a TCP stream to a port in the guest.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
@@ -58,35 +57,4 @@ func (s *supervisor) setNetwork(ctx context.Context, n agentlab.Network) error {
 		network.SetPolicy(p)
 	}
 	return nil
-}
-
-// holdNetwork returns a channel that is closed when the guest has the identity of
-// its sandbox. A daemon that restarts has no influence on it. Without the answer of
-// the guest the channel stays open.
-func (s *supervisor) holdNetwork() <-chan struct{} {
-	ctx, cancel := context.WithCancel(context.Background())
-	s.undo.add(func() error { cancel(); return nil })
-	has := make(chan struct{})
-	go func() {
-		err := s.guestUp(ctx)
-		if err == nil {
-			guest := control.New(s.dialLink)
-			err = poll(ctx, func() (bool, error) {
-				h, err := guest.Health(ctx)
-				return err == nil && h.Identity == s.cfg.Identity, nil
-			})
-		}
-		if err != nil {
-			s.log.Debug("the network of the guest was not opened", "err", err)
-			return
-		}
-		s.log.Info("the guest has its identity; its network is open")
-		close(has)
-		if c, ok := s.vm.(Continuer); ok {
-			if err := c.Continued(); err != nil {
-				s.log.Error("the guest has its identity", "err", err)
-			}
-		}
-	}()
-	return has
 }

@@ -95,7 +95,7 @@ func (d Dir) Save(ctx context.Context, to SaveTo) error {
 		if !held {
 			return true, agentlab.Errorf(agentlab.CodeConflict, "sandbox %d does not run", d.VMID)
 		}
-		_, err = client(d.Path).status(ctx, true)
+		_, err = client(d.Path).status(ctx, waitStarted)
 		return err == nil, nil // it may be about to open its socket, or about to end
 	})
 	if ctx.Err() != nil {

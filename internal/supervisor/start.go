@@ -36,7 +36,7 @@ func (d Dir) Start(ctx context.Context, program []string, prepare func(context.C
 			return d.startSupervisor(ctx, program, prepare, lock)
 		}
 		// There is a supervisor: running, starting or ending.
-		st, err := client(d.Path).status(ctx, true)
+		st, err := client(d.Path).status(ctx, waitStarted)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return agentlab.Errorf(agentlab.CodeUnavailable, "starting sandbox %d: %w", d.VMID, context.Cause(ctx))
@@ -145,7 +145,7 @@ func (d Dir) await(ctx context.Context, runID string, ended <-chan struct{}) err
 		}
 	}()
 	err := poll(ctx, func() (bool, error) {
-		st, err := client(d.Path).status(ctx, true)
+		st, err := client(d.Path).status(ctx, waitStarted)
 		if err != nil || st.State.RunID != runID {
 			return false, nil //nolint:nilerr // its socket does not exist yet
 		}

@@ -68,6 +68,8 @@ type supervisor struct {
 	link *link.HostLink // nil if the VM has no control port
 	net  *vnet.Network  // nil if the driver runs the VM's network
 
+	identity *identity // nil if the guest does not continue from a saved memory
+
 	mu         sync.Mutex
 	state      runState
 	changed    chan struct{} // closed and replaced when state changes

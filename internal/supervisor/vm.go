@@ -109,6 +109,12 @@ func (s *supervisor) startVM(ctx context.Context) error {
 		s.undo.add(s.link.Close)
 		go s.watchLink(context.WithoutCancel(ctx))
 	}
+	if s.cfg.Identity != "" {
+		s.identity = newIdentity()
+		ictx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		s.undo.add(func() error { cancel(); return nil })
+		go s.watchIdentity(ictx)
+	}
 	if w.Network != nil {
 		s.undo.add(w.Network.Close)
 		if err := s.startNet(w.Network); err != nil {
@@ -185,8 +191,8 @@ func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 	} else if err := s.cfg.route(&cfg); err != nil {
 		return err
 	}
-	if s.cfg.Identity != "" {
-		cfg.Hold = s.holdNetwork()
+	if s.identity != nil {
+		cfg.Hold = s.identity.confirmed()
 	}
 	network, err := vnet.New(cfg)
 	if err != nil {

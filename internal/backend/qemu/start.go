@@ -52,6 +52,7 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		}
 		if cfg.Load {
 			cfg.Identity, cfg.Detached = f.Spec.UID, saved.Boot == ""
+			cfg.Own = cfg.Detached && !saved.Fork
 		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		if err := refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs)); err != nil {

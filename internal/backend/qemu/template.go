@@ -158,8 +158,14 @@ func (t *templates) watch(f found, key string) {
 }
 
 // answered waits until a guest answers. It reports false if the guest crashes
-// before, or if ctx ends.
+// before, or if ctx ends. A guest that gets its identity is not asked: the first
+// answers of an emulated guest are slow, and its user waits for them.
 func answered(ctx context.Context, dir supervisor.Dir) bool {
+	ictx, cancel := context.WithTimeout(ctx, identityPatience)
+	defer cancel()
+	if dir.AwaitIdentity(ictx) == nil {
+		return true
+	}
 	for {
 		var in backend.Instance
 		if err := dir.Power(&in); err != nil || in.Power != backend.PowerRunning {

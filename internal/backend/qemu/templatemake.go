@@ -26,6 +26,9 @@ const (
 	templatePause = 200 * time.Millisecond
 	// templateRetry is how long no template of a kind is made after a failure.
 	templateRetry = 10 * time.Minute
+	// identityPatience is the time after which a guest without an identity is asked
+	// whether it answers.
+	identityPatience = time.Minute
 	// answerPatience limits the wait for the answer of a guest that was started from
 	// a template.
 	answerPatience = 3 * time.Minute
