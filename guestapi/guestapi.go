@@ -99,6 +99,12 @@ type Job struct {
 	// Judge is a shell command that judges the agent's work in the checkout
 	// after an agent that completed.
 	Judge string `json:"judge,omitempty"`
+	// Prepare means that the job, whose agent is "none", only clones the
+	// repository and runs its setup commands, for jobs in copies of this
+	// sandbox: the Git credential is deleted before the final report. Prepared is,
+	// for a job in such a copy, the commit that was checked out.
+	Prepare  bool   `json:"prepare,omitempty"`
+	Prepared string `json:"prepared,omitempty"`
 	// NoPush means that nothing is pushed: the Git credential is deleted
 	// before the agent starts.
 	NoPush bool `json:"no_push,omitempty"`

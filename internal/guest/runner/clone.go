@@ -52,10 +52,16 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		return rp, fmt.Errorf("the clone path %q is not absolute", rp.Path)
 	}
 	rp.Path = filepath.Clean(rp.Path)
+	if job.Prepared != "" {
+		return r.takePrepared(rp)
+	}
 	if err := r.lockWorkdir(rp.Path); err != nil {
 		return rp, err
 	}
 	if job.RepoURL == "" && !job.Bundled {
+		if job.Prepare {
+			return rp, errNotPrepared
+		}
 		rp.None, rp.Branch = true, ""
 		return rp, os.MkdirAll(rp.Path, 0o755) //nolint:gosec // the agent's work is not secret in its own VM
 	}

@@ -189,7 +189,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if err != nil {
 			return failed("clone", err), nil
 		}
-		if !r.job.NoSetup {
+		if !r.job.NoSetup && r.job.Prepared == "" {
 			got.Setup = p.Setup
 		}
 		*rp = got
@@ -200,11 +200,17 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	if out, err := r.setUp(ctx, *rp); err != nil || out.Status != "" {
 		return out, err
 	}
-	if r.job.Agent == agentlab.AgentNone {
+	if r.job.Agent == agentlab.AgentNone && !r.job.Prepare {
 		return outcome{Status: "COMPLETED", Phase: "clone"}, nil
 	}
 	if err := r.dropCredential(*rp); err != nil {
 		return outcome{}, err
+	}
+	if r.job.Prepare {
+		if err := leavePrepared(*rp); err != nil {
+			return failed("setup", err), nil
+		}
+		return outcome{Status: "COMPLETED", Phase: "setup"}, nil
 	}
 	r.control.phase("agent")
 	out, err := r.runAgent(ctx, *rp)
@@ -264,7 +270,12 @@ func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func
 		}
 	}
 	r.control.phase("collect")
-	c := r.collect(ctx, rp, tmp)
+	var c *collected
+	if r.job.Prepare { // the changes are those of setup, for the jobs in the copies
+		c = &collected{Result: guestapi.Result{BaseCommit: rp.Base}}
+	} else {
+		c = r.collect(ctx, rp, tmp)
+	}
 	if out.Status != "CANCELLED" {
 		r.push(ctx, rp, tmp, c)
 	}
@@ -353,10 +364,10 @@ func (r *Runner) finishSandbox(_ context.Context, rp repo) error {
 	if rp.Path != "" {
 		r.sweepTmp(rp.Path)
 	}
-	if r.job.Agent == agentlab.AgentNone {
+	if r.job.Agent == agentlab.AgentNone && !r.job.Prepare {
 		return r.publishSecrets(rp)
 	}
-	if rp.Path != "" && rp.Made && !r.job.Keepalive {
+	if rp.Path != "" && rp.Made && !r.job.Keepalive && !r.job.Prepare {
 		if err := os.RemoveAll(rp.Path); err != nil { // files of root stay; the VM is deleted anyway
 			r.log.Warn("the checkout is not removed whole", "err", err)
 		}

@@ -34,10 +34,12 @@ type Controller struct {
 	Secrets []string
 	// NoRedactor, if not nil, is the error of Redactor.
 	NoRedactor error
-	Limits     guestserver.Limits
-	Service    *artifact.Service
-	Dir        string // directory of Service
-	addr       string
+	// OnReport, if not nil, is called with each report before it is accepted.
+	OnReport func(guestapi.Report)
+	Limits   guestserver.Limits
+	Service  *artifact.Service
+	Dir      string // directory of Service
+	addr     string
 
 	mu        sync.Mutex
 	response  guestapi.BootstrapResponse
@@ -366,6 +368,9 @@ func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guesta
 	}
 	if err := guestcheck.Report(&r); err != nil {
 		return guestapi.Directive{}, err
+	}
+	if c.OnReport != nil {
+		c.OnReport(r)
 	}
 	c.reports = append(c.reports, r)
 	c.wake()
