@@ -54,6 +54,31 @@ func (a *JobAttempts) Split(j Job) []Job {
 	return out
 }
 
+// ForkPreparing is the Job.Fork of a job whose attempts wait for a prepared
+// sandbox.
+const ForkPreparing = "preparing"
+
+// Preparation returns the job that prepares the sandbox of the attempts at j,
+// without its ID. All attempts have that image.
+func (j *Job) Preparation(image string) Job {
+	c := *j
+	c.ParentID, c.Attempts, c.Pick, c.Fork, c.Agent, c.Task, c.Image = j.ID, 0, "", "", AgentNone, "", image
+	return c
+}
+
+// Prepares reports whether a job only prepares the sandbox that the attempts at
+// its parent continue.
+func (j *Job) Prepares() bool { return j.ParentID != "" && j.Attempt == 0 }
+
+// Snapshot returns the UID of the snapshot that the attempts of a job continue, ""
+// if there is none.
+func (j *Job) Snapshot() string {
+	if j.Fork == ForkPreparing {
+		return ""
+	}
+	return j.Fork
+}
+
 // OwnerID returns the ID of the job whose repository and branch a job uses: of
 // an attempt, that of its job.
 func (j *Job) OwnerID() string { return cmp.Or(j.ParentID, j.ID) }

@@ -68,9 +68,13 @@ type Job struct {
 	// its own.
 	Attempts int    // number of attempts; 0 means that the job runs its agent itself
 	Winner   int    // number of the attempt whose result is that of the job; 0 until it is known
-	ParentID string // of an attempt: the ID of its job
+	ParentID string // of an attempt, and of the job that prepares their sandbox: the ID of their job
 	Attempt  int    // number of an attempt, from 1
-	Pick     string // shell command that judges the attempts; "" means none
+	// Fork is how the attempts get their sandboxes: "" means from their image;
+	// ForkPreparing while the job with Prepares prepares one for all of them;
+	// then the UID of the snapshot of that sandbox, which they continue.
+	Fork string
+	Pick string // shell command that judges the attempts; "" means none
 
 	Status        JobStatus
 	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …

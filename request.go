@@ -53,6 +53,7 @@ type SandboxRequest struct {
 	JobID        string        // the job that it is for
 	Extra        time.Duration // added to the lease for uploads; does not count against the maximum
 	DefaultImage string        // replaces the configured default
+	Fork         string        // UID of the snapshot, made by SaveForAttempts, to start from; "" means the image
 }
 
 // MaxFork is the maximum number of sandboxes of one fork.
@@ -70,7 +71,7 @@ type ForkRequest struct {
 type JobFilter struct {
 	Statuses    []JobStatus // empty means all
 	SandboxVMID int         // 0 means any
-	ParentID    string      // only attempts of this job; "" means any job
+	ParentID    string      // only attempts of this job, and the one that prepares them; "" means any job
 	Limit       int         // maximum number; 0 means no limit
 	Before      string      // id of the last job of the previous page; "" for the first page
 }

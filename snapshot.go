@@ -30,7 +30,7 @@ type Snapshot struct {
 	Name  string // unique among the saved ones of a sandbox; "" for a fork
 	Kind  SnapshotKind
 	State SnapshotState
-	Keep  bool // it is not deleted with its sandbox, nor by retention
+	Keep  bool // it is not deleted with its sandbox, nor by retention; a fork: nor when no sandbox is being created from it
 
 	// The sandbox that it was saved of. It may no longer exist.
 	VMID        int

@@ -92,8 +92,8 @@ type Job struct {
 	DeadlineAt   *time.Time `json:"deadline_at,omitempty"`
 	Pick         string     `json:"pick,omitempty" doc:"Shell command that judges the attempts"`
 	Winner       int        `json:"winner,omitempty" doc:"Number of the attempt whose result is that of the job"`
-	ParentID     string     `json:"parent_id,omitempty" doc:"Of an attempt: the ID of its job"`
-	Attempt      int        `json:"attempt,omitempty" doc:"Number of the attempt, from 1"`
+	ParentID     string     `json:"parent_id,omitempty" doc:"Of an attempt, and of the job that prepares the sandbox of attempts: the ID of their job"`
+	Attempt      int        `json:"attempt,omitempty" doc:"Number of the attempt, from 1; absent with a parent_id: the job only clones the repository and runs its setup commands, once for all attempts"`
 	AttemptCount int        `json:"attempt_count,omitempty" doc:"Number of attempts of a job that has several; each is a job of its own"`
 	Attempts     []Job      `json:"attempts,omitempty" doc:"In their order; only in the response for one job"`
 	Events       []Event    `json:"events,omitempty" doc:"The last events; only in the response for one job"`
@@ -141,7 +141,7 @@ type JobCreate struct {
 	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
 
 	NoPreflight bool         `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
-	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one"`
+	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one. If the backend can fork, the sandboxes are copies of one that another job has prepared"`
 
 	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup in the repository's .agentlab.yaml"`
 }

@@ -35,6 +35,7 @@ import (
 // those of package store.
 type Store interface {
 	Job(ctx context.Context, id string) (agentlab.Job, error)
+	Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
@@ -345,9 +346,17 @@ func (s *Service) Sweep(ctx context.Context, known func(ctx context.Context, job
 	after := sync.OnceValues(func() (map[string]bool, error) { return s.live(ctx) })
 	return s.cfg.Secrets.SweepDelivered(ctx, func(ctx context.Context, key string) (bool, error) {
 		if agentlab.ValidateJobID(key) == nil {
-			if exists, err := known(ctx, key); err != nil {
+			exists, err := known(ctx, key)
+			if err != nil {
 				return false, err
-			} else if j, err := s.cfg.Store.Job(ctx, key); exists && (err != nil || !j.Status.Final()) {
+			}
+			j, err := s.cfg.Store.Job(ctx, key)
+			if err == nil && j.Prepares() { // the sandboxes of attempts inherit its secrets, also later
+				if j, err = s.cfg.Store.Job(ctx, j.ParentID); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+					exists = false
+				}
+			}
+			if exists && (err != nil || !j.Status.Final()) {
 				return false, ignoreNotFound(err) // it may be being created
 			}
 		}

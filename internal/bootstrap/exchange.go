@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +63,14 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	if row != nil && row.Status.Final() {
 		j = nil // its sandbox is kept, or not destroyed yet: there is no work
 	}
+	hosts, prepared, err := s.forAttempts(ctx, sb, row, &bundle)
+	if err != nil {
+		return none, err
+	}
 	resp, grants := s.answer(sb, j, prof, bundle)
+	if prepared != "" && resp.Job != nil {
+		resp.Job.Prepared = prepared
+	}
 	_, stored, err := s.cfg.Secrets.Delivered(secretsKey(sb))
 	if err != nil {
 		return none, s.secretsUnavailable(ctx, sb, row, err)
@@ -77,7 +85,7 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		if err := checkDeliverable(*sb, row); err != nil || j == nil || row == nil { // the rows may have changed in the meantime
 			return nil, err
 		}
-		return s.begin(sb, row, bundle, resp.Job)
+		return s.begin(sb, row, hosts, resp.Job)
 	})
 	if err != nil {
 		return none, err
@@ -103,14 +111,51 @@ func checkDeliverable(sb agentlab.Sandbox, j *agentlab.Job) error {
 	return nil
 }
 
+// forAttempts returns the model endpoints of a job, and the commit that its
+// sandbox was prepared with, "" if it was not. It removes from the bundle what
+// these do not need: a job that prepares the sandbox of attempts gets only the
+// Git credential, and an attempt that continues one gets none. The model
+// endpoints of the former are those of all its attempts, because its narrowed
+// network policy holds for them too.
+func (s *Service) forAttempts(ctx context.Context, sb agentlab.Sandbox, row *agentlab.Job, b *secret.Bundle) (hosts []string, prepared string, err error) {
+	if row == nil || row.ParentID == "" || !row.Prepares() && sb.From.Snapshot == "" {
+		if row != nil {
+			hosts = job.ModelHosts(*row, *b)
+		}
+		return hosts, "", nil
+	}
+	family, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{ParentID: row.ParentID})
+	if err != nil {
+		return nil, "", err
+	}
+	for _, j := range family {
+		switch {
+		case row.Prepares():
+			hosts = append(hosts, job.ModelHosts(j, *b)...)
+		case j.Prepares():
+			prepared = j.Result.BaseCommit
+		}
+	}
+	if !row.Prepares() {
+		hosts, b.Git = job.ModelHosts(*row, *b), secret.Git{}
+		return hosts, prepared, nil
+	}
+	git := b.Git
+	if *b = (secret.Bundle{}); row.RepoURL != "" {
+		b.Git = git
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts), "", nil
+}
+
 // begin changes a job to RUNNING and sets resp.Seconds to its remaining time,
 // which is less than its TTL if the first answer was lost.
-func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, b secret.Bundle, resp *guestapi.Job) ([]agentlab.Event, error) {
+func (s *Service) begin(sb *agentlab.Sandbox, j *agentlab.Job, hosts []string, resp *guestapi.Job) ([]agentlab.Event, error) {
 	now := s.clock().UTC()
 	if j.Status == agentlab.JobQueued {
 		j.Phase = guestcheck.Phases[0]
 	}
-	j.ModelHosts = job.ModelHosts(*j, b)
+	j.ModelHosts = hosts
 	evs, err := j.Begin(sb, now, s.cfg.UploadWindow+job.LeaseSlack)
 	resp.Seconds = max(int64(j.DeadlineAt.Sub(now).Seconds()), 1)
 	return evs, err
@@ -194,7 +239,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		NoSetup: j.NoSetup,
 	}
 	if j.ParentID != "" {
-		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush = "agentlab/"+j.ParentID, j.Pick, true
+		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = "agentlab/"+j.ParentID, j.Pick, true, j.Prepares()
 	}
 	if prof.InnerSandbox != "" {
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
@@ -226,10 +271,13 @@ func (s *Service) secretsFor(ctx context.Context, profile string, j *agentlab.Jo
 }
 
 // needsSecret reports whether a job needs the secret under a key. The others
-// are neither delivered nor resolved.
+// are neither delivered nor resolved. For a job that prepares the sandbox of
+// attempts, forAttempts needs the keys that select their models.
 func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 	part, _, _ := strings.Cut(key, ".")
 	switch {
+	case j != nil && j.Prepares():
+		return part == "env" || part == "claude_settings_json" || part == "git" && j.RepoURL != ""
 	case part == "artifact": // only jobs have artifacts to copy
 		return j != nil && !j.Status.Final() && prof.UploadArtifacts
 	case j == nil || j.Agent == agentlab.AgentNone: // a user works in the sandbox

@@ -81,14 +81,16 @@ func attemptID(ctx context.Context, c *client.Client, job string, number int) (s
 	return "", agentlab.Errorf(agentlab.CodeNotFound, "job %s has no attempt %d", j.ID, number).WithHint("see 'agentlab job show %s'", j.ID)
 }
 
-// attemptCell describes a job in a list: the number of its attempts, or which
-// attempt it is.
+// attemptCell describes a job in a list: the number of its attempts, which
+// attempt it is, or that it prepares the sandbox of attempts.
 func attemptCell(j api.Job) string {
 	switch {
 	case j.AttemptCount > 0:
 		return fmt.Sprintf("%d attempts", j.AttemptCount)
 	case j.Attempt > 0:
 		return fmt.Sprintf("%d of %s", j.Attempt, j.ParentID)
+	case j.ParentID != "":
+		return "prepares " + j.ParentID
 	}
 	return "-"
 }

@@ -56,6 +56,8 @@ func (a *App) showJob(j api.Job) error {
 	}
 	if j.Attempt > 0 {
 		t.row("Attempt:", fmt.Sprintf("%d of %s", j.Attempt, j.ParentID))
+	} else {
+		optional("Prepares:", j.ParentID)
 	}
 	optional("Pick:", firstLine(j.Pick, 200))
 	if j.Attempt > 0 && j.Pick != "" {

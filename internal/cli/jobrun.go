@@ -44,7 +44,8 @@ own, and keeps the result of one: of the attempt for which the command --pick,
 run in its checkout after the agent, exits with code 0 and prints the highest
 number on its last line; without --pick, of the first that completes. The diff
 and log of each attempt are artifacts of the job, below attempts/N/. Attempts
-push nothing.
+push nothing. On a backend that can fork sandboxes, the repository is cloned and
+its setup commands run once, and the attempts continue copies of that sandbox.
 
 By default the command waits for the job, shows progress and the agent's log,
 and exits with 0 for COMPLETED, 1 for FAILED or CANCELLED, and 124 for TIMEOUT.

@@ -256,9 +256,12 @@ func (s *services) committed(c store.Commit) {
 		if e.JobID != "" {
 			s.records.Changed(e.JobID)
 		}
-		if e.Kind == agentlab.EventJobStatus {
+		switch e.Kind {
+		case agentlab.EventJobStatus:
 			s.artifacts.WakeLog(e.JobID)
 			s.jobs.StatusChanged(e)
+		case agentlab.EventSandboxSnapshot:
+			s.jobs.Wake(e.JobID)
 		}
 	}
 	for _, sb := range c.Sandboxes {

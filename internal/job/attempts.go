@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,46 +46,63 @@ func (s *Service) planAttempts(ctx context.Context, r agentlab.JobRequest, prof 
 		return p, invalid("agent", "a job without an agent has one attempt")
 	}
 	p.attempts = a.Split(p.job)
+	images := map[string]bool{}
 	for i := range p.attempts {
 		p.attempts[i].ID = agentlab.NewJobID()
-		if _, err := s.checkJob(ctx, p.attempts[i], r, prof); err != nil {
+		want, err := s.checkJob(ctx, p.attempts[i], r, prof)
+		if err != nil {
 			return p, err
 		}
+		sb, _, err := s.cfg.Sandboxes.Plan(want)
+		if err != nil {
+			return p, err
+		}
+		images[sb.Image] = true
 	}
+	s.planFork(&p, images)
 	return p, nil
 }
 
-func attemptEvents(attempts []agentlab.Job) (evs []agentlab.Event) {
-	for _, a := range attempts {
+// parts returns the jobs of which a planned job consists, with their events.
+func (p planned) parts() (parts []agentlab.Job, evs []agentlab.Event) {
+	parts = slices.Clone(p.attempts)
+	if p.noFork != nil {
+		evs = append(evs, *p.noFork)
+	}
+	if c := p.preparation; c != nil {
+		parts = append(parts, *c)
+		evs = append(evs, jobEvent(agentlab.EventJobCreated, *c, map[string]any{"agent": c.Agent, "profile": c.Profile, "parent_id": c.ParentID},
+			"job %s is QUEUED: it prepares the sandbox of the attempts of %s", c.ID, c.ParentID))
+	}
+	for _, a := range p.attempts {
 		evs = append(evs, jobEvent(agentlab.EventJobCreated, a, map[string]any{"agent": a.Agent, "profile": a.Profile, "parent_id": a.ParentID, "attempt": a.Attempt},
 			"job %s is QUEUED: attempt %d of %s, agent %s", a.ID, a.Attempt, a.ParentID, a.Agent))
 	}
-	return evs
+	return parts, evs
 }
 
 // Attempts returns the attempts of a job in their order.
 func (s *Service) Attempts(ctx context.Context, id string) ([]agentlab.Job, error) {
-	list, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{ParentID: id})
-	agentlab.SortAttempts(list)
+	list, _, err := s.family(ctx, id)
 	return list, err
 }
 
 // wakeRelatives wakes the job of an attempt that has ended, or the attempts of a
-// job that has ended.
+// job that has ended, or for which a sandbox was prepared.
 func (s *Service) wakeRelatives(ctx context.Context, j agentlab.Job) error {
 	if j.ParentID != "" {
 		s.loop.Wake(j.ParentID)
 	}
-	if j.Attempts == 0 {
+	if j.Attempts == 0 && !j.Prepares() {
 		return nil
 	}
-	return s.wakeAttempts(ctx, j.ID)
+	return s.wakeAttempts(ctx, j.OwnerID())
 }
 
-// wakeAttempts wakes the attempts of a job that have not ended: they read from
-// its row whether they continue.
+// wakeAttempts wakes the attempts of a job that have not ended, and the job that
+// prepares their sandbox: they read from its row whether they continue.
 func (s *Service) wakeAttempts(ctx context.Context, id string) error {
-	list, err := s.Attempts(ctx, id)
+	list, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{ParentID: id})
 	for _, a := range list {
 		if !a.Status.Final() {
 			s.loop.Wake(a.ID)
@@ -141,7 +159,7 @@ func (s *Service) followParent(ctx context.Context, j agentlab.Job) (ended bool,
 // are cancelled; the job ends after all attempts have ended and their files are
 // its own.
 func (s *Service) stepAttempts(ctx context.Context, j agentlab.Job) (time.Duration, error) {
-	list, err := s.Attempts(ctx, j.ID)
+	list, prep, err := s.family(ctx, j.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -151,7 +169,10 @@ func (s *Service) stepAttempts(ctx context.Context, j agentlab.Job) (time.Durati
 			ended++
 		}
 	}
-	if j, err = s.noteAttempts(ctx, j, list, ended); err != nil {
+	if j, err = s.noteAttempts(ctx, j, list, prep, ended); err != nil {
+		return 0, err
+	}
+	if err := s.releaseFork(ctx, j, list); err != nil {
 		return 0, err
 	}
 	if ended < len(list) {
@@ -160,7 +181,7 @@ func (s *Service) stepAttempts(ctx context.Context, j agentlab.Job) (time.Durati
 		}
 		return maxDuration, s.wakeAttempts(ctx, j.ID)
 	}
-	if err := s.collectAttempts(ctx, j, list); err != nil {
+	if err := s.collectAttempts(ctx, j, list, prep); err != nil {
 		return 0, err
 	}
 	if j.Bundled { // before the end: a process that begins later does not look at ended jobs
@@ -168,23 +189,29 @@ func (s *Service) stepAttempts(ctx context.Context, j agentlab.Job) (time.Durati
 			return 0, err
 		}
 	}
-	_, err = s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		if j.Status.Final() {
+	fork := j.Fork
+	j, err = s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		if j.Status.Final() || j.Fork != fork {
 			return nil, nil
 		}
-		return []agentlab.Event{endAttempts(j, list, s.clock())}, nil
+		return []agentlab.Event{endAttempts(j, list, prep, s.clock())}, nil
 	})
+	if j.Fork != fork { // its snapshot is deleted first
+		s.loop.Wake(j.ID)
+	}
 	return 0, err
 }
 
 // endAttempts ends a job whose attempts have ended.
-func endAttempts(j *agentlab.Job, list []agentlab.Job, now time.Time) agentlab.Event {
+func endAttempts(j *agentlab.Job, list []agentlab.Job, prep *agentlab.Job, now time.Time) agentlab.Event {
 	switch best := agentlab.FindAttempt(list, j.Winner); {
 	case best != nil:
 		j.ExitCode, j.Result = best.ExitCode, best.Result
 		return j.End(agentlab.JobCompleted, "", now)
 	case j.StopRequested != "":
 		return j.End(agentlab.JobStatus(j.StopRequested), "cancelled by request", now)
+	case prep != nil && prep.Status.Final() && prep.Status != agentlab.JobCompleted:
+		return j.End(prep.Status, preparationEnd(*prep), now)
 	}
 	var each []string
 	for _, a := range list {
@@ -212,12 +239,12 @@ func attemptEnd(a agentlab.Job) string {
 // noteAttempts records what is new about the attempts of a job: that the first
 // has started, how many have ended, and which one won. With a command that
 // judges, the winner is known when all have ended.
-func (s *Service) noteAttempts(ctx context.Context, j agentlab.Job, list []agentlab.Job, ended int) (agentlab.Job, error) {
+func (s *Service) noteAttempts(ctx context.Context, j agentlab.Job, list []agentlab.Job, prep *agentlab.Job, ended int) (agentlab.Job, error) {
 	return s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) (evs []agentlab.Event, err error) {
 		if j.Status.Final() {
 			return nil, nil
 		}
-		started := false
+		started := prep != nil && prep.Status != agentlab.JobQueued
 		for _, a := range list {
 			started = started || a.Status != agentlab.JobQueued
 		}
@@ -225,7 +252,11 @@ func (s *Service) noteAttempts(ctx context.Context, j agentlab.Job, list []agent
 			j.Status, j.StartedAt = agentlab.JobRunning, s.clock().UTC()
 			evs = append(evs, jobEvent(agentlab.EventJobStatus, *j, map[string]any{"status": j.Status}, "job %s is %s", j.ID, j.Status))
 		}
-		if phase := fmt.Sprintf("attempts %d/%d", ended, len(list)); started && phase != j.Phase {
+		phase := fmt.Sprintf("attempts %d/%d", ended, len(list))
+		if prep != nil && !prep.Status.Final() {
+			phase = phasePrepare
+		}
+		if started && phase != j.Phase {
 			j.Phase = phase
 			if ended > 0 {
 				evs = append(evs, jobEvent(agentlab.EventJobPhase, *j, map[string]any{"phase": phase}, "job %s: %d of %d attempts have ended", j.ID, ended, len(list)))
@@ -241,13 +272,23 @@ func (s *Service) noteAttempts(ctx context.Context, j agentlab.Job, list []agent
 	})
 }
 
+// phasePrepare is the phase of a job while the sandbox of its attempts is
+// prepared.
+const phasePrepare = "prepare"
+
 // attemptsDir is the directory of the attempts' files in the artifacts of their
 // job.
 const attemptsDir = "attempts"
 
 // collectAttempts makes the artifacts of the winner, and the diff, log and
-// report of every attempt, artifacts of their job. It may be called again.
-func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []agentlab.Job) error {
+// report of every attempt, and the log of their preparation, artifacts of their
+// job. It may be called again.
+func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []agentlab.Job, prep *agentlab.Job) error {
+	if prep != nil {
+		if err := s.ignoreRefused(*prep, s.cfg.Artifacts.ShareLog(ctx, prep.ID, j.ID, attemptsDir+"/prepare.log")); err != nil {
+			return err
+		}
+	}
 	for _, a := range list {
 		files, err := s.cfg.Artifacts.List(ctx, a.ID)
 		if err != nil {

@@ -63,7 +63,11 @@ type planned struct {
 	job      agentlab.Job
 	attempts []agentlab.Job // if the job has several
 	profile  agentlab.Profile
-	sandbox  agentlab.SandboxRequest // of a job without attempts
+
+	preparation *agentlab.Job   // of the sandbox that the attempts continue; nil if there is none
+	noFork      *agentlab.Event // has the reason why there is none; nil if there is one
+
+	sandbox agentlab.SandboxRequest // of a job without attempts
 }
 
 // plan checks a request and returns the requested job and sandbox.
@@ -171,11 +175,12 @@ func (s *Service) write(ctx context.Context, r agentlab.JobRequest, p planned) (
 	e := jobEvent(agentlab.EventJobCreated, j, map[string]any{"agent": j.Agent, "profile": j.Profile, "profile_sha256": sum, "ttl_seconds": int64(j.TTL.Seconds())},
 		"job %s is QUEUED: agent %s, profile %s", j.ID, j.Agent, j.Profile)
 	j.UpdatedAt = j.CreatedAt
-	if err := s.cfg.Store.CreateJob(ctx, j, p.attempts, append(attemptEvents(p.attempts), e)...); err != nil {
+	parts, evs := p.parts()
+	if err := s.cfg.Store.CreateJob(ctx, j, parts, append(evs, e)...); err != nil {
 		return agentlab.Job{}, err
 	}
 	s.loop.Wake(j.ID)
-	for _, a := range p.attempts {
+	for _, a := range parts {
 		s.loop.Wake(a.ID)
 	}
 	return j, nil

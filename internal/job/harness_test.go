@@ -146,8 +146,15 @@ type world struct {
 
 func inWorld(t *testing.T, fn func(w *world)) {
 	t.Helper()
+	inWorldOn(t, fake.Config{}, fn)
+}
+
+// inWorldOn is inWorld with a host of its own kind.
+func inWorldOn(t *testing.T, cfg fake.Config, fn func(w *world)) {
+	t.Helper()
+	cfg.BootDelay = 2 * time.Second
 	synctest.Test(t, func(t *testing.T) {
-		host, err := fake.NewHost(fake.Config{BootDelay: 2 * time.Second})
+		host, err := fake.NewHost(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,8 +237,11 @@ func (w *world) begin() {
 // committed is what the daemon does after a commit.
 func (w *world) committed(c store.Commit) {
 	for _, e := range c.Events {
-		if e.Kind == agentlab.EventJobStatus {
+		switch e.Kind {
+		case agentlab.EventJobStatus:
 			w.jobs.StatusChanged(e)
+		case agentlab.EventSandboxSnapshot:
+			w.jobs.Wake(e.JobID)
 		}
 	}
 	for _, sb := range c.Sandboxes {

@@ -35,6 +35,7 @@ type Store interface {
 	JobsByPrefix(ctx context.Context, prefix string, limit int) ([]agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
+	Snapshot(ctx context.Context, uid string) (agentlab.Snapshot, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
@@ -49,6 +50,9 @@ type Sandboxes interface {
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Unheard() map[int]string // sandboxes whose guests cannot report now, with the reason
+	CanFork() error
+	SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
+	DropFork(ctx context.Context, uid string) error
 	Wake(vmid int)
 }
 

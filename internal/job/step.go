@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -27,6 +28,11 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		return 0, err
 	case j.Status.Final():
 		s.forget(id)
+		if j.Prepares() {
+			if done, err := s.handOver(ctx, j); err != nil || !done {
+				return maxDuration, err
+			}
+		}
 		return 0, errors.Join(s.release(ctx, j), s.wakeRelatives(ctx, j))
 	case j.Attempts > 0:
 		return s.stepAttempts(ctx, j)
@@ -93,7 +99,14 @@ func (s *Service) sandboxLoss(j agentlab.Job, sb agentlab.Sandbox) (status agent
 func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duration, error) {
 	sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		sb, err = s.cfg.Sandboxes.Create(ctx, s.sandboxRequest(j))
+		r := s.sandboxRequest(j)
+		wait := false
+		if r.Fork, wait, err = s.origin(ctx, j); wait || err != nil {
+			return maxDuration, err
+		}
+		if sb, err = s.cfg.Sandboxes.Create(ctx, r); r.Fork != "" && forkRefused(err) {
+			return maxDuration, s.dropFork(ctx, j.ParentID, "attempt "+strconv.Itoa(j.Attempt)+" could not continue the prepared sandbox: "+agentlab.TextWithHint(err))
+		}
 	}
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -124,6 +137,9 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		return 0, err
 	}
 	s.loop.Wake(j.ID)
+	if j.ParentID != "" {
+		s.loop.Wake(j.ParentID) // which deletes the snapshot that the last attempt needed
+	}
 	return 0, nil
 }
 

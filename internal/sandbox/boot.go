@@ -40,6 +40,11 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 		case err != nil || !ready:
 			return 0, true, err
 		}
+		if sb.JobID != "" {
+			if err := s.inherit(ctx, sb); err != nil {
+				return 0, true, err
+			}
+		}
 	}
 	wait, refusal, err := s.tryPowerOn(ctx, sb)
 	switch {

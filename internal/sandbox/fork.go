@@ -104,10 +104,12 @@ func forkedEvent(src agentlab.Sandbox, made []agentlab.Sandbox, secrets bool) ag
 	for _, sb := range made {
 		vmids = append(vmids, sb.VMID)
 	}
-	text := ""
+	what, text := "forked into "+agentlab.Plural(len(made), "sandbox"), ""
+	if len(made) == 0 {
+		what = "saved for the attempts of its job"
+	}
 	if secrets {
 		text = "; it has received secrets, which the copies of its memory contain"
 	}
-	return event(agentlab.EventSandboxForked, src, map[string]any{"sandboxes": vmids, "received_secrets": secrets},
-		"sandbox %s is forked into %s%s", src.Name, agentlab.Plural(len(made), "sandbox"), text)
+	return event(agentlab.EventSandboxForked, src, map[string]any{"sandboxes": vmids, "received_secrets": secrets}, "sandbox %s is %s%s", src.Name, what, text)
 }

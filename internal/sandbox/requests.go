@@ -15,8 +15,15 @@ import (
 // exists (name taken), limit.
 func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	var from *agentlab.Snapshot
-	if r.From != "" {
-		snap, err := s.origin(ctx, r.From)
+	var layers []agentlab.Network
+	if r.From != "" || r.Fork != "" {
+		var snap agentlab.Snapshot
+		var err error
+		if r.Fork != "" {
+			snap, layers, err = s.forkOrigin(ctx, r.Fork)
+		} else {
+			snap, err = s.origin(ctx, r.From)
+		}
 		if err != nil {
 			return agentlab.Sandbox{}, err
 		}
@@ -26,6 +33,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
+	sb.Network.Layers = append(sb.Network.Layers, layers...)
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
 	}

@@ -62,6 +62,7 @@ type Store interface {
 	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
 	AllocateFork(ctx context.Context, snap agentlab.Snapshot, list []agentlab.Sandbox, a agentlab.Allocation,
 		created func(agentlab.Sandbox) agentlab.Event) ([]agentlab.Sandbox, error)
+	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }
 
 // Images ensures that the image of a sandbox exists.

@@ -21,7 +21,7 @@ func (s *Service) snapshotter() (backend.Snapshotter, error) {
 }
 
 // canSave returns an error if a sandbox cannot be saved: code conflict if it
-// cannot now, denied if it never can. A job is not saved: the copy of its runner
+// cannot now, denied if it never can. A running job is not saved: the copy of its runner
 // would report to the same job.
 func (s *Service) canSave(sb agentlab.Sandbox) error {
 	if err := s.reachable(sb); err != nil {
@@ -206,17 +206,18 @@ func (s *Service) DeleteSnapshot(ctx context.Context, sandbox, name string) (age
 	if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
 		return snap, conflict(sb, "and is being restored to this snapshot", "try again later")
 	}
-	return s.deleteSnapshot(ctx, snap)
+	return s.deleteSnapshot(ctx, snap, "")
 }
 
-// deleteSnapshot makes a snapshot DELETING.
-func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot) (agentlab.Snapshot, error) {
+// deleteSnapshot makes a snapshot DELETING. The event is also about a job, unless
+// jobID is "".
+func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot, jobID string) (agentlab.Snapshot, error) {
 	out, err := s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
 		if n.State == agentlab.SnapshotDeleting {
 			return nil, nil
 		}
 		n.State = agentlab.SnapshotDeleting
-		return []agentlab.Event{snapshotEvent(*n, "", nil)}, nil
+		return []agentlab.Event{snapshotEvent(*n, "", nil).About(n.VMID, jobID)}, nil
 	})
 	if err == nil {
 		s.wakeSnapshots(snap.VMID)
@@ -238,7 +239,7 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 		if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
 			continue
 		}
-		if _, err := s.deleteSnapshot(ctx, snap); err != nil {
+		if _, err := s.deleteSnapshot(ctx, snap, ""); err != nil {
 			return n, err
 		}
 		n++

@@ -74,7 +74,7 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 				return nil, nil
 			}
 			n.State, n.Memory, n.Bytes, n.SavedAt = agentlab.SnapshotReady, saved.Memory, max(saved.Bytes, 0), s.clock().UTC()
-			return append(forked, snapshotEvent(*n, "", nil)), nil
+			return append(forked, snapshotEvent(*n, "", nil).About(sb.VMID, sb.JobID)), nil
 		})
 	}
 	switch {
@@ -109,6 +109,10 @@ func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap ag
 			err = errSecrets(sb)
 		}
 		return nil, err
+	}
+	if snap.Keep {
+		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
+		return []agentlab.Event{forkedEvent(sb, nil, received)}, err
 	}
 	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
 	secrets := false
@@ -147,7 +151,7 @@ func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agen
 			return nil, nil
 		}
 		n.State = agentlab.SnapshotDeleting
-		return []agentlab.Event{snapshotEvent(*n, reason, cause)}, nil
+		return []agentlab.Event{snapshotEvent(*n, reason, cause).About(sb.VMID, sb.JobID)}, nil
 	})
 	if err == nil {
 		s.wakeSnapshots(sb.VMID)
@@ -168,7 +172,7 @@ func (s *Service) wakeFrom(ctx context.Context, snap agentlab.Snapshot) error {
 // sandboxes of its fork were created. A sandbox that is still being created
 // from it needs it.
 func (s *Service) due(ctx context.Context, snap agentlab.Snapshot) (bool, error) {
-	if snap.State != agentlab.SnapshotDeleting && (snap.Kind != agentlab.SnapshotFork || snap.State == agentlab.SnapshotSaving) {
+	if snap.State != agentlab.SnapshotDeleting && (snap.Kind != agentlab.SnapshotFork || snap.Keep || snap.State == agentlab.SnapshotSaving) {
 		return false, nil
 	}
 	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
@@ -235,9 +239,12 @@ func (s *Service) sweepSnapshot(ctx context.Context, snap agentlab.Snapshot) err
 		}
 		return nil
 	case snap.State == agentlab.SnapshotSaving:
-		return s.saveFailed(ctx, sandboxOf(snap), snap, agentlab.Errorf(agentlab.CodeConflict, "the sandbox is destroyed"))
+		if err != nil {
+			sb = sandboxOf(snap)
+		}
+		return s.saveFailed(ctx, sb, snap, agentlab.Errorf(agentlab.CodeConflict, "the sandbox is destroyed"))
 	case snap.State == agentlab.SnapshotReady && snap.Kind == agentlab.SnapshotSaved:
-		if snap, err = s.deleteSnapshot(ctx, snap); err != nil {
+		if snap, err = s.deleteSnapshot(ctx, snap, ""); err != nil {
 			return err
 		}
 	}

@@ -40,7 +40,7 @@ func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, err
 type listJobsInput struct {
 	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only jobs with this status"`
 	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
-	Parent  string `query:"parent" doc:"Only the attempts of the job with this ID"`
+	Parent  string `query:"parent" doc:"Only the attempts of the job with this ID, and the job that prepares their sandbox"`
 	Limit   int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
 	Cursor  string `query:"cursor" doc:"next of the previous page"`
 }

@@ -44,6 +44,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"parent_id", &j.ParentID},
 		{"attempt", &j.Attempt},
 		{"pick", &j.Pick},
+		{"fork", &j.Fork},
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},
@@ -102,22 +103,28 @@ func (s *Store) CreateJob(ctx context.Context, j agentlab.Job, attempts []agentl
 // grants of a job that becomes final are deleted.
 func (s *Store) UpdateJob(ctx context.Context, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error) {
 	var out agentlab.Job
-	err := s.write(ctx, func(w *tx) error {
-		old, err := jobByID(w.ctx, w, id)
-		if err != nil {
-			return err
-		}
-		out = cloneJob(old)
-		evs, err := fn(&out)
-		if err != nil {
-			return err
-		}
-		return saveJob(w, old, &out, evs)
+	err := s.write(ctx, func(w *tx) (err error) {
+		out, err = updateJob(w, id, fn)
+		return err
 	})
 	if err != nil {
 		return agentlab.Job{}, err
 	}
 	return out, nil
+}
+
+// updateJob is UpdateJob in a transaction.
+func updateJob(w *tx, id string, fn func(*agentlab.Job) ([]agentlab.Event, error)) (agentlab.Job, error) {
+	old, err := jobByID(w.ctx, w, id)
+	if err != nil {
+		return old, err
+	}
+	out := cloneJob(old)
+	evs, err := fn(&out)
+	if err != nil {
+		return out, err
+	}
+	return out, saveJob(w, old, &out, evs)
 }
 
 func cloneJob(j agentlab.Job) agentlab.Job {

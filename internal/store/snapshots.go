@@ -165,6 +165,19 @@ func (s *Store) SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentl
 	return sandboxes.query(ctx, s.r, "WHERE from_snapshot = ? AND state IN ('REQUESTED', 'PROVISIONING') ORDER BY vmid", snapshotUID)
 }
 
+// AddFork inserts the snapshot for the attempts of a job and changes the job, as
+// UpdateJob does, or nothing.
+func (s *Store) AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error {
+	return s.write(ctx, func(w *tx) error {
+		snap.CreatedAt = w.now
+		if err := snapshots.insert(w, &snap); err != nil {
+			return err
+		}
+		_, err := updateJob(w, jobID, fn)
+		return err
+	})
+}
+
 // AllocateFork inserts the snapshot of a fork and the sandboxes that are created
 // from it, each as AllocateSandbox does, or nothing. created returns the event of
 // a new sandbox.

@@ -44,6 +44,7 @@ type Host struct {
 	snapshots map[string]*snapshot // by UID
 	foreign   map[int]bool         // numbers taken by foreign objects
 	templates map[string]backend.Template
+	setup     string // of SetSetup
 	closed    bool
 }
 

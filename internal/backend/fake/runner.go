@@ -155,17 +155,18 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 	defer endSide()
 
 	r.enter(stop, "clone")
-	if st.Boot.Job.Bundled {
-		if _, err := r.repo(); err != nil {
-			return guestapi.Report{Status: "FAILED", Phase: "clone", Message: "clone: " + err.Error()}, nil
-		}
+	if err := r.clone(st.Boot.Job); err != nil {
+		return guestapi.Report{Status: "FAILED", Phase: "clone", Message: "clone: " + err.Error()}, nil
 	}
-	r.enter(stop, "agent")
+	r.enter(stop, workPhase(st.Boot.Job))
 	code, err := r.task(agent, st)
 	if err != nil {
 		return guestapi.Report{}, err
 	}
 	var judged guestapi.Result
+	if st.Boot.Job.Prepare && code == 0 && agent.Err() == nil {
+		judged = r.leavePrepared()
+	}
 	if st.Boot.Job.Judge != "" && code == 0 && agent.Err() == nil {
 		r.enter(stop, "judge")
 		if judged, err = r.judge(agent, st.Boot.Job); err != nil {
@@ -188,7 +189,7 @@ func (r *runner) work(st *runnerRecord) (guestapi.Report, error) {
 
 // task runs the remaining lines of the task.
 func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err error) {
-	lines := strings.Split(st.Boot.Job.Task, "\n")
+	lines := r.script(st.Boot.Job)
 	for i := st.Line; i < len(lines); i++ {
 		if ctx.Err() != nil {
 			break

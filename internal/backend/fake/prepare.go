@@ -1,0 +1,67 @@
+package fake
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// SetSetup sets the commands under setup of all repositories, in the language of
+// tasks.
+func (h *Host) SetSetup(lines string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.setup = lines
+}
+
+// A job with Prepare leaves a file with the commit that it checked out.
+const (
+	preparedFile = "/repo/prepared"
+	fakeCommit   = "0123456789abcdef0123456789abcdef01234567"
+)
+
+// clone fetches the repository, or finds the prepared one.
+func (r *runner) clone(j *guestapi.Job) error {
+	if j.Prepared != "" {
+		found := ""
+		r.g.in.files(func(disk map[string]string) { found = disk[preparedFile] })
+		if found != j.Prepared {
+			return fmt.Errorf("the prepared commit is %q, not %q", found, j.Prepared)
+		}
+		return nil
+	}
+	if !j.Bundled {
+		return nil
+	}
+	_, err := r.repo()
+	return err
+}
+
+// script returns the lines that a job runs: those under setup of the repository,
+// unless they have run, and those of its task.
+func (r *runner) script(j *guestapi.Job) (lines []string) {
+	if (j.RepoURL != "" || j.Bundled) && !j.NoSetup && j.Prepared == "" {
+		r.g.in.h.mu.Lock()
+		lines = strings.Split(r.g.in.h.setup, "\n")
+		r.g.in.h.mu.Unlock()
+	}
+	if !j.Prepare {
+		lines = append(lines, strings.Split(j.Task, "\n")...)
+	}
+	return lines
+}
+
+// workPhase is the phase in which the script of a job runs.
+func workPhase(j *guestapi.Job) string {
+	if j.Prepare {
+		return "setup"
+	}
+	return "agent"
+}
+
+// leavePrepared ends a job with Prepare.
+func (r *runner) leavePrepared() guestapi.Result {
+	r.g.in.files(func(disk map[string]string) { disk[preparedFile] = fakeCommit })
+	return guestapi.Result{BaseCommit: fakeCommit}
+}

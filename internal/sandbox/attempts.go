@@ -1,0 +1,98 @@
+package sandbox
+
+import (
+	"context"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// CanFork returns an error with code unsupported if no sandbox can continue the
+// guest of one that no longer exists.
+func (s *Service) CanFork() error {
+	if _, err := s.snapshotter(); err != nil {
+		return err
+	}
+	if info := s.cfg.Driver.Info(); !info.Capabilities.Forks || !info.Capabilities.KeptSnapshots {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot continue the guest of another sandbox", info.Name)
+	}
+	return nil
+}
+
+// SaveForAttempts requests a snapshot of the sandbox of a job that has ended. In
+// the same transaction fn changes the job with an ID; after an error of fn nothing
+// is saved. Sandboxes are created from the snapshot with SandboxRequest.Fork until
+// DropFork. Codes: not_found, conflict (state), denied, no_space, unsupported, and
+// those of fn.
+func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
+	if err := s.CanFork(); err != nil {
+		return err
+	}
+	sb, err := s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if sb.State != agentlab.SandboxRunning {
+			return nil, nil
+		}
+		sb.State = agentlab.SandboxCompleted
+		return []agentlab.Event{stateEvent(*sb, agentlab.SandboxRunning)}, nil
+	})
+	if err == nil {
+		err = s.canSave(sb)
+	}
+	if err == nil {
+		err = s.room()
+	}
+	if err != nil {
+		return err
+	}
+	snap := snapshotOf(sb)
+	snap.Kind, snap.Keep = agentlab.SnapshotFork, true
+	err = s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
+	if err == nil {
+		s.wakeSnapshots(vmid)
+	}
+	return err
+}
+
+// DropFork requests the deletion of a snapshot of SaveForAttempts. The sandboxes
+// that are being created from it do not change. It may be called again.
+func (s *Service) DropFork(ctx context.Context, uid string) error {
+	snap, err := s.cfg.Store.Snapshot(ctx, uid)
+	if err == nil {
+		src, _ := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID) // its job may wait for the end of the save
+		_, err = s.deleteSnapshot(ctx, snap, src.JobID)
+	}
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// forkOrigin returns the snapshot of SaveForAttempts from which a sandbox is
+// requested, and the layers of the network policy that the saved sandbox had: they
+// limit the processes in its memory from the first moment on.
+func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot, []agentlab.Network, error) {
+	snap, err := s.cfg.Store.Snapshot(ctx, uid)
+	if err == nil {
+		err = usable(snap)
+	}
+	if err != nil {
+		return snap, nil, err
+	}
+	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.Backend != s.cfg.Driver.Info().Name {
+		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on this backend", uid)
+	}
+	src, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID)
+	return snap, slices.Clone(src.Network.Layers), err
+}
+
+// inherit stores the secrets that the guest of a saved sandbox had received as
+// those of a sandbox that continues it, before it starts. The sandboxes of an
+// ordinary fork have them from its save.
+func (s *Service) inherit(ctx context.Context, sb agentlab.Sandbox) error {
+	src, err := s.cfg.Store.SandboxByUID(ctx, sb.From.Sandbox)
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Bootstrap.Inherit(ctx, src, sb)
+	return err
+}
