@@ -1,6 +1,7 @@
 package guestd
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"os"
@@ -79,16 +80,18 @@ func (s *Server) askSystemd() {
 	defer cancel()
 	out, _ := exec.CommandContext(ctx, "systemctl", "is-system-running").Output() // exits 1 unless "running"
 	status := strings.TrimSpace(string(out))
+	s.system.mu.Lock()
+	defer s.system.mu.Unlock()
 	switch status {
 	case "running", "degraded":
 	case "initializing", "starting":
 		status = "starting"
+	case "", "unknown", "offline": // systemd did not answer, as on a busy host: nothing shows that it has booted
+		status = cmp.Or(s.system.status, "starting")
 	default:
 		status = "unknown"
 	}
-	s.system.mu.Lock()
 	s.system.status, s.system.at, s.system.asking = status, time.Now(), false
-	s.system.mu.Unlock()
 }
 
 func (s *Server) handlePower(w http.ResponseWriter, r *http.Request) {
