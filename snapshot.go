@@ -1,6 +1,9 @@
 package agentlab
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // SnapshotKind is the purpose of a snapshot.
 type SnapshotKind string
@@ -10,6 +13,16 @@ const (
 	SnapshotSaved SnapshotKind = "saved" // a user saved it
 	SnapshotFork  SnapshotKind = "fork"  // for the sandboxes of one fork; deleted when they are created
 )
+
+// forkMark begins the UID of each snapshot for a fork: it identifies one that has no
+// row as temporary.
+const forkMark = "forksnap"
+
+// NewForkUID returns a new UID for a snapshot of kind fork.
+func NewForkUID() string { return forkMark + NewUID()[len(forkMark):] }
+
+// IsForkUID reports whether NewForkUID has made a UID.
+func IsForkUID(uid string) bool { return strings.HasPrefix(uid, forkMark) }
 
 // SnapshotState is the state of a snapshot. Its row is deleted after the
 // snapshot on the backend.
@@ -26,7 +39,7 @@ const (
 // Snapshot is a saved sandbox: its disk and, if it ran or was suspended, its
 // memory.
 type Snapshot struct {
-	UID   string // random ownership mark (NewUID), set on the backend's object
+	UID   string // random ownership mark (NewUID, NewForkUID), set on the backend's object
 	Name  string // unique among the saved ones of a sandbox; "" for a fork
 	Kind  SnapshotKind
 	State SnapshotState

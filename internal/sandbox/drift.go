@@ -18,7 +18,14 @@ import (
 func (s *Service) auditLoop(ctx context.Context) {
 	t := time.NewTicker(s.lim.AuditEvery)
 	defer t.Stop()
+	var last time.Time
 	for {
+		if now := s.clock(); now.Sub(last) >= snapshotAuditEvery || now.Before(last) {
+			last = now
+			if err := s.auditSnapshots(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn("the snapshots on the backend could not be compared with the database", "err", err)
+			}
+		}
 		s.spawn(s.sweepSnapshots)
 		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("the backend could not be compared with the database", "err", err)
@@ -121,7 +128,7 @@ func (s *Service) collect(get func(*runtimeState) string) map[int]string {
 // Findings reports the guests that the host has paused, the sandboxes of other
 // backends, and the orphans that the last audit found.
 func (s *Service) Findings() (out []backend.Finding) {
-	out = s.findElsewhere()
+	out = append(s.findElsewhere(), s.findLost()...)
 	if paused := s.Paused(); len(paused) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(paused)))
 		out = append(out, backend.Finding{

@@ -52,7 +52,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 		return nil, err
 	}
 	snap := snapshotOf(src)
-	snap.Kind = agentlab.SnapshotFork
+	snap.UID, snap.Kind = agentlab.NewForkUID(), agentlab.SnapshotFork
 	now := s.clock().UTC()
 	var list []agentlab.Sandbox
 	for _, name := range names {

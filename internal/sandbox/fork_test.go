@@ -3,8 +3,10 @@ package sandbox_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -167,6 +169,78 @@ func TestForkLimits(t *testing.T) {
 		}
 		w.untilNoSnapshots()
 		must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
+	})
+}
+
+// When the database was lost, a snapshot for a fork of one of our sandboxes is
+// deleted when it is a day old. All others stay, and are reported.
+func TestSnapshotsWithoutRow(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		gone := w.ready("gone")
+		src := w.create(agentlab.SandboxRequest{Name: "play", TTL: 48 * time.Hour})
+		src = w.until(src.VMID, agentlab.SandboxReady)
+		w.sh(src, "echo one > file")
+		driver := w.host.Open()
+		save := func(sb agentlab.Sandbox, uid string) string {
+			must(driver.SaveSnapshot(ctx, backend.RefOf(sb), uid))(t)
+			return uid
+		}
+		fork, kept, forkOfGone := save(src, agentlab.NewForkUID()), save(src, agentlab.NewUID()), save(gone, agentlab.NewForkUID())
+		must(w.svc.Destroy(ctx, gone.VMID))(t)
+		w.until(gone.VMID, agentlab.SandboxDestroyed)
+		foreign := backend.Spec{VMID: 4000, UID: agentlab.NewUID(), Name: "foreign", Image: src.Image, Resources: src.Resources, Network: src.Network}
+		if err := driver.Create(ctx, foreign); err != nil {
+			t.Fatal(err)
+		}
+		unowned := save(agentlab.Sandbox{UID: foreign.UID}, agentlab.NewForkUID())
+		left := func() (uids []string) {
+			for _, n := range must(driver.Snapshots(ctx))(t) {
+				uids = append(uids, n.Ref.UID)
+			}
+			return uids
+		}
+		finding := func() string {
+			for _, f := range w.svc.Findings() {
+				if f.Name == "orphaned snapshots" {
+					return f.Detail
+				}
+			}
+			return ""
+		}
+		time.Sleep(2 * time.Hour)
+		if got := left(); len(got) != 4 || !strings.Contains(finding(), "4 snapshots") {
+			t.Fatalf("after two hours: %q (%s)", got, finding())
+		}
+		time.Sleep(24 * time.Hour)
+		w.untilSnapshots(func(list []agentlab.Snapshot) bool { return len(list) == 0 })
+		if got := left(); slices.Contains(got, fork) || slices.Contains(got, forkOfGone) || !slices.Contains(got, kept) || !slices.Contains(got, unowned) {
+			t.Errorf("after a day: %q", got)
+		}
+		if !strings.Contains(finding(), "2 snapshots") {
+			t.Errorf("after a day: %s", finding())
+		}
+		events := 0
+		for _, e := range w.events(agentlab.EventDrift) {
+			if strings.Contains(e.Data, `"snapshot":true`) {
+				events++
+			}
+		}
+		if events != 4 {
+			t.Errorf("%d events", events)
+		}
+		must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		w.untilSnapshots(func(list []agentlab.Snapshot) bool {
+			for _, n := range list {
+				if !agentlab.IsForkUID(n.UID) {
+					t.Errorf("the snapshot of a fork is %s", n.UID)
+				}
+			}
+			return len(list) == 0
+		})
+		for _, uid := range []string{kept, unowned} {
+			_ = driver.DeleteSnapshot(ctx, backend.SnapshotRef{UID: uid})
+		}
 	})
 }
 

@@ -212,7 +212,10 @@ type Service struct {
 	states       map[int]*runtimeState
 	knownOrphans map[string]backend.Instance // by UID: orphans that were reported by an event
 	run          context.Context             // of Run; nil before
-	wg           sync.WaitGroup              // what Run waits for in addition to the loop
+
+	lostSnapshots map[string]lostSnapshot // by UID: those that the last audit found without a row; never changed
+
+	wg sync.WaitGroup // what Run waits for in addition to the loop
 }
 
 // runtimeState is the service's state in memory for an existing sandbox. It may

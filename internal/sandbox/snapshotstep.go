@@ -199,8 +199,7 @@ func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) erro
 }
 
 // sweepSnapshots deletes the snapshots of destroyed sandboxes that are not kept,
-// and wakes the sandboxes that have snapshots to save or to delete. A snapshot on
-// the backend without a row is never deleted: nothing proves that it is ours.
+// and wakes the sandboxes that have snapshots to save or to delete.
 func (s *Service) sweepSnapshots(ctx context.Context) {
 	if !s.sweeping.TryLock() {
 		return // the next audit runs it again
