@@ -144,6 +144,27 @@ func TestForkFails(t *testing.T) {
 	})
 }
 
+// A copy whose VM ends before it has its identity, while no daemon runs, has lost
+// its memory: it fails, and does not boot as if its guest had never run.
+func TestForkLosesItsMemory(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		src := w.ready("play")
+		restart := w.crashes(fake.OpStart, fake.After)
+		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		w.untilIt(made[0].VMID, func(agentlab.Sandbox) bool { return w.power(made[0]) == backend.PowerRunning })
+		if err := w.host.CrashVM(backend.RefOf(made[0]), "killed"); err != nil {
+			t.Fatal(err)
+		}
+		restart()
+		got := w.until(made[0].VMID, agentlab.SandboxFailed, agentlab.SandboxReady)
+		if got.State != agentlab.SandboxFailed || !strings.Contains(got.Reason, "lost its saved memory") {
+			t.Errorf("%s: %s", got.State, got.Reason)
+		}
+		w.untilNoSnapshots()
+	})
+}
+
 // The limits are checked before anything starts, and nothing is left of a fork
 // that exceeds them.
 func TestForkLimits(t *testing.T) {
