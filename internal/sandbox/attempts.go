@@ -45,7 +45,7 @@ func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, f
 		return err
 	}
 	snap := snapshotOf(sb)
-	snap.Kind, snap.Keep = agentlab.SnapshotFork, true
+	snap.UID, snap.Kind, snap.Keep = agentlab.NewForkUID(), agentlab.SnapshotFork, true
 	err = s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
 	if err == nil {
 		s.wakeSnapshots(vmid)
