@@ -252,7 +252,8 @@ func runSupervisor(ctx context.Context, dir, internet string) error {
 }
 
 // fileCrash names a point of machine.at and what happens there, in a sandbox's
-// directory: "supervisor" or "QEMU" is killed, or "space" is used up.
+// directory: "supervisor" or "QEMU" is killed, or "space" is used up,
+// or "nothing" but a pause.
 const fileCrash = "crash"
 
 // crashKind opens a VM that is killed where fileCrash says.
@@ -270,6 +271,9 @@ func crashKind(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 			case "QEMU":
 				m.Kill()
 				<-m.done
+				return
+			case "nothing":
+				time.Sleep(time.Second) // so that others see the point
 				return
 			case "space":
 				fillTo(dir, spaceLeft)

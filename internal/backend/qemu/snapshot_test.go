@@ -2,11 +2,14 @@ package qemu
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -127,5 +130,42 @@ func TestSnapshotWithoutItsMemory(t *testing.T) {
 	wantBlocks(t, d.dir(sp.Ref()), 2)
 	if _, err := os.Lstat(filepath.Join(d.dir(child.Ref()), fileRoot)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the copy has a disk: %v", err)
+	}
+}
+
+// A guest that is restored to an old memory has the same identity already. When it
+// gets it again, its clock is right, its random values are new, and the rest stays.
+func TestIdentityAfterRestore(t *testing.T) {
+	const (
+		same   = `cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub; hostname`
+		random = `echo uuid $(cat /proc/sys/kernel/random/uuid); echo urandom $(od -An -tx1 -N16 /dev/urandom | tr -d ' ')
+python3 -c 'import os, secrets; print("getrandom", os.getrandom(16).hex()); print("secrets", secrets.token_hex(16))'`
+	)
+	b := newBox(t, warmFixture(t), nil)
+	b.boot()
+	b.identify()
+	before := b.output(same)
+	b.output("date -s 2021-02-03") // as if it was saved long ago
+	snap := b.save()
+	r := randoms{TB: t, seen: map[string]string{}}
+	for n := range 2 {
+		b.ok(b.d.RestoreSnapshot(b.ctx, snap))
+		b.ok(b.d.Resume(b.ctx, b.ref))
+		eventually(t, bootTimeout, "the guest answers", func() error { _, err := b.client().Health(b.ctx); return err })
+		if year := b.output("date +%Y"); year != "2021" {
+			t.Errorf("before the identity its clock has the year %s", year)
+		}
+		b.identify()
+		now, err := strconv.ParseInt(b.output("date +%s"), 10, 64)
+		if off := time.Since(time.Unix(now, 0)); err != nil || off.Abs() > time.Minute {
+			t.Errorf("its clock is off by %s, %v", off, err)
+		}
+		r.add(fmt.Sprintf("restore %d", n), b.output(random), 4)
+		if got := b.output(reach); got != "open" {
+			t.Errorf("its network is %s", got)
+		}
+		if after := b.output(same); after != before {
+			t.Errorf("before: %q, after: %q", before, after)
+		}
 	}
 }

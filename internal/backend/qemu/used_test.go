@@ -181,12 +181,25 @@ func TestGivenUpWhileContinuing(t *testing.T) {
 	child := *b
 	child.ref = sp.Ref()
 	b.ok(b.d.Create(b.ctx, sp))
-	giveUp := func(c *box, call func(context.Context, backend.Ref) error) {
+	giveUp := func(c *box, used bool, call func(context.Context, backend.Ref) error) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(c.ctx)
 		defer cancel()
+		dir := c.d.dir(c.ref)
+		if used {
+			c.ok(os.WriteFile(filepath.Join(dir, fileCrash), []byte("memory claimed/nothing"), 0o600))
+		}
 		c.d.crash = func(point string) {
-			if point == "supervisor started" {
+			switch {
+			case point != "supervisor started":
+			case used:
+				go func() {
+					for !memoryLost(dir) && ctx.Err() == nil {
+						time.Sleep(time.Millisecond)
+					}
+					cancel()
+				}()
+			default:
 				cancel()
 			}
 		}
@@ -195,7 +208,7 @@ func TestGivenUpWhileContinuing(t *testing.T) {
 			t.Fatalf("the call that was given up: %v (code %s)", err, agentlab.CodeOf(err))
 		}
 	}
-	giveUp(&child, b.d.Start)
+	giveUp(&child, true, b.d.Start)
 	b.ok(b.d.Start(b.ctx, child.ref))
 	child.wantMemory(boot)
 	for what, next := range map[string]func() error{
@@ -210,7 +223,7 @@ func TestGivenUpWhileContinuing(t *testing.T) {
 		},
 	} {
 		b.ok(b.d.SuspendToDisk(b.ctx, b.ref))
-		giveUp(b, b.d.Resume)
+		giveUp(b, what == "Resume", b.d.Resume)
 		if err := next(); err != nil {
 			t.Fatalf("%s after a Resume that was given up: %v", what, err)
 		}
