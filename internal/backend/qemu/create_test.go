@@ -230,7 +230,7 @@ func TestArgs(t *testing.T) {
 	}
 	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
 	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
-	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max"} {
+	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max,-erms,-fsrm"} {
 		if got := find(tcg, name); got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
 		}
@@ -238,10 +238,10 @@ func TestArgs(t *testing.T) {
 	if got := find(kvm, "-accel") + " " + find(kvm, "-cpu"); got != "kvm host" {
 		t.Error(got)
 	}
-	if got := find(tcg, "-append"); !strings.Contains(got, "tsc_early_khz=7 tsc=reliable") {
+	if got := find(tcg, "-append"); !strings.Contains(got, "transparent_hugepage=madvise mitigations=off tsc_early_khz=7 tsc=reliable") {
 		t.Error(got)
 	}
-	if got := find(kvm, "-append"); strings.Contains(got, "tsc") {
+	if got := find(kvm, "-append"); strings.Contains(got, "tsc") || strings.Contains(got, "mitigations") {
 		t.Error(got)
 	}
 	for _, flag := range []string{"-nodefaults", "-no-user-config", "-no-reboot"} {

@@ -148,7 +148,10 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 	if c.Load {
 		// The guest has its kernel in its memory. Its CPUs start by a command.
 		a = append(a, "-object", "memory-backend-file,id="+ramBlock+",size="+size+",share=off,mem-path="+fileMemory,
-			"-incoming", "fd:"+strconv.Itoa(f.devices), "-S")
+			"-incoming", "fd:"+strconv.Itoa(f.devices), "-S",
+			// The guest's address has not moved to another port of a switch: it need
+			// not announce it.
+			"-global", "migration.announce-rounds=0")
 	} else {
 		a = append(a, "-object", "memory-backend-ram,id="+ramBlock+",size="+size,
 			"-kernel", h.Image.Kernel, "-initrd", c.Initrd, "-append", kernelCommandLine(c))
@@ -210,7 +213,9 @@ func cpuArg(a Accel) string {
 	if a == AccelKVM {
 		return "host"
 	}
-	return "max"
+	// One step of an emulated string instruction handles one element. Without these
+	// features the guest copies and clears its memory by words, not by bytes.
+	return "max,-erms,-fsrm"
 }
 
 // kernelCommandLine has nothing that identifies a sandbox: the guest gets its
@@ -219,10 +224,18 @@ func kernelCommandLine(c startConfig) string {
 	args := []string{
 		"console=hvc0", "quiet",
 		"panic=-1", "reboot=t", // a panic ends QEMU at once, since it runs with -no-reboot
-		"cryptomgr.notests",     // 0.2 s of self tests
-		"net.ifnames=0",         // eth0
-		"apparmor=0", "audit=0", // the VM is the boundary; Docker in it fails with a partial AppArmor
+		"cryptomgr.notests", // 0.2 s of self tests
+		"net.ifnames=0",     // eth0
+		// The VM is the boundary; Docker in it fails with a partial AppArmor.
+		"lsm=landlock,yama", "apparmor=0", "audit=0",
 		"systemd.show_status=yes", // "quiet" would leave the console log empty
+	}
+	if c.Accel != AccelKVM {
+		// Large pages would be cleared slowly, and occupy the host's memory.
+		args = append(args, "transparent_hugepage=madvise")
+		// The code against speculation has no effect on an emulated processor, and
+		// takes time at each indirect call and each change of the process.
+		args = append(args, "mitigations=off")
 	}
 	if c.Accel != AccelKVM && c.TSCKHz > 0 {
 		// Without it the kernel measures the TSC against a timer, which on a

@@ -24,6 +24,10 @@ const (
 	templatePatience = 10 * time.Minute
 	// templatePause is the time between two looks at a booting guest.
 	templatePause = 200 * time.Millisecond
+	// templateQuiet is how long the guest runs on after it was prepared: the kernel
+	// defers work, such as the announcement of multicast groups, that each copy would
+	// do otherwise.
+	templateQuiet = 3 * time.Second
 	// templateRetry is how long no template of a kind is made after a failure.
 	templateRetry = 10 * time.Minute
 	// identityPatience is the time after which a guest without an identity is asked
@@ -216,13 +220,22 @@ func (t *templates) settle(ctx context.Context, dir string) error {
 	for {
 		h, err := c.Health(ctx)
 		if err == nil && booted(h) {
-			return c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork})
+			break
 		}
 		select {
 		case <-time.After(templatePause):
 		case <-ctx.Done():
 			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", errors.Join(context.Cause(ctx), err))
 		}
+	}
+	if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork}); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(templateQuiet):
+		return nil
+	case <-ctx.Done():
+		return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", context.Cause(ctx))
 	}
 }
 
