@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"runtime/debug"
+	"sync"
 )
 
 // Set by -ldflags "-X github.com/agentlab-vm/agentlab/internal/version.Version=…".
@@ -27,10 +28,12 @@ type Info struct {
 
 // Get returns the linked values, otherwise those of the Go build information,
 // otherwise "dev" and "unknown".
-func Get() Info {
+func Get() Info { return get() }
+
+var get = sync.OnceValue(func() Info {
 	bi, _ := debug.ReadBuildInfo()
 	return resolve(Info{Version, Commit, Date}, bi)
-}
+})
 
 func resolve(linked Info, bi *debug.BuildInfo) Info {
 	var built Info
