@@ -277,10 +277,19 @@ type Identity struct {
 	Entropy   []byte     `json:"entropy"`           // at least 32 bytes
 	Network   *Network   `json:"network,omitempty"` // nil if the guest's network is configured by other means
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
+	// HostKey is a new SSH host key: emulated guests take long to create one. A guest
+	// that gets none creates it.
+	HostKey *HostKey `json:"host_key,omitempty"`
 	// RootBytes is the size of the root disk; 0 if it is that of the image. A guest
 	// that continues from one with a smaller disk extends its file system before it
 	// answers. Other guests do it while they boot.
 	RootBytes int64 `json:"root_bytes,omitempty"`
+}
+
+// HostKey is an SSH host key of type ed25519: the contents of its files.
+type HostKey struct {
+	Private string `json:"private"` // in the format of OpenSSH, unencrypted
+	Public  string `json:"public"`
 }
 
 // Network is the guest's static network configuration.

@@ -42,18 +42,29 @@ func TestPrepare(t *testing.T) {
 	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: &guestapi.Network{Address: "x"}}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("a network that is none: %v", err)
 	}
+	const machineID = "0123456789abcdef0123456789abcdef"
+	g.put(t, "etc/machine-id", machineID+"\n")
+	g.put(t, "proc/sys/kernel/random/boot_id", "of the boot\n")
 	for range 2 {
 		if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: id.Network}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	const machineID = "0123456789abcdef0123456789abcdef"
-	g.put(t, "etc/machine-id", machineID+"\n")
-	g.put(t, "run/agentlab/machine-id.new", machineID+"\n") // initd made it
+	files := map[string]os.FileInfo{}
+	for _, name := range []string{"etc/machine-id", "etc/hostname", "var/lib/agentlab/uid", "etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub"} {
+		fi, err := os.Stat(filepath.Join(g.root, name))
+		if err != nil || fi.Size() > 0 {
+			t.Fatalf("%s of a template: %v, %v", name, fi, err)
+		}
+		files[name] = fi
+	}
+	template := g.file(t, "run/agentlab/boot_id")
+	if g.kernel.syncs != 2 || len(g.kernel.bootIDs) != 1 || g.file(t, "proc/sys/kernel/random/boot_id") != template {
+		t.Errorf("%d syncs, boot IDs %q", g.kernel.syncs, g.kernel.bootIDs)
+	}
 	g.put(t, "run/log/journal/"+machineID+"/system.journal", "")
 	g.put(t, "var/lib/dbus/machine-id", machineID+"\n")
 	g.put(t, "var/lib/systemd/random-seed", "seed")
-	g.put(t, "proc/sys/kernel/random/boot_id", "of the template\n")
 	networks := len(g.kernel.networks)
 	g.kernel.grown = nil
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
@@ -72,8 +83,14 @@ func TestPrepare(t *testing.T) {
 	if !g.absent("var/lib/systemd/random-seed") {
 		t.Error("the seed of the template is left")
 	}
-	if len(g.kernel.bootIDs) != 1 || g.kernel.bootIDs[0] != g.file(t, "run/agentlab/boot_id") || len(g.kernel.bootIDs[0]) != 37 {
-		t.Errorf("boot IDs %q", g.kernel.bootIDs)
+	bootID := g.file(t, "proc/sys/kernel/random/boot_id")
+	if len(g.kernel.bootIDs) != 1 || bootID == template || len(bootID) != 37 {
+		t.Errorf("boot ID %q after %q, mounted %q", bootID, template, g.kernel.bootIDs)
+	}
+	for name, old := range files {
+		if fi, err := os.Stat(filepath.Join(g.root, name)); err != nil || fi.Size() == 0 || !os.SameFile(old, fi) || fi.Mode() != old.Mode() {
+			t.Errorf("%s was not filled: %v, %v", name, fi, err)
+		}
 	}
 	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("a guest with an identity was prepared: %v", err)
@@ -81,7 +98,7 @@ func TestPrepare(t *testing.T) {
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // again: nothing changes
 		t.Fatal(err)
 	}
-	if len(g.kernel.bootIDs) != 1 || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
+	if g.file(t, "proc/sys/kernel/random/boot_id") != bootID || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
 		t.Error("a repeated identity replaced the machine-id or the boot ID")
 	}
 }

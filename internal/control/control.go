@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/sshkey"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -75,9 +76,14 @@ func (c *Client) Prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	return c.call(ctx, identityTimeout, http.MethodPost, guestapi.PathPrepare, req, nil)
 }
 
-// SetIdentity sets the guest's identity. It is idempotent.
+// SetIdentity sets the guest's identity, with a new SSH host key unless it has one.
+// It is idempotent: a guest that has this identity keeps its host key.
 func (c *Client) SetIdentity(ctx context.Context, id guestapi.Identity) (guestapi.Health, error) {
 	var h guestapi.Health
+	if id.HostKey == nil {
+		id.HostKey = &guestapi.HostKey{}
+		id.HostKey.Private, id.HostKey.Public = sshkey.New()
+	}
 	err := c.call(ctx, identityTimeout, http.MethodPut, guestapi.PathIdentity, id, &h)
 	if err == nil && h.Identity != id.UID {
 		err = invalidReply("it took the identity %q", agentlab.OneLine(h.Identity, maxMessage))

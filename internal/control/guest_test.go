@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/internal/sshkey"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -383,12 +384,18 @@ func TestIdentity(t *testing.T) {
 	key = g.file(t, "etc/ssh/ssh_host_ed25519_key")
 	checkHostKey(t, key, g.file(t, "etc/ssh/ssh_host_ed25519_key.pub"))
 	id.UID = agentlab.NewUID() // a clone
+	var given guestapi.HostKey
+	given.Private, given.Public = sshkey.New()
+	id.HostKey = &given
 	g.put(t, "etc/ssh/ssh_host_rsa_key", "of the template")
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if g.file(t, "etc/machine-id") == machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") == key {
 		t.Error("a clone kept its template's machine-id or host key")
+	}
+	if g.file(t, "etc/ssh/ssh_host_ed25519_key") != given.Private || g.file(t, "etc/ssh/ssh_host_ed25519_key.pub") != given.Public {
+		t.Error("a clone has another host key than the one that it got")
 	}
 	if _, err := os.Stat(filepath.Join(g.root, "etc/ssh/ssh_host_rsa_key")); err == nil {
 		t.Error("a clone kept its template's RSA key")
@@ -437,6 +444,7 @@ func TestIdentityRefused(t *testing.T) {
 		"address":  func(id *guestapi.Identity) { id.Network.Address = "10.77.0.2" },
 		"gateway":  func(id *guestapi.Identity) { id.Network.Gateway = "x" },
 		"dns":      func(id *guestapi.Identity) { id.Network.DNS = []string{"10.0.0.1\nsearch x"} },
+		"key":      func(id *guestapi.Identity) { id.HostKey = &guestapi.HostKey{Private: "x", Public: "x"} },
 		"mtu":      func(id *guestapi.Identity) { id.Network.MTU = 10 },
 	} {
 		id := identity()

@@ -2,7 +2,7 @@ package control_test
 
 import (
 	"context"
-
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -33,6 +33,7 @@ type kernel struct {
 	networks []guestapi.Network
 	bootIDs  []string
 	grown    []int64
+	syncs    int
 	rebooted chan string
 }
 
@@ -70,12 +71,13 @@ func (k *kernel) ConfigureNetwork(n guestapi.Network, _ time.Duration) error {
 	return nil
 }
 
-func (k *kernel) SetBootID(file, _ string) error {
+func (k *kernel) SetBootID(file, kernel string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	b, err := os.ReadFile(file)
 	k.bootIDs = append(k.bootIDs, string(b))
-	return err
+	_ = os.Remove(kernel)
+	return errors.Join(err, os.MkdirAll(filepath.Dir(kernel), 0o755), os.Symlink(file, kernel))
 }
 
 func (k *kernel) GrowRoot(least int64, _ time.Duration) (int64, error) {
@@ -83,6 +85,12 @@ func (k *kernel) GrowRoot(least int64, _ time.Duration) (int64, error) {
 	defer k.mu.Unlock()
 	k.grown = append(k.grown, least)
 	return max(least, 20<<30), nil
+}
+
+func (k *kernel) Sync() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.syncs++
 }
 
 func (k *kernel) Reboot(action string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -75,10 +76,58 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if s.disk, err = s.cfg.Kernel.GrowRoot(0, 0); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "root disk: %w", err)
 	}
+	if err := s.writeFile(preparedFile, nil, 0o644, 0, 0); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "%w", err)
+	}
+	// The copies only write the file that is mounted: systemd examines all mounts
+	// when there is a new one.
+	if err := s.newBootID(); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "boot ID: %w", err)
+	}
 	if err := s.stopJournal(ctx); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", journalUnit, err)
 	}
-	return s.writeFile(preparedFile, nil, 0o644, 0, 0)
+	rehearse()
+	if err := s.emptyFiles(); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "files: %w", err)
+	}
+	s.cfg.Kernel.Sync() // otherwise each copy writes it
+	return nil
+}
+
+// rehearse decodes the requests that each copy gets: package json examines a type
+// only once.
+func rehearse() {
+	for _, v := range []any{
+		&guestapi.Identity{Entropy: []byte{0}, Network: &guestapi.Network{DNS: []string{""}}, Bootstrap: &guestapi.Bootstrap{}, HostKey: &guestapi.HostKey{}},
+		&guestapi.ExecRequest{Command: []string{""}, Env: map[string]string{"": ""}},
+	} {
+		doc, _ := json.Marshal(v)
+		_ = json.Unmarshal(doc, v)
+	}
+}
+
+// emptyFiles makes the files of an identity exist without content, so that the
+// copies need not create them. An empty file counts as missing.
+func (s *Server) emptyFiles() error {
+	if id := s.line(machineIDFile); id != "" {
+		// The journal has this name.
+		if err := s.writeFile(freshFile, []byte(id+"\n"), 0o644, 0, 0); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for name, mode := range map[string]fs.FileMode{machineIDFile: 0o444, hostnameFile: 0o644, uidFile: 0o644, publicKeyFile: 0o644, hostKeyFile: 0o600} {
+		errs = append(errs, s.writeFile(name, nil, mode, 0, 0))
+	}
+	old, err := os.ReadFile(s.path(hostsFile))
+	if err == nil {
+		err = s.writeFile(hostsFile, hosts(old, ""), 0o644, 0, 0)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, s.linkBootstrap())...)
 }
 
 // stopJournal stops journald, which reads the machine-id and the boot ID at its

@@ -30,8 +30,11 @@ const (
 	runDir        = "/run/agentlab"
 	bootstrapFile = runDir + "/bootstrap.json"
 	bootstrapLink = "/etc/agentlab/bootstrap.json"
-	uidFile       = "/var/lib/agentlab/uid"    // of the last identity; on the disk
-	bootUIDFile   = runDir + "/uid"            // of the identity set in this boot
+	uidFile       = "/var/lib/agentlab/uid" // of the last identity; on the disk
+	bootUIDFile   = runDir + "/uid"         // of the identity set in this boot
+	machineIDFile = "/etc/machine-id"
+	hostnameFile  = "/etc/hostname"
+	hostsFile     = "/etc/hosts"
 	freshFile     = runDir + "/machine-id.new" // initd made the machine-id in this boot
 	keysDir       = runDir + "/ssh/authorized_keys.d"
 	runnerLock    = runDir + "/runner.lock"
@@ -212,6 +215,7 @@ func reply(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header()["Date"] = nil // none: the clock may be wrong, and a date takes long under emulation
 	_, _ = w.Write(b)
 }
 

@@ -10,14 +10,17 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/sshkey"
 )
 
 const (
 	minEntropy = 32
+	maxHostKey = 4 << 10
 	// netWait is how long the network device may take to appear.
 	netWait = 10 * time.Second
 	// nameWatch is how long the hostname is restored if an init that read
@@ -53,6 +56,12 @@ func checkIdentity(id guestapi.Identity) error {
 	}
 	if id.Time.Year() < 2020 || id.Time.Year() > 2200 {
 		return bad("time", "%s is not the present", id.Time)
+	}
+	if k := id.HostKey; k != nil {
+		pub, err := parseKey(k.Public)
+		if err != nil || pub.kind != sshkey.TypeEd25519 || !strings.HasPrefix(k.Private, "-----BEGIN OPENSSH PRIVATE KEY-----\n") || len(k.Private) > maxHostKey {
+			return bad("host_key", "not an SSH host key")
+		}
 	}
 	if id.Network != nil {
 		if err := validNetwork(*id.Network); err != nil {
@@ -97,9 +106,9 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
 		{"network", func() error { return s.setNetwork(id.Network) }},
-		{"host key", func() error { return s.setHostKey(id.UID, continues) }},
+		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues) }},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
-		{"uid", func() error { return s.writeFile(uidFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
+		{"uid", func() error { return s.fillFile(uidFile, []byte(id.UID+"\n"), 0o644) }},
 		{"uid of this boot", func() error { return s.writeFile(bootUIDFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
 	}...)
 	for _, step := range steps {
@@ -127,7 +136,10 @@ func (s *Server) identityChanged(uid string) bool {
 // machine-id that neither initd in this boot nor guestd created, because such a
 // machine-id comes from the image.
 func (s *Server) setMachineID(uid string, continues bool) error {
-	old := s.line("/etc/machine-id")
+	old := s.line(machineIDFile)
+	if continues && old == "" { // of a template
+		old = s.line(freshFile)
+	}
 	ours := s.line(uidFile) == uid || s.line(freshFile) == old
 	valid := made(old, 32, 32, "0123456789abcdef")
 	if valid && ours && !continues && !s.identityChanged(uid) {
@@ -137,21 +149,21 @@ func (s *Server) setMachineID(uid string, continues bool) error {
 	if err := s.writeFile(freshFile, []byte(id+"\n"), 0o644, 0, 0); err != nil {
 		return err
 	}
-	if err := s.writeFile("/etc/machine-id", []byte(id+"\n"), 0o444, 0, 0); err != nil || !continues || !valid {
+	if err := s.fillFile(machineIDFile, []byte(id+"\n"), 0o444); err != nil || !continues || old == "" {
 		return err
 	}
 	return s.renewMachineID(old, id)
 }
 
 func (s *Server) setHostname(name string) error {
-	if err := s.writeFile("/etc/hostname", []byte(name+"\n"), 0o644, 0, 0); err != nil {
+	if err := s.overwriteFile(hostnameFile, []byte(name+"\n"), 0o644); err != nil {
 		return err
 	}
-	old, err := os.ReadFile(s.path("/etc/hosts"))
+	old, err := os.ReadFile(s.path(hostsFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := s.writeFile("/etc/hosts", hosts(old, name), 0o644, 0, 0); err != nil {
+	if err := s.overwriteFile(hostsFile, hosts(old, name), 0o644); err != nil {
 		return err
 	}
 	if err := s.cfg.Kernel.SetHostname(name); err != nil {
@@ -161,7 +173,8 @@ func (s *Server) setHostname(name string) error {
 	return nil
 }
 
-// hosts returns old with the name of this machine in the line of 127.0.1.1.
+// hosts returns old with the name of this machine in the line of 127.0.1.1, or
+// without such a line if name is "".
 func hosts(old []byte, name string) []byte {
 	var b bytes.Buffer
 	for line := range bytes.Lines(old) {
@@ -173,7 +186,9 @@ func hosts(old []byte, name string) []byte {
 	if b.Len() == 0 {
 		b.WriteString("127.0.0.1 localhost\n")
 	}
-	b.WriteString("127.0.1.1 " + name + "\n")
+	if name != "" {
+		b.WriteString("127.0.1.1 " + name + "\n")
+	}
 	return b.Bytes()
 }
 
@@ -189,7 +204,7 @@ func (s *Server) holdHostname(name string) {
 		case <-s.ctx.Done():
 			return
 		}
-		if s.line("/etc/hostname") != name {
+		if s.line(hostnameFile) != name {
 			return // a user has renamed it
 		}
 		if got, err := s.cfg.Kernel.Hostname(); err == nil && got != name {
@@ -230,6 +245,10 @@ func (s *Server) setBootstrap(b *guestapi.Bootstrap) error {
 	if err := s.writeFile(bootstrapFile, append(doc, '\n'), 0o600, int(a.uid), int(a.gid)); err != nil {
 		return err
 	}
+	return s.linkBootstrap()
+}
+
+func (s *Server) linkBootstrap() error {
 	link := s.path(bootstrapLink)
 	if to, err := os.Readlink(link); err == nil && to == bootstrapFile {
 		return nil
@@ -267,6 +286,39 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 		_ = os.Remove(f.Name())
 	}
 	return err
+}
+
+// fillFile is writeFile for a file of root's, and fills an empty one in place.
+// After a power cut the file may be empty again.
+func (s *Server) fillFile(name string, content []byte, mode fs.FileMode) error {
+	if fi, err := os.Lstat(s.path(name)); err == nil && fi.Size() == 0 {
+		return s.overwriteFile(name, content, mode)
+	}
+	return s.writeFile(name, content, mode, 0, 0)
+}
+
+// overwriteFile is writeFile for a file of root's whose content does not matter
+// after a power cut. It does not replace the file: ext4 would write the content to
+// the disk at once.
+func (s *Server) overwriteFile(name string, content []byte, mode fs.FileMode) error {
+	f, err := os.OpenFile(s.path(name), os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return s.writeFile(name, content, mode, 0, 0)
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok || fi.Mode() != mode || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
+		return s.writeFile(name, content, mode, 0, 0)
+	}
+	_, err = f.WriteAt(content, 0)
+	if err == nil && fi.Size() > int64(len(content)) {
+		err = f.Truncate(int64(len(content)))
+	}
+	return errors.Join(err, f.Close())
 }
 
 const lower = "abcdefghijklmnopqrstuvwxyz0123456789"

@@ -33,6 +33,8 @@ type Kernel interface {
 	// GrowRoot extends the root file system to the end of its disk, which it waits
 	// for to have least bytes, and returns the size of the disk.
 	GrowRoot(least int64, wait time.Duration) (int64, error)
+	// Sync writes all file systems to their disks.
+	Sync()
 	// Reboot stops the machine at once: "poweroff" or "reboot".
 	Reboot(action string) error
 }
@@ -111,6 +113,7 @@ func prepareIPv6(device string, want bool) bool {
 	set("accept_ra", "0")
 	set("autoconf", "0")
 	set("router_solicitations", "0")
+	set("accept_dad", "0") // the guest is alone on the link
 	return set("disable_ipv6", "0")
 }
 
@@ -192,6 +195,8 @@ func mountWholeProc() error {
 func (linuxKernel) GrowRoot(least int64, wait time.Duration) (int64, error) {
 	return Grow("/", least, wait)
 }
+
+func (linuxKernel) Sync() { unix.Sync() }
 
 func (linuxKernel) Reboot(action string) error {
 	unix.Sync()

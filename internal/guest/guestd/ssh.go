@@ -3,8 +3,6 @@ package guestd
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"errors"
 	"io/fs"
 	"net"
@@ -17,31 +15,36 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/sshkey"
 )
 
 const (
-	hostKeyFile = "/etc/ssh/ssh_host_ed25519_key"
-	sshPort     = 22
-	sshdWait    = 60 * time.Second
-	maxKeys     = 100 // unexpired ephemeral keys of one user
+	hostKeyFile   = "/etc/ssh/ssh_host_ed25519_key"
+	publicKeyFile = hostKeyFile + ".pub"
+	sshPort       = 22
+	sshdWait      = 60 * time.Second
+	maxKeys       = 100 // unexpired ephemeral keys of one user
 )
 
-// setHostKey creates the SSH host key if there is none, or if it belongs to
-// another identity or to a template.
-func (s *Server) setHostKey(uid string, continues bool) error {
+// setHostKey sets the SSH host key if there is none, or if it belongs to another
+// identity or to a template. It creates one if key is nil.
+func (s *Server) setHostKey(uid string, key *guestapi.HostKey, continues bool) error {
 	if !continues && s.line(uidFile) == uid {
 		if s.hasHostKey() {
 			return nil
 		}
-		return s.newHostKey()
+		return s.writeHostKey(key)
 	}
 	old, _ := filepath.Glob(s.path("/etc/ssh/ssh_host_*_key*"))
 	for _, name := range old {
+		if name == s.path(hostKeyFile) || name == s.path(publicKeyFile) {
+			continue // replaced below
+		}
 		if err := os.Remove(name); err != nil {
 			return err
 		}
 	}
-	if err := s.newHostKey(); err != nil {
+	if err := s.writeHostKey(key); err != nil {
 		return err
 	}
 	// A running sshd still has the old keys; one that is starting, too.
@@ -56,7 +59,7 @@ func (s *Server) setHostKey(uid string, continues bool) error {
 // hasHostKey reports whether there is a host key. An empty file, which a power
 // cut can leave, does not count.
 func (s *Server) hasHostKey() bool {
-	for _, name := range []string{hostKeyFile, hostKeyFile + ".pub"} {
+	for _, name := range []string{hostKeyFile, publicKeyFile} {
 		if fi, err := os.Stat(s.path(name)); err != nil || fi.Size() == 0 {
 			return false
 		}
@@ -64,15 +67,16 @@ func (s *Server) hasHostKey() bool {
 	return true
 }
 
-func (s *Server) newHostKey() error {
-	pub, priv, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
+// writeHostKey writes key, or a new one if it is nil.
+func (s *Server) writeHostKey(key *guestapi.HostKey) error {
+	if key == nil {
+		key = &guestapi.HostKey{}
+		key.Private, key.Public = sshkey.New()
+	}
+	if err := s.fillFile(publicKeyFile, []byte(key.Public), 0o644); err != nil {
 		return err
 	}
-	if err := s.writeFile(hostKeyFile+".pub", []byte(ed25519Public(pub).line()+"\n"), 0o644, 0, 0); err != nil {
-		return err
-	}
-	return s.writeFile(hostKeyFile, ed25519Private(priv), 0o600, 0, 0)
+	return s.fillFile(hostKeyFile, []byte(key.Private), 0o600)
 }
 
 func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
@@ -90,7 +94,7 @@ func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !s.hasHostKey() {
-		if err := s.newHostKey(); err != nil {
+		if err := s.writeHostKey(nil); err != nil {
 			fail(w, err)
 			return
 		}

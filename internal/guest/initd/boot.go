@@ -87,8 +87,11 @@ func (e *earlyGuestd) leaveSupervisor() error {
 	return err
 }
 
+// environment is that of the control server and its supervisor. They have no long
+// loops, so that the runtime need not interrupt them: its signals are slow under
+// emulation.
 var environment = []string{
-	"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	"HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GODEBUG=asyncpreemptoff=1",
 }
 
 // bootMarks records the time of each step, in milliseconds since the start of the
