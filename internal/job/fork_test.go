@@ -2,7 +2,9 @@ package job_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // forked requests the attempts of four at a repository whose setup is lines.
@@ -406,7 +409,14 @@ func TestSecretsOfForkedAttempts(t *testing.T) {
 			}
 		}
 		answers := make(chan guestapi.BootstrapResponse, 9)
-		w.seize.Store(new(func(r guestapi.BootstrapResponse) { answers <- r }))
+		w.seize.Store(new(func(r guestapi.BootstrapResponse) {
+			answers <- r
+			if _, err := w.boot.Sweep(ctx, w.jobs.Known); err != nil { // while attempts wait for room
+				w.Error(err)
+			}
+		}))
+		w.max = 1
+		w.restart()
 		r := w.forked("env API_KEY")
 		r.Profile = "secrets"
 		r.Attempts.Tasks = []string{"exit 1", "artifact changes.diff d3\n" + `report {"status":"FAILED","phase":"done","message":"token ` + gitToken + `"}`}
@@ -466,5 +476,63 @@ func TestNarrowedNetworkOfForkedAttempts(t *testing.T) {
 			}
 		}
 		w.clean(id)
+	})
+}
+
+// The preparation of a job that has ended saves nothing.
+func TestPreparationOfAnEndedJob(t *testing.T) {
+	inWorld(t, func(w *world) {
+		id := w.run(w.forked("stubborn\nsleep 1m")).ID
+		prep := w.preparation(id).ID
+		w.phase(prep, "setup")
+		for _, a := range w.attemptsOf(id) {
+			if _, err := w.jobs.Cancel(context.Background(), a.ID); err != nil {
+				w.Fatal(err)
+			}
+		}
+		if j := w.final(id); j.Status != agentlab.JobFailed || w.job(prep).Status.Final() {
+			w.Errorf("%s %q, and its preparation is %s", j.Status, j.Reason, w.job(prep).Status)
+		}
+		w.clean(id)
+		if p := w.job(prep); p.Status != agentlab.JobCompleted || w.host.Calls(fake.OpSaveSnapshot) != 0 {
+			w.Errorf("%s %q, saved %d times", p.Status, p.Reason, w.host.Calls(fake.OpSaveSnapshot))
+		}
+	})
+}
+
+// The sandbox is lost while no daemon runs, after the preparation has COMPLETED.
+func TestPreparedSandboxIsLost(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		id := w.run(w.forked("echo setup\nsleep 1m")).ID
+		prep := w.preparation(id).ID
+		w.phase(prep, "setup")
+		sb := w.sandbox(prep)
+		w.kill()
+		if err := w.host.Open().Destroy(ctx, backend.RefOf(sb)); err != nil {
+			w.Fatal(err)
+		}
+		db, err := store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		_, err = db.UpdateJob(ctx, prep, func(j *agentlab.Job) ([]agentlab.Event, error) {
+			j.Result.BaseCommit = strings.Repeat("ab", 20)
+			return []agentlab.Event{j.End(agentlab.JobCompleted, "", time.Now())}, nil
+		})
+		if err == nil {
+			_, err = db.UpdateSandbox(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+				sb.State, sb.Desired = agentlab.SandboxDestroyed, agentlab.DesiredDestroyed
+				return nil, nil
+			})
+		}
+		if err := errors.Join(err, db.Close()); err != nil {
+			w.Fatal(err)
+		}
+		w.begin()
+		w.wantWinner(id)
+		if n := w.setups(id); n < 4 { // the first log may be lost
+			w.Errorf("setup ran %d times", n)
+		}
 	})
 }
