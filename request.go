@@ -82,6 +82,7 @@ type SandboxFilter struct {
 	Destroyed bool           // include DESTROYED sandboxes; so does the state DESTROYED in States
 	Limit     int            // maximum number; 0 means no limit
 	AfterVMID int            // only higher VMIDs; the cursor of a page
+	NoPooled  bool           // without those of the warm pool
 }
 
 // EventFilter selects events in ascending order of ID.

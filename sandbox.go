@@ -17,6 +17,7 @@ const (
 	SandboxRequested    SandboxState = "REQUESTED"    // only the row exists
 	SandboxProvisioning SandboxState = "PROVISIONING" // the backend is creating disk and VM
 	SandboxBooting      SandboxState = "BOOTING"      // started; agent-runner has not answered yet
+	SandboxPooled       SandboxState = "POOLED"       // it waits in the warm pool for its user, without an identity
 	SandboxReady        SandboxState = "READY"        // agent-runner has answered and has its identity
 	SandboxRunning      SandboxState = "RUNNING"      // a job runs in it
 	SandboxCompleted    SandboxState = "COMPLETED"    // its job succeeded
@@ -30,7 +31,8 @@ const (
 var sandboxNext = map[SandboxState][]SandboxState{
 	SandboxRequested:    {SandboxProvisioning, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxProvisioning: {SandboxBooting, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},
-	SandboxBooting:      {SandboxReady, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},
+	SandboxBooting:      {SandboxPooled, SandboxReady, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},
+	SandboxPooled:       {SandboxBooting, SandboxFailed, SandboxDestroyed},
 	SandboxReady:        {SandboxRunning, SandboxSuspended, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxRunning:      {SandboxReady, SandboxSuspended, SandboxCompleted, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxSuspended:    {SandboxReady, SandboxRunning, SandboxStopped, SandboxFailed, SandboxTimeout, SandboxDestroyed},
@@ -56,7 +58,7 @@ func (s SandboxState) Final() bool { return s.Valid() && len(sandboxNext[s]) == 
 // HasVM reports whether the VM of a sandbox in state s is expected to run.
 func (s SandboxState) HasVM() bool {
 	switch s {
-	case SandboxBooting, SandboxReady, SandboxRunning, SandboxCompleted, SandboxSuspended:
+	case SandboxBooting, SandboxPooled, SandboxReady, SandboxRunning, SandboxCompleted, SandboxSuspended:
 		return true
 	}
 	return false
@@ -91,6 +93,21 @@ func (d Desired) Suspended() bool { return d == DesiredSuspended || d == Desired
 // recreated. No profile can have this name.
 const ProfileLost = "(unknown)"
 
+// ProfilePool is the profile name of a sandbox of the warm pool until it is handed
+// out. No profile can have this name.
+const ProfilePool = "(pool)"
+
+// StartKind is how the first guest of a sandbox was started.
+type StartKind string
+
+// The kinds of starts.
+const (
+	StartBoot     StartKind = "boot"     // its guest booted
+	StartTemplate StartKind = "template" // as a copy of a template
+	StartSnapshot StartKind = "snapshot" // from a snapshot or as a fork
+	StartPool     StartKind = "pool"     // it was handed out by the warm pool
+)
+
 // Sandbox is one isolated environment. It is identified by its VMID or its
 // Name; both are unique among sandboxes that are not DESTROYED.
 type Sandbox struct {
@@ -117,18 +134,22 @@ type Sandbox struct {
 	// NetworkPending reports that Network was changed and that the backend
 	// has not confirmed the change yet.
 	NetworkPending bool
-	Keepalive      bool   // lease expiry stops and destroys it only if this is false or the lease was not renewed
-	JobID          string // the job it was created for; "" if a user created it
-	From           Origin // the snapshot it was created from
-	Restoring      string // UID of the snapshot to which it is being restored; "" if it is not
-	IP             string // address of the guest on its own network; "" until known
-	Handle         string // backend.Ref.Handle: opaque; "" if not known
+	Keepalive      bool      // lease expiry stops and destroys it only if this is false or the lease was not renewed
+	JobID          string    // the job it was created for; "" if a user created it
+	From           Origin    // the snapshot it was created from
+	Start          StartKind // "" until it is known
+	Restoring      string    // UID of the snapshot to which it is being restored; "" if it is not
+	IP             string    // address of the guest on its own network; "" until known
+	Handle         string    // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC
 	UpdatedAt      time.Time // UTC
 	BootedAt       time.Time // UTC; zero until the first answer of agent-runner
 }
+
+// Pooled reports whether s belongs to the warm pool, and to no user yet.
+func (s Sandbox) Pooled() bool { return s.Profile == ProfilePool }
 
 // Equal reports whether s and o are equal in every field.
 func (s Sandbox) Equal(o Sandbox) bool { return reflect.DeepEqual(s, o) }

@@ -12,7 +12,7 @@ type Sandbox struct {
 	Backend        string     `json:"backend"`
 	Profile        string     `json:"profile"`
 	Image          string     `json:"image" doc:"Image as resolved at creation, name@digest"`
-	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
+	State          string     `json:"state" enum:"REQUESTED,PROVISIONING,BOOTING,POOLED,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED"`
 	Desired        string     `json:"desired" enum:"running,suspended,suspended_to_disk,stopped,destroyed"`
 	Reason         string     `json:"reason,omitempty" doc:"Why it is FAILED, TIMEOUT or STOPPED, or could not be resumed"`
 	Waiting        string     `json:"waiting,omitempty" doc:"Why it is waiting; it is retried"`
@@ -26,6 +26,7 @@ type Sandbox struct {
 	IP             string     `json:"ip,omitempty"`
 	FromSnapshot   string     `json:"from_snapshot,omitempty" doc:"What it was created from: SANDBOX/NAME of a snapshot, or SANDBOX for a fork"`
 	Restoring      bool       `json:"restoring,omitempty" doc:"It is being restored to a snapshot"`
+	Start          string     `json:"start,omitempty" enum:"boot,template,snapshot,pool" doc:"How its first guest was started, once it is READY: it booted, is a copy of a template, continues a snapshot or a fork, or waited in the warm pool"`
 	Handle         string     `json:"handle,omitempty" doc:"Where the backend has it: on Proxmox VE the VMID; absent when number and mark are enough to find it"`
 	LeaseExpiresAt time.Time  `json:"lease_expires_at"`
 	CreatedAt      time.Time  `json:"created_at"`
@@ -227,7 +228,18 @@ type Status struct {
 	Jobs      map[string]int `json:"jobs" doc:"Number of jobs by status"`
 	Findings  []Finding      `json:"findings" doc:"Failed checks of the host"`
 
+	WarmPool []PoolStatus `json:"warm_pool,omitempty" doc:"Sandboxes that wait for their users (warm_pool in config.yaml)"`
+
 	Memory []SandboxMemory `json:"memory" doc:"Memory of the host that running sandboxes occupy; it has as many as can be read in a second"`
+}
+
+// PoolStatus is the state of one entry of the warm pool.
+type PoolStatus struct {
+	Image   string `json:"image"`
+	Profile string `json:"profile" doc:"The profile that its cores, memory, disk and options are those of"`
+	Count   int    `json:"count" doc:"Number of sandboxes that are configured"`
+	Ready   int    `json:"ready" doc:"Number of sandboxes that can be handed out now"`
+	Problem string `json:"problem,omitempty" doc:"Why there are fewer, if that is not temporary"`
 }
 
 // Clock is the state of the clock of the daemon's host.

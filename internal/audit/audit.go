@@ -176,7 +176,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	case sb.State == agentlab.SandboxDestroyed:
 		delete(s.sources, sb.VMID)
 		return
-	case sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
+	case sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
 		return // there is no log yet
 	case src == nil || src.sb.UID != sb.UID:
 		src = &source{readLock: make(chan struct{}, 1)}

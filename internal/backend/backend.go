@@ -205,6 +205,15 @@ type Memory struct {
 	Proportional int64
 }
 
+// RoomChecker is implemented by drivers that know how much memory their hosts have
+// free.
+type RoomChecker interface {
+	// Room returns an error with code no_space if the host, or every one of
+	// several, lacks the memory or the disk space for another sandbox with these
+	// resources now. It reserves nothing. After any other error that is not known.
+	Room(ctx context.Context, r agentlab.Resources) error
+}
+
 // NumberChecker is implemented by drivers whose backend has other users, which
 // take numbers from the same range.
 type NumberChecker interface {
@@ -336,6 +345,9 @@ type Instance struct {
 	// sandbox is partial. A backend that cannot change the policy of a sandbox
 	// may omit it.
 	Spec *Spec
+	// Copied means that its running guest was started with a saved memory, such as
+	// that of a template.
+	Copied bool
 	// HostRestarted means that it is PowerCrashed because its host was
 	// restarted; the sandbox itself has no fault.
 	HostRestarted bool

@@ -196,7 +196,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 func (a *App) sandboxListCmd() *cobra.Command {
 	var all, orphans bool
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: exactArgs()}
-	cmd.Flags().BoolVar(&all, "all", false, "include destroyed sandboxes")
+	cmd.Flags().BoolVar(&all, "all", false, "include destroyed sandboxes and those of the warm pool")
 	cmd.Flags().BoolVar(&orphans, "orphans", false, "list orphans instead: VMs with AgentLab's mark that belong to no sandbox")
 	cmd.MarkFlagsMutuallyExclusive("all", "orphans")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {

@@ -58,6 +58,9 @@ func (a *App) printStatus(s api.Status) error {
 		t.row("Listens:", s.Listen)
 	}
 	t.row("Sandboxes:", counts(s.Sandboxes))
+	for _, p := range s.WarmPool {
+		t.row("Warm pool:", fmt.Sprintf("%d of %d with image %s and profile %s", p.Ready, p.Count, p.Image, p.Profile))
+	}
 	if len(s.Memory) > 0 {
 		var unique int64
 		for _, m := range s.Memory {

@@ -23,13 +23,14 @@ type Config struct {
 	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that do not name one."`
 	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
 
-	Images    Images    `yaml:"images"`
-	Limits    Limits    `yaml:"limits"`
-	VMIDRange VMIDRange `yaml:"vmid_range"`
-	Retention Retention `yaml:"retention"`
-	Artifacts Artifacts `yaml:"artifacts"`
-	Logs      Logs      `yaml:"logs"`
-	Backups   Backups   `yaml:"backups"`
+	Images    Images         `yaml:"images"`
+	WarmPool  map[string]int `yaml:"warm_pool" doc:"Sandboxes that are started in advance and wait, as IMAGE: NUMBER or IMAGE/PROFILE: NUMBER, each number 0 to 100. A new sandbox with the same image, cores, memory, disk size and backend options as the profile (default_profile if there is none) starts as one of them; its network policy may differ. See docs/templates.md."`
+	Limits    Limits         `yaml:"limits"`
+	VMIDRange VMIDRange      `yaml:"vmid_range"`
+	Retention Retention      `yaml:"retention"`
+	Artifacts Artifacts      `yaml:"artifacts"`
+	Logs      Logs           `yaml:"logs"`
+	Backups   Backups        `yaml:"backups"`
 
 	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must exchange its one-time token for its secrets."`
 
@@ -133,6 +134,7 @@ func Default(known ...Backend) Config {
 		DefaultProfile:      "yolo-ephemeral",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
+		WarmPool:            map[string]int{},
 		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
 		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, JobsDays: 90},
@@ -236,6 +238,9 @@ func (c Config) Validate() error {
 		if err := agentlab.ValidateName(n.value); err != nil {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))
 		}
+	}
+	if _, err := c.Pool(); err != nil {
+		return err
 	}
 	if err := c.API.validate(); err != nil {
 		return err

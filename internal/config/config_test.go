@@ -206,3 +206,27 @@ func TestLoadNamesTheFile(t *testing.T) {
 		t.Errorf("a directory: got %v, want denied", err)
 	}
 }
+
+func TestWarmPool(t *testing.T) {
+	c, err := parse("warm_pool: {base: 2, agents/large: 1, other: 0}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.Pool()
+	if want := []PoolEntry{{"agents", "large", 1}, {"base", "", 2}}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v, want %+v", got, err, want)
+	}
+	for text, want := range map[string]string{
+		"warm_pool: {base: 101}":       "101 is not between 0 and 100",
+		"warm_pool: {base: -1}":        "-1 is not between",
+		"warm_pool: {base: two}":       "line 1",
+		"warm_pool: {Base: 1}":         "neither an image nor IMAGE/PROFILE",
+		"warm_pool: {base/: 1}":        "neither an image nor IMAGE/PROFILE",
+		"warm_pool: {base/a/b: 1}":     "neither an image nor IMAGE/PROFILE",
+		"\nwarm_pool:\n  base: 1000\n": "line 3",
+	} {
+		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

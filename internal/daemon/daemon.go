@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -286,6 +287,13 @@ func (d *Daemon) Status(ctx context.Context) (api.Status, error) {
 	s.Version, s.Commit, s.PID, s.StartedAt, s.Home = info.Version, info.Commit, os.Getpid(), d.started.UTC(), d.cfg.Paths.Home
 	if a := d.TCPAddr(); a != nil {
 		s.Listen = a.String()
+	}
+	if err != nil {
+		return s, err
+	}
+	pool, err := d.services.sandboxes.Pool(ctx)
+	for _, e := range pool {
+		s.WarmPool = append(s.WarmPool, api.PoolStatus{Image: e.Image, Profile: cmp.Or(e.Profile, d.services.settings.DefaultProfile), Count: e.Count, Ready: e.Ready, Problem: e.Problem})
 	}
 	return s, err
 }

@@ -223,11 +223,21 @@ func (s *services) openSandboxes() {
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
 		},
+		Pool:  s.pool(),
 		Audit: s.audit, Host: s.doctor,
 		IntentsDir: s.cfg.Paths.Ending(),
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),
 	})
+}
+
+// pool returns the entries of the warm pool.
+func (s *services) pool() (out []sandbox.PoolEntry) {
+	list, _ := s.settings.Pool() // valid: the file was checked when it was read
+	for _, e := range list {
+		out = append(out, sandbox.PoolEntry(e))
+	}
+	return out
 }
 
 func (s *services) openGC(context.Context, *cleanup) error {

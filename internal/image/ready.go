@@ -82,6 +82,28 @@ func (s Bootable) Ensure(ctx context.Context, name string, progress func(string)
 	return img.Ref(), nil
 }
 
+// Current returns the reference that Ensure would return, and builds nothing:
+// not_found if the image must be built first.
+func (s Bootable) Current(ctx context.Context, ref string) (string, error) {
+	name, digest, err := ParseRef(ref)
+	if err != nil {
+		return "", err
+	}
+	if digest != "" || !slices.Contains(ShippedNames(), name) {
+		img, err := s.Resolve(ctx, ref)
+		return img.Ref(), err
+	}
+	r, err := Shipped(name)
+	if err != nil {
+		return "", err
+	}
+	img, ok := s.fresh(r.Name, r.Key())
+	if !ok {
+		return "", s.notFound(name)
+	}
+	return img.Ref(), nil
+}
+
 // Err returns an error if the image does not exist and cannot be built.
 func (r Readiness) Err() error {
 	if r.Built || len(r.Obstacles) == 0 {

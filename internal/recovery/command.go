@@ -245,6 +245,11 @@ func (r *repair) fill(ctx context.Context) (err error) {
 // sandboxes lists the VMs of the backend that have AgentLab's mark. If the
 // backend does not answer, everything else is recovered all the same.
 func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
+	if r.out.restored {
+		if err := losePooled(ctx, st, time.Now().UTC(), &r.out); err != nil {
+			return err
+		}
+	}
 	settings, err := r.backends.Load(r.paths.ConfigFile())
 	if err != nil {
 		r.out.warnBackendSkipped("of the configuration", err)

@@ -287,6 +287,30 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 	return nil
 }
 
+// losePooled makes the sandboxes that waited in the warm pool when the backup was
+// made ones without a profile: they may have been handed out since, and may have a
+// user's work on their disks. The daemon would destroy them with the pool.
+func losePooled(ctx context.Context, st *store.Store, now time.Time, out *report) error {
+	rows, err := st.Sandboxes(ctx, agentlab.SandboxFilter{})
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if !row.Pooled() {
+			continue
+		}
+		if _, err := st.UpdateSandbox(ctx, row.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+			sb.Profile, sb.State, sb.Desired, sb.Reason = agentlab.ProfileLost, agentlab.SandboxFailed, agentlab.DesiredRunning, reasonRecovered
+			sb.Keepalive, sb.LeaseExpiresAt = true, now.Add(recoveredLease)
+			return nil, nil
+		}); err != nil {
+			return err
+		}
+		out.warn("sandbox %s (%d) was in the warm pool when the backup was made, and may have been used since; it is kept: 'agentlab sandbox destroy %[2]d' if you do not need it", row.Name, row.VMID)
+	}
+	return nil
+}
+
 // restoreNetworkPolicy updates the row of a sandbox from a backup to the network policy
 // that the backend has for it now, with the layers of both. The policy is marked as
 // pending, so the daemon applies it, and nothing less strict.

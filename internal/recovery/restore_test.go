@@ -197,3 +197,29 @@ func TestRebuildCompletesARestore(t *testing.T) {
 		}
 	}
 }
+
+// A sandbox that was in the warm pool when the backup was made may have been handed
+// out since. It is not destroyed with the pool, also if the backend does not answer.
+func TestRestoreKeepsThePool(t *testing.T) {
+	h, _ := lived(t)
+	r := h.repair(filepath.Join(t.TempDir(), "backup.db"))
+	change(t, h, func(st *store.Store) {
+		row := recoverSandbox(newSpec(1000, "pool-1"), "fake", time.Now().UTC())
+		row.Profile, row.State, row.Reason = agentlab.ProfilePool, agentlab.SandboxPooled, ""
+		if err := errors.Join(st.RecoverSandbox(t.Context(), row), st.Backup(t.Context(), r.backup)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	change(t, h, func(st *store.Store) {
+		sb, err := st.Sandbox(t.Context(), 1000)
+		if err != nil || sb.Pooled() || sb.Profile != agentlab.ProfileLost || sb.State != agentlab.SandboxFailed || !sb.Keepalive || time.Until(sb.LeaseExpiresAt) < time.Hour {
+			t.Errorf("%+v, %v", sb, err)
+		}
+	})
+	if !strings.Contains(strings.Join(r.out.Warnings, "\n"), "warm pool") {
+		t.Errorf("warnings %q", r.out.Warnings)
+	}
+}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"net"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -60,10 +58,18 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 // step ends here. It runs again when a slot is free, or after a pause if err
 // may be temporary. A refusal is permanent.
 func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
-	if !s.boots.acquire(sb.VMID) {
-		return true, nil, nil
+	if sb.Pooled() { // without a slot
+		if s.boots.busy() {
+			s.dropPooled(ctx, sb.VMID, "another sandbox starts")
+			return true, nil, nil
+		}
+	} else {
+		s.poolGivesWay(ctx, sb)
+		if !s.boots.acquire(sb.VMID) {
+			return true, nil, nil
+		}
+		s.boots.next(s.loop.Wake)
 	}
-	s.boots.next(s.loop.Wake)
 	s.triedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
@@ -97,8 +103,10 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	if err := s.openGuestListener(ctx, sb); err != nil {
-		return err
+	if !sb.Pooled() {
+		if err := s.openGuestListener(ctx, sb); err != nil {
+			return err
+		}
 	}
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
@@ -113,13 +121,10 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, done, err
 		}
 	}
-	if err := s.openGuestListener(ctx, sb); err != nil {
-		return 0, true, err
-	}
-	err := s.ensureIdentity(ctx, sb)
+	err := s.answer(ctx, sb)
 	if err == nil {
 		s.boots.release(sb.VMID, s.loop.Wake)
-		return 0, false, s.ready(ctx, sb)
+		return 0, false, nil
 	}
 	if ctx.Err() != nil {
 		return 0, true, err
@@ -134,6 +139,20 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 		return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
 	}
 	return bootPause(waited), true, nil
+}
+
+// answer makes a sandbox whose guest answers READY, or POOLED.
+func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
+	if sb.Pooled() {
+		return s.ensurePooled(ctx, sb)
+	}
+	if err := s.openGuestListener(ctx, sb); err != nil {
+		return err
+	}
+	if err := s.ensureIdentity(ctx, sb); err != nil {
+		return err
+	}
+	return s.ready(ctx, sb)
 }
 
 // lookEvery is the interval of the checks that the VM of a guest that does not
@@ -177,6 +196,12 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 	case in.Power == backend.PowerStopped && ran:
 		why = "its guest powered off while it booted"
 	case in.Power == backend.PowerRunning:
+		s.markVMRunning(sb.VMID)
+		return false, nil
+	case in.Power == backend.PowerSuspended: // it was in the warm pool
+		if err := s.resume(ctx, sb); err != nil {
+			return true, err
+		}
 		s.markVMRunning(sb.VMID)
 		return false, nil
 	}
@@ -340,10 +365,12 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		now.State, now.Reason, now.IP, now.Handle = agentlab.SandboxReady, "", in.IP, in.Ref.Handle
 		if now.BootedAt.IsZero() {
 			now.BootedAt = s.clock().UTC()
+			now.Start = startKind(*now, in)
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 	})
 	if err == nil {
+		s.poolQuietNow(ctx)
 		s.withState(sb.VMID, func(m *runtimeState) {
 			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
 		})
@@ -351,63 +378,17 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	return err
 }
 
-// slots limits how many VMs boot at the same time, in the order of their
-// requests. No call blocks: a sandbox that gets no slot is woken when one is
-// free.
-type slots struct {
-	mu      sync.Mutex
-	free    int
-	held    map[int]bool
-	waiting []int
-}
-
-// acquire reports whether vmid has a slot now; if not, it is in the queue.
-func (s *slots) acquire(vmid int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.held[vmid] {
-		return true
+// startKind returns how the first guest of a sandbox was started.
+func startKind(sb agentlab.Sandbox, in backend.Instance) agentlab.StartKind {
+	switch {
+	case sb.Start != "":
+		return sb.Start
+	case sb.From.Snapshot != "":
+		return agentlab.StartSnapshot
+	case in.Copied:
+		return agentlab.StartTemplate
 	}
-	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0] == vmid) {
-		if len(s.waiting) > 0 {
-			s.waiting = s.waiting[1:]
-		}
-		if s.held == nil {
-			s.held = map[int]bool{}
-		}
-		s.held[vmid] = true
-		s.free--
-		return true
-	}
-	if !slices.Contains(s.waiting, vmid) {
-		s.waiting = append(s.waiting, vmid)
-	}
-	return false
-}
-
-// release frees vmid's slot or its place in the queue, and wakes the sandboxes
-// that can have a slot now.
-func (s *slots) release(vmid int, wake func(int)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.held[vmid] {
-		delete(s.held, vmid)
-		s.free++
-	}
-	s.waiting = slices.DeleteFunc(s.waiting, func(w int) bool { return w == vmid })
-	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0])
-	}
-}
-
-// next wakes the first in the queue if there is another free slot. A caller
-// that got a slot calls it after acquire.
-func (s *slots) next(wake func(int)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0])
-	}
+	return agentlab.StartBoot
 }
 
 // guestListener is the listener for the guest of one sandbox.

@@ -128,7 +128,7 @@ func (s *Service) collect(get func(*runtimeState) string) map[int]string {
 // Findings reports the guests that the host has paused, the sandboxes of other
 // backends, and the orphans that the last audit found.
 func (s *Service) Findings() (out []backend.Finding) {
-	out = append(s.findElsewhere(), s.findLost()...)
+	out = slices.Concat(s.findElsewhere(), s.findLost(), s.findPool())
 	if paused := s.Paused(); len(paused) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(paused)))
 		out = append(out, backend.Finding{
@@ -156,6 +156,8 @@ func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool)
 		return false // its step inspects the VM itself
 	case state == agentlab.SandboxSuspended:
 		return !there || power != backend.PowerSuspended
+	case state == agentlab.SandboxPooled: // suspended, if the backend can
+		return !there || power != backend.PowerSuspended && power != backend.PowerRunning
 	case state.HasVM():
 		return !there || power != backend.PowerRunning
 	case state == agentlab.SandboxFailed, state == agentlab.SandboxStopped, state == agentlab.SandboxTimeout:

@@ -18,6 +18,10 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 		data["from"] = sb.From.Name
 		text = " from " + sb.From.Name
 	}
+	if sb.Start == agentlab.StartPool {
+		data["start"] = sb.Start
+		text = " from the warm pool"
+	}
 	return event(agentlab.EventSandboxCreated, sb, data, "sandbox %s requested with profile %s%s", sb.Name, sb.Profile, text)
 }
 

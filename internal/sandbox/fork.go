@@ -43,10 +43,6 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	if err != nil {
 		return nil, err
 	}
-	room, err := s.allocation(ctx)
-	if err != nil {
-		return nil, err
-	}
 	names, err := s.forkNames(ctx, cmp.Or(r.NamePrefix, src.Name), r.Count)
 	if err != nil {
 		return nil, err
@@ -67,7 +63,12 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 		}
 		list = append(list, child)
 	}
-	made, err := s.cfg.Store.AllocateFork(ctx, snap, list, room, createdEvent)
+	s.poolQuietNow(ctx)
+	var made []agentlab.Sandbox
+	err = s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
+		made, err = s.cfg.Store.AllocateFork(ctx, snap, list, a, createdEvent)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,9 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	if err := s.reachable(sb); err != nil {
 		return sb, err
 	}
+	if sb.Pooled() {
+		return sb, conflict(sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
+	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
 		return sb, nil

@@ -65,6 +65,9 @@ type images struct {
 	have  []string
 	build func(ctx context.Context, name string, progress func(string)) error
 	calls int
+
+	missing bool   // every image must be built
+	digest  string // of all images; "" is sha256-1
 }
 
 func (i *images) Check(name string) error {
@@ -72,6 +75,15 @@ func (i *images) Check(name string) error {
 		return agentlab.Errorf(agentlab.CodeNotFound, "there is no image %q", name).WithField("image")
 	}
 	return nil
+}
+
+func (i *images) Current(_ context.Context, name string) (string, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.missing || !slices.Contains(i.have, name) {
+		return "", agentlab.Errorf(agentlab.CodeNotFound, "image %q is not built", name)
+	}
+	return name + "@" + cmp.Or(i.digest, "sha256-1"), nil
 }
 
 func (i *images) Ensure(ctx context.Context, name string, progress func(string)) (string, error) {
@@ -84,7 +96,7 @@ func (i *images) Ensure(ctx context.Context, name string, progress func(string))
 			return "", err
 		}
 	}
-	return name + "@sha256-1", nil
+	return name + "@" + cmp.Or(i.digest, "sha256-1"), nil
 }
 
 // profiles are the profiles that exist.
@@ -159,6 +171,7 @@ type world struct {
 	driver   *fake.Driver
 	images   *images
 	limits   sandbox.Limits
+	pool     []sandbox.PoolEntry
 	profiles *profiles
 	serve    serve
 	received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
@@ -224,7 +237,7 @@ func (w *world) begin() {
 	w.svc = sandbox.New(sandbox.Config{
 		Store: db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
 	})
 	if w.serve != nil {

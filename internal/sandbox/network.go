@@ -40,7 +40,7 @@ type Reloaded struct {
 func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, error) {
 	var list []agentlab.Sandbox
 	if len(vmids) == 0 {
-		all, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+		all, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{NoPooled: true})
 		if err != nil {
 			return nil, err
 		}
@@ -74,6 +74,10 @@ func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again 
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 		r.Err = conflict(sb, "and its policy can no longer be changed", "")
+		return r
+	}
+	if sb.Pooled() {
+		r.Err = conflict(sb, "and belongs to the warm pool, without a network", "")
 		return r
 	}
 	prof, err := s.cfg.Profiles.Use(sb.Profile)

@@ -37,16 +37,13 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	room, err := s.allocation(ctx)
-	if err != nil {
-		return agentlab.Sandbox{}, err
-	}
+	s.poolQuietNow(ctx)
 	const tries = 8 // if a generated name is taken
 	for i := 0; ; i++ {
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
 		}
-		made, err := s.cfg.Store.AllocateSandbox(ctx, sb, room, createdEvent(sb))
+		made, err := s.allocate(ctx, sb)
 		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
 			continue
 		}
@@ -56,6 +53,33 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		s.track(made)
 		s.loop.Wake(made.VMID)
 		return made, nil
+	}
+}
+
+// allocate stores a planned sandbox: one of the warm pool that fits, or a new one.
+func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox) (agentlab.Sandbox, error) {
+	if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
+		return made, err
+	}
+	var made agentlab.Sandbox
+	err := s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
+		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
+		return err
+	})
+	return made, err
+}
+
+// withNumbers calls fn with the numbers and addresses that new sandboxes may get,
+// and once more after the warm pool has given way if they are not enough.
+func (s *Service) withNumbers(ctx context.Context, fn func(agentlab.Allocation) error) error {
+	for again := false; ; again = true {
+		a, err := s.allocation(ctx)
+		if err == nil {
+			err = fn(a)
+		}
+		if again || agentlab.CodeOf(err) != agentlab.CodeLimit || !s.yieldNumbers(ctx) {
+			return err
+		}
 	}
 }
 
@@ -314,6 +338,9 @@ func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(
 	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := *sb
 		evs, err := fn(sb)
+		if err == nil && before.Pooled() && sb.Desired != agentlab.DesiredDestroyed {
+			err = conflict(*sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
+		}
 		if err == nil && sb.Desired != before.Desired {
 			evs = append(evs, desiredEvent(*sb))
 		}

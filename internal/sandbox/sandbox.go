@@ -23,6 +23,9 @@
 // and kept for Limits.KeepaliveGrace, during which its lease can be renewed,
 // and then destroyed. The lease of a sandbox starts when its image is
 // available.
+//
+// A sandbox of the warm pool (pool.go) waits in state POOLED until it is handed out,
+// and becomes BOOTING then.
 package sandbox
 
 import (
@@ -53,6 +56,8 @@ type Store interface {
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	RevokeGrants(ctx context.Context, vmid int) error
+	HandOutSandbox(ctx context.Context, vmid int, sb agentlab.Sandbox, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error)
+	DeleteSandbox(ctx context.Context, vmid int) error
 
 	AddSnapshot(ctx context.Context, snap agentlab.Snapshot, q agentlab.SnapshotQuota, evs ...agentlab.Event) (agentlab.Snapshot, error)
 	UpdateSnapshot(ctx context.Context, uid string, q agentlab.SnapshotQuota, fn func(*agentlab.Snapshot) ([]agentlab.Event, error)) (agentlab.Snapshot, error)
@@ -73,6 +78,9 @@ type Images interface {
 	// Ensure builds the image if it is missing and returns its reference
 	// name@digest. progress receives one line at a time.
 	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
+	// Current returns the reference that Ensure would return, and builds nothing:
+	// not_found if the image must be built first.
+	Current(ctx context.Context, name string) (ref string, err error)
 }
 
 // Profiles returns a profile, or an error with the reason why it cannot be used.
@@ -182,6 +190,7 @@ type Config struct {
 	DefaultProfile string // of sandboxes without a profile in the request
 	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
+	Pool           []PoolEntry // sandboxes that wait for users
 
 	// IntentsDir stores requests to destroy a sandbox when the database has no
 	// disk space for them. With "" they are lost if the process ends before it
@@ -207,6 +216,7 @@ type Service struct {
 	intents destroyIntents
 
 	sweeping sync.Mutex // held by sweepSnapshots
+	pool     pool
 
 	mu           sync.Mutex
 	states       map[int]*runtimeState
@@ -257,6 +267,7 @@ func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, intents: destroyIntents{cfg.IntentsDir},
 		states: map[int]*runtimeState{}, knownOrphans: map[string]backend.Instance{},
+		pool: newPool(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -296,6 +307,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.readIntents(rows)
 	s.logElsewhere(rows)
 	s.wg.Go(func() { s.auditLoop(ctx) })
+	s.wg.Go(func() { s.poolLoop(ctx) })
 	s.loop.Run(ctx)
 	cancel()
 	s.mu.Lock()
@@ -380,6 +392,9 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 			sb.Waiting = "" // it was about the previous state
 		}
 		sb.OnDisk = sb.OnDisk && sb.State == agentlab.SandboxSuspended
+		if sb.Pooled() {
+			evs = nil // no user knows it yet
+		}
 		return evs, err
 	})
 	if err != nil {

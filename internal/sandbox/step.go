@@ -56,6 +56,9 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	if s.destroyPending(sb) {
 		return 0, false, s.destroy(ctx, sb)
 	}
+	if sb.Pooled() {
+		return s.stepPooled(ctx, sb)
+	}
 	if s.leaseCounts(sb) && !s.clock().Before(sb.LeaseExpiresAt) {
 		return 0, false, s.expire(ctx, sb)
 	}
@@ -170,6 +173,9 @@ func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format st
 	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
 	s.boots.release(sb.VMID, s.loop.Wake)
+	if sb.Pooled() {
+		s.poolFailed(sb, reason)
+	}
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || !now.State.CanBecome(agentlab.SandboxFailed) {
 			return nil, nil
@@ -178,7 +184,7 @@ func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format st
 			s.beginLease(now)
 		}
 		now.State, now.Reason = agentlab.SandboxFailed, reason
-		if now.JobID != "" && !now.Keepalive {
+		if now.JobID != "" && !now.Keepalive || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
@@ -306,6 +312,9 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 	if err == nil && s.destroyPending(sb) {
 		s.dropIntent(sb)
 	}
+	if err == nil && sb.Pooled() {
+		err = s.poolRemoved(ctx, sb.VMID)
+	}
 	return err
 }
 
@@ -317,7 +326,7 @@ const cutTimeout = 15 * time.Second
 // failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 	_, recorded := s.cfg.Driver.(backend.EgressLogger)
-	if !recorded || s.cfg.Audit == nil || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	if !recorded || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)

@@ -35,8 +35,8 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 }
 
 type listSandboxesInput struct {
-	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only sandboxes in this state"`
-	Destroyed bool   `query:"destroyed" doc:"Include DESTROYED sandboxes"`
+	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,POOLED,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only sandboxes in this state"`
+	Destroyed bool   `query:"destroyed" doc:"Include DESTROYED sandboxes and those of the warm pool"`
 	Limit     int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
 	Cursor    string `query:"cursor" doc:"next of the previous page"`
 }
@@ -51,6 +51,7 @@ func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api
 	}
 	list, err := s.cfg.Services.Sandboxes.List(ctx, agentlab.SandboxFilter{
 		States: optionalFilter(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
+		NoPooled: !in.Destroyed && in.State != string(agentlab.SandboxPooled),
 	})
 	if err != nil {
 		return api.List[api.Sandbox]{}, err

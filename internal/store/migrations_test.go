@@ -24,6 +24,7 @@ var released = map[string]string{
 	"00019_job_setup.sql":      "675201e25bfac2fa46855ae5c9b9cf9f9f793541cdded4a1a8529c9ccd3274a8",
 	"00020_snapshots.sql":      "cbce6c3e66ff4cef5914aad14febf9b4227354cd32f2edcfb2276c712040da95",
 	"00021_attempts.sql":       "cbc496a78eb80e0f78795c86bf6dc7592342d50bee20d1918fc2ad2ad4032384",
+	"00022_warm_pool.sql":      "4e946bb27cb55d79de679b179994855bba0140c3aeba4480a6781c8e28d775f6",
 	"00023_attempts_fork.sql":  "ea8b51d6a061f6d6ee5b81f3e3362fa8a3b9d504db3167bb003ff84fb122696c",
 }
 

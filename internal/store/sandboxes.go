@@ -42,6 +42,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"from_handle", &s.From.Handle},
 		{"from_name", &s.From.Name},
 		{"restoring", &s.Restoring},
+		{"start", &s.Start},
 	}
 }, checkSandbox)
 
@@ -77,8 +78,8 @@ func invalid(fieldName, format string, args ...any) error {
 // the new number. The addresses belong to the sandbox until it is DESTROYED.
 //
 // Codes: exists if a sandbox that is not DESTROYED has the name or any sandbox
-// has the UID; limit if there are a.MaxLive sandboxes that are not DESTROYED,
-// or no number or address is free; conflict if it is created from a snapshot that
+// has the UID; limit if there are a.MaxLive sandboxes that are not DESTROYED, without
+// those of the warm pool, or no number or address is free; conflict if it is created from a snapshot that
 // is not SAVED, or no longer exists; invalid.
 func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
 	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
@@ -91,6 +92,39 @@ func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agen
 		if err := allocate(w, &sb, a); err != nil {
 			return err
 		}
+		return w.emit(fillTarget(evs, sb.VMID, ""))
+	})
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	return sb, nil
+}
+
+// HandOutSandbox makes the POOLED sandbox vmid the sandbox sb, which has no number:
+// it keeps its number, UID, addresses and handle, becomes BOOTING, and its network
+// policy is pending. An event with SandboxVMID 0 gets the number.
+//
+// Codes: conflict if vmid is no longer in the pool; exists if a sandbox that is not
+// DESTROYED has the name; limit if there are maxLive sandboxes; not_found; invalid.
+func (s *Store) HandOutSandbox(ctx context.Context, vmid int, sb agentlab.Sandbox, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error) {
+	err := s.write(ctx, func(w *tx) error {
+		old, err := sandboxByVMID(w.ctx, w, vmid)
+		switch {
+		case err != nil:
+			return err
+		case !old.Pooled() || old.State != agentlab.SandboxPooled || old.Desired != agentlab.DesiredRunning:
+			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is no longer in the warm pool", vmid)
+		}
+		if err := checkRoom(w, sb.Name, maxLive); err != nil {
+			return err
+		}
+		sb.VMID, sb.UID, sb.Handle, sb.IPv4, sb.IPv6 = old.VMID, old.UID, old.Handle, old.IPv4, old.IPv6
+		sb.Image, sb.State, sb.NetworkPending, sb.Start = old.Image, agentlab.SandboxBooting, true, agentlab.StartPool
+		sb.UpdatedAt = w.now
+		if err := sandboxes.update(w, &sb); err != nil {
+			return err
+		}
+		w.done.Sandboxes = append(w.done.Sandboxes, sb)
 		return w.emit(fillTarget(evs, sb.VMID, ""))
 	})
 	if err != nil {
@@ -140,7 +174,7 @@ func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
 
 func checkRoom(w *tx, name string, maxLive int) error {
 	var live, taken int
-	err := w.QueryRowContext(w.ctx, "SELECT (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED'), (SELECT count(*) FROM sandboxes WHERE name = ? AND state <> 'DESTROYED')", name).Scan(&live, &taken)
+	err := w.QueryRowContext(w.ctx, "SELECT (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED' AND profile <> ?), (SELECT count(*) FROM sandboxes WHERE name = ? AND state <> 'DESTROYED')", agentlab.ProfilePool, name).Scan(&live, &taken)
 	switch {
 	case err != nil:
 		return fault(err)
@@ -249,6 +283,9 @@ func (s *Store) Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agen
 	addIn(&where, "state", f.States)
 	if !f.Destroyed && len(f.States) == 0 {
 		where.add("state <> 'DESTROYED'")
+	}
+	if f.NoPooled {
+		where.add("profile <> ?", agentlab.ProfilePool)
 	}
 	return sandboxes.query(ctx, s.r, where.tail("vmid", f.Limit), where.args...)
 }

@@ -31,19 +31,20 @@ func (l *lab) destroyAll() {
 // BenchmarkWarmStart compares what starts from a saved guest with the raw boot
 // by hand: a sandbox from the request to its first exec (budget 0.10), a whole
 // job (0.5), one child of a fork (0.10), and suspend to disk with the resume and
-// an exec (1.0). All samples are taken in turn.
+// an exec (1.0), and a sandbox of the warm pool. All samples are taken in turn.
 func BenchmarkWarmStart(b *testing.B) {
 	cold, vm := newColdLab(b)
 	cold.ok("daemon", "stop")
 	l := newLab(b)
-	l.config(fmt.Sprintf("limits:\n  max_sandboxes: %d\n", forkedChildren+8))
+	limits := fmt.Sprintf("limits:\n  max_sandboxes: %d\n", forkedChildren+8)
+	l.config(limits)
 	l.profile("bench", "name: bench\nnetwork: {mode: nat}\nresources: {cores: 2, memory_mb: 1024}\n")
 	l.ok("image", "warm", "base", "--profile", "bench")
 	fresh := func(name string) {
 		l.ok("sandbox", "new", "--name", name, "--profile", "bench")
 		l.ok("exec", name, "true")
 	}
-	var raw, sandbox, job, fork, suspend []time.Duration
+	var raw, sandbox, job, fork, suspend, pool []time.Duration
 	for b.Loop() {
 		for i := range warmSamples {
 			name := "bench-" + strconv.Itoa(i)
@@ -64,6 +65,14 @@ func BenchmarkWarmStart(b *testing.B) {
 				l.ok("sandbox", "fork", "source", "--count", strconv.Itoa(forkedChildren), "--name-prefix", "child")
 			})/forkedChildren)
 			l.destroyAll()
+
+			l.ok("daemon", "stop") // it has no pool, so that nothing is made beside the other samples
+			l.config(limits + "warm_pool: {base/bench: 1}\n")
+			l.waiting()
+			pool = append(pool, timed(func() { fresh("pooled") }))
+			l.ok("daemon", "stop")
+			l.config(limits)
+			l.destroyAll()
 		}
 	}
 	base := report(b, "raw boot by hand", raw)
@@ -72,6 +81,7 @@ func BenchmarkWarmStart(b *testing.B) {
 		of         []time.Duration
 	}{
 		{"sandbox new and exec true", "sandbox/raw", sandbox},
+		{"sandbox new from the pool and exec true", "pool/raw", pool},
 		{"job run true, VM destroyed", "job/raw", job},
 		{fmt.Sprintf("one of %d children of a fork", forkedChildren), "child/raw", fork},
 		{"suspend to disk, resume and exec true", "suspend/raw", suspend},

@@ -28,6 +28,11 @@ func open(env registry.Env) (registry.Opened, error) {
 // nothing, so no image is built for it.
 type namedImages struct{ *image.Store }
 
+// Current is Ensure.
+func (s namedImages) Current(ctx context.Context, ref string) (string, error) {
+	return s.Ensure(ctx, ref, nil)
+}
+
 // Ensure implements registry.Images.
 func (s namedImages) Ensure(_ context.Context, ref string, _ func(string)) (string, error) {
 	name, digest, err := image.ParseRef(ref)

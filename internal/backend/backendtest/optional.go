@@ -20,6 +20,7 @@ var optional = []struct { //nolint:gochecknoglobals // a constant table
 	{"MemoryReporter", implements[backend.MemoryReporter]},
 	{"NetworkUpdater", implements[backend.NetworkUpdater]},
 	{"NumberChecker", implements[backend.NumberChecker]},
+	{"RoomChecker", implements[backend.RoomChecker]},
 	{"Snapshotter", implements[backend.Snapshotter]},
 	{"Suspender", implements[backend.Suspender]},
 	{"Templates", implements[backend.Templates]},

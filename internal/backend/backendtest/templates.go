@@ -98,6 +98,19 @@ func (s *suite) memory(ref backend.Ref) {
 	s.wantCode("Memory of no sandbox", err, agentlab.CodeNotFound)
 }
 
+// room checks that there is no room for a sandbox that no host can have. A test
+// host may have no room for a small one.
+func (s *suite) room() {
+	rc, ok := s.d.(backend.RoomChecker)
+	if !ok {
+		s.Skip("skipped: this driver is no RoomChecker")
+	}
+	s.wantCode("Room for 4 EiB", rc.Room(s.ctx(), agentlab.Resources{Cores: 1, MemoryMB: 1 << 42}), agentlab.CodeNoSpace)
+	if err := rc.Room(s.ctx(), agentlab.Resources{Cores: 1, MemoryMB: 1}); err != nil {
+		s.wantCode("Room for 1 MiB", err, agentlab.CodeNoSpace)
+	}
+}
+
 // memoryStopped checks that a stopped sandbox has no memory.
 func (s *suite) memoryStopped(ref backend.Ref) {
 	if mr, ok := s.d.(backend.MemoryReporter); ok {

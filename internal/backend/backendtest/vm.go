@@ -50,6 +50,7 @@ func (s *suite) vm() {
 	s.sub("Network", func(s *suite) { s.networkRunning(sp) })
 	s.sub("EgressLog", func(s *suite) { s.egressLog(ref) })
 	s.sub("Memory", func(s *suite) { s.memory(ref) })
+	s.sub("Room", (*suite).room)
 	s.sub("Suspend", func(s *suite) { s.suspend(ref, boot) })
 	s.sub("SuspendToDisk", func(s *suite) { s.suspendToDisk(ref, boot) })
 	s.sub("WrongMark", func(s *suite) { s.wrongMarkRunning(ref) })

@@ -27,7 +27,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: d,
 
-		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "NumberChecker", "Snapshotter", "Suspender", "Templates"},
+		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates"},
 
 		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){

@@ -43,6 +43,7 @@ const (
 	OpTemplates      Op = "templates"
 	OpDeleteTemplate Op = "delete_template"
 	OpMemory         Op = "memory"
+	OpRoom           Op = "room"
 )
 
 // Point is a point in a method.

@@ -62,6 +62,7 @@ func controlMux() http.Handler {
 		})
 	}
 	handle("GET "+guestapi.PathHealth, (*guest).health)
+	handle("POST "+guestapi.PathPrepare, (*guest).prepare)
 	handle("PUT "+guestapi.PathIdentity, (*guest).identity)
 	handle("POST "+guestapi.PathExec, (*guest).exec)
 	handle("POST "+guestapi.PathAttach, (*guest).attach)
@@ -135,6 +136,12 @@ func (g *guest) status() guestapi.Health {
 }
 
 func (g *guest) health(w http.ResponseWriter, _ *http.Request) { reply(w, g.status()) }
+
+func (g *guest) prepare(w http.ResponseWriter, r *http.Request) {
+	if _, ok := request[guestapi.PrepareRequest](w, r); ok {
+		reply(w, struct{}{})
+	}
+}
 
 func (g *guest) identity(w http.ResponseWriter, r *http.Request) {
 	id, ok := request[guestapi.Identity](w, r)

@@ -24,6 +24,11 @@ func (i Images) Check(name string) error {
 	return nil
 }
 
+// Current is Ensure.
+func (i Images) Current(ctx context.Context, name string) (string, error) {
+	return i.Ensure(ctx, name, nil)
+}
+
 // Ensure returns the reference of an image.
 func (i Images) Ensure(_ context.Context, name string, _ func(string)) (string, error) {
 	if err := i.Check(name); err != nil {

@@ -102,6 +102,17 @@ func (d *Driver) DeleteTemplate(ctx context.Context, key string) error {
 	return d.point(ctx, OpDeleteTemplate, After, backend.Ref{})
 }
 
+// Room returns an error only for more memory than 1 PiB.
+func (d *Driver) Room(ctx context.Context, r agentlab.Resources) error {
+	if err := d.point(ctx, OpRoom, Before, backend.Ref{}); err != nil {
+		return err
+	}
+	if r.MemoryMB > 1<<30 {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "the fake host has 1 PiB of memory")
+	}
+	return nil
+}
+
 // Memory returns the same memory for every VM.
 func (d *Driver) Memory(ctx context.Context, ref backend.Ref) (backend.Memory, error) {
 	if err := d.point(ctx, OpMemory, Before, ref); err != nil {

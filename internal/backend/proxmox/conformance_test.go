@@ -47,7 +47,7 @@ func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
 
-		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "Snapshotter", "Suspender"},
+		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender"},
 
 		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){

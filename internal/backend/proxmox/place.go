@@ -210,6 +210,23 @@ func (d *Driver) freeMemory(ctx context.Context) (map[string]int64, error) {
 	return free, nil
 }
 
+// Room implements backend.RoomChecker with the free memory of the nodes.
+func (d *Driver) Room(ctx context.Context, r agentlab.Resources) error {
+	free, err := d.freeMemory(ctx)
+	if err != nil {
+		return err
+	}
+	var most int64
+	for _, n := range d.nodePointers() {
+		most = max(most, free[n.Name])
+	}
+	if need := int64(r.MemoryMB) << 20; most < need {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "no node has %d MiB of free memory that is known; the most is %d", need>>20, most>>20).
+			WithHint("destroy sandboxes that are no longer needed, or give the API token Sys.Audit on the nodes")
+	}
+	return nil
+}
+
 // placeOn returns the template for a sandbox on a node: the node's own, or
 // that of another node if its disk is on shared storage.
 func (d *Driver) placeOn(ctx context.Context, n *Node, vmid int, digest string) (placement, error) {

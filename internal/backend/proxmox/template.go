@@ -196,6 +196,11 @@ func (t Templates) Ensure(ctx context.Context, name string, _ func(string)) (str
 	return "", last
 }
 
+// Current is Ensure.
+func (t Templates) Current(ctx context.Context, name string) (string, error) {
+	return t.Ensure(ctx, name, nil)
+}
+
 // templateOf returns the VMID and the digest in the image of a Spec.
 func templateOf(image string) (vmid int, digest string, err error) {
 	name, digest, ok := strings.Cut(image, "@")

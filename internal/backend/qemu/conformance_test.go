@@ -123,7 +123,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: m,
 
-		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "Snapshotter", "Suspender", "Templates"},
+		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates"},
 
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },

@@ -48,7 +48,7 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 		}
 		return in, fault(err, "cannot check the disk of sandbox %d", f.vmid)
 	}
-	in.IP = vnet.DefaultGuest.String()
+	in.IP, in.Copied = vnet.DefaultGuest.String(), fileExists(filepath.Join(f.dir, fileMemory))
 	return in, d.power(f, &in)
 }
 

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -8,6 +9,27 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
+
+// Room implements backend.RoomChecker.
+func (d *Driver) Room(_ context.Context, r agentlab.Resources) error {
+	if err := d.room(r, d.cfg.StateDir); err != nil {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "%w", err)
+	}
+	return nil
+}
+
+// room returns an error if the host has no room for another VM: its memory must be
+// free now, and the disk must not become so full that the guests of sandboxes are
+// paused.
+func (d *Driver) room(r agentlab.Resources, dir string) error {
+	memory := int64(r.MemoryMB) << 20
+	if sizes, err := supervisor.ReadSizes("/proc/meminfo"); err == nil && sizes["MemAvailable"] < memory+vmOverhead {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the host has %d MiB of free memory, and another guest needs %d", sizes["MemAvailable"]>>20, (memory+vmOverhead)>>20).
+			WithHint("end sandboxes that are no longer needed")
+	}
+	// A guest that has just booted uses a part of its memory.
+	return roomFor("another guest", dir, d.cfg.PauseBelow, memory/4+vmOverhead)
+}
 
 // roomFor returns an error with code no_space if the disk of dir has no room for
 // size bytes more: guests that write are paused when less than pauseBelow is free.

@@ -144,7 +144,7 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	t.d.at("template begun")
 	began := time.Now()
 	dir := filepath.Join(t.dir, makingPrefix+cfg.Machine)
-	if err := errors.Join(t.discard(dir), t.room(h)); err != nil {
+	if err := errors.Join(t.discard(dir), t.d.room(h.Spec.Resources, t.dir)); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -173,19 +173,6 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	t.d.log.Info("a template was made", "image", h.Image.Ref, "cores", h.Spec.Resources.Cores, "memory_mb", h.Spec.Resources.MemoryMB,
 		"took", time.Since(began).Round(time.Millisecond).String())
 	return t.trim(ctx, cfg.Machine)
-}
-
-// room returns an error if the host has no room for the VM of a template: its
-// memory must be free now, and the disk must not become so full that the guests
-// of sandboxes are paused.
-func (t *templates) room(h handle) error {
-	memory := int64(h.Spec.Resources.MemoryMB) << 20
-	if sizes, err := supervisor.ReadSizes("/proc/meminfo"); err == nil && sizes["MemAvailable"] < memory+vmOverhead {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the host has %d MiB of free memory, and a template needs %d", sizes["MemAvailable"]>>20, (memory+vmOverhead)>>20).
-			WithHint("end sandboxes that are no longer needed")
-	}
-	// A guest that has just booted uses a part of its memory.
-	return roomFor("a template", t.dir, t.d.cfg.PauseBelow, memory/4+vmOverhead)
 }
 
 func (t *templates) supervised(dir string) supervisor.Dir {

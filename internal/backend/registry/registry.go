@@ -50,6 +50,8 @@ type Images interface {
 	// Ensure builds the image if it is missing and returns its reference
 	// name@digest. progress gets one line at a time.
 	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
+	// Current returns the reference that Ensure would return, and builds nothing.
+	Current(ctx context.Context, name string) (ref string, err error)
 }
 
 // List is a list of backends. The first is the default.

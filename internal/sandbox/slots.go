@@ -1,0 +1,72 @@
+package sandbox
+
+import (
+	"slices"
+	"sync"
+)
+
+// slots limits how many VMs boot at the same time, in the order of their
+// requests. No call blocks: a sandbox that gets no slot is woken when one is
+// free.
+type slots struct {
+	mu      sync.Mutex
+	free    int
+	held    map[int]bool
+	waiting []int
+}
+
+// acquire reports whether vmid has a slot now; if not, it is in the queue.
+func (s *slots) acquire(vmid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[vmid] {
+		return true
+	}
+	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0] == vmid) {
+		if len(s.waiting) > 0 {
+			s.waiting = s.waiting[1:]
+		}
+		if s.held == nil {
+			s.held = map[int]bool{}
+		}
+		s.held[vmid] = true
+		s.free--
+		return true
+	}
+	if !slices.Contains(s.waiting, vmid) {
+		s.waiting = append(s.waiting, vmid)
+	}
+	return false
+}
+
+// release frees vmid's slot or its place in the queue, and wakes the sandboxes
+// that can have a slot now.
+func (s *slots) release(vmid int, wake func(int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[vmid] {
+		delete(s.held, vmid)
+		s.free++
+	}
+	s.waiting = slices.DeleteFunc(s.waiting, func(w int) bool { return w == vmid })
+	if s.free > 0 && len(s.waiting) > 0 {
+		wake(s.waiting[0])
+	}
+}
+
+// busy reports whether a sandbox has a slot or waits for one.
+func (s *slots) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.held) > 0 || len(s.waiting) > 0
+}
+
+// next wakes the first in the queue if there is another free slot. A caller
+// that got a slot calls it after acquire.
+func (s *slots) next(wake func(int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.free > 0 && len(s.waiting) > 0 {
+		wake(s.waiting[0])
+	}
+}
