@@ -7,10 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"regexp"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Bundle is an uploaded git bundle.
@@ -20,7 +20,7 @@ type Bundle struct {
 	SHA256 string // lower-case hex
 }
 
-var bundleIDRE = regexp.MustCompile(`^bundle-[a-z2-9]{26}$`)
+var bundleIDRE = lazyre.New(`^bundle-[a-z2-9]{26}$`)
 
 func bundleFile(id string) string { return id + ".bundle" }
 
@@ -165,7 +165,7 @@ func (h *headerCheck) reset(r io.Reader) { *h = headerCheck{r: bufio.NewReaderSi
 
 const maxBundleHeader = 16 << 20
 
-var bundleRefRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) [^\x00-\x20]+$`)
+var bundleRefRE = lazyre.New(`^([0-9a-f]{40}|[0-9a-f]{64}) [^\x00-\x20]+$`)
 
 func (h *headerCheck) Read(p []byte) (int, error) {
 	if len(h.line) == 0 && !h.done {

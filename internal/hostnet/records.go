@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/egress/nft"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // bootSuffix is the suffix of the file with the boot ID of the host at the
@@ -23,7 +23,7 @@ import (
 const bootSuffix = ".boot"
 
 // uidForm matches a UID that is safe in a file name.
-var uidForm = regexp.MustCompile(`^[0-9A-Za-z]{1,64}$`)
+var uidForm = lazyre.New(`^[0-9A-Za-z]{1,64}$`)
 
 func validID(id ID) error {
 	if id.VMID <= 0 || !uidForm.MatchString(id.UID) {

@@ -3,12 +3,12 @@ package image
 import (
 	"net/url"
 	"path"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Bounds of the lists of a recipe and of their items.
@@ -21,18 +21,18 @@ const (
 )
 
 var (
-	componentRE  = regexp.MustCompile(`^[a-z][a-z0-9./-]*$`)
-	packageRE    = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+$`)
-	npmPackageRE = regexp.MustCompile(`^(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*$`)
-	versionRE    = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
-	pipPackageRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
-	pipVersionRE = regexp.MustCompile(`^[0-9][0-9A-Za-z.!+]*$`)
-	aptSuiteRE   = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9./_-]*|\./|/)$`)
-	keyRE        = regexp.MustCompile(`^-----BEGIN PGP PUBLIC KEY BLOCK-----\n(?:[A-Za-z]+: [ -~]*\n)*\n(?:[A-Za-z0-9+/=]+\n)+-----END PGP PUBLIC KEY BLOCK-----\n$`)
-	pathRE       = regexp.MustCompile(`^(/[A-Za-z0-9@+_.-]+)+$`)
-	sha256RE     = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	modeRE       = regexp.MustCompile(`^0?[0-7]{3}$`)
-	commandRE    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+	componentRE  = lazyre.New(`^[a-z][a-z0-9./-]*$`)
+	packageRE    = lazyre.New(`^[a-z0-9][a-z0-9+.-]+$`)
+	npmPackageRE = lazyre.New(`^(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*$`)
+	versionRE    = lazyre.New(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+	pipPackageRE = lazyre.New(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+	pipVersionRE = lazyre.New(`^[0-9][0-9A-Za-z.!+]*$`)
+	aptSuiteRE   = lazyre.New(`^([A-Za-z0-9][A-Za-z0-9./_-]*|\./|/)$`)
+	keyRE        = lazyre.New(`^-----BEGIN PGP PUBLIC KEY BLOCK-----\n(?:[A-Za-z]+: [ -~]*\n)*\n(?:[A-Za-z0-9+/=]+\n)+-----END PGP PUBLIC KEY BLOCK-----\n$`)
+	pathRE       = lazyre.New(`^(/[A-Za-z0-9@+_.-]+)+$`)
+	sha256RE     = lazyre.New(`^[0-9a-f]{64}$`)
+	modeRE       = lazyre.New(`^0?[0-7]{3}$`)
+	commandRE    = lazyre.New(`^[a-z0-9][a-z0-9._-]*$`)
 )
 
 func (r *Recipe) validate() error {
@@ -210,7 +210,7 @@ func validateMirror(mirror string) error {
 	return nil
 }
 
-func all(field string, values []string, re *regexp.Regexp, what string) error {
+func all(field string, values []string, re *lazyre.Regexp, what string) error {
 	for _, v := range values {
 		if !re.MatchString(v) {
 			return invalid(field, "%q is not %s", v, what)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Image is one built image. Its files are read-only and never change.
@@ -85,7 +85,7 @@ func NewStore(root string, opts Options) *Store {
 	return &Store{root: root, opts: opts, make: (*builder).build}
 }
 
-var digestRE = regexp.MustCompile(`^[0-9a-f]{20}$`)
+var digestRE = lazyre.New(`^[0-9a-f]{20}$`)
 
 // ParseRef splits a reference, name or name@digest; digest is "" for a bare
 // name.

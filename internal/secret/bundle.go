@@ -14,11 +14,11 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
@@ -229,8 +229,8 @@ func (b *Bundle) Values() []string {
 }
 
 var (
-	envName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
-	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+	envName  = lazyre.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	hostName = lazyre.New(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
 )
 
 // checkKey returns an error for text that is not a key of a bundle.

@@ -3,13 +3,13 @@ package proxmox
 import (
 	"maps"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // The audit before every start: a list of the options that the configuration
@@ -24,29 +24,29 @@ const lockClone = "clone"
 // harmless lists options that may have any value of the given form. They
 // affect the emulation, display or description of the VM and give no access to
 // the host.
-var harmless = map[string]*regexp.Regexp{
+var harmless = map[string]*lazyre.Regexp{
 	"acpi": flag, "boot": words, "bootdisk": words, "ciupgrade": flag, "ciuser": words, "cores": number,
-	"cpu":      regexp.MustCompile(`^(cputype=)?[A-Za-z0-9][A-Za-z0-9._-]*(,(flags|hidden|phys-bits)=[A-Za-z0-9+;._-]+)*$`),
+	"cpu":      lazyre.New(`^(cputype=)?[A-Za-z0-9][A-Za-z0-9._-]*(,(flags|hidden|phys-bits)=[A-Za-z0-9+;._-]+)*$`),
 	"cpulimit": number, "cpuunits": number, "description": anything, "digest": words, "hotplug": words,
-	"ipconfig0": regexp.MustCompile(`^[0-9A-Za-z=,:./]*$`), "keyboard": words, "kvm": flag, "localtime": flag,
-	"bios": regexp.MustCompile(`^(seabios|ovmf)$`), "citype": regexp.MustCompile(`^nocloud$`), // the only seed type that templates support
-	"machine": regexp.MustCompile(`^(type=)?(pc|q35|pc-(i440fx|q35)-[0-9.]+(\+pve[0-9]+)?)$`),
-	"memory":  number, "balloon": number, "shares": number, "meta": anything, "name": words, "nameserver": regexp.MustCompile(`^[0-9A-Fa-f:. ]*$`),
+	"ipconfig0": lazyre.New(`^[0-9A-Za-z=,:./]*$`), "keyboard": words, "kvm": flag, "localtime": flag,
+	"bios": lazyre.New(`^(seabios|ovmf)$`), "citype": lazyre.New(`^nocloud$`), // the only seed type that templates support
+	"machine": lazyre.New(`^(type=)?(pc|q35|pc-(i440fx|q35)-[0-9.]+(\+pve[0-9]+)?)$`),
+	"memory":  number, "balloon": number, "shares": number, "meta": anything, "name": words, "nameserver": lazyre.New(`^[0-9A-Fa-f:. ]*$`),
 	"numa": flag, "ostype": words, "parent": words, "reboot": flag, "scsihw": words, "searchdomain": words, "smbios1": anything,
-	"sockets": regexp.MustCompile(`^1$`), "sshkeys": anything, "tablet": flag, "tags": anything, "vcpus": number, "vmgenid": words,
-	"agent": regexp.MustCompile(`^[A-Za-z0-9_,=-]*$`),
-	"rng0":  regexp.MustCompile(`^(source=)?/dev/u?random(,(max_bytes|period)=[0-9]+)*$`),
-	"vga":   regexp.MustCompile(`^(type=)?(cirrus|none|qxl|serial0|std|virtio|vmware)(,memory=[0-9]+)?$`),
+	"sockets": lazyre.New(`^1$`), "sshkeys": anything, "tablet": flag, "tags": anything, "vcpus": number, "vmgenid": words,
+	"agent": lazyre.New(`^[A-Za-z0-9_,=-]*$`),
+	"rng0":  lazyre.New(`^(source=)?/dev/u?random(,(max_bytes|period)=[0-9]+)*$`),
+	"vga":   lazyre.New(`^(type=)?(cirrus|none|qxl|serial0|std|virtio|vmware)(,memory=[0-9]+)?$`),
 	// The console of cloud images: a socket that only root on the node may
 	// open.
-	"serial0": regexp.MustCompile(`^socket$`),
+	"serial0": lazyre.New(`^socket$`),
 }
 
 var (
-	anything = regexp.MustCompile(`(?s)^.*$`)
-	flag     = regexp.MustCompile(`^[01]$`)
-	number   = regexp.MustCompile(`^(current=)?[0-9]+(\.[0-9]+)?$`)
-	words    = regexp.MustCompile(`^[A-Za-z0-9._;,=+ -]*$`)
+	anything = lazyre.New(`(?s)^.*$`)
+	flag     = lazyre.New(`^[01]$`)
+	number   = lazyre.New(`^(current=)?[0-9]+(\.[0-9]+)?$`)
+	words    = lazyre.New(`^[A-Za-z0-9._;,=+ -]*$`)
 )
 
 // bootDisks are the slots in which the single disk of a sandbox may be.
@@ -56,8 +56,8 @@ var bootDisks = []string{"scsi0", "virtio0", "sata0", "ide0"}
 var driveOptions = []string{"aio", "backup", "cache", "detect_zeroes", "discard", "format", "iothread", "queues", "replicate", "size", "ssd"}
 
 var (
-	unusedOption = regexp.MustCompile(`^unused[0-9]+$`)
-	cdSlot       = regexp.MustCompile(`^(ide[0-3]|sata[0-5]|scsi[0-9]+)$`)
+	unusedOption = lazyre.New(`^unused[0-9]+$`)
+	cdSlot       = lazyre.New(`^(ide[0-3]|sata[0-5]|scsi[0-9]+)$`)
 )
 
 // audit returns an error if a configuration must not be started. have is the
@@ -199,7 +199,7 @@ func driveVolume(value string) (string, bool) {
 
 func lastComponent(volid string) string { return volid[strings.LastIndexAny(volid, "/:")+1:] }
 
-var ownedName = regexp.MustCompile(`^(vm|base)-([1-9][0-9]*)-`)
+var ownedName = lazyre.New(`^(vm|base)-([1-9][0-9]*)-`)
 
 // volumeOwner returns the number of the VM that a volume belongs to in
 // Proxmox: the number in its name or, if volumes are files, that of the
@@ -242,4 +242,4 @@ func volumesOf(cfg pve.Config, vmid int) []string {
 	return slices.Compact(out)
 }
 
-var driveOption = regexp.MustCompile(`^(ide|sata|scsi|virtio|efidisk|tpmstate|unused)[0-9]+$`)
+var driveOption = lazyre.New(`^(ide|sata|scsi|virtio|efidisk|tpmstate|unused)[0-9]+$`)

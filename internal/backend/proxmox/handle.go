@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // handleVersion is the newest version of the handle format. A driver rejects
@@ -141,7 +141,7 @@ func (h *handle) guest(dhcp bool) (hostnet.Guest, error) {
 }
 
 // handleName matches the file name of a handle: number and UID of its sandbox.
-var handleName = regexp.MustCompile(`^[1-9][0-9]{2,8}-([a-z2-9]{26})\.json$`)
+var handleName = lazyre.New(`^[1-9][0-9]{2,8}-([a-z2-9]{26})\.json$`)
 
 // validUID returns an error unless the UID is valid, because it becomes part
 // of paths and tags.

@@ -6,12 +6,12 @@ import (
 	"encoding/base32"
 	"encoding/hex"
 	"net"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // The ownership mark. It is in the description, which the clone call sets, so
@@ -62,7 +62,7 @@ type marks struct {
 	name                    string
 }
 
-var uidForm = regexp.MustCompile(`^[a-z2-9]{26}$`)
+var uidForm = lazyre.New(`^[a-z2-9]{26}$`)
 
 // readMarks reads the mark of a configuration. Two marks count as none: a user
 // may have pasted one.
@@ -145,7 +145,7 @@ func installationID(master []byte) string {
 
 // snippetForm matches the name of AgentLab's snippets: installation, number,
 // the beginning of the UID, a random part.
-var snippetForm = regexp.MustCompile(`^agentlab-([0-9a-f]{16})-([1-9][0-9]{2,8})-([a-z2-9]{8})-([a-z2-7]{13})\.yaml$`)
+var snippetForm = lazyre.New(`^agentlab-([0-9a-f]{16})-([1-9][0-9]{2,8})-([a-z2-9]{8})-([a-z2-7]{13})\.yaml$`)
 
 func (d *Driver) snippetName(id vmID) string {
 	var b [8]byte

@@ -1,13 +1,13 @@
 package proxmox
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // options are what Spec.Options holds.
@@ -21,13 +21,13 @@ type options struct {
 
 // profileOptions are the profile keys of this backend.
 var profileOptions = []backend.Option{
-	{Path: "template_vmid", Zero: 0, Valid: regexp.MustCompile(`^[1-9][0-9]{2,8}$`).MatchString, What: "between 100 and 999999999",
+	{Path: "template_vmid", Zero: 0, Valid: lazyre.New(`^[1-9][0-9]{2,8}$`).MatchString, What: "between 100 and 999999999",
 		Image: func(vmid string) string { return templatePrefix + vmid }},
 	{Path: "resources.cpulist", Name: "cpulist", Zero: "", Valid: isCPUList, What: "a list of CPUs, such as 0-7 or 0,2,4-6"},
 	{Path: "resources.balloon", Name: "balloon", Zero: false},
-	{Path: "network.bridge", Name: "bridge", Zero: "", Valid: regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`).MatchString, What: "the name of a bridge"},
-	{Path: "network.model", Name: "nic_model", Zero: "", Valid: regexp.MustCompile(`^[a-z0-9-]{1,32}$`).MatchString, What: "the model of a network device"},
-	{Path: "network.firewall_group", Name: "firewall_group", Zero: "", Valid: regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{1,17}$`).MatchString,
+	{Path: "network.bridge", Name: "bridge", Zero: "", Valid: lazyre.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`).MatchString, What: "the name of a bridge"},
+	{Path: "network.model", Name: "nic_model", Zero: "", Valid: lazyre.New(`^[a-z0-9-]{1,32}$`).MatchString, What: "the model of a network device"},
+	{Path: "network.firewall_group", Name: "firewall_group", Zero: "", Valid: lazyre.New(`^[A-Za-z][A-Za-z0-9_-]{1,17}$`).MatchString,
 		What: "the name of a security group: a letter, then at most 17 letters, digits, _ and -"},
 }
 

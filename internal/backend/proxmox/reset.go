@@ -3,12 +3,12 @@ package proxmox
 import (
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // A clone inherits nearly all of its template: protection, onboot, tags,
@@ -22,7 +22,7 @@ var inheritedOptions = []string{
 	"machine", "meta", "numa", "ostype", "reboot", "rng0", "scsihw", "serial0", "smbios1", "tablet", "template", "vga", "vmgenid",
 }
 
-var inheritedDrives = regexp.MustCompile(`^(ide|sata|scsi|virtio)[0-9]+$`)
+var inheritedDrives = lazyre.New(`^(ide|sata|scsi|virtio)[0-9]+$`)
 
 // wanted returns the options of a sandbox with a required value; "" means that
 // the option must not be set.

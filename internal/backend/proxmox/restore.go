@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // RestoreSnapshot implements backend.Snapshotter. A rollback replaces the
@@ -142,7 +142,7 @@ func (d *Driver) rollBack(ctx context.Context, h *handle, s pve.Snapshot, all []
 	return err
 }
 
-var rollbackRefusals = regexp.MustCompile(`^(can't rollback, |unable to rollback to incomplete snapshot|snapshot '[^']*' does not exist|VM is locked \(|Failed to obtain guest migration lock)`)
+var rollbackRefusals = lazyre.New(`^(can't rollback, |unable to rollback to incomplete snapshot|snapshot '[^']*' does not exist|VM is locked \(|Failed to obtain guest migration lock)`)
 
 // refusedRollback reports whether the task of a rollback failed before it changed
 // anything.

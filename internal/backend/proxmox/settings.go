@@ -6,12 +6,12 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Settings is the section proxmox of config.yaml.
@@ -68,12 +68,12 @@ func newSettings() config.Section {
 }
 
 var (
-	storageName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
-	poolName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+){0,2}$`)
-	nodeName    = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
-	sshTarget   = regexp.MustCompile(`^[a-z_][a-z0-9_-]*@[A-Za-z0-9][A-Za-z0-9.:-]*$`)
-	tokenName   = regexp.MustCompile(`^[^\s:/!@]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
-	fingerprint = regexp.MustCompile(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
+	storageName = lazyre.New(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
+	poolName    = lazyre.New(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+){0,2}$`)
+	nodeName    = lazyre.New(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	sshTarget   = lazyre.New(`^[a-z_][a-z0-9_-]*@[A-Za-z0-9][A-Za-z0-9.:-]*$`)
+	tokenName   = lazyre.New(`^[^\s:/!@]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+$`)
+	fingerprint = lazyre.New(`^([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
 )
 
 // Validate implements config.Section. Values that the backend requires must be
@@ -95,7 +95,7 @@ func (p *Settings) Validate(c config.Config, used bool) error {
 	}
 	for _, f := range []struct {
 		key, value string
-		form       *regexp.Regexp
+		form       *lazyre.Regexp
 		what       string
 	}{
 		{"storage", p.Storage, storageName, "the name of a storage"},

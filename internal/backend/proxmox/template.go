@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // template is a template VM as its node reports it.
@@ -82,7 +82,7 @@ func (d *Driver) template(ctx context.Context, node string, vmid int) (template,
 // from a clone or replace. Others need root (args, hookscript, affinity, real
 // devices), VM.Config.HWType (watchdog, audio0, serial1) or Sys.Modify on /
 // (startup).
-var removableOptions = regexp.MustCompile(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
+var removableOptions = lazyre.New(`^(agent|allow-ksm|autostart|balloon|cicustom|cipassword|ciupgrade|ciuser|cores|cpulimit|cpuunits|description|` +
 	`freeze|ipconfig[0-9]+|memory|migrate_downtime|migrate_speed|name|nameserver|net[0-9]+|numa[0-9]+|onboot|protection|searchdomain|shares|` +
 	`smp|sockets|sshkeys|startdate|tags|tdf|vcpus|vmstatestorage)$`)
 

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -189,7 +189,7 @@ func (d *Driver) Info() backend.Info {
 
 // profileOptions are the profile keys of this backend.
 var profileOptions = []backend.Option{{
-	Path: "network.model", Name: "nic_model", Zero: "", Valid: regexp.MustCompile(`^[a-z0-9-]{1,32}$`).MatchString, What: "the model of a network device",
+	Path: "network.model", Name: "nic_model", Zero: "", Valid: lazyre.New(`^[a-z0-9-]{1,32}$`).MatchString, What: "the model of a network device",
 }}
 
 // optionsOK is backend.Info.OptionsOK.

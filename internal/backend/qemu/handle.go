@@ -3,7 +3,6 @@ package qemu
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -45,7 +45,7 @@ type startConfig struct {
 }
 
 // sandboxName matches the directory name of a sandbox: number and UID.
-var sandboxName = regexp.MustCompile(`^([1-9][0-9]{0,9})-([a-z2-9]{26})$`)
+var sandboxName = lazyre.New(`^([1-9][0-9]{0,9})-([a-z2-9]{26})$`)
 
 func dirName(vmid int, uid string) string { return strconv.Itoa(vmid) + "-" + uid }
 

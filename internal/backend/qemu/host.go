@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 const (
@@ -95,7 +95,7 @@ func (h *host) ready(ctx context.Context) error {
 	return nil
 }
 
-var versionRE = regexp.MustCompile(`QEMU emulator version ([0-9]+)\.([0-9]+)[^\n]*`)
+var versionRE = lazyre.New(`QEMU emulator version ([0-9]+)\.([0-9]+)[^\n]*`)
 
 // version returns the version of QEMU. It runs each binary once.
 func (h *host) version(ctx context.Context) (qemuVersion, error) {

@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Linux measures its local APIC timer against the TSC at the start of a boot, in
@@ -48,7 +49,7 @@ type lapicTimer struct {
 	divider          uint64
 }
 
-var lapicText = regexp.MustCompile(`LVTT\s+0x([0-9a-f]{1,8})\s[^\n]*\n(?:[^\n]*\n)*?Timer\s+DCR=0x[0-9a-f]+ \(divide by (\d{1,3})\) initial_count = (\d{1,10})\s`)
+var lapicText = lazyre.New(`LVTT\s+0x([0-9a-f]{1,8})\s[^\n]*\n(?:[^\n]*\n)*?Timer\s+DCR=0x[0-9a-f]+ \(divide by (\d{1,3})\) initial_count = (\d{1,10})\s`)
 
 // parseLAPIC parses the output of "info lapic" of QEMU's monitor.
 func parseLAPIC(text string) (lapicTimer, error) {

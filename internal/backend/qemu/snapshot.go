@@ -6,12 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -36,7 +36,7 @@ type savedSnapshot struct {
 }
 
 // snapshotName matches the directory name of a snapshot, which is its UID.
-var snapshotName = regexp.MustCompile(`^[a-z2-9]{26}$`)
+var snapshotName = lazyre.New(`^[a-z2-9]{26}$`)
 
 func (d *Driver) snapshots() string { return filepath.Join(d.cfg.StateDir, "snapshots") }
 

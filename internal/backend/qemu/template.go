@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -61,7 +61,7 @@ const makingPrefix = ".making-"
 const fileTemplateLock = ".lock"
 
 // templateKey matches the name of a template's directory.
-var templateKey = regexp.MustCompile(`^[0-9a-f]{32}$`)
+var templateKey = lazyre.New(`^[0-9a-f]{32}$`)
 
 func newTemplates(d *Driver, dir string, most int64) *templates {
 	t := &templates{d: d, dir: dir, max: most, making: map[string]bool{}, booting: map[string]supervisor.Dir{}, failed: map[string]failure{}}

@@ -1,8 +1,9 @@
 package pve
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // agentError is the prefix of messages of a guest through its agent: the guest
@@ -12,9 +13,9 @@ const agentError = "Agent error: "
 var (
 	// perlNoise matches Perl's own warnings among the messages, which
 	// Proxmox VE 9 prints in every call.
-	perlNoise = regexp.MustCompile(`^(for my \(\.\.\.\)|Use of uninitialized|Wide character|.* is experimental|.* is deprecated|Subroutine .* redefined).* at /\S+ line \d+\.?$`)
-	usageLine = regexp.MustCompile(`^(pvesh|qm|pvesm) \S+ .*<`)
-	paramLine = regexp.MustCompile(`^([a-z][A-Za-z0-9_-]*): (.*)$`)
+	perlNoise = lazyre.New(`^(for my \(\.\.\.\)|Use of uninitialized|Wide character|.* is experimental|.* is deprecated|Subroutine .* redefined).* at /\S+ line \d+\.?$`)
+	usageLine = lazyre.New(`^(pvesh|qm|pvesm) \S+ .*<`)
+	paramLine = lazyre.New(`^([a-z][A-Za-z0-9_-]*): (.*)$`)
 )
 
 // parseDiagnosis returns the fault in a program's standard error: the last

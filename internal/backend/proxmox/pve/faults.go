@@ -2,13 +2,12 @@ package pve
 
 import (
 	"errors"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // fault is one row of the table of a node's error texts. Proxmox answers
@@ -17,21 +16,21 @@ import (
 // matching row has code internal: it proves nothing, in particular not that an
 // object is absent.
 type fault struct {
-	text func() *regexp.Regexp // compiled when it is needed: every supervisor of a VM has this table
+	text *lazyre.Regexp
 	code agentlab.Code
 	hint string
 }
 
 func row(text string, code agentlab.Code, hint string) fault {
-	return fault{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) }), code, hint}
+	return fault{lazyre.New(text), code, hint}
 }
 
 // absent matches the two texts for "that VM has no configuration on this
 // node". The node reads its own cluster file system, so it is a proof for that
 // node.
-var absent = []*regexp.Regexp{
-	regexp.MustCompile(`^Configuration file 'nodes/[^/']+/qemu-server/(\d+)\.conf' does not exist$`),
-	regexp.MustCompile(`^unable to find configuration file for VM (\d+) on node '[^']+'$`),
+var absent = []*lazyre.Regexp{
+	lazyre.New(`^Configuration file 'nodes/[^/']+/qemu-server/(\d+)\.conf' does not exist$`),
+	lazyre.New(`^unable to find configuration file for VM (\d+) on node '[^']+'$`),
 }
 
 const (
@@ -189,7 +188,7 @@ func lookup(text string) (agentlab.Code, string, bool) {
 	}
 	text = strings.TrimPrefix(text, "clone failed: ") // an error after the new VM's configuration was created
 	for _, r := range faults {
-		if r.text().MatchString(text) {
+		if r.text.MatchString(text) {
 			hint := r.hint
 			if hint == "" && r.code == agentlab.CodeDenied {
 				hint = grantHint(text)
@@ -200,7 +199,7 @@ func lookup(text string) (agentlab.Code, string, bool) {
 	return "", "", false
 }
 
-var missingPrivilege = regexp.MustCompile(`^Permission check failed \((/[^,]*), ([\w.]+(?:\|[\w.]+)*)\)`)
+var missingPrivilege = lazyre.New(`^Permission check failed \((/[^,]*), ([\w.]+(?:\|[\w.]+)*)\)`)
 
 // grantHint returns which privilege to grant on which path, if the refusal
 // contains them.

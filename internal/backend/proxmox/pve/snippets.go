@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // snippets is the directory of the snippets storage. The node is asked once
@@ -25,7 +25,7 @@ type snippets struct {
 	dir   string
 }
 
-var snippetName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
+var snippetName = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
 
 // unfinished is the suffix of a snippet that is not completely written.
 const unfinished = ".tmp"

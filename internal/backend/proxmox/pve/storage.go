@@ -3,11 +3,11 @@ package pve
 import (
 	"context"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Storage is the state of one storage on a node. Sizes are in bytes. Thin
@@ -61,7 +61,7 @@ type Volume struct {
 
 // notOpened matches the error of a list for a file that qemu-img cannot open.
 // The text may be nested.
-var notOpened = regexp.MustCompile(`Could not open '([^']+)': (?:Could not open '[^']*': )?(.*)$`)
+var notOpened = lazyre.New(`Could not open '([^']+)': (?:Could not open '[^']*': )?(.*)$`)
 
 const noSuchFile = "No such file or directory"
 

@@ -3,12 +3,12 @@ package pve
 import (
 	"context"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // Task is the state of a task on a node.
@@ -30,7 +30,7 @@ func (t Task) OK() bool {
 	return t.ExitStatus == "OK" || warnings.MatchString(string(t.ExitStatus))
 }
 
-var warnings = regexp.MustCompile(`^WARNINGS: \d+$`)
+var warnings = lazyre.New(`^WARNINGS: \d+$`)
 
 // inconclusive reports whether the exit status has no information. That is the case
 // for a killed task, and for a short time for every task of pvesh, whose last

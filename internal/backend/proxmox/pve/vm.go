@@ -3,12 +3,12 @@ package pve
 import (
 	"context"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // VM is one entry of a node's list. A paused VM is "running" here; Status
@@ -262,7 +262,7 @@ func (c *Client) Destroy(ctx context.Context, node string, vmid int, unreference
 	})
 }
 
-var notRemoved = regexp.MustCompile(`Could not remove disk '([^']+)', check manually`)
+var notRemoved = lazyre.New(`Could not remove disk '([^']+)', check manually`)
 
 // NotRemoved returns the volumes that a successful destruction could not free.
 // A token finds them only in the task log: the deleted VM is no longer in the
