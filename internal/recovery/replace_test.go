@@ -83,7 +83,7 @@ func TestRestoreOfAnOlderSchema(t *testing.T) {
 	alter(t, old, `DROP TABLE snapshots; DROP INDEX sandboxes_from;
 		ALTER TABLE sandboxes DROP COLUMN from_snapshot; ALTER TABLE sandboxes DROP COLUMN from_sandbox; ALTER TABLE sandboxes DROP COLUMN from_handle; ALTER TABLE sandboxes DROP COLUMN from_name; ALTER TABLE sandboxes DROP COLUMN restoring; ALTER TABLE sandboxes DROP COLUMN start;
 		ALTER TABLE sandboxes DROP COLUMN on_disk; ALTER TABLE sandboxes DROP COLUMN handle; ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN no_setup;
-		DROP INDEX jobs_parent; ALTER TABLE jobs DROP COLUMN attempts; ALTER TABLE jobs DROP COLUMN winner; ALTER TABLE jobs DROP COLUMN parent_id;
+		DROP INDEX jobs_parent; ALTER TABLE jobs DROP COLUMN attempts; ALTER TABLE jobs DROP COLUMN winner; ALTER TABLE jobs DROP COLUMN parent_id; ALTER TABLE jobs DROP COLUMN fork;
 		ALTER TABLE jobs DROP COLUMN attempt; ALTER TABLE jobs DROP COLUMN pick; DELETE FROM goose_db_version WHERE version_id >= 15`)
 	r := h.repair(old)
 	if err := r.do(t.Context(), "restore", false, io.Discard); err != nil {

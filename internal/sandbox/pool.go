@@ -83,6 +83,9 @@ func (p *pool) wakeUp() {
 
 // poolLoop keeps the pool as configured until ctx ends.
 func (s *Service) poolLoop(ctx context.Context) {
+	if err := s.wakeRemoved(ctx); err != nil && ctx.Err() == nil {
+		s.log.Warn("rows of the warm pool could not be deleted", "err", err)
+	}
 	for ctx.Err() == nil {
 		again, err := s.tendPool(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -99,6 +102,17 @@ func (s *Service) poolLoop(ctx context.Context) {
 		}
 		t.Stop()
 	}
+}
+
+// wakeRemoved wakes the steps that delete the rows of destroyed sandboxes of the pool.
+func (s *Service) wakeRemoved(ctx context.Context) error {
+	rows, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
+	for _, sb := range rows {
+		if sb.Pooled() {
+			s.loop.Wake(sb.VMID)
+		}
+	}
+	return err
 }
 
 // tendPool removes the sandboxes that the pool must not have, and begins to make one

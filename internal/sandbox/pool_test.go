@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // inPool is inWorld with n sandboxes of image base in the warm pool, when all wait.
@@ -494,6 +496,25 @@ func TestPoolKill(t *testing.T) {
 			})
 		}
 	}
+	t.Run("row left", func(t *testing.T) {
+		inPool(t, 1, func(w *world) {
+			w.kill()
+			db, err := store.Open(context.Background(), w.path, store.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := agentlab.Sandbox{
+				UID: agentlab.NewUID(), Name: "pool-left", Backend: "fake", Profile: agentlab.ProfilePool, Image: "base@x", State: agentlab.SandboxDestroyed, Desired: agentlab.DesiredDestroyed,
+				Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkOff}, LeaseExpiresAt: time.Now(),
+			}
+			_, err = db.AllocateSandbox(context.Background(), left, agentlab.Allocation{First: 5000, Last: 5000})
+			if err = errors.Join(err, db.Close()); err != nil {
+				t.Fatal(err)
+			}
+			w.begin()
+			w.filled(1)
+		})
+	})
 	t.Run("waiting", func(t *testing.T) {
 		inPool(t, 2, func(w *world) {
 			old := w.pooled()

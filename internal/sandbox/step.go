@@ -29,7 +29,10 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 			return 0, err
 		case sb.State == agentlab.SandboxDestroyed:
 			s.forget(vmid)
-			return 0, nil
+			if sb.Pooled() { // a process ended before it deleted the row
+				err = s.poolRemoved(ctx, vmid)
+			}
+			return 0, err
 		}
 		s.track(sb)
 		if s.elsewhere(sb) {
