@@ -29,7 +29,7 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
 	data := map[string]any{"from": from, "to": sb.State}
 	text := ""
-	if sb.OnDisk {
+	if sb.OnDisk && sb.State == agentlab.SandboxSuspended { // also set while it resumes
 		text = " to disk"
 		data["on_disk"] = true
 	}
