@@ -399,6 +399,7 @@ func TestCanary(t *testing.T) {
 		checkLog(t, l.ok("job", "logs", j.ID), find)
 		vm := strconv.Itoa(j.SandboxVMID)
 		l.ok("exec", "--user", "root", vm, "--", "sync")
+		l.canarySnapshots(t, vm, nothing)
 		l.ok("sandbox", "stop", vm)
 		onDisk(t)
 		nothing(t, "after a full job, its sandbox kept")
@@ -537,4 +538,34 @@ func checkOutput(t *testing.T, text string, find *needleSet) {
 	for _, f := range find.find([]byte(text), nil) {
 		t.Errorf("%s is shown", f)
 	}
+}
+
+// canarySnapshots saves sandboxes. One that has received secrets, whose VM is
+// given, is refused. What is saved of one that has received none has no secret.
+func (l *lab) canarySnapshots(t *testing.T, secret string, nothing func(*testing.T, string)) {
+	t.Helper()
+	const refused = "has received secrets"
+	if r := l.run("", "sandbox", "snapshot", "save", secret, "--name", "secrets"); r.code == 0 || !strings.Contains(r.stderr, refused) {
+		t.Errorf("a sandbox that has received secrets is saved: %v", r)
+	}
+	l.profile("bare", "name: bare\nresources: {cores: 1, memory_mb: 512}\n")
+	l.ok("sandbox", "new", "--name", "bare", "--profile", "bare")
+	marker := core()
+	l.ok("exec", "bare", "--", "sh", "-c", "echo "+marker+" >/dev/shm/marker; echo "+marker+" >~/marker; sync")
+	l.ok("sandbox", "snapshot", "save", "bare", "--name", "one", "--keep")
+	l.ok("sandbox", "suspend", "--to-disk", "bare")
+	dir := filepath.Join(l.home, "state", "snapshots")
+	found, _ := l.scan(newNeedleSet(map[string]string{marker: "marker"}), dir)
+	for _, name := range []string{"/memory", ".qcow2"} {
+		if !slices.ContainsFunc(found, func(f string) bool { return strings.HasSuffix(f, name) }) {
+			t.Errorf("the scan does not see what the guest has in its %s: %q", name, found)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("snapshots on disk: %v, %v", left, err)
+	}
+	nothing(t, "with a snapshot, and a memory on disk")
+	l.ok("sandbox", "destroy", "--force", "bare")
+	nothing(t, "with the snapshot of a destroyed sandbox")
+	l.ok("sandbox", "snapshot", "delete", "bare", "--name", "one")
 }
