@@ -266,6 +266,9 @@ func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
 		}
 		return m.qmp.execute(ctx, "cont", nil, nil)
 	}
+	if err := m.qmp.execute(ctx, "query-status", nil, nil); err != nil {
+		return err // QEMU has ended, so the memory is still whole
+	}
 	if err := renameMemory(m.dir, fileMemoryState, fileMemoryUsed); err != nil {
 		return err
 	}

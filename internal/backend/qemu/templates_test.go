@@ -246,7 +246,7 @@ func TestNoRoomForTemplate(t *testing.T) {
 			if left, err := os.ReadDir(d.tmpl.dir); err != nil || len(left) != 1 || left[0].Name() != fileTemplateLock {
 				t.Errorf("left: %v, %v", left, err)
 			}
-			if f := d.tmpl.check(); f.Level != backend.LevelWarn || f.Remedy == "" || !strings.Contains(f.Detail, "a template needs") {
+			if f := d.tmpl.check(); f.Level != backend.LevelWarn || f.Remedy == "" || !strings.Contains(f.Detail, "another guest needs") {
 				t.Errorf("%+v", f)
 			}
 			h := handle{Spec: sp, Image: f.Image}
