@@ -8,6 +8,7 @@ package control
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -115,6 +116,29 @@ func (c *Client) Power(ctx context.Context, action string) error {
 // Closing it ends the command and all processes of its session.
 func (c *Client) Exec(ctx context.Context, req guestapi.ExecRequest) (net.Conn, error) {
 	return c.upgrade(ctx, guestapi.PathExec, req)
+}
+
+// Rehearse runs "true" in a shell, and waits for its end: the guest then has in
+// memory what it reads for a command.
+func (c *Client) Rehearse(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	conn, err := c.Exec(ctx, guestapi.ExecRequest{Command: []string{"sh", "-c", "/bin/true; exit"}})
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // the command has ended, or is ended by this
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	frames := stream.NewReader(io.LimitReader(conn, maxBody))
+	for {
+		t, _, err := frames.Next()
+		switch {
+		case err != nil:
+			return invalidReply("its command did not end: %w", cmp.Or(ctx.Err(), err))
+		case t == stream.Exit:
+			return nil
+		}
+	}
 }
 
 // Attach connects to a terminal. The connection carries frames of package stream.

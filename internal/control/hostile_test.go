@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 func body(status, text string) string {
@@ -106,6 +107,37 @@ func TestBytesAfterUpgrade(t *testing.T) {
 	b, err := io.ReadAll(conn)
 	if err != nil || len(b) != 100_009 || !strings.HasPrefix(string(b), "early-") || !strings.HasSuffix(string(b), "-late") {
 		t.Errorf("%d bytes, %v", len(b), err)
+	}
+}
+
+func TestRehearse(t *testing.T) {
+	g := newGuest(t, nil)
+	if err := g.Rehearse(testCtx(t)); err != nil {
+		t.Error(err)
+	}
+	const upgraded = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: agentlab-stream\r\n\r\n"
+	for name, after := range map[string]func(net.Conn){
+		"ends":   func(net.Conn) {},
+		"silent": func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }, // until the client closes it
+		"floods": func(conn net.Conn) {
+			w := stream.NewWriter(conn)
+			for w.Frame(stream.Stdout, make([]byte, 1<<10)) == nil {
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := hostile(t, func(conn net.Conn) {
+				_, _ = io.WriteString(conn, upgraded)
+				after(conn)
+			})
+			ctx := testCtx(t)
+			if name == "silent" {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+			}
+			checkError(t, c.Rehearse(ctx), agentlab.CodeUnavailable)
+		})
 	}
 }
 

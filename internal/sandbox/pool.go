@@ -39,8 +39,6 @@ const (
 	bootedUptime = 20 * time.Second
 	// warmTimeout limits the preparation of a guest of the pool.
 	warmTimeout = time.Minute
-	// maxWarmOutput is the maximum number of bytes that are read from it.
-	maxWarmOutput = 64 << 10
 )
 
 // PoolEntry is a number of sandboxes that wait for users.

@@ -3,13 +3,11 @@ package sandbox
 import (
 	"cmp"
 	"context"
-	"io"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // stepPooled is stepOnce for a sandbox of the pool.
@@ -91,16 +89,5 @@ func (s *Service) warmGuest(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	conn, err := c.Exec(ctx, guestapi.ExecRequest{Command: []string{"true"}})
-	if err != nil {
-		return err
-	}
-	defer conn.Close() //nolint:errcheck // the command has ended, or is ended by this
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	frames := stream.NewReader(io.LimitReader(conn, maxWarmOutput))
-	for {
-		if t, _, err := frames.Next(); t == stream.Exit || err != nil {
-			return err
-		}
-	}
+	return c.Rehearse(ctx)
 }

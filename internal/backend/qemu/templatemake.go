@@ -215,6 +215,9 @@ func (t *templates) settle(ctx context.Context, dir string) error {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", errors.Join(context.Cause(ctx), err))
 		}
 	}
+	if err := c.Rehearse(ctx); err != nil {
+		return err
+	}
 	if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork}); err != nil {
 		return err
 	}
