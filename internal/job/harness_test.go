@@ -83,13 +83,14 @@ func (p *profiles) Use(name string) (agentlab.Profile, error) {
 // lossy loses answers after all was done for them.
 type lossy struct {
 	*bootstrap.Service
-	w *world
+	jobs *job.Service // of the same daemon
+	w    *world
 }
 
 func (l lossy) Exchange(ctx context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
 	resp, err := l.Service.Exchange(ctx, vmid, hash)
 	if err == nil && l.w.lose.Add(-1) >= 0 {
-		l.w.jobs.Started(ctx, vmid) // as after an answer that is lost on the wire
+		l.jobs.Started(ctx, vmid) // as after an answer that is lost on the wire
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeUnavailable, "the answer is lost")
 	}
 	if seize := l.w.seize.Load(); err == nil && seize != nil {
@@ -189,8 +190,11 @@ func (w *world) begin() {
 		}
 	}
 	var err error
+	// What a request of a guest calls is not read from w: it may outlast its daemon.
+	var boot *bootstrap.Service
+	var jobs *job.Service
 	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
-		w.committed(c)
+		committed(c, jobs, boot)
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seen = append(w.seen, c.Events...)
@@ -202,18 +206,20 @@ func (w *world) begin() {
 	fatal(err)
 	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
 	driver := w.host.Open()
-	w.boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
+	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
+	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
-	w.jobs = job.New(job.Config{
+	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
+	w.jobs = jobs
 	w.guests = guestserver.New(guestserver.Config{
-		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{w.boot, w},
+		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{boot, jobs, w},
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
 	w.sandboxes.ServeGuests(w.guests)
@@ -235,23 +241,23 @@ func (w *world) begin() {
 }
 
 // committed is what the daemon does after a commit.
-func (w *world) committed(c store.Commit) {
+func committed(c store.Commit, jobs *job.Service, boot *bootstrap.Service) {
 	for _, e := range c.Events {
 		switch e.Kind {
 		case agentlab.EventJobStatus:
-			w.jobs.StatusChanged(e)
+			jobs.StatusChanged(e)
 		case agentlab.EventSandboxSnapshot:
-			w.jobs.Wake(e.JobID)
+			jobs.Wake(e.JobID)
 		}
 	}
 	for _, sb := range c.Sandboxes {
-		w.jobs.SandboxChanged(sb)
+		jobs.SandboxChanged(sb)
 		if sb.State == agentlab.SandboxDestroyed {
-			w.boot.Forget(sb)
+			boot.Forget(sb)
 		}
 	}
 	for _, id := range c.Records {
-		w.jobs.Wake(id)
+		jobs.Wake(id)
 	}
 }
 
