@@ -71,12 +71,10 @@ test-full: ## all tests, every case of long tables too (an hour and more)
 # Every process under the race detector waits for a second at its end, in case
 # its remaining goroutines still race; tests start hundreds of processes.
 race: export GORACE ?= atexit_sleep_ms=20
-# The database engine, a package translated from C, is ten times slower
-# with the detector.
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \
-	$(GOTEST) -race -gcflags='modernc.org/...=-race=false' $(QUICK); rc=$$?; \
+	$(GOTEST) -race $(QUICK); rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts
