@@ -9,7 +9,8 @@ VERSION := $(or $(VERSION),0.1.0-dev)
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- 2>/dev/null || echo -dirty)
 DATE := $(or $(shell TZ=UTC0 git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null),unknown)
 
-V := github.com/agentlab-vm/agentlab/internal/version
+MODULE := github.com/agentlab-vm/agentlab
+V := $(MODULE)/internal/version
 LDFLAGS := -s -w -X $(V).Version=$(VERSION) -X $(V).Commit=$(COMMIT) -X $(V).Date=$(DATE)
 # Static: the same file runs on any Linux, and agent-runner in any guest.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
@@ -21,14 +22,24 @@ TOOLS := $(CURDIR)/.cache/tools
 TEST_TIMEOUT ?= 40m
 # How many packages are tested at once: most tests wait more than they compute,
 # those with VMs compute. The packages that take longest come first.
-WAITERS ?= 4
+WAITERS ?= 6
 PACKAGES ?= 3
 LONGEST := ./test/e2e ./internal/backend/qemu ./internal/backend/proxmox ./internal/image ./test/cloudimage
+# PLAIN packages test less with -short or under the race detector: they have real
+# VMs, builds of images, large tables. 'make test' runs all their tests without the
+# detector. It runs UNITS, all other packages, under the detector only.
+PLAIN = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' 'testing\.Short\(\)|^//go:build !?race' *)))) ./internal/archtest
+UNITS = $(shell $(GO) list ./... | grep -vxF $(PLAIN:./%=-e $(MODULE)/%))
 # 'make lint' includes vet and the package archtest. Without symbols for debuggers
 # the programs of the tests are linked faster.
 GOTEST = $(GO) test -vet=off -ldflags='-s -w' -timeout $(TEST_TIMEOUT)
-QUICK = -short -p $(WAITERS) ./internal/egress/nft ./internal/backend/proxmox ./internal/cli \
-  $$($(GO) list ./... | grep -v '/internal/archtest$$')
+# Their tests wait longest.
+WAITING := ./internal/egress/nft ./internal/backend/proxmox ./internal/job ./internal/sandbox ./internal/cli
+# Every process under the race detector waits for a second at its end, in case
+# its remaining goroutines still race; tests start hundreds of processes. SQLite,
+# translated from C, has memory of its own: the detector would not find races in it,
+# and its checks would take half of the time of these tests.
+RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" $(GOTEST) -race -gcflags='modernc.org/sqlite/lib=-race=false' -p $(WAITERS)
 # Selects the cases of long tables that a run tests (test/sample).
 ifndef AGENTLAB_TEST_SEED
 AGENTLAB_TEST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -37,7 +48,7 @@ endif
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs demo image deps clean
+.PHONY: help build build-all check test test-full race race-plain lint bench fuzz mutation docs demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -55,27 +66,30 @@ build-all: ## static binaries for amd64 and arm64 into dist/
 check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
 	@scripts/deps.sh run agents test
 	@start=$$(date +%s); \
-	$(GOTEST) $(QUICK); rc=$$?; \
+	$(GOTEST) -short -p $(WAITERS) $(WAITING) $$($(GO) list ./... | grep -v '/internal/archtest$$'); rc=$$?; \
 	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)
-test: deps ## all tests, with real VMs; long tables are sampled; prints the seed and the total time
+test: deps ## all tests, with real VMs; long tables are sampled; those without VMs run under the race detector
 	@echo "make test: AGENTLAB_TEST_SEED=$$AGENTLAB_TEST_SEED"
-	@start=$$(date +%s); \
-	$(GOTEST) -p $(PACKAGES) $(LONGEST) ./...; rc=$$?; \
+	@start=$$(date +%s); rc=0; \
+	$(GOTEST) -p $(PACKAGES) $(LONGEST) $(PLAIN) || rc=1; \
+	$(RACE) $(filter-out $(PLAIN),$(WAITING)) $(UNITS) || rc=1; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test-full: ## all tests, every case of long tables too (an hour and more)
 	AGENTLAB_TEST_FULL=1 $(MAKE) test TEST_TIMEOUT=3h
 
-# Every process under the race detector waits for a second at its end, in case
-# its remaining goroutines still race; tests start hundreds of processes.
-race: export GORACE ?= atexit_sleep_ms=20
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); \
-	$(GOTEST) -race $(QUICK); rc=$$?; \
+	$(RACE) -short $(WAITING) $(UNITS) $(filter-out %/archtest,$(PLAIN)); rc=$$?; \
 	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
+
+# What 'make race' adds to 'make test'.
+race-plain:
+	@scripts/deps.sh run agents test race
+	$(RACE) -short $(filter-out %/archtest,$(PLAIN))
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts
 	@scripts/deps.sh lint
@@ -106,12 +120,8 @@ mutation: ## check that a test fails for each disabled rule of the network polic
 	@scripts/mutation.sh
 
 docs: ## regenerate the generated documents
-	$(GO) test ./internal/server -run TestGenerated -update
-	$(GO) test ./internal/server -run TestAccessMatrix -update
-	$(GO) test ./internal/cli -run TestCommandReference -update
-	$(GO) test ./internal/backends -run TestReference -update
-	$(GO) test ./internal/egress/probe -run TestDocument -update
-	$(GO) test ./internal/image -run TestReference -update
+	$(GOTEST) ./internal/server ./internal/cli ./internal/backends ./internal/egress/probe ./internal/image \
+	  -run '^Test(Generated|AccessMatrix|CommandReference|Reference|Document)$$' -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@scripts/deps.sh run
@@ -123,7 +133,7 @@ image: build ## build the base image for the current user
 	bin/agentlab image build base
 
 deps: # install the requirements of running and testing
-	@scripts/deps.sh run agents test
+	@scripts/deps.sh run agents test race
 
 clean: ## remove build outputs; images in the user's cache stay
 	rm -rf bin dist

@@ -12,6 +12,23 @@ const (
 	MaxArtifactPathDepth = 16
 )
 
+// ArtifactResult is the git bundle of a job's commits and uncommitted changes.
+const ArtifactResult = "result.bundle"
+
+// The artifacts of a job's checkpoint: git bundles of the agent's work, which the
+// runner sends while the agent works. ArtifactCheckpoint has everything since
+// the commit that the job started from, ArtifactIncrement what is new since
+// ArtifactCheckpoint. They do not count towards the limits on artifacts.
+const (
+	ArtifactCheckpoint = "checkpoint.bundle"
+	ArtifactIncrement  = "checkpoint-increment.bundle"
+
+	MaxCheckpointBytes = 256 << 20 // of one of them
+)
+
+// IsCheckpoint reports whether an artifact is part of a checkpoint.
+func IsCheckpoint(path string) bool { return path == ArtifactCheckpoint || path == ArtifactIncrement }
+
 // ValidateArtifactPath checks the path of a file that a guest uploads. The
 // path is relative, with single slashes, in printable UTF-8, without the
 // special characters of file systems and shells. No component begins with a

@@ -12,6 +12,10 @@ const MaxAttempts = 16
 // MaxPickBytes is the maximum length of the command that judges attempts.
 const MaxPickBytes = 4 << 10
 
+// PrepareLog is the artifact of a job with the log of the sandbox that its attempts
+// continue.
+const PrepareLog = "attempts/prepare.log"
+
 // JobAttempts is the part of a job request that asks for several attempts. Each
 // attempt is a job of its own; one of them gives the job its result.
 type JobAttempts struct {

@@ -154,6 +154,15 @@ type JobResult struct {
 	Score     *float64 // the number on its last line of output; nil if there is none
 }
 
+// Known reports whether the runner reported the result of a repository.
+func (r JobResult) Known() bool { return r.HeadCommit != "" }
+
+// HasWork reports whether there are commits or uncommitted changes. Commits can
+// be 0 because they could not be counted.
+func (r JobResult) HasWork() bool {
+	return r.Commits > 0 || r.HeadCommit != r.BaseCommit || r.Uncommitted > 0 || r.Dirty
+}
+
 // Limits on the fields of a job request.
 const (
 	MaxTaskBytes = 256 << 10

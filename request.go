@@ -73,8 +73,17 @@ type JobFilter struct {
 	SandboxVMID int         // 0 means any
 	ParentID    string      // only attempts of this job, and the one that prepares them; "" means any job
 	Limit       int         // maximum number; 0 means no limit
-	Before      string      // id of the last job of the previous page; "" for the first page
+	Before      JobKey      // only jobs after this one in the list; the zero value is the first page
 }
+
+// JobKey is the position of a job in a list. The job may no longer exist.
+type JobKey struct {
+	CreatedAt time.Time
+	ID        string
+}
+
+// Key returns the position of j in a list.
+func (j Job) Key() JobKey { return JobKey{CreatedAt: j.CreatedAt, ID: j.ID} }
 
 // SandboxFilter selects sandboxes in ascending order of VMID.
 type SandboxFilter struct {

@@ -104,7 +104,7 @@ type StartKind string
 const (
 	StartBoot     StartKind = "boot"     // its guest booted
 	StartTemplate StartKind = "template" // as a copy of a template
-	StartSnapshot StartKind = "snapshot" // from a snapshot or as a fork
+	StartSnapshot StartKind = "snapshot" // it continues the guest of a snapshot or of a fork's source
 	StartPool     StartKind = "pool"     // it was handed out by the warm pool
 )
 

@@ -32,7 +32,7 @@ type Sandbox struct {
 	CreatedAt      time.Time  `json:"created_at"`
 	UpdatedAt      time.Time  `json:"updated_at"`
 	BootedAt       *time.Time `json:"booted_at,omitempty"`
-	Memory         *Memory    `json:"memory,omitempty" doc:"Memory of the host; only of one sandbox that runs, not in lists"`
+	Memory         *Memory    `json:"memory,omitempty" doc:"Memory of the host; only of a sandbox that runs, if the call wants it"`
 }
 
 // SandboxCreate is the request for a sandbox (seed 000 §11.1).

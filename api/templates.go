@@ -21,8 +21,8 @@ type TemplateWarm struct {
 
 // Memory is memory of the host that a sandbox occupies.
 type Memory struct {
-	UniqueBytes       int64 `json:"unique_bytes" doc:"Only this sandbox has it"`
-	SharedBytes       int64 `json:"shared_bytes" doc:"Other processes of the host have it too, such as the memory of its template"`
+	UniqueBytes       int64 `json:"unique_bytes" doc:"Only this sandbox has it, and the host cannot drop it"`
+	SharedBytes       int64 `json:"shared_bytes" doc:"Other processes of the host have it too, such as the memory of its template, or the host can drop it, because it is page cache of a file"`
 	ProportionalBytes int64 `json:"proportional_bytes" doc:"unique_bytes and its part of the shared memory"`
 }
 

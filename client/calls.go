@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"iter"
 	"net/http"
 	"net/url"
 	"strings"
@@ -45,6 +46,13 @@ type SandboxQuery struct {
 	Cursor    string // Next of the previous page
 }
 
+func (q SandboxQuery) values() url.Values {
+	v := url.Values{}
+	set(v, "state", q.State)
+	set(v, "destroyed", q.Destroyed)
+	return v
+}
+
 // CreateSandbox creates a sandbox. It returns when the sandbox is recorded,
 // before anything runs.
 func (c *Client) CreateSandbox(ctx context.Context, s api.SandboxCreate) (api.Sandbox, error) {
@@ -53,15 +61,24 @@ func (c *Client) CreateSandbox(ctx context.Context, s api.SandboxCreate) (api.Sa
 
 // Sandboxes lists sandboxes by VMID.
 func (c *Client) Sandboxes(ctx context.Context, q SandboxQuery) (api.List[api.Sandbox], error) {
-	v := url.Values{}
-	set(v, "state", q.State)
-	set(v, "destroyed", q.Destroyed)
-	return pages[api.Sandbox](ctx, c, v, q.Limit, q.Cursor, "sandboxes")
+	return list[api.Sandbox](ctx, c, q.values(), q.Limit, q.Cursor, "sandboxes")
+}
+
+// EachSandbox yields the sandboxes that Sandboxes lists. It requests a page when
+// the previous one was read. A pair with an error is the last one.
+func (c *Client) EachSandbox(ctx context.Context, q SandboxQuery) iter.Seq2[api.Sandbox, error] {
+	return items[api.Sandbox](ctx, c, q.values(), q.Limit, q.Cursor, "sandboxes")
 }
 
 // Sandbox returns a sandbox, by VMID or name.
 func (c *Client) Sandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
 	return get[api.Sandbox](ctx, c, nil, "sandboxes", sandbox)
+}
+
+// SandboxMemory returns a sandbox with the memory of the host that it occupies,
+// which takes longer than Sandbox.
+func (c *Client) SandboxMemory(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return get[api.Sandbox](ctx, c, url.Values{"memory": {"true"}}, "sandboxes", sandbox)
 }
 
 // StartSandbox requests the start of a stopped sandbox.
@@ -298,7 +315,7 @@ func (c *Client) CreateToken(ctx context.Context, t api.TokenCreate) (api.TokenC
 // Tokens lists the API tokens by name, without their secrets. Requires the
 // unix socket.
 func (c *Client) Tokens(ctx context.Context) (api.List[api.Token], error) {
-	return get[api.List[api.Token]](ctx, c, nil, "tokens")
+	return list[api.Token](ctx, c, nil, 0, "", "tokens")
 }
 
 // RevokeToken revokes an API token, by ID or name, and ends all calls that use

@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -271,23 +273,58 @@ func fromWire(e api.Error) *agentlab.Error {
 	return &agentlab.Error{Code: agentlab.Code(e.Code), Message: e.Detail, Hint: e.Hint, Field: e.Field}
 }
 
-// pages reads one page of limit items from cursor on, or with limit 0 all
-// pages from cursor on.
-func pages[T any](ctx context.Context, c *Client, query url.Values, limit int, cursor string, elems ...string) (api.List[T], error) {
+// maxPage is the maximum length of a page.
+const maxPage = 10000
+
+// pages yields the pages of a list from cursor on, until they have limit items;
+// limit 0 means all. A pair with an error is the last one.
+func pages[T any](ctx context.Context, c *Client, query url.Values, limit int, cursor string, elems ...string) iter.Seq2[api.List[T], error] {
+	return func(yield func(api.List[T], error) bool) {
+		q := maps.Clone(query)
+		if q == nil {
+			q = url.Values{}
+		}
+		for left := limit; ; {
+			set(q, "limit", min(left, maxPage))
+			set(q, "cursor", cursor)
+			page, err := get[api.List[T]](ctx, c, q, elems...)
+			cursor = page.Next
+			if limit != 0 {
+				left -= len(page.Items)
+			}
+			if !yield(page, err) || err != nil || cursor == "" || limit != 0 && left <= 0 {
+				return
+			}
+		}
+	}
+}
+
+// list returns the items of pages as one page.
+func list[T any](ctx context.Context, c *Client, query url.Values, limit int, cursor string, elems ...string) (api.List[T], error) {
 	all := api.List[T]{Items: []T{}}
-	for {
-		set(query, "limit", limit)
-		set(query, "cursor", cursor)
-		page, err := get[api.List[T]](ctx, c, query, elems...)
+	for page, err := range pages[T](ctx, c, query, limit, cursor, elems...) {
 		if err != nil {
 			return all, err
 		}
-		all.Items = append(all.Items, page.Items...)
-		all.Next = page.Next
-		if limit != 0 || page.Next == "" {
-			return all, nil
+		all.Items, all.Next = append(all.Items, page.Items...), page.Next
+	}
+	return all, nil
+}
+
+// items yields the items of pages, each of which is requested when it is needed.
+func items[T any](ctx context.Context, c *Client, query url.Values, limit int, cursor string, elems ...string) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for page, err := range pages[T](ctx, c, query, limit, cursor, elems...) {
+			for _, item := range page.Items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if err != nil {
+				var zero T
+				yield(zero, err)
+			}
 		}
-		cursor = page.Next
 	}
 }
 

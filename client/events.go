@@ -27,6 +27,8 @@ type EventQuery struct {
 	// FollowEvents.
 	After int64
 	Limit int // maximum number of events of Events; 0 means 100
+
+	Cursor string // Next of the previous page, instead of After; not for FollowEvents
 }
 
 func (q EventQuery) values() url.Values {
@@ -42,7 +44,14 @@ func (q EventQuery) values() url.Values {
 func (c *Client) Events(ctx context.Context, q EventQuery) (api.List[api.Event], error) {
 	v := q.values()
 	set(v, "limit", q.Limit)
+	set(v, "cursor", q.Cursor)
 	return get[api.List[api.Event]](ctx, c, v, "events")
+}
+
+// EachEvent yields the stored events after q.After, as EachSandbox does sandboxes;
+// Limit 0 means all.
+func (c *Client) EachEvent(ctx context.Context, q EventQuery) iter.Seq2[api.Event, error] {
+	return items[api.Event](ctx, c, q.values(), q.Limit, q.Cursor, "events")
 }
 
 // Delays between attempts to reconnect to the daemon.
@@ -143,6 +152,8 @@ type EgressQuery struct {
 	// Oldest makes Egress start with the oldest records when After is 0.
 	Oldest bool
 	Limit  int // maximum number of records of Egress; 0 means 100
+
+	Cursor string // Next of the previous page, instead of After; not for FollowEgress
 }
 
 func (q EgressQuery) values() url.Values {
@@ -163,6 +174,7 @@ func (c *Client) Egress(ctx context.Context, q EgressQuery) (api.List[api.Egress
 	v := q.values()
 	set(v, "oldest", q.Oldest)
 	set(v, "limit", q.Limit)
+	set(v, "cursor", q.Cursor)
 	return get[api.List[api.EgressRecord]](ctx, c, v, "egress")
 }
 

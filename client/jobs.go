@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"path"
@@ -20,6 +21,13 @@ type JobQuery struct {
 	Cursor  string // Next of the previous page
 }
 
+func (q JobQuery) values() url.Values {
+	v := url.Values{}
+	set(v, "status", q.Status)
+	set(v, "sandbox", q.Sandbox)
+	return v
+}
+
 // CreateJob creates a job. It returns when the job is recorded, before
 // anything runs.
 func (c *Client) CreateJob(ctx context.Context, j api.JobCreate) (api.Job, error) {
@@ -35,10 +43,12 @@ func (c *Client) ValidateJob(ctx context.Context, j api.JobCreate) error {
 
 // Jobs lists jobs, newest first.
 func (c *Client) Jobs(ctx context.Context, q JobQuery) (api.List[api.Job], error) {
-	v := url.Values{}
-	set(v, "status", q.Status)
-	set(v, "sandbox", q.Sandbox)
-	return pages[api.Job](ctx, c, v, q.Limit, q.Cursor, "jobs")
+	return list[api.Job](ctx, c, q.values(), q.Limit, q.Cursor, "jobs")
+}
+
+// EachJob yields the jobs that Jobs lists, as EachSandbox does sandboxes.
+func (c *Client) EachJob(ctx context.Context, q JobQuery) iter.Seq2[api.Job, error] {
+	return items[api.Job](ctx, c, q.values(), q.Limit, q.Cursor, "jobs")
 }
 
 // Job returns a job with its last events and its artifacts.
@@ -63,7 +73,7 @@ func (c *Client) JobLog(ctx context.Context, id string, follow bool, offset int6
 
 // Artifacts lists the artifacts of a job.
 func (c *Client) Artifacts(ctx context.Context, id string) (api.List[api.Artifact], error) {
-	return get[api.List[api.Artifact]](ctx, c, nil, "jobs", id, "artifacts")
+	return list[api.Artifact](ctx, c, nil, 0, "", "jobs", id, "artifacts")
 }
 
 // Artifact reads one artifact of a job.

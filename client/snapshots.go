@@ -10,9 +10,9 @@ import (
 // for "".
 func (c *Client) Snapshots(ctx context.Context, sandbox string) (api.List[api.Snapshot], error) {
 	if sandbox == "" {
-		return get[api.List[api.Snapshot]](ctx, c, nil, "snapshots")
+		return list[api.Snapshot](ctx, c, nil, 0, "", "snapshots")
 	}
-	return get[api.List[api.Snapshot]](ctx, c, nil, "sandboxes", sandbox, "snapshots")
+	return list[api.Snapshot](ctx, c, nil, 0, "", "sandboxes", sandbox, "snapshots")
 }
 
 // SaveSnapshot requests a snapshot of a sandbox.

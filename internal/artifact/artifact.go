@@ -37,18 +37,21 @@ type Store interface {
 	PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...agentlab.Event) error
 	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	Artifact(ctx context.Context, jobID, path string) (agentlab.Artifact, error)
-	DeleteArtifacts(ctx context.Context, jobID string) error
+	// DeleteArtifacts deletes the rows with the paths, or without paths all
+	// rows of the job.
+	DeleteArtifacts(ctx context.Context, jobID string, paths ...string) error
 }
 
 // Limits are the limits on the files of one job. Zero means the default.
 type Limits struct {
-	FileBytes   int64         // one artifact; default 2 GiB
-	JobBytes    int64         // all artifacts of a job; default 4 GiB
-	JobFiles    int           // number of artifacts of a job; default 2000; the number of uploads, which may replace others, may be ten times as high
-	LogBytes    int64         // the agent log of a job; default 64 MiB
-	BundleBytes int64         // one uploaded git bundle; default 4 GiB
-	BundleAge   time.Duration // how long a bundle waits for its job; default 1 h
-	Quarantine  time.Duration // how long files without a row are kept; default 30 days
+	FileBytes       int64         // one artifact; default 2 GiB
+	JobBytes        int64         // all artifacts of a job; default 4 GiB
+	JobFiles        int           // number of artifacts of a job; default 2000; the number of uploads, which may replace others, may be ten times as high
+	CheckpointBytes int64         // one bundle of a checkpoint; default agentlab.MaxCheckpointBytes
+	LogBytes        int64         // the agent log of a job; default 64 MiB
+	BundleBytes     int64         // one uploaded git bundle; default 4 GiB
+	BundleAge       time.Duration // how long a bundle waits for its job; default 1 h
+	Quarantine      time.Duration // how long files without a row are kept; default 30 days
 }
 
 func (l Limits) withDefaults() Limits {
@@ -59,6 +62,7 @@ func (l Limits) withDefaults() Limits {
 	}
 	def(&l.FileBytes, 2<<30)
 	def(&l.JobBytes, 4<<30)
+	def(&l.CheckpointBytes, agentlab.MaxCheckpointBytes)
 	def(&l.LogBytes, 64<<20)
 	def(&l.BundleBytes, 4<<30)
 	if l.JobFiles <= 0 {
@@ -102,11 +106,12 @@ type Service struct {
 	logs    *os.Root
 	bundles *os.Root
 
-	mu     sync.Mutex
-	jobs   map[string]*usage    // jobs with a running upload
-	puts   map[string]int       // uploads of each job since the start of this process
-	active map[string]bool      // temporary files in use
-	topics map[string]*logTopic // logs with a reader or a writer
+	mu          sync.Mutex
+	jobs        map[string]*usage    // jobs with a running upload
+	puts        map[string]int       // uploads of each job since the start of this process
+	checkpoints map[string]time.Time // last upload of each job's checkpoint
+	active      map[string]bool      // temporary files in use
+	topics      map[string]*logTopic // logs with a reader or a writer
 }
 
 const tmpDir = ".tmp"
@@ -115,7 +120,7 @@ const tmpDir = ".tmp"
 func New(cfg Config) (*Service, error) {
 	s := &Service{
 		store: cfg.Store, limits: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
-		jobs: map[string]*usage{}, puts: map[string]int{}, active: map[string]bool{}, topics: map[string]*logTopic{},
+		jobs: map[string]*usage{}, puts: map[string]int{}, checkpoints: map[string]time.Time{}, active: map[string]bool{}, topics: map[string]*logTopic{},
 	}
 	if s.clock == nil {
 		s.clock = time.Now

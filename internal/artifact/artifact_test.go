@@ -82,11 +82,11 @@ func (m *memStore) Artifact(_ context.Context, jobID, p string) (agentlab.Artifa
 	return a, nil
 }
 
-func (m *memStore) DeleteArtifacts(_ context.Context, jobID string) error {
+func (m *memStore) DeleteArtifacts(_ context.Context, jobID string, paths ...string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for k, a := range m.rows {
-		if a.JobID == jobID {
+		if a.JobID == jobID && (len(paths) == 0 || slices.Contains(paths, a.Path)) {
 			delete(m.rows, k)
 		}
 	}
@@ -189,7 +189,7 @@ func TestPutAndReplace(t *testing.T) {
 func TestPutRefusesHostileNames(t *testing.T) {
 	f := setup(t, Limits{})
 	for _, p := range []string{"", "../x", "/etc/passwd", "a/../../x", ".tmp/x", "a\x00", "a//b",
-		"agent.log/x", "report.json/a/b", "result.bundle/x", "changes.diff/x", "console.log/x", "outputs"} {
+		"agent.log/x", "report.json/a/b", "result.bundle/x", "changes.diff/x", "console.log/x", "checkpoint.bundle/x", "outputs"} {
 		_, err := f.Put(t.Context(), job1, p, strings.NewReader("x"))
 		wantCode(t, err, agentlab.CodeInvalid)
 	}

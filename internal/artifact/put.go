@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gabriel-vasile/mimetype"
 
@@ -61,6 +62,9 @@ func (s *Service) readUsage(ctx context.Context, jobID string, u *usage) error {
 	defer s.mu.Unlock()
 	u.files = map[string]int64{}
 	for _, a := range rows {
+		if agentlab.IsCheckpoint(a.Path) {
+			a.Size = 0 // it does not count
+		}
 		u.files[a.Path] = a.Size
 		u.bytes += a.Size
 	}
@@ -101,9 +105,22 @@ func (s *Service) settle(u *usage, reserved int64, p string, size int64, stored 
 // uploading the same file repeatedly would cause unlimited work.
 const putsPerFile = 10
 
-func (s *Service) countPut(jobID string) error {
+// checkpointPause is the minimum time between two uploads of a job's checkpoint.
+const checkpointPause = time.Second
+
+// countPut counts an upload. Checkpoints are limited by their rate, so that they
+// never use up the uploads of the result.
+func (s *Service) countPut(jobID, p string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if agentlab.IsCheckpoint(p) {
+		now := s.clock()
+		if last, ok := s.checkpoints[jobID]; ok && now.Sub(last).Abs() < checkpointPause {
+			return agentlab.Errorf(agentlab.CodeBusy, "the last checkpoint of the job was less than %s ago", checkpointPause)
+		}
+		s.checkpoints[jobID] = now
+		return nil
+	}
 	if most := putsPerFile * s.limits.JobFiles; s.puts[jobID] >= most {
 		return agentlab.Errorf(agentlab.CodeLimit, "the job has already made %d uploads", most)
 	}
@@ -114,8 +131,17 @@ func (s *Service) countPut(jobID string) error {
 func (s *Service) checkCount(u *usage, p string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := u.files[p]; !ok && len(u.files) >= s.limits.JobFiles {
-		return agentlab.Errorf(agentlab.CodeLimit, "the job already has %d artifacts", len(u.files))
+	if _, ok := u.files[p]; ok || agentlab.IsCheckpoint(p) {
+		return nil
+	}
+	n := len(u.files)
+	for _, name := range []string{agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement} {
+		if _, ok := u.files[name]; ok {
+			n--
+		}
+	}
+	if n >= s.limits.JobFiles {
+		return agentlab.Errorf(agentlab.CodeLimit, "the job already has %d artifacts", n)
 	}
 	return nil
 }
@@ -127,7 +153,7 @@ func checkTop(p string) error {
 	top, _, deeper := strings.Cut(p, "/")
 	var why string
 	switch {
-	case deeper && slices.Contains([]string{LogName, "report.json", "result.bundle", "changes.diff", "console.log"}, top):
+	case deeper && slices.Contains([]string{LogName, "report.json", "result.bundle", "changes.diff", "console.log", agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement}, top):
 		why = top + " is a file"
 	case !deeper && top == "outputs":
 		why = "outputs is a directory"
@@ -157,7 +183,7 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 		return none, err
 	}
 	defer s.release(jobID, u)
-	if err := errors.Join(s.checkCount(u, p), s.countPut(jobID)); err != nil {
+	if err := errors.Join(s.checkCount(u, p), s.countPut(jobID, p)); err != nil {
 		return none, err
 	}
 	t, err := s.newTemp(s.files, tmpDir)
@@ -165,9 +191,12 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 		return none, err
 	}
 	defer t.discard()
-	c := &counter{ctx: ctx, s: s, u: u, path: p, r: r}
+	c := &counter{ctx: ctx, s: s, u: u, path: p, r: r, limit: s.limits.FileBytes, counts: !agentlab.IsCheckpoint(p)}
+	if !c.counts {
+		c.limit = s.limits.CheckpointBytes
+	}
 	stored := false
-	defer func() { s.settle(u, c.n, p, c.n, stored) }()
+	defer func() { s.settle(u, c.reserved, p, c.reserved, stored) }()
 	sum, mime, err := t.fill(c)
 	if c.err != nil {
 		return none, c.err
@@ -233,6 +262,10 @@ type counter struct {
 	r    io.Reader
 	n    int64
 	err  error // why reading ended, if not by io.EOF
+
+	limit    int64
+	counts   bool  // towards the quota of the job
+	reserved int64 // of the quota
 }
 
 func (c *counter) Read(p []byte) (n int, err error) {
@@ -246,11 +279,14 @@ func (c *counter) Read(p []byte) (n int, err error) {
 	}
 	n, err = c.r.Read(p)
 	if n > 0 {
-		if c.n+int64(n) > c.s.limits.FileBytes {
-			return 0, agentlab.Errorf(agentlab.CodeLimit, "the artifact exceeds %d bytes", c.s.limits.FileBytes)
+		if c.n+int64(n) > c.limit {
+			return 0, agentlab.Errorf(agentlab.CodeLimit, "the artifact exceeds %d bytes", c.limit)
 		}
-		if err := c.s.reserve(c.u, c.path, int64(n)); err != nil {
-			return 0, err
+		if c.counts {
+			if err := c.s.reserve(c.u, c.path, int64(n)); err != nil {
+				return 0, err
+			}
+			c.reserved += int64(n)
 		}
 		c.n += int64(n)
 	}

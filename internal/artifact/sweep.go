@@ -30,12 +30,38 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 	}
 	s.mu.Lock()
 	delete(s.puts, jobID)
+	delete(s.checkpoints, jobID)
 	s.mu.Unlock()
 	return errors.Join(
 		fault(s.files.RemoveAll(trash), "delete the artifacts of %s", jobID),
 		removeIf(s.logs, logFile(jobID)),
 		s.DropBundle(jobID),
 	)
+}
+
+// DropCheckpoint deletes the checkpoint of a job whose result is stored. It is
+// idempotent.
+func (s *Service) DropCheckpoint(ctx context.Context, jobID string) error {
+	u, err := s.acquire(ctx, jobID)
+	if err != nil {
+		return err
+	}
+	defer s.release(jobID, u)
+	u.commit.Lock()
+	defer u.commit.Unlock()
+	paths := []string{agentlab.ArtifactIncrement, agentlab.ArtifactCheckpoint}
+	for _, p := range paths {
+		if err := removeIf(s.files, jobID+"/"+p); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	delete(s.checkpoints, jobID)
+	for _, p := range paths {
+		delete(u.files, p)
+	}
+	s.mu.Unlock()
+	return s.store.DeleteArtifacts(ctx, jobID, paths...)
 }
 
 // swept counts what a sweep removed or moved away.

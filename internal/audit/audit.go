@@ -101,7 +101,7 @@ type source struct {
 	readLock chan struct{} // holds a value while the log is being read
 
 	// Guarded by the service's lock.
-	sb       agentlab.Sandbox
+	sb       subject
 	due      time.Time
 	pause    time.Duration // grows while there are no new records
 	failures int
@@ -109,6 +109,18 @@ type source struct {
 	// Guarded by readLock.
 	cursor int64
 	known  bool // cursor was read
+}
+
+// subject is what the service must know of a sandbox. There are thousands.
+type subject struct {
+	ref   backend.Ref
+	vmid  int
+	jobID string
+	state agentlab.SandboxState
+}
+
+func subjectOf(sb agentlab.Sandbox) subject {
+	return subject{ref: backend.RefOf(sb), vmid: sb.VMID, jobID: sb.JobID, state: sb.State}
 }
 
 // New returns a Service. Call Run to start it.
@@ -178,14 +190,14 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 		return
 	case sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
 		return // there is no log yet
-	case src == nil || src.sb.UID != sb.UID:
+	case src == nil || src.sb.ref.UID != sb.UID:
 		src = &source{readLock: make(chan struct{}, 1)}
 		s.sources[sb.VMID] = src
-	case src.sb.State == sb.State:
-		src.sb = sb
+	case src.sb.state == sb.State:
+		src.sb = subjectOf(sb)
 		return
 	}
-	src.sb, src.due, src.pause = sb, time.Time{}, 0
+	src.sb, src.due, src.pause = subjectOf(sb), time.Time{}, 0
 	s.wakeRun()
 }
 
@@ -218,7 +230,7 @@ func (s *Service) Watch(f agentlab.EgressFilter) (stop func()) {
 
 // in reports whether f selects records of the source.
 func (src *source) in(f agentlab.EgressFilter) bool {
-	return (f.VMID == 0 || f.VMID == src.sb.VMID) && (f.JobID == "" || f.JobID == src.sb.JobID)
+	return (f.VMID == 0 || f.VMID == src.sb.vmid) && (f.JobID == "" || f.JobID == src.sb.jobID)
 }
 
 // Changed returns a channel that is closed after the next entries are stored.
@@ -266,8 +278,8 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	defer cancel()
 	s.mu.Lock()
 	src := s.sources[sb.VMID]
-	if src == nil || src.sb.UID != sb.UID {
-		src = &source{readLock: make(chan struct{}, 1), sb: sb}
+	if src == nil || src.sb.ref.UID != sb.UID {
+		src = &source{readLock: make(chan struct{}, 1), sb: subjectOf(sb)}
 	}
 	s.mu.Unlock()
 	for {
@@ -338,7 +350,7 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 		}
 		src.pause = s.lim.Idle
 		if src.failures++; src.failures == 1 || src.failures%100 == 0 {
-			s.log.Warn("the network log of a sandbox is currently not recorded", "vmid", src.sb.VMID, "attempt", src.failures, "err", err)
+			s.log.Warn("the network log of a sandbox is currently not recorded", "vmid", src.sb.vmid, "attempt", src.failures, "err", err)
 		}
 		return
 	case full:
@@ -347,9 +359,9 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 		return
 	}
 	src.failures = 0
-	if !src.sb.State.HasVM() && ctx.Err() == nil { // there will be no more records
-		if s.sources[src.sb.VMID] == src {
-			delete(s.sources, src.sb.VMID)
+	if !src.sb.state.HasVM() && ctx.Err() == nil { // there will be no more records
+		if s.sources[src.sb.vmid] == src {
+			delete(s.sources, src.sb.vmid)
 		}
 	}
 }
@@ -369,13 +381,13 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 	sb := src.sb
 	s.mu.Unlock()
 	if !src.known {
-		if src.cursor, err = s.cfg.Store.EgressCursor(ctx, sb.VMID, sb.UID); err != nil {
+		if src.cursor, err = s.cfg.Store.EgressCursor(ctx, sb.vmid, sb.ref.UID); err != nil {
 			return false, err
 		}
 		src.known = true
 	}
 	call, cancel := context.WithTimeout(ctx, s.lim.Call)
-	recs, err := s.cfg.Log.EgressLog(call, backend.RefOf(sb), src.cursor, page)
+	recs, err := s.cfg.Log.EgressLog(call, sb.ref, src.cursor, page)
 	cancel()
 	if err != nil {
 		return false, err
@@ -402,19 +414,19 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 
 // entries converts records to entries. Records that are out of order are
 // dropped.
-func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64, recs []agentlab.EgressRecord) []agentlab.EgressEntry {
+func (s *Service) entries(ctx context.Context, sb subject, after int64, recs []agentlab.EgressRecord) []agentlab.EgressEntry {
 	if len(recs) == 0 {
 		return nil
 	}
 	var ended time.Time // of the job; later decisions of a kept sandbox do not belong to it
-	if sb.JobID != "" {
-		if j, err := s.cfg.Store.Job(ctx, sb.JobID); err == nil && j.Status.Final() {
+	if sb.jobID != "" {
+		if j, err := s.cfg.Store.Job(ctx, sb.jobID); err == nil && j.Status.Final() {
 			ended = j.FinishedAt
 		}
 	}
 	redact := func(text string) string { return text }
 	if s.cfg.Redactor != nil {
-		redact = s.cfg.Redactor.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))
+		redact = s.cfg.Redactor.RedactFunc(ctx, cmp.Or(sb.jobID, sb.ref.UID))
 	}
 	now := s.clock()
 	out := make([]agentlab.EgressEntry, 0, len(recs))
@@ -424,7 +436,7 @@ func (s *Service) entries(ctx context.Context, sb agentlab.Sandbox, after int64,
 		}
 		after = r.Seq
 		r.Name, r.Error = redact(r.Name), redact(r.Error)
-		e := agentlab.EgressEntry{UID: sb.UID, JobID: sb.JobID, EgressRecord: clean(r, sb.VMID, now)}
+		e := agentlab.EgressEntry{UID: sb.ref.UID, JobID: sb.jobID, EgressRecord: clean(r, sb.vmid, now)}
 		if !ended.IsZero() && e.Time.After(ended) {
 			e.JobID = ""
 		}

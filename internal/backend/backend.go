@@ -18,12 +18,11 @@
 //     their opening only. Their addresses are not nil and their deadlines work;
 //     CloseWrite is optional.
 //   - Its errors are *agentlab.Error with one of the codes not_found, exists,
-//     busy, unsupported, denied, no_space, unavailable, unknown_outcome,
-//     invalid or internal. An unknown state is never reported as not_found.
+//     busy, conflict, unsupported, denied, no_space, unavailable,
+//     unknown_outcome, invalid or internal. An unknown state is never reported as
+//     not_found.
 //
-// Volumes can be added without a change of these methods: a Ref also identifies a
-// volume, and Spec gets the volumes to attach; they are a separate optional
-// interface. Capabilities has only what an interface cannot express.
+// Capabilities has only what an interface cannot express.
 package backend
 
 import (
@@ -75,7 +74,8 @@ type Driver interface {
 
 	// Create creates the disk and the configuration, and does not start the VM.
 	// It writes the mark spec.UID first. A second Create with the same spec
-	// succeeds; one with the same VMID and another UID creates a separate
+	// succeeds, also if its Name or its Network has changed: the new policy is in
+	// force, and the VM keeps its name or gets the new one. One with the same VMID and another UID creates a separate
 	// sandbox or returns code exists. After Create, Inspect returns
 	// PowerStopped.
 	Create(ctx context.Context, spec Spec) error
@@ -93,8 +93,9 @@ type Driver interface {
 	Stop(ctx context.Context, ref Ref, grace time.Duration) error
 
 	// Destroy deletes the VM, its disk and all other data of the sandbox, in
-	// any power state, and returns when everything is deleted. Destroying a
-	// sandbox that does not exist succeeds.
+	// any power state, and returns when everything is deleted. It detaches the
+	// sandbox's volume (Volumes). Destroying a sandbox that does not exist
+	// succeeds.
 	Destroy(ctx context.Context, ref Ref) error
 
 	// Inspect returns the current state. Code not_found means that the
@@ -198,8 +199,10 @@ type MemoryReporter interface {
 
 // Memory is memory of the host, in bytes.
 type Memory struct {
-	Unique int64 // only this sandbox has it
-	Shared int64 // other processes have it too, such as the memory of a template
+	Unique int64 // only this sandbox has it, and the host cannot drop it
+	// Shared is memory that other processes have too, such as that of a template, or
+	// that the host can drop, because it is unchanged from a file.
+	Shared int64
 	// Proportional is Unique, and of Shared the part that results when each page is
 	// divided by the number of processes that have it.
 	Proportional int64
@@ -283,6 +286,12 @@ type Capabilities struct {
 	// Forks: a sandbox with Spec.From continues the guest of the snapshot, if its
 	// memory was saved. Otherwise it boots.
 	Forks bool
+	// VolumeHotplug: volumes are attached to running sandboxes, and detached from
+	// them (Volumes).
+	VolumeHotplug bool
+	// AttachedVolumeSnapshots: a volume is saved while it is attached, in any power
+	// state of its sandbox (VolumeSnapshotter).
+	AttachedVolumeSnapshots bool
 }
 
 // Spec is the complete description of a sandbox to create. A driver supports a
@@ -312,6 +321,17 @@ type Spec struct {
 	// or CodeConflict while the sandbox that was saved runs. It needs a driver that
 	// is a Snapshotter.
 	From *SnapshotRef `json:",omitempty"`
+}
+
+// CheckDisk returns an error with code invalid if a disk of gb GiB is smaller than
+// its image, in bytes. 0 GiB is the size of the image.
+func CheckDisk(gb int, image int64) error {
+	if gb == 0 || int64(gb)<<30 >= image {
+		return nil
+	}
+	least := (image + 1<<30 - 1) >> 30
+	return agentlab.Errorf(agentlab.CodeInvalid, "a disk of %d GiB is smaller than its image (%d GiB)", gb, least).
+		WithField("storage.root_size_gb").WithHint("set storage.root_size_gb in the profile to at least %d", least)
 }
 
 // Ref returns the Ref of the sandbox that s describes.

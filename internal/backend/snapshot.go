@@ -18,7 +18,8 @@ type Snapshotter interface {
 	// stays suspended. Saving a snapshot that exists returns it; if it is one of
 	// another sandbox the error is agentlab.CodeExists. After an error, and after
 	// a crash at any point, the sandbox is as before, and there is no snapshot, a
-	// partial one, which another call replaces, or the whole snapshot.
+	// partial one, which another call replaces, or the whole snapshot. If it was saved
+	// too often since its VM was started, the error is agentlab.CodeConflict.
 	SaveSnapshot(ctx context.Context, ref Ref, uid string) (Snapshot, error)
 
 	// RestoreSnapshot replaces the disk and the memory of the sandbox that a

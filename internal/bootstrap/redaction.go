@@ -35,11 +35,7 @@ func (s *Service) RedactFunc(ctx context.Context, id string) func(text string) s
 // the UID of a sandbox without one.
 func (s *Service) redactorFor(ctx context.Context, id string) (*redact.Redactor, error) {
 	if agentlab.ValidateJobID(id) == nil {
-		j, err := s.cfg.Store.Job(ctx, id)
-		switch {
-		case err == nil && j.Status == agentlab.JobQueued:
-			return nil, nil //nolint:nilnil // it was given nothing; a nil Redactor redacts nothing
-		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		if _, err := s.cfg.Store.Job(ctx, id); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			return s.Redactor(ctx, id)
 		}
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -14,7 +15,7 @@ import (
 
 // attemptFlags adds the flags for a job with several attempts.
 func attemptFlags(flags *pflag.FlagSet, f *jobRunFlags) {
-	count(flags, &f.attempts.Count, "attempts", fmt.Sprintf("run this many attempts, 2 to %d, and keep the result of one", agentlab.MaxAttempts))
+	between(flags, &f.attempts.Count, "attempts", 2, agentlab.MaxAttempts, fmt.Sprintf("run this many attempts, 2 to %d, and keep the result of one", agentlab.MaxAttempts))
 	flags.StringVar(&f.attempts.Pick, "pick", "", "shell command that judges each attempt in its checkout: exit code 0 and the highest number on its last line win (default: the first attempt that completes)")
 	flags.StringSliceVar(&f.attempts.Agents, "attempt-agent", nil, "agents of the attempts, in turn, e.g. claude,codex")
 	flags.StringArrayVar(&f.attemptTasks, "attempt-task-file", nil, "read the task of an attempt from this file; repeat it for other tasks, which the attempts get in turn")
@@ -25,19 +26,25 @@ func (a *App) prepareAttempts(f *jobRunFlags) error {
 	for _, name := range f.attemptTasks {
 		text, err := a.readInput(name, agentlab.MaxTaskBytes)
 		if err != nil {
-			return err
+			return usageErrorf("--attempt-task-file: %v", err)
 		}
 		f.attempts.Tasks = append(f.attempts.Tasks, text)
 	}
 	r := f.attempts
 	if r.Count == 0 {
 		if r.Pick != "" || len(r.Agents) > 0 || len(r.Tasks) > 0 {
-			return usageErrorf("--pick, --attempt-agent and --attempt-task-file require --attempts")
+			return usageErrorf("--pick, --attempt-agent and --attempt-task-file require --attempts").WithHint("add --attempts N, from 2 to %d", agentlab.MaxAttempts)
 		}
 		return nil
 	}
 	if f.keepalive {
 		return usageErrorf("--keepalive cannot be used with --attempts: the sandboxes of attempts are not kept")
+	}
+	switch {
+	case len(r.Agents) > r.Count:
+		return usageErrorf("--attempt-agent names %d agents for %d attempts", len(r.Agents), r.Count).WithHint("name at most one for each attempt")
+	case len(r.Tasks) > r.Count:
+		return usageErrorf("--attempt-task-file is given %d times for %d attempts", len(r.Tasks), r.Count).WithHint("give at most one for each attempt")
 	}
 	if err := (&agentlab.JobAttempts{Count: r.Count, Pick: r.Pick, Agents: r.Agents, Tasks: r.Tasks}).Validate(); err != nil {
 		return usage(err)
@@ -57,10 +64,15 @@ func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
 // watchAttempts shows the events of a job with several attempts until it has
 // ended. Their logs are not mixed.
 func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	a.progressf("  → agentlab job logs --follow %s --attempt 1", id)
+	a.progressf("  → %s", logsOfAttempt(id))
 	j, err := a.followJob(ctx, c, id, a.showEvent)
 	j.ID = id
 	return j, err
+}
+
+// logsOfAttempt is the command that follows an attempt of a job.
+func logsOfAttempt(id string) string {
+	return "agentlab job logs --follow --attempt 1 " + id
 }
 
 // attemptID returns the ID of the numbered attempt of a job, or of the job if
@@ -119,7 +131,7 @@ func (a *App) attemptTable(j api.Job) error {
 		if at.Attempt == j.Winner {
 			number += " (won)"
 		}
-		t.row(number, at.ID, at.Status, orDash(at.Phase), at.Agent, judged(at), at.Result.Commits, orDash(firstLine(at.Reason, 60)))
+		t.row(number, at.ID, at.Status, orDash(at.Phase), at.Agent, judged(at), at.Result.Commits, orDash(firstLine(cmp.Or(at.Reason, at.Waiting), 60)))
 	}
 	return t.flush()
 }

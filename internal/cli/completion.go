@@ -39,7 +39,7 @@ func listOf[T any](list func(*client.Client, context.Context) (api.List[T], erro
 
 var (
 	listSandboxes = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Sandbox], error) {
-		return c.Sandboxes(ctx, client.SandboxQuery{})
+		return c.Sandboxes(ctx, client.SandboxQuery{Limit: listLimit})
 	}, func(sb api.Sandbox) cobra.Completion {
 		return cobra.CompletionWithDesc(sb.Name, sb.State+", profile "+sb.Profile)
 	})

@@ -48,6 +48,7 @@ func usageErrorf(format string, args ...any) usageError {
 // names of the flags.
 var argumentFlags = map[string]string{
 	"name": "name", "ttl": "ttl", "image": "image", "repo": "repo", "ref": "ref", "resources.cores": "cores", "resources.memory_mb": "memory-mb",
+	"from_snapshot": "from-snapshot", "name_prefix": "name-prefix",
 	"secrets_bundle": "bundle", "target": "", "verbs": "verb",
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,11 +57,21 @@ func (f choiceFlag) Set(s string) error {
 	return nil
 }
 
-// countFlag is a number that is not negative.
-type countFlag struct{ to *int }
+// countFlag is a number from least to most.
+type countFlag struct {
+	to          *int
+	least, most int
+}
 
-// count adds a countFlag, whose default is the value of to.
-func count(flags *pflag.FlagSet, to *int, name, usage string) { flags.Var(countFlag{to}, name, usage) }
+// count adds a number that is not negative, whose default is the value of to.
+func count(flags *pflag.FlagSet, to *int, name, usage string) {
+	between(flags, to, name, 0, math.MaxInt32, usage)
+}
+
+// between adds a number from least to most, whose default is the value of to.
+func between(flags *pflag.FlagSet, to *int, name string, least, most int, usage string) {
+	flags.Var(countFlag{to, least, most}, name, usage)
+}
 
 func (f countFlag) String() string {
 	if f.to == nil {
@@ -75,8 +86,11 @@ func (countFlag) Type() string { return "int" }
 // Set stores the number.
 func (f countFlag) Set(s string) error {
 	n, err := strconv.Atoi(s)
-	if err == nil && n < 0 {
+	switch {
+	case err == nil && n < 0:
 		return errors.New(s + " is negative")
+	case err == nil && (n < f.least || n > f.most):
+		return fmt.Errorf("%d is not between %d and %d", n, f.least, f.most)
 	}
 	*f.to = n
 	return err
@@ -179,4 +193,21 @@ func flagError(cmd *cobra.Command, err error) error {
 		return usageError{e, argumentFlags[e.Field]}
 	}
 	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
+}
+
+// listLimit is how long lists are that the user does not limit.
+const listLimit = 1000
+
+// limitFlag adds the flag of commands that print a list with pages. The client
+// requests as many pages as the limit needs.
+func limitFlag(cmd *cobra.Command, limit *int) {
+	count(cmd.Flags(), limit, "limit", "list at most this many; 0 means all")
+}
+
+// noteMore says that a list continues, if next, the cursor of its next page, is not
+// empty.
+func (a *App) noteMore(next string) {
+	if next != "" {
+		a.progressf("the list continues; '--limit 0' shows all")
+	}
 }

@@ -29,10 +29,14 @@ func (a *App) jobListCmd() *cobra.Command {
 		for _, j := range jobs.Items {
 			t.row(j.ID, j.Status, orDash(j.Phase), j.Agent, dashInt(j.SandboxVMID), attemptCell(j), a.age(j.CreatedAt), firstLine(j.Task, 48))
 		}
-		return t.flush()
+		if err := t.flush(); err != nil {
+			return err
+		}
+		a.noteMore(jobs.Next)
+		return nil
 	})
 	choice(cmd.Flags(), &q.Status, "status", agentlab.JobStatuses, "only jobs with this status, e.g. RUNNING")
-	count(cmd.Flags(), &q.Limit, "limit", "list at most this many; 0 means all")
+	limitFlag(cmd, &q.Limit)
 	return cmd
 }
 
@@ -87,6 +91,7 @@ func (a *App) showJob(j api.Job) error {
 		t.row("Pushed:", yesNo(r.Pushed))
 		t.row("Uncommitted changes:", uncommitted(j))
 	}
+	optional("Checkpoint:", checkpointTime(j))
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
 		return err

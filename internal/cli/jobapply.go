@@ -27,7 +27,8 @@ differs from the one that the agent changed is merged (three-way). If a file
 cannot be merged, nothing is applied. The index and branches do not change.
 
 Merging into files with uncommitted changes requires confirmation or --force.
-For the commits of the job see 'agentlab job fetch'.`,
+For the commits of the job see 'agentlab job fetch'. For a job without a result,
+the changes are those of its last checkpoint.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
@@ -42,7 +43,7 @@ For the commits of the job see 'agentlab job fetch'.`,
 			a.noteModuleDiffs(j)
 			return a.emit(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
 		}
-		return withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
+		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
 			return a.applyChanges(ctx, b, j, dir, args[1:], force)
 		})
 	})
@@ -91,7 +92,11 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	return a.emit(map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}, func() error {
+	doc := map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}
+	if cp := p.ch.checkpoint(j); cp != nil {
+		doc["checkpoint"] = cp
+	}
+	return a.emit(doc, func() error {
 		for _, name := range names {
 			fmt.Fprintln(a.Stdout, sanitize(name))
 		}

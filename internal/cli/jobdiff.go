@@ -34,7 +34,8 @@ func (a *App) jobDiffCmd() *cobra.Command {
 		Short: "Show the uncommitted changes of a job's agent",
 		Long: `Show the uncommitted changes of a job's agent, against its last commit. Nothing
 is fetched into the repository, which must have the commit that the job started
-from. For the commits of the job see 'agentlab job fetch'.`,
+from. For the commits of the job see 'agentlab job fetch'. For a job without a
+result, the changes are those of its last checkpoint.`,
 		Args: exactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository of the job")
@@ -49,7 +50,7 @@ from. For the commits of the job see 'agentlab job fetch'.`,
 			a.noteModuleDiffs(j)
 			return a.emit(diffDocument(j, []changedFile{}, "", stat), silent)
 		}
-		return withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
+		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
 			ch, err := openChanges(ctx, b, j)
 			if err != nil {
 				return err
@@ -159,7 +160,11 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 			return err
 		}
 	}
-	return a.printJSON(diffDocument(j, files, patch.String(), stat))
+	doc := diffDocument(j, files, patch.String(), stat)
+	if cp := ch.checkpoint(j); cp != nil {
+		doc["checkpoint"] = cp
+	}
+	return a.printJSON(doc)
 }
 
 // diffDocument is the output of 'job diff' under --json.

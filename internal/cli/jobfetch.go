@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,6 +32,10 @@ With --with-changes, also fetch the uncommitted changes of the agent, as one
 commit in refs/agentlab/JOB-changes on top of the others. 'agentlab job apply'
 applies them to the work tree instead.
 
+While a job runs, and when it has ended without a result (for example because its
+VM was lost), the command uses the last checkpoint of the agent's work, and says
+from when it is.
+
 If the job has ended without commits, the command says so and exits with 0.`,
 		Args: exactArgs("JOB"),
 	}
@@ -40,7 +46,7 @@ If the job has ended without commits, the command says so and exits with 0.`,
 		if err != nil {
 			return err
 		}
-		got, err := fetchJob(ctx, c, j, repo, withChanges)
+		got, err := a.fetchJob(ctx, c, j, repo, withChanges)
 		if errors.Is(err, errNoCommits) && hasNothing(j, withChanges) {
 			return a.nothingToFetch(j)
 		}
@@ -96,22 +102,52 @@ type fetched struct {
 	Commits    int           `json:"commits"`
 	ChangesRef string        `json:"changes_ref,omitempty"`
 	Changes    string        `json:"changes_commit,omitempty"`
+
+	Checkpoint *checkpoint `json:"checkpoint,omitempty"` // nil: they are the result of the job
+}
+
+// checkpoint describes a checkpoint in the output of a command.
+type checkpoint struct {
+	StoredAt  time.Time `json:"stored_at"`
+	JobStatus string    `json:"job_status"`
+}
+
+// checkpoint returns the description of the checkpoint; nil for a result.
+func (b *checkedBundle) checkpoint(j api.Job) *checkpoint {
+	if b.taken.IsZero() {
+		return nil
+	}
+	return &checkpoint{b.taken, j.Status}
 }
 
 // fetchJob fetches the branch of the job's bundle into refs/agentlab/JOB, and
 // with withChanges its uncommitted changes. It takes no other ref and checks
 // nothing out.
-func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, withChanges bool) (fetched, error) {
+func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, withChanges bool) (fetched, error) {
 	var got fetched
-	err := withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
+	err := a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) (err error) {
 		refs := map[string]string{}
-		if commit := b.header.refs[resultBranch(j)]; commit != "" {
-			got.Ref, got.Commit, got.Commits = "refs/agentlab/"+j.ID, commit, j.Result.Commits
+		got.Checkpoint = b.checkpoint(j)
+		commit, commits := b.header.refs[resultBranch(j)], j.Result.Commits
+		if commit != "" && got.Checkpoint != nil { // a checkpoint has the branch also without commits
+			if commits, err = b.countCommits(ctx, commit); err != nil {
+				return bundleFault(ctx, j, err)
+			}
+			if commits == 0 {
+				commit = ""
+			}
+		}
+		if commit != "" {
+			got.Ref, got.Commit, got.Commits = "refs/agentlab/"+j.ID, commit, commits
 			refs[got.Ref] = resultBranch(j)
 		}
 		if commit := b.header.refs[guestapi.RefChanges]; commit != "" && withChanges {
 			got.ChangesRef, got.Changes = "refs/agentlab/"+j.ID+"-changes", commit
 			refs[got.ChangesRef] = guestapi.RefChanges
+		}
+		if len(refs) == 0 && got.Checkpoint != nil {
+			return agentlab.Errorf(agentlab.CodeNotFound, "the checkpoint of job %s %w", j.ID, errNoCommits).
+				WithHint("show its uncommitted changes: agentlab job diff %s", j.ID)
 		}
 		if len(refs) == 0 {
 			return noCommits(j)
@@ -121,9 +157,6 @@ func fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, wit
 	return got, err
 }
 
-// resultBundle is the artifact with a job's new commits and uncommitted changes.
-const resultBundle = "result.bundle"
-
 func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + cmp.Or(j.ParentID, j.ID) }
 
 var errNoCommits = errors.New("has no commits")
@@ -131,7 +164,7 @@ var errNoCommits = errors.New("has no commits")
 // noCommits returns why a job has no bundle.
 func noCommits(j api.Job) error {
 	if !agentlab.JobStatus(j.Status).Final() {
-		return agentlab.Errorf(agentlab.CodeNotFound, "job %s has not ended (it is %s); its results are uploaded at its end", j.ID, j.Status).
+		return agentlab.Errorf(agentlab.CodeNotFound, "job %s has not ended (it is %s) and has no checkpoint yet; its result is uploaded at its end", j.ID, j.Status).
 			WithHint("wait for it: agentlab job logs --follow %s", j.ID)
 	}
 	err := agentlab.Errorf(agentlab.CodeNotFound, "job %s %w (it is %s)", j.ID, errNoCommits, j.Status)
@@ -147,34 +180,118 @@ func noCommits(j api.Job) error {
 
 // withResult downloads the job's bundle, checks every object against the
 // repository, and calls fn with it and a temporary directory. An untrusted guest
-// wrote the bundle.
-func withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *checkedBundle, dir string) error) error {
+// wrote the bundle. A job without a result can have a checkpoint.
+func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *checkedBundle, dir string) error) error {
 	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("set --repo to the path of one")
 	}
-	body, err := c.Artifact(ctx, j.ID, resultBundle)
-	if err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return noCommits(j)
-		}
-		return err
-	}
-	defer func() { _ = body.Close() }()
 	dir, err := os.MkdirTemp("", "agentlab-fetch-*")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, resultBundle)
-	if _, err := saveTo(file, body, false); err != nil {
+	work, err := downloadWork(ctx, c, j, dir)
+	if err != nil {
 		return err
 	}
-	b, err := openBundle(ctx, dir, file, repo, resultBranch(j), guestapi.RefChanges)
+	refs := []string{resultBranch(j), guestapi.RefChanges}
+	b, err := openBundle(ctx, dir, filepath.Join(dir, work[0].Path), repo, refs...)
 	if err != nil {
 		return bundleFault(ctx, j, err)
 	}
 	defer b.close()
+	if work[0].Path == agentlab.ArtifactCheckpoint {
+		b.taken = work[0].CreatedAt
+		if len(work) > 1 {
+			err := b.add(ctx, filepath.Join(dir, work[1].Path), refs...)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err == nil {
+				b.taken = work[1].CreatedAt
+			} else {
+				a.progressf("note: the newest part of the checkpoint is not used: %s", sanitize(err.Error()))
+			}
+		}
+		a.progressf("note: job %s is %s and has no result; this is the checkpoint of %s", j.ID, j.Status, localTime(b.taken))
+	}
 	return fn(b, dir)
+}
+
+// workOf returns the artifacts with the commits and uncommitted changes of a job:
+// its result, or the parts of its checkpoint in order.
+func workOf(j api.Job) (work []api.Artifact) {
+	find := func(path string) *api.Artifact {
+		i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == path })
+		if i < 0 {
+			return nil
+		}
+		return &j.Artifacts[i]
+	}
+	if result := find(agentlab.ArtifactResult); result != nil {
+		return []api.Artifact{*result}
+	}
+	full, increment := find(agentlab.ArtifactCheckpoint), find(agentlab.ArtifactIncrement)
+	if full == nil {
+		return nil
+	}
+	work = append(work, *full)
+	if increment != nil && !increment.CreatedAt.Before(full.CreatedAt) { // otherwise it continues an earlier one
+		work = append(work, *increment)
+	}
+	return work
+}
+
+// checkpointTime returns when the checkpoint of a job was stored; "" if it has a
+// result or nothing.
+func checkpointTime(j api.Job) string {
+	w := workOf(j)
+	if len(w) == 0 || w[0].Path != agentlab.ArtifactCheckpoint {
+		return ""
+	}
+	return localTime(w[len(w)-1].CreatedAt)
+}
+
+// downloadWork downloads workOf(j) to dir. While the job runs, its checkpoint
+// may be replaced: then it begins again.
+func downloadWork(ctx context.Context, c *client.Client, j api.Job, dir string) ([]api.Artifact, error) {
+	const tries = 5
+	for range tries {
+		work := workOf(j)
+		if len(work) == 0 {
+			return nil, noCommits(j)
+		}
+		complete := true
+		for _, f := range work {
+			err := download(ctx, c, f, dir)
+			if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+				complete = false
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		now, err := c.Job(ctx, j.ID)
+		if err != nil {
+			return nil, err
+		}
+		if complete && slices.Equal(workOf(now), work) {
+			return work, nil
+		}
+		j = now
+	}
+	return nil, agentlab.Errorf(agentlab.CodeBusy, "the checkpoint of job %s was replaced during the download", j.ID).WithHint("run the command again")
+}
+
+func download(ctx context.Context, c *client.Client, f api.Artifact, dir string) error {
+	body, err := c.Artifact(ctx, f.JobID, f.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	_, err = saveTo(filepath.Join(dir, f.Path), body, true)
+	return err
 }
 
 // bundleFault returns the error for a job's bundle that git rejects.
@@ -188,8 +305,8 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 		code = e.Code
 	}
 	fault := agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, sanitize(err.Error()))
-	if errors.Is(err, errLacksBase) {
-		return fault.WithHint("it requires commit %.12s, which this repository lacks; set --repo to the repository of the job", j.Result.BaseCommit)
+	if missing, ok := errors.AsType[missingCommit](err); ok {
+		return fault.WithHint("it requires commit %.12s, which this repository lacks; set --repo to the repository of the job", string(missing))
 	}
 	return fault.WithHint("nothing was fetched; list the artifacts instead: agentlab job artifacts %s", j.ID)
 }

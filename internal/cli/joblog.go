@@ -23,7 +23,7 @@ func (a *App) jobLogsCmd() *cobra.Command {
 		Long: `Print the agent's log of a job. For a job with several attempts, it is the log
 of the attempt that won, or of the attempt N with --attempt N.`,
 	}
-	count(cmd.Flags(), &attempt, "attempt", "print the log of this attempt")
+	between(cmd.Flags(), &attempt, "attempt", 1, agentlab.MaxAttempts, "print the log of this attempt")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new lines until the job ends, then how it ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		id, err := attemptID(ctx, c, args[0], attempt)
@@ -47,7 +47,7 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 	}
 	if follow && j.AttemptCount > 0 && !agentlab.JobStatus(j.Status).Final() {
 		return agentlab.Errorf(agentlab.CodeConflict, "job %s has several attempts, which run at the same time", j.ID).
-			WithHint("choose one: agentlab job logs %s --follow --attempt 1", j.ID)
+			WithHint("choose one: %s", logsOfAttempt(j.ID))
 	}
 	if follow && !agentlab.JobStatus(j.Status).Final() {
 		ctx, stop := context.WithCancel(ctx)

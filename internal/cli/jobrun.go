@@ -197,7 +197,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		})
 	}
 	if err != nil {
-		return a.jobContinues(ctx, j.ID, err)
+		return a.jobContinues(ctx, j.ID, f.req.Attempts != nil, err)
 	}
 	a.waitDestroyed(ctx, c, append([]api.Job{j}, j.Attempts...)...)
 	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
@@ -208,11 +208,15 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 
 // jobContinues returns the error of waiting for a job. After an interrupt, it
 // prints that the job continues.
-func (a *App) jobContinues(ctx context.Context, id string, err error) error {
+func (a *App) jobContinues(ctx context.Context, id string, attempts bool, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	a.progressf("\njob %s continues in the background\n  → agentlab job logs --follow %s\n  → agentlab job cancel %s", id, id, id)
+	logs := "agentlab job logs --follow " + id
+	if attempts {
+		logs = logsOfAttempt(id)
+	}
+	a.progressf("\njob %s continues in the background\n  → %s\n  → agentlab job cancel %s", id, logs, id)
 	return context.Canceled
 }
 
@@ -234,12 +238,15 @@ func (a *App) waitDestroyed(ctx context.Context, c *client.Client, jobs ...api.J
 func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job) {
 	number := j.SandboxVMID
 	if number == 0 { // a sandbox gets its job ID before the job gets the VMID
-		list, err := c.Sandboxes(ctx, client.SandboxQuery{})
-		i := slices.IndexFunc(list.Items, func(sb api.Sandbox) bool { return sb.JobID == j.ID })
-		if err != nil || i < 0 {
+		for sb, err := range c.EachSandbox(ctx, client.SandboxQuery{}) {
+			if err == nil && sb.JobID == j.ID {
+				number = sb.VMID
+				break
+			}
+		}
+		if number == 0 {
 			return
 		}
-		number = list.Items[i].VMID
 	}
 	vmid := fmt.Sprint(number)
 	for _, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, Kind: agentlab.EventSandboxState}) {
@@ -333,6 +340,9 @@ func (a *App) summarise(j api.Job) {
 		if j.Bundled || j.Winner > 0 { // attempts push nothing
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
+	}
+	if i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.PrepareLog }); i >= 0 && j.Status == string(agentlab.JobFailed) {
+		a.progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
 	}
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {

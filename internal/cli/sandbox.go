@@ -104,7 +104,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		}
 	})
 	if err != nil {
-		return a.jobContinues(ctx, sb.JobID, err)
+		return a.jobContinues(ctx, sb.JobID, false, err)
 	}
 	a.waitDestroyed(ctx, c, j)
 	if now, err := c.Sandbox(ctx, fmt.Sprint(sb.VMID)); err == nil {
@@ -177,6 +177,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	if sb.FromSnapshot != "" {
 		t.row("Created from:", sb.FromSnapshot)
 	}
+	if sb.Start != "" {
+		t.row("Start:", sb.Start)
+	}
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
 		t.row("VM:", sanitize(sb.Handle))
@@ -194,16 +197,19 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 }
 
 func (a *App) sandboxListCmd() *cobra.Command {
-	var all, orphans bool
+	q := client.SandboxQuery{Limit: listLimit}
+	var orphans bool
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: exactArgs()}
-	cmd.Flags().BoolVar(&all, "all", false, "include destroyed sandboxes and those of the warm pool")
+	cmd.Flags().BoolVar(&q.Destroyed, "all", false, "include destroyed sandboxes and those of the warm pool")
 	cmd.Flags().BoolVar(&orphans, "orphans", false, "list orphans instead: VMs with AgentLab's mark that belong to no sandbox")
+	limitFlag(cmd, &q.Limit)
 	cmd.MarkFlagsMutuallyExclusive("all", "orphans")
+	cmd.MarkFlagsMutuallyExclusive("limit", "orphans")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if orphans {
 			return a.listOrphans(ctx, c)
 		}
-		list, err := c.Sandboxes(ctx, client.SandboxQuery{Destroyed: all})
+		list, err := c.Sandboxes(ctx, q)
 		if err != nil {
 			return err
 		}
@@ -211,6 +217,7 @@ func (a *App) sandboxListCmd() *cobra.Command {
 			if err := a.sandboxesTable(list.Items); err != nil {
 				return err
 			}
+			a.noteMore(list.Next)
 			for _, sb := range list.Items {
 				if sb.Waiting != "" {
 					a.progressf("note: %s (%d): %s", sb.Name, sb.VMID, sanitize(sb.Waiting))
@@ -231,7 +238,7 @@ func (a *App) sandboxesTable(list []api.Sandbox) error {
 }
 
 func (a *App) sandboxShowCmd() *cobra.Command {
-	return query(a, "show SANDBOX", "Show a sandbox", exactArgs("SANDBOX"), one((*client.Client).Sandbox), a.sandboxTable)
+	return query(a, "show SANDBOX", "Show a sandbox", exactArgs("SANDBOX"), one((*client.Client).SandboxMemory), a.sandboxTable)
 }
 
 // sandboxPowerCmds are start, stop, pause and resume.

@@ -63,8 +63,22 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 				return now, err
 			}
 		}
+		if err := replaced(sb, now); err != nil {
+			return now, err
+		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// replaced returns an error if another request has changed what was requested. A
+// sandbox that will be destroyed has an event with the reason soon.
+func replaced(asked, now api.Sandbox) error {
+	was, is := agentlab.Desired(asked.Desired), agentlab.Desired(now.Desired)
+	if is == was || is == agentlab.DesiredDestroyed || was.Suspended() && is.Suspended() {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s: another request, or its guest, has changed what it does next", now.Name, now.VMID, now.State).
+		WithHint("see 'agentlab sandbox show %d'", now.VMID)
 }
 
 // passing reports whether an event is about a state in which no command waits for
@@ -92,10 +106,18 @@ func refusal(e api.Event) error {
 func sandboxFailed(sb api.Sandbox) error {
 	switch agentlab.SandboxState(sb.State) {
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout, agentlab.SandboxDestroyed:
-		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %s is %s: %s", sb.Name, sb.State, sanitize(sb.Reason)).
-			WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
+	default:
+		return nil
 	}
-	return nil
+	text := fmt.Sprintf("sandbox %s is %s", sb.Name, sb.State)
+	if sb.Reason != "" {
+		text += ": " + sanitize(sb.Reason)
+	}
+	err := agentlab.Errorf(agentlab.CodeUnavailable, "%s", text)
+	if sb.State == string(agentlab.SandboxDestroyed) || sb.Desired == string(agentlab.DesiredDestroyed) { // it has no log
+		return err.WithHint("see 'agentlab sandbox show %d'", sb.VMID)
+	}
+	return err.WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 }
 
 // showEvent prints an event on standard error.

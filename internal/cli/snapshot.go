@@ -93,17 +93,22 @@ func (a *App) waitSnapshot(ctx context.Context, c *client.Client, n api.Snapshot
 
 func (a *App) snapshotRestoreCmd() *cobra.Command {
 	var name string
-	var wait bool
+	var wait, yes bool
 	cmd := &cobra.Command{
 		Use: "restore SANDBOX --name NAME", Short: "Restore a sandbox to one of its snapshots", Args: exactArgs("SANDBOX"),
 		Long: `Replace the disk and the memory of a sandbox by those of one of its snapshots;
 what they are now is lost. The number, the name, the lease and the network policy
 of the sandbox do not change. The sandbox then runs, or is STOPPED if the snapshot
-has no memory.`,
+has no memory. The command asks for confirmation, unless it gets --yes.`,
+		Example: "  agentlab sandbox snapshot restore play --name clean --yes",
 	}
 	nameFlag(cmd, &name, "name of the snapshot")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the sandbox is restored")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if !yes && !a.confirm(fmt.Sprintf("Replace the disk and the memory of sandbox %s by its snapshot %s?", args[0], name)) {
+			return usageErrorf("sandbox %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
+		}
 		restore := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
 			return c.RestoreSnapshot(ctx, sandbox, name)
 		}
@@ -146,9 +151,13 @@ created from it do not change.`,
 	nameFlag(cmd, &name, "name of the snapshot")
 	waitFlag(cmd, &wait, "wait until it is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		after, err := lastEvent(ctx, c, "") // the sandbox may no longer exist
+		if err != nil {
+			return err
+		}
 		n, err := c.DeleteSnapshot(ctx, args[0], name)
 		if err == nil && wait {
-			n, err = a.waitSnapshot(ctx, c, n, 0, agentlab.SnapshotDeleted)
+			n, err = a.waitSnapshot(ctx, c, n, after, agentlab.SnapshotDeleted)
 		}
 		if err != nil {
 			return err
@@ -172,7 +181,7 @@ If the sandbox has received secrets, the new ones have them too; an event record
 that. The exit code is 1 if one of the new sandboxes does not become ready.`,
 		Example: "  agentlab sandbox fork play --count 4 --name-prefix try",
 	}
-	count(cmd.Flags(), &r.Count, "count", "number of new sandboxes, 1 to 64")
+	between(cmd.Flags(), &r.Count, "count", 1, agentlab.MaxFork, fmt.Sprintf("number of new sandboxes, 1 to %d", agentlab.MaxFork))
 	_ = cmd.MarkFlagRequired("count")
 	cmd.Flags().StringVar(&r.NamePrefix, "name-prefix", "", "prefix of the names PREFIX-1, PREFIX-2, … (default: the name of SANDBOX)")
 	cmd.Flags().Var(durationFlag{&ttl, agentlab.MaxTTL}, "ttl", "duration of each lease, e.g. 30m, 4h, 2d (default: the profile's)")

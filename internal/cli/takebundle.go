@@ -7,11 +7,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // errLacksBase means that the repository lacks commits that a bundle requires.
 var errLacksBase = errors.New("commits that it requires are missing")
+
+// missingCommit is errLacksBase with the ID of such a commit.
+type missingCommit string
+
+func (missingCommit) Error() string        { return errLacksBase.Error() }
+func (missingCommit) Is(target error) bool { return target == errLacksBase }
 
 // maxBundleHeader limits the header of a bundle.
 const maxBundleHeader = 1 << 20
@@ -57,60 +65,99 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 	}
 }
 
-// checkedBundle is a guest's bundle with checked objects. They are in a scratch
-// repository that uses the user's repository as its alternate.
+// checkedBundle is a guest's bundle with checked objects, or a bundle and the one
+// that continues it. The objects are in a scratch repository that uses the user's
+// repository as its alternate.
 type checkedBundle struct {
-	file   *os.File
+	files  []bundleFile
+	header bundleHeader // of the last file
+	bare   string       // the scratch repository
+	path   string       // the user's repository
+	taken  time.Time    // when the checkpoint was stored; zero for a result
+}
+
+type bundleFile struct {
+	*os.File
 	header bundleHeader
-	bare   string // the scratch repository
-	path   string // the user's repository
 }
 
 // openBundle checks the objects of a bundle in a scratch repository in dir. The
 // bundle must contain at least one of refs. The user's repository at path is
 // not changed.
 func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*checkedBundle, error) {
-	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
+	b := &checkedBundle{path: path}
+	objects, err := git(ctx, b.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err
 	}
-	b := &checkedBundle{file: file, path: path}
-	if err := b.check(ctx, dir, refs); err != nil {
-		_ = file.Close()
+	if b.bare, err = scratchRepo(ctx, dir, objects); err != nil {
 		return nil, err
 	}
-	return b, nil
+	return b, b.add(ctx, bundle, refs...)
 }
 
-func (b *checkedBundle) close() { _ = b.file.Close() }
+// add checks a bundle that continues those that were added before.
+func (b *checkedBundle) add(ctx context.Context, bundle string, refs ...string) error {
+	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
+	if err != nil {
+		return err
+	}
+	f := bundleFile{File: file}
+	if err := b.check(ctx, &f, refs); err != nil {
+		_ = file.Close()
+		return err
+	}
+	b.files, b.header = append(b.files, f), f.header
+	return nil
+}
 
-func (b *checkedBundle) check(ctx context.Context, dir string, refs []string) (err error) {
-	if b.header, err = readBundleHeader(b.file); err != nil {
+func (b *checkedBundle) close() {
+	for _, f := range b.files {
+		_ = f.Close()
+	}
+}
+
+// base returns the commits that the user's repository must have.
+func (b *checkedBundle) base() []string { return b.files[0].header.needs }
+
+func (b *checkedBundle) check(ctx context.Context, f *bundleFile, refs []string) (err error) {
+	if f.header, err = readBundleHeader(f); err != nil {
 		return err
 	}
 	var commits []string
 	for _, ref := range refs {
-		if commit := b.header.refs[ref]; commit != "" {
+		if commit := f.header.refs[ref]; commit != "" {
 			commits = append(commits, commit)
 		}
 	}
 	if len(commits) == 0 {
 		return fmt.Errorf("it has no %s", strings.Join(refs, " or "))
 	}
-	objects, err := git(ctx, b.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if _, err := f.Seek(f.header.size, io.SeekStart); err != nil {
+		return err
+	}
+	if err := scanPack(f); err != nil {
+		return err
+	}
+	// Only the user's own commits are known to be complete.
+	base := f.header.needs
+	if len(b.files) > 0 {
+		base = b.base()
+	}
+	return checkBundle(ctx, b.bare, f.File, f.header, base, commits)
+}
+
+// countCommits returns the number of commits up to commit that the bundle adds.
+func (b *checkedBundle) countCommits(ctx context.Context, commit string) (int, error) {
+	in := commit + "\n"
+	for _, id := range b.base() {
+		in += "^" + id + "\n"
+	}
+	out, err := b.git(ctx, gitInput{stdin: strings.NewReader(in)}, "rev-list", "--count", "--stdin")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if b.bare, err = scratchRepo(ctx, dir, objects); err != nil {
-		return err
-	}
-	if _, err := b.file.Seek(b.header.size, io.SeekStart); err != nil {
-		return err
-	}
-	if err := scanPack(b.file); err != nil {
-		return err
-	}
-	return checkBundle(ctx, b.bare, b.file, b.header, commits)
+	return strconv.Atoi(strings.TrimSpace(out))
 }
 
 // git runs git on the checked objects, under the limits for guests' objects.
@@ -126,8 +173,10 @@ func (b *checkedBundle) git(ctx context.Context, in gitInput, args ...string) (s
 // that it fetches from a bundle (up to 2.45 at least), and other fetches need a
 // transport, for which the user's repository can configure programs.
 func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error {
-	if err := indexPack(ctx, b.file, b.header.size, b.path, "index-pack"); err != nil {
-		return err
+	for _, f := range b.files {
+		if err := indexPack(ctx, f.File, f.header.size, b.path, "index-pack"); err != nil {
+			return err
+		}
 	}
 	for name, from := range refs {
 		if _, err := git(ctx, b.path, "update-ref", "--no-deref", name, b.header.refs[from]); err != nil {
@@ -138,8 +187,9 @@ func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error 
 }
 
 // checkBundle indexes the bundle's pack in the bare repository with the checks
-// of fetch.fsckObjects, and checks that everything the commits refer to exists.
-func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, commits []string) error {
+// of fetch.fsckObjects, and checks that everything the commits refer to exists, up
+// to the commits of base.
+func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, base, commits []string) error {
 	limited := func(stdin string, args ...string) error {
 		in := gitInput{stdin: strings.NewReader(stdin), limited: true}
 		_, err := in.run(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
@@ -147,7 +197,7 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 	}
 	for _, id := range h.needs {
 		if err := limited("", "cat-file", "-e", id+"^{commit}"); err != nil {
-			return errLacksBase
+			return missingCommit(id)
 		}
 	}
 	if err := indexPack(ctx, file, h.size, bare, "--git-dir="+bare, "index-pack", "--strict"); err != nil {
@@ -160,7 +210,7 @@ func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader
 		}
 		want += commit + "\n"
 	}
-	for _, id := range h.needs {
+	for _, id := range base {
 		want += "^" + id + "\n"
 	}
 	if err := limited(want, "rev-list", "--objects", "--quiet", "--stdin"); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -85,7 +86,7 @@ were started from it do not change.`,
 		if err != nil {
 			return err
 		}
-		return a.done(list, "%d templates removed", len(list.Items))
+		return a.done(list, "%s removed", agentlab.Plural(len(list.Items), "template"))
 	})
 	return cmd
 }

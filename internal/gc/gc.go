@@ -203,8 +203,7 @@ type endedJob struct {
 
 const page = 200
 
-// endedJobs lists the jobs that have ended. All are listed before any is deleted,
-// because a page begins after a job that must exist.
+// endedJobs lists the jobs that have ended.
 func (c *Collector) endedJobs(ctx context.Context) ([]endedJob, error) {
 	var out []endedJob
 	f := agentlab.JobFilter{Limit: page, Statuses: []agentlab.JobStatus{
@@ -221,7 +220,7 @@ func (c *Collector) endedJobs(ctx context.Context) ([]endedJob, error) {
 		if len(jobs) < page {
 			return out, nil
 		}
-		f.Before = jobs[len(jobs)-1].ID
+		f.Before = jobs[len(jobs)-1].Key()
 	}
 }
 

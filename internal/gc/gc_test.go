@@ -45,8 +45,8 @@ func (s *state) Jobs(_ context.Context, f agentlab.JobFilter) ([]agentlab.Job, e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := 0
-	if f.Before != "" {
-		from = slices.IndexFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == f.Before }) + 1
+	if f.Before != (agentlab.JobKey{}) {
+		from = slices.IndexFunc(s.jobs, func(j agentlab.Job) bool { return j.ID == f.Before.ID }) + 1
 		if from == 0 {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the cursor names no job")
 		}

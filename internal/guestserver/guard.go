@@ -19,8 +19,9 @@ import (
 
 // guard limits the rate, the number and the duration of a guest's calls, and
 // recovers from panics.
-func (g *guest) guard(next http.Handler) http.Handler {
+func guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g := guestOf(r.Context())
 		defer func() {
 			p := recover()
 			if p == nil {
@@ -29,7 +30,7 @@ func (g *guest) guard(next http.Handler) http.Handler {
 			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				panic(p)
 			}
-			g.log.Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			g.logger().Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			writeError(w, http.StatusInternalServerError, string(agentlab.CodeInternal), "internal error")
 		}()
 		w.Header().Set("Cache-Control", "no-store")
@@ -63,26 +64,26 @@ func tooMany(w http.ResponseWriter) {
 
 // withGrant admits a call whose bearer token is a grant of that kind for this
 // sandbox and a job. The response is the same for every invalid token.
-func (g *guest) withGrant(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+func withGrant(kind string, next handler) func(*guest, http.ResponseWriter, *http.Request) {
+	return func(g *guest, w http.ResponseWriter, r *http.Request) {
 		grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
 		if err != nil {
 			g.fail(w, r, err)
 			return
 		}
-		next(w, r, grant.JobID)
+		next(g, w, r, grant.JobID)
 	}
 }
 
 // whileRunning is withGrant for calls that change the artifacts or the log of a
 // job, or read its repository: those of a final job do not change.
-func (g *guest) whileRunning(kind string, next func(w http.ResponseWriter, r *http.Request, jobID string)) http.HandlerFunc {
-	return g.withGrant(kind, func(w http.ResponseWriter, r *http.Request, jobID string) {
+func whileRunning(kind string, next handler) func(*guest, http.ResponseWriter, *http.Request) {
+	return withGrant(kind, func(g *guest, w http.ResponseWriter, r *http.Request, jobID string) {
 		if err := g.jobRunning(r, kind); err != nil {
 			g.fail(w, r, err)
 			return
 		}
-		next(w, r, jobID)
+		next(g, w, r, jobID)
 	})
 }
 

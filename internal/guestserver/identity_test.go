@@ -171,9 +171,8 @@ func claims(r route) []*http.Request {
 func TestGuestCanAccessOnlyItself(t *testing.T) {
 	s := &services{}
 	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
-	g := &guest{s: srv, vmid: ownVMID}
 	handler := srv.Handler(ownVMID)
-	for _, r := range g.routes() {
+	for _, r := range routes() {
 		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > uploaderAtWork {
 			t.Fatalf("%s %s lacks a column", r.method, r.path)
 		}
@@ -247,12 +246,12 @@ func TestRowWithoutNeed(t *testing.T) {
 	srv := New(Config{Tokens: &services{}})
 	g := &guest{s: srv, vmid: ownVMID, log: srv.log}
 	called := false
-	h := g.admit(route{method: "GET", path: "/v1/x", serve: func(http.ResponseWriter, *http.Request, string) { called = true }})
+	h := admit(route{method: "GET", path: "/v1/x", serve: func(*guest, http.ResponseWriter, *http.Request, string) { called = true }})
 	for _, token := range []string{"", "own-runner", "own-upload"} {
 		req := httptest.NewRequest(http.MethodGet, "/v1/x", nil)
 		req.Header.Set("Authorization", "Bearer "+token)
 		w := httptest.NewRecorder()
-		if h(w, req); called || w.Code != http.StatusUnauthorized {
+		if h(g, w, req); called || w.Code != http.StatusUnauthorized {
 			t.Errorf("with %q: %d, called %t", token, w.Code, called)
 		}
 	}

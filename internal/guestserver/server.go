@@ -8,15 +8,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
-	"github.com/agentlab-vm/agentlab/internal/connlimit"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -78,11 +73,16 @@ type Config struct {
 	Logger    *slog.Logger     // nil means none
 }
 
-// Server creates the handlers of the guest plane. It has no state of its own,
-// so a restarted controller continues.
+// Server serves the guest plane. Its only state is that of open listeners, so a
+// restarted controller continues.
+//
+// All guests share one mux and one http.Server: an idle guest costs its listener
+// and a goroutine.
 type Server struct {
-	cfg Config
-	log *slog.Logger
+	cfg  Config
+	log  *slog.Logger
+	mux  http.Handler
+	http *http.Server
 }
 
 // New returns a Server.
@@ -94,7 +94,16 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{cfg: cfg, log: cfg.Logger}
+	s := &Server{cfg: cfg, log: cfg.Logger, mux: newMux()}
+	s.http = &http.Server{
+		Handler:           s.mux,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext:       func(l net.Listener) context.Context { return l.(*accepted).ctx }, //nolint:forcetypeassert // Serve passes no other
+	}
+	return s
 }
 
 // Timeouts of every guest listener. There is none for complete requests and
@@ -106,60 +115,115 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// HTTPServer returns a server for the listener of one sandbox, with timeouts
-// for an untrusted client. Serve has further limits.
-func (s *Server) HTTPServer(vmid int) *http.Server {
-	return &http.Server{
-		Handler:           s.Handler(vmid),
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+// Serve serves the guest of one sandbox on l until ctx ends or l fails. It
+// closes l and all connections, which aborts running calls: the runner sends them
+// again.
+func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
+	accept, stop := s.Handle(vmid)
+	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	defer func() { _ = l.Close() }()
+	for pause := firstPause; ; {
+		c, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = c.Close()
+			}
+			return nil
+		case err == nil:
+			pause = firstPause
+			accept(c)
+		case temporary(err):
+			pause = min(2*pause, lastPause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return nil
+			}
+		default:
+			return err
+		}
 	}
 }
 
-// Serve serves the guest of one sandbox on l until ctx ends or l fails. It
-// closes l, limits the number of connections, and aborts running calls when
-// ctx ends: the runner sends them again.
-func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
-	srv := s.HTTPServer(vmid)
-	srv.BaseContext = func(net.Listener) context.Context { return ctx }
-	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
-	defer stop()
-	err := srv.Serve(connlimit.New(l, s.cfg.Limits.Connections, s.cfg.Limits.Connections))
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+// Handle returns a function that serves a connection of the guest of one sandbox
+// and returns at once, and one that closes all its connections and refuses more.
+// The number of connections is limited. A guest without connections costs little.
+func (s *Server) Handle(vmid int) (accept func(net.Conn), stop func()) {
+	l := &line{s: s, vmid: vmid}
+	return l.accept, l.stop
 }
+
+// Pauses after an error of Accept that does not concern the listener, such as too
+// many open files.
+const (
+	firstPause = 5 * time.Millisecond
+	lastPause  = time.Second
+)
+
+func temporary(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Temporary() //nolint:staticcheck // what http.Server does, too
+}
+
+// accepted is a listener that returns one connection and then io.EOF.
+type accepted struct {
+	net.Conn
+	ctx  context.Context // of the calls on the connection
+	done bool
+}
+
+// Accept implements net.Listener. It is not called concurrently.
+func (a *accepted) Accept() (net.Conn, error) {
+	if a.done {
+		return nil, io.EOF
+	}
+	a.done = true
+	return a.Conn, nil
+}
+
+// Close implements net.Listener. The connection stays open.
+func (a *accepted) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (a *accepted) Addr() net.Addr { return a.LocalAddr() }
 
 // Handler serves all routes of the guest plane for the sandbox with that VMID,
 // which must be the only one that can reach it. Each handler has its own rate
 // limits.
 func (s *Server) Handler(vmid int) http.Handler {
-	l := s.cfg.Limits
-	g := &guest{
-		s: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock),
-		calls:      rate.NewLimiter(rate.Limit(l.Rate), int(2*l.Rate)),
-		bootstraps: rate.NewLimiter(rate.Limit(l.Bootstraps), int(10*l.Bootstraps)),
-		slots:      make(chan struct{}, l.InFlight),
-	}
+	g := s.newGuest(vmid)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mux.ServeHTTP(w, r.WithContext(withGuest(r.Context(), g)))
+	})
+}
+
+// newMux returns the handler of the calls of all guests.
+func newMux() http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range g.routes() {
-		mux.HandleFunc(r.method+" "+r.path, g.admit(r))
+	for _, r := range routes() {
+		serve := admit(r)
+		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, req *http.Request) { serve(guestOf(req.Context()), w, req) })
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		writeError(w, http.StatusNotFound, "not_found", "no such call")
 	})
-	return g.guard(mux)
+	return guard(mux)
 }
 
 // route is one row of the guest plane. Every column is required.
 type route struct {
 	method, path string
 	needs        need
-	serve        func(w http.ResponseWriter, r *http.Request, jobID string)
+	serve        handler
 }
+
+// handler serves a call of a guest. jobID is that of the grant, "" if the call
+// needs none.
+type handler func(g *guest, w http.ResponseWriter, r *http.Request, jobID string)
 
 // need is what a call must prove, in addition to using the sandbox's own
 // listener. The zero value cannot be proven.
@@ -179,50 +243,31 @@ const (
 // routes returns the routes of the guest plane. No handler reads the sandbox
 // or the job from a request: the sandbox is that of the listener, the job that
 // of the grant.
-func (g *guest) routes() []route {
+func routes() []route {
 	return []route{
-		{"POST", guestapi.PathBootstrap, oneTime, func(w http.ResponseWriter, r *http.Request, _ string) { g.bootstrap(w, r) }},
-		{"POST", guestapi.PathReport, runner, g.report},
-		{"GET", guestapi.PathDirective, runner, g.directive},
-		{"POST", guestapi.PathLog, runnerAtWork, g.appendLog},
-		{"POST", guestapi.PathNetwork, runnerAtWork, g.narrowNetwork},
-		{"GET", guestapi.PathRepo, runnerAtWork, g.repo},
-		{"PUT", guestapi.PathUpload + "{path...}", uploaderAtWork, g.upload},
+		{"POST", guestapi.PathBootstrap, oneTime, (*guest).bootstrap},
+		{"POST", guestapi.PathReport, runner, (*guest).report},
+		{"GET", guestapi.PathDirective, runner, (*guest).directive},
+		{"POST", guestapi.PathLog, runnerAtWork, (*guest).appendLog},
+		{"POST", guestapi.PathNetwork, runnerAtWork, (*guest).narrowNetwork},
+		{"GET", guestapi.PathRepo, runnerAtWork, (*guest).repo},
+		{"PUT", guestapi.PathUpload + "{path...}", uploaderAtWork, (*guest).upload},
 	}
 }
 
-// admit returns a handler that passes on calls that prove what the row needs.
-func (g *guest) admit(r route) http.HandlerFunc {
+// admit returns a function that passes on calls that prove what the row needs.
+func admit(r route) func(g *guest, w http.ResponseWriter, req *http.Request) {
 	switch r.needs {
 	case oneTime:
-		return func(w http.ResponseWriter, req *http.Request) { r.serve(w, req, "") }
+		return func(g *guest, w http.ResponseWriter, req *http.Request) { r.serve(g, w, req, "") }
 	case runner:
-		return g.withGrant(agentlab.GrantRunner, r.serve)
+		return withGrant(agentlab.GrantRunner, r.serve)
 	case runnerAtWork:
-		return g.whileRunning(agentlab.GrantRunner, r.serve)
+		return whileRunning(agentlab.GrantRunner, r.serve)
 	case uploaderAtWork:
-		return g.whileRunning(agentlab.GrantUpload, r.serve)
+		return whileRunning(agentlab.GrantUpload, r.serve)
 	}
-	return func(w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
-}
-
-// Limits on the lines of one guest in the daemon's log: this many at once, then
-// one per logEvery. All guests share the log, and its size is limited: one
-// guest must not displace the lines of others.
-const (
-	logBurst = 50
-	logEvery = 5 * time.Second
-)
-
-// guest is the state of one sandbox in the guest plane.
-type guest struct {
-	s          *Server
-	vmid       int
-	log        *slog.Logger
-	calls      *rate.Limiter
-	bootstraps *rate.Limiter
-	slots      chan struct{}
-	logMu      sync.Mutex // one log append at a time
+	return func(g *guest, w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
 
 // Bootstrap delivers jobs and secrets; *bootstrap.Service implements it.
@@ -328,9 +373,9 @@ func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
 		msg = own.Message
 	}
 	if st >= 500 && r.Context().Err() == nil { // otherwise the guest has disconnected
-		g.log.Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
+		g.logger().Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
 	} else {
-		g.log.Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
+		g.logger().Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
 	}
 	writeError(w, st, string(code), msg)
 }

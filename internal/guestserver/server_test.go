@@ -423,7 +423,7 @@ func TestSlowBodies(t *testing.T) {
 func TestTooManyAtOnce(t *testing.T) {
 	c := setup(t, artifact.Limits{})
 	c.Stop()
-	c.Limits = guestserver.Limits{InFlight: 2, Connections: 4}
+	c.Limits = guestserver.Limits{InFlight: 2, Connections: 16}
 	c.Start()
 	var wg sync.WaitGroup
 	var mu sync.Mutex

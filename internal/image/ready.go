@@ -73,6 +73,16 @@ func (s Bootable) Check(name string) error {
 	return err
 }
 
+// DiskBytes returns the virtual size of the root disk of an image, in bytes; 0 if it
+// is not built.
+func (s Bootable) DiskBytes(name string) int64 {
+	img, err := s.Resolve(context.Background(), name)
+	if err != nil {
+		return 0
+	}
+	return img.SizeBytes
+}
+
 // Ensure builds the image if it is missing and returns its reference.
 func (s Bootable) Ensure(ctx context.Context, name string, progress func(string)) (string, error) {
 	img, err := s.Store.Ensure(ctx, name, progress)

@@ -293,8 +293,8 @@ func (s *Store) remove(name, digest string) error {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the users of %s@%s cannot be determined: %w", name, digest, err)
 	}
 	if used {
-		return agentlab.Errorf(agentlab.CodeConflict, "sandboxes use %s@%s", name, digest).WithField("image").
-			WithHint("destroy them first: agentlab sandbox list")
+		return agentlab.Errorf(agentlab.CodeConflict, "sandboxes or snapshots use %s@%s", name, digest).WithField("image").
+			WithHint("destroy or delete them first: agentlab sandbox list, agentlab sandbox snapshot list")
 	}
 	if current, err := s.current(name); err == nil && current == digest {
 		if err := os.Remove(filepath.Join(s.root, name, "current")); err != nil {

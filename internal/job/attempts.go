@@ -285,7 +285,7 @@ const attemptsDir = "attempts"
 // job. It may be called again.
 func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []agentlab.Job, prep *agentlab.Job) error {
 	if prep != nil {
-		if err := s.ignoreRefused(*prep, s.cfg.Artifacts.ShareLog(ctx, prep.ID, j.ID, attemptsDir+"/prepare.log")); err != nil {
+		if err := s.ignoreRefused(*prep, s.cfg.Artifacts.ShareLog(ctx, prep.ID, j.ID, agentlab.PrepareLog)); err != nil {
 			return err
 		}
 	}
@@ -303,7 +303,7 @@ func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []ag
 				err = s.cfg.Artifacts.Share(ctx, f, j.ID, own+f.Path)
 			}
 			// A guest may have named a file like those of another attempt.
-			if top, _, _ := strings.Cut(f.Path, "/"); err == nil && a.Attempt == j.Winner && top != attemptsDir {
+			if top, _, _ := strings.Cut(f.Path, "/"); err == nil && a.Attempt == j.Winner && top != attemptsDir && !agentlab.IsCheckpoint(f.Path) {
 				err = s.cfg.Artifacts.Share(ctx, f, j.ID, f.Path)
 			}
 			if err = s.ignoreRefused(a, err); err != nil {

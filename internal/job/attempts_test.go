@@ -96,8 +96,9 @@ func (w *world) wantThird(id string) {
 	if n := len(w.events(agentlab.EventJobStatus, id)); n != 2 {
 		w.Errorf("status events %q", w.events(agentlab.EventJobStatus, id))
 	}
-	if n, err := w.artifacts.Sweep(context.Background(), w.jobs.Known); n != 0 || err != nil {
-		w.Errorf("swept %d, %v", n, err)
+	// A daemon that was killed can leave a file without its row.
+	if n, err := w.artifacts.Sweep(context.Background(), w.jobs.Known); n > w.restarts || err != nil {
+		w.Errorf("swept %d after %d restarts, %v", n, w.restarts, err)
 	}
 }
 
@@ -123,9 +124,11 @@ func TestBestAttemptWins(t *testing.T) {
 // The daemon dies at each stage, and again and again; the result is the same.
 func TestDaemonDiesDuringAttempts(t *testing.T) {
 	for name, until := range map[string]func(w *world, id string) bool{
-		"queued":     func(*world, string) bool { return true },
-		"running":    func(w *world, id string) bool { return w.job(id).Status == agentlab.JobRunning },
-		"one ended":  func(w *world, id string) bool { return w.job(id).Phase == "attempts 1/4" },
+		"queued":  func(*world, string) bool { return true },
+		"running": func(w *world, id string) bool { return w.job(id).Status == agentlab.JobRunning },
+		"one ended": func(w *world, id string) bool {
+			return slices.ContainsFunc(w.attemptsOf(id), func(a agentlab.Job) bool { return a.Status.Final() })
+		},
 		"winner":     func(w *world, id string) bool { return w.job(id).Winner != 0 },
 		"collecting": func(w *world, id string) bool { return len(w.paths(id)) > 2 },
 		"final":      func(w *world, id string) bool { return w.job(id).Status.Final() },

@@ -106,7 +106,7 @@ func TestAttemptsContinueOneSandbox(t *testing.T) {
 			w.Errorf("setup ran %d times", n)
 		}
 		prep := w.preparation(id)
-		if prep.Status != agentlab.JobCompleted || !slices.Contains(w.paths(id), "attempts/prepare.log") {
+		if prep.Status != agentlab.JobCompleted || !slices.Contains(w.paths(id), agentlab.PrepareLog) {
 			w.Errorf("%s %q, %q", prep.Status, prep.Reason, w.paths(id))
 		}
 		for _, a := range w.attemptsOf(id) {

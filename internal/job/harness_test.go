@@ -116,6 +116,7 @@ func (v slowVault) Delivered(id string) ([]string, bool, error) {
 
 // world is a machine with a state directory, on which daemons come and go.
 type world struct {
+	restarts int // how often the daemon was killed
 	*testing.T
 	dir      string
 	host     *fake.Host
@@ -263,6 +264,7 @@ func committed(c store.Commit, jobs *job.Service, boot *bootstrap.Service) {
 
 func (w *world) restart() {
 	w.Helper()
+	w.restarts++
 	w.kill()
 	w.begin()
 }

@@ -76,6 +76,7 @@ type Bootstrap interface {
 type Artifacts interface {
 	ClaimBundle(ctx context.Context, bundleID, jobID string) error
 	DropBundle(jobID string) error
+	DropCheckpoint(ctx context.Context, jobID string) error
 	List(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 	Share(ctx context.Context, a agentlab.Artifact, jobID, path string) error
 	ShareLog(ctx context.Context, fromID, jobID, path string) error

@@ -258,9 +258,27 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 	return err
 }
 
-// release frees what a final job uses: its bundle and its sandbox. It may be
-// called again.
+// dropCheckpoint deletes the checkpoint of a final job if its result is stored.
+func (s *Service) dropCheckpoint(ctx context.Context, j agentlab.Job) error {
+	files, err := s.cfg.Artifacts.List(ctx, j.ID)
+	if err != nil {
+		return err
+	}
+	has := func(p string) bool {
+		return slices.ContainsFunc(files, func(a agentlab.Artifact) bool { return a.Path == p })
+	}
+	if !has(agentlab.ArtifactCheckpoint) || !j.Result.Known() || j.Result.HasWork() && !has(agentlab.ArtifactResult) {
+		return nil
+	}
+	return s.cfg.Artifacts.DropCheckpoint(ctx, j.ID)
+}
+
+// release frees what a final job uses: its checkpoint, its bundle and its
+// sandbox. It may be called again.
 func (s *Service) release(ctx context.Context, j agentlab.Job) error {
+	if err := s.dropCheckpoint(ctx, j); err != nil {
+		return err
+	}
 	if j.Bundled {
 		if err := s.cfg.Artifacts.DropBundle(j.ID); err != nil {
 			return err
@@ -326,8 +344,11 @@ func (s *Service) noteWaiting(ctx context.Context, j agentlab.Job, text string, 
 		if !emit || text == "" {
 			return nil, nil
 		}
-		return []agentlab.Event{jobEvent(agentlab.EventJobPhase, *j,
-			map[string]any{"phase": j.Phase, "waiting": text}, "job %s %s", j.ID, text)}, nil
+		e := jobEvent(agentlab.EventJobPhase, *j, map[string]any{"phase": j.Phase, "waiting": text}, "job %s %s", j.ID, text)
+		if j.ParentID == "" {
+			return []agentlab.Event{e}, nil
+		}
+		return []agentlab.Event{e, e.About(0, j.ParentID)}, nil // who follows the job with several attempts sees it too
 	})
 	return err
 }

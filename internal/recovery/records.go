@@ -156,7 +156,7 @@ func (r *Records) catchUp(ctx context.Context) error {
 			if err != nil || st.ModTime().Before(j.UpdatedAt) {
 				r.Changed(j.ID)
 			}
-			f.Before = j.ID
+			f.Before = j.Key()
 		}
 		if len(jobs) < page {
 			return nil

@@ -58,6 +58,7 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 // step ends here. It runs again when a slot is free, or after a pause if err
 // may be temporary. A refusal is permanent.
 func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
+	isCopy := s.copies(ctx, sb)
 	if sb.Pooled() { // without a slot
 		if s.boots.busy() {
 			s.dropPooled(ctx, sb.VMID, "another sandbox starts")
@@ -65,18 +66,17 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 		}
 	} else {
 		s.poolGivesWay(ctx, sb)
-		if !s.boots.acquire(sb.VMID) {
+		if !s.acquireSlots(sb.VMID, isCopy) {
 			return true, nil, nil
 		}
-		s.boots.next(s.loop.Wake)
 	}
 	s.triedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
-		s.withState(sb.VMID, func(m *runtimeState) { m.blank = true })
+		s.vmStarted(sb.VMID, isCopy)
 		return false, nil, nil
 	}
-	s.boots.release(sb.VMID, s.loop.Wake) // another sandbox may succeed
+	s.releaseSlots(sb.VMID) // another sandbox may succeed
 	if ctx.Err() != nil || (isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
@@ -121,24 +121,30 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, done, err
 		}
 	}
-	err := s.answer(ctx, sb)
+	limit, waited, _ := s.patience(sb.VMID)
+	actx, cancel := context.WithTimeout(ctx, max(limit-waited, questionTimeout))
+	err := s.answer(actx, sb)
+	cancel()
 	if err == nil {
-		s.boots.release(sb.VMID, s.loop.Wake)
+		s.releaseSlots(sb.VMID)
 		return 0, false, nil
 	}
 	if ctx.Err() != nil {
 		return 0, true, err
 	}
-	var waited time.Duration
 	s.withState(sb.VMID, func(m *runtimeState) {
-		now := s.clock()
-		waited = now.Sub(m.running)
-		m.inspected = m.inspected && now.Sub(m.looked) < lookEvery
+		m.inspected = m.inspected && s.clock().Sub(m.looked) < lookEvery
 	})
-	if waited >= s.lim.BootTimeout {
-		return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s: %w", s.lim.BootTimeout, err)
+	limit, waited, isCopy := s.patience(sb.VMID)
+	if waited < limit {
+		return bootPause(waited), true, nil
 	}
-	return bootPause(waited), true, nil
+	if isCopy {
+		if err := s.hurryCopies(ctx, sb); err != nil {
+			return 0, true, err
+		}
+	}
+	return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s: %w", limit, err)
 }
 
 // answer makes a sandbox whose guest answers READY, or POOLED.
@@ -383,92 +389,10 @@ func startKind(sb agentlab.Sandbox, in backend.Instance) agentlab.StartKind {
 	switch {
 	case sb.Start != "":
 		return sb.Start
+	case !in.Copied:
+		return agentlab.StartBoot
 	case sb.From.Snapshot != "":
 		return agentlab.StartSnapshot
-	case in.Copied:
-		return agentlab.StartTemplate
 	}
-	return agentlab.StartBoot
-}
-
-// guestListener is the listener for the guest of one sandbox.
-type guestListener struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
-func (p *guestListener) close() {
-	if p != nil {
-		p.cancel()
-		<-p.done
-	}
-}
-
-// relistenDelay is the delay before a failed guest listener is opened again.
-const relistenDelay = time.Second
-
-// openGuestListener ensures that the guest of a sandbox is served, until
-// closeGuestListener or the end of Run. A failed listener is opened again.
-func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.guests == nil {
-		return nil
-	}
-	open := true
-	s.withState(sb.VMID, func(m *runtimeState) { open = m.listener != nil })
-	if open {
-		return nil
-	}
-	l, err := s.cfg.Driver.ListenGuest(ctx, backend.RefOf(sb))
-	if err != nil {
-		return err
-	}
-	p := &guestListener{done: make(chan struct{})}
-	began := make(chan struct{})
-	ok := s.spawn(func(run context.Context) {
-		defer close(p.done)
-		run, p.cancel = context.WithCancel(run)
-		defer p.cancel()
-		close(began)
-		err := s.guests.Serve(run, sb.VMID, l)
-		_ = l.Close()
-		if run.Err() == nil {
-			s.guestListenerFailed(run, sb, p, err)
-		}
-	})
-	if !ok {
-		return closeAfter(l.Close(), context.Canceled)
-	}
-	<-began
-	s.withState(sb.VMID, func(m *runtimeState) { m.listener = p })
-	return nil
-}
-
-// guestListenerFailed schedules the reopening of a guest listener.
-func (s *Service) guestListenerFailed(ctx context.Context, sb agentlab.Sandbox, p *guestListener, err error) {
-	s.log.Warn("the listener of a guest failed", "vmid", sb.VMID, "err", err)
-	t := time.NewTimer(relistenDelay)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	s.withState(sb.VMID, func(m *runtimeState) {
-		if m.listener == p {
-			m.listener = nil
-		}
-	})
-	s.loop.Wake(sb.VMID)
-}
-
-func (s *Service) closeGuestListener(vmid int) {
-	var p *guestListener
-	s.withState(vmid, func(m *runtimeState) { p, m.listener = m.listener, nil })
-	p.close()
-}
-
-func closeAfter(closeErr, err error) error {
-	if closeErr != nil {
-		return closeErr
-	}
-	return err
+	return agentlab.StartTemplate
 }

@@ -45,14 +45,18 @@ func (s *Service) audit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	found := make(map[string]backend.Instance, len(all))
-	for _, in := range all {
-		found[in.Ref.UID] = in
+	found := make(map[string]*backend.Instance, len(all))
+	for i := range all {
+		found[all[i].Ref.UID] = &all[i]
 	}
 	s.mu.Lock()
 	var suspects, paused []int
+	var missing backend.Instance
 	for vmid, m := range s.states {
 		in, there := found[m.uid]
+		if !there {
+			in = &missing
+		}
 		delete(found, m.uid)
 		if m.inspected && !m.needsInspect && stateMismatch(m.state, in.Power, there) {
 			m.needsInspect = true
@@ -78,7 +82,7 @@ func (s *Service) audit(ctx context.Context) error {
 	}
 	s.dropResolvedOrphans(found)
 	for _, in := range found {
-		if err := s.handleOrphan(ctx, in); err != nil {
+		if err := s.handleOrphan(ctx, *in); err != nil {
 			return err
 		}
 	}
@@ -306,7 +310,7 @@ func (s *Service) Orphaned() []backend.Instance {
 }
 
 // dropResolvedOrphans removes the orphans that were not found again.
-func (s *Service) dropResolvedOrphans(found map[string]backend.Instance) {
+func (s *Service) dropResolvedOrphans(found map[string]*backend.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.knownOrphans, func(uid string, _ backend.Instance) bool {

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -44,7 +45,7 @@ func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event 
 }
 
 func desiredEvent(sb agentlab.Sandbox) agentlab.Event {
-	return event(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s will be %s", sb.Name, sb.Desired)
+	return event(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s will be %s", sb.Name, strings.ReplaceAll(string(sb.Desired), "_", " "))
 }
 
 func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {

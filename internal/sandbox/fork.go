@@ -90,7 +90,7 @@ func (s *Service) forkNames(ctx context.Context, prefix string, count int) ([]st
 	for n := 1; len(out) < count; n++ {
 		name := fmt.Sprintf("%s-%d", prefix, n)
 		if err := agentlab.ValidateName(name); err != nil {
-			return nil, err
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the name of a new sandbox: %w", err).WithField("name_prefix").WithHint("%s", agentlab.HintOf(err))
 		}
 		if !slices.ContainsFunc(live, func(sb agentlab.Sandbox) bool { return sb.Name == name }) {
 			out = append(out, name)

@@ -3,8 +3,10 @@ package sandbox_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,6 +55,32 @@ func TestFork(t *testing.T) {
 		}
 		w.forked(src, more)
 		w.destroyAll()
+	})
+}
+
+// The row says whether the guest of a sandbox continues that of a snapshot, or boots
+// because its source was stopped.
+func TestStartOfCopies(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		src := w.ready("play")
+		for _, want := range []agentlab.StartKind{agentlab.StartSnapshot, agentlab.StartBoot} {
+			name := strings.ToLower(string(want))
+			if want == agentlab.StartBoot {
+				must(w.svc.Stop(ctx, src.VMID, 0))(t)
+				w.until(src.VMID, agentlab.SandboxStopped)
+			}
+			w.save(src, name, false)
+			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			for _, sb := range append(made, w.create(agentlab.SandboxRequest{From: "play/" + name})) {
+				if got := w.until(sb.VMID, agentlab.SandboxReady); got.Start != want {
+					t.Errorf("%s: start %q, want %q", got.Name, got.Start, want)
+				}
+			}
+		}
+		if got := w.get(src.VMID); got.Start != agentlab.StartBoot {
+			t.Errorf("the source: start %q", got.Start)
+		}
 	})
 }
 
@@ -107,9 +135,9 @@ func TestForkFails(t *testing.T) {
 	t.Run("not saved", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			src := w.ready("play")
-			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Err: agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")})
+			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Err: agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full").WithHint("make room")})
 			for _, sb := range must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
-				if got := w.until(sb.VMID, agentlab.SandboxFailed); !strings.Contains(got.Reason, "the disk is full") {
+				if got := w.until(sb.VMID, agentlab.SandboxDestroyed); !strings.Contains(got.Reason, "the disk is full (make room)") || !time.Now().Before(got.LeaseExpiresAt) {
 					t.Errorf("reason %q", got.Reason)
 				}
 			}
@@ -124,7 +152,9 @@ func TestForkFails(t *testing.T) {
 			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
 			must(w.svc.Destroy(ctx, src.VMID))(t)
 			for _, sb := range made {
-				w.until(sb.VMID, agentlab.SandboxFailed)
+				if got := w.until(sb.VMID, agentlab.SandboxDestroyed); !strings.Contains(got.Reason, "its source play was not saved") || !time.Now().Before(got.LeaseExpiresAt) {
+					t.Errorf("reason %q", got.Reason)
+				}
 			}
 			w.untilNoSnapshots()
 		})
@@ -323,5 +353,46 @@ func TestForkOfSecrets(t *testing.T) {
 		if recorded != 2 {
 			t.Errorf("%d events record it, want 2", recorded)
 		}
+	})
+}
+
+// mute is a driver on which the guests of sandboxes whose names begin with "mute"
+// accept connections and do not answer.
+type mute struct{ *fake.Driver }
+
+func (d mute) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
+	if in, err := d.Inspect(ctx, ref); err != nil || !strings.HasPrefix(in.Name, "mute") {
+		return d.Driver.DialControl(ctx, ref)
+	}
+	return silent{calls: &atomic.Int32{}}.DialControl(ctx, ref)
+}
+
+// Copies whose guests do not answer do not delay other starts. They end soon, and
+// then copies of other sandboxes start.
+func TestSilentCopiesDelayNoStart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		w.wrap = func(d backend.Driver) backend.Driver { return mute{d.(*fake.Driver)} } //nolint:forcetypeassert // it is the world's
+		w.restart()
+		src, other := w.ready("play"), w.ready("other")
+		began := time.Now()
+		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 40, NamePrefix: "mute"}))(t)
+		w.until(made[0].VMID, agentlab.SandboxBooting)
+		asked := time.Now()
+		w.until(w.create(agentlab.SandboxRequest{}).VMID, agentlab.SandboxReady)
+		if took := time.Since(asked); took > 5*time.Second { // a boot takes 2 s
+			t.Errorf("another sandbox was ready after %s", took)
+		}
+		more := must(w.svc.Fork(ctx, other.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		for _, sb := range made {
+			if got := w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); got.State != agentlab.SandboxFailed || !strings.Contains(got.Reason, "did not answer within") {
+				t.Errorf("%s is %s: %s", sb.Name, got.State, got.Reason)
+			}
+		}
+		if took := time.Since(began); took > 3*time.Minute { // the first 4 in a minute, then 4 in 10 s
+			t.Errorf("the last copy has failed after %s", took)
+		}
+		w.until(more[0].VMID, agentlab.SandboxReady)
+		w.untilNoSnapshots()
 	})
 }

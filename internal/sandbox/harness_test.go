@@ -66,6 +66,7 @@ type images struct {
 	build func(ctx context.Context, name string, progress func(string)) error
 	calls int
 
+	bytes   int64  // size of the disks
 	missing bool   // every image must be built
 	digest  string // of all images; "" is sha256-1
 }
@@ -76,6 +77,8 @@ func (i *images) Check(name string) error {
 	}
 	return nil
 }
+
+func (i *images) DiskBytes(string) int64 { return i.bytes }
 
 func (i *images) Current(_ context.Context, name string) (string, error) {
 	i.mu.Lock()
@@ -160,6 +163,35 @@ func (h host) Usable() error {
 type serve func(ctx context.Context, vmid int, l net.Listener) error
 
 func (s serve) Serve(ctx context.Context, vmid int, l net.Listener) error { return s(ctx, vmid, l) }
+
+func (s serve) Handle(vmid int) (accept func(net.Conn), stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &queue{conns: make(chan net.Conn, 16), done: ctx.Done()}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s(ctx, vmid, l)
+	}()
+	return func(c net.Conn) { l.conns <- c }, func() { cancel(); <-ended }
+}
+
+// queue is a listener for the connections of a channel.
+type queue struct {
+	conns chan net.Conn
+	done  <-chan struct{}
+}
+
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (q *queue) Close() error   { return nil }
+func (q *queue) Addr() net.Addr { return &net.UnixAddr{Name: "queue", Net: "unix"} }
 
 // world is a machine with a database, on which services come and go.
 type world struct {

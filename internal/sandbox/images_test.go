@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -17,6 +18,28 @@ func TestImageThatCannotBeBuilt(t *testing.T) {
 		sb = w.until(sb.VMID, agentlab.SandboxFailed)
 		if sb.Reason != "image base: a tool is missing (install it)" {
 			w.Errorf("reason %q", sb.Reason)
+		}
+	})
+}
+
+// A disk that is smaller than its image is refused at the request, in one unit and
+// with the profile's key. The size of an image that is not built is not known.
+func TestDiskSmallerThanImage(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.profiles.list["small"] = agentlab.Profile{Name: "small", Resources: agentlab.Resources{Cores: 1, MemoryMB: 512, RootSizeGB: 4}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
+		for bytes, refused := range map[int64]bool{0: false, 4 << 30: false, 4<<30 + 1: true} {
+			w.images.bytes = bytes
+			_, _, err := w.svc.Plan(agentlab.SandboxRequest{Profile: "small"})
+			if !refused {
+				if err != nil {
+					t.Errorf("%d bytes: %v", bytes, err)
+				}
+				continue
+			}
+			wantCode(t, err, agentlab.CodeInvalid)
+			if text := agentlab.TextWithHint(err); !strings.Contains(text, "4 GiB is smaller than its image (5 GiB)") || !strings.Contains(text, "storage.root_size_gb in the profile to at least 5") {
+				t.Error(text)
+			}
 		}
 	})
 }

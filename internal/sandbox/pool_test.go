@@ -152,6 +152,38 @@ func TestPoolLimits(t *testing.T) {
 	})
 }
 
+// A sandbox of the pool can be stopped and started after it was handed out, and
+// boots if its VM has ended before that. It then has another name than its VM.
+func TestPoolStartsAgain(t *testing.T) {
+	t.Run("stopped", func(t *testing.T) {
+		inPool(t, 1, func(w *world) {
+			ctx := context.Background()
+			sb := w.until(w.create(agentlab.SandboxRequest{Name: "play"}).VMID, agentlab.SandboxReady)
+			must(w.svc.Stop(ctx, sb.VMID, 0))(t)
+			w.until(sb.VMID, agentlab.SandboxStopped)
+			must(w.svc.Start(ctx, sb.VMID))(t)
+			if sb = w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); sb.State != agentlab.SandboxReady {
+				t.Errorf("%s: %s", sb.State, sb.Reason)
+			}
+		})
+	})
+	t.Run("died in the pool", func(t *testing.T) {
+		inPool(t, 1, func(w *world) {
+			p := w.pooled()[0]
+			if err := w.host.CrashVM(backend.RefOf(p), "killed"); err != nil {
+				t.Fatal(err)
+			}
+			sb := w.create(agentlab.SandboxRequest{Name: "play"})
+			if sb.UID != p.UID {
+				t.Fatalf("not from the pool: %+v", sb)
+			}
+			if sb = w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); sb.State != agentlab.SandboxReady {
+				t.Errorf("%s: %s", sb.State, sb.Reason)
+			}
+		})
+	})
+}
+
 // A sandbox whose policy cannot be applied is not continued.
 func TestPoolFailsClosed(t *testing.T) {
 	inPool(t, 1, func(w *world) {

@@ -151,7 +151,7 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	if from != nil { // its image exists as long as it does
 		err = planFrom(&sb, r, *from)
 	} else {
-		err = s.cfg.Images.Check(sb.Image)
+		err = s.checkImage(sb)
 	}
 	if err != nil {
 		return none(err)
@@ -162,6 +162,20 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 		return none(err)
 	}
 	return sb, prof, nil
+}
+
+// checkImage returns an error if a sandbox cannot have its image, or if its disk is
+// smaller than the image. The driver checks that too, because an image may be built
+// or replaced later.
+func (s *Service) checkImage(sb agentlab.Sandbox) error {
+	if err := s.cfg.Images.Check(sb.Image); err != nil {
+		return err
+	}
+	sizer, ok := s.cfg.Images.(DiskSizer)
+	if !ok {
+		return nil
+	}
+	return backend.CheckDisk(sb.Resources.RootSizeGB, sizer.DiskBytes(sb.Image))
 }
 
 // admission returns an error if the host accepts no new sandbox now.

@@ -70,6 +70,13 @@ type Store interface {
 	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }
 
+// DiskSizer is implemented by Images that know the sizes of the disks in them.
+type DiskSizer interface {
+	// DiskBytes returns the size of the disk of an image, in bytes; 0 if that is
+	// not known, because the image is not built.
+	DiskBytes(name string) int64
+}
+
 // Images ensures that the image of a sandbox exists.
 type Images interface {
 	// Check reports whether an image of that name exists or can be built:
@@ -123,6 +130,9 @@ type Guests interface {
 	// Serve serves the guest of one sandbox on l until ctx ends or l fails,
 	// and closes l.
 	Serve(ctx context.Context, vmid int, l net.Listener) error
+	// Handle returns a function that serves one connection of the guest and does
+	// not block, and one that closes its connections and refuses more.
+	Handle(vmid int) (accept func(net.Conn), stop func())
 }
 
 // Limits are the limits on sandboxes and on the work for them. Zero means the
@@ -143,7 +153,7 @@ type Limits struct {
 
 	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
 
-	ParallelBoots int           // VMs that boot at the same time; default 4
+	ParallelBoots int           // VMs that boot at the same time, and copies of guests that have not answered; default 4
 	Workers       int           // steps at the same time; default 32
 	AuditEvery    time.Duration // how often the backend is compared with the rows; default 5 s
 }
@@ -204,16 +214,17 @@ type Config struct {
 // Service manages sandboxes. Its methods may be called from any goroutine,
 // also before Run; then requests wait for Run.
 type Service struct {
-	cfg     Config
-	lim     Limits
-	log     *slog.Logger
-	clock   func() time.Time
-	loop    *reconcile.Loop[int]
-	boots   slots
-	orphans lock.Keyed[string] // by UID; held during a destruction
-	images  imageBuilds
-	guests  Guests // nil means that guests are not served
-	intents destroyIntents
+	cfg       Config
+	lim       Limits
+	log       *slog.Logger
+	clock     func() time.Time
+	loop      *reconcile.Loop[int]
+	boots     slots
+	copySlots slots
+	orphans   lock.Keyed[string] // by UID; held during a destruction
+	images    imageBuilds
+	guests    Guests // nil means that guests are not served
+	intents   destroyIntents
 
 	sweeping sync.Mutex // held by sweepSnapshots
 	pool     pool
@@ -236,6 +247,8 @@ type runtimeState struct {
 
 	lease          time.Time      // its end, as sent to the backend (backend.DeadlineSetter)
 	blank          bool           // this process started its VM, and sent its guest nothing
+	isCopy         bool           // it continues the guest of a snapshot
+	hurry          bool           // another copy of its snapshot did not answer
 	inspected      bool           // this process has found its VM in the expected state
 	needsInspect   bool           // the audit found a difference: inspect the VM again
 	tried          time.Time      // first attempt to power it on in its current state
@@ -275,7 +288,7 @@ func New(cfg Config) *Service {
 	if s.clock == nil {
 		s.clock = time.Now
 	}
-	s.boots.free = s.lim.ParallelBoots
+	s.boots.free, s.copySlots.free = s.lim.ParallelBoots, s.lim.ParallelBoots
 	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: s.stepFailed, Workers: s.lim.Workers})
 	return s
 }
@@ -308,11 +321,15 @@ func (s *Service) Run(ctx context.Context) error {
 	s.logElsewhere(rows)
 	s.wg.Go(func() { s.auditLoop(ctx) })
 	s.wg.Go(func() { s.poolLoop(ctx) })
+	// Guests are cut off first, while the steps end, so that their calls are over
+	// before the store closes.
+	defer context.AfterFunc(ctx, s.closeListeners)()
 	s.loop.Run(ctx)
 	cancel()
 	s.mu.Lock()
 	s.run = ended // no new work begins
 	s.mu.Unlock()
+	s.closeListeners()
 	s.wg.Wait()
 	return nil
 }
@@ -359,7 +376,7 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 
 // forget deletes the memory of a sandbox that is destroyed.
 func (s *Service) forget(vmid int) {
-	s.boots.release(vmid, s.loop.Wake)
+	s.releaseSlots(vmid)
 	s.mu.Lock()
 	m := s.states[vmid]
 	delete(s.states, vmid)

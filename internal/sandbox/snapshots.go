@@ -254,7 +254,8 @@ func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, e
 	}
 	sandbox, name, ok := strings.Cut(from, "/")
 	if !ok || sandbox == "" {
-		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q is not SANDBOX/NAME", from).WithField("from_snapshot")
+		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q is not SANDBOX/NAME", from).WithField("from_snapshot").
+			WithHint("see 'agentlab sandbox snapshot list'")
 	}
 	snap, err := s.FindSnapshot(ctx, sandbox, name)
 	if err == nil {

@@ -163,7 +163,7 @@ func TestSnapshotRestore(t *testing.T) {
 			if h.BootID != before.BootID || h.Identity != sb.UID || w.sh(got, "cat file") != "one" {
 				t.Errorf("%s: boot %s, identity %s, file %q", state, h.BootID, h.Identity, w.sh(got, "cat file"))
 			}
-			if got.UID != sb.UID || got.Name != sb.Name || !got.LeaseExpiresAt.Equal(sb.LeaseExpiresAt) || got.Reason != "" || got.OnDisk {
+			if got.UID != sb.UID || got.Name != sb.Name || !got.LeaseExpiresAt.Equal(sb.LeaseExpiresAt) || got.Reason != "" || got.OnDisk || got.IP == "" {
 				t.Errorf("%s: %+v", state, got)
 			}
 		}
@@ -379,6 +379,9 @@ func TestSnapshotOfSecrets(t *testing.T) {
 		refused := false
 		for _, e := range w.events(agentlab.EventSandboxSnapshot) {
 			refused = refused || strings.Contains(e.Data, `"code":"denied"`) && strings.Contains(e.Message, "has received secrets")
+			if n := strings.Count(e.Message+e.Data, "secrets bundle"); n > 1 || strings.Contains(e.Message, "secrets bundle") {
+				t.Errorf("the event has its hint %d times: %s %s", n, e.Message, e.Data)
+			}
 		}
 		if !refused {
 			t.Error("no event has the reason")

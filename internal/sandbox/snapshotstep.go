@@ -128,9 +128,9 @@ func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap ag
 }
 
 // saveFailed makes a snapshot DELETING that cannot be saved. The sandboxes of a
-// fork fail with the reason.
+// fork fail with the reason and are destroyed: nothing of them exists.
 func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot, cause error) error {
-	reason := s.redactReason(ctx, sb, agentlab.TextWithHint(cause))
+	reason := s.redactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox was not saved", "vmid", sb.VMID, "snapshot", snap.Name, "err", cause)
 	for { // first, because after a crash the reason is not known
 		children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
@@ -141,7 +141,7 @@ func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agen
 			break
 		}
 		for _, child := range children { // its state may change in the meantime
-			if err := s.markFailed(ctx, child, "its source %s was not saved: %s", sb.Name, reason); err != nil {
+			if err := s.fail(ctx, child, true, "its source %s was not saved: %s", sb.Name, agentlab.TextWithHint(cause)); err != nil {
 				return err
 			}
 		}
@@ -274,7 +274,7 @@ func (s *Service) originReady(ctx context.Context, sb agentlab.Sandbox) (ready b
 
 // restore runs the next action of a sandbox that is being restored.
 func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
-	s.boots.release(sb.VMID, s.loop.Wake)
+	s.releaseSlots(sb.VMID)
 	snap, err := s.cfg.Store.Snapshot(ctx, sb.Restoring)
 	restored := ""
 	s.withState(sb.VMID, func(m *runtimeState) { restored = m.restored })

@@ -173,9 +173,14 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 // markFailed makes a sandbox FAILED. If it was created for a job and is not
 // kept, its destruction is requested.
 func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+	return s.fail(ctx, sb, false, format, args...)
+}
+
+// fail is markFailed. With destroy the destruction is requested in any case.
+func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, destroy bool, format string, args ...any) error {
 	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
-	s.boots.release(sb.VMID, s.loop.Wake)
+	s.releaseSlots(sb.VMID)
 	if sb.Pooled() {
 		s.poolFailed(sb, reason)
 	}
@@ -187,7 +192,7 @@ func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format st
 			s.beginLease(now)
 		}
 		now.State, now.Reason = agentlab.SandboxFailed, reason
-		if now.JobID != "" && !now.Keepalive || now.Pooled() {
+		if destroy || now.JobID != "" && !now.Keepalive || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
@@ -236,7 +241,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return s.driveRunning(ctx, sb) // Stop refuses these, so they continue
 	}
-	s.boots.release(sb.VMID, s.loop.Wake)
+	s.releaseSlots(sb.VMID)
 	grace := s.lim.StopGrace
 	s.withState(sb.VMID, func(m *runtimeState) {
 		if m.grace != nil {
@@ -273,7 +278,7 @@ const timeoutGrace = 10 * time.Second
 // destroy deletes the VM and its data. It is retried until it succeeds, also
 // on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
-	s.boots.release(sb.VMID, s.loop.Wake)
+	s.releaseSlots(sb.VMID)
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
@@ -357,6 +362,7 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 		}
 		s.setInspected(sb.VMID)
 	}
+	s.withState(sb.VMID, func(m *runtimeState) { m.tried = time.Time{} }) // of a request that was replaced
 	if err := s.openGuestListener(ctx, sb); err != nil {
 		return 0, true, err
 	}

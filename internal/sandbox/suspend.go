@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -31,7 +32,7 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.Desired == agentlab.DesiredSuspended:
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
-			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "")
+			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
 		}
 		sb.Desired = want
 		return nil, nil
@@ -46,10 +47,29 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 		case sb.Desired.Suspended():
 			sb.Desired = agentlab.DesiredRunning
 		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
-			return nil, conflict(*sb, "and there is nothing to resume", "")
+			return nil, conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb))
 		}
 		return nil, nil
 	})
+}
+
+func suspendHint(sb agentlab.Sandbox) string {
+	switch sb.State {
+	case agentlab.SandboxRunning:
+		return "wait until job " + sb.JobID + " has ended"
+	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
+		return "wait until it is READY"
+	case agentlab.SandboxStopped:
+		return "start it first: agentlab sandbox start " + sb.Name
+	}
+	return "see 'agentlab sandbox show " + sb.Name + "'"
+}
+
+func resumeHint(sb agentlab.Sandbox) string {
+	if sb.State == agentlab.SandboxStopped {
+		return "start it: agentlab sandbox start " + sb.Name
+	}
+	return "see 'agentlab sandbox show " + sb.Name + "'"
 }
 
 // driveSuspended drives a sandbox whose desired state is suspended, in memory or
@@ -126,7 +146,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 		}
 		return bootPause(0), true, ctx.Err()
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxReady, "")
+	return 0, false, s.ready(ctx, sb)
 }
 
 // resume resumes the VM of a sandbox. One that is suspended to disk needs its
@@ -164,10 +184,12 @@ func (s *Service) triedFor(vmid int) (since time.Duration) {
 // succeed is given up.
 func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
 	asWanted := sb.State == agentlab.SandboxSuspended && (sb.Desired == agentlab.DesiredSuspended || sb.OnDisk && sb.Desired.Suspended())
+	last := !asWanted && ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.ProvisionTimeout
 	switch code := agentlab.CodeOf(cause); {
-	case !asWanted && (code == agentlab.CodeUnsupported || code == agentlab.CodeNoSpace && sb.Desired == agentlab.DesiredSuspendedToDisk):
+	case code == agentlab.CodeNotFound || code == agentlab.CodeConflict:
+	case last, !asWanted && ctx.Err() == nil && !isTransient(cause):
 		return 0, false, s.giveUp(ctx, sb, cause)
-	case code != agentlab.CodeNotFound && code != agentlab.CodeConflict:
+	default:
 		return 0, true, cause
 	}
 	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
@@ -176,19 +198,24 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 	} else if why != "" && in.Power != backend.PowerSuspended {
 		return 0, false, s.vmDown(ctx, sb, in, why)
 	}
+	if last {
+		return 0, false, s.giveUp(ctx, sb, cause)
+	}
 	return 0, true, cause
 }
 
 // giveUp leaves a sandbox that cannot be suspended or resumed in its state. The
 // event has the reason, and so has the row of one that stays SUSPENDED.
 func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) error {
-	what, hint := "suspended", agentlab.HintOf(cause)
+	what := "suspended"
+	hint := cmp.Or(agentlab.HintOf(cause), fmt.Sprintf("try again, or end its guest and keep its disk: agentlab sandbox stop %d", sb.VMID))
 	if !sb.Desired.Suspended() {
 		what = "resumed"
 		hint = fmt.Sprintf("'agentlab sandbox stop %d' discards its memory and keeps its disk; 'agentlab sandbox start %[1]d' then boots it", sb.VMID)
 	}
 	why := s.redactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox cannot be "+what, "vmid", sb.VMID, "err", cause)
+	s.withState(sb.VMID, func(m *runtimeState) { m.tried = time.Time{} })
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil

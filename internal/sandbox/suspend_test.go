@@ -331,10 +331,18 @@ func TestResumeUnsupported(t *testing.T) {
 	})
 }
 
-// A sandbox for whose memory there is no space continues as it was.
-func TestSuspendToDiskWithoutSpace(t *testing.T) {
-	for _, paused := range []bool{false, true} {
-		t.Run(fmt.Sprintf("paused %t", paused), func(t *testing.T) {
+// A sandbox that cannot be suspended to disk continues as it was. What may end by
+// itself is tried for a limited time.
+func TestSuspendToDiskGivenUp(t *testing.T) {
+	for _, c := range []struct {
+		paused bool
+		code   agentlab.Code
+	}{
+		{false, agentlab.CodeNoSpace}, {true, agentlab.CodeNoSpace}, {false, agentlab.CodeInternal}, {true, agentlab.CodeInternal},
+		{false, agentlab.CodeUnavailable}, {true, agentlab.CodeUnavailable}, {false, agentlab.CodeConflict},
+	} {
+		paused := c.paused
+		t.Run(fmt.Sprintf("%s paused %t", c.code, paused), func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				ctx := context.Background()
 				sb := w.create(agentlab.SandboxRequest{Name: "play"})
@@ -347,13 +355,25 @@ func TestSuspendToDiskWithoutSpace(t *testing.T) {
 					}
 					w.until(sb.VMID, agentlab.SandboxSuspended)
 				}
-				w.host.Inject(fake.Fault{Op: fake.OpSuspendToDisk, Err: agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")})
+				w.host.Inject(fake.Fault{Op: fake.OpSuspendToDisk, Err: agentlab.Errorf(c.code, "the disk is odd")})
+				began := time.Now()
 				if _, err := w.svc.Suspend(ctx, sb.VMID, true); err != nil {
 					t.Fatal(err)
 				}
 				got := w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool { return sb.Desired == want })
-				if got.State != state || got.OnDisk || w.host.Calls(fake.OpSuspendToDisk) != 1 {
-					t.Errorf("it is %s, on disk %t, after %d calls", got.State, got.OnDisk, w.host.Calls(fake.OpSuspendToDisk))
+				once := c.code == agentlab.CodeNoSpace || c.code == agentlab.CodeInternal
+				calls := w.host.Calls(fake.OpSuspendToDisk)
+				if got.State != state || got.OnDisk || once != (calls == 1) || !once && time.Since(began) < time.Minute {
+					t.Errorf("it is %s, on disk %t, after %d calls and %s", got.State, got.OnDisk, calls, time.Since(began))
+				}
+				refused := 0
+				for _, e := range w.events(agentlab.EventSandboxState) {
+					if strings.Contains(e.Data, `"refused"`) && strings.Contains(e.Data, `"hint":"try again`) && strings.Contains(e.Message, "cannot be suspended: the disk is odd") {
+						refused++
+					}
+				}
+				if refused != 1 {
+					t.Errorf("%d events have the reason", refused)
 				}
 			})
 		})

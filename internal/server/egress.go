@@ -21,6 +21,7 @@ type egressInput struct {
 	Oldest      bool      `query:"oldest" doc:"A list without after has the oldest records instead of the newest"`
 	Limit       int       `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Maximum length of a list"`
 	Follow      bool      `query:"follow" doc:"Respond with an event stream: first ready, then one message per record. To resume, set after to the ID of the last message"`
+	CursorInput
 }
 
 func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamResponse, error) {
@@ -35,17 +36,21 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 	if in.Follow {
 		return s.followEgress(f), nil
 	}
-	given := in.After > 0 || in.LastEventID != ""
+	if in.Cursor != "" {
+		if f.AfterID, err = in.afterID("egress"); err != nil {
+			return nil, err
+		}
+	}
+	given := in.After > 0 || in.LastEventID != "" || in.Cursor != ""
 	f.Tail, f.AfterID = !given && !in.Oldest, max(f.AfterID, 0)
+	if !f.Tail {
+		f.Limit++ // one more shows whether there is a next page
+	}
 	list, err := s.cfg.Services.Egress.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	page := api.List[api.EgressRecord]{Items: mapSlice(list, toEgressRecord)}
-	if !f.Tail && len(list) == f.Limit {
-		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
-	}
-	return jsonBody(page), nil
+	return jsonBody(pageOf("egress", list, in.Limit, toEgressRecord, func(e agentlab.EgressEntry) []string { return []string{strconv.FormatInt(e.ID, 10)} })), nil
 }
 
 // followEgress sends the stored records after f.AfterID and then new ones,

@@ -68,7 +68,8 @@ func TestEgressList(t *testing.T) {
 		next string
 	}{
 		{client.EgressQuery{Limit: 3}, []int64{8, 9, 10}, ""},
-		{client.EgressQuery{Limit: 3, Oldest: true}, []int64{1, 2, 3}, "3"},
+		{client.EgressQuery{Limit: 3, Oldest: true}, []int64{1, 2, 3}, cursorOf("egress", "3")},
+		{client.EgressQuery{Limit: 3, Cursor: cursorOf("egress", "3")}, []int64{4, 5, 6}, cursorOf("egress", "6")},
 		{client.EgressQuery{Limit: 3, After: 8}, []int64{9, 10}, ""},
 		{client.EgressQuery{Denied: true}, []int64{1, 3, 5, 7, 9}, ""},
 		{client.EgressQuery{Since: time.Unix(9, 0), Sandbox: "box", JobID: stubJobID}, []int64{9, 10}, ""},

@@ -10,7 +10,6 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
 )
 
 // eventPage is how many events are read from the database at a time.
@@ -24,6 +23,7 @@ type eventsInput struct {
 	Job         string `query:"job" doc:"Only events of this job"`
 	Limit       int    `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Maximum length of a list"`
 	Follow      bool   `query:"follow" doc:"Respond with an event stream: first ready, then one message per event. To resume, set after to the ID of the last message"`
+	CursorInput
 }
 
 func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
@@ -35,15 +35,14 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 		return s.followEvents(f), nil
 	}
 	f.Tail, f.AfterID = f.AfterID <= 0, max(f.AfterID, 0)
+	if !f.Tail {
+		f.Limit++ // one more shows whether there is a next page
+	}
 	list, err := s.cfg.Services.Events.Events(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	page := api.List[api.Event]{Items: mapSlice(list, toEvent)}
-	if !f.Tail && len(list) == f.Limit {
-		page.Next = strconv.FormatInt(list[len(list)-1].ID, 10)
-	}
-	return jsonBody(page), nil
+	return jsonBody(pageOf("events", list, in.Limit, toEvent, func(e agentlab.Event) []string { return []string{strconv.FormatInt(e.ID, 10)} })), nil
 }
 
 // jsonBody returns v as the answer of a call that may also answer with a
@@ -58,6 +57,12 @@ func jsonBody(v any) *huma.StreamResponse {
 
 func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.EventFilter, error) {
 	f := agentlab.EventFilter{AfterID: in.After, Kinds: optionalFilter(in.Kind), JobID: in.Job, Limit: in.Limit}
+	if in.Cursor != "" {
+		var err error
+		if f.AfterID, err = in.afterID("events"); err != nil {
+			return f, err
+		}
+	}
 	if in.LastEventID != "" {
 		id, err := strconv.ParseInt(in.LastEventID, 10, 64)
 		if err != nil || id < 0 {

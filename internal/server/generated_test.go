@@ -73,7 +73,7 @@ func markdown(s *Server) []byte {
 
 HTTP and JSON on the daemon's unix socket. All calls and fields are documented in [openapi.yaml](openapi.yaml); the Go client is package ` + "`client`" + `.
 
-Callers are identified by their user ID. **read** and **write** are open to root, the daemon's own user and, in system mode, members of group ` + "`agentlab`" + `; **admin** is open to root and the daemon's own user. Unknown fields and parameters are rejected. A failed call returns ` + "`application/problem+json`" + ` (see Problem below). Lists accept ` + "`?limit=&cursor=`" + ` and return ` + "`items`" + ` and ` + "`next`" + `, the cursor of the next page.
+Callers are identified by their user ID. **read** and **write** are open to root, the daemon's own user and, in system mode, members of group ` + "`agentlab`" + `; **admin** is open to root and the daemon's own user. Unknown fields and parameters are rejected. A failed call returns ` + "`application/problem+json`" + ` (see Problem below). Lists return ` + "`items`" + `. Those that can be long accept ` + "`?limit=&cursor=`" + ` and return ` + "`next`" + `, the cursor of the next page, unless the page is the last one. A cursor is opaque and belongs to one list: repeat the call with it and the same other parameters. It stays valid when items are added or deleted, and a page costs the same wherever it begins.
 
 ` + "```sh" + `
 curl --unix-socket "$(agentlab --json daemon status | jq -r .socket)" http://localhost/v1/status

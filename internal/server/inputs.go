@@ -20,6 +20,11 @@ type sandboxInput struct {
 	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
 }
 
+type sandboxShowInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Memory  bool   `query:"memory" doc:"Measure the memory of the host that the sandbox occupies"`
+}
+
 type profileInput struct {
 	Profile string `path:"profile" doc:"Name of a profile"`
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -41,39 +42,24 @@ type listJobsInput struct {
 	Status  string `query:"status" enum:"QUEUED,RUNNING,COMPLETED,FAILED,TIMEOUT,CANCELLED" doc:"Only jobs with this status"`
 	Sandbox int    `query:"sandbox" minimum:"0" doc:"Only jobs of the sandbox with this VMID"`
 	Parent  string `query:"parent" doc:"Only the attempts of the job with this ID, and the job that prepares their sandbox"`
-	Limit   int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
-	Cursor  string `query:"cursor" doc:"next of the previous page"`
+	PageInput
 }
 
 func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.Job], error) {
-	if in.Cursor != "" {
-		if err := agentlab.ValidateJobID(in.Cursor); err != nil {
-			return api.List[api.Job]{}, badCursor()
-		}
+	f := agentlab.JobFilter{Statuses: optionalFilter(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, ParentID: in.Parent, Limit: in.Limit + 1}
+	before, err := in.after("jobs", 2)
+	if err == nil && before != nil {
+		f.Before.ID = before[1]
+		f.Before.CreatedAt, err = parseTimeKey(before[0])
 	}
-	jobs, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{
-		Statuses: optionalFilter(agentlab.JobStatus(in.Status)), SandboxVMID: in.Sandbox, ParentID: in.Parent, Limit: in.Limit + 1, Before: in.Cursor,
-	})
 	if err != nil {
 		return api.List[api.Job]{}, err
 	}
-	return listOf(jobs, in.Limit, toJob, func(j agentlab.Job) string { return j.ID }), nil
-}
-
-// listOf returns a page of at most limit items from up to limit+1; the cursor
-// is that of the last item of the page.
-func listOf[A, B any](in []A, limit int, convert func(A) B, cursor func(A) string) api.List[B] {
-	next := ""
-	if len(in) > limit {
-		in = in[:limit]
-		next = cursor(in[limit-1])
+	jobs, err := s.cfg.Services.Jobs.List(ctx, f)
+	if err != nil {
+		return api.List[api.Job]{}, err
 	}
-	return api.List[B]{Items: mapSlice(in, convert), Next: next}
-}
-
-func badCursor() error {
-	return agentlab.Errorf(agentlab.CodeInvalid, "invalid cursor").WithField("cursor").
-		WithHint("use the field next of the previous page")
+	return pageOf("jobs", jobs, in.Limit, toJob, func(j agentlab.Job) []string { return []string{timeKey(j.CreatedAt), j.ID} }), nil
 }
 
 func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
@@ -138,14 +124,23 @@ func (s *Server) logOf(ctx context.Context, id string) (string, error) {
 		return "", err
 	}
 	won := agentlab.FindAttempt(attempts, j.Winner)
-	if won == nil {
+	began := slices.ContainsFunc(attempts, func(a agentlab.Job) bool { return !a.StartedAt.IsZero() })
+	switch {
+	case won == nil && !began:
+		return "", agentlab.Errorf(agentlab.CodeConflict, "no attempt of job %s has begun", id).WithHint("see 'agentlab job show %s'", id)
+	case won == nil:
 		return "", agentlab.Errorf(agentlab.CodeConflict, "job %s has several attempts, and none has won", id).
 			WithHint("choose one: agentlab job logs %s --attempt 1", id)
 	}
 	return won.ID, nil
 }
 
-func (s *Server) listArtifacts(ctx context.Context, in *jobInput) ([]api.Artifact, error) {
+type listArtifactsInput struct {
+	Job string `path:"job" doc:"ID of a job, or a unique prefix of it"`
+	PageInput
+}
+
+func (s *Server) listArtifacts(ctx context.Context, in *listArtifactsInput) ([]api.Artifact, error) {
 	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
 		return nil, err
 	}

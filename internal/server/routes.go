@@ -60,7 +60,7 @@ func (s *Server) routes() []route {
 		{get, job, AccessRead, "job.read", onJob, anyOrigin, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
 		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anyOrigin, 202, "cancel-job", "Cancel a job", call(s.cancelJob)},
 		{get, job + "/log", AccessRead, "job.read", onJob, anyOrigin, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
-		{get, job + "/artifacts", AccessRead, "job.read", onJob, anyOrigin, 200, "artifacts", "List the artifacts of a job", listing(s.listArtifacts)},
+		{get, job + "/artifacts", AccessRead, "job.read", onJob, anyOrigin, 200, "artifacts", "List the artifacts of a job", paged("artifacts", s.listArtifacts, func(a api.Artifact) []string { return []string{a.Path} })},
 		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anyOrigin, 200, "artifact", "Download an artifact of a job", raw("application/octet-stream", s.getArtifact)},
 		{get, job + "/bundle", AccessRead, "job.read", onJob, anyOrigin, 200, "job-bundle", "Download all artifacts of a job as tar.gz", raw("application/gzip", s.jobBundle)},
 		{post, "/v1/bundles", AccessWrite, verbRunJobs, noTarget, anyOrigin, 201, "upload-bundle", "Upload a git bundle for a job", upload("application/octet-stream", s.uploadBundle)},
@@ -106,7 +106,7 @@ func (s *Server) hostRoutes() []route {
 	const images, image, templates = "/v1/images", "/v1/images/{image}", "/v1/templates"
 	return []route{
 		{post, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 201, "create-token", "Create a token; only this response contains its secret", call(s.createToken)},
-		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", listing(s.listTokens)},
+		{get, "/v1/tokens", AccessAdmin, "token.manage", noTarget, localOnly, 200, "tokens", "List tokens, without their secrets", paged("tokens", s.listTokens, func(t api.Token) []string { return []string{t.Name} })},
 		{del, "/v1/tokens/{token}", AccessAdmin, "token.manage", noTarget, localOnly, 200, "revoke-token", "Revoke a token and end the calls that use it", call(s.revokeToken)},
 
 		{get, "/v1/host/checks", AccessRead, "host.read", noTarget, anyOrigin, 200, "host-checks", "Check the host now and return all results", call(s.hostChecks)},

@@ -37,32 +37,30 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 type listSandboxesInput struct {
 	State     string `query:"state" enum:"REQUESTED,PROVISIONING,BOOTING,POOLED,READY,RUNNING,COMPLETED,FAILED,TIMEOUT,SUSPENDED,STOPPED,DESTROYED" doc:"Only sandboxes in this state"`
 	Destroyed bool   `query:"destroyed" doc:"Include DESTROYED sandboxes and those of the warm pool"`
-	Limit     int    `query:"limit" minimum:"1" maximum:"10000" default:"1000"`
-	Cursor    string `query:"cursor" doc:"next of the previous page"`
+	PageInput
 }
 
 func (s *Server) listSandboxes(ctx context.Context, in *listSandboxesInput) (api.List[api.Sandbox], error) {
-	after := 0
-	if in.Cursor != "" {
-		var err error
-		if after, err = strconv.Atoi(in.Cursor); err != nil || after < 0 {
-			return api.List[api.Sandbox]{}, badCursor()
-		}
+	after, err := in.afterID("sandboxes")
+	if err != nil {
+		return api.List[api.Sandbox]{}, err
 	}
 	list, err := s.cfg.Services.Sandboxes.List(ctx, agentlab.SandboxFilter{
-		States: optionalFilter(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: after,
+		States: optionalFilter(agentlab.SandboxState(in.State)), Destroyed: in.Destroyed, Limit: in.Limit + 1, AfterVMID: int(after),
 		NoPooled: !in.Destroyed && in.State != string(agentlab.SandboxPooled),
 	})
 	if err != nil {
 		return api.List[api.Sandbox]{}, err
 	}
-	return listOf(list, in.Limit, toSandbox, func(sb agentlab.Sandbox) string { return strconv.Itoa(sb.VMID) }), nil
+	return pageOf("sandboxes", list, in.Limit, toSandbox, func(sb agentlab.Sandbox) []string { return []string{strconv.Itoa(sb.VMID)} }), nil
 }
 
-func (s *Server) getSandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+// getSandbox measures the memory only for clients that want it: the host reads the
+// page tables of the whole VM, which takes longer than the rest of the call.
+func (s *Server) getSandbox(ctx context.Context, in *sandboxShowInput) (api.Sandbox, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
 	out := toSandbox(sb)
-	if err == nil {
+	if err == nil && in.Memory {
 		if m, ok := s.cfg.Services.Sandboxes.Memory(ctx, sb); ok {
 			out.Memory = &api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}
 		}

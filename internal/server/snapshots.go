@@ -12,8 +12,8 @@ func (s *Server) snapshotRoutes() []route {
 	const list = "/v1/sandboxes/{sandbox}/snapshots"
 	const one = list + "/{snapshot}"
 	return []route{
-		{get, "/v1/snapshots", AccessRead, "sandbox.read", noTarget, anyOrigin, 200, "snapshots", "List snapshots, also of sandboxes that no longer exist", listing(s.listSnapshots)},
-		{get, list, AccessRead, "sandbox.read", onSandbox, anyOrigin, 200, "sandbox-snapshots", "List the snapshots of a sandbox", listing(s.listSandboxSnapshots)},
+		{get, "/v1/snapshots", AccessRead, "sandbox.read", noTarget, anyOrigin, 200, "snapshots", "List snapshots, also of sandboxes that no longer exist", paged("snapshots", s.listSnapshots, snapshotKey)},
+		{get, list, AccessRead, "sandbox.read", onSandbox, anyOrigin, 200, "sandbox-snapshots", "List the snapshots of a sandbox", paged("snapshots", s.listSandboxSnapshots, snapshotKey)},
 		{post, list, AccessWrite, "sandbox.snapshot", onSandbox, anyOrigin, 202, "save-snapshot", "Save the disk of a sandbox, and its memory if it runs or is suspended", call(s.saveSnapshot)},
 		{post, one + "/restore", AccessWrite, "sandbox.snapshot", onSandbox, anyOrigin, 202, "restore-snapshot", "Restore a sandbox to one of its snapshots", call(s.restoreSnapshot)},
 		{del, one, AccessWrite, "sandbox.snapshot", onSandbox, anyOrigin, 202, "delete-snapshot", "Delete a snapshot", call(s.deleteSnapshot)},
@@ -21,14 +21,17 @@ func (s *Server) snapshotRoutes() []route {
 	}
 }
 
-func (s *Server) listSnapshots(ctx context.Context, _ *struct{}) ([]api.Snapshot, error) {
+func (s *Server) listSnapshots(ctx context.Context, _ *PageInput) ([]api.Snapshot, error) {
 	list, err := s.cfg.Services.Sandboxes.Snapshots(ctx, "")
 	return mapSlice(list, toSnapshot), err
 }
 
 type savedSandboxInput struct {
 	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, which may no longer exist"`
+	PageInput
 }
+
+func snapshotKey(n api.Snapshot) []string { return []string{timeKey(n.CreatedAt), n.UID} }
 
 func (s *Server) listSandboxSnapshots(ctx context.Context, in *savedSandboxInput) ([]api.Snapshot, error) {
 	list, err := s.cfg.Services.Sandboxes.Snapshots(ctx, in.Sandbox)

@@ -430,8 +430,17 @@ func TestEventsList(t *testing.T) {
 		t.Errorf("newest: %d, %v", len(l.Items), err)
 	}
 	l, err = h.client.Events(t.Context(), client.EventQuery{After: 10, Limit: 5})
-	if err != nil || len(l.Items) != 5 || l.Items[0].ID != 11 || l.Next != "15" {
+	if err != nil || len(l.Items) != 5 || l.Items[0].ID != 11 || l.Next != cursorOf("events", "15") {
 		t.Errorf("after 10: %+v, %v", l, err)
+	}
+	n := int64(10)
+	for e, err := range h.client.EachEvent(t.Context(), client.EventQuery{After: n}) {
+		if n++; err != nil || e.ID != n {
+			t.Fatalf("event %d instead of %d, %v", e.ID, n, err)
+		}
+	}
+	if n != 250 {
+		t.Errorf("the last event is %d", n)
 	}
 	for range h.client.FollowEvents(t.Context(), client.EventQuery{JobID: "job-nobodyisthere"}) {
 		_, err := h.client.Events(t.Context(), client.EventQuery{JobID: "job-nobodyisthere"})
@@ -469,9 +478,23 @@ func TestPages(t *testing.T) {
 	if err != nil || len(l.Items) != 2500 || l.Items[2499].VMID != 2500 || l.Next != "" {
 		t.Errorf("%d, next %q, %v", len(l.Items), l.Next, err)
 	}
-	l, err = h.client.Sandboxes(t.Context(), client.SandboxQuery{Limit: 10, Cursor: "5"})
-	if err != nil || len(l.Items) != 10 || l.Items[0].VMID != 6 || l.Next != "15" {
+	l, err = h.client.Sandboxes(t.Context(), client.SandboxQuery{Limit: 10, Cursor: cursorOf("sandboxes", "5")})
+	if err != nil || len(l.Items) != 10 || l.Items[0].VMID != 6 || l.Next != cursorOf("sandboxes", "15") {
 		t.Errorf("%+v, %v", l, err)
+	}
+	for _, wrong := range []string{cursorOf("jobs", "5"), cursorOf("sandboxes"), cursorOf("sandboxes", "-1"), cursorOf("sandboxes", "5", "6"), "5", "%"} {
+		if _, err := h.client.Sandboxes(t.Context(), client.SandboxQuery{Cursor: wrong}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+			t.Errorf("cursor %q: %v", wrong, err)
+		}
+	}
+	n := 0
+	for sb, err := range h.client.EachSandbox(t.Context(), client.SandboxQuery{Limit: 1500}) {
+		if n++; err != nil || sb.VMID != n {
+			t.Fatalf("sandbox %d instead of %d, %v", sb.VMID, n, err)
+		}
+	}
+	if n != 1500 {
+		t.Errorf("%d of 1500", n)
 	}
 	l, err = h.client.Sandboxes(t.Context(), client.SandboxQuery{Limit: 2500})
 	if err != nil || len(l.Items) != 2500 || l.Next != "" {

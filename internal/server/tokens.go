@@ -73,7 +73,7 @@ func (s *Server) effectiveVerbs(role agentlab.Role, bound bool) []string {
 	return slices.Compact(useful)
 }
 
-func (s *Server) listTokens(ctx context.Context, _ *struct{}) ([]api.Token, error) {
+func (s *Server) listTokens(ctx context.Context, _ *PageInput) ([]api.Token, error) {
 	list, err := s.cfg.Services.Tokens.List(ctx)
 	return mapSlice(list, toToken), err
 }

@@ -49,9 +49,11 @@ func (s *Store) PutAPIToken(ctx context.Context, t agentlab.APIToken, evs ...age
 	})
 }
 
+const tokenList = "ORDER BY name"
+
 // APITokens lists the tokens by name, including expired ones.
 func (s *Store) APITokens(ctx context.Context) ([]agentlab.APIToken, error) {
-	return apiTokens.query(ctx, s.r, "ORDER BY name")
+	return apiTokens.query(ctx, s.r, tokenList)
 }
 
 // APITokenByHash returns the token with that hash, even if it has expired.

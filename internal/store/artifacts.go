@@ -49,9 +49,11 @@ func (s *Store) PutArtifact(ctx context.Context, a agentlab.Artifact, evs ...age
 	})
 }
 
+const artifactList = "WHERE job_id = ? ORDER BY path"
+
 // Artifacts lists the artifacts of a job by path.
 func (s *Store) Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error) {
-	return artifacts.query(ctx, s.r, "WHERE job_id = ? ORDER BY path", jobID)
+	return artifacts.query(ctx, s.r, artifactList, jobID)
 }
 
 // Artifact returns one artifact, or not_found.
@@ -64,10 +66,19 @@ func (s *Store) Artifact(ctx context.Context, jobID, path string) (agentlab.Arti
 	return a, err
 }
 
-// DeleteArtifacts deletes the records of all artifacts of a job.
-func (s *Store) DeleteArtifacts(ctx context.Context, jobID string) error {
+// DeleteArtifacts deletes the records of the artifacts of a job with the paths;
+// without paths, of all.
+func (s *Store) DeleteArtifacts(ctx context.Context, jobID string, paths ...string) error {
 	return s.write(ctx, func(w *tx) error {
-		return w.exec("DELETE FROM artifacts WHERE job_id = ?", jobID)
+		if len(paths) == 0 {
+			return w.exec("DELETE FROM artifacts WHERE job_id = ?", jobID)
+		}
+		for _, p := range paths {
+			if err := w.exec("DELETE FROM artifacts WHERE job_id = ? AND path = ?", jobID, p); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -211,13 +211,17 @@ func (c *egressCursor) storeDropped(w *tx, last agentlab.EgressEntry) error {
 
 // Egress lists entries in ascending order of ID.
 func (s *Store) Egress(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error) {
-	where := egressWhere(f)
-	if !f.Tail || f.Limit <= 0 {
-		return egress.query(ctx, s.r, where.tail("id", f.Limit), where.args...)
+	tail, args := egressList(f)
+	out, err := egress.query(ctx, s.r, tail, args...)
+	if f.Tail {
+		slices.Reverse(out)
 	}
-	out, err := egress.query(ctx, s.r, where.tail("id DESC", f.Limit), where.args...)
-	slices.Reverse(out)
 	return out, err
+}
+
+func egressList(f agentlab.EgressFilter) (tail string, args []any) {
+	where := egressWhere(f)
+	return where.tail(newestFirst(f.Tail), f.Limit), where.args
 }
 
 func egressWhere(f agentlab.EgressFilter) *filter {

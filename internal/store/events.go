@@ -77,6 +77,15 @@ func (s *Store) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 
 // Events lists events in ascending order of ID.
 func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error) {
+	tail, args := eventList(f)
+	out, err := events.query(ctx, s.r, tail, args...)
+	if f.Tail {
+		slices.Reverse(out)
+	}
+	return out, err
+}
+
+func eventList(f agentlab.EventFilter) (tail string, args []any) {
 	var where filter
 	where.add("id > ?", f.AfterID)
 	addIn(&where, "kind", f.Kinds)
@@ -89,12 +98,15 @@ func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.
 	if !f.Since.IsZero() {
 		where.add("ts >= ?", timeCol{&f.Since})
 	}
-	if !f.Tail || f.Limit <= 0 {
-		return events.query(ctx, s.r, where.tail("id", f.Limit), where.args...)
+	return where.tail(newestFirst(f.Tail), f.Limit), where.args
+}
+
+// newestFirst returns the order of a log: with tail it is read from its end.
+func newestFirst(tail bool) string {
+	if tail {
+		return "id DESC"
 	}
-	out, err := events.query(ctx, s.r, where.tail("id DESC", f.Limit), where.args...)
-	slices.Reverse(out)
-	return out, err
+	return "id"
 }
 
 // DeleteEventsBefore deletes the events from before t and returns their

@@ -187,28 +187,25 @@ func jobByID(ctx context.Context, q querier, id string) (agentlab.Job, error) {
 	return j, err
 }
 
-// Jobs lists jobs, the newest first. Code invalid if Before is not the ID of a
-// job.
+// Jobs lists jobs, the newest first.
 func (s *Store) Jobs(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error) {
+	tail, args := jobList(f)
+	return jobs.query(ctx, s.r, tail, args...)
+}
+
+func jobList(f agentlab.JobFilter) (tail string, args []any) {
 	var where filter
 	addIn(&where, "status", f.Statuses)
 	if f.SandboxVMID != 0 {
-		where.add("sandbox_vmid = ?", f.SandboxVMID)
+		where.add("sandbox_vmid = ? AND sandbox_vmid <> 0", f.SandboxVMID)
 	}
 	if f.ParentID != "" {
-		where.add("parent_id = ?", f.ParentID)
+		where.add("parent_id = ? AND parent_id <> ''", f.ParentID)
 	}
-	if f.Before != "" {
-		last, err := jobByID(ctx, s.r, f.Before)
-		if err != nil {
-			if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-				err = agentlab.Errorf(agentlab.CodeInvalid, "invalid cursor: its job does not exist").WithField("cursor").WithHint("start again with the first page")
-			}
-			return nil, err
-		}
-		where.add("(created_at, job_id) < (?, ?)", timeCol{&last.CreatedAt}, last.ID)
+	if f.Before != (agentlab.JobKey{}) {
+		where.add("(created_at, job_id) < (?, ?)", timeCol{&f.Before.CreatedAt}, f.Before.ID)
 	}
-	return jobs.query(ctx, s.r, where.tail("created_at DESC, job_id DESC", f.Limit), where.args...)
+	return where.tail("created_at DESC, job_id DESC", f.Limit), where.args
 }
 
 // JobsByPrefix lists at most limit jobs whose IDs begin with prefix, by ID.

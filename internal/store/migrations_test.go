@@ -26,6 +26,7 @@ var released = map[string]string{
 	"00021_attempts.sql":       "cbc496a78eb80e0f78795c86bf6dc7592342d50bee20d1918fc2ad2ad4032384",
 	"00022_warm_pool.sql":      "4e946bb27cb55d79de679b179994855bba0140c3aeba4480a6781c8e28d775f6",
 	"00023_attempts_fork.sql":  "ea8b51d6a061f6d6ee5b81f3e3362fa8a3b9d504db3167bb003ff84fb122696c",
+	"00024_list_indexes.sql":   "165ff3276bf9adfc0d814be1cd1ed6dae9a9d346090e322d78ea262b88052a7a",
 }
 
 // A migration is never edited, because databases that have applied it do not run

@@ -149,6 +149,11 @@ func snapshotByUID(ctx context.Context, q querier, uid string) (agentlab.Snapsho
 
 // Snapshots lists snapshots of both kinds, in the order of their creation.
 func (s *Store) Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]agentlab.Snapshot, error) {
+	tail, args := snapshotList(f)
+	return snapshots.query(ctx, s.r, tail, args...)
+}
+
+func snapshotList(f agentlab.SnapshotFilter) (tail string, args []any) {
 	var where filter
 	if f.SandboxUID != "" {
 		where.add("sandbox_uid = ?", f.SandboxUID)
@@ -156,7 +161,7 @@ func (s *Store) Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]age
 	if f.Name != "" {
 		where.add("name = ?", f.Name)
 	}
-	return snapshots.query(ctx, s.r, where.tail("created_at, uid", 0), where.args...)
+	return where.tail("created_at, uid", 0), where.args
 }
 
 // SandboxesFrom lists the sandboxes that are being created from a snapshot: they

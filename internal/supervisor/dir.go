@@ -37,6 +37,8 @@ type Dir struct {
 	// ID.
 	Process string
 	Log     *slog.Logger
+	// StartPatience limits Start; 0 is a limit for a VM with an ordinary priority.
+	StartPatience time.Duration
 	// At is called at each point at which the driver's process may die safely;
 	// nil does nothing.
 	At func(point string)

@@ -105,7 +105,7 @@ func (v *fakeVM) Done() <-chan struct{}                 { return v.done }
 func (v *fakeVM) PowerButton(context.Context) error     { return v.end("button") }
 func (v *fakeVM) Quit(context.Context) error            { return v.end("quit") }
 func (v *fakeVM) Pause(context.Context) error           { return v.did("pause") }
-func (v *fakeVM) Disk() string                          { return v.disk }
+func (v *fakeVM) Disks() []string                       { return []string{v.disk} }
 
 // Kill is no call where the VM has ended.
 func (v *fakeVM) Kill() {

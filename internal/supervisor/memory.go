@@ -75,9 +75,11 @@ func memoryOf(path string) (backend.Memory, error) {
 	if start, err := startTime(p.PID); err != nil || start != p.Start {
 		return backend.Memory{}, fs.ErrNotExist
 	}
+	// A clean page is page cache of a file, such as that of a saved memory, even if
+	// only this process has it mapped: the host can drop it at any time.
 	return backend.Memory{
-		Unique:       sizes["Private_Clean"] + sizes["Private_Dirty"] + sizes["Private_Hugetlb"],
-		Shared:       sizes["Shared_Clean"] + sizes["Shared_Dirty"] + sizes["Shared_Hugetlb"],
+		Unique:       sizes["Private_Dirty"] + sizes["Private_Hugetlb"],
+		Shared:       sizes["Private_Clean"] + sizes["Shared_Clean"] + sizes["Shared_Dirty"] + sizes["Shared_Hugetlb"],
 		Proportional: sizes["Pss"],
 	}, nil
 }

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,4 +124,15 @@ func TestProgramEndsAtOnce(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	wantPower(t, d, backend.PowerStopped, "") // it never ran
+}
+
+// A supervisor that is not ready in time is killed.
+func TestStartPatience(t *testing.T) {
+	d := Dir{Path: t.TempDir(), VMID: 1, Process: "fake", Log: slog.New(slog.DiscardHandler), StartPatience: 300 * time.Millisecond}
+	began := time.Now()
+	err := d.Start(t.Context(), []string{"sh", "-c", "exec sleep 60"}, func(context.Context) (Config, error) { return &Start{}, nil })
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "not ready in time") || time.Since(began) > startPatience/2 {
+		t.Errorf("after %s: %v", time.Since(began), err)
+	}
+	wantPower(t, d, backend.PowerStopped, "")
 }

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"time"
 
@@ -53,13 +54,20 @@ func (u *diskUsage) pauseThreshold(free, disk uint64, err error) (below uint64, 
 	return 0, false
 }
 
-// occupied returns how many bytes a file occupies on the host's disk.
-func occupied(path string) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, err
+// occupied returns how many bytes files occupy on the host's disk.
+func occupied(paths []string) (uint64, error) {
+	if len(paths) == 0 {
+		return 0, fs.ErrNotExist
 	}
-	return uint64(st.Blocks) * 512, nil //nolint:gosec // a number of blocks is positive
+	var sum uint64
+	for _, path := range paths {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return 0, err
+		}
+		sum += uint64(st.Blocks) * 512 //nolint:gosec // a number of blocks is positive
+	}
+	return sum, nil
 }
 
 // resumeSpace is the free space on the host, in bytes, at which a guest that
@@ -114,7 +122,7 @@ func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 		return lookSlow // writers get the error
 	}
 	free := uint64(bytes) //nolint:gosec // a size is positive
-	disk, err := occupied(s.vm.Disk())
+	disk, err := occupied(s.vm.Disks())
 	below, due := u.pauseThreshold(free, disk, err)
 	s.mu.Lock()
 	paused := s.paused != ""

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -16,7 +17,7 @@ import (
 )
 
 // startPatience limits a start, which does not depend on programs in the
-// guest.
+// guest (Dir.StartPatience).
 const startPatience = 45 * time.Second
 
 // Start starts a supervisor with its VM, and returns when the VM's CPUs run. It
@@ -25,7 +26,7 @@ const startPatience = 45 * time.Second
 // program is the command to which Path is appended ("agentlabd vmm"); prepare
 // returns the content of start.json.
 func (d Dir) Start(ctx context.Context, program []string, prepare func(context.Context) (Config, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, startPatience, errors.New("the VM was not ready in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(d.StartPatience, startPatience), errors.New("the VM was not ready in time"))
 	defer cancel()
 	for {
 		lock, err := d.takeLock()

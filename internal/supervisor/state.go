@@ -34,7 +34,8 @@ type Start struct {
 	// drops all frames until it has this identity (guestapi.Health.Identity).
 	// Until then its random values may be those of another guest.
 	Identity string `json:"identity,omitempty"`
-	// Own means that the memory is the sandbox's own: the guest has the identity.
+	// Own means that the memory is the sandbox's own, and that only one guest
+	// continues from it, once: the guest has the identity.
 	Own bool `json:"own,omitempty"`
 	// Detached means that the end of the context of Dir.Start does not end the
 	// start, because the guest's saved memory would be lost. The next Dir.Start

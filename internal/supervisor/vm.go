@@ -42,9 +42,9 @@ type VM interface {
 	// Continue resumes the VM's CPUs after Pause, or after the VM has paused
 	// itself. When they run, the VM calls Hooks.Paused with "".
 	Continue(ctx context.Context) error
-	// Disk returns the path of the file that grows on the host's disk while the
-	// guest writes. If it is "", the guest is paused as if it had written.
-	Disk() string
+	// Disks returns the paths of the files that grow on the host's disk while the
+	// guest writes. If there are none, the guest is paused as if it had written.
+	Disks() []string
 	// VMID returns the number of the sandbox.
 	VMID() int
 	// Network returns the policy at the start.

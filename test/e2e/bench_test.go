@@ -238,9 +238,9 @@ func BenchmarkSupervisorMemory(b *testing.B) {
 }
 
 // BenchmarkDaemon measures the daemon with the fake driver: memory and idle
-// processor time with 100 sandboxes (budget 60 MiB, about 0), 'status'
-// (budget 50 ms), 1,000 sandboxes through the API, and 'sandbox list' at
-// 10,000 against 1,000 (budget 12 times).
+// processor time with 100 sandboxes (budget 60 MiB, about 0) and 10,000 (budget
+// 120 MiB), 'status' (budget 50 ms), 1,000 sandboxes through the API, and 'sandbox
+// list' at 10,000 against 1,000 (budget 12 times; of a page of default length 1.5).
 func BenchmarkDaemon(b *testing.B) {
 	l := newLab(b)
 	l.testDaemon()
@@ -270,9 +270,10 @@ func BenchmarkDaemon(b *testing.B) {
 		}
 		b.ReportMetric(float64(report(b, "status", status).Microseconds())/1000, "status-ms")
 		b.ReportMetric(timed(func() { fill(1000) }).Seconds(), "900-creates-s")
-		small := benchList(b, c, 1000)
+		small, page := benchList(b, c, 1000, 0), benchList(b, c, 1000, benchPage)
 		b.ReportMetric(timed(func() { fill(10000) }).Seconds(), "9000-creates-s")
-		b.ReportMetric(float64(benchList(b, c, 10000))/float64(small), "list10k/1k")
+		b.ReportMetric(float64(benchList(b, c, 10000, 0))/float64(small), "list10k/1k")
+		b.ReportMetric(float64(benchList(b, c, 10000, benchPage))/float64(page), "page10k/1k")
 		b.ReportMetric(rss(b, pid), "MiB-at-10000")
 	}
 	l.ok("daemon", "stop")
@@ -293,26 +294,26 @@ func (l *lab) allReady(b *testing.B, total int) {
 	}
 }
 
-func benchList(b *testing.B, c *client.Client, want int) time.Duration {
+// benchPage is the default length of a page.
+const benchPage = 1000
+
+// benchList lists at most limit of the sandboxes that exist; 0 means all.
+func benchList(b *testing.B, c *client.Client, exist, limit int) time.Duration {
 	b.Helper()
 	var d []time.Duration
 	for range benchSamples {
 		d = append(d, timed(func() {
-			n, cursor := 0, ""
-			for {
-				page, err := c.Sandboxes(b.Context(), client.SandboxQuery{Cursor: cursor})
+			n := 0
+			for _, err := range c.EachSandbox(b.Context(), client.SandboxQuery{Limit: limit}) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				n += len(page.Items)
-				if cursor = page.Next; cursor == "" {
-					break
-				}
+				n++
 			}
-			if n != want {
-				b.Fatalf("listed %d of %d", n, want)
+			if n != exist && n != limit {
+				b.Fatalf("listed %d of %d", n, exist)
 			}
 		}))
 	}
-	return report(b, fmt.Sprintf("sandbox list at %d", want), d)
+	return report(b, fmt.Sprintf("sandbox list at %d, limit %d", exist, limit), d)
 }

@@ -78,6 +78,11 @@ func TestWarmPool(t *testing.T) {
 	wantWeb(l, "http://web.example.com/hello", true)
 	wantWeb(l, "http://other.example.com/hello", false)
 
+	l.ok("sandbox", "stop", "second") // its VM was created with another name
+	l.ok("sandbox", "start", "second")
+	if got := strings.TrimSpace(l.ok("exec", "second", "hostname")); got != "second" {
+		t.Errorf("after another start its host name is %s", got)
+	}
 	p := l.waiting()[0]
 	l.killDaemon()
 	if after := l.waiting()[0]; after.UID == p.UID { // the command has started a daemon

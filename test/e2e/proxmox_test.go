@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/test/cloudimage"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
@@ -27,10 +28,15 @@ func TestProxmoxREST(t *testing.T) {
 	testProxmox(t, "rest")
 }
 
-// testProxmox is one of two tests of which a run selects one: the guests are
-// whole emulated machines.
+// testProxmox runs the parts of cloudimage.Tests that this run selects among those
+// of the transport.
 func testProxmox(t *testing.T, transport string) {
-	sample.Choose(t, 1, []string{"shell", "rest"}, transport)
+	selected := sample.Of(t, 1, cloudimage.Tests)
+	job := slices.Contains(selected, transport+" job")
+	scripts := slices.Contains(selected, transport+" scripts")
+	if !job && !scripts {
+		t.Skipf("skipped: this run selects %q", selected)
+	}
 	if !insidePVE(t) {
 		return
 	}
@@ -41,11 +47,24 @@ func testProxmox(t *testing.T, transport string) {
 		}
 	})
 	p.ok("host", "network", "apply")
-	t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
-	if transport == "shell" { // above the transport all is the same
-		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", sample.Of(t, 1, scripts(t))...) })
+	if job {
+		t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
+	}
+	if scripts { // of one transport: above it all is the same
+		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
 	}
 	p.clean()
+}
+
+// proxmoxScripts is one of the scripts, or all in a full run. The one about
+// attempts needs four machines at once, and runs in a full run only.
+func proxmoxScripts(t *testing.T) []string {
+	t.Helper()
+	files := scripts(t)
+	if !sample.Full() {
+		files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "attempts.txtar" })
+	}
+	return sample.Of(t, 1, files)
 }
 
 // in is the same lab, whose checks fail a subtest.

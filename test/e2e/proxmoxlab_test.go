@@ -27,6 +27,7 @@ type pveLab struct {
 	name     string // of the node, and of this machine
 	node     *pvenode.Node
 	machines pvenode.Machines
+	guests   *lightGuests // instead of machines
 	internet *netlab.Peer
 	lan      *netlab.Peer
 }
@@ -96,7 +97,8 @@ func newPVELab(t *testing.T, transport string) *pveLab {
 func newLightPVELab(t testing.TB, transport string, cfg pvenode.Config) *pveLab {
 	t.Helper()
 	p := newPVEHost(t)
-	cfg.Boot = new(lightGuests).boot
+	p.guests = new(lightGuests)
+	cfg.Boot = p.guests.boot
 	p.newNode(t, cfg)
 	p.node.AddTemplate(t, pvenode.Template{Storage: pveStorage, Node: p.name, Name: "agentlab-base"})
 	p.newHome(t, transport)

@@ -11,9 +11,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -32,6 +35,8 @@ import (
 type lightGuests struct {
 	mu    sync.Mutex
 	disks map[string]string // content of guestapi.ControlFile by smbios uuid: it outlives a boot, not a VM
+	files string            // directory of files of a guest that runs agent-runner; "" for those that do not
+	bin   string            // directory of agent-runner
 }
 
 // lightGuest is one boot of one of them.
@@ -44,6 +49,7 @@ type lightGuest struct {
 	ended    bool
 	server   *http.Server // nil until it knows whom to obey
 	identity string
+	works    bool // agent-runner was started
 }
 
 // boot is the node's Config.Boot.
@@ -207,18 +213,61 @@ func (g *lightGuests) seeded(m *lightGuest, disk, text string) error {
 	mux.HandleFunc("GET "+guestapi.PathHealth, func(w http.ResponseWriter, _ *http.Request) { m.health(w) })
 	mux.HandleFunc("PUT "+guestapi.PathIdentity, func(w http.ResponseWriter, r *http.Request) {
 		var id guestapi.Identity
-		if err := json.NewDecoder(r.Body).Decode(&id); err != nil || id.UID != c.UID {
+		err := json.NewDecoder(r.Body).Decode(&id)
+		if err != nil || id.UID != c.UID {
 			http.Error(w, fmt.Sprintf("identity %q of the guest of %q: %v", id.UID, c.UID, err), http.StatusBadRequest)
 			return
 		}
 		m.mu.Lock()
 		m.identity = id.UID
+		if g.files != "" && id.Bootstrap != nil {
+			err = m.work(g, *id.Bootstrap)
+		}
 		m.mu.Unlock()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
 		m.health(w)
 	})
 	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	go func() { _ = m.server.Serve(l) }()
 	return nil
+}
+
+// work starts agent-runner with a bootstrap document in the namespace. The caller
+// holds m.mu.
+func (m *lightGuest) work(g *lightGuests, b guestapi.Bootstrap) error {
+	text, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(g.files, "bootstrap.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil || m.works {
+		return err
+	}
+	cmd := exec.Command(filepath.Join(g.bin, "agent-runner"), "run", "--bootstrap", file, "--run-dir", filepath.Join(g.files, "run")) //nolint:gosec // of this test
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + g.files, "TMPDIR=" + g.files}
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := m.do(cmd.Start); err != nil {
+		return err
+	}
+	m.works = true
+	go func() { _ = cmd.Wait() }()
+	return nil
+}
+
+// killAll kills what runs in the namespace, as the end of a VM does.
+func (m *lightGuest) killAll() {
+	own := ""
+	_ = m.do(func() (err error) { own, err = os.Readlink("/proc/thread-self/ns/net"); return err })
+	links, _ := filepath.Glob("/proc/[0-9]*/ns/net")
+	for _, l := range links {
+		pid, _ := strconv.Atoi(strings.Split(l, "/")[2])
+		if ns, err := os.Readlink(l); err == nil && ns == own && own != "" && pid != os.Getpid() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
 }
 
 func (m *lightGuest) health(w http.ResponseWriter) {
@@ -236,6 +285,9 @@ func (m *lightGuest) end() {
 		_ = m.server.Close()
 	}
 	m.ended = true
+	if m.works {
+		m.killAll()
+	}
 	close(m.inside)
 	_ = run("ip link delete tap%di0 || true", m.Boot().VMID) // sooner than the kernel would
 }

@@ -34,7 +34,7 @@ func TestProxmoxKilledDaemonREST(t *testing.T) {
 
 // killedCalls is how many calls of the node a run that is not full kills the
 // daemon at.
-const killedCalls = 4
+const killedCalls = 2
 
 func testKilledDaemon(t *testing.T, transport string) {
 	if !insideLightPVE(t) {
@@ -97,13 +97,13 @@ func insideLightPVE(t *testing.T) bool {
 	return netlab.Inside(t)
 }
 
-// plainProfile writes a profile without secrets.
-func (p *pveLab) plainProfile() {
+// plainProfile writes a profile without secrets, with more lines.
+func (p *pveLab) plainProfile(more ...string) {
 	p.Helper()
 	dir := filepath.Join(p.home, "config", "profiles")
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "plain.yaml"), []byte("name: plain\nresources: {cores: 1, memory_mb: 512}\n"), 0o600)
+		err = os.WriteFile(filepath.Join(dir, "plain.yaml"), []byte("name: plain\nresources: {cores: 1, memory_mb: 512}\n"+strings.Join(more, "")), 0o600)
 	}
 	if err != nil {
 		p.Fatal(err)

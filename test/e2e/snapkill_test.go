@@ -29,7 +29,7 @@ func TestKillDuringSnapshots(t *testing.T) {
 	l.ok("exec", "original", "--", "sh", "-c", "echo memory >/dev/shm/kept; echo disk >~/kept; sync")
 	l.ok("sandbox", "snapshot", "save", "original", "--name", "clean")
 	var cases []snapshotKill
-	for _, command := range []string{"snapshot save original --name new", "snapshot restore original --name clean", "fork original --count 2 --name-prefix fork"} {
+	for _, command := range []string{"snapshot save original --name new", "snapshot restore original --name clean --yes", "fork original --count 2 --name-prefix fork"} {
 		for _, ms := range []int{60, 120, 200, 320, 500, 800} {
 			cases = append(cases, snapshotKill{command, time.Duration(ms) * time.Millisecond})
 		}

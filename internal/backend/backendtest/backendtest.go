@@ -88,6 +88,8 @@ type Harness struct {
 	NewestOnly bool
 	// KillVM kills a running VM without the driver.
 	KillVM func(t *testing.T, ref backend.Ref)
+
+	VolumeHarness
 }
 
 // Method is a method of the driver that has crash points.
@@ -103,6 +105,17 @@ const (
 	MethodSaveSnapshot    Method = "SaveSnapshot"
 	MethodRestoreSnapshot Method = "RestoreSnapshot"
 	MethodDeleteSnapshot  Method = "DeleteSnapshot"
+
+	MethodCreateVolume         Method = "CreateVolume"
+	MethodDeleteVolume         Method = "DeleteVolume"
+	MethodGrowVolume           Method = "GrowVolume"
+	MethodAttachVolume         Method = "AttachVolume"
+	MethodDetachVolume         Method = "DetachVolume"
+	MethodSnapshotVolume       Method = "SnapshotVolume"
+	MethodRestoreVolume        Method = "RestoreVolume"
+	MethodCloneVolume          Method = "CloneVolume"
+	MethodCloneVolumeSnapshot  Method = "CloneVolumeSnapshot"
+	MethodDeleteVolumeSnapshot Method = "DeleteVolumeSnapshot"
 )
 
 // CrashPoint is a point in a method.
@@ -147,8 +160,10 @@ func Run(t *testing.T, cfg Config) {
 		{"CrashPoints", (*suite).crashPoints},
 		{"Snapshots", (*suite).snapshotsStopped},
 		{"Templates", (*suite).templates},
+		{"Volumes", (*suite).volumesStill},
 		{"VM", (*suite).vm},
 		{"VMSnapshots", (*suite).snapshotsRunning},
+		{"VMVolumes", (*suite).volumesRunning},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := cfg.New(t)
@@ -204,7 +219,7 @@ func (s *suite) wantCode(what string, err error, want agentlab.Code) {
 var allowed = map[agentlab.Code]bool{ //nolint:gochecknoglobals // a constant table
 	agentlab.CodeNotFound: true, agentlab.CodeExists: true, agentlab.CodeBusy: true, agentlab.CodeUnsupported: true,
 	agentlab.CodeDenied: true, agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true,
-	agentlab.CodeUnknownOutcome: true, agentlab.CodeInvalid: true, agentlab.CodeInternal: true,
+	agentlab.CodeUnknownOutcome: true, agentlab.CodeInvalid: true, agentlab.CodeInternal: true, agentlab.CodeConflict: true,
 }
 
 // wantAllowed fails for an error whose code is not in the contract.

@@ -24,6 +24,8 @@ var optional = []struct { //nolint:gochecknoglobals // a constant table
 	{"Snapshotter", implements[backend.Snapshotter]},
 	{"Suspender", implements[backend.Suspender]},
 	{"Templates", implements[backend.Templates]},
+	{"VolumeSnapshotter", implements[backend.VolumeSnapshotter]},
+	{"Volumes", implements[backend.Volumes]},
 }
 
 func implements[T any](d backend.Driver) bool { _, ok := d.(T); return ok }

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ func (s *suite) snapshotsRunning() {
 	s.sub("Fork", func(s *suite) { s.fork(sp, boot) })
 	s.sub("ForkKilled", func(s *suite) { s.forkKilled(ref) })
 	s.sub("Suspended", func(s *suite) { s.snapshotSuspended(ref, boot) })
+	s.sub("Repeated", func(s *suite) { s.snapshotRepeated(ref, boot) })
 	s.sub("Restore", func(s *suite) { s.restore(ref, boot) })
 	s.sub("CrashPoints", func(s *suite) {
 		for _, p := range s.h.CrashPoints {
@@ -56,6 +58,17 @@ func (s *suite) identify(sp backend.Spec) guestapi.Health {
 		s.Fatalf("the guest is %q, want %q", h.Identity, sp.UID)
 	}
 	return h
+}
+
+// wantCopied checks a running sandbox, and whether its guest was started with a
+// saved memory.
+func (s *suite) wantCopied(ref backend.Ref, want bool) {
+	s.Helper()
+	in, err := s.d.Inspect(s.ctx(), ref)
+	s.ok("Inspect", err)
+	if in.Power != backend.PowerRunning || in.Copied != want {
+		s.Errorf("it is %s (%s), Copied %t, want it running and %t", in.Power, in.Reason, in.Copied, want)
+	}
 }
 
 // write writes text to a file on the guest's disk, and to one in its memory.
@@ -107,7 +120,7 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 	}
 	for range 2 {
 		s.ok("Start", s.d.Start(s.ctx(), c))
-		s.wantPower(c, backend.PowerRunning)
+		s.wantCopied(c, s.d.Info().Capabilities.Forks)
 	}
 	switch h := s.awaitControl(c); {
 	case !s.d.Info().Capabilities.Forks:
@@ -132,6 +145,7 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 	if h := s.awaitControl(c); h.BootID == boot || h.Identity != "" {
 		s.Errorf("after a Stop it does not boot: %+v", h)
 	}
+	s.wantCopied(c, false)
 	s.identify(child)
 	s.wantFile(c, savedFile, "child")
 	s.ok("Destroy", s.d.Destroy(s.ctx(), c))
@@ -198,6 +212,38 @@ func (s *suite) snapshotSuspended(ref backend.Ref, boot string) {
 		s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
 		s.wantContinues(ref, boot)
 	}
+}
+
+// snapshotRepeated saves a suspended sandbox several times, then suspends it to
+// disk and saves it there: each snapshot and the sandbox continue its guest.
+func (s *suite) snapshotRepeated(ref backend.Ref, boot string) {
+	sus, ok := s.d.(backend.Suspender)
+	if !ok {
+		s.Skip("skipped: this driver is no Suspender")
+	}
+	s.write(ref, "repeated")
+	s.ok("Suspend", sus.Suspend(s.ctx(), ref))
+	snaps := []backend.SnapshotRef{s.save(ref, true), s.save(ref, true), s.save(ref, true)}
+	s.wantPower(ref, backend.PowerSuspended)
+	if disk, ok := s.d.(backend.DiskSuspender); ok {
+		s.ok("SuspendToDisk of a saved sandbox", disk.SuspendToDisk(s.ctx(), ref))
+		s.wantPower(ref, backend.PowerSuspended)
+		snaps = append(snaps, s.save(ref, true))
+	}
+	s.ok("Resume", sus.Resume(s.ctx(), ref))
+	s.wantContinues(ref, boot)
+	s.wantFile(ref, savedFile, "repeated")
+	for i, snap := range slices.Backward(snaps) { // some backends restore only the newest
+		if i > 0 { // the first is like that of any suspended sandbox
+			s.write(ref, "after")
+			s.ok("RestoreSnapshot", s.saver().RestoreSnapshot(s.ctx(), snap))
+			s.continueRestored(ref, boot)
+			s.wantFile(ref, savedFile, "repeated")
+			s.wantFile(ref, memoryFile, "repeated")
+		}
+		s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
+	}
+	s.wantContinues(ref, boot)
 }
 
 // continueRestored continues a sandbox that was restored with its memory.

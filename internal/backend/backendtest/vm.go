@@ -113,7 +113,13 @@ func (s *suite) control(sp backend.Spec) {
 // exec runs a command in the guest to its end.
 func (s *suite) exec(ref backend.Ref, argv ...string) (string, int) {
 	s.Helper()
-	conn, err := s.client(ref).Exec(s.ctx(), guestapi.ExecRequest{Command: argv})
+	return s.execAs(ref, "", argv...)
+}
+
+// execAs is exec for a user of the guest; "" is the default one.
+func (s *suite) execAs(ref backend.Ref, user string, argv ...string) (string, int) {
+	s.Helper()
+	conn, err := s.client(ref).Exec(s.ctx(), guestapi.ExecRequest{Command: argv, User: user})
 	s.ok("exec", err)
 	defer conn.Close() //nolint:errcheck // everything was read
 	_ = conn.SetDeadline(time.Now().Add(s.cfg.BootTimeout))
@@ -240,7 +246,7 @@ func (s *suite) consoleLog(ref backend.Ref) {
 	select {
 	case <-ended:
 		s.Error("follow ended while the VM runs")
-	case <-time.After(50 * time.Millisecond): // it waits for more
+	case <-time.After(500 * time.Millisecond): // it waits for more; a busy host is slow to see an end
 	}
 	cancel()
 	select {

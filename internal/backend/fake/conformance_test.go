@@ -27,7 +27,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: d,
 
-		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates"},
+		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
 
 		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){
@@ -48,6 +48,19 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 				t.Fatal(err)
 			}
 		},
+	}
+	h.VolumeCommand = func(args ...string) []string { return append([]string{"volume"}, args...) }
+	h.FillVolumes = func(*testing.T) func() {
+		host().FillVolumes(true)
+		return func() { host().FillVolumes(false) }
+	}
+	h.ForeignVolume = func(_ *testing.T, v backend.VolumeSpec) func(*testing.T) {
+		host().PutForeignVolume(v.UID)
+		return func(t *testing.T) {
+			if !host().ForeignVolume(v.UID) {
+				t.Error("the foreign volume is gone")
+			}
+		}
 	}
 	h.Reopen = func(t *testing.T) backend.Driver {
 		d = open()
@@ -76,6 +89,25 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 		{backendtest.MethodRestoreSnapshot, fake.OpRestoreSnapshot, fake.After},
 		{backendtest.MethodDeleteSnapshot, fake.OpDeleteSnapshot, fake.Half},
 		{backendtest.MethodDeleteSnapshot, fake.OpDeleteSnapshot, fake.After},
+		{backendtest.MethodCreateVolume, fake.OpCreateVolume, fake.Half},
+		{backendtest.MethodCreateVolume, fake.OpCreateVolume, fake.After},
+		{backendtest.MethodDeleteVolume, fake.OpDeleteVolume, fake.Half},
+		{backendtest.MethodDeleteVolume, fake.OpDeleteVolume, fake.After},
+		{backendtest.MethodGrowVolume, fake.OpGrowVolume, fake.Before},
+		{backendtest.MethodGrowVolume, fake.OpGrowVolume, fake.After},
+		{backendtest.MethodAttachVolume, fake.OpAttachVolume, fake.Before},
+		{backendtest.MethodAttachVolume, fake.OpAttachVolume, fake.After},
+		{backendtest.MethodDetachVolume, fake.OpDetachVolume, fake.Before},
+		{backendtest.MethodDetachVolume, fake.OpDetachVolume, fake.After},
+		{backendtest.MethodSnapshotVolume, fake.OpSnapshotVolume, fake.Half},
+		{backendtest.MethodSnapshotVolume, fake.OpSnapshotVolume, fake.After},
+		{backendtest.MethodRestoreVolume, fake.OpRestoreVolume, fake.Half},
+		{backendtest.MethodRestoreVolume, fake.OpRestoreVolume, fake.After},
+		{backendtest.MethodCloneVolume, fake.OpCloneVolume, fake.Half},
+		{backendtest.MethodCloneVolume, fake.OpCloneVolume, fake.After},
+		{backendtest.MethodCloneVolumeSnapshot, fake.OpCloneVolume, fake.Half},
+		{backendtest.MethodDeleteVolumeSnapshot, fake.OpDeleteVolumeSnapshot, fake.Half},
+		{backendtest.MethodDeleteVolumeSnapshot, fake.OpDeleteVolumeSnapshot, fake.After},
 	} {
 		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{
 			Method: p.m, Name: string(p.point),
@@ -94,6 +126,21 @@ func TestConformanceInMemory(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = host.Close() })
 		return harness(t, host.Open)
+	}})
+}
+
+// The storage of the volumes has no snapshots, and volumes stay where they are while
+// a sandbox runs.
+func TestConformancePlainStorage(t *testing.T) {
+	backendtest.Run(t, backendtest.Config{New: func(t *testing.T) *backendtest.Harness {
+		host, err := fake.NewHost(fake.Config{NoVolumeHotplug: true, NoAttachedVolumeSnapshots: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = host.Close() })
+		h := harness(t, host.Open)
+		h.VolumeStorage, h.NoVolumeSnapshots = fake.StoragePlain, true
+		return h
 	}})
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // conns are the open connections of one guest. They end with the guest, and
@@ -85,10 +86,34 @@ type listener struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
+
+	passive chan struct{} // closed by Handle, which sets the functions
+	accept  func(net.Conn)
+	ended   func(error)
 }
 
+var _ backend.PassiveListener = (*listener)(nil)
+
 func newListener(d *Driver) *listener {
-	return &listener{owner: d, conns: make(chan net.Conn), done: make(chan struct{})}
+	return &listener{owner: d, conns: make(chan net.Conn), done: make(chan struct{}), passive: make(chan struct{})}
+}
+
+// Handle implements backend.PassiveListener.
+func (l *listener) Handle(accept func(net.Conn), ended func(error)) {
+	l.accept, l.ended = accept, ended
+	close(l.passive)
+	if isClosed(l.done) { // by another listener of the guest
+		go ended(net.ErrClosed)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // Accept waits for the next connection.
@@ -103,11 +128,19 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // Close closes the listener; accepted connections stay open.
 func (l *listener) Close() error {
-	l.shut()
+	l.once.Do(func() { close(l.done) })
 	return nil
 }
 
-func (l *listener) shut() { l.once.Do(func() { close(l.done) }) }
+// shut ends the listener although its owner did not close it.
+func (l *listener) shut() {
+	l.once.Do(func() {
+		close(l.done)
+		if isClosed(l.passive) {
+			go l.ended(net.ErrClosed)
+		}
+	})
+}
 
 // Addr returns the controller's address for the guest.
 func (l *listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: 8844} }
@@ -125,8 +158,15 @@ func (g *guest) dialController(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if isClosed(l.done) {
+		_ = guestEnd.Close()
+		return nil, refused
+	}
 	select {
 	case l.conns <- hostEnd:
+		return guestEnd, nil
+	case <-l.passive:
+		l.accept(hostEnd)
 		return guestEnd, nil
 	case <-l.done:
 		err = refused

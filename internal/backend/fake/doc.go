@@ -14,10 +14,13 @@
 //
 // A guest answers health, identity, exec, attach, ssh-key and power. Exec supports true, false,
 // echo, cat [FILE...], env, hostname, sleep SECONDS, exit N, curl URL (every host is the controller), egress
-// VERDICT HOST:PORT [RULE] (see Jobs), sync and sh -c with a list of these separated by ";", each of
+// VERDICT HOST:PORT [RULE] (see Jobs), sync, volume write TEXT, volume read, volume size and sh -c with a list of these separated by ";", each of
 // which may end with "> FILE" to write a file to the guest's disk; an empty command is a shell that
 // reads such lines. DialGuest finds an echo service on port 7 and a banner
 // on port 22; every other port refuses.
+//
+// The files of a guest in /work/ are on its volume, if it has one. The program volume
+// reads and writes the volume itself; without one it ends with code 3.
 //
 // Some prefixes of a sandbox's name change its guest: "never-boots" never
 // answers, "crash-boots" crashes right after its start, "never-stops" does not
@@ -40,7 +43,8 @@
 //	poweroff            the VM powers itself off
 //	artifact NAME TEXT  uploads a file
 //	artifact64 NAME BASE64
-//	                    uploads a file with these bytes
+//	                    uploads a file with these bytes; the ID
+//	                    job-2222222222222 becomes that of the job
 //	egress VERDICT HOST:PORT [RULE]
 //	                    a record of the egress log; VERDICT is allow or deny
 //	env NAME            a line of the log with the value of a secret variable

@@ -82,7 +82,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks, VolumeHotplug: !d.h.cfg.NoVolumeHotplug, AttachedVolumeSnapshots: !d.h.cfg.NoAttachedVolumeSnapshots},
 		ControllerURL: "http://10.77.0.1:8844",
 		UploadURL:     "http://10.77.0.1:8846/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},

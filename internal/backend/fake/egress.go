@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -49,7 +50,10 @@ func validNetwork(n agentlab.Network) error {
 func (in *instance) setNetwork(n agentlab.Network) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.rec.Network = &n
+	in.spec, in.rec.Network = nil, &n
+	if reflect.DeepEqual(n, in.rec.Spec.Network) {
+		in.rec.Network = nil
+	}
 	return in.save()
 }
 

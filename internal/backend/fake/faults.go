@@ -43,7 +43,21 @@ const (
 	OpTemplates      Op = "templates"
 	OpDeleteTemplate Op = "delete_template"
 	OpMemory         Op = "memory"
-	OpRoom           Op = "room"
+
+	OpCreateVolume         Op = "create_volume"
+	OpDeleteVolume         Op = "delete_volume"
+	OpGrowVolume           Op = "grow_volume"
+	OpInspectVolume        Op = "inspect_volume"
+	OpListVolumes          Op = "list_volumes"
+	OpAttachVolume         Op = "attach_volume"
+	OpDetachVolume         Op = "detach_volume"
+	OpSnapshotVolume       Op = "snapshot_volume"
+	OpVolumeSnapshots      Op = "volume_snapshots"
+	OpRestoreVolume        Op = "restore_volume"
+	OpCloneVolume          Op = "clone_volume" // from a volume or a snapshot
+	OpDeleteVolumeSnapshot Op = "delete_volume_snapshot"
+
+	OpRoom Op = "room"
 )
 
 // Point is a point in a method.
@@ -51,7 +65,8 @@ type Point string
 
 // The points. Half exists in Create (the mark exists, the disk does not), Stop
 // (the guest was asked), Destroy (the VM is deleted, the disk is not), SaveSnapshot and
-// DeleteSnapshot (the snapshot is partial) and RestoreSnapshot (the sandbox is).
+// DeleteSnapshot (the snapshot is partial), RestoreSnapshot (the sandbox is), and in
+// the methods that create, delete or restore a volume or a snapshot of one (it is).
 const (
 	Before Point = "before" // nothing was done
 	Half   Point = "half"   // a part was done
@@ -67,7 +82,7 @@ type Fault struct {
 
 	Delay time.Duration      // wait this long first
 	Block <-chan struct{}    // wait until it is closed, or the context ends
-	Hook  func(backend.Spec) // its argument has at least the UID of the sandbox
+	Hook  func(backend.Spec) // its argument has at least the UID of the sandbox, or else of the volume
 	Err   error              // then fail with this
 	Crash bool               // then the driver's process crashes: this and every later call fails until Open
 }

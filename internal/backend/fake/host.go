@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -27,8 +28,10 @@ type Config struct {
 	BootDelay time.Duration    // from Start until guest control answers
 	Clock     func() time.Time // default time.Now; pauses use the time package
 	Logger    *slog.Logger     // default: discards
-	// NoForks and NoKeptSnapshots remove these capabilities.
-	NoForks, NoKeptSnapshots bool
+	// They remove the capabilities of these names.
+	NoForks, NoKeptSnapshots, NoVolumeHotplug, NoAttachedVolumeSnapshots bool
+	// AnySpec makes Create return a sandbox that exists with another specification.
+	AnySpec bool
 }
 
 // Host is the machine on which the fake's VMs run.
@@ -38,6 +41,9 @@ type Host struct {
 	control *http.Server
 	faults  faults
 	wg      sync.WaitGroup // goroutines of guests
+
+	volMu sync.Mutex // guards store; taken before mu and those of instances
+	store store
 
 	mu        sync.Mutex
 	instances map[string]*instance // by UID
@@ -60,6 +66,7 @@ func NewHost(cfg Config) (*Host, error) {
 	}
 	h := &Host{cfg: cfg, log: cfg.Logger, control: newControlServer()}
 	h.instances, h.snapshots, h.foreign, h.templates = map[string]*instance{}, map[string]*snapshot{}, map[int]bool{}, map[string]backend.Template{}
+	h.store = store{volumes: map[string]*volume{}, saved: map[string]*savedVolume{}, foreign: map[string]bool{}}
 	if cfg.Dir == "" {
 		return h, nil
 	}
@@ -80,6 +87,9 @@ func (h *Host) load() error {
 	}
 	if err == nil {
 		err = readAll(filepath.Join(h.cfg.Dir, fileTemplates), func(all map[string]backend.Template) { h.templates = all })
+	}
+	if err == nil {
+		err = h.loadVolumes()
 	}
 	if err != nil {
 		return err
@@ -198,6 +208,9 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 		return nil, foreign(spec.VMID)
 	}
 	if in := h.instances[spec.UID]; in != nil {
+		if !h.cfg.AnySpec && !sameMachine(in.rec.Spec, spec) {
+			return nil, agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", spec.VMID)
+		}
 		return in, nil
 	}
 	in := h.newInstance(record{Spec: spec, Power: backend.PowerPartial, Reason: "its creation was interrupted"})
@@ -206,6 +219,20 @@ func (h *Host) claim(spec backend.Spec) (*instance, error) {
 	}
 	h.instances[spec.UID] = in
 	return in, nil
+}
+
+// sameMachine reports whether two, as they are stored, differ at most in their name,
+// their network, and the place of what they are created from.
+func sameMachine(a, b backend.Spec) bool {
+	var text [2][]byte
+	for i, s := range []backend.Spec{a, b} {
+		s.Name, s.Network = "", agentlab.Network{}
+		if s.From != nil {
+			s.From = &backend.SnapshotRef{UID: s.From.UID, Of: backend.Ref{UID: s.From.Of.UID}}
+		}
+		text[i], _ = json.Marshal(s) // it can be stored
+	}
+	return bytes.Equal(text[0], text[1])
 }
 
 // taken returns the numbers from first to last that are in use.
@@ -243,6 +270,9 @@ func (h *Host) find(ref backend.Ref) (*instance, error) {
 
 func (h *Host) remove(in *instance) error {
 	in.close()
+	if err := h.detachAll(in.rec.Spec.UID); err != nil {
+		return err
+	}
 	if f := h.file(in.rec.Spec); f != "" {
 		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "remove an instance: %w", err)

@@ -56,8 +56,9 @@ type instance struct {
 	console console
 
 	mu       sync.Mutex
-	rec      record // Spec never changes
-	guest    *guest // nil unless Power is running or suspended
+	rec      record        // Spec never changes
+	spec     *backend.Spec // Spec with the current network policy, shared by all views; nil after a change of the policy
+	guest    *guest        // nil unless Power is running or suspended
 	listener *listener
 	deadline *time.Timer // runs while Power is running and there is a deadline
 }
@@ -67,14 +68,18 @@ func (in *instance) view() backend.Instance {
 	defer in.mu.Unlock()
 	ref := backend.Ref{UID: in.rec.Spec.UID, Handle: "fake-" + in.rec.Spec.UID}
 	v := backend.Instance{Ref: ref, VMID: in.rec.Spec.VMID, Name: in.rec.Spec.Name, Power: in.rec.Power, Reason: in.rec.Reason, Expired: in.rec.Expired}
-	spec := in.rec.Spec
+	v.Spec = &in.rec.Spec
 	if in.rec.Network != nil {
-		spec.Network = *in.rec.Network
+		if in.spec == nil {
+			spec := in.rec.Spec
+			spec.Network = *in.rec.Network
+			in.spec = &spec
+		}
+		v.Spec = in.spec
 	}
-	v.Spec = &spec
 	v.HostRestarted = in.rec.HostRestarted && v.Power == backend.PowerCrashed
 	if v.Power == backend.PowerRunning {
-		v.IP = "10.77.0.2"
+		v.IP, v.Copied = "10.77.0.2", in.rec.Forked
 	}
 	return v
 }

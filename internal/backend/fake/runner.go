@@ -204,6 +204,9 @@ func (r *runner) task(ctx context.Context, st *runnerRecord) (code int, err erro
 	return 0, r.ctx.Err()
 }
 
+// placeholder becomes the ID of the job in files that are uploaded.
+const placeholder = "job-2222222222222"
+
 // runLine runs one line of the task; end reports that the agent ends after it.
 func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, err error) {
 	word, rest, _ := strings.Cut(line, " ")
@@ -235,7 +238,7 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 		name, text, _ := strings.Cut(rest, " ")
 		var data []byte
 		if data, err = base64.StdEncoding.DecodeString(text); err == nil {
-			err = r.upload(name, string(data))
+			err = r.upload(name, strings.ReplaceAll(string(data), placeholder, r.state().Boot.Job.ID))
 		}
 	case "egress":
 		if r.g.egress(strings.Fields(rest)) != 0 {

@@ -122,6 +122,8 @@ func (p *process) command(argv []string) int {
 		return 0
 	case "sleep":
 		return p.sleep(argv[1:])
+	case "volume":
+		return p.volume(argv[1:])
 	case "egress":
 		return p.g.egress(argv[1:])
 	case "agent-runner":
@@ -221,23 +223,23 @@ func (p *process) writeFile(path string, argv []string) int {
 	p.out = &text
 	code := p.command(argv)
 	p.out = out
-	p.g.in.files(func(disk map[string]string) { disk[path] = text.String() })
+	p.files(path, func(disk map[string]string) { disk[path] = text.String() })
 	return code
 }
 
 // readFiles prints files of the guest's disk.
 func (p *process) readFiles(paths []string) (code int) {
-	p.g.in.files(func(disk map[string]string) {
-		for _, path := range paths {
-			text, ok := disk[path]
-			if !ok {
-				fmt.Fprintf(p.errOut, "cat: %s: No such file or directory\n", path)
-				code = 1
-				continue
-			}
-			_, _ = io.WriteString(p.out, text)
+	for _, path := range paths {
+		var text string
+		var ok bool
+		p.files(path, func(disk map[string]string) { text, ok = disk[path] })
+		if !ok {
+			fmt.Fprintf(p.errOut, "cat: %s: No such file or directory\n", path)
+			code = 1
+			continue
 		}
-	})
+		_, _ = io.WriteString(p.out, text)
+	}
 	return code
 }
 

@@ -55,6 +55,9 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	}
 	if s == nil || s.Partial {
 		in, err := d.h.find(ref)
+		if err == nil {
+			err = d.h.freeOfVolume(ref.UID)
+		}
 		if err != nil {
 			return backend.Snapshot{}, err
 		}
@@ -84,6 +87,9 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 		return err
 	}
 	in, err := d.h.find(ref.Of)
+	if err == nil {
+		err = d.h.freeOfVolume(ref.Of.UID)
+	}
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ type machine struct {
 func (m *machine) ref() backend.Ref { return backend.Ref{UID: m.id.UID} }
 
 func newFarm(t testing.TB) *farm {
-	host, err := fake.NewHost(fake.Config{NoForks: true, NoKeptSnapshots: true})
+	host, err := fake.NewHost(fake.Config{NoForks: true, NoKeptSnapshots: true, AnySpec: true})
 	if err != nil {
 		t.Fatal(err)
 	}

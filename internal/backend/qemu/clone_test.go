@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // randomValues prints a name and a random value in each line, from every source of
@@ -195,9 +196,13 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	}
 	code, err := os.ReadFile(program)
 	b.ok(err)
+	clones, forks := 2, 2
+	if sample.Full() {
+		clones, forks = 8, 8
+	}
 	r := randoms{TB: t, seen: map[string]string{}}
 	var source *box
-	for n := range 4 {
+	for n := range clones {
 		c := b.clone(10+n, nil)
 		c.takeOver()
 		c.wantNamespaces()
@@ -214,7 +219,7 @@ func TestClonesHaveOwnRandomValues(t *testing.T) {
 	r.add("the source", source.output("/root/random; cat /root/old-*"), 6)
 	saved, err := b.d.SaveSnapshot(b.ctx, source.ref, agentlab.NewUID())
 	b.ok(err)
-	for n := range 3 {
+	for n := range forks {
 		c := b.fork(20+n, saved.Ref)
 		if got := c.output(reach); got != "held" {
 			t.Errorf("the network of fork %d, before its identity: %s", n, got)

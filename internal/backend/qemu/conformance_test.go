@@ -11,11 +11,17 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{
-		New:         func(t *testing.T) *backendtest.Harness { return newHarness(t, vmFixture(t)) },
+		New: func(t *testing.T) *backendtest.Harness {
+			h := newHarness(t, vmFixture(t))
+			method := func(p backendtest.CrashPoint) []string { return []string{string(p.Method)} }
+			h.CrashPoints = sample.Cover(t, h.CrashPoints, method) // TestConformanceWarm always runs all
+			return h
+		},
 		BootTimeout: bootTimeout,
 		Prompt:      10 * time.Second,
 	})
@@ -123,7 +129,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: m,
 
-		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates"},
+		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "MemoryReporter", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
 
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },
@@ -134,7 +140,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		},
 		Options: map[string]any{"network.model": "virtio"},
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
-			return foreignFile(t, filepath.Join(m.sandboxes(), dirName(s.VMID, s.UID)))
+			return foreignFile(t, filepath.Join(m.sandboxes(), dirName(s.VMID, s.UID)), fileConfig, `{"version":1,"spec":{"VMID":7,"UID":"another"}}`)
 		},
 		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {
@@ -147,6 +153,17 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			}
 		},
 	}
+	h.ForeignVolume = func(t *testing.T, v backend.VolumeSpec) func(*testing.T) {
+		if err := os.MkdirAll(m.volumes(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return foreignFile(t, filepath.Join(m.volumes(), v.UID), fileVolume, `{"version":1,"uid":"another"}`)
+	}
+	h.FillVolumes = func(*testing.T) func() {
+		before := m.cfg.PauseBelow
+		m.cfg.PauseBelow = 1 << 60
+		return func() { m.cfg.PauseBelow = before }
+	}
 	for method, points := range map[backendtest.Method][]string{
 		backendtest.MethodCreate:  {"directory made", "mark written", "disk not named", "disk made"},
 		backendtest.MethodStart:   {"lock taken", "start written", "supervisor started"},
@@ -156,6 +173,17 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		backendtest.MethodSaveSnapshot:    {"snapshot begun", "snapshot marked", "snapshot saved", "snapshot complete"},
 		backendtest.MethodRestoreSnapshot: {"restore copied", "restore staged", "restore halted", "restored root.qcow2", "restored memory", "restored memory.json", "restore done"},
 		backendtest.MethodDeleteSnapshot:  {"snapshot unmarked"},
+
+		backendtest.MethodCreateVolume:         {"volume directory made", "volume marked", "volume made"},
+		backendtest.MethodDeleteVolume:         {"volume in the trash"},
+		backendtest.MethodGrowVolume:           {"volume not grown", "volume grown"},
+		backendtest.MethodAttachVolume:         {"volume named", "volume plugged"},
+		backendtest.MethodDetachVolume:         {"volume unplugged", "volume not named"},
+		backendtest.MethodSnapshotVolume:       {"volume snapshot begun", "volume frozen", "volume saved", "volume snapshot complete"},
+		backendtest.MethodRestoreVolume:        {"volume restore staged", "volume restored"},
+		backendtest.MethodCloneVolume:          {"volume marked", "volume frozen", "volume made"},
+		backendtest.MethodCloneVolumeSnapshot:  {"volume marked", "volume made"},
+		backendtest.MethodDeleteVolumeSnapshot: {"volume snapshot unmarked"},
 	} {
 		for _, point := range points {
 			h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: method, Name: point, Arm: func(*testing.T) {
@@ -168,14 +196,14 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	return h
 }
 
-// foreignFile creates a foreign directory at the place of a sandbox.
-func foreignFile(t *testing.T, dir string) func(*testing.T) {
+// foreignFile creates a foreign directory at the place of a sandbox or a volume, with
+// one file.
+func foreignFile(t *testing.T, dir, name, text string) func(*testing.T) {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	const text = `{"version":1,"spec":{"VMID":7,"UID":"another"}}`
-	path := filepath.Join(dir, fileConfig)
+	path := filepath.Join(dir, name)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func TestRootSize(t *testing.T) {
 		err := d.Create(t.Context(), sp)
 		if test.want == "" {
 			e, ok := err.(*agentlab.Error) //nolint:errorlint // only the outermost error is checked
-			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || e.Hint != "use at least 4 GiB" {
+			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || !strings.HasSuffix(e.Hint, "at least 4") || strings.Contains(e.Error(), "MiB") {
 				t.Errorf("%d GiB: %#v", test.gb, err)
 			}
 			if _, err := d.Inspect(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeNotFound {
@@ -97,6 +97,24 @@ func TestCreateRefusals(t *testing.T) {
 	}
 	if list, err := d.List(t.Context()); err != nil || len(list) != 1 || list[0].Power != backend.PowerStopped {
 		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// A sandbox of the warm pool that was handed out has another name and another
+// network: the next Create stores both.
+func TestCreateStoresTheName(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	sp.Name, sp.Network.Mode = "renamed", agentlab.NetworkOff
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	in, err := d.Inspect(t.Context(), sp.Ref())
+	if err != nil || in.Name != "renamed" || in.Spec.Name != "renamed" || in.Spec.Network.Mode != agentlab.NetworkOff {
+		t.Errorf("%+v, %v", in, err)
 	}
 }
 

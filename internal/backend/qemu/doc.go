@@ -18,9 +18,9 @@
 // initrd made of the image's kernel modules and agent-runner as /init. Its
 // devices: a virtio-serial bus with the console (hvc0) and the control port
 // (ControlPort), a network card whose frames go to the supervisor, the root disk
-// (a qcow2 overlay on the image), an entropy source and a balloon that returns
-// free memory to the host. The guest finds disks by serial number (RootSerial),
-// so their order does not matter.
+// (a qcow2 overlay on the image), the place of a volume, an entropy source and a
+// balloon that returns free memory to the host. The guest finds disks by serial
+// number (RootSerial, backend.VolumeSerial), so their order does not matter.
 //
 // # Templates, snapshots and forks
 //
@@ -31,6 +31,8 @@
 // hard links to what is large, which never changes, and an overlay of its own
 // (layers.go). So each directory can be deleted without a look at the others.
 //
-// A disk for /work would be another virtio-blk device with its own serial number,
-// with a placeholder file that a volume replaces (microvm has no hot-plug).
+// # Volumes
+//
+// A volume is STATE/volumes/<uid>/. Every VM has a place for one, a disk of size 0
+// whose file QEMU replaces (slot.go): microvm has no hot-plug.
 package qemu

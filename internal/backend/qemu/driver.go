@@ -151,7 +151,7 @@ func New(cfg Config) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger}
 	d.host = newHost(cfg)
-	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner}
+	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner, boot: supervisor.BootID()}
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault(err, "cannot create %s", dir)
@@ -176,7 +176,7 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true},
+		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true, VolumeHotplug: true, AttachedVolumeSnapshots: true},
 		Options:      profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",

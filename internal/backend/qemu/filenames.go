@@ -4,9 +4,12 @@ import "github.com/agentlab-vm/agentlab/internal/durable"
 
 // Files in a sandbox's directory, beside those of the supervisor.
 const (
-	fileConfig  = "config.json" // handle; written first; later only its network changes
-	fileRoot    = "root.qcow2"  // root disk: overlay on the image's root.img; exists once Create has finished
-	fileQEMULog = "qemu.log"    // stderr of QEMU
+	fileConfig   = "config.json" // handle; written first; later only its network changes
+	fileRoot     = "root.qcow2"  // root disk: overlay on the image's root.img; exists once Create has finished
+	fileNoVolume = "no-volume"   // empty: what QEMU has in the place of a volume
+	fileVolume   = "volume.json" // attachment; exists while the sandbox has a volume
+
+	fileQEMULog = "qemu.log" // stderr of QEMU
 
 	// processName is supervisor.Dir.Process: QEMU's files are qemu.lock and
 	// qemu.pid.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,7 +90,7 @@ func TestInitrd(t *testing.T) {
 		}
 	}
 	write(modules, "0123456789") // of a length that needs padding
-	r := &initrds{dir: filepath.Join(dir, "cache"), runner: runner}
+	r := &initrds{dir: filepath.Join(dir, "cache"), runner: runner, boot: "1"}
 	if _, err := r.file(t.Context(), modules); agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
 		t.Errorf("without agent-runner: %v, want unavailable and a hint", err)
 	}
@@ -119,9 +120,27 @@ func TestInitrd(t *testing.T) {
 	if again, err := r.file(t.Context(), modules); again != a || err != nil {
 		t.Errorf("again: %s, %v", again, err)
 	}
-	fresh := &initrds{dir: r.dir, runner: runner}
+	made, err := stampOf(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := &initrds{dir: r.dir, runner: runner, boot: r.boot}
 	if again, err := fresh.file(t.Context(), modules); again != a || err != nil {
 		t.Errorf("another process: %s, %v, want %s", again, err, a)
+	}
+	if now, err := stampOf(a); now.ino != made.ino || err != nil {
+		t.Errorf("another process has made the initrd again: %v", err)
+	}
+	write(a, "incomplete")                       // a power cut
+	for _, boot := range []string{"2", "", ""} { // "": not known
+		next := &initrds{dir: r.dir, runner: runner, boot: boot}
+		if again, err := next.file(t.Context(), modules); again != a || err != nil {
+			t.Errorf("after a restart of the host: %s, %v, want %s", again, err, a)
+		}
+		if now, err := os.ReadFile(a); !bytes.Equal(now, b) {
+			t.Errorf("after a restart of the host the initrd begins %q, %v", now[:min(20, len(now))], err)
+		}
+		write(a, "incomplete")
 	}
 	for i := range 10 { // the cache does not grow with each build of agent-runner
 		write(runner, strings.Repeat("x", i+1))
@@ -129,9 +148,10 @@ func TestInitrd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	entries, _ := os.ReadDir(r.dir)
-	if _, err := os.Stat(a); err != nil || len(entries) != keepInitrds {
-		t.Errorf("%d files are cached, and the last: %v", len(entries), err)
+	initrds, _ := filepath.Glob(filepath.Join(r.dir, "*.cpio"))
+	links, _ := filepath.Glob(filepath.Join(r.dir, "*"+linkSuffix))
+	if _, err := os.Stat(a); err != nil || len(initrds) != keepInitrds || len(links) != keepInitrds {
+		t.Errorf("%d initrds and %d links are cached, and the last: %v", len(initrds), len(links), err)
 	}
 	if err := os.RemoveAll(r.dir); err != nil { // a cache may be emptied at any time
 		t.Fatal(err)
@@ -215,8 +235,8 @@ func TestFilesOfAnOlderVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := vm.(*machine) //nolint:errcheck // what openVM returns
-	if m.Network().Mode != sp.Network.Mode || m.Disk() != filepath.Join(dir, fileRoot) {
-		t.Errorf("%+v, %s", m.Network(), m.Disk())
+	if m.Network().Mode != sp.Network.Mode || !slices.Equal(m.Disks(), []string{filepath.Join(dir, fileRoot)}) {
+		t.Errorf("%+v, %q", m.Network(), m.Disks())
 	}
 	if b, err := json.Marshal(&m.cfg); err != nil || string(b) != start {
 		t.Errorf("written again: %s, %v", b, err)

@@ -54,7 +54,9 @@ func mayHave(h handle, c startConfig) map[string]optionRule {
 		"-incoming": pattern(`fd:\d+`), "-S": noValue,
 		"-device": deviceRule,
 		"-blockdev": pattern(`driver=file,node-name=root-file,filename=` + regexp.QuoteMeta(fileRoot) + `,discard=unmap` +
-			`|driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap`),
+			`|driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap` +
+			`|driver=file,node-name=` + nodeNoVolume + `,filename=` + regexp.QuoteMeta(fileNoVolume) +
+			`|driver=raw,node-name=` + nodeSlot + `,file=` + nodeNoVolume + `,discard=unmap`),
 	}
 }
 
@@ -125,8 +127,9 @@ const (
 )
 
 // refuseDisks checks that the root disk in dir reads from the image alone, or
-// through layers in dir: the header of an overlay can name any file of the host.
-// The guest sees the content of the disk only, so it cannot write the header.
+// through layers in dir; a volume reads from no image (""). The header of an overlay
+// can name any file of the host. The guest sees the content of the disk only, so it
+// cannot write the header.
 func refuseDisks(dir, image string) error {
 	name := fileRoot
 	for range maxLayers + 1 {
@@ -139,7 +142,8 @@ func refuseDisks(dir, image string) error {
 	return fmt.Errorf("%s has more than %d layers", filepath.Join(dir, fileRoot), maxLayers)
 }
 
-// readBacking returns the backing file of an overlay: the image, or a layer.
+// readBacking returns the backing file of an overlay: the image, or a layer. Without
+// an image it may have none ("").
 func readBacking(path, image string) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -157,6 +161,9 @@ func readBacking(path, image string) (string, error) {
 		return "", fmt.Errorf("%s has its data in another file", path)
 	}
 	size := binary.BigEndian.Uint32(header[16:])
+	if size == 0 && image == "" {
+		return "", nil
+	}
 	if size == 0 || size > qcowMaxBacking {
 		return "", fmt.Errorf("%s has no backing file", path)
 	}

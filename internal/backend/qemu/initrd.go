@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -19,18 +20,27 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// keepInitrds is how many initrds the cache has: the last used ones.
+// keepInitrds is how many initrds the cache has: the last used ones. It has as
+// many links to them: the newest ones.
 const keepInitrds = 4
+
+// linkSuffix is that of a link to an initrd (findOrMake).
+const linkSuffix = ".link"
 
 // initrds builds and caches initrds: the archive of the image's modules, followed
 // by one with agent-runner as /init. The kernel unpacks both in order.
 type initrds struct {
 	dir    string
 	runner string
+	boot   string // identifies the run of the host's kernel
 
 	mu    sync.Mutex
-	known map[[2]fileStamp]string // to path, so that no file is read twice
+	known map[initrdKey]string // to path
 }
+
+// initrdKey is what an initrd is made from: the modules, agent-runner and this
+// program, which writes the archive.
+type initrdKey [3]fileStamp
 
 // fileStamp identifies a version of a file.
 type fileStamp struct {
@@ -62,22 +72,46 @@ func (r *initrds) file(ctx context.Context, modules string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	self, err := stampOf("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	key := [2]fileStamp{m, n}
+	key := initrdKey{m, n, self}
 	path, ok := r.known[key]
 	if !ok || !fileExists(path) {
-		if path, err = r.make(ctx, modules); err != nil {
+		if path, err = r.findOrMake(ctx, key); err != nil {
 			return "", err
 		}
 		if r.known == nil {
-			r.known = map[[2]fileStamp]string{}
+			r.known = map[initrdKey]string{}
 		}
 		r.known[key] = path
 	}
 	now := time.Now()
 	_ = os.Chtimes(path, now, now) // mark as used; see prune
 	return path, nil
+}
+
+// findOrMake returns the path of the initrd that an earlier process has made, or
+// makes it. A symbolic link leads from a key to an initrd, so that a new process
+// reads and writes no large file. Initrds are not synced: after a restart of the
+// host one may be incomplete, and no link of before counts.
+func (r *initrds) findOrMake(ctx context.Context, key initrdKey) (string, error) {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %v", r.boot, key))
+	link := filepath.Join(r.dir, hex.EncodeToString(sum[:])+linkSuffix)
+	if name, err := os.Readlink(link); err == nil && r.boot != "" {
+		if path := filepath.Join(r.dir, filepath.Base(name)); fileExists(path) {
+			return path, nil
+		}
+	}
+	path, err := r.make(ctx, key[0].path)
+	if err == nil {
+		_ = os.Remove(link) // without the link, the next process makes the initrd again
+		_ = os.Symlink(filepath.Base(path), link)
+	}
+	return path, err
 }
 
 // make writes the initrd to a temporary file, and renames it to the hash of its
@@ -180,8 +214,10 @@ func (r *initrds) prune(keep string) {
 		all = append(all, aged{path, info.ModTime()})
 	}
 	slices.SortFunc(all, func(a, b aged) int { return b.at.Compare(a.at) })
-	for i, a := range all {
-		if i >= keepInitrds-1 || filepath.Ext(a.path) == tmpSuffix {
+	kept := map[string]int{} // by suffix
+	for _, a := range all {
+		ext := filepath.Ext(a.path)
+		if kept[ext]++; kept[ext] >= keepInitrds || ext == tmpSuffix {
 			_ = os.Remove(a.path)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Inspect implements backend.Driver.
@@ -48,8 +49,13 @@ func (d *Driver) instance(f found) (backend.Instance, error) {
 		}
 		return in, fault(err, "cannot check the disk of sandbox %d", f.vmid)
 	}
-	in.IP, in.Copied = vnet.DefaultGuest.String(), fileExists(filepath.Join(f.dir, fileMemory))
-	return in, d.power(f, &in)
+	in.IP = vnet.DefaultGuest.String()
+	if err := d.power(f, &in); err != nil {
+		return in, err
+	}
+	var started startConfig
+	in.Copied = in.Power == backend.PowerRunning && supervisor.ReadStart(f.dir, &started) == nil && started.Load
+	return in, nil
 }
 
 // power sets the power state in in. A sandbox whose VM has ended is suspended to

@@ -20,10 +20,11 @@ import (
 )
 
 // The root disk of a sandbox is root.qcow2, an overlay on the image, with any
-// number of layers between them. A layer is the former root.qcow2 of a sandbox
-// that was saved; it never changes. Every directory that needs a layer has a
-// hard link to it under the same name. So layers are shared without counting
-// their users, and a template or a snapshot can be deleted at any time.
+// number of layers between them. A volume is a root.qcow2 without an image. A layer
+// is the former root.qcow2 of a sandbox that was saved; it never changes. Every
+// directory that needs a layer has a hard link to it under the same name. So layers
+// are shared without counting their users, and a template or a snapshot can be
+// deleted at any time.
 
 const layerPrefix, layerSuffix = "disk-", ".qcow2"
 
@@ -69,8 +70,8 @@ func freezeDisk(ctx context.Context, qemuImg, dir string, size int64) (layer str
 		return "", fault(err, "cannot read %s", dir)
 	}
 	if len(old) >= maxLayers {
-		return "", agentlab.Errorf(agentlab.CodeUnsupported, "the disk has %d layers already", len(old)).
-			WithHint("stop the sandbox and start it again: this merges them")
+		return "", agentlab.Errorf(agentlab.CodeConflict, "the disk has %d layers already, one for each save since they were merged", len(old)).
+			WithHint("stop the sandbox and start it again, or suspend it to disk and resume it: this merges them; the layers of a volume are merged when it is saved while its sandbox does not run")
 	}
 	u, err := diskUseOf(dir, old)
 	if err != nil {
@@ -127,12 +128,16 @@ func linkDisk(ctx context.Context, qemuImg, dir, to, layer string, size int64, h
 
 // createOverlay creates an empty qcow2 file that reads from backing, which is
 // not opened: it may be in use. If backing is relative it is in the same
-// directory.
+// directory; "" is none.
 func createOverlay(ctx context.Context, qemuImg, path, backing, format string, size int64) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fault(err, "cannot remove %s", path)
 	}
-	err := runQEMUImg(ctx, qemuImg, filepath.Dir(path), "create", "-q", "-u", "-f", "qcow2", "-F", format, "-b", backing, filepath.Base(path), strconv.FormatInt(size, 10))
+	args := []string{"create", "-q", "-f", "qcow2"}
+	if backing != "" {
+		args = append(args, "-u", "-F", format, "-b", backing)
+	}
+	err := runQEMUImg(ctx, qemuImg, filepath.Dir(path), append(args, filepath.Base(path), strconv.FormatInt(size, 10))...)
 	if err == nil {
 		if err = os.Chmod(path, 0o600); err != nil {
 			err = fault(err, "cannot set permissions of the disk")

@@ -44,13 +44,14 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.dir).WithHint("move it away")
 		}
 		f.handle, err = d.newHandle(ctx, f.dir, spec)
-	case filepath.Base(f.dir) != name, f.err == nil && !sameButNetwork(f.Spec, spec):
+	case filepath.Base(f.dir) != name, f.err == nil && !sameMachine(f.Spec, spec):
 		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.vmid)
 	case errors.Is(f.err, fs.ErrNotExist):
 		f.handle, err = d.newHandle(ctx, f.dir, spec)
 	case f.err != nil:
 		return asError(f.err, "cannot read sandbox %d", f.vmid)
-	case !sameSpec(f.Spec, spec): // UpdateNetwork may have changed it; the caller's policy is newer
+	case !sameSpec(f.Spec, spec): // the caller's name and policy are newer
+		f.Spec.Name = spec.Name
 		err = d.updateNetwork(ctx, f, spec.Network)
 	}
 	if err != nil {
@@ -69,8 +70,10 @@ func sameSpec(a, b backend.Spec) bool {
 	return err1 == nil && err2 == nil && bytes.Equal(x, y)
 }
 
-// sameButNetwork reports whether two differ at most in their network.
-func sameButNetwork(a, b backend.Spec) bool {
+// sameMachine reports whether two differ at most in what can change: the name, when
+// the warm pool hands a sandbox out, and the network.
+func sameMachine(a, b backend.Spec) bool {
+	a.Name, b.Name = "", ""
 	a.Network, b.Network = agentlab.Network{}, agentlab.Network{}
 	return sameSpec(a, b)
 }
@@ -112,12 +115,10 @@ func diskSize(h handle) (int64, error) {
 	}
 	size := st.Size()
 	if gb := h.Spec.Resources.RootSizeGB; gb > 0 {
-		want := int64(gb) << 30
-		if want < size {
-			return 0, agentlab.Errorf(agentlab.CodeInvalid, "%d GiB is smaller than the image (%d MiB)", gb, size>>20).
-				WithField("storage.root_size_gb").WithHint("use at least %d GiB", (size+1<<30-1)>>30)
+		if err := backend.CheckDisk(gb, size); err != nil {
+			return 0, err
 		}
-		size = want
+		size = int64(gb) << 30
 	}
 	return size, nil
 }
@@ -143,6 +144,10 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if err := d.host.ready(ctx); err != nil {
 		return err
 	}
+	// Of an interrupted copy: its source may have been replaced since.
+	if err := dropMemory(dir, durable.None); err != nil {
+		return err
+	}
 	if h.Spec.From != nil {
 		if err := d.copySnapshot(ctx, dir, h, size); err != nil {
 			return err
@@ -154,7 +159,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 		d.at("disk made")
 		return nil
 	}
-	if err := dropMemory(dir, durable.None); err != nil { // of an interrupted copy of a template
+	if err := dropMemory(dir, durable.None); err != nil { // of a template that could not be used
 		return err
 	}
 	tmp := path + tmpSuffix

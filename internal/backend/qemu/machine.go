@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -24,7 +25,8 @@ import (
 // Bounds of the log of QEMU's stderr: bytes, and bytes per second.
 const qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
 
-// qmpPatience is how long QEMU may take to become ready, or to execute a command.
+// qmpPatience is how long QEMU may take to become ready (in the background:
+// templateStartPatience), or to execute a command.
 const qmpPatience = 20 * time.Second
 
 // machine is the QEMU process of a sandbox. It implements supervisor.VM.
@@ -40,6 +42,8 @@ type machine struct {
 	done      chan struct{}
 	oomBefore uint64
 	crash     func(point string) // called at each crash point; tests set it
+
+	volumes volumeSlot
 
 	mu       sync.Mutex
 	handle   handle // only its network changes
@@ -133,6 +137,9 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		}
 	}()
 	m.hooks.Log.Info("starting qemu", "path", m.cfg.QEMU, "args", args)
+	if err := os.WriteFile(filepath.Join(m.dir, fileNoVolume), nil, 0o600); err != nil {
+		return nil, fault(err, "cannot create %s", fileNoVolume)
+	}
 	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; no context ends it
 	cmd.Dir = m.dir
 	// One arena for all threads: each further one costs about a megabyte.
@@ -197,15 +204,23 @@ func socketPair() (net.Conn, *os.File, error) {
 // Ready implements supervisor.VM. QEMU answers when its devices exist and the
 // guest's CPUs run.
 func (m *machine) Ready(ctx context.Context) error {
-	qctx, cancel := context.WithTimeoutCause(ctx, qmpPatience, errors.New("QEMU did not become ready"))
+	patience := qmpPatience
+	if m.cfg.Background {
+		patience = templateStartPatience
+	}
+	qctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("QEMU did not become ready"))
 	defer cancel()
 	var st struct {
 		Running bool   `json:"running"`
 		Status  string `json:"status"`
 	}
 	err := m.qmp.negotiate(qctx)
-	if err == nil && m.cfg.Load {
+	switch {
+	case err != nil:
+	case m.cfg.Load:
 		err = m.load(qctx)
+	default:
+		err = m.plugAttached(qctx)
 	}
 	if err == nil {
 		err = m.qmp.execute(qctx, "query-status", nil, &st)
@@ -247,6 +262,9 @@ func (m *machine) load(ctx context.Context) error {
 		}
 	}
 	m.at("loaded")
+	if err := m.plugAttached(ctx); err != nil {
+		return err
+	}
 	if err := m.runLoaded(ctx, saved); err != nil {
 		return err
 	}
@@ -286,6 +304,14 @@ func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
 	return nil
 }
 
+// reused reports whether the guest continues from a memory that is not its own,
+// and has not got its identity.
+func (m *machine) reused() bool {
+	var used savedMemory
+	err := durable.ReadJSON(filepath.Join(m.dir, fileMemoryUsed), &used)
+	return err == nil && !used.own() || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
 // Continued implements supervisor.Continuer.
 func (m *machine) Continued() error { return removeFiles(m.dir, durable.Content, fileMemoryUsed) }
 
@@ -320,8 +346,14 @@ func (m *machine) Pause(ctx context.Context) error { return m.qmp.execute(ctx, "
 // Continue implements supervisor.VM.
 func (m *machine) Continue(ctx context.Context) error { return m.qmp.execute(ctx, "cont", nil, nil) }
 
-// Disk implements supervisor.VM.
-func (m *machine) Disk() string { return filepath.Join(m.dir, fileRoot) }
+// Disks implements supervisor.VM.
+func (m *machine) Disks() []string {
+	disks := []string{filepath.Join(m.dir, fileRoot)}
+	if dir := m.volumes.in(); dir != "" {
+		disks = append(disks, filepath.Join(dir, fileRoot))
+	}
+	return disks
+}
 
 // VMID implements supervisor.VM.
 func (m *machine) VMID() int { return m.handle.Spec.VMID }
@@ -361,7 +393,12 @@ func (m *machine) onEvent(e qmpEvent) {
 			m.hooks.Paused("the host's disk is full")
 		}
 	case "RESUME":
-		m.hooks.Paused("")
+		m.mu.Lock()
+		held := m.saving != nil && !m.saving.to.Running // leaveSaved
+		m.mu.Unlock()
+		if !held {
+			m.hooks.Paused("")
+		}
 	case "MIGRATION":
 		m.mu.Lock()
 		if m.saving != nil {

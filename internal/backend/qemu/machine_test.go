@@ -1,10 +1,14 @@
 package qemu
 
 import (
+	"bufio"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,5 +49,32 @@ func TestEventsDoNotWaitForTheDisk(t *testing.T) {
 	<-read
 	if n := m.Network(); n.Mode != "" {
 		t.Errorf("a policy that was not stored is used: %+v", n)
+	}
+}
+
+// A QEMU in the background has the lowest priority: it may take minutes to become
+// ready on a busy host. Any other one has failed by then.
+func TestBackgroundHasTime(t *testing.T) {
+	for _, background := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			go func() {
+				in := bufio.NewScanner(theirs)
+				for id := 1; in.Scan(); id++ {
+					time.Sleep(time.Minute)
+					_, _ = fmt.Fprintf(theirs, `{"id":%d,"return":{"running":true}}`+"\n", id)
+				}
+			}()
+			m := &machine{
+				cfg: startConfig{Accel: AccelKVM, Background: background}, done: make(chan struct{}),
+				qmp: newQMP(ours, func(qmpEvent) {}), hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
+			}
+			if err := m.Ready(t.Context()); (err == nil) != background {
+				t.Errorf("background %t: %v", background, err)
+			}
+			_ = ours.Close()
+			time.Sleep(2 * time.Minute)
+			_ = theirs.Close()
+		})
 	}
 }

@@ -317,6 +317,10 @@ type doomed struct {
 	Spec   backend.Spec
 
 	Snapshot backend.SnapshotRef // for the methods with snapshots
+
+	Volume   backend.VolumeSpec // for those of volumes: the volume, or the clone
+	Saved    backend.VolumeSnapshotRef
+	Attached backend.Ref
 }
 
 // die makes the call and kills itself, as SIGKILL does, when it comes to the
@@ -356,6 +360,8 @@ func die(arg string) int {
 		err = d.DeleteSnapshot(ctx, c.Snapshot)
 	case methodWarm:
 		_, err = d.WarmTemplate(ctx, c.Spec)
+	default:
+		err = c.volumes(ctx, d)
 	}
 	fmt.Fprintln(os.Stderr, "not reached:", c.Point, err)
 	return 3

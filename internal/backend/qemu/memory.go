@@ -46,7 +46,14 @@ type savedMemory struct {
 	// Fork means that the sandbox is not suspended: it was created from a snapshot,
 	// and its first start needs the memory.
 	Fork bool `json:"fork,omitempty"`
+	// Reused means that a guest may have continued from this memory before: its
+	// random values are known, until it gets new ones with its identity.
+	Reused bool `json:"reused,omitempty"`
 }
+
+// own reports whether a guest with the memory has its identity, and random values
+// that no other guest has.
+func (s savedMemory) own() bool { return s.Boot == "" && !s.Fork && !s.Reused }
 
 // readMemory reads memory.json in dir; without one the error is fs.ErrNotExist.
 func readMemory(dir string) (savedMemory, error) {
@@ -139,7 +146,7 @@ func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (strin
 // other. stamp is that of QEMU's program.
 func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
 	text, _ := json.Marshal([]any{
-		memoryVersion, qemu, stamp.size, stamp.mtime, processor(c.Accel),
+		memoryVersion, deviceVolume, qemu, stamp.size, stamp.mtime, processor(c.Accel),
 		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), machineArgs(c), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
 	})
 	sum := sha256.Sum256(text)

@@ -57,7 +57,8 @@ type qcow2Header struct {
 // qcow2Magic is "QFI\xfb".
 const qcow2Magic = 0x514649fb
 
-// backingOf returns the file that a qcow2 file reads from, as its header has it.
+// backingOf returns the file that a qcow2 file reads from, as its header has it; ""
+// if there is none.
 // The QEMU of a guest wrote the header, so its content is not to be trusted: a
 // file that may read from yet another one, or that is encrypted, is an error.
 func backingOf(path string) (string, error) {
@@ -71,8 +72,8 @@ func backingOf(path string) (string, error) {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	const dirty = 1 // the only feature that our files can have
-	if h.Magic != qcow2Magic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize == 0 || h.NameSize > maxBackingName {
-		return "", fmt.Errorf("%s is not an overlay that AgentLab made", path)
+	if h.Magic != qcow2Magic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize > maxBackingName {
+		return "", fmt.Errorf("%s is not a disk that AgentLab made", path)
 	}
 	name := make([]byte, h.NameSize)
 	if _, err := f.ReadAt(name, h.NameAt); err != nil {
@@ -82,7 +83,8 @@ func backingOf(path string) (string, error) {
 }
 
 // chainOf returns the layers from which the disk in dir reads, the newest first.
-// It is an error if the disk reads from anything but them and the image.
+// It is an error if the disk reads from anything but them and the image; image is
+// "" for a volume, which reads from none.
 func chainOf(dir, image string) ([]string, error) {
 	var chain []string
 	for name := fileRoot; ; {
@@ -129,7 +131,26 @@ func (d *Driver) tidyLayers(ctx context.Context, f found) {
 	if err != nil || len(layers) == 0 {
 		return // who opens the disk reports the error
 	}
-	chain, err := chainOf(f.dir, f.Image.RootDisk)
+	size, err := savedSize(f.handle, f.dir)
+	if err == nil {
+		err = d.tidyDisk(ctx, diskFiles{dir: f.dir, image: f.Image.RootDisk, size: size}, layers)
+	}
+	if err != nil {
+		d.log.Warn("the layers of a disk were not merged", "vmid", f.vmid, "layers", len(layers), "err", err)
+	}
+}
+
+// diskFiles are root.qcow2 and its layers in a directory.
+type diskFiles struct {
+	dir   string
+	image string // from which the last layer reads; "" for a volume
+	size  int64  // of the disk, in bytes
+}
+
+// tidyDisk removes the layers that the disk does not need, and merges the others if
+// this is worth it.
+func (d *Driver) tidyDisk(ctx context.Context, f diskFiles, layers []string) error {
+	chain, err := chainOf(f.dir, f.image)
 	if err == nil {
 		err = removeUnused(f.dir, layers, chain)
 	}
@@ -137,15 +158,14 @@ func (d *Driver) tidyLayers(ctx context.Context, f found) {
 	if err == nil {
 		worth, err = d.worthMerging(f, chain)
 	}
-	if err == nil && worth {
-		began := time.Now()
-		if err = d.mergeLayers(ctx, f, chain); err == nil {
-			d.log.Info("the layers of a disk were merged", "vmid", f.vmid, "layers", len(chain), "took", time.Since(began).Round(time.Millisecond).String())
-		}
+	if err != nil || !worth {
+		return err
 	}
-	if err != nil {
-		d.log.Warn("the layers of a disk were not merged", "vmid", f.vmid, "layers", len(layers), "err", err)
+	began := time.Now()
+	if err = d.mergeLayers(ctx, f, chain); err == nil {
+		d.log.Info("the layers of a disk were merged", "dir", f.dir, "layers", len(chain), "took", time.Since(began).Round(time.Millisecond).String())
 	}
+	return err
 }
 
 // diskUse is what the files of a disk occupy, in bytes.
@@ -180,19 +200,15 @@ func diskUseOf(dir string, layers []string) (diskUse, error) {
 // many or large, or several were of snapshots that have been deleted. Layers that
 // others use are copied, so these must not be most of what is merged. Without room
 // for the copy it is an error.
-func (d *Driver) worthMerging(f found, chain []string) (bool, error) {
+func (d *Driver) worthMerging(f diskFiles, chain []string) (bool, error) {
 	u, err := diskUseOf(f.dir, chain)
 	if err != nil {
 		return false, err
 	}
-	size, err := savedSize(f.handle, f.dir)
-	if err != nil {
-		return false, err
-	}
-	if len(chain) < mergeFrom && u.all <= maxDisks*size && (u.owned < 2 || u.own < u.shared) {
+	if len(chain) < mergeFrom && u.all <= maxDisks*f.size && (u.owned < 2 || u.own < u.shared) {
 		return false, nil
 	}
-	err = roomFor("a merge", f.dir, d.cfg.PauseBelow, min(u.all, size))
+	err = roomFor("a merge", f.dir, d.cfg.PauseBelow, min(u.all, f.size))
 	return err == nil, err
 }
 
@@ -218,18 +234,14 @@ func removeMerge(dir string) {
 
 // mergeLayers merges root.qcow2 and its layers into one new layer. Their files do
 // not change: others may have links to them.
-func (d *Driver) mergeLayers(ctx context.Context, f found, chain []string) (err error) {
+func (d *Driver) mergeLayers(ctx context.Context, f diskFiles, chain []string) (err error) {
 	img := d.host.qemuImg()
 	path := func(name string) string { return filepath.Join(f.dir, name) }
 	defer removeMerge(f.dir)
-	size, err := savedSize(f.handle, f.dir)
-	if err != nil {
+	if err := createOverlay(ctx, img, path(fileMerged), f.image, "raw", f.size); err != nil {
 		return err
 	}
-	if err := createOverlay(ctx, img, path(fileMerged), f.Image.RootDisk, "raw", size); err != nil {
-		return err
-	}
-	if err := createOverlay(ctx, img, path(fileMergeTop), fileRoot, "qcow2", size); err != nil {
+	if err := createOverlay(ctx, img, path(fileMergeTop), fileRoot, "qcow2", f.size); err != nil {
 		return err
 	}
 	disk := mergeDisk(append([]string{fileMergeTop, fileRoot}, chain...))
@@ -238,7 +250,7 @@ func (d *Driver) mergeLayers(ctx context.Context, f found, chain []string) (err 
 	}
 	d.at("layers merged")
 	layer := newLayerName()
-	if err := createOverlay(ctx, img, path(fileRoot+tmpSuffix), layer, "qcow2", size); err != nil {
+	if err := createOverlay(ctx, img, path(fileRoot+tmpSuffix), layer, "qcow2", f.size); err != nil {
 		return err
 	}
 	err = errors.Join(durable.SyncPath(path(fileMerged)), durable.SyncPath(path(fileRoot+tmpSuffix)), os.Rename(path(fileMerged), path(layer)))

@@ -448,8 +448,8 @@ func TestTooManyLayers(t *testing.T) {
 		}
 	}
 	ref := backend.SnapshotRef{UID: agentlab.NewUID(), Of: sp.Ref()}
-	if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), ref.UID); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
-		t.Errorf("%v, want unsupported and a hint", err)
+	if _, err := d.SaveSnapshot(t.Context(), sp.Ref(), ref.UID); agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "" {
+		t.Errorf("%v, want conflict and a hint", err)
 	}
 	if all, err := d.Snapshots(t.Context()); err != nil || len(all) != 1 {
 		t.Errorf("%+v, %v", all, err)

@@ -79,7 +79,8 @@ func nested() int {
 		if err != nil {
 			return err
 		}
-		d.host.cfg.Accel = AccelKVM // nothing else will do
+		d.host.cfg.Accel = AccelKVM         // nothing else will do
+		d.host.probe.deadline = bootTimeout // this KVM is itself emulated
 		sp := f.spec(1)
 		if err := d.Create(ctx, sp); err != nil {
 			return err

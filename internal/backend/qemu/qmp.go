@@ -135,26 +135,64 @@ func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f 
 	})
 }
 
+// executeAll runs commands without arguments, which QEMU gets in one message.
+func (q *qmp) executeAll(ctx context.Context, commands ...string) error {
+	list := make([]qmpCommand, len(commands))
+	for i, name := range commands {
+		list[i].Execute = name
+	}
+	answers, err := q.post(list, q.conn.Write)
+	for i, answer := range answers {
+		if err == nil {
+			err = q.receive(ctx, commands[i], answer, nil)
+		}
+	}
+	return err
+}
+
 func (q *qmp) send(ctx context.Context, command string, arguments, result any, write func([]byte) (int, error)) error {
-	ch := make(chan qmpMessage, 1)
-	q.mu.Lock()
-	q.nextID++
-	id := q.nextID
-	q.waiting[id] = ch
-	msg := map[string]any{"execute": command, "id": id}
-	if arguments != nil {
-		msg["arguments"] = arguments
-	}
-	b, err := json.Marshal(msg)
-	if err == nil {
-		_, err = write(append(b, '\n')) // under the lock: one message at a time
-	}
-	q.mu.Unlock()
+	answers, err := q.post([]qmpCommand{{Execute: command, Arguments: arguments}}, write)
 	if err != nil {
-		return fmt.Errorf("qmp %s: %w", command, err)
+		return err
 	}
+	return q.receive(ctx, command, answers[0], result)
+}
+
+// qmpCommand is a command as QEMU reads it.
+type qmpCommand struct {
+	Execute   string `json:"execute"`
+	ID        int    `json:"id"`
+	Arguments any    `json:"arguments,omitempty"`
+}
+
+// post writes commands in one message, and returns where their answers arrive.
+func (q *qmp) post(commands []qmpCommand, write func([]byte) (int, error)) ([]<-chan qmpMessage, error) {
+	var answers []<-chan qmpMessage
+	var text []byte
+	q.mu.Lock() // one message at a time
+	defer q.mu.Unlock()
+	for _, c := range commands {
+		q.nextID++
+		c.ID = q.nextID
+		b, err := json.Marshal(c)
+		if err != nil {
+			return nil, fmt.Errorf("qmp %s: %w", c.Execute, err)
+		}
+		ch := make(chan qmpMessage, 1)
+		q.waiting[c.ID] = ch
+		answers, text = append(answers, ch), append(append(text, b...), '\n')
+	}
+	if _, err := write(text); err != nil {
+		return nil, fmt.Errorf("qmp %s: %w", commands[0].Execute, err)
+	}
+	return answers, nil
+}
+
+// receive waits for the answer to a command, and stores what it has in result, if
+// not nil.
+func (q *qmp) receive(ctx context.Context, command string, answer <-chan qmpMessage, result any) error {
 	select {
-	case m := <-ch:
+	case m := <-answer:
 		if m.Error != nil {
 			return fmt.Errorf("qmp %s: %w", command, refusedError{m.Error.Class, m.Error.Desc})
 		}

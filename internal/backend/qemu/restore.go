@@ -45,6 +45,9 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 	case f.err != nil:
 		return asError(f.err, "cannot read sandbox %d", f.vmid)
 	}
+	if err := noVolume(f.dir); err != nil {
+		return err
+	}
 	if err := d.host.ready(ctx); err != nil {
 		return err
 	}
@@ -214,6 +217,7 @@ func copyMemory(from, to string, how copyOf) error {
 	case memoryFork:
 		saved.Fork = true
 	case memorySuspended:
+		saved.Reused = true
 	}
 	return durable.ReplaceJSON(filepath.Join(to, fileMemoryState), saved, sync)
 }
@@ -227,9 +231,6 @@ func (d *Driver) copySnapshot(ctx context.Context, dir string, h handle, size in
 	}
 	if size < s.saved.DiskSize {
 		return agentlab.Errorf(agentlab.CodeInvalid, "the disk is smaller than that of the snapshot (%d MiB)", s.saved.DiskSize>>20).WithField("storage.root_size_gb")
-	}
-	if err := dropMemory(dir, durable.None); err != nil { // of an interrupted call
-		return err
 	}
 	if err := d.copySaved(ctx, s.dir, dir, copyOf{from: s.saved.DiskSize, size: size, memory: memoryFork, needed: s.saved.Memory}); err != nil {
 		return asError(err, "cannot copy snapshot %s", s.uid)

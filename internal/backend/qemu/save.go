@@ -77,7 +77,10 @@ type saving struct {
 
 // begin prepares everything that does not need the guest to be stopped.
 func (s *saving) begin(ctx context.Context) error {
-	var err error
+	err := s.leaveSaved(ctx)
+	if err != nil {
+		return err
+	}
 	if s.disk, s.size, err = s.m.rootDisk(ctx); err != nil {
 		return err
 	}
@@ -135,6 +138,36 @@ func (s *saving) begin(ctx context.Context) error {
 		return fault(err, "cannot pass a socket to QEMU")
 	}
 	return nil
+}
+
+// leaveSaved makes QEMU accept another save of a guest that has not run since the
+// last one, which may have failed. QEMU 7.2 saves no guest in this state, and
+// leaves the state only when the guest's CPUs start. QEMU gets the command that stops
+// them again in the same message, so they run for about a millisecond.
+func (s *saving) leaveSaved(ctx context.Context) error {
+	for {
+		var st struct {
+			Status string `json:"status"`
+		}
+		if err := s.m.qmp.execute(ctx, "query-status", nil, &st); err != nil {
+			return fault(err, "cannot check the state of QEMU")
+		}
+		switch st.Status {
+		case "postmigrate":
+			if err := s.m.qmp.executeAll(ctx, "cont", "stop"); err != nil {
+				return fault(err, "cannot prepare QEMU for another save")
+			}
+			return nil
+		case "finish-migrate": // the last save is about to end
+		default:
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+		}
+	}
 }
 
 func capabilities(on bool, names ...string) any {
@@ -334,7 +367,7 @@ func (s *saving) finish(ctx context.Context) error {
 		err = linkDisk(context.WithoutCancel(ctx), s.m.cfg.QEMUImg, s.m.dir, s.to.Dir, s.layer, s.size, how)
 	}
 	if err == nil {
-		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Machine, DiskSize: s.size, Saved: time.Now().UTC()}
+		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Machine, DiskSize: s.size, Saved: time.Now().UTC(), Reused: s.m.reused()}
 		err = durable.ReplaceJSON(filepath.Join(s.to.Dir, fileMemoryState), state, how)
 	}
 	if err == nil {
@@ -349,7 +382,13 @@ func (s *saving) finish(ctx context.Context) error {
 // rootDisk returns the node in QEMU to which the guest writes, and the size of
 // its disk in bytes. A save that was given up may have replaced the node.
 func (m *machine) rootDisk(ctx context.Context) (node string, size int64, err error) {
+	return m.drive(ctx, deviceRoot)
+}
+
+// drive returns the node that a device of the guest uses, and its size in bytes.
+func (m *machine) drive(ctx context.Context, device string) (node string, size int64, err error) {
 	var drives []struct {
+		Device   string `json:"qdev"`
 		Inserted *struct {
 			Node  string `json:"node-name"`
 			Image struct {
@@ -360,10 +399,12 @@ func (m *machine) rootDisk(ctx context.Context) (node string, size int64, err er
 	if err := m.qmp.execute(ctx, "query-block", nil, &drives); err != nil {
 		return "", 0, fault(err, "cannot find the guest's disk in QEMU")
 	}
-	if len(drives) != 1 || drives[0].Inserted == nil {
-		return "", 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has %d drives, want one with a disk", len(drives))
+	for _, d := range drives {
+		if d.Device == device && d.Inserted != nil {
+			return d.Inserted.Node, d.Inserted.Image.Size, nil
+		}
 	}
-	return drives[0].Inserted.Node, drives[0].Inserted.Image.Size, nil
+	return "", 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has no disk in device %s", device)
 }
 
 func (m *machine) setSaving(s *saving) {

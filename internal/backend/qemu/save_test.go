@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -115,7 +116,13 @@ func (b *box) killAt(ctx context.Context, file string, there func() bool) {
 func TestKilledWhileSaving(t *testing.T) {
 	b := newBox(t, warmFixture(t), nil)
 	dir := b.d.dir(b.ref)
-	for i, file := range []string{fileMemory, layerPrefix, fileDevices, fileMemoryState} {
+	type death struct{ file, victim string }
+	var cases []death
+	for _, file := range []string{fileMemory, layerPrefix, fileDevices, fileMemoryState} {
+		cases = append(cases, death{file, qemuPID}, death{file, shimPID})
+	}
+	for i, c := range sample.Of(t, 3, cases) {
+		file := c.file
 		b.boot()
 		b.output(fmt.Sprintf("echo %d >/root/count; sync", i))
 		uid := agentlab.NewUID()
@@ -125,7 +132,7 @@ func TestKilledWhileSaving(t *testing.T) {
 		killed := make(chan struct{})
 		go func() {
 			defer close(killed)
-			b.killAt(ctx, []string{qemuPID, shimPID}[i%2], func() bool {
+			b.killAt(ctx, c.victim, func() bool {
 				if file == layerPrefix {
 					now, err := layersIn(dir)
 					return err == nil && len(now) > len(before)
@@ -137,7 +144,7 @@ func TestKilledWhileSaving(t *testing.T) {
 		_, err = b.d.SaveSnapshot(b.ctx, b.ref, uid)
 		cancel()
 		<-killed
-		t.Logf("killed when %s was there: %v", file, err)
+		t.Logf("%s killed when %s was there: %v", c.victim, file, err)
 		b.awaitPower(backend.PowerCrashed)
 		if _, err := b.d.SaveSnapshot(b.ctx, b.ref, uid); err != nil {
 			t.Fatal(err)

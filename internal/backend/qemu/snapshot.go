@@ -71,17 +71,22 @@ func (d *Driver) findSnapshot(uid string) (foundSnapshot, error) {
 		return s, asError(err, "cannot read snapshot %s", uid)
 	}
 	s.handle = h
-	err = durable.ReadJSON(filepath.Join(s.dir, fileSnapshot), &s.saved)
+	s.whole, err = s.saved.read(s.dir, uid)
+	return s, err
+}
+
+// read reads the snapshot in dir. whole is false without an error if it is partial.
+func (s *savedSnapshot) read(dir, uid string) (whole bool, err error) {
+	err = durable.ReadJSON(filepath.Join(dir, fileSnapshot), s)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return s, nil
+		return false, nil
 	case err != nil:
-		return s, asError(err, "cannot read snapshot %s", uid)
-	case s.saved.Version != snapshotVersion:
-		return s, agentlab.Errorf(agentlab.CodeUnsupported, "snapshot %s has format %d; this program supports format %d", uid, s.saved.Version, snapshotVersion)
+		return false, asError(err, "cannot read snapshot %s", uid)
+	case s.Version != snapshotVersion:
+		return false, agentlab.Errorf(agentlab.CodeUnsupported, "snapshot %s has format %d; this program supports format %d", uid, s.Version, snapshotVersion)
 	}
-	s.whole = true
-	return s, nil
+	return true, nil
 }
 
 // wholeSnapshot finds a snapshot that can be used.
@@ -160,6 +165,9 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 		return s.view()
 	}
 	f, err := d.load(ref)
+	if err == nil {
+		err = noVolume(f.dir)
+	}
 	if err != nil {
 		return backend.Snapshot{}, err
 	}

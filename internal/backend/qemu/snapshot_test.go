@@ -133,8 +133,45 @@ func TestSnapshotWithoutItsMemory(t *testing.T) {
 	}
 }
 
+// Only the memory of a sandbox that was suspended to disk is its own. That of a
+// template, a fork and a restored snapshot is not, nor what is saved before the guest
+// has its identity.
+func TestOwnMemory(t *testing.T) {
+	from := t.TempDir()
+	err := durable.ReplaceJSON(filepath.Join(from, fileMemoryState), savedMemory{Version: memoryVersion}, durable.None)
+	for _, name := range []string{fileMemory, fileDevices} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(from, name), nil, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := readMemory(from); err != nil || !s.own() {
+		t.Errorf("suspended to disk: %+v, %v", s, err)
+	}
+	for _, as := range []memoryAs{memoryTemplate, memoryFork, memorySuspended} {
+		to := t.TempDir()
+		if err := copyMemory(from, to, copyOf{memory: as}); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := readMemory(to); err != nil || s.own() {
+			t.Errorf("copy %d: %+v, %v", as, s, err)
+		}
+		m := &machine{dir: to}
+		if m.reused() {
+			t.Errorf("copy %d: it is in use before it was loaded", as)
+		}
+		if err := renameMemory(to, fileMemoryState, fileMemoryUsed); err != nil {
+			t.Fatal(err)
+		}
+		if !m.reused() {
+			t.Errorf("copy %d: what is saved before the identity counts as its own", as)
+		}
+	}
+}
+
 // A guest that is restored to an old memory has the same identity already. When it
-// gets it again, its clock is right, its random values are new, and the rest stays.
+// gets it again, its clock is right, its random values are new, its network is
+// open, and the rest stays.
 func TestIdentityAfterRestore(t *testing.T) {
 	const (
 		same   = `cat /proc/sys/kernel/random/boot_id /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub; hostname`
@@ -155,17 +192,36 @@ python3 -c 'import os, secrets; print("getrandom", os.getrandom(16).hex()); prin
 		if year := b.output("date +%Y"); year != "2021" {
 			t.Errorf("before the identity its clock has the year %s", year)
 		}
+		if n == 1 { // a suspension does not renew its random values
+			b.ok(b.d.SuspendToDisk(b.ctx, b.ref))
+			b.ok(b.d.Resume(b.ctx, b.ref))
+			eventually(t, bootTimeout, "the guest answers", func() error { _, err := b.client().Health(b.ctx); return err })
+		}
+		if got := b.output(reach); got != "held" {
+			t.Errorf("restore %d: before the identity its network is %s", n, got)
+		}
 		b.identify()
 		now, err := strconv.ParseInt(b.output("date +%s"), 10, 64)
 		if off := time.Since(time.Unix(now, 0)); err != nil || off.Abs() > time.Minute {
 			t.Errorf("its clock is off by %s, %v", off, err)
 		}
 		r.add(fmt.Sprintf("restore %d", n), b.output(random), 4)
-		if got := b.output(reach); got != "open" {
-			t.Errorf("its network is %s", got)
-		}
+		eventually(t, bootTimeout, "an open network after the identity", func() error { // it resolves the address of the gateway again
+			if got := b.output(reach); got != "open" {
+				return errors.New(got)
+			}
+			return nil
+		})
 		if after := b.output(same); after != before {
 			t.Errorf("before: %q, after: %q", before, after)
 		}
 	}
+	b.ok(b.d.SuspendToDisk(b.ctx, b.ref)) // its own memory, once
+	b.ok(b.d.Resume(b.ctx, b.ref))
+	eventually(t, bootTimeout, "an open network without an identity", func() error {
+		if got := b.output(reach); got != "open" {
+			return errors.New(got)
+		}
+		return nil
+	})
 }

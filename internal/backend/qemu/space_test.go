@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -44,15 +45,11 @@ func fullDiskPausesGuest(t *testing.T, dir string) {
 	if free := smalldisk.Free(t, dir); free < hostspace.ReserveBytes || free >= hostspace.PauseLeast {
 		t.Errorf("paused with %d MiB free", free>>20)
 	}
-	if b.answers() {
-		t.Error("a paused guest answers")
-	}
+	b.awaitSilence() // the pause is recorded before it takes effect
 	quiet.goesOn(size)
 	smalldisk.Fill(t, dir, hostspace.PauseLeast/2)
 	quiet.awaitPaused(true)
-	if quiet.answers() {
-		t.Error("with half of the space left a guest answers")
-	}
+	quiet.awaitSilence()
 	if err := os.Remove(filepath.Join(dir, "fill")); err != nil {
 		t.Fatal(err)
 	}
@@ -121,6 +118,17 @@ func (b *box) answers() bool {
 	defer cancel()
 	_, err := b.client().Health(ctx)
 	return err == nil
+}
+
+// awaitSilence waits until a paused guest no longer answers.
+func (b *box) awaitSilence() {
+	b.Helper()
+	eventually(b, bootTimeout, "the guest does not answer", func() error {
+		if b.answers() {
+			return errors.New("it answers")
+		}
+		return nil
+	})
 }
 
 // awaitPaused waits until the sandbox runs, with its guest paused or not.

@@ -52,7 +52,7 @@ func (d *Driver) start(ctx context.Context, f found) error {
 		}
 		if cfg.Load {
 			cfg.Identity, cfg.Detached = f.Spec.UID, saved.Boot == ""
-			cfg.Own = cfg.Detached && !saved.Fork
+			cfg.Own = saved.own()
 		}
 		// machine.Launch checks again; here the caller gets the error's code.
 		if err := refuseHostMounts(f.dir, f.handle, cfg, vmArgs(f.handle, cfg, qemuFDs)); err != nil {
@@ -178,7 +178,12 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 		// the supervisor continues it when there is enough space again.
 		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot+",discard=unmap",
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap",
-		"-device", "virtio-blk-device,drive=root,serial="+RootSerial+",werror=enospc,rerror=report",
+		"-device", "virtio-blk-device,id="+deviceRoot+",drive=root,serial="+RootSerial+",werror=enospc,rerror=report",
+
+		// The place of the volume, which is empty until setVolume.
+		"-blockdev", "driver=file,node-name="+nodeNoVolume+",filename="+fileNoVolume,
+		"-blockdev", "driver=raw,node-name="+nodeSlot+",file="+nodeNoVolume+",discard=unmap",
+		"-device", "virtio-blk-device,id="+deviceVolume+",drive="+nodeSlot+",serial="+backend.VolumeSerial+",werror=enospc,rerror=report",
 
 		"-object", "rng-random,id=rng,filename=/dev/urandom",
 		"-device", "virtio-rng-device,rng=rng",

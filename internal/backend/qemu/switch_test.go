@@ -60,7 +60,7 @@ func diskOnly(t *testing.T, dir string) net.Conn {
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
 		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot,
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file",
-		"-device", "virtio-blk-device,drive=root,share-rw=on")
+		"-device", "virtio-blk-device,id="+deviceRoot+",drive=root,share-rw=on")
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = dir, os.Stderr, []*os.File{theirs}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

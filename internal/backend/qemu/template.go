@@ -50,6 +50,12 @@ type failure struct {
 	at    time.Time
 	image string
 	err   error
+	times int // of failures without a success between them
+}
+
+// pause returns how long no other template of the kind is made after f.
+func (f failure) pause() time.Duration {
+	return min(templateRetry<<min(f.times-1, 10), maxTemplateRetry)
 }
 
 // makingPrefix marks the directory of a template that is being made. Its VM ends

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // theTemplate returns the directory of the only template.
@@ -59,6 +61,9 @@ func TestStartFromTemplate(t *testing.T) {
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
 	b := newBox(t, f, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*bootTimeout) // a template is made with the least CPU time
+	t.Cleanup(cancel)
+	b.ctx = ctx
 	t.Cleanup(func() { _ = b.d.Close() })
 	b.d.crash = func(point string) {
 		switch point {
@@ -72,7 +77,7 @@ func TestStartFromTemplate(t *testing.T) {
 	}
 	b.boot()
 	b.identify()
-	eventually(t, 2*bootTimeout, "a template is made", func() error { _, err := theTemplate(b.d); return err })
+	eventually(t, 5*bootTimeout, "a template is made", func() error { _, err := theTemplate(b.d); return err })
 	second := b.clone(2, nil)
 	began := time.Now()
 	second.identify()
@@ -269,7 +274,8 @@ func TestMemoryOfAnotherMachine(t *testing.T) {
 func TestTemplateMakerDies(t *testing.T) {
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
-	for _, point := range []string{"supervisor started", "template booted", "template settled", "template saved"} {
+	points := []string{"supervisor started", "template booted", "template settled", "template saved"}
+	for _, point := range sample.Of(t, 2, points) {
 		c := doomed{Fixed: f, Method: methodWarm, Point: point, Spec: f.spec(1)}
 		if c.dieIn() == nil {
 			t.Fatalf("%s was not reached", point)
@@ -307,7 +313,7 @@ func TestDamagedTemplate(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
-	for i, name := range []string{fileDevices, fileMemory} {
+	for i, name := range sample.Of(t, 1, []string{fileDevices, fileMemory}) {
 		sp := f.spec(i + 1)
 		one, err := d.WarmTemplate(t.Context(), sp)
 		if err != nil {

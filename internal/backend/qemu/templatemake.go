@@ -28,8 +28,13 @@ const (
 	// defers work, such as the announcement of multicast groups, that each copy would
 	// do otherwise.
 	templateQuiet = 3 * time.Second
-	// templateRetry is how long no template of a kind is made after a failure.
-	templateRetry = 10 * time.Minute
+	// templateStartPatience limits the start of a template's VM. On a busy host it
+	// gets little time of the processor, because its priority is the lowest.
+	templateStartPatience = 5 * time.Minute
+	// templateRetry is how long no template of a kind is made after the first failure.
+	// The time doubles with each further one, up to maxTemplateRetry.
+	templateRetry    = time.Minute
+	maxTemplateRetry = 10 * time.Minute
 	// identityPatience is the time after which a guest without an identity is asked
 	// whether it answers.
 	identityPatience = time.Minute
@@ -57,7 +62,7 @@ func (t *templates) want(f found, cfg startConfig) {
 		return
 	}
 	t.booting[f.uid] = t.d.supervised(f)
-	if last, ok := t.failed[cfg.Machine]; t.making[cfg.Machine] || ok && time.Since(last.at) < templateRetry {
+	if last, ok := t.failed[cfg.Machine]; t.making[cfg.Machine] || ok && time.Since(last.at) < last.pause() {
 		return
 	}
 	t.making[cfg.Machine] = true
@@ -136,9 +141,10 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	defer func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
+		last := t.failed[cfg.Machine]
 		delete(t.failed, cfg.Machine)
 		if err != nil && ctx.Err() == nil {
-			t.failed[cfg.Machine] = failure{time.Now(), h.Image.Ref, err}
+			t.failed[cfg.Machine] = failure{time.Now(), h.Image.Ref, err, last.times + 1}
 		}
 	}()
 	t.d.at("template begun")
@@ -176,7 +182,7 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 }
 
 func (t *templates) supervised(dir string) supervisor.Dir {
-	return supervisor.Dir{Path: dir, Process: processName, Log: t.d.log, At: t.d.at}
+	return supervisor.Dir{Path: dir, Process: processName, Log: t.d.log, At: t.d.at, StartPatience: templateStartPatience}
 }
 
 // boot starts the template's guest: without network, and with the smallest disk.
@@ -195,7 +201,12 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 	if err := s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute}); err != nil {
 		return err
 	}
-	return s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil })
+	err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil })
+	if err != nil { // the files that its hint names are removed
+		return agentlab.Errorf(agentlab.CodeOf(err), "the template's VM did not start: %w", err).
+			WithHint("sandboxes boot without it, and it is tried again later; if the host is busy, use 'agentlab image warm' when it is not")
+	}
+	return nil
 }
 
 // settle waits until the guest's init has started everything, and prepares the

@@ -379,3 +379,73 @@ func TestFullDiskTemplate(t *testing.T) {
 		}
 	})
 }
+
+// A copy of a template that is interrupted, and made again when the template was
+// replaced by another one, has nothing of the first.
+func TestInterruptedCopyOfReplacedTemplate(t *testing.T) {
+	d, f := stillTemplates(t)
+	sp := f.spec(1)
+	sp.Resources.MemoryMB = 512
+	put := func(content string) (key string) {
+		key = putTemplate(t, d, f, 512, time.Now())
+		for _, name := range []string{fileMemory, fileDevices, fileRoot} {
+			if err := os.WriteFile(filepath.Join(d.tmpl.dir, key, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return key
+	}
+	key := put("first")
+	func() {
+		defer func() { _ = recover() }()
+		d.crash = func(point string) {
+			if point == "disk not named" {
+				panic("killed")
+			}
+		}
+		_ = d.Create(t.Context(), sp)
+		t.Error("it was not killed")
+	}()
+	d.crash = nil
+	if err := d.DeleteTemplate(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	if again := put("second"); again != key {
+		t.Fatal("it has another key")
+	}
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fileMemory, fileDevices, fileRoot} {
+		if got, err := os.ReadFile(filepath.Join(d.dir(sp.Ref()), name)); err != nil || string(got) != "second" {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+// A template whose VM does not start is tried again soon, then less often. Its error
+// has the reason, and names no file: the directory is removed.
+func TestTemplateVMDoesNotStart(t *testing.T) {
+	d, f := stillTemplates(t) // its kernel is none
+	sp := f.spec(1)
+	for _, want := range []time.Duration{time.Minute, 2 * time.Minute} {
+		_, err := d.WarmTemplate(t.Context(), sp)
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "did not start: ") || !strings.Contains(err.Error(), "QEMU failed") {
+			t.Errorf("%v, want QEMU's reason", err)
+		}
+		if hint := agentlab.HintOf(err); hint == "" || strings.Contains(hint, d.tmpl.dir) {
+			t.Errorf("hint %q", hint)
+		}
+		for _, last := range d.tmpl.failed {
+			if got := last.pause(); got != want {
+				t.Errorf("another attempt after %s, want %s", got, want)
+			}
+		}
+	}
+	if got := d.tmpl.supervised(d.tmpl.dir).StartPatience; got < templateStartPatience {
+		t.Errorf("the whole start may take %s", got)
+	}
+	if got := (failure{times: 50}).pause(); got != maxTemplateRetry {
+		t.Errorf("after 50 failures: %s", got)
+	}
+}

@@ -95,12 +95,16 @@ const (
 	tmpClone  = "agentlab-clone-*"
 	tmpBundle = "agentlab-repo-*"
 	tmpResult = "agentlab-result-*"
+
+	tmpCheckpoint = "agentlab-checkpoint-*"
 )
 
 // sweepTmp removes temporary directories that killed runners left.
 func (r *Runner) sweepTmp(clonePath string) {
-	for dir, pattern := range map[string]string{clonePath: tmpClone, r.cfg.TmpDir + "/x": tmpBundle, r.cfg.TmpDir + "/y": tmpResult} {
-		names, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), pattern))
+	for pattern, dir := range map[string]string{
+		tmpClone: filepath.Dir(clonePath), tmpBundle: r.cfg.TmpDir, tmpResult: r.cfg.TmpDir, tmpCheckpoint: r.cfg.TmpDir,
+	} {
+		names, _ := filepath.Glob(filepath.Join(dir, pattern))
 		for _, n := range names {
 			_ = os.RemoveAll(n) // best effort
 		}

@@ -18,7 +18,7 @@ import (
 
 // Names of the artifacts.
 const (
-	artBundle = "result.bundle"
+	artBundle = agentlab.ArtifactResult
 	artDiff   = "changes.diff"
 	artLog    = "agent.log"
 	artReport = "report.json"
@@ -64,11 +64,12 @@ type scratchRepo struct {
 	env      []string
 	path     string // of the git directory
 	work     string
-	lender   string // work tree from which the repository borrows objects; "" for none
-	base     string // commit, or the empty tree
+	borrowed []string // object directories from which the repository borrows in addition
+	base     string   // commit, or the empty tree
 	noBase   bool
 	primary  string // commit of the result
 	changes  string // commit of the uncommitted changes; "" if there are none
+	tree     string // of changes
 	branches map[string]string
 }
 
@@ -93,14 +94,18 @@ func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collect
 
 // newScratchRepo selects the result: the commit of HEAD if it has changed, otherwise
 // the work branch, otherwise the first other branch that has changed. The
-// bundle contains all changed branches.
-func (r *Runner) newScratchRepo(rp repo, path string) (*scratchRepo, error) {
+// bundle contains all changed branches. borrowed are object directories from
+// which the repository borrows besides the agent's.
+func (r *Runner) newScratchRepo(rp repo, path string, borrowed ...string) (*scratchRepo, error) {
 	src, err := openGitDir(rp.Path)
 	if err != nil {
 		return nil, err
 	}
 	defer src.close()
-	t := &scratchRepo{g: r.git, path: path, work: rp.Path, lender: rp.Lender, base: rp.Base, branches: map[string]string{}}
+	t := &scratchRepo{g: r.git, path: path, work: rp.Path, borrowed: borrowed, base: rp.Base, branches: map[string]string{}}
+	if rp.Lender != "" { // git does not follow a relative path in the alternates of alternates
+		t.borrowed = append(t.borrowed, filepath.Join(rp.Lender, ".git", "objects"))
+	}
 	current, head, err := src.head()
 	if err != nil {
 		return nil, err
@@ -158,10 +163,7 @@ func (t *scratchRepo) make(src *gitDir) error {
 	}
 	files := map[string]string{
 		"config": config, "HEAD": "ref: refs/heads/none\n",
-		"objects/info/alternates": filepath.Join(t.work, ".git", "objects") + "\n",
-	}
-	if t.lender != "" { // git does not follow a relative path in the alternates of alternates
-		files["objects/info/alternates"] += filepath.Join(t.lender, ".git", "objects") + "\n"
+		"objects/info/alternates": strings.Join(append([]string{filepath.Join(t.work, ".git", "objects")}, t.borrowed...), "\n") + "\n",
 	}
 	if t.primary != "" {
 		files["HEAD"] = t.primary + "\n"

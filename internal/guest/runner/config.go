@@ -30,6 +30,7 @@ type Config struct {
 	Home      string // the agent's home; default this user's
 	ClonePath string // path of the clone, unless the job has one; default /tmp/repo
 	Exe       string // this program, run as agentlab-agent; default os.Executable
+	MinFull   int64  // bytes up to which the increment of a checkpoint never needs a new full bundle; default 8 MiB
 	Timing    Timing
 	Logger    *slog.Logger `json:"-"` // default: text to standard error
 }
@@ -47,6 +48,8 @@ type Timing struct {
 	StorePatience time.Duration // retry limit of one copy to an external artifact store; default 1 min
 	GitTimeout    time.Duration // for one git command on the result; default 2 min
 	PushTimeout   time.Duration // for one push; default 2 min
+	Commits       time.Duration // between two looks for new commits; default 2 s
+	Checkpoint    time.Duration // between two checkpoints of uncommitted changes; default 30 s
 }
 
 const (
@@ -86,6 +89,9 @@ func (c Config) withDefaults() (Config, error) {
 		}
 		c.Exe = exe
 	}
+	if c.MinFull <= 0 {
+		c.MinFull = 8 << 20
+	}
 	c.RunDir = filepath.Clean(c.RunDir)
 	c.Timing = c.Timing.withDefaults()
 	if c.Logger == nil {
@@ -111,5 +117,7 @@ func (t Timing) withDefaults() Timing {
 	def(&t.StorePatience, time.Minute)
 	def(&t.GitTimeout, 2*time.Minute)
 	def(&t.PushTimeout, 2*time.Minute)
+	def(&t.Commits, 2*time.Second)
+	def(&t.Checkpoint, 30*time.Second)
 	return t
 }

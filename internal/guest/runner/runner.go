@@ -212,6 +212,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		}
 		return outcome{Status: "COMPLETED", Phase: "setup"}, nil
 	}
+	defer r.startCheckpoints(ctx, *rp)()
 	r.control.phase("agent")
 	out, err := r.runAgent(ctx, *rp)
 	if err != nil && ctx.Err() == nil {

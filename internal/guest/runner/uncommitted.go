@@ -82,10 +82,11 @@ func (t *scratchRepo) commitIndex(ctx context.Context, jobID string) (files int,
 	if err != nil {
 		return 0, left, err
 	}
-	if _, err := t.g.run(ctx, t.work, t.env, "update-ref", guestapi.RefChanges, changes); err != nil {
+	ref := filepath.Join(t.path, guestapi.RefChanges)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(ref), 0o700), os.WriteFile(ref, []byte(changes+"\n"), 0o600)); err != nil {
 		return 0, left, err
 	}
-	t.changes = changes
+	t.changes, t.tree = changes, tree
 	return count.n, left, nil
 }
 

@@ -47,11 +47,12 @@ func (u *upload) open() (io.ReadCloser, int64, error) {
 	return f, st.Size(), nil
 }
 
-// put uploads u to the controller and retries after transient errors.
-func (r *Runner) put(ctx context.Context, u *upload) error {
+// put uploads u to the controller and retries after transient errors until
+// patience has passed.
+func (r *Runner) put(ctx context.Context, u *upload, patience time.Duration) error {
 	t := r.resp.Artifact
 	target := strings.TrimSuffix(t.Endpoint, "/") + "/" + escapePath(u.Path)
-	return r.api.retry(ctx, r.cfg.Timing.Patience, func() error {
+	return r.api.retry(ctx, patience, func() error {
 		f, size, err := u.open()
 		if err != nil {
 			return &localError{err}
@@ -89,7 +90,7 @@ func (r *Runner) uploadAll(ctx context.Context, c *collected) error {
 	var failed error
 	for i := range c.Files {
 		u := &c.Files[i]
-		err := r.put(ctx, u)
+		err := r.put(ctx, u, r.cfg.Timing.Patience)
 		if err == nil {
 			r.copyOut(ctx, u, c)
 			continue
@@ -155,7 +156,7 @@ func (r *Runner) uploadReport(ctx context.Context, rep jobReport, c *collected) 
 	p, err := json.MarshalIndent(rep, "", "  ")
 	u := &upload{Path: artReport, data: r.red.Bytes(append(p, '\n'))}
 	if err == nil {
-		err = r.put(ctx, u)
+		err = r.put(ctx, u, r.cfg.Timing.Patience)
 	}
 	if err != nil {
 		c.warn("%s could not be uploaded: %v", artReport, err)

@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -41,25 +40,25 @@ type Controller struct {
 	Dir      string // directory of Service
 	addr     string
 
-	mu        sync.Mutex
-	response  guestapi.BootstrapResponse
-	used      bool
-	ended     bool  // the job is final
-	down      error // error of every job call
-	grants    map[string]agentlab.Grant
-	reports   []guestapi.Report
-	stop      string
-	reason    string // of the stop
-	deadline  time.Time
-	changed   chan struct{}
-	rows      map[string]agentlab.Artifact
-	events    []agentlab.Event
-	server    *http.Server
-	served    sync.WaitGroup
-	fetches   int
-	denials   int
-	narrowed  []guestapi.NetworkNarrow
-	narrowErr error
+	mu         sync.Mutex
+	response   guestapi.BootstrapResponse
+	used       bool
+	ended      bool  // the job is final
+	down       error // error of every job call
+	grants     map[string]agentlab.Grant
+	reports    []guestapi.Report
+	stop       string
+	reason     string // of the stop
+	deadline   time.Time
+	changed    chan struct{}
+	rows       map[string]agentlab.Artifact
+	events     []agentlab.Event
+	disconnect context.CancelFunc // of the current server
+	served     sync.WaitGroup
+	fetches    int
+	denials    int
+	narrowed   []guestapi.NetworkNarrow
+	narrowErr  error
 }
 
 // New starts a controller that answers resp to a bootstrap. Runner and
@@ -134,13 +133,14 @@ func (c *Controller) Start() {
 	}
 	c.addr = l.Addr().String()
 	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: c.Limits})
-	c.server = s.HTTPServer(c.VMID)
-	c.served.Go(func() { _ = c.server.Serve(l) })
+	var ctx context.Context
+	ctx, c.disconnect = context.WithCancel(context.WithoutCancel(c.tb.Context()))
+	c.served.Go(func() { _ = s.Serve(ctx, c.VMID, l) })
 }
 
 // Stop closes every connection and refuses new ones.
 func (c *Controller) Stop() {
-	_ = c.server.Close()
+	c.disconnect()
 	c.served.Wait()
 }
 
@@ -478,11 +478,11 @@ func (c *Controller) Artifact(_ context.Context, jobID, p string) (agentlab.Arti
 }
 
 // DeleteArtifacts implements artifact.Store.
-func (c *Controller) DeleteArtifacts(_ context.Context, jobID string) error {
+func (c *Controller) DeleteArtifacts(_ context.Context, jobID string, paths ...string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for k := range c.rows {
-		if strings.HasPrefix(k, jobID+"\x00") {
+	for k, a := range c.rows {
+		if strings.HasPrefix(k, jobID+"\x00") && (len(paths) == 0 || slices.Contains(paths, a.Path)) {
 			delete(c.rows, k)
 		}
 	}

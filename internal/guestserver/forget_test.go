@@ -1,0 +1,58 @@
+package guestserver
+
+import (
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestIdleGuestIsForgotten checks that a guest without connections keeps its state
+// while a rate limit depends on it, and only then.
+func TestIdleGuestIsForgotten(t *testing.T) {
+	for _, logged := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := New(Config{})
+			l := &line{s: s, vmid: 7}
+			connect := func() (*guest, net.Conn) {
+				near, far := net.Pipe()
+				l.accept(near)
+				synctest.Wait()
+				return l.g, far
+			}
+			g, far := connect()
+			if logged {
+				g.logger()
+			}
+			time.Sleep(headerTimeout / 2)
+			if l.g != g {
+				t.Error("a connected guest was forgotten")
+			}
+			_ = far.Close()
+			time.Sleep(forgetAfter - time.Second)
+			if l.g != g {
+				t.Error("the state was deleted before the limits had recovered")
+			}
+			again, far := connect()
+			if again != g {
+				t.Error("the guest has a new state")
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if l.g != g {
+				t.Error("the first timer deleted the state of a connected guest")
+			}
+			_ = far.Close()
+			time.Sleep(forgetAfter + time.Second)
+			synctest.Wait()
+			if (l.g == g) != logged {
+				t.Errorf("logged %t: forgotten %t", logged, l.g == nil)
+			}
+			l.stop()
+			_, far = connect()
+			if _, err := far.Read(make([]byte, 1)); err == nil {
+				t.Error("a connection was served after the end")
+			}
+		})
+	}
+}

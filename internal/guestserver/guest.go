@@ -1,0 +1,201 @@
+package guestserver
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// Limits on the lines of one guest in the daemon's log: this many at once, then
+// one per logEvery. All guests share the log, and its size is limited: one
+// guest must not displace the lines of others.
+const (
+	logBurst = 50
+	logEvery = 5 * time.Second
+)
+
+// guest is the state of one sandbox in the guest plane.
+type guest struct {
+	s          *Server
+	vmid       int
+	log        *slog.Logger
+	calls      *rate.Limiter
+	bootstraps *rate.Limiter
+	slots      chan struct{}
+	logMu      sync.Mutex // one log append at a time
+
+	ctx    context.Context // of all calls, until disconnect
+	cancel context.CancelFunc
+	idle   func()      // called when the last connection was closed; may be nil
+	logged atomic.Bool // it has caused a line of the log
+
+	mu     sync.Mutex
+	open   map[*held]struct{}
+	closed bool
+}
+
+// line is what remains of a guest while it has no connections.
+type line struct {
+	s    *Server
+	vmid int
+
+	mu      sync.Mutex
+	g       *guest
+	stopped bool
+	drop    *time.Timer
+}
+
+// forgetAfter is how long after its last connection the state of a guest is
+// deleted. All its rate limits have recovered then, so a new state is the same.
+const forgetAfter = 15 * time.Second
+
+func (l *line) accept(c net.Conn) {
+	l.mu.Lock()
+	if l.g == nil && !l.stopped {
+		l.g = l.s.newGuest(l.vmid)
+		l.g.idle = l.idle
+	}
+	g := l.g
+	held := g.hold(c) // under the lock, so that forget sees it
+	l.mu.Unlock()
+	if held != nil {
+		_ = l.s.http.Serve(&accepted{Conn: held, ctx: withGuest(g.ctx, g)}) // returns at once
+	}
+}
+
+func (l *line) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopped = true
+	if l.drop != nil {
+		l.drop.Stop()
+	}
+	l.g.disconnect()
+}
+
+// idle is called after the last connection of the guest was closed.
+func (l *line) idle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.stopped:
+	case l.drop == nil:
+		l.drop = time.AfterFunc(forgetAfter, l.forget)
+	default:
+		l.drop.Reset(forgetAfter)
+	}
+}
+
+// forget deletes the state of a guest, unless it is connected or has caused lines
+// of the log, whose limit takes minutes to recover.
+func (l *line) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.g != nil && !l.g.connected() && !l.g.logged.Load() {
+		l.g.cancel()
+		l.g, l.drop = nil, nil
+	}
+}
+
+func (s *Server) newGuest(vmid int) *guest {
+	l := s.cfg.Limits
+	ctx, cancel := context.WithCancel(context.Background())
+	return &guest{
+		ctx: ctx, cancel: cancel, s: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock),
+		calls:      rate.NewLimiter(rate.Limit(l.Rate), int(2*l.Rate)),
+		bootstraps: rate.NewLimiter(rate.Limit(l.Bootstraps), int(10*l.Bootstraps)),
+		slots:      make(chan struct{}, l.InFlight),
+	}
+}
+
+type guestKey struct{}
+
+func withGuest(ctx context.Context, g *guest) context.Context {
+	return context.WithValue(ctx, guestKey{}, g)
+}
+
+// guestOf returns the guest of a call. Every call has one.
+func guestOf(ctx context.Context) *guest {
+	return ctx.Value(guestKey{}).(*guest) //nolint:forcetypeassert // set for each connection
+}
+
+// held is an open connection of a guest.
+type held struct {
+	net.Conn
+	g *guest
+}
+
+// hold returns the connection for a server, or closes it and returns nil if the
+// guest has too many. A nil guest can have none.
+func (g *guest) hold(c net.Conn) net.Conn {
+	if g == nil {
+		_ = c.Close()
+		return nil
+	}
+	h := &held{Conn: c, g: g}
+	g.mu.Lock()
+	ok := !g.closed && len(g.open) < g.s.cfg.Limits.Connections
+	if ok {
+		if g.open == nil {
+			g.open = map[*held]struct{}{}
+		}
+		g.open[h] = struct{}{}
+	}
+	g.mu.Unlock()
+	if !ok {
+		_ = c.Close()
+		return nil
+	}
+	return h
+}
+
+// Close implements net.Conn.
+func (h *held) Close() error {
+	h.g.mu.Lock()
+	_, open := h.g.open[h]
+	delete(h.g.open, h)
+	last := open && len(h.g.open) == 0
+	h.g.mu.Unlock()
+	if last && h.g.idle != nil {
+		h.g.idle()
+	}
+	return h.Conn.Close()
+}
+
+func (g *guest) connected() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.open) > 0
+}
+
+// logger returns the logger for lines that the guest causes.
+func (g *guest) logger() *slog.Logger {
+	g.logged.Store(true)
+	return g.log
+}
+
+// CloseWrite passes on the half close, which embedding hides.
+func (h *held) CloseWrite() error { return stream.CloseWrite(h.Conn) }
+
+// disconnect closes all connections of the guest. A nil guest has none.
+func (g *guest) disconnect() {
+	if g == nil {
+		return
+	}
+	g.cancel()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for h := range g.open {
+		_ = h.Conn.Close()
+	}
+	clear(g.open)
+}
