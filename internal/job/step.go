@@ -199,8 +199,8 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	}
 	lastHeard, stopped, stopReason := l.lastHeard, l.stopped, l.stopReason
 	s.mu.Unlock()
-	if stopReason != "" { // its sandbox may already run again
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox was stopped: "+stopReason)
+	if stopReason != "" {
+		return 0, s.finishStopped(ctx, j.ID)
 	}
 
 	expired := func(t time.Time) bool {
@@ -254,6 +254,23 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 			return nil, nil
 		}
 		return []agentlab.Event{j.End(status, reason, s.clock())}, nil
+	})
+	return err
+}
+
+// finishStopped ends a job whose sandbox was stopped while it ran and may already
+// run again. The service learns of commits after readers of the store: only in a
+// transaction, where all earlier commits have been told, is it known that the
+// stop did not come before the job's start.
+func (s *Service) finishStopped(ctx context.Context, id string) error {
+	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+		s.mu.Lock()
+		reason := s.track(id).stopReason
+		s.mu.Unlock()
+		if reason == "" || j.Status.Final() {
+			return nil, nil
+		}
+		return []agentlab.Event{j.End(agentlab.JobFailed, "its sandbox was stopped: "+reason, s.clock())}, nil
 	})
 	return err
 }

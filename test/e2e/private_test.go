@@ -46,6 +46,9 @@ func says(text string) http.Handler {
 func TestPrivateModelGateway(t *testing.T) {
 	t.Parallel()
 	prepare(t)
+	if !netlab.IsInside(t) { // where nothing can be downloaded
+		newLabIn(t, newHome(t)).ok("image", "build", "agents")
+	}
 	if !netlab.Inside(t) {
 		return
 	}
