@@ -259,9 +259,9 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 }
 
 // finishStopped ends a job whose sandbox was stopped while it ran and may already
-// run again. The service learns of commits after readers of the store: only in a
-// transaction, where all earlier commits have been told, is it known that the
-// stop did not come before the job's start.
+// run again. Readers of the store see a commit before this service gets its events.
+// In a transaction it has the events of all earlier commits, so that a stop before
+// the job's start does not count.
 func (s *Service) finishStopped(ctx context.Context, id string) error {
 	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		s.mu.Lock()
