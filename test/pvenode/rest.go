@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -79,12 +80,18 @@ func (n *Node) CAFile() string { return n.rest.caFile }
 // upper case with colons.
 func (n *Node) Fingerprint() string { return n.rest.fingerprint }
 
+// caKey and leafKey are the same for all nodes of a process: new keys for each of
+// them would be most of what many tests compute. The certificates differ.
+var caKey, leafKey = sync.OnceValues(newKey), sync.OnceValues(newKey)
+
+func newKey() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, 2048) }
+
 func (s *restServer) certificate(node string) (tls.Certificate, error) {
-	caKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	caKey, err := caKey()
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	key, err := leafKey()
 	if err != nil {
 		return tls.Certificate{}, err
 	}
