@@ -382,7 +382,13 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 	if to.Type != Dir {
 		format = "raw"
 	}
-	volid, err := c.alloc(storeID, vmid, format, "", v.size/1024)
+	size := v.size
+	n.mu.Lock()
+	if then, known := v.snapSizes[snap]; known {
+		size = then
+	}
+	n.mu.Unlock()
+	volid, err := c.alloc(storeID, vmid, format, "", size/1024)
 	if err != nil {
 		return "", err
 	}
@@ -395,7 +401,7 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 			return volid, dief("copy failed: %v", err)
 		}
 	}
-	for _, line := range progress(v.size) {
+	for _, line := range progress(size) {
 		c.say("%s", line)
 	}
 	return volid, nil
@@ -456,7 +462,7 @@ func (c *call) finishClone(dst *vm) *Error {
 		n.pools[p].vms[dst.id] = true
 	}
 	n.mu.Unlock()
-	if k, snap := n.cfg.Contents, c.p.str("snapname"); k != nil && snap != "" {
+	if k, snap := n.cfg.Contents, c.p.str("snapname"); k != nil && (snap != "" || c.p.yes("full")) {
 		if err := k.Cloned(c.p.num("vmid"), snap, dst.id); err != nil {
 			return dief("%s", err.Error())
 		}

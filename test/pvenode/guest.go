@@ -46,7 +46,8 @@ type Contents interface {
 	RolledBack(vmid int, snapshot string) error
 	// Deleted is called when a snapshot is deleted.
 	Deleted(vmid int, snapshot string)
-	// Cloned is called when the disks of a new VM are copies of a snapshot's.
+	// Cloned is called when the disks of a new VM are copies of a snapshot's, or,
+	// if snapshot is "", of what the VM has now.
 	Cloned(vmid int, snapshot string, to int) error
 }
 

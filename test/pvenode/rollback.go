@@ -22,6 +22,20 @@ func (c *call) rollbackPossible(volid, name string) *Error {
 	return nil
 }
 
+// volumeRollback gives a volume the size that it had at a snapshot. What is in it
+// is in the hands of Contents.
+func (c *call) volumeRollback(volid, name string) *Error {
+	return c.withVolume(volid, func(_ *storage, _ ref, v *volume) *Error {
+		if !slices.Contains(v.snaps, name) {
+			return dief("can't rollback, snapshot '%s' does not exist on '%s'", name, volid)
+		}
+		if size, known := v.snapSizes[name]; known {
+			v.size = size
+		}
+		return nil
+	})
+}
+
 func apiRollback(c *call) (any, *Error) {
 	vmid, name := c.p.num("vmid"), c.p.str("snapname")
 	return c.fork("qmrollback", itoa(vmid), func(w *call) *Error {
@@ -54,6 +68,9 @@ func (c *call) rollback(vmid int, name string) *Error {
 	for _, slot := range slots {
 		if d := parseDrive(s[slot]); !d.cdrom() {
 			if err := c.n.point(c, "rollback.volume"); err != nil {
+				return err // lock: rollback stays
+			}
+			if err := c.volumeRollback(d.file, name); err != nil {
 				return err // lock: rollback stays
 			}
 		}

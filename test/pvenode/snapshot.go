@@ -342,6 +342,10 @@ func (c *call) volumeSnapshot(volid, name string) *Error {
 			return s.noSpace(r.key)
 		}
 		v.snaps = append(v.snaps, name)
+		if v.snapSizes == nil {
+			v.snapSizes = map[string]int64{}
+		}
+		v.snapSizes[name] = v.size
 		return nil
 	})
 }
@@ -357,6 +361,7 @@ func (c *call) volumeUnsnapshot(volid, name string) *Error {
 			}
 		}
 		v.snaps = slices.DeleteFunc(v.snaps, func(n string) bool { return n == name })
+		delete(v.snapSizes, name)
 		return nil
 	})
 }

@@ -62,6 +62,7 @@ type volume struct {
 	parent     string // key of the volume that it is a clone of
 	parentSnap string // and of which snapshot
 	snaps      []string
+	snapSizes  map[string]int64 // bytes that the volume had at a snapshot
 	ctime      time.Time
 	busy       bool // a test says that it cannot be freed
 	damaged    bool // a test says that qemu-img cannot read it
