@@ -37,7 +37,7 @@ const readers = 4
 // turn, so an error that wraps ctx's error means that nothing was written.
 type Store struct {
 	path     string
-	w, r     *sql.DB
+	w, r     *pool
 	turn     chan struct{} // has a value during a write
 	clock    func() time.Time
 	onCommit func(Commit)
@@ -113,13 +113,16 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 }
 
 // connect opens the connections. After an error none is open.
-func (s *Store) connect(ctx context.Context) (err error) {
-	if s.w, err = connect(ctx, s.path, 1, url.Values{"_txlock": {"immediate"}}); err != nil {
+func (s *Store) connect(ctx context.Context) error {
+	w, err := connect(ctx, s.path, 1, url.Values{"_txlock": {"immediate"}})
+	if err != nil {
 		return err
 	}
-	if s.r, err = connect(ctx, s.path, readers, url.Values{"_query_only": {"1"}}); err != nil {
-		return errors.Join(err, s.w.Close())
+	r, err := connect(ctx, s.path, readers, url.Values{"_query_only": {"1"}})
+	if err != nil {
+		return errors.Join(err, w.Close())
 	}
+	s.w, s.r = newPool(w), newPool(r)
 	return nil
 }
 
@@ -181,7 +184,7 @@ func dsn(path string, q url.Values) string {
 // Close finishes the current write and closes the database.
 func (s *Store) Close() error {
 	var errs []error
-	for _, db := range []*sql.DB{s.r, s.w} { // the writer last: it merges the WAL into the file
+	for _, db := range []*pool{s.r, s.w} { // the writer last: it merges the WAL into the file
 		if db != nil {
 			errs = append(errs, db.Close())
 		}
@@ -192,9 +195,11 @@ func (s *Store) Close() error {
 // tx is a write transaction.
 type tx struct {
 	*sql.Tx
-	ctx  context.Context
-	now  time.Time
-	done Commit // so far
+	ctx    context.Context
+	pool   *pool
+	now    time.Time
+	done   Commit   // so far
+	missed []string // queries that the pool does not keep yet
 }
 
 func (w *tx) exec(query string, args ...any) error {
@@ -239,12 +244,15 @@ func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 		return fault(err)
 	}
 	defer func() { _ = t.Rollback() }() // no effect after a commit
-	w := &tx{Tx: t, ctx: ctx, now: s.now()}
+	w := &tx{Tx: t, ctx: ctx, pool: s.w, now: s.now()}
 	if err := fn(w); err != nil {
 		return err
 	}
 	if err := t.Commit(); err != nil {
 		return fault(err)
+	}
+	for _, query := range w.missed {
+		s.w.prepared(ctx, query)
 	}
 	if s.onCommit != nil && len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records) > 0 {
 		s.onCommit(w.done)
