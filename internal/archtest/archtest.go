@@ -50,7 +50,7 @@ var leaves = []string{
 
 // doubles are the packages below internal that only tests link.
 var doubles = []string{
-	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/stream/streamtest",
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/store/storetest", "internal/stream/streamtest",
 }
 
 func and(lists ...[]string) []string {
@@ -228,6 +228,11 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "pipes of tests", Packages: []string{"internal/stream/streamtest"},
 		Why: "the simulated connections import none of the programs that they test",
+	},
+	{
+		Name: "databases of tests", Packages: []string{"internal/store/storetest"},
+		May: []string{"internal/store"},
+		Why: "an empty database for the tests of services",
 	},
 	{
 		Name: "checks", Packages: []string{"internal/archtest"},

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 // world is a database and a backend with one running sandbox.
@@ -37,6 +38,7 @@ func newWorld(t *testing.T, change func(*agentlab.Sandbox)) *world {
 	}
 	t.Cleanup(func() { _ = host.Close() })
 	w := &world{T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), host: host, driver: host.Open()}
+	storetest.Create(t, w.path)
 	w.open()
 	t.Cleanup(func() { _ = w.store.Close() })
 	sb := agentlab.Sandbox{

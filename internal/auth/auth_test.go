@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 type clock struct {
@@ -46,6 +47,7 @@ func newLab(t *testing.T, l auth.Limits) *lab {
 	t.Helper()
 	// Expiry runs on a timer of the real clock, so the day of these tests is today.
 	lab := &lab{clock: &clock{t: time.Now()}, path: filepath.Join(t.TempDir(), "agentlab.db")}
+	storetest.Create(t, lab.path)
 	st, err := store.Open(t.Context(), lab.path, store.Options{Clock: lab.clock.now, OnCommit: func(c store.Commit) { lab.events = append(lab.events, c.Events...) }})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -100,6 +101,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, dir := context.Background(), t.TempDir()
 		w := &world{T: t, vault: secret.NewVault(filepath.Join(dir, "secrets"))}
+		storetest.Create(t, filepath.Join(dir, "db"))
 		var err error
 		if w.store, err = store.Open(ctx, filepath.Join(dir, "db"), store.Options{}); err != nil {
 			t.Fatal(err)

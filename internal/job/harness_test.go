@@ -27,6 +27,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -175,6 +176,7 @@ func inWorldOn(t *testing.T, cfg fake.Config, fn func(w *world)) {
 			w.kill()
 			_ = host.Close()
 		})
+		storetest.Create(t, filepath.Join(w.dir, "agentlab.db"))
 		w.begin()
 		fn(w)
 	})

@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -247,6 +248,7 @@ func newWorld(t *testing.T) *world {
 		w.kill()
 		_ = host.Close()
 	})
+	storetest.Create(t, w.path)
 	w.begin()
 	return w
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 )
 
 // The sandboxes and jobs of the matrix: a bound token is for the first ones.
@@ -69,7 +70,9 @@ type accessLab struct {
 
 func startAccess(t *testing.T, change ...func(*Config)) *accessLab {
 	t.Helper()
-	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{})
+	path := filepath.Join(t.TempDir(), "agentlab.db")
+	storetest.Create(t, path)
+	st, err := store.Open(t.Context(), path, store.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
