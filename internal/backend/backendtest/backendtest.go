@@ -9,6 +9,7 @@ package backendtest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -22,6 +23,10 @@ type Config struct {
 	// tests. It registers its cleanup with t.Cleanup; the suite destroys its
 	// sandboxes.
 	New func(t *testing.T) *Harness
+
+	// Groups returns which of the groups of tests that boot guests run, for a
+	// sample of them. nil: all.
+	Groups func(t *testing.T, names []string) []string
 
 	// NoVM is the reason why the sandboxes of this driver have no guest. If it
 	// is set, the tests that need one are skipped.
@@ -138,6 +143,11 @@ func Run(t *testing.T, cfg Config) {
 	if cfg.Prompt <= 0 {
 		cfg.Prompt = 5 * time.Second
 	}
+	booting := []string{"VM", "VMSnapshots", "VMVolumes"}
+	selected := booting
+	if cfg.Groups != nil {
+		selected = cfg.Groups(t, booting)
+	}
 	for _, test := range []struct {
 		name string
 		run  func(*suite)
@@ -166,6 +176,9 @@ func Run(t *testing.T, cfg Config) {
 		{"VMVolumes", (*suite).volumesRunning},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if slices.Contains(booting, test.name) && !slices.Contains(selected, test.name) {
+				t.Skip("skipped: not in the sample of this run")
+			}
 			h := cfg.New(t)
 			if err := checkOptional(h.Driver, h.Optional); err != nil {
 				t.Fatal(err)

@@ -39,7 +39,7 @@ func fakeInternet(t *testing.T, f *fixed) *fakenet.Net {
 
 // TestNetworkInTheVM runs real clients in a real guest against the policies.
 func TestNetworkInTheVM(t *testing.T) {
-	f := vmFixture(t)
+	f := warmFixture(t)
 	internet := fakeInternet(t, &f)
 	internet.Web("www.test")
 	internet.Web("other.test")

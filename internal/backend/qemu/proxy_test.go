@@ -14,7 +14,7 @@ import (
 // The setting reaches the supervisor of a VM, whose guest gets out through the
 // proxy only.
 func TestUpstreamProxyInTheVM(t *testing.T) {
-	f := vmFixture(t)
+	f := warmFixture(t)
 	internet := fakenet.New()
 	t.Cleanup(internet.Close)
 	web := internet.Web("www.test")

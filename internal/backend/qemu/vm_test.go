@@ -26,6 +26,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // box is one sandbox of a test.
@@ -146,17 +147,18 @@ func (b *box) signal(name string, s syscall.Signal) {
 // reason, leave no process, and allow a new start.
 func TestCrashes(t *testing.T) {
 	b := newBox(t, vmFixture(t), nil)
-	for _, test := range []struct {
+	type crash struct {
 		name, reason string
 		end          func()
-	}{
+	}
+	for _, test := range sample.Of(t, 2, []crash{ // the next one boots after it
 		{"supervisor killed", "its supervisor process was killed", func() { b.signal(shimPID, syscall.SIGKILL) }},
 		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.signal(qemuPID, syscall.SIGKILL) }},
 		{"supervisor terminated", "the supervisor process was terminated", func() { b.signal(shimPID, syscall.SIGTERM) }},
 		{"kernel panic", "guest kernel panic: sysrq triggered crash", func() { b.sh("echo c > /proc/sysrq-trigger") }},
 		{"power-off", "the guest powered itself off", func() { b.sh("systemctl poweroff --force --force") }},
 		{"reboot", "the guest rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
-	} {
+	}) {
 		ok := t.Run(test.name, func(t *testing.T) {
 			b.TB = t
 			b.boot()
@@ -291,7 +293,7 @@ func guest(t *testing.T, warm bool) {
 
 // TestHangup sends the shim what a terminal and a dying parent send.
 func TestHangup(t *testing.T) {
-	b := newBox(t, vmFixture(t), nil)
+	b := newBox(t, warmFixture(t), nil)
 	b.boot()
 	shim := b.noted(shimPID)
 	if sid, err := getsid(shim); err != nil || sid != shim {
@@ -434,7 +436,7 @@ func TestStartFails(t *testing.T) {
 
 // TestConsoleFollow follows the console over the end of the sandbox.
 func TestConsoleFollow(t *testing.T) {
-	b := newBox(t, vmFixture(t), nil)
+	b := newBox(t, warmFixture(t), nil)
 	rc, err := b.d.ConsoleLog(b.ctx, b.ref, true)
 	b.ok(err)
 	defer func() { _ = rc.Close() }()

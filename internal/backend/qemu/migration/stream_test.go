@@ -143,7 +143,7 @@ func TestReceiveTruncated(t *testing.T) {
 
 // endless returns the beginning, and then the same bytes forever.
 func endless(begin *stream, rest []byte) io.Reader {
-	return io.MultiReader(begin, &repeat{rest: rest})
+	return io.MultiReader(begin, &repeat{rest: bytes.Repeat(rest, 1+4096/len(rest))})
 }
 
 type repeat struct {
@@ -168,6 +168,7 @@ func (r *repeat) Read(p []byte) (int, error) {
 // control of its guest.
 func TestReceiveRejects(t *testing.T) {
 	next := func() *stream { return new(stream).head().part(partNext) }
+	longest := strings.Repeat("x", 255) // of names: so that few fill the limit
 	many := new(stream).put(uint64(0)|ramPage, "rom", page(9)).Bytes()
 	for name, test := range map[string]struct {
 		in   io.Reader
@@ -177,7 +178,7 @@ func TestReceiveRejects(t *testing.T) {
 		"another version":      {new(stream).put(uint32(magic), uint32(4)), "does not begin"},
 		"no configuration":     {new(stream).put(uint32(magic), uint32(version), byte(partStart)), "no configuration"},
 		"long machine":         {new(stream).put(uint32(magic), uint32(version), byte(partConfig), ^uint32(0)), "name of the machine"},
-		"many capabilities":    {endless(new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partSub), "configuration/capabilities", uint32(1), ^uint32(0)), []byte{1, 'x'}), "larger than"},
+		"many capabilities":    {endless(new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partSub), "configuration/capabilities", uint32(1), ^uint32(0)), new(stream).put(longest).Bytes()), "larger than"},
 		"strange subsection":   {new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partSub), "configuration/new", uint32(1)), "unknown configuration"},
 		"many subsections":     {endless(new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0)), new(stream).put(byte(partSub), "configuration/target-page-bits", uint32(1), uint32(12)).Bytes()), "larger than"},
 		"another first device": {new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, "timer", uint32(0), uint32(ramVersion)), "in place of the memory"},
@@ -195,7 +196,7 @@ func TestReceiveRejects(t *testing.T) {
 		"another size":         {new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, ramDeviceName, uint32(0), uint32(ramVersion), uint64(PageSize)|ramSizes, ram, uint64(PageSize)), "not 65536"},
 		"no such block":        {new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, ramDeviceName, uint32(0), uint32(ramVersion), uint64(PageSize)|ramSizes, "x", uint64(PageSize)), "no block"},
 		"sizes beyond total":   {new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, ramDeviceName, uint32(0), uint32(ramVersion), uint64(PageSize)|ramSizes, ram, uint64(ramSize)), "bytes"},
-		"empty blocks":         {endless(new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, ramDeviceName, uint32(0), uint32(ramVersion), uint64(1)<<60|ramSizes), new(stream).put("x", uint64(1)).Bytes()), "larger than"},
+		"empty blocks":         {endless(new(stream).put(uint32(magic), uint32(version), byte(partConfig), uint32(0), byte(partStart), ramID, ramDeviceName, uint32(0), uint32(ramVersion), uint64(1)<<60|ramSizes), new(stream).put(longest, uint64(1)).Bytes()), "larger than"},
 		"other block forever":  {endless(next(), many), "larger than"},
 		"devices forever":      {endless(new(stream).head().part(partEnd).end(), []byte("x")), "larger than"},
 	} {
