@@ -44,7 +44,7 @@ func (p *pool) prepared(ctx context.Context, query string) *sql.Stmt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if other := p.kept[query]; other != nil {
-		_ = st.Close()
+		_ = st.Close() //nolint:sqlclosecheck // the other one is kept
 		return other
 	}
 	p.kept[query] = st
@@ -52,14 +52,14 @@ func (p *pool) prepared(ctx context.Context, query string) *sql.Stmt {
 }
 
 func (p *pool) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if st := p.prepared(ctx, query); st != nil {
+	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
 		return st.QueryContext(ctx, args...)
 	}
 	return p.DB.QueryContext(ctx, query, args...)
 }
 
 func (p *pool) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if st := p.prepared(ctx, query); st != nil {
+	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
 		return st.QueryRowContext(ctx, args...)
 	}
 	return p.DB.QueryRowContext(ctx, query, args...)
@@ -77,21 +77,21 @@ func (w *tx) statement(query string) *sql.Stmt {
 }
 
 func (w *tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if st := w.statement(query); st != nil {
+	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
 		return st.QueryContext(ctx, args...)
 	}
 	return w.Tx.QueryContext(ctx, query, args...)
 }
 
 func (w *tx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if st := w.statement(query); st != nil {
+	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
 		return st.QueryRowContext(ctx, args...)
 	}
 	return w.Tx.QueryRowContext(ctx, query, args...)
 }
 
 func (w *tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if st := w.statement(query); st != nil {
+	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
 		return st.ExecContext(ctx, args...)
 	}
 	return w.Tx.ExecContext(ctx, query, args...)
