@@ -323,14 +323,6 @@ func (c *call) withVolume(volid string, do func(s *storage, r ref, v *volume) *E
 	return do(s, r, v)
 }
 
-// missing returns a storage's error for a missing volume.
-func (s *storage) missing(r ref, volid string) *Error {
-	if s.Type == ZFSPool {
-		return dief("zfs error: cannot open '%s/%s': dataset does not exist", s.Pool, r.key).exit(1)
-	}
-	return dief("volume '%s' does not exist", volid)
-}
-
 func (c *call) volumeSnapshot(volid, name string) *Error {
 	return c.withVolume(volid, func(s *storage, r ref, v *volume) *Error {
 		switch {

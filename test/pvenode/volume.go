@@ -337,3 +337,11 @@ func (c *call) volumeSize(volid string) (int64, *Error) {
 	}
 	return 0, dief("volume '%s' does not exist", volid)
 }
+
+// missing returns a storage's error for a missing volume.
+func (s *storage) missing(r ref, volid string) *Error {
+	if s.Type == ZFSPool {
+		return dief("zfs error: cannot open '%s/%s': dataset does not exist", s.Pool, r.key).exit(1)
+	}
+	return dief("volume '%s' does not exist", volid)
+}
