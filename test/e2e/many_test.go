@@ -49,7 +49,7 @@ func TestTwoJobsAtOnce(t *testing.T) {
 // a full run.
 func TestManySandboxesAtOnce(t *testing.T) {
 	t.Parallel()
-	many := 10
+	many := 6
 	if sample.Full() {
 		many = 200
 	}

@@ -34,7 +34,7 @@ func TestKillDuringSnapshots(t *testing.T) {
 			cases = append(cases, snapshotKill{command, time.Duration(ms) * time.Millisecond})
 		}
 	}
-	for _, c := range sample.Cover(t, cases, func(c snapshotKill) []string { return []string{c.command, c.after.String()} }) {
+	for _, c := range sample.Cover(t, cases, func(c snapshotKill) []string { return []string{c.command} }) {
 		t.Run(fmt.Sprintf("%s after %s", c.command, c.after), func(t *testing.T) {
 			ended := make(chan result, 1)
 			go func() { ended <- l.run("", append([]string{"sandbox"}, strings.Fields(c.command)...)...) }()

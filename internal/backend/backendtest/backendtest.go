@@ -28,6 +28,10 @@ type Config struct {
 	// sample of them. nil: all.
 	Groups func(t *testing.T, names []string) []string
 
+	// GuestCrashes returns at which of the crash points these groups crash the
+	// driver, for a sample of them. nil: at all.
+	GuestCrashes func(t *testing.T, points []CrashPoint) []CrashPoint
+
 	// NoVM is the reason why the sandboxes of this driver have no guest. If it
 	// is set, the tests that need one are skipped.
 	NoVM string
@@ -176,10 +180,14 @@ func Run(t *testing.T, cfg Config) {
 		{"VMVolumes", (*suite).volumesRunning},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if slices.Contains(booting, test.name) && !slices.Contains(selected, test.name) {
+			boots := slices.Contains(booting, test.name)
+			if boots && !slices.Contains(selected, test.name) {
 				t.Skip("skipped: not in the sample of this run")
 			}
 			h := cfg.New(t)
+			if boots && cfg.GuestCrashes != nil {
+				h.CrashPoints = cfg.GuestCrashes(t, h.CrashPoints)
+			}
 			if err := checkOptional(h.Driver, h.Optional); err != nil {
 				t.Fatal(err)
 			}

@@ -14,8 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// A run that is not full tries a part with guests that boot; TestConformanceWarm
-// always runs all.
+// A run that is not full tries a part: TestConformanceWarm always runs all groups.
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{
 		Groups: func(t *testing.T, names []string) []string { return sample.Of(t, 1, names) },
@@ -32,7 +31,10 @@ func TestConformance(t *testing.T) {
 // Sandboxes that start from a template keep the same contract.
 func TestConformanceWarm(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{
-		New:         func(t *testing.T) *backendtest.Harness { return newHarness(t, warmFixture(t)) },
+		New: func(t *testing.T) *backendtest.Harness { return newHarness(t, warmFixture(t)) },
+		GuestCrashes: func(t *testing.T, points []backendtest.CrashPoint) []backendtest.CrashPoint {
+			return sample.Cover(t, points, func(p backendtest.CrashPoint) []string { return []string{string(p.Method)} })
+		},
 		BootTimeout: bootTimeout,
 		Prompt:      10 * time.Second,
 	})

@@ -275,7 +275,7 @@ func TestTemplateMakerDies(t *testing.T) {
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
 	points := []string{"supervisor started", "template booted", "template settled", "template saved"}
-	for _, point := range sample.Of(t, 2, points) {
+	for _, point := range sample.Of(t, 1, points) {
 		c := doomed{Fixed: f, Method: methodWarm, Point: point, Spec: f.spec(1)}
 		if c.dieIn() == nil {
 			t.Fatalf("%s was not reached", point)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // volumeDevice is the volume of a guest, in its shell.
@@ -132,21 +133,26 @@ func TestVolumeSurvivesPowerCut(t *testing.T) {
 	v := newTestVolume(t, b.d)
 	b.ok(b.d.AttachVolume(b.ctx, b.ref, v))
 	b.boot()
-	last := ""
+	type cut struct{ point, victim string }
+	var cuts []cut
 	for _, point := range []string{"volume frozen", "volume switched"} {
 		for _, victim := range []string{"supervisor", "QEMU"} {
-			last += point + " " + victim + ";"
-			b.output("printf %s '" + last + "' | dd of=" + volumeDevice + " bs=4k conv=sync,fsync 2>/dev/null")
-			if err := os.WriteFile(filepath.Join(b.d.dir(b.ref), fileCrash), []byte(point+"/"+victim), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			_, err := b.d.SnapshotVolume(b.ctx, v, agentlab.NewUID())
-			t.Logf("%s, %s: %v", point, victim, err)
-			b.ok(b.d.Stop(b.ctx, b.ref, 0))
-			b.boot()
-			if got := b.output("dd if=" + volumeDevice + " bs=4k count=1 iflag=direct 2>/dev/null | tr -d '\\0'"); strings.TrimSpace(got) != last {
-				t.Fatalf("after a crash of %s at %q the volume has %q, want %q", victim, point, got, last)
-			}
+			cuts = append(cuts, cut{point, victim})
+		}
+	}
+	last := ""
+	for _, c := range sample.Cover(t, cuts, func(c cut) []string { return []string{c.point, c.victim} }) {
+		last += c.point + " " + c.victim + ";"
+		b.output("printf %s '" + last + "' | dd of=" + volumeDevice + " bs=4k conv=sync,fsync 2>/dev/null")
+		if err := os.WriteFile(filepath.Join(b.d.dir(b.ref), fileCrash), []byte(c.point+"/"+c.victim), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := b.d.SnapshotVolume(b.ctx, v, agentlab.NewUID())
+		t.Logf("%s, %s: %v", c.point, c.victim, err)
+		b.ok(b.d.Stop(b.ctx, b.ref, 0))
+		b.boot()
+		if got := b.output("dd if=" + volumeDevice + " bs=4k count=1 iflag=direct 2>/dev/null | tr -d '\\0'"); strings.TrimSpace(got) != last {
+			t.Fatalf("after a crash of %s at %q the volume has %q, want %q", c.victim, c.point, got, last)
 		}
 	}
 	b.ok(b.d.DetachVolume(b.ctx, b.ref, v))
