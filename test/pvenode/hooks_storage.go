@@ -41,7 +41,7 @@ func (n *Node) ZFSClone(volid, snap, to string) {
 	if err != nil {
 		panic("fake Proxmox node: " + err.Message)
 	}
-	s.at(n.name)[nr.key] = &volume{key: nr.key, vmid: nr.vmid, format: v.format, size: v.size, parent: r.key, parentSnap: snap, ctime: time.Now()}
+	s.at(n.name)[nr.key] = &volume{key: nr.key, vmid: nr.vmid, format: v.format, size: v.size, parent: r.key, parentSnap: snap, ctime: time.Now(), snapSizes: map[string]int64{}}
 }
 
 // Damage makes a volume of a dir storage unreadable for qemu-img, as a qcow2

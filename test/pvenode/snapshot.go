@@ -334,9 +334,6 @@ func (c *call) volumeSnapshot(volid, name string) *Error {
 			return s.noSpace(r.key)
 		}
 		v.snaps = append(v.snaps, name)
-		if v.snapSizes == nil {
-			v.snapSizes = map[string]int64{}
-		}
 		v.snapSizes[name] = v.size
 		return nil
 	})

@@ -83,7 +83,7 @@ func (c *call) create(s *storage, vmid int, format, name string, kib int64) (str
 	} else if s.Type == Dir {
 		name = itoa(vmid) + "/" + name
 	}
-	v := &volume{key: name, vmid: vmid, format: format, size: roundUp(s, kib) * 1024, ctime: time.Now()}
+	v := &volume{key: name, vmid: vmid, format: format, size: roundUp(s, kib) * 1024, ctime: time.Now(), snapSizes: map[string]int64{}}
 	_, exists := s.at(c.node)[name]
 	full := s.full
 	n.mu.Unlock()
@@ -300,7 +300,7 @@ func (c *call) cloneVolume(volid, snap string, vmid int) (string, *Error) {
 	if snap != "" {
 		from = snap
 	}
-	clone := &volume{key: key, vmid: vmid, format: format, size: v.size, parent: r.key, parentSnap: from, ctime: time.Now()}
+	clone := &volume{key: key, vmid: vmid, format: format, size: v.size, parent: r.key, parentSnap: from, ctime: time.Now(), snapSizes: map[string]int64{}}
 	err = c.makeFile(s, clone, func(file string) error {
 		return n.cfg.Files.LinkedClone(c.ctx, n.HostPath(s.filePath(r)), file)
 	})

@@ -180,7 +180,11 @@ func (s *suite) volumeCancelled() {
 				}
 				return err
 			})
-			s.ok(c.what+" to the end", c.call(s.ctx()))
+			err := c.call(s.ctx())
+			if c.what == "CloneVolumeSnapshot" && agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+				continue
+			}
+			s.ok(c.what+" to the end", err)
 		}
 		s.wantVolume(v, gb, "")
 		s.wantNoVolume(backend.VolumeRef{UID: fresh.UID})

@@ -126,6 +126,9 @@ func sameOption(key, have, want string) bool {
 	switch key {
 	case "net0", "ipconfig0", "cicustom":
 		return slices.Equal(sortedProps(have), sortedProps(want))
+	case volumeSlot:
+		props := slices.DeleteFunc(sortedProps(have), func(p string) bool { return strings.HasPrefix(p, "size=") })
+		return slices.Equal(props, sortedProps(want))
 	case "cpulimit", "memory", "balloon", "cores":
 		a, err1 := strconv.ParseFloat(strings.TrimPrefix(have, "current="), 64)
 		b, err2 := strconv.ParseFloat(want, 64)

@@ -47,7 +47,7 @@ func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
 
-		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender"},
+		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "VolumeSnapshotter", "Volumes"},
 
 		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){
@@ -68,6 +68,16 @@ func harness(w *world) *backendtest.Harness {
 		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
 	}
+	h.VolumeCommand = func(args ...string) []string { return append([]string{"volume"}, args...) }
+	h.ForeignVolume = func(t *testing.T, spec backend.VolumeSpec) func(*testing.T) {
+		vmid := 1999
+		for w.node.Config(vmid) != nil {
+			vmid--
+		}
+		return w.foreign(t, vmid, "agentlab-volume-"+spec.UID[:8], map[string]string{
+			"tags": tagVolume, "description": w.driver.holderMark(&volume{UID: spec.UID, VMID: vmid - 1}),
+		})
+	}
 	switch w.storage {
 	case "zfspool":
 		h.NoFrom, h.NewestOnly = agentlab.CodeUnsupported, true
@@ -80,6 +90,9 @@ func harness(w *world) *backendtest.Harness {
 		h.Unsupported["resources.cpulist"] = func(s *backend.Spec) { s.Options = `{"cpulist":"0-1"}` }
 	}
 	for _, p := range crashPoints(w.shell) {
+		if p.method == backendtest.MethodCloneVolumeSnapshot && w.storage == "zfspool" {
+			continue // which cannot copy a snapshot
+		}
 		h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: p.method, Name: p.name, Arm: func(*testing.T) {
 			w.driver.crash = func(at string) {
 				if at == p.name {
@@ -112,6 +125,16 @@ func crashPoints(shell bool) []crashPoint {
 	points[backendtest.MethodSaveSnapshot] = change
 	points[backendtest.MethodRestoreSnapshot] = append(slices.Clone(change), "network in force for the restore", "rolled back")
 	points[backendtest.MethodDeleteSnapshot] = append(slices.Clone(change), "snapshot deleted")
+	points[backendtest.MethodCreateVolume] = append(slices.Clone(change), "volume noted", "volume about to be complete")
+	points[backendtest.MethodDeleteVolume] = append(slices.Clone(change), "end of the volume noted", "holder gone")
+	points[backendtest.MethodGrowVolume] = change
+	points[backendtest.MethodAttachVolume] = []string{"attachment noted", "volume attached"}
+	points[backendtest.MethodDetachVolume] = []string{"volume detached"}
+	points[backendtest.MethodSnapshotVolume] = change
+	points[backendtest.MethodRestoreVolume] = append(slices.Clone(change), "volume rolled back")
+	points[backendtest.MethodCloneVolume] = points[backendtest.MethodCreateVolume]
+	points[backendtest.MethodCloneVolumeSnapshot] = points[backendtest.MethodCreateVolume]
+	points[backendtest.MethodDeleteVolumeSnapshot] = append(slices.Clone(change), "snapshot of the volume deleted")
 	if shell {
 		points[backendtest.MethodCreate] = append(points[backendtest.MethodCreate], "snippet noted", "snippet written")
 	}
@@ -119,6 +142,9 @@ func crashPoints(shell bool) []crashPoint {
 	for _, m := range []backendtest.Method{
 		backendtest.MethodCreate, backendtest.MethodStart, backendtest.MethodStop, backendtest.MethodDestroy,
 		backendtest.MethodSaveSnapshot, backendtest.MethodRestoreSnapshot, backendtest.MethodDeleteSnapshot,
+		backendtest.MethodCreateVolume, backendtest.MethodDeleteVolume, backendtest.MethodGrowVolume, backendtest.MethodAttachVolume,
+		backendtest.MethodDetachVolume, backendtest.MethodSnapshotVolume, backendtest.MethodRestoreVolume, backendtest.MethodCloneVolume,
+		backendtest.MethodCloneVolumeSnapshot, backendtest.MethodDeleteVolumeSnapshot,
 	} {
 		for _, name := range points[m] {
 			out = append(out, crashPoint{m, name})

@@ -93,8 +93,9 @@ type Driver struct {
 	templates templateCache
 	networks  networks
 
-	locks    lock.Keyed[string] // by UID; held during a change of a sandbox
-	claiming sync.Mutex         // held while the number of a VM is chosen
+	locks       lock.Keyed[string] // by UID; held during a change of a sandbox
+	volumeLocks lock.Keyed[string] // by UID of a volume; before locks
+	claiming    sync.Mutex         // held while the number of a VM is chosen
 
 	crash func(point string) // tests simulate a crash here; nil otherwise
 }
@@ -121,8 +122,8 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.StateDir, Name)}
-	if err := os.MkdirAll(d.dir, 0o700); err != nil {
-		return nil, fault(err, "cannot make %s", d.dir)
+	if err := os.MkdirAll(d.volumeDir(), 0o700); err != nil {
+		return nil, fault(err, "cannot make %s", d.volumeDir())
 	}
 	var err error
 	if d.master, err = link.KeyFile(filepath.Join(d.dir, "master.key")); err != nil {

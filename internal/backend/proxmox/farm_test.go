@@ -76,6 +76,9 @@ func (f *farm) boot(ctx context.Context, b pvenode.Boot) (pvenode.Guest, error) 
 	if err := f.ensure(ctx, m.id, nil); err != nil {
 		return nil, err
 	}
+	if err := f.plugged(ctx, m, b.Config); err != nil {
+		return nil, err
+	}
 	begin := f.drv.Start
 	if b.Snapshot != "" {
 		begin = f.drv.Resume

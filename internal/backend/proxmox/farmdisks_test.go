@@ -27,11 +27,17 @@ func (f *farm) snapshotOf(vmid int, name string) (id vmID, ref backend.SnapshotR
 
 // Saved implements pvenode.Contents.
 func (f *farm) Saved(vmid int, name string, _ bool) error {
+	ctx := context.Background()
+	if v, is, err := f.loose(ctx, vmid); is {
+		if err == nil {
+			_, err = f.drv.SnapshotVolume(ctx, v, strings.TrimPrefix(name, tagUID))
+		}
+		return err
+	}
 	id, ref, ok := f.snapshotOf(vmid, name)
 	if !ok {
 		return nil
 	}
-	ctx := context.Background()
 	if err := f.ensure(ctx, id, nil); err != nil {
 		return err
 	}
@@ -44,6 +50,12 @@ func (f *farm) Saved(vmid int, name string, _ bool) error {
 
 // RolledBack implements pvenode.Contents.
 func (f *farm) RolledBack(vmid int, name string) error {
+	if v, is, err := f.loose(context.Background(), vmid); is {
+		if err == nil {
+			err = f.drv.RestoreVolume(context.Background(), backend.VolumeSnapshotRef{UID: strings.TrimPrefix(name, tagUID), Of: v})
+		}
+		return err
+	}
 	id, ref, ok := f.snapshotOf(vmid, name)
 	if !ok {
 		return nil
@@ -58,6 +70,12 @@ func (f *farm) RolledBack(vmid int, name string) error {
 // Deleted implements pvenode.Contents.
 func (f *farm) Deleted(_ int, name string) {
 	ctx := context.Background()
+	saved, _ := f.drv.VolumeSnapshots(ctx)
+	for _, s := range saved {
+		if snapshotName(s.Ref.UID) == name {
+			_ = f.drv.DeleteVolumeSnapshot(ctx, s.Ref)
+		}
+	}
 	all, _ := f.drv.Snapshots(ctx)
 	for _, s := range all {
 		if snapshotName(s.Ref.UID) == name {
@@ -68,6 +86,18 @@ func (f *farm) Deleted(_ int, name string) {
 
 // Cloned implements pvenode.Contents.
 func (f *farm) Cloned(vmid int, name string, to int) error {
+	ctx := context.Background()
+	if v, is, err := f.loose(ctx, vmid); is {
+		match := volumeInDescription.FindStringSubmatch(f.node.Config(to)["description"])
+		switch {
+		case err != nil || match == nil || match[1] == v.UID:
+		case name == "":
+			_, err = f.drv.CloneVolume(ctx, v, match[1])
+		default:
+			_, err = f.drv.CloneVolumeSnapshot(ctx, backend.VolumeSnapshotRef{UID: strings.TrimPrefix(name, tagUID), Of: v}, match[1])
+		}
+		return err
+	}
 	_, ref, ok := f.snapshotOf(vmid, name)
 	id, _, ours := f.snapshotOf(to, name)
 	if !ok || !ours {

@@ -56,6 +56,13 @@ func (d *Driver) claim(h *handle) error {
 	if err != nil {
 		return err
 	}
+	volumes, err := d.volumes()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(volumes, func(v *volume) bool { return v.VMID == h.id().VMID }) {
+		return numberInUse(h.id().VMID)
+	}
 	macs := map[string]bool{}
 	for _, o := range all {
 		if o.id().VMID == h.id().VMID {
@@ -153,6 +160,13 @@ func (d *Driver) taken(ctx context.Context, age time.Duration) (map[int]bool, er
 	all, err := d.handles()
 	for _, h := range all {
 		taken[h.Spec.VMID], taken[h.id().VMID] = true, true
+	}
+	if err != nil {
+		return nil, err
+	}
+	volumes, err := d.volumes()
+	for _, v := range volumes {
+		taken[v.VMID] = true
 	}
 	return taken, err
 }

@@ -83,6 +83,9 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", h.id().VMID, clip(lock)).
 			WithHint("wait until the task on the VM ends; if there is none, run on its node: qm unlock %d", h.id().VMID)
 	}
+	if s, err = d.replug(ctx, h, s); err != nil {
+		return err
+	}
 	if err := d.auditAll(ctx, h, s); err != nil {
 		return err
 	}
@@ -112,9 +115,13 @@ func (d *Driver) auditAll(ctx context.Context, h *handle, s lookupResult) error 
 	if err != nil {
 		return err
 	}
+	want, err := d.wantedDisks(ctx, h)
+	if err != nil {
+		return err
+	}
 	for _, cfg := range []pve.Config{s.cfg, current} {
 		delete(cfg, "lock")
-		if err := audit(cfg, d.wanted(h), h.id().VMID); err != nil {
+		if err := audit(cfg, want, h.id().VMID); err != nil {
 			return err
 		}
 	}

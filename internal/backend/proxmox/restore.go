@@ -37,6 +37,9 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 }
 
 func (d *Driver) restore(ctx context.Context, h *handle, uid string) error {
+	if err := d.noVolumeIn(h); err != nil {
+		return err
+	}
 	if err := d.settle(ctx, h); err != nil {
 		return err
 	}

@@ -114,6 +114,9 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 		err = d.notAnothers(ref, uid)
 	}
 	if err == nil {
+		err = d.noVolumeIn(h)
+	}
+	if err == nil {
 		err = d.settle(ctx, h)
 	}
 	if err != nil {
@@ -227,16 +230,21 @@ func (d *Driver) removeMemory(ctx context.Context, h *handle, uid string) error 
 // change records a call that changes the snapshots of a VM, sends it and waits
 // for the end of its task.
 func (d *Driver) change(ctx context.Context, h *handle, begin func() (pve.UPID, error)) error {
-	h.Change = &snapshotChange{At: d.cfg.Now().UTC()}
-	if err := d.save(h); err != nil {
+	return d.changeNoted(ctx, &h.Change, func() error { return d.save(h) }, begin)
+}
+
+// changeNoted is change for any record: note is its field, and save writes it.
+func (d *Driver) changeNoted(ctx context.Context, note **snapshotChange, save func() error, begin func() (pve.UPID, error)) error {
+	*note = &snapshotChange{At: d.cfg.Now().UTC()}
+	if err := save(); err != nil {
 		return err
 	}
 	d.at("snapshot change about to be sent")
 	task, err := begin()
 	if err == nil {
 		d.at("snapshot change sent")
-		h.Change.Task = string(task)
-		if err := d.save(h); err != nil {
+		(*note).Task = string(task)
+		if err := save(); err != nil {
 			return err
 		}
 		d.at("snapshot change noted")
@@ -245,8 +253,8 @@ func (d *Driver) change(ctx context.Context, h *handle, begin func() (pve.UPID, 
 	if ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnknownOutcome {
 		return err // the next call determines its result
 	}
-	h.Change = nil
-	if serr := d.save(h); serr != nil {
+	*note = nil
+	if serr := save(); serr != nil {
 		return serr
 	}
 	return err
@@ -258,33 +266,39 @@ var snapshotTasks = []string{"qmsnapshot", "qmdelsnapshot", "qmrollback"}
 // settle waits until no change of snapshots that this driver sent is running.
 // For some time after it was sent, it may not have started yet.
 func (d *Driver) settle(ctx context.Context, h *handle) error {
-	if h.Change == nil {
+	return d.settleNoted(ctx, h.Node, h.id().VMID, &h.Change, snapshotTasks, func() error { return d.save(h) })
+}
+
+// settleNoted is settle for any record of a VM: note is its field, save writes it,
+// and tasks are the types of tasks that it may be.
+func (d *Driver) settleNoted(ctx context.Context, node string, vmid int, note **snapshotChange, tasks []string, save func() error) error {
+	if *note == nil {
 		return nil
 	}
 	pause := d.cfg.Poll.First
 	for {
-		running, err := d.changing(ctx, h)
+		running, err := d.changing(ctx, node, vmid, tasks)
 		if err != nil {
 			return err
 		}
-		arriving := h.Change.Task == "" && d.cfg.Now().Sub(h.Change.At) < d.cfg.Settle
+		arriving := (*note).Task == "" && d.cfg.Now().Sub((*note).At) < d.cfg.Settle
 		if !running && !arriving {
-			h.Change = nil
-			return d.save(h)
+			*note = nil
+			return save()
 		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, d.cfg.Poll.Max)
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeBusy, "a snapshot of sandbox %d is still being changed", h.Spec.VMID)
+			return agentlab.Errorf(agentlab.CodeBusy, "a task that changes VM %d has not ended", vmid)
 		}
 	}
 }
 
-// changing reports whether a task changes the snapshots of a VM.
-func (d *Driver) changing(ctx context.Context, h *handle) (bool, error) {
-	tasks, err := d.pve.Tasks(ctx, h.Node, pve.TaskFilter{VMID: h.id().VMID, Running: true, Limit: 50})
-	return slices.ContainsFunc(tasks, func(t pve.Task) bool { return slices.Contains(snapshotTasks, t.Type) }), err
+// changing reports whether a task of these types changes a VM.
+func (d *Driver) changing(ctx context.Context, node string, vmid int, types []string) (bool, error) {
+	tasks, err := d.pve.Tasks(ctx, node, pve.TaskFilter{VMID: vmid, Running: true, Limit: 50})
+	return slices.ContainsFunc(tasks, func(t pve.Task) bool { return slices.Contains(types, t.Type) }), err
 }
 
 // snapshotLocks are the locks of a VM while a task changes its snapshots, and
