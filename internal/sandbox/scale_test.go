@@ -7,15 +7,16 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// Many sandboxes are made, survive a restart, and go.
+// Many sandboxes are made, survive a restart, and go: 1000 in a full run.
 func TestMany(t *testing.T) {
-	if testing.Short() {
-		t.Skip("skipped in short mode: many sandboxes take some seconds")
+	n := 50
+	if sample.Full() {
+		n = 1000
 	}
 	inWorld(t, func(w *world) {
-		const n = many
 		ctx := context.Background()
 		w.limits = sandbox.Limits{ParallelBoots: 50}
 		w.restart()
