@@ -198,7 +198,11 @@ func TestGuest(t *testing.T) {
 }
 
 func guest(t *testing.T, warm bool) {
-	f := vmFixture(t)
+	fixture := vmFixture
+	if warm {
+		fixture = warmFixture
+	}
+	f := fixture(t)
 	top := f.StateDir
 	// Deeper than a unix socket's name may be long.
 	f.StateDir = filepath.Join(top, strings.Repeat("d", 60), strings.Repeat("e", 60))
@@ -209,20 +213,11 @@ func guest(t *testing.T, warm bool) {
 	}
 	defer func() { _ = inet.Close() }()
 	f.Internet = inet.Addr().String()
-	shape := func(s *backend.Spec) { s.Resources = agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33} }
-	if warm {
-		f.TemplateBytes, f.TemplateDir = 4<<30, filepath.Join(runnerDir, "templates")
-		d, err := f.open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		sp := f.spec(1)
-		shape(&sp)
-		if _, err := d.WarmTemplate(t.Context(), sp); err != nil {
-			t.Fatal(err)
-		}
+	has := agentlab.Resources{Cores: 2, MemoryMB: 700, RootSizeGB: 33}
+	if warm { // those of the template that all tests share
+		has.Cores, has.MemoryMB = 1, 512
 	}
-	b := newBox(t, f, shape)
+	b := newBox(t, f, func(s *backend.Spec) { s.Resources = has })
 	if _, err := readMemory(b.d.dir(b.ref)); (err == nil) != warm {
 		t.Fatalf("it starts from a template: %v", err)
 	}
@@ -230,16 +225,16 @@ func guest(t *testing.T, warm bool) {
 	b.identify()
 
 	for script, want := range map[string]string{
-		"nproc": "2",
-		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":                       GuestMAC + "\n" + strconv.Itoa(GuestMTU),
-		"cat /sys/block/vda/serial":                                                     RootSerial,
-		"cat /sys/class/virtio-ports/*/name | grep .":                                   ControlPort,
-		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource":          "tsc",
-		"cat /sys/class/misc/hw_random/rng_current":                                     "virtio_rng.0",
-		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":                    "0",
-		"ip -6 -o addr show dev eth0 scope global | awk '{print $4}'":                   "fd77::2/64",
-		"awk '/MemTotal/ {print ($2 > 600000 && $2 < 716800)}' /proc/meminfo":           "1",
-		"python3 -c 'import http.client, json, urllib.request; print(json.dumps([1]))'": "[1]",
+		"nproc": strconv.Itoa(has.Cores),
+		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":                                                                                    GuestMAC + "\n" + strconv.Itoa(GuestMTU),
+		"cat /sys/block/vda/serial":                                                                                                                  RootSerial,
+		"cat /sys/class/virtio-ports/*/name | grep .":                                                                                                ControlPort,
+		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource":                                                                       "tsc",
+		"cat /sys/class/misc/hw_random/rng_current":                                                                                                  "virtio_rng.0",
+		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":                                                                                 "0",
+		"ip -6 -o addr show dev eth0 scope global | awk '{print $4}'":                                                                                "fd77::2/64",
+		fmt.Sprintf("awk '/MemTotal/ {print ($2 > %d && $2 < %d)}' /proc/meminfo", has.MemoryMB<<10*6/7, has.MemoryMB<<10):                           "1",
+		"python3 -c 'import http.client, json, urllib.request; print(json.dumps([1]))'":                                                              "[1]",
 		"python3 -m venv --without-pip /tmp/v && /tmp/v/bin/python -m ensurepip --version | cut -d' ' -f1; python3 -m pip --version | cut -d' ' -f1": "pip\npip",
 		"echo '#include <stdio.h>\nint main(void) { puts(\"C\"); }' > /tmp/c.c && make -s -C /tmp c && /tmp/c":                                       "C",
 		"cd /tmp && for p in file git-lfs less make ssh tmux unzip vim; do command -v $p >/dev/null || echo $p is missing; done":                     "",
