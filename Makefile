@@ -120,7 +120,7 @@ mutation: ## check that a test fails for each disabled rule of the network polic
 	@scripts/mutation.sh
 
 docs: ## regenerate the generated documents
-	$(GOTEST) ./internal/server ./internal/cli ./internal/backends ./internal/egress/probe ./internal/image \
+	$(GOTEST) ./internal/server ./internal/cli ./internal/backends ./internal/egress/probe ./internal/image ./internal/metrics \
 	  -run '^Test(Generated|AccessMatrix|CommandReference|Reference|Document)$$' -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit

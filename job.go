@@ -136,6 +136,9 @@ func (j *Job) statusEvent() Event {
 	if j.ExitCode != nil {
 		data["exit_code"] = *j.ExitCode
 	}
+	if !j.StartedAt.IsZero() && !j.FinishedAt.IsZero() {
+		data["run_seconds"] = j.FinishedAt.Sub(j.StartedAt).Seconds()
+	}
 	return NewEvent(EventJobStatus, data, "job %s is %s%s", j.ID, j.Status, text).About(j.SandboxVMID, j.ID)
 }
 

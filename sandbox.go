@@ -28,6 +28,12 @@ const (
 	SandboxDestroyed    SandboxState = "DESTROYED"    // deleted from the backend
 )
 
+// SandboxStates lists all states of a sandbox, in the order of its life cycle.
+var SandboxStates = []SandboxState{
+	SandboxRequested, SandboxProvisioning, SandboxBooting, SandboxPooled, SandboxReady, SandboxRunning, SandboxCompleted,
+	SandboxFailed, SandboxTimeout, SandboxSuspended, SandboxStopped, SandboxDestroyed,
+}
+
 var sandboxNext = map[SandboxState][]SandboxState{
 	SandboxRequested:    {SandboxProvisioning, SandboxFailed, SandboxTimeout, SandboxDestroyed},
 	SandboxProvisioning: {SandboxBooting, SandboxFailed, SandboxTimeout, SandboxStopped, SandboxDestroyed},

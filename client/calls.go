@@ -334,6 +334,11 @@ func (c *Client) HostChecks(ctx context.Context) (api.HostChecks, error) {
 	return get[api.HostChecks](ctx, c, nil, "host", "checks")
 }
 
+// Metrics returns the metrics of the daemon in the text format of Prometheus.
+func (c *Client) Metrics(ctx context.Context) (Body, error) {
+	return c.stream(ctx, nil, "metrics")
+}
+
 // HostNetworkRules returns the rules in the format of 'nft -f', without
 // applying them.
 func (c *Client) HostNetworkRules(ctx context.Context) (Body, error) {

@@ -174,6 +174,10 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the conformance suite uses a driver only through its contract",
 	},
 	{
+		Name: "metrics", Packages: []string{"internal/metrics"}, May: and([]string{".", "internal/store"}, leaves),
+		Why: "metrics are made of commits and of what is read at a scrape; no service knows them, and they import none",
+	},
+	{
 		Name: "guest words", Packages: []string{"internal/guestcheck"}, May: and([]string{".", "guestapi"}, leaves),
 		Why: "one package validates all data from guests, and does not depend on the packages that use the data",
 	},
@@ -215,7 +219,7 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
-			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/profile",
+			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
 			"internal/recovery", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon connects all packages; user interfaces and guests are other programs",

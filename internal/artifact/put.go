@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path"
@@ -228,10 +227,9 @@ func (s *Service) storedEvents(u *usage, a agentlab.Artifact) []agentlab.Event {
 	if _, known := u.files[a.Path]; known {
 		return nil
 	}
-	return []agentlab.Event{{
-		Time: a.CreatedAt, Kind: agentlab.EventArtifactStored, JobID: a.JobID,
-		Message: fmt.Sprintf("artifact %s stored, %d bytes", a.Path, a.Size),
-	}}
+	e := agentlab.NewEvent(agentlab.EventArtifactStored, map[string]any{"size": a.Size}, "artifact %s stored, %d bytes", a.Path, a.Size).About(0, a.JobID)
+	e.Time = a.CreatedAt
+	return []agentlab.Event{e}
 }
 
 // place moves a complete temporary file to its path. Its modification time is

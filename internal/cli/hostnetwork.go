@@ -33,18 +33,7 @@ The daemon must run as root.`,
 			Use: "render", Short: "Print the firewall rules in the format of 'nft -f', without applying them", Args: exactArgs(),
 			RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 				body, err := c.HostNetworkRules(ctx)
-				if err != nil {
-					return err
-				}
-				defer body.Close() //nolint:errcheck // only read from
-				text, err := io.ReadAll(body)
-				if err != nil {
-					return err
-				}
-				return a.emit(map[string]string{"rules": string(text)}, func() error {
-					_, err := a.Stdout.Write(text)
-					return err
-				})
+				return a.printBody("rules", body, err)
 			}),
 		},
 		query(a, "apply", "Apply the firewall rules atomically and serve DNS on the bridge", exactArgs(), all((*client.Client).ApplyHostNetwork), a.printHostNetwork),
@@ -52,6 +41,22 @@ The daemon must run as root.`,
 		query(a, "status", "Show whether the firewall rules are applied and unchanged", exactArgs(), all((*client.Client).HostNetwork), a.printHostNetwork),
 	)
 	return cmd
+}
+
+// printBody prints the text of a call: with --json as the value of one key.
+func (a *App) printBody(key string, body client.Body, err error) error {
+	if err != nil {
+		return err
+	}
+	defer body.Close() //nolint:errcheck // only read from
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	return a.emit(map[string]string{key: string(text)}, func() error {
+		_, err := a.Stdout.Write(text)
+		return err
+	})
 }
 
 func (a *App) printHostNetwork(n api.HostNetwork) error {

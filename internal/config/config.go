@@ -36,6 +36,8 @@ type Config struct {
 
 	API API `yaml:"api"`
 
+	Metrics Metrics `yaml:"metrics"`
+
 	Network Network `yaml:"network"`
 
 	UpstreamProxy UpstreamProxy `yaml:"upstream_proxy"`
@@ -243,6 +245,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.API.validate(); err != nil {
+		return err
+	}
+	if err := c.Metrics.validate(); err != nil {
 		return err
 	}
 	if err := c.UpstreamProxy.validate(); err != nil {

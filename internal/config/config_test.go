@@ -129,6 +129,12 @@ func TestRefused(t *testing.T) {
 		{"api: {listen: \"192.0.2.1:8843\", tls_key: /k}", "api.tls_key", "must be set together", ""},
 		{"api: {tls_cert: /c, tls_key: /k}", "api.tls_cert", "is not set", "api.listen"},
 		{"api: {listen: \"192.0.2.1:8843\", tls_cert: c, tls_key: /k}", "api.tls_cert", "absolute path", ""},
+		{"metrics: {listen: \"9464\", token_file: /t}", "metrics.listen", "not an address with a port", "127.0.0.1:9464"},
+		{"metrics: {listen: \"0.0.0.0:9464\", token_file: /t}", "metrics.listen", "not a loopback address", "api.listen"},
+		{"metrics: {listen: \"[::]:9464\", token_file: /t}", "metrics.listen", "not a loopback address", ""},
+		{"metrics: {listen: \"127.0.0.1:9464\"}", "metrics.listen", "needs a token", "metrics.token_file"},
+		{"metrics: {listen: \"127.0.0.1:9464\", token_file: t}", "metrics.token_file", "absolute path", ""},
+		{"metrics: {token_file: /t}", "metrics.token_file", "is not set", "metrics.listen"},
 		{"api: {groups: {agentlab: owner}}", "api.groups.agentlab", `"owner" is not known`, "read, write, admin"},
 		{"api: {groups: {\"a b\": read}}", "api.groups", "not the name of a group", ""},
 		{"upstream_proxy: {url: \"http://joe:secret@proxy.corp:3128\"}", "upstream_proxy.url", "line 1: the URL must not", "credentials_file"},
@@ -176,6 +182,7 @@ func TestUpstreamProxy(t *testing.T) {
 func TestAPI(t *testing.T) {
 	for _, text := range []string{
 		"api: {listen: \"127.0.0.1:8843\"}", "api: {listen: \"[::1]:8843\"}", "api: {listen: \"127.0.0.1:0\"}",
+		"metrics: {listen: \"127.0.0.1:9464\", token_file: /t}", "metrics: {listen: \"[::1]:9464\", token_file: /t}",
 		"api: {listen: \"0.0.0.0:8843\", tls_cert: /c, tls_key: /k}",
 	} {
 		if _, err := parse(text); err != nil {

@@ -21,17 +21,19 @@ type Private struct {
 	Reason string `yaml:"reason"`
 }
 
-// APIPorts returns the ports of this host on which the control API is served.
-func (c Config) APIPorts() []uint16 {
-	_, port, err := net.SplitHostPort(c.API.Listen)
-	if err != nil {
-		return nil
+// APIPorts returns the ports of this host on which the control API and the metrics
+// are served.
+func (c Config) APIPorts() (ports []uint16) {
+	for _, listen := range []string{c.API.Listen, c.Metrics.Listen} {
+		_, port, err := net.SplitHostPort(listen)
+		if err != nil {
+			continue
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n != 0 {
+			ports = append(ports, uint16(n))
+		}
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return nil
-	}
-	return []uint16{uint16(n)}
+	return ports
 }
 
 // Guest configures the guests of all sandboxes.

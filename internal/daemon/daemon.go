@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/user"
 	"strconv"
@@ -54,6 +55,9 @@ type Daemon struct {
 
 	tcp         server.TCP
 	tcpListener net.Listener // nil when api.listen is empty
+
+	scrapes        *http.Server
+	scrapeListener net.Listener // nil when metrics.listen is empty
 
 	stopOnce sync.Once
 	stopping chan struct{} // closed when a stop was requested
@@ -104,6 +108,9 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	if err := d.openTCP(ctx, settings.API); err != nil {
+		return nil, err
+	}
+	if err := d.openScrapes(ctx, settings.Metrics); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -235,6 +242,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.log.Info("the control API is served over TCP", "address", d.tcpListener.Addr(), "tls", d.tcp.TLS != nil)
 			both.Go(func() { fail("control API over TCP", d.api.ServeTCP(d.tcpListener, d.tcp)) })
 		}
+		if d.scrapeListener != nil {
+			both.Go(func() { fail("metrics", d.serveScrapes()) })
+		}
 		both.Wait()
 	}()
 	if err := notify(d.cfg.Getenv, "READY=1"); err != nil { // the socket already accepts calls
@@ -254,6 +264,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer done()
 	if err := d.api.Shutdown(grace); err != nil {
 		d.log.Warn("calls were interrupted", "err", err)
+	}
+	if d.scrapes != nil {
+		_ = d.scrapes.Close() // a scrape is repeated
 	}
 	<-served
 	cancel()

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/metrics"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/recovery"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
@@ -37,6 +38,7 @@ type services struct {
 	log      *slog.Logger
 
 	bus          *bus
+	metrics      *metrics.Set
 	store        *store.Store
 	images       *image.Store
 	driver       backend.Driver
@@ -64,11 +66,11 @@ type services struct {
 // openServices creates the services that the API calls. undo closes what it
 // opened.
 func openServices(ctx context.Context, cfg Config, settings config.Config, log *slog.Logger, undo *cleanup) (*services, error) {
-	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), vault: secret.NewVault(cfg.Paths.Secrets()),
+	s := &services{cfg: cfg, settings: settings, log: log, bus: newBus(), metrics: metrics.New(), vault: secret.NewVault(cfg.Paths.Secrets()),
 		space: doctor.NewSpace(cfg.Paths.State, cfg.Paths.Images(), cfg.Paths.Reserve(), int64(settings.Limits.MinFreeMB)<<20, log.With("part", "space"))}
 	s.hostNetwork = hostnet.ForHost(settings, cfg.Paths, log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
-	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC} {
+	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC, s.openMetrics} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
 		}
@@ -80,7 +82,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
 	s.store, s.installation, err = recovery.Open(ctx, s.cfg.Paths, store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, Full: s.space.Release,
+		Clock: s.cfg.Clock, OnCommit: s.committed, OnWrite: s.metrics.Written, Full: s.space.Release,
 	})
 	if err != nil {
 		return s.space.AddHint(err)
@@ -259,6 +261,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 // must not hold a lock of its own during a write.
 func (s *services) committed(c store.Commit) {
 	s.bus.publish(c.Events)
+	s.metrics.Committed(c)
 	if s.jobs == nil { // the daemon is still starting: the loops begin with all rows
 		return
 	}
@@ -335,6 +338,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Doctor:      s.doctor,
 		Backups:     s.backups,
 		Clock:       s.clock,
+		Metrics:     s.metrics,
 		HostNetwork: s.hostNetwork,
 		Tokens:      s.tokens,
 	}

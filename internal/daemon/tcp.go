@@ -25,21 +25,26 @@ func (d *Daemon) openTCP(ctx context.Context, a config.API) (err error) {
 			return err
 		}
 	}
+	d.tcpListener, err = d.listenTCP(ctx, "api.listen", a.Listen)
+	return err
+}
+
+// listenTCP listens on the configured ADDRESS:PORT of a key until Close.
+func (d *Daemon) listenTCP(ctx context.Context, key, configured string) (net.Listener, error) {
 	var lc net.ListenConfig
-	network, addr := listenOn(a.Listen)
+	network, addr := listenOn(configured)
 	l, err := lc.Listen(ctx, network, addr)
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot listen on %s: %w", a.Listen, err).WithField("api.listen").
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot listen on %s: %w", configured, err).WithField(key).
 			WithHint("choose another port, or an address of this machine")
 	}
-	d.tcpListener = l
 	d.undo.add(func() error {
 		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 			return err
 		}
 		return nil
 	})
-	return nil
+	return l, nil
 }
 
 // listenOn returns the network and address to listen on for the configured

@@ -279,6 +279,9 @@ func neverBooted(sb agentlab.Sandbox) bool {
 	return false
 }
 
+// Queue returns what the loop of the jobs has to do now.
+func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
+
 // Wake runs the step of a job whose records changed, and wakes a pending
 // Directive call. The daemon calls it after the commit.
 func (s *Service) Wake(id string) {

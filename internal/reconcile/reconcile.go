@@ -58,7 +58,8 @@ type entry[K comparable] struct {
 	cut      bool // interrupted while running
 	cancel   context.CancelCauseFunc
 	due      time.Time
-	index    int // in timers; -1 when it has no timer
+	since    time.Time // when it became ready to run; of a queued entry
+	index    int       // in timers; -1 when it has no timer
 }
 
 // New returns a Loop that does nothing before Run.
@@ -99,6 +100,32 @@ func (l *Loop[K]) Interrupt(key K) {
 		return
 	}
 	l.enqueue(e)
+}
+
+// Stats is what a Loop has to do at one moment.
+type Stats struct {
+	Ready   int           // keys whose step can run and waits for a worker
+	Running int           // keys whose step runs
+	Delayed int           // keys whose step runs later, also after a failure
+	Failing int           // keys whose last step failed
+	Lag     time.Duration // how long the first of the ready keys has waited; 0 if there is none
+}
+
+// Stats returns what the loop has to do now. Its cost grows with the number of
+// keys that have something to do.
+func (l *Loop[K]) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Stats{Ready: len(l.ready), Running: l.running, Delayed: len(l.timers)}
+	if len(l.ready) > 0 {
+		s.Lag = time.Since(l.ready[0].since)
+	}
+	for _, e := range l.entries {
+		if e.attempts > 0 {
+			s.Failing++
+		}
+	}
+	return s
 }
 
 // Run runs steps until ctx ends, then waits for running ones. It may be called
@@ -205,7 +232,7 @@ func (l *Loop[K]) enqueue(e *entry[K]) {
 		heap.Remove(&l.timers, e.index)
 	}
 	if !e.queued {
-		e.queued = true
+		e.queued, e.since = true, time.Now()
 		l.ready = append(l.ready, e)
 	}
 	l.signal()

@@ -202,3 +202,39 @@ func TestRunWaitsForSteps(t *testing.T) {
 		}
 	})
 }
+
+func TestStats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		l := New(Config[string]{Workers: 1, MinBackoff: time.Hour, MaxBackoff: time.Hour, Step: func(_ context.Context, key string) (time.Duration, error) {
+			switch key {
+			case "fails":
+				return 0, errors.New("no")
+			case "later":
+				return time.Hour, nil
+			}
+			<-hold
+			return 0, nil
+		}})
+		run(t, l)
+		if s := l.Stats(); s != (Stats{}) {
+			t.Errorf("at the beginning: %+v", s)
+		}
+		for _, key := range []string{"fails", "later", "runs"} {
+			l.Wake(key)
+			synctest.Wait()
+		}
+		l.Wake("waits")
+		time.Sleep(3 * time.Second)
+		l.Wake("waits too")
+		time.Sleep(time.Second)
+		if s, want := l.Stats(), (Stats{Ready: 2, Running: 1, Delayed: 2, Failing: 1, Lag: 4 * time.Second}); s != want {
+			t.Errorf("%+v, want %+v", s, want)
+		}
+		close(hold)
+		synctest.Wait()
+		if s, want := l.Stats(), (Stats{Delayed: 2, Failing: 1}); s != want {
+			t.Errorf("%+v, want %+v", s, want)
+		}
+	})
+}

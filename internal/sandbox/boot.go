@@ -369,11 +369,12 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 			return nil, nil
 		}
 		now.State, now.Reason, now.IP, now.Handle = agentlab.SandboxReady, "", in.IP, in.Ref.Handle
-		if now.BootedAt.IsZero() {
-			now.BootedAt = s.clock().UTC()
-			now.Start = startKind(*now, in)
+		if !now.BootedAt.IsZero() {
+			return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 		}
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		now.BootedAt = s.clock().UTC()
+		now.Start = startKind(*now, in)
+		return []agentlab.Event{startedEvent(*now, sb.State)}, nil
 	})
 	if err == nil {
 		s.poolQuietNow(ctx)

@@ -26,9 +26,19 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 	return event(agentlab.EventSandboxCreated, sb, data, "sandbox %s requested with profile %s%s", sb.Name, sb.Profile, text)
 }
 
+// startedEvent is the event of a sandbox whose guest answers for the first time:
+// how it started, and how long that took since it was requested.
+func startedEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
+	return stateEventWith(map[string]any{"start": sb.Start, "start_seconds": sb.BootedAt.Sub(sb.CreatedAt).Seconds()}, sb, from)
+}
+
 // stateEvent is the event of a new state.
 func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
-	data := map[string]any{"from": from, "to": sb.State}
+	return stateEventWith(map[string]any{}, sb, from)
+}
+
+func stateEventWith(data map[string]any, sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
+	data["from"], data["to"] = from, sb.State
 	text := ""
 	if sb.OnDisk && sb.State == agentlab.SandboxSuspended { // also set while it resumes
 		text = " to disk"

@@ -399,6 +399,9 @@ func (s *Service) withState(vmid int, fn func(*runtimeState)) {
 // Wake runs the step of a sandbox that another component changed.
 func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
 
+// Queue returns what the loop of the sandboxes has to do now.
+func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
+
 // update changes a row and wakes the calls that wait for a change of it.
 func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	var before agentlab.Sandbox

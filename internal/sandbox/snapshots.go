@@ -311,7 +311,7 @@ func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Eve
 	}
 	text := fmt.Sprintf("%s of sandbox %s is %s", what, n.SandboxName, n.State)
 	if n.State == agentlab.SnapshotReady {
-		data["bytes"], data["memory"] = n.Bytes, n.Memory
+		data["bytes"], data["memory"], data["seconds"] = n.Bytes, n.Memory, n.SavedAt.Sub(n.CreatedAt).Seconds()
 	}
 	if cause != nil {
 		text = fmt.Sprintf("%s of sandbox %s was not saved: %s", what, n.SandboxName, reason)

@@ -39,6 +39,7 @@ type Services struct {
 	Doctor      Doctor
 	Backups     Backups
 	Clock       Clock
+	Metrics     Metrics
 	Tokens      Tokens // nil: the daemon accepts no tokens
 }
 
@@ -192,4 +193,9 @@ type Backups interface {
 // Clock watches the clock of the host.
 type Clock interface {
 	Confirm(ctx context.Context) (api.Clock, error)
+}
+
+// Metrics are the metrics of the daemon; *metrics.Set implements it.
+type Metrics interface {
+	Text(ctx context.Context) ([]byte, error) // in the text format of Prometheus
 }

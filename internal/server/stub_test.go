@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -392,6 +392,10 @@ func (s stubSystem) Make(context.Context) (api.Backup, error) {
 func (s stubSystem) Confirm(context.Context) (api.Clock, error) {
 	return api.Clock{}, s.called("confirm clock")
 }
+func (s stubSystem) Text(context.Context) ([]byte, error) {
+	return []byte("agentlab_build_info 1\n"), s.called("metrics")
+}
+
 func (s stubSystem) Stop() { _ = s.called("stop"); s.stops <- struct{}{} }
 
 func tcpPair() (net.Conn, net.Conn) {

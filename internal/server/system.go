@@ -1,7 +1,11 @@
 package server
 
 import (
+	"bytes"
 	"context"
+	"io"
+
+	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/agentlab-vm/agentlab/api"
 )
@@ -12,6 +16,16 @@ func (s *Server) health(context.Context, *struct{}) (api.Health, error) {
 
 func (s *Server) status(ctx context.Context, _ *struct{}) (api.Status, error) {
 	return s.cfg.Services.System.Status(ctx)
+}
+
+// metricsHeader is the header of metrics; the version is that of their format.
+var metricsHeader = map[string]string{"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "X-Content-Type-Options": "nosniff"}
+
+func (s *Server) metrics(ctx context.Context, _ *struct{}) (*huma.StreamResponse, error) {
+	return s.stream(ctx, func(ctx context.Context) (io.ReadCloser, map[string]string, error) {
+		text, err := s.cfg.Services.Metrics.Text(ctx)
+		return io.NopCloser(bytes.NewReader(text)), metricsHeader, err
+	})
 }
 
 func (s *Server) hostChecks(ctx context.Context, _ *struct{}) (api.HostChecks, error) {

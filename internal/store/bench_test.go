@@ -9,7 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-func fill(b *testing.B, s *testStore, n int) {
+func fill(b testing.TB, s *testStore, n int) {
 	b.Helper()
 	err := s.write(context.Background(), func(w *tx) error { // one transaction: the fill is not what is measured
 		for i := range n {

@@ -61,8 +61,14 @@ func TestCommitReportsRowsAndRecords(t *testing.T) {
 	recs := []agentlab.EgressEntry{egressOf(sb, 1, true), egressOf(sb, 2, false), egressOf(sb, 3, false)}
 	recs[2].JobID = ""
 	must(s.AddEgress(ctx, recs, 100))(t)
-	if c := last("records"); !slices.Equal(c.Records, []string{"job-a"}) || len(c.Sandboxes)+len(c.Events) > 0 {
+	if c := last("records"); !slices.Equal(c.Records, []string{"job-a"}) || c.Egress != (EgressCount{Allowed: 1, Denied: 2}) || len(c.Sandboxes)+len(c.Events) > 0 {
 		t.Errorf("records: %+v", c)
+	}
+	more := egressOf(sb, 7, true) // 4 to 6 are missing
+	more.JobID, more.Count, more.Dropped = "", 5, 2
+	must(s.AddEgress(ctx, []agentlab.EgressEntry{more}, 100))(t)
+	if c := last("records without a job"); c.Egress != (EgressCount{Allowed: 5, Dropped: 5}) || len(c.Records) > 0 {
+		t.Errorf("records without a job: %+v", c)
 	}
 	must(s.AddEgress(ctx, recs, 100))(t)
 	if len(s.done) > 0 {
@@ -81,6 +87,55 @@ func TestCommitReportsRowsAndRecords(t *testing.T) {
 	}
 	if c := last("bootstrap"); len(c.Sandboxes) != 1 || c.Sandboxes[0].VMID != sb.VMID || len(c.Events) != 1 || c.Events[0].JobID != j.ID {
 		t.Errorf("bootstrap: %+v", c)
+	}
+}
+
+// OnWrite is called once for each write that had its turn, with its error.
+func TestOnWrite(t *testing.T) {
+	var errs []error
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), Options{OnWrite: func(wait, took time.Duration, err error) {
+		if wait < 0 || took <= 0 {
+			t.Errorf("wait %s, took %s", wait, took)
+		}
+		errs = append(errs, err)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close() //nolint:errcheck // nothing is written after the last check
+	room := agentlab.Allocation{First: 1, Last: 9}
+	must(s.AllocateSandbox(t.Context(), newSandbox("a"), room))(t)
+	if _, err := s.AllocateSandbox(t.Context(), newSandbox("a"), room); agentlab.CodeOf(err) != agentlab.CodeExists {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.AllocateSandbox(ended, newSandbox("b"), room); err == nil {
+		t.Fatal("written after the end of the context")
+	}
+	must(s.CountSandboxes(t.Context()))(t)
+	if len(errs) != 2 || errs[0] != nil || agentlab.CodeOf(errs[1]) != agentlab.CodeExists {
+		t.Errorf("%v", errs)
+	}
+}
+
+// Counts are made by the database: their cost in this process does not depend on
+// the number of rows.
+func TestCountsLoadNoRows(t *testing.T) {
+	cost := func(n int) float64 {
+		s := newStore(t)
+		fill(t, s, n)
+		return testing.AllocsPerRun(3, func() {
+			if c := must(s.CountSandboxes(t.Context()))(t); c[agentlab.SandboxRequested] != n {
+				t.Fatal(c)
+			}
+			if mb := must(s.SandboxMemoryMB(t.Context()))(t); mb[agentlab.SandboxRequested] != n*newSandbox("x").Resources.MemoryMB {
+				t.Fatal(mb)
+			}
+		})
+	}
+	if few, many := cost(10), cost(10000); many > 1.5*few+50 {
+		t.Errorf("%.0f allocations for 10 sandboxes and %.0f for 10000", few, many)
 	}
 }
 

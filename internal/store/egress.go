@@ -104,6 +104,15 @@ func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limi
 	return added, err
 }
 
+func (n *EgressCount) add(e agentlab.EgressEntry) {
+	if e.Allow {
+		n.Allowed += e.Count
+	} else {
+		n.Denied += e.Count
+	}
+	n.Dropped += e.Dropped
+}
+
 // addEgress adds the records of one sandbox.
 func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err error) {
 	vmid, uid := recs[0].VMID, recs[0].UID
@@ -128,12 +137,15 @@ func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err er
 		if e.Seq <= c.seq {
 			continue
 		}
-		c.dropped += e.Seq - c.seq - 1
+		missing := e.Seq - c.seq - 1
+		c.dropped += missing
+		w.done.Egress.Dropped += int(missing)
 		c.seq = e.Seq
 		if err := c.insert(w, e, limit); err != nil {
 			return 0, err
 		}
 		added++
+		w.done.Egress.add(e)
 		if e.JobID != "" && !slices.Contains(w.done.Records, e.JobID) {
 			w.done.Records = append(w.done.Records, e.JobID)
 		}

@@ -142,3 +142,22 @@ func TestListSkipsDestroyed(t *testing.T) {
 		t.Errorf("%d sandboxes, the first %+v", len(list), list)
 	}
 }
+
+// TestCountsUseIndexes checks that the counts of large tables read an index and not
+// the rows.
+func TestCountsUseIndexes(t *testing.T) {
+	s := newStore(t)
+	for _, query := range []string{
+		"SELECT state, count(*) FROM sandboxes GROUP BY 1",
+		"SELECT status, count(*) FROM jobs GROUP BY 1",
+	} {
+		var id, parent, unused int
+		var plan string
+		if err := s.r.QueryRowContext(t.Context(), "EXPLAIN QUERY PLAN "+query).Scan(&id, &parent, &unused, &plan); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(plan, "USING COVERING INDEX") {
+			t.Errorf("%s: %s", query, plan)
+		}
+	}
+}

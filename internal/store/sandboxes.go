@@ -315,6 +315,12 @@ func (s *Store) CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]i
 	return countBy[agentlab.SandboxState](ctx, s.r, "sandboxes", "state")
 }
 
+// SandboxMemoryMB returns the memory, in MiB, that sandboxes that are not DESTROYED
+// may use together, by state.
+func (s *Store) SandboxMemoryMB(ctx context.Context) (map[agentlab.SandboxState]int, error) {
+	return sumBy[agentlab.SandboxState](ctx, s.r, "sum(memory_mb)", "sandboxes WHERE state <> 'DESTROYED'", "state")
+}
+
 // ImagesInUse returns how many sandboxes and snapshots use each image, by its
 // reference. For a sandbox that still waits for its image that is only a name.
 func (s *Store) ImagesInUse(ctx context.Context) (map[string]int, error) {

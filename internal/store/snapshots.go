@@ -211,3 +211,13 @@ func (s *Store) AllocateFork(ctx context.Context, snap agentlab.Snapshot, list [
 	}
 	return out, nil
 }
+
+// CountSnapshots counts all snapshots by state.
+func (s *Store) CountSnapshots(ctx context.Context) (map[agentlab.SnapshotState]int, error) {
+	return countBy[agentlab.SnapshotState](ctx, s.r, "snapshots", "state")
+}
+
+// SnapshotBytes returns the size of all snapshots by state.
+func (s *Store) SnapshotBytes(ctx context.Context) (map[agentlab.SnapshotState]int, error) {
+	return sumBy[agentlab.SnapshotState](ctx, s.r, "sum(bytes)", "snapshots", "state")
+}

@@ -41,6 +41,7 @@ type Store struct {
 	turn     chan struct{} // has a value during a write
 	clock    func() time.Time
 	onCommit func(Commit)
+	onWrite  func(wait, took time.Duration, err error)
 	full     func() bool
 }
 
@@ -53,6 +54,11 @@ type Options struct {
 	// returns. No other change can be written until it returns: it must be
 	// quick and must not write to the Store. nil is allowed.
 	OnCommit func(Commit)
+
+	// OnWrite is called after each write, also a failed one: how long it
+	// waited for its turn, how long it then took, and its error. It may be
+	// called by several goroutines at once; nil is allowed.
+	OnWrite func(wait, took time.Duration, err error)
 
 	// Full is called when the disk of the database is full, and reports
 	// whether it freed space; the failed operation is then tried once more.
@@ -70,6 +76,13 @@ type Commit struct {
 	Events    []agentlab.Event   // written events, with their IDs
 	Sandboxes []agentlab.Sandbox // new or changed rows
 	Records   []string           // IDs of jobs with new egress entries
+	Egress    EgressCount        // decisions in new egress entries
+}
+
+// EgressCount counts network decisions about guests.
+type EgressCount struct {
+	Allowed, Denied int
+	Dropped         int // that their entries do not contain, because there were too many
 }
 
 // Open opens the database at path, creates it if it is missing, and upgrades
@@ -96,7 +109,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if err := private(path); err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, full: opts.Full}
+	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, onWrite: opts.OnWrite, full: opts.Full}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
@@ -219,7 +232,8 @@ func (w *tx) execN(query string, args ...any) (int64, error) {
 
 // write runs fn in a transaction and commits it when fn returns nil. If the
 // disk was full and Options.Full freed space, fn runs a second time.
-func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
+func (s *Store) write(ctx context.Context, fn func(*tx) error) (err error) {
+	asked := time.Now()
 	select {
 	case s.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -233,6 +247,10 @@ func (s *Store) write(ctx context.Context, fn func(*tx) error) error {
 	// From here on only the disk takes time, and after a cancelled commit
 	// the caller would not know its outcome.
 	ctx = context.WithoutCancel(ctx)
+	if s.onWrite != nil {
+		begin := time.Now()
+		defer func() { s.onWrite(begin.Sub(asked), time.Since(begin), err) }()
+	}
 	return withSpace(s.path, s.full, func() error { return s.commit(ctx, fn) })
 }
 
@@ -254,7 +272,7 @@ func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	for _, query := range w.missed {
 		s.w.prepared(ctx, query)
 	}
-	if s.onCommit != nil && len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records) > 0 {
+	if s.onCommit != nil && (len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records) > 0 || w.done.Egress != EgressCount{}) {
 		s.onCommit(w.done)
 	}
 	return nil

@@ -178,8 +178,13 @@ func (f *filter) tailBy(group, order string, limit int) string {
 
 // countBy counts the rows of a table, which may have a condition, by the value
 // of a column.
-func countBy[K ~string](ctx context.Context, q querier, tableName, column string) (_ map[K]int, err error) {
-	rows, err := q.QueryContext(ctx, fmt.Sprintf("SELECT %s, count(*) FROM %s GROUP BY 1", column, tableName))
+func countBy[K ~string](ctx context.Context, q querier, tableName, column string) (map[K]int, error) {
+	return sumBy[K](ctx, q, "count(*)", tableName, column)
+}
+
+// sumBy is countBy with another aggregate, a whole number.
+func sumBy[K ~string](ctx context.Context, q querier, aggregate, tableName, column string) (_ map[K]int, err error) {
+	rows, err := q.QueryContext(ctx, fmt.Sprintf("SELECT %s, %s FROM %s GROUP BY 1", column, aggregate, tableName))
 	if err != nil {
 		return nil, fault(err)
 	}

@@ -1,0 +1,156 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
+)
+
+// Store counts rows in the database, without loading them; *store.Store implements
+// it.
+type Store interface {
+	CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]int, error)
+	SandboxMemoryMB(ctx context.Context) (map[agentlab.SandboxState]int, error)
+	CountJobs(ctx context.Context) (map[agentlab.JobStatus]int, error)
+	CountSnapshots(ctx context.Context) (map[agentlab.SnapshotState]int, error)
+	SnapshotBytes(ctx context.Context) (map[agentlab.SnapshotState]int, error)
+}
+
+// Queue is the loop of a service.
+type Queue interface{ Queue() reconcile.Stats }
+
+// Sources are what gauges are read from.
+type Sources struct {
+	Store           Store
+	Sandboxes, Jobs Queue
+	PoolWanted      int    // sandboxes that the warm pool should have
+	State, Images   string // directories
+	Database        string // path of its file
+}
+
+// gaugeMetric is a metric that is read when it is requested.
+type gaugeMetric struct {
+	metric
+	// read returns the values by the label, with the key "" if the metric has no
+	// label. It must be quick: the cost must not grow with the number of rows that
+	// are loaded.
+	read func(ctx context.Context, from Sources) (map[string]float64, error)
+}
+
+var (
+	loops         = []string{"sandboxes", "jobs"}
+	disks         = []string{"state", "images"}
+	snapshotRows  = []string{string(agentlab.SnapshotSaving), string(agentlab.SnapshotReady), string(agentlab.SnapshotDeleting)}
+	databaseFiles = []string{"database", "wal"}
+)
+
+// gaugeMetrics are the metrics that are read when they are requested.
+var gaugeMetrics = []gaugeMetric{
+	{metric{name: "agentlab_sandboxes", help: "Sandboxes by state. DESTROYED ones are counted until retention deletes them.", label: "state", values: texts(agentlab.SandboxStates)},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.SandboxState](1)(from.Store.CountSandboxes(ctx))
+		}},
+	{metric{name: "agentlab_sandbox_memory_bytes", help: "Memory that the sandboxes may use together, as configured, by state.", label: "state", values: texts(agentlab.SandboxStates)},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.SandboxState](1 << 20)(from.Store.SandboxMemoryMB(ctx))
+		}},
+	{metric{name: "agentlab_pool_wanted", help: "Sandboxes that the warm pool should have; agentlab_sandboxes{state=\"POOLED\"} is how many it has."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			return map[string]float64{"": float64(from.PoolWanted)}, nil
+		}},
+	{metric{name: "agentlab_jobs", help: "Jobs by status. QUEUED ones wait for their sandbox.", label: "status", values: texts(agentlab.JobStatuses)},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.JobStatus](1)(from.Store.CountJobs(ctx))
+		}},
+	{metric{name: "agentlab_snapshots", help: "Snapshots of sandboxes by state.", label: "state", values: snapshotRows},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.SnapshotState](1)(from.Store.CountSnapshots(ctx))
+		}},
+	{metric{name: "agentlab_snapshot_bytes", help: "Size of the snapshots of sandboxes by state.", label: "state", values: snapshotRows},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.SnapshotState](1)(from.Store.SnapshotBytes(ctx))
+		}},
+	{metric{name: "agentlab_reconcile_ready", help: "Sandboxes or jobs whose next step can run and waits for a worker.", label: "loop", values: loops},
+		queues(func(s reconcile.Stats) float64 { return float64(s.Ready) })},
+	{metric{name: "agentlab_reconcile_running", help: "Steps of sandboxes or jobs that run now.", label: "loop", values: loops},
+		queues(func(s reconcile.Stats) float64 { return float64(s.Running) })},
+	{metric{name: "agentlab_reconcile_delayed", help: "Sandboxes or jobs whose next step has a time, also after a failure.", label: "loop", values: loops},
+		queues(func(s reconcile.Stats) float64 { return float64(s.Delayed) })},
+	{metric{name: "agentlab_reconcile_failing", help: "Sandboxes or jobs whose last step failed and is tried again.", label: "loop", values: loops},
+		queues(func(s reconcile.Stats) float64 { return float64(s.Failing) })},
+	{metric{name: "agentlab_reconcile_lag_seconds", help: "How long the first step that can run has waited for a worker.", label: "loop", values: loops},
+		queues(func(s reconcile.Stats) float64 { return s.Lag.Seconds() })},
+	{metric{name: "agentlab_disk_free_bytes", help: "Free space on the disk of the state directory and of the images.", label: "disk", values: disks},
+		onDisks(func(st unix.Statfs_t) float64 { return float64(st.Bavail) * float64(st.Bsize) })},
+	{metric{name: "agentlab_disk_size_bytes", help: "Size of the disk of the state directory and of the images.", label: "disk", values: disks},
+		onDisks(func(st unix.Statfs_t) float64 { return float64(st.Blocks) * float64(st.Bsize) })},
+	{metric{name: "agentlab_store_bytes", help: "Size of the database and of its write-ahead log.", label: "file", values: databaseFiles}, databaseSizes},
+	{metric{name: "agentlab_host_memory_bytes", help: "Memory of the host of the daemon.", label: "kind", values: []string{"total", "available"}}, hostMemory},
+}
+
+// numbers converts counts to values, each multiplied by unit.
+func numbers[K ~string](unit float64) func(map[K]int, error) (map[string]float64, error) {
+	return func(counts map[K]int, err error) (map[string]float64, error) {
+		out := map[string]float64{}
+		for k, n := range counts {
+			out[string(k)] = float64(n) * unit
+		}
+		return out, err
+	}
+}
+
+func queues(of func(reconcile.Stats) float64) func(context.Context, Sources) (map[string]float64, error) {
+	return func(_ context.Context, from Sources) (map[string]float64, error) {
+		return map[string]float64{"sandboxes": of(from.Sandboxes.Queue()), "jobs": of(from.Jobs.Queue())}, nil
+	}
+}
+
+func onDisks(of func(unix.Statfs_t) float64) func(context.Context, Sources) (map[string]float64, error) {
+	return func(_ context.Context, from Sources) (map[string]float64, error) {
+		out := map[string]float64{}
+		for name, dir := range map[string]string{"state": from.State, "images": from.Images} {
+			var st unix.Statfs_t
+			if err := unix.Statfs(dir, &st); err != nil {
+				return nil, err
+			}
+			out[name] = of(st)
+		}
+		return out, nil
+	}
+}
+
+func databaseSizes(_ context.Context, from Sources) (map[string]float64, error) {
+	out := map[string]float64{}
+	for name, path := range map[string]string{"database": from.Database, "wal": from.Database + "-wal"} {
+		st, err := os.Stat(path)
+		switch {
+		case err == nil:
+			out[name] = float64(st.Size())
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func hostMemory(context.Context, Sources) (map[string]float64, error) {
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		return nil, err
+	}
+	m, err := proc.Meminfo()
+	if err != nil {
+		return nil, err
+	}
+	if m.MemTotalBytes == nil || m.MemAvailableBytes == nil {
+		return nil, errors.New("/proc/meminfo does not tell the memory of the host")
+	}
+	return map[string]float64{"total": float64(*m.MemTotalBytes), "available": float64(*m.MemAvailableBytes)}, nil
+}

@@ -1,0 +1,302 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
+	"github.com/agentlab-vm/agentlab/internal/store"
+)
+
+type families map[string]*dto.MetricFamily
+
+// value returns the value of a series: of a histogram, the number of observations.
+// It is -1 if the series does not exist.
+func (f families) value(name, label string) float64 {
+	for _, m := range f[name].GetMetric() {
+		if label != "" && (len(m.GetLabel()) != 1 || m.GetLabel()[0].GetValue() != label) {
+			continue
+		}
+		if h := m.GetHistogram(); h != nil {
+			return float64(h.GetSampleCount())
+		}
+		return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	return -1
+}
+
+// counts are the rows of a store.
+type counts struct{ err error }
+
+func (c *counts) CountSandboxes(context.Context) (map[agentlab.SandboxState]int, error) {
+	return map[agentlab.SandboxState]int{agentlab.SandboxReady: 3, "NEWER": 9}, c.err
+}
+
+func (c *counts) SandboxMemoryMB(context.Context) (map[agentlab.SandboxState]int, error) {
+	return map[agentlab.SandboxState]int{agentlab.SandboxReady: 2}, c.err
+}
+
+func (c *counts) CountJobs(context.Context) (map[agentlab.JobStatus]int, error) {
+	return map[agentlab.JobStatus]int{agentlab.JobQueued: 4}, c.err
+}
+
+func (c *counts) CountSnapshots(context.Context) (map[agentlab.SnapshotState]int, error) {
+	return map[agentlab.SnapshotState]int{agentlab.SnapshotReady: 5}, c.err
+}
+
+func (c *counts) SnapshotBytes(context.Context) (map[agentlab.SnapshotState]int, error) {
+	return map[agentlab.SnapshotState]int{agentlab.SnapshotReady: 1 << 40}, c.err
+}
+
+type queue reconcile.Stats
+
+func (q queue) Queue() reconcile.Stats { return reconcile.Stats(q) }
+
+func newSet(t *testing.T, st Store) *Set {
+	t.Helper()
+	s := New()
+	s.Start(Config{Version: "v1", Backend: "fake", Sources: Sources{
+		Store: st, Sandboxes: queue{Ready: 7, Lag: 90 * time.Second}, Jobs: queue{Failing: 2}, PoolWanted: 6,
+		State: t.TempDir(), Images: t.TempDir(), Database: filepath.Join(t.TempDir(), "none.db"),
+	}})
+	return s
+}
+
+func TestGauges(t *testing.T) {
+	f := scrape(t, newSet(t, &counts{}))
+	for _, c := range []struct {
+		name, label string
+		want        float64
+	}{
+		{"agentlab_sandboxes", "READY", 3},
+		{"agentlab_sandboxes", "RUNNING", 0},
+		{"agentlab_sandboxes", "NEWER", -1},
+		{"agentlab_sandbox_memory_bytes", "READY", 2 << 20},
+		{"agentlab_jobs", "QUEUED", 4},
+		{"agentlab_snapshot_bytes", "SAVED", 1 << 40},
+		{"agentlab_pool_wanted", "", 6},
+		{"agentlab_reconcile_ready", "sandboxes", 7},
+		{"agentlab_reconcile_lag_seconds", "sandboxes", 90},
+		{"agentlab_reconcile_failing", "jobs", 2},
+		{"agentlab_store_bytes", "database", 0},
+	} {
+		if have := f.value(c.name, c.label); have != c.want {
+			t.Errorf("%s %s: %v, want %v", c.name, c.label, have, c.want)
+		}
+	}
+	for _, name := range []string{"agentlab_disk_free_bytes", "agentlab_disk_size_bytes"} {
+		if f.value(name, "state") <= 0 || f.value(name, "images") <= 0 {
+			t.Errorf("%s: %v", name, f[name])
+		}
+	}
+	if f.value("agentlab_host_memory_bytes", "available") <= 0 || f.value("agentlab_host_memory_bytes", "total") < f.value("agentlab_host_memory_bytes", "available") {
+		t.Errorf("%v", f["agentlab_host_memory_bytes"])
+	}
+}
+
+// A source that fails takes only its own metrics with it, and the failure counts.
+func TestUnreadableSource(t *testing.T) {
+	broken := &counts{err: errors.New("the database failed")}
+	s := newSet(t, broken)
+	f := scrape(t, s)
+	if f["agentlab_sandboxes"] != nil || f.value("agentlab_pool_wanted", "") != 6 {
+		t.Errorf("%v", f)
+	}
+	if n := f.value("agentlab_metrics_read_failures_total", ""); n != 5 {
+		t.Errorf("%v failures", n)
+	}
+	broken.err = nil
+	if f := scrape(t, s); f.value("agentlab_sandboxes", "READY") != 3 {
+		t.Errorf("%v", f["agentlab_sandboxes"])
+	}
+}
+
+func TestCommits(t *testing.T) {
+	s := newSet(t, &counts{})
+	event := agentlab.NewEvent
+	s.Committed(store.Commit{
+		Egress: store.EgressCount{Allowed: 10, Denied: 3, Dropped: 2},
+		Events: []agentlab.Event{
+			event(agentlab.EventSandboxCreated, nil, "created"),
+			event(agentlab.EventSandboxState, map[string]any{"from": "REQUESTED", "to": "BOOTING"}, "booting"),
+			event(agentlab.EventSandboxState, map[string]any{"from": "BOOTING", "to": "READY", "start": "template", "start_seconds": 0.3}, "ready"),
+			event(agentlab.EventSandboxState, map[string]any{"from": "BOOTING", "to": "READY", "start": "boot", "start_seconds": 9}, "ready"),
+			event(agentlab.EventSandboxState, map[string]any{"from": "BOOTING", "to": "READY", "start": "pool", "start_seconds": -5}, "the clock jumped"),
+			event(agentlab.EventSandboxState, map[string]any{"desired": "stopped"}, "will be stopped"),
+			event(agentlab.EventSandboxState, map[string]any{"to": "hostile\"} 1\nagentlab_x 1", "start": "../../etc"}, "hostile"),
+			event(agentlab.EventJobStatus, map[string]any{"status": "RUNNING"}, "running"),
+			event(agentlab.EventJobStatus, map[string]any{"status": "FAILED", "run_seconds": 12}, "failed"),
+			event(agentlab.EventSandboxSnapshot, map[string]any{"state": "SAVED", "bytes": 4096, "seconds": 1.5}, "saved"),
+			event(agentlab.EventSandboxSnapshot, map[string]any{"state": "DELETED", "code": "no_space"}, "not saved"),
+			event(agentlab.EventArtifactStored, map[string]any{"size": 100}, "stored"),
+			event("somebody.else", map[string]any{"to": "READY"}, "unknown"),
+			{Kind: agentlab.EventSandboxState, Data: "not JSON"},
+		},
+	})
+	s.Written(time.Millisecond, time.Second, nil)
+	s.Written(0, time.Second, agentlab.Errorf(agentlab.CodeNoSpace, "full"))
+	f := scrape(t, s)
+	for _, c := range []struct {
+		name, label string
+		want        float64
+	}{
+		{"agentlab_sandboxes_created_total", "", 1},
+		{"agentlab_sandbox_transitions_total", "READY", 3},
+		{"agentlab_sandbox_transitions_total", "BOOTING", 1},
+		{"agentlab_sandbox_start_seconds", "cold", 1},
+		{"agentlab_sandbox_start_seconds", "clone", 1},
+		{"agentlab_sandbox_start_seconds", "pool", 0},
+		{"agentlab_jobs_ended_total", "FAILED", 1},
+		{"agentlab_jobs_ended_total", "RUNNING", -1},
+		{"agentlab_job_run_seconds", "FAILED", 1},
+		{"agentlab_snapshot_operations_total", "SAVED", 1},
+		{"agentlab_snapshot_save_seconds", "", 1},
+		{"agentlab_snapshot_saved_bytes_total", "", 4096},
+		{"agentlab_snapshot_failures_total", "no_space", 1},
+		{"agentlab_artifact_stored_bytes_total", "", 100},
+		{"agentlab_egress_decisions_total", "allow", 10},
+		{"agentlab_egress_decisions_total", "deny", 3},
+		{"agentlab_egress_decisions_total", "unrecorded", 2},
+		{"agentlab_store_write_seconds", "", 2},
+		{"agentlab_store_write_wait_seconds", "", 2},
+		{"agentlab_store_write_failures_total", "no_space", 1},
+	} {
+		if have := f.value(c.name, c.label); have != c.want {
+			t.Errorf("%s %s: %v, want %v", c.name, c.label, have, c.want)
+		}
+	}
+}
+
+const token = "0123456789abcdef0123456789abcdef"
+
+// The port answers only with the right token, and fails closed without one.
+func TestServer(t *testing.T) {
+	s := newSet(t, &counts{})
+	call := func(srv *http.Server, method, path, auth string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		if auth != "" {
+			r.Header.Set("Authorization", auth)
+		}
+		w := httptest.NewRecorder()
+		srv.Handler.ServeHTTP(w, r)
+		return w
+	}
+	srv := s.Server(token)
+	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + token[1:], "Bearer " + token + "0", "Basic " + token, token} {
+		if w := call(srv, http.MethodGet, "/metrics", auth); w.Code != http.StatusUnauthorized || strings.Contains(w.Body.String(), "agentlab_") {
+			t.Errorf("%q: %d %s", auth, w.Code, w.Body)
+		}
+	}
+	w := call(srv, http.MethodGet, "/metrics", "Bearer "+token)
+	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != ContentType || !strings.Contains(w.Body.String(), "agentlab_sandboxes{state=\"READY\"} 3\n") {
+		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+	}
+	if w := call(srv, http.MethodPost, "/metrics", "Bearer "+token); w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", w.Code)
+	}
+	if w := call(srv, http.MethodGet, "/", "Bearer "+token); w.Code != http.StatusNotFound {
+		t.Errorf("/: %d", w.Code)
+	}
+	if w := call(s.Server(""), http.MethodGet, "/metrics", "Bearer "); w.Code != http.StatusUnauthorized {
+		t.Errorf("without a token: %d", w.Code)
+	}
+}
+
+func TestReadToken(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		mode os.FileMode
+		code agentlab.Code
+	}{
+		{token, 0o600, ""},
+		{token + "\n", 0o400, ""},
+		{token, 0o640, agentlab.CodeDenied},
+		{token, 0o604, agentlab.CodeDenied},
+		{"", 0o600, agentlab.CodeInvalid},
+		{token[1:] + "\n", 0o600, agentlab.CodeInvalid},
+		{token + "\n" + token, 0o600, agentlab.CodeInvalid},
+		{token + " x", 0o600, agentlab.CodeInvalid},
+		{strings.Repeat("x", 257), 0o600, agentlab.CodeInvalid},
+	} {
+		path := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		have, err := ReadToken(path)
+		if agentlab.CodeOf(err) != c.code || (err == nil) != (have == token) {
+			t.Errorf("%q %o: %q, %v", c.text, c.mode, have, err)
+		}
+		if err != nil && (strings.Contains(err.Error(), token) || agentlab.HintOf(err) == "") {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := ReadToken(t.TempDir()); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("a directory: %v", err)
+	}
+	if _, err := ReadToken("/nonexistent/token"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// The number of series does not depend on the sandboxes, whatever their names and
+// the texts of their events are, and none of these texts is in the metrics.
+func TestCardinality(t *testing.T) {
+	const canary = "canary9d3f"
+	s := New()
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{OnCommit: s.Committed, OnWrite: s.Written})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close() //nolint:errcheck // nothing is written after the last check
+	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
+	seriesOf := func() (n int) {
+		for name, f := range scrape(t, s) {
+			if strings.HasPrefix(name, "agentlab_") {
+				n += len(f.GetMetric())
+			}
+		}
+		return n
+	}
+	before := seriesOf()
+	for i := range 1000 {
+		name := fmt.Sprintf("%s-%d", canary, i)
+		hostile := fmt.Sprintf("%s\"} 1\nagentlab_%s_%d{x=\"", canary, canary, i)
+		data := map[string]any{"to": hostile, "state": hostile, "status": hostile, "start": hostile, "start_seconds": 1, "code": hostile, "bytes": hostile, "seconds": hostile}
+		var evs []agentlab.Event
+		for _, kind := range []string{agentlab.EventSandboxCreated, agentlab.EventSandboxState, agentlab.EventSandboxSnapshot, agentlab.EventJobStatus, hostile} {
+			evs = append(evs, agentlab.NewEvent(kind, data, "%s", hostile))
+		}
+		sb := agentlab.Sandbox{
+			UID: agentlab.NewUID(), Name: name, Backend: "fake", Profile: name, Image: name, State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
+			Resources: agentlab.Resources{Cores: 1, MemoryMB: 128}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, LeaseExpiresAt: time.Now().Add(time.Hour),
+		}
+		if _, err := st.AllocateSandbox(t.Context(), sb, agentlab.Allocation{First: 1000, Last: 9999}, evs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := seriesOf(); after != before {
+		t.Errorf("%d series before and %d after", before, after)
+	}
+	text, err := s.Text(t.Context())
+	if err != nil || strings.Contains(string(text), canary) {
+		t.Errorf("%v\n%s", err, text)
+	}
+	f := scrape(t, s)
+	if f.value("agentlab_sandboxes", "REQUESTED") != 1000 || f.value("agentlab_sandboxes_created_total", "") != 1000 || f.value("agentlab_sandbox_memory_bytes", "REQUESTED") != 1000*128<<20 {
+		t.Errorf("%s", text)
+	}
+}
