@@ -219,13 +219,14 @@ type ErrorBody struct {
 
 // Guest control. Served over HTTP/1.1 on the control stream.
 const (
-	PathHealth   = "/v1/health"   // GET → Health
-	PathPrepare  = "/v1/prepare"  // POST PrepareRequest → {}; before the guest is saved as a template
-	PathIdentity = "/v1/identity" // PUT Identity → Health; idempotent
-	PathExec     = "/v1/exec"     // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
-	PathAttach   = "/v1/attach"   // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
-	PathSSHKey   = "/v1/ssh-key"  // POST SSHKeyRequest → SSHKeyResponse
-	PathPower    = "/v1/power"    // POST PowerRequest → {}
+	PathHealth    = "/v1/health"    // GET → Health
+	PathPrepare   = "/v1/prepare"   // POST PrepareRequest → {}; before the guest is saved as a template
+	PathIdentity  = "/v1/identity"  // PUT Identity → Health; idempotent
+	PathWorkspace = "/v1/workspace" // PUT WorkspaceRequest → Workspace: mounts it; DELETE → {}: unmounts it; both idempotent
+	PathExec      = "/v1/exec"      // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathAttach    = "/v1/attach"    // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathSSHKey    = "/v1/ssh-key"   // POST SSHKeyRequest → SSHKeyResponse
+	PathPower     = "/v1/power"     // POST PowerRequest → {}
 
 	// StreamProtocol is the token of the HTTP Upgrade for exec and attach.
 	StreamProtocol = "agentlab-stream"
@@ -264,6 +265,33 @@ type Health struct {
 // would have to do: after the answer it can be saved as a template.
 type PrepareRequest struct {
 	Network *Network `json:"network,omitempty"` // of the copies
+}
+
+// WorkspaceDir is where a guest mounts the volume of its workspace.
+const WorkspaceDir = "/work"
+
+// VolumeSerial is the serial number of the disk of a workspace in its guest
+// (/sys/block/*/serial). It is the same for all volumes: a sandbox has at most one,
+// and a VM that copies a template has the devices of the template.
+const VolumeSerial = "agentlab-work"
+
+// WorkspaceRequest asks a guest to mount the volume of its workspace at
+// WorkspaceDir.
+type WorkspaceRequest struct {
+	// Format makes a new file system if the volume has none. The controller sets it
+	// until a guest has mounted the volume: a file system that is incomplete is then
+	// one whose creation was interrupted. Later it is a damaged one.
+	Format bool `json:"format,omitempty"`
+	// Bytes is the size of the volume, for which the guest waits.
+	Bytes int64 `json:"bytes"`
+}
+
+// Workspace is the mounted file system of a workspace.
+type Workspace struct {
+	Bytes    int64 `json:"bytes"`              // of the file system
+	Used     int64 `json:"used"`               // bytes
+	New      bool  `json:"new,omitempty"`      // this call has created it
+	Repaired bool  `json:"repaired,omitempty"` // errors were corrected when it was checked
 }
 
 // Identity is sent to every guest after it boots, because images and templates

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // Volumes is implemented by drivers that have volumes: disks that outlive the
@@ -132,10 +133,8 @@ type VolumeSnapshotter interface {
 	DeleteVolumeSnapshot(ctx context.Context, snapshot VolumeSnapshotRef) error
 }
 
-// VolumeSerial is the serial number of a sandbox's volume in its guest
-// (/sys/block/*/serial). It is the same for all volumes: a sandbox has at most one,
-// and a VM that copies a template has the devices of the template.
-const VolumeSerial = "agentlab-work"
+// VolumeSerial is the serial number of a sandbox's volume in its guest.
+const VolumeSerial = guestapi.VolumeSerial
 
 // MaxVolumeGB bounds the size of a volume, in GiB.
 const MaxVolumeGB = 64 << 10

@@ -41,6 +41,7 @@ const (
 	startTimeout    = 60 * time.Second // until a command or terminal is started
 	sshKeyTimeout   = 90 * time.Second
 	powerTimeout    = 20 * time.Second
+	mountTimeout    = 30 * time.Minute // a large file system may be checked, and written at its end
 )
 
 // What begins a request with an identity, and a response that accepts a request.
@@ -104,6 +105,26 @@ func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guesta
 		return guestapi.SSHKeyResponse{}, err
 	}
 	return resp, nil
+}
+
+// Mount makes the guest mount the volume of its workspace. It is idempotent. Code
+// not_found means that the guest has no such disk, and conflict that the volume has no
+// file system or a damaged one.
+func (c *Client) Mount(ctx context.Context, req guestapi.WorkspaceRequest) (guestapi.Workspace, error) {
+	var w guestapi.Workspace
+	if err := c.call(ctx, mountTimeout, http.MethodPut, guestapi.PathWorkspace, req, &w); err != nil {
+		return guestapi.Workspace{}, err
+	}
+	if err := asInvalidReply(guestcheck.Workspace(w)); err != nil {
+		return guestapi.Workspace{}, err
+	}
+	return w, nil
+}
+
+// Unmount makes the guest write the workspace to its volume and unmount it. It is
+// idempotent. Code busy means that processes use it; the text names some.
+func (c *Client) Unmount(ctx context.Context) error {
+	return c.call(ctx, mountTimeout, http.MethodDelete, guestapi.PathWorkspace, nil, nil)
 }
 
 // Power asks the guest's init to "poweroff" or "reboot", and returns when the

@@ -101,6 +101,14 @@ func Health(h guestapi.Health) error {
 	return nil
 }
 
+// Workspace returns an error for sizes that no file system has.
+func Workspace(w guestapi.Workspace) error {
+	if w.Bytes <= 0 || w.Used < 0 || w.Used > w.Bytes {
+		return agentlab.Errorf(agentlab.CodeInvalid, "its workspace has %d of %d bytes in use", w.Used, w.Bytes)
+	}
+	return nil
+}
+
 var userRE = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 // SSHKey returns an error for host keys that a client cannot use.

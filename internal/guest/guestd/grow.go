@@ -19,6 +19,7 @@ const (
 	sbBlocksLo  = 0x04
 	sbLogBlock  = 0x18
 	sbMagic     = 0x38
+	sbLabel     = 0x78
 	sbBlocksHi  = 0x150
 	ext4Magic   = 0xEF53
 	ext4Resize  = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)

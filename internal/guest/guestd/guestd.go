@@ -74,7 +74,8 @@ type Server struct {
 	network *guestapi.Network // that prepare has configured; guarded by idMu
 	disk    int64             // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
 
-	keyMu sync.Mutex // one writer of authorized_keys at a time
+	keyMu  sync.Mutex // one writer of authorized_keys at a time
+	workMu sync.Mutex // one change of the workspace at a time
 
 	runner runnerState
 	system systemState
@@ -115,6 +116,8 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("GET "+guestapi.PathHealth, s.handleHealth)
 	mux.HandleFunc("POST "+guestapi.PathPrepare, s.handlePrepare)
 	mux.HandleFunc("PUT "+guestapi.PathIdentity, s.handleIdentity)
+	mux.HandleFunc("PUT "+guestapi.PathWorkspace, s.handleMount)
+	mux.HandleFunc("DELETE "+guestapi.PathWorkspace, s.handleUnmount)
 	mux.HandleFunc("POST "+guestapi.PathExec, s.handleExec)
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
 	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)
