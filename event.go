@@ -49,6 +49,7 @@ const (
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"
 	EventArtifactStored = "artifact.stored"
+	EventMessage        = "message.posted"
 	EventGC             = "gc.deleted"
 	EventDrift          = "backend.drift"
 	EventDaemon         = "daemon"

@@ -68,7 +68,7 @@ const (
 // end of ctx is not an error.
 func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[api.Event, error] {
 	return follow(ctx, func() int64 { return q.After }, func(ctx context.Context, connected *bool, yield func(api.Event, error) bool) (bool, error) {
-		return followOnce(ctx, c, "events", q.values(), "event", &q.After, connected, yield)
+		return followOnce(ctx, c, []string{"events"}, q.values(), "event", &q.After, connected, yield)
 	})
 }
 
@@ -105,12 +105,12 @@ func follow[T any](ctx context.Context, after func() int64,
 // followOnce reads one event stream to its end, yields the messages named
 // event, and sets after to the ID of the last one. It sets connected once a
 // daemon has accepted the call; stopped means that the caller stopped.
-func followOnce[T any](ctx context.Context, c *Client, list string, v url.Values, event string, after *int64, connected *bool,
+func followOnce[T any](ctx context.Context, c *Client, path []string, v url.Values, event string, after *int64, connected *bool,
 	yield func(T, error) bool) (stopped bool, err error) {
 	ctx, cancel := context.WithCancel(ctx) // a break of the caller's loop cancels the request
 	defer cancel()
 	v.Set("follow", "1")
-	resp, err := c.request(ctx, http.MethodGet, v, nil, "", list)
+	resp, err := c.request(ctx, http.MethodGet, v, nil, "", path...)
 	if err != nil {
 		return false, err
 	}
@@ -182,7 +182,7 @@ func (c *Client) Egress(ctx context.Context, q EgressQuery) (api.List[api.Egress
 // events.
 func (c *Client) FollowEgress(ctx context.Context, q EgressQuery) iter.Seq2[api.EgressRecord, error] {
 	return follow(ctx, func() int64 { return q.After }, func(ctx context.Context, connected *bool, yield func(api.EgressRecord, error) bool) (bool, error) {
-		return followOnce(ctx, c, "egress", q.values(), "record", &q.After, connected, yield)
+		return followOnce(ctx, c, []string{"egress"}, q.values(), "record", &q.After, connected, yield)
 	})
 }
 

@@ -332,6 +332,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		ImageUse:    s.store,
 		Templates:   s.sandboxes,
 		Events:      events{s.store, s.bus},
+		Messages:    s.store,
 		Egress:      s.audit,
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:      d,

@@ -29,6 +29,7 @@ type Store interface {
 	DeleteExpiredTokens(ctx context.Context, now time.Time) (int, error)
 	DeleteEventsBefore(ctx context.Context, t time.Time) (int, error)
 	DeleteEgressBefore(ctx context.Context, t time.Time) (int, error)
+	DeleteMessagesBefore(ctx context.Context, t time.Time) (int, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 
@@ -169,6 +170,7 @@ type Deleted struct {
 	Tokens    int `json:"tokens,omitempty"`
 	Events    int `json:"events,omitempty"`
 	Egress    int `json:"egress,omitempty"` // egress records
+	Messages  int `json:"messages,omitempty"`
 }
 
 // Pass deletes all that is due now, or nothing while Config.Time says so. What fails is skipped and part of the
@@ -182,7 +184,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 			return d, err
 		}
 	}
-	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.snapshots, c.sandboxes, c.tokens, c.events, c.egress} {
+	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.snapshots, c.sandboxes, c.tokens, c.events, c.messages, c.egress} {
 		if ctx.Err() != nil {
 			break
 		}
@@ -373,6 +375,12 @@ func (c *Collector) tokens(ctx context.Context, now time.Time, d *Deleted) (err 
 
 func (c *Collector) events(ctx context.Context, now time.Time, d *Deleted) (err error) {
 	d.Events, err = c.cfg.Store.DeleteEventsBefore(ctx, now.Add(-c.cfg.Events))
+	return err
+}
+
+// messages deletes the messages that are as old as events that are deleted.
+func (c *Collector) messages(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	d.Messages, err = c.cfg.Store.DeleteMessagesBefore(ctx, now.Add(-c.cfg.Events))
 	return err
 }
 

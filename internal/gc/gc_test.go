@@ -97,8 +97,9 @@ func (s *state) DeleteSandbox(context.Context, int) error { return nil }
 func (s *state) DeleteExpiredTokens(context.Context, time.Time) (int, error) {
 	return 0, s.fail["tokens"]
 }
-func (s *state) DeleteEventsBefore(context.Context, time.Time) (int, error) { return 0, nil }
-func (s *state) DeleteEgressBefore(context.Context, time.Time) (int, error) { return 0, nil }
+func (s *state) DeleteEventsBefore(context.Context, time.Time) (int, error)   { return 0, nil }
+func (s *state) DeleteMessagesBefore(context.Context, time.Time) (int, error) { return 0, nil }
+func (s *state) DeleteEgressBefore(context.Context, time.Time) (int, error)   { return 0, nil }
 func (s *state) AppendEvents(_ context.Context, evs ...agentlab.Event) error {
 	s.events = append(s.events, evs...)
 	return nil

@@ -33,6 +33,7 @@ type Services struct {
 	ImageUse    ImageUse
 	Templates   Templates
 	Events      Events
+	Messages    Messages
 	Egress      Egress
 	Verify      Verifier
 	System      System

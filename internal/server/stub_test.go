@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -322,6 +322,16 @@ func (s stubImages) Build(ctx context.Context, _ image.BuildRequest, progress fu
 	return s.image(ctx, progress)
 }
 func (s stubImages) Remove(context.Context, string) error { return s.called("image.remove") }
+
+type stubMessages struct{ *stub }
+
+func (s stubMessages) AddMessage(_ context.Context, m agentlab.Message, _ agentlab.MessageRate) (agentlab.Message, error) {
+	return m, s.called("message.add")
+}
+
+func (s stubMessages) Messages(context.Context, agentlab.MessageFilter) ([]agentlab.Message, error) {
+	return nil, s.called("messages")
+}
 
 type stubEvents struct{ *stub }
 

@@ -18,6 +18,8 @@ var verbs = []struct{ name, allows string }{
 	{verbRunJobs, "create jobs and upload their repositories"},
 	{"job.read", "read jobs, their logs and artifacts"},
 	{"job.cancel", "cancel jobs"},
+	{"message.post", "post messages"},
+	{"message.read", "read and follow messages"},
 	{"sandbox.create", "create and fork sandboxes, and the templates that they start from (a job in them also needs job.run)"},
 	{"sandbox.read", "read sandboxes and their consoles"},
 	{"sandbox.power", "start, stop, suspend and resume sandboxes, renew their leases"},

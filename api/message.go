@@ -1,0 +1,22 @@
+package api
+
+import "time"
+
+// MessagePost is a message to post.
+type MessagePost struct {
+	Kind string         `json:"kind,omitempty" maxLength:"32" doc:"A word such as note, the default"`
+	Text string         `json:"text,omitempty" maxLength:"16384" doc:"Text, at most 16 KiB"`
+	JSON map[string]any `json:"json,omitempty" doc:"Data for programs, at most 16 KiB"`
+}
+
+// Message is a message in the feed of a job.
+type Message struct {
+	ID        int64          `json:"id" doc:"Strictly increasing"`
+	Time      time.Time      `json:"time"`
+	ScopeKind string         `json:"scope_kind" doc:"job"`
+	ScopeID   string         `json:"scope_id" doc:"ID of the job; attempts share the messages of their job"`
+	Author    string         `json:"author" doc:"Set by the daemon: user:UID or token:NAME"`
+	Kind      string         `json:"kind"`
+	Text      string         `json:"text"`
+	JSON      map[string]any `json:"json,omitempty"`
+}

@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) msgCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "msg", Short: "Post and read messages"}
+	cmd.AddCommand(a.msgPostCmd(), a.msgTailCmd())
+	return cmd
+}
+
+// messageJobFlag adds the required flag --job of messages.
+func messageJobFlag(cmd *cobra.Command, job *string) {
+	cmd.Flags().StringVar(job, "job", "", "the messages of this job and its attempts")
+	_ = cmd.MarkFlagRequired("job")
+}
+
+func (a *App) msgPostCmd() *cobra.Command {
+	var job, data string
+	var m api.MessagePost
+	cmd := &cobra.Command{
+		Use: "post --job JOB", Short: "Post a message", Args: exactArgs(),
+		Long: `Post a message for a job. Messages cannot be changed or deleted; retention deletes
+them with old events. The daemon sets the author.`,
+		Example: `  agentlab msg post --job job-abc --text "please rerun the tests"`,
+	}
+	messageJobFlag(cmd, &job)
+	cmd.Flags().StringVar(&m.Kind, "kind", "note", "a word that says what it is about")
+	cmd.Flags().StringVar(&m.Text, "text", "", "the text")
+	cmd.Flags().StringVar(&data, "data", "", "a JSON object for programs")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		if data != "" {
+			if err := json.Unmarshal([]byte(data), &m.JSON); err != nil {
+				return usageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
+			}
+		}
+		posted, err := c.PostMessage(ctx, job, m)
+		if err != nil {
+			return err
+		}
+		return a.done(posted, "message %d posted", posted.ID)
+	})
+	return cmd
+}
+
+func (a *App) msgTailCmd() *cobra.Command {
+	var follow bool
+	var q client.MessageQuery
+	cmd := &cobra.Command{
+		Use: "tail --job JOB", Short: "Show messages", Args: exactArgs(),
+		Example: "  agentlab msg tail --job job-abc --follow",
+	}
+	messageJobFlag(cmd, &q.JobID)
+	flags := cmd.Flags()
+	flags.BoolVarP(&follow, "follow", "f", false, "print new messages as they are posted")
+	flags.Int64Var(&q.After, "after", 0, "only messages with a larger ID")
+	q.Limit = 100
+	count(flags, &q.Limit, "limit", "print at most this many, the newest; not with --follow")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		if follow {
+			for m, err := range c.FollowMessages(ctx, q) {
+				if err != nil {
+					return err
+				}
+				if err := a.printMessage(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		list, err := c.Messages(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, m := range list.Items {
+			if err := a.printMessage(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) printMessage(m api.Message) error {
+	if a.json {
+		return a.printJSONLine(m)
+	}
+	text := m.Text
+	if len(m.JSON) > 0 {
+		data, err := json.Marshal(m.JSON)
+		if err != nil {
+			return err
+		}
+		text += " " + string(data)
+	}
+	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, localTime(m.Time), sanitize(m.Author), sanitize(m.Kind), sanitize(text))
+	return err
+}
