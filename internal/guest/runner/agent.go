@@ -29,6 +29,7 @@ type program struct {
 	logBytes   int64         // size at which the job's log is closed for it
 	limit      time.Duration // uptime at which it is stopped; 0: the job's limit only
 	overtime   string        // the message if it was stopped at its limit
+	late       bool          // it was asked to stop at its limit
 	supervisor *os.Process   // if this process started it
 }
 
@@ -65,6 +66,7 @@ func (p *program) run(ctx context.Context, rp repo, phase string) (outcome, erro
 	case <-p.r.control.stopped:
 		p.stop(ctx, ended)
 	case <-limit:
+		p.late = true
 		p.stop(ctx, ended)
 	case <-ctx.Done():
 	}
@@ -107,6 +109,9 @@ func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	case !ok:
 		p.killLost()
 		out.Status, out.Message = "FAILED", p.name+"'s supervisor was killed, and "+p.name+" with it"
+		if p.late { // by the request to stop, before it could handle it
+			out.Message = p.overtime
+		}
 	case exit.Stopped && p.overtime != "":
 		out.Status, out.Message = "FAILED", p.overtime
 	case exit.Error != "":
