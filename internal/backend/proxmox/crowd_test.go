@@ -23,7 +23,8 @@ func inspectErr(_ backend.Instance, err error) error { return err }
 func TestForeignVMsDisappear(t *testing.T) {
 	for _, storage := range []string{"zfspool", "dir"} {
 		t.Run(storage, func(t *testing.T) {
-			w := newWorld(t, worldConfig{storage: storage, admin: true})
+			// With the pauses between attempts of a real node: all VMs are gone in less.
+			w := newWorld(t, worldConfig{storage: storage, admin: true, alter: func(c *Config) { c.Poll.First = 100 * time.Millisecond }})
 			const vanishing = 40
 			for i := range vanishing {
 				w.node.AddForeignVM(t, 500+i, fmt.Sprintf("other-%d", i), false, nil)
