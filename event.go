@@ -45,6 +45,9 @@ const (
 	EventSandboxSnapshot = "sandbox.snapshot"
 	EventSandboxForked   = "sandbox.forked"
 
+	EventWorkspaceState    = "workspace.state"
+	EventWorkspaceSnapshot = "workspace.snapshot"
+
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"

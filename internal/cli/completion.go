@@ -58,6 +58,14 @@ var (
 	listTemplates = listOf((*client.Client).Templates, func(t api.Template) cobra.Completion {
 		return cobra.CompletionWithDesc(t.Key, sanitize(fmt.Sprintf("%s, %d cores, %d MiB", t.Image, t.Cores, t.MemoryMB)))
 	})
+	listWorkspaces = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
+		return c.Workspaces(ctx, false)
+	}, func(w api.Workspace) cobra.Completion {
+		return cobra.CompletionWithDesc(w.Name, fmt.Sprintf("%s, %d GiB", w.State, w.SizeGB))
+	})
+	listTrash = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
+		return c.Workspaces(ctx, true)
+	}, func(w api.Workspace) cobra.Completion { return cobra.CompletionWithDesc(w.ID, w.Name) })
 	listOrphanUIDs = listOf((*client.Client).Orphans, func(o api.Orphan) cobra.Completion {
 		return cobra.CompletionWithDesc(sanitize(o.UID), sanitize(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
@@ -71,7 +79,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates,
+	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "WORKSPACE": listWorkspaces,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 
@@ -79,8 +87,9 @@ var argumentListers = map[string]lister{
 // arguments or on flags. A placeholder that other commands also use is preceded
 // by its command.
 var dependentListers = map[string]func(cmd *cobra.Command, given []string) lister{
-	"KEY":           func(cmd *cobra.Command, _ []string) lister { return secretKeysOf(cmd.Flag("bundle").Value.String()) },
-	"download PATH": func(_ *cobra.Command, given []string) lister { return artifactsOf(given[0]) },
+	"KEY":                func(cmd *cobra.Command, _ []string) lister { return secretKeysOf(cmd.Flag("bundle").Value.String()) },
+	"undelete WORKSPACE": func(*cobra.Command, []string) lister { return listTrash },
+	"download PATH":      func(_ *cobra.Command, given []string) lister { return artifactsOf(given[0]) },
 }
 
 // secretKeysOf lists the keys of a secrets bundle.
@@ -104,7 +113,7 @@ func artifactsOf(job string) lister {
 }
 
 // newNames are the commands whose NAME is that of a new object.
-var newNames = []string{"agentlab token create", "agentlab secrets create"}
+var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename"}
 
 // flagListers complete the values of flags, by the name of the flag.
 var flagListers = map[string]lister{
@@ -162,7 +171,7 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 			}
 			for _, key := range []string{name, c.Name() + " " + name} {
 				if list, ok := dependentListers[key]; ok {
-					arg.depends = list
+					arg.depends, arg.lists = list, nil
 				}
 			}
 			arg.file = arg.file || name == "FILE"

@@ -84,6 +84,9 @@ type Limits struct {
 	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, until a guest must answer after its start; a sandbox that takes longer is FAILED."`
 	MaxSnapshots  int `yaml:"max_snapshots" doc:"Maximum number of snapshots of all sandboxes, 1 to 10000."`
 	SnapshotsGB   int `yaml:"snapshots_gb" doc:"Maximum size in GiB of all snapshots together, 1 to 1048576."`
+	MaxWorkspaces int `yaml:"max_workspaces" doc:"Maximum number of workspaces, 1 to 10000, with those in the trash."`
+	WorkspaceGB   int `yaml:"workspace_gb" doc:"Maximum size of one workspace in GiB, 1 to 65536."`
+	WorkspacesGB  int `yaml:"workspaces_gb" doc:"Maximum size in GiB of all workspaces together, with those in the trash, 1 to 1048576."`
 	EgressRecords int `yaml:"egress_records" doc:"Maximum number of egress records of one sandbox, 100 to 1000000, counted separately for allowed and denied connections. If there are more, the first half and the newest ones are stored."`
 }
 
@@ -99,6 +102,7 @@ type Retention struct {
 	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
 	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
 	SnapshotsDays int `yaml:"snapshots_days" doc:"Retention of snapshots in days, 1 to 3650; those that were saved with --keep exist until they are deleted."`
+	TrashDays     int `yaml:"trash_days" doc:"Days, 1 to 3650, for which a deleted workspace stays in the trash, from which it can be returned."`
 	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days. The row of a job is kept as long as its sandbox."`
 }
 
@@ -137,9 +141,9 @@ func Default(known ...Backend) Config {
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
 		WarmPool:            map[string]int{},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, EgressRecords: 5000},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
-		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, JobsDays: 90},
+		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, TrashDays: 14, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
 		Backups:             Backups{Newest: 24, Daily: 7},
@@ -291,6 +295,10 @@ func (c Config) validateRanges() error {
 		{"retention.snapshots_days", c.Retention.SnapshotsDays, 1, 3650},
 		{"limits.max_snapshots", c.Limits.MaxSnapshots, 1, 10000},
 		{"limits.snapshots_gb", c.Limits.SnapshotsGB, 1, 1 << 20},
+		{"limits.max_workspaces", c.Limits.MaxWorkspaces, 1, 10000},
+		{"limits.workspace_gb", c.Limits.WorkspaceGB, 1, 1 << 16},
+		{"limits.workspaces_gb", c.Limits.WorkspacesGB, 1, 1 << 20},
+		{"retention.trash_days", c.Retention.TrashDays, 1, 3650},
 		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
 		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},

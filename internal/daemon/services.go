@@ -29,6 +29,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/server"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/verify"
+	"github.com/agentlab-vm/agentlab/internal/workspace"
 )
 
 // services are the parts of the daemon behind its listeners.
@@ -54,6 +55,7 @@ type services struct {
 	clock        *hostclock.Watch
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
+	workspaces   *workspace.Service
 	jobs         *job.Service
 	guests       *guestserver.Server
 	gc           *gc.Collector
@@ -211,7 +213,15 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
-	s.doctor.Add(s.sandboxes, s.backups, s.clock)
+	s.workspaces = workspace.New(workspace.Config{
+		Store: s.store, Driver: s.driver,
+		Limits: workspace.Limits{
+			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
+			SizeGB: s.settings.Limits.WorkspaceGB,
+		},
+		Clock: s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
+	})
+	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
 	return nil
 }
 
@@ -250,6 +260,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Snapshots: s.sandboxes, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
+		Workspaces: s.workspaces, Trash: config.Days(s.settings.Retention.TrashDays),
 		Rows:   config.Days(s.settings.Retention.JobsDays),
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "gc"),
@@ -297,6 +308,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 		wg.Go(func() { fail(part, loop(ctx)) })
 	}
 	run("sandboxes", s.sandboxes.Run)
+	run("workspaces", s.workspaces.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
 	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
@@ -331,6 +343,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Images:      s.images,
 		ImageUse:    s.store,
 		Templates:   s.sandboxes,
+		Workspaces:  s.workspaces,
 		Events:      events{s.store, s.bus},
 		Messages:    s.store,
 		Egress:      s.audit,

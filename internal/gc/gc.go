@@ -68,6 +68,13 @@ type Snapshots interface {
 	ExpireSnapshots(ctx context.Context, before time.Time) (int, error)
 }
 
+// Workspaces is the workspace service; *workspace.Service implements it.
+type Workspaces interface {
+	// ExpireTrash requests the deletion of the workspaces that were moved to the
+	// trash before a time, and returns their number.
+	ExpireTrash(ctx context.Context, before time.Time) (int, error)
+}
+
 // Profiles is the profile library; *profile.Library implements it.
 type Profiles interface {
 	// ArtifactTTL returns how long the artifacts of a job with that profile
@@ -90,7 +97,8 @@ type Config struct {
 	Sweepers     []Sweeper
 	Installation Installation // nil: not checked
 
-	Snapshots Snapshots // nil: there are none
+	Snapshots  Snapshots  // nil: there are none
+	Workspaces Workspaces // nil: there are none
 
 	Jobs     Jobs
 	Profiles Profiles // nil: no profile has a retention of its own
@@ -101,6 +109,7 @@ type Config struct {
 	Egress      time.Duration // retention of egress records; default 30 days
 	Rows        time.Duration // retention of the rows of destroyed sandboxes, and of ended jobs whose sandbox is destroyed; default 90 days
 	SnapshotAge time.Duration // retention of snapshots that are not kept; default 30 days
+	Trash       time.Duration // how long deleted workspaces stay in the trash; default 14 days
 
 	Every time.Duration // between two passes; default 1 h
 
@@ -132,6 +141,7 @@ func New(cfg Config) *Collector {
 	def(&cfg.Egress, 30*day)
 	def(&cfg.Rows, 90*day)
 	def(&cfg.SnapshotAge, 30*day)
+	def(&cfg.Trash, 14*day)
 	def(&cfg.Every, time.Hour)
 	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}}
 	if c.clock == nil {
@@ -171,6 +181,8 @@ type Deleted struct {
 	Events    int `json:"events,omitempty"`
 	Egress    int `json:"egress,omitempty"` // egress records
 	Messages  int `json:"messages,omitempty"`
+
+	Workspaces int `json:"workspaces,omitempty"`
 }
 
 // Pass deletes all that is due now, or nothing while Config.Time says so. What fails is skipped and part of the
@@ -184,7 +196,7 @@ func (c *Collector) Pass(ctx context.Context) (Deleted, error) {
 			return d, err
 		}
 	}
-	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.snapshots, c.sandboxes, c.tokens, c.events, c.messages, c.egress} {
+	for _, part := range []func(context.Context, time.Time, *Deleted) error{c.jobs, c.files, c.snapshots, c.workspaces, c.sandboxes, c.tokens, c.events, c.messages, c.egress} {
 		if ctx.Err() != nil {
 			break
 		}
@@ -368,6 +380,14 @@ func (c *Collector) snapshots(ctx context.Context, now time.Time, d *Deleted) (e
 	return err
 }
 
+// workspaces empties the trash.
+func (c *Collector) workspaces(ctx context.Context, now time.Time, d *Deleted) (err error) {
+	if c.cfg.Workspaces != nil {
+		d.Workspaces, err = c.cfg.Workspaces.ExpireTrash(ctx, now.Add(-c.cfg.Trash))
+	}
+	return err
+}
+
 func (c *Collector) tokens(ctx context.Context, now time.Time, d *Deleted) (err error) {
 	d.Tokens, err = c.cfg.Store.DeleteExpiredTokens(ctx, now)
 	return err
@@ -400,6 +420,6 @@ func (c *Collector) emitEvent(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d snapshots, %d tokens, %d events, %d network records",
-		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Snapshots, d.Tokens, d.Events, d.Egress))
+	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d snapshots, %d workspaces, %d tokens, %d events, %d network records",
+		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Snapshots, d.Workspaces, d.Tokens, d.Events, d.Egress))
 }

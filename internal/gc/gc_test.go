@@ -287,6 +287,21 @@ func (e *expiry) ExpireSnapshots(_ context.Context, before time.Time) (int, erro
 	return 2, nil
 }
 
+func (e *expiry) ExpireTrash(ctx context.Context, before time.Time) (int, error) {
+	return e.ExpireSnapshots(ctx, before)
+}
+
+func TestTrashExpires(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, tc := range []struct{ age, want time.Duration }{{0, 14 * day}, {3 * day, 3 * day}} {
+		s, e := withJobs(0), &expiry{}
+		d, err := gc.New(gc.Config{Store: s, Files: s, Jobs: s, Workspaces: e, Trash: tc.age, Clock: func() time.Time { return now }}).Pass(t.Context())
+		if err != nil || d.Workspaces != 2 || !e.before.Equal(now.Add(-tc.want)) {
+			t.Errorf("%+v, %v: deleted before %s", d, err, e.before)
+		}
+	}
+}
+
 func TestSnapshotsExpire(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, tc := range []struct{ age, want time.Duration }{{0, 30 * day}, {7 * day, 7 * day}} {

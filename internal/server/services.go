@@ -32,6 +32,7 @@ type Services struct {
 	Images      Images
 	ImageUse    ImageUse
 	Templates   Templates
+	Workspaces  Workspaces
 	Events      Events
 	Messages    Messages
 	Egress      Egress

@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -331,6 +331,70 @@ func (s stubMessages) AddMessage(_ context.Context, m agentlab.Message, _ agentl
 
 func (s stubMessages) Messages(context.Context, agentlab.MessageFilter) ([]agentlab.Message, error) {
 	return nil, s.called("messages")
+}
+
+type stubWorkspaces struct{ *stub }
+
+func (s stubWorkspaces) act(name string) (agentlab.Workspace, error) {
+	return agentlab.Workspace{ID: "ws-aaaaaaaaaaaaa", Name: "data", State: agentlab.WorkspaceReady}, s.called("workspace." + name)
+}
+
+func (s stubWorkspaces) snap(name string) (agentlab.WorkspaceSnapshot, error) {
+	return agentlab.WorkspaceSnapshot{Name: "clean"}, s.called("workspace.snapshot." + name)
+}
+
+func (s stubWorkspaces) Create(context.Context, string, int, string) (agentlab.Workspace, error) {
+	return s.act("create")
+}
+
+func (s stubWorkspaces) Get(context.Context, string) (agentlab.Workspace, error) { return s.act("get") }
+
+func (s stubWorkspaces) List(context.Context, bool) ([]agentlab.Workspace, error) {
+	v, err := s.act("list")
+	return []agentlab.Workspace{v}, err
+}
+
+func (stubWorkspaces) Bytes(agentlab.Workspace) int64 { return 4096 }
+
+func (s stubWorkspaces) Rename(context.Context, string, string) (agentlab.Workspace, error) {
+	return s.act("rename")
+}
+
+func (s stubWorkspaces) Resize(context.Context, string, int) (agentlab.Workspace, error) {
+	return s.act("resize")
+}
+
+func (s stubWorkspaces) Delete(context.Context, string, bool) (agentlab.Workspace, error) {
+	return s.act("delete")
+}
+
+func (s stubWorkspaces) Undelete(context.Context, string, string) (agentlab.Workspace, error) {
+	return s.act("undelete")
+}
+
+func (s stubWorkspaces) Fork(context.Context, string, string, string) (agentlab.Workspace, error) {
+	return s.act("fork")
+}
+
+func (s stubWorkspaces) Snapshots(context.Context, string) ([]agentlab.WorkspaceSnapshot, error) {
+	n, err := s.snap("list")
+	return []agentlab.WorkspaceSnapshot{n}, err
+}
+
+func (s stubWorkspaces) SaveSnapshot(context.Context, string, string) (agentlab.WorkspaceSnapshot, error) {
+	return s.snap("save")
+}
+
+func (s stubWorkspaces) RestoreSnapshot(context.Context, string, string) (agentlab.Workspace, error) {
+	return s.act("restore")
+}
+
+func (s stubWorkspaces) DeleteSnapshot(context.Context, string, string) (agentlab.WorkspaceSnapshot, error) {
+	return s.snap("delete")
+}
+
+func (s stubWorkspaces) Check(context.Context, string) ([]backend.Finding, error) {
+	return nil, s.called("workspace.check")
 }
 
 type stubEvents struct{ *stub }

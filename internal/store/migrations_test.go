@@ -28,6 +28,7 @@ var released = map[string]string{
 	"00023_attempts_fork.sql":  "ea8b51d6a061f6d6ee5b81f3e3362fa8a3b9d504db3167bb003ff84fb122696c",
 	"00024_list_indexes.sql":   "165ff3276bf9adfc0d814be1cd1ed6dae9a9d346090e322d78ea262b88052a7a",
 	"00026_messages.sql":       "4e1f72770be8e3b09af3856e2d4d5c01e41ba7b1e625cbafd227ac60106d1f78",
+	"00027_workspaces.sql":     "5ccf6b4e28ed8768b53c35f166291a2a886ffb7faaf2b8231d94f194358aa15a",
 }
 
 // A migration is never edited, because databases that have applied it do not run

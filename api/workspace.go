@@ -1,0 +1,63 @@
+package api
+
+import "time"
+
+// Workspace is a disk that outlives the sandboxes that use it.
+type Workspace struct {
+	ID        string     `json:"id" doc:"ws- and 13 characters"`
+	Name      string     `json:"name" doc:"Unique among the workspaces that are not deleted"`
+	State     string     `json:"state" enum:"CREATING,READY,GROWING,RESTORING,FAILED,TRASHED,DELETING"`
+	Reason    string     `json:"reason,omitempty" doc:"Why it is FAILED, or why the current operation is tried again"`
+	Backend   string     `json:"backend"`
+	Storage   string     `json:"storage,omitempty" doc:"One of the backend's storages"`
+	SizeGB    int        `json:"size_gb" doc:"Size in GiB"`
+	GrowToGB  int        `json:"grow_to_gb,omitempty" doc:"Requested size in GiB while it is GROWING"`
+	Bytes     int64      `json:"bytes" doc:"What it occupied on the backend when it was last compared with it; 0 if that is not known"`
+	UID       string     `json:"uid" doc:"Random ownership mark of its volume on the backend"`
+	From      string     `json:"from,omitempty" doc:"What it is a copy of: WORKSPACE or WORKSPACE/SNAPSHOT"`
+	CreatedAt time.Time  `json:"created_at"`
+	TrashedAt *time.Time `json:"trashed_at,omitempty" doc:"When it was deleted; it is in the trash since then"`
+}
+
+// WorkspaceCreate is a request to create an empty workspace.
+type WorkspaceCreate struct {
+	Name    string `json:"name" doc:"DNS label"`
+	SizeGB  int    `json:"size_gb,omitempty" minimum:"0" maximum:"65536" doc:"Size in GiB; default 20"`
+	Storage string `json:"storage,omitempty" doc:"One of the backend's storages; default: the one for volumes in its configuration"`
+}
+
+// WorkspaceRename is a request for another name.
+type WorkspaceRename struct {
+	Name string `json:"name" doc:"DNS label"`
+}
+
+// WorkspaceResize is a request for more space.
+type WorkspaceResize struct {
+	SizeGB int `json:"size_gb" minimum:"1" maximum:"65536" doc:"New size in GiB, not smaller than the current one"`
+}
+
+// WorkspaceUndelete is a request to return a workspace from the trash.
+type WorkspaceUndelete struct {
+	Name string `json:"name,omitempty" doc:"New name; default: the name that it had"`
+}
+
+// WorkspaceFork is a request for a copy of a workspace.
+type WorkspaceFork struct {
+	Name         string `json:"name" doc:"Name of the copy"`
+	FromSnapshot string `json:"from_snapshot,omitempty" doc:"Name of a snapshot to copy; default: the current content"`
+}
+
+// WorkspaceSnapshot is the saved content of a workspace.
+type WorkspaceSnapshot struct {
+	UID         string    `json:"uid" doc:"Random ownership mark"`
+	Name        string    `json:"name" doc:"Unique among the snapshots of its workspace"`
+	WorkspaceID string    `json:"workspace_id"`
+	State       string    `json:"state" enum:"SAVING,SAVED,DELETING"`
+	SizeGB      int       `json:"size_gb" doc:"Size of the workspace when it was saved, in GiB"`
+	CreatedAt   time.Time `json:"created_at"`
+}
+
+// WorkspaceSnapshotCreate is a request to save a workspace.
+type WorkspaceSnapshotCreate struct {
+	Name string `json:"name" doc:"DNS label, unique among the snapshots of the workspace"`
+}

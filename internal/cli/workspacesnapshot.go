@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) workspaceSnapshotCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "snapshot", Short: "Manage snapshots of workspaces"}
+	cmd.AddCommand(a.workspaceSaveCmd(), a.workspaceSavedCmd(), a.workspaceRestoreCmd(), a.workspaceDropCmd())
+	return cmd
+}
+
+// snapshotChange requests a change of a snapshot, waits until it is in a state if wait
+// is set, and prints the outcome.
+func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, request func() (api.WorkspaceSnapshot, error), want agentlab.WorkspaceSnapshotState) error {
+	after, err := lastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	n, err := request()
+	if err != nil {
+		return err
+	}
+	if wait {
+		for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceSnapshot, After: after}) {
+			if err != nil {
+				return err
+			}
+			if e.Data["snapshot"] != n.UID {
+				continue
+			}
+			a.showEvent(e)
+			if err := refusal(e); err != nil {
+				return err
+			}
+			if e.Data["state"] == string(want) {
+				n.State = string(want)
+				break
+			}
+		}
+		if n.State != string(want) {
+			return context.Cause(ctx)
+		}
+	}
+	return a.done(n, "snapshot %s of workspace %s is %s", n.Name, n.WorkspaceID, n.State)
+}
+
+func (a *App) workspaceSaveCmd() *cobra.Command {
+	var name string
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "create WORKSPACE --name NAME", Short: "Save the content of a workspace", Args: exactArgs("WORKSPACE"),
+		Long:    "Save the content of a workspace. Its snapshots are deleted with it.",
+		Example: "  agentlab workspace snapshot create data --name clean",
+	}
+	nameFlag(cmd, &name, "name of the snapshot")
+	waitFlag(cmd, &wait, "wait until the workspace is saved")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.snapshotChange(ctx, c, wait, func() (api.WorkspaceSnapshot, error) {
+			return c.SaveWorkspaceSnapshot(ctx, args[0], name)
+		}, agentlab.WorkspaceSnapshotReady)
+	})
+	return cmd
+}
+
+func (a *App) workspaceSavedCmd() *cobra.Command {
+	cmd := query(a, "list WORKSPACE", "List the snapshots of a workspace", exactArgs("WORKSPACE"), one((*client.Client).WorkspaceSnapshots), func(list api.List[api.WorkspaceSnapshot]) error {
+		t := newTable(a.Stdout, "NAME", "STATE", "SIZE", "AGE")
+		for _, n := range list.Items {
+			t.row(n.Name, n.State, fmt.Sprintf("%d GiB", n.SizeGB), a.age(n.CreatedAt))
+		}
+		return t.flush()
+	})
+	cmd.Aliases = []string{"ls"}
+	return cmd
+}
+
+func (a *App) workspaceRestoreCmd() *cobra.Command {
+	var name string
+	var wait, yes bool
+	cmd := &cobra.Command{
+		Use: "restore WORKSPACE --name NAME", Short: "Restore a workspace to one of its snapshots", Args: exactArgs("WORKSPACE"),
+		Long: `Replace the content and the size of a workspace by those of one of its snapshots;
+what they are now is lost. The command asks for confirmation, unless it gets --yes.`,
+		Example: "  agentlab workspace snapshot restore data --name clean --yes",
+	}
+	nameFlag(cmd, &name, "name of the snapshot")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	waitFlag(cmd, &wait, "wait until the workspace is restored")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if !yes && !a.confirm(fmt.Sprintf("Replace the content of workspace %s by its snapshot %s?", args[0], name)) {
+			return usageErrorf("workspace %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
+		}
+		return a.workspaceChange(ctx, c, wait, func() (api.Workspace, error) {
+			return c.RestoreWorkspaceSnapshot(ctx, args[0], name)
+		}, agentlab.WorkspaceReady)
+	})
+	return cmd
+}
+
+func (a *App) workspaceDropCmd() *cobra.Command {
+	var name string
+	var wait, yes bool
+	cmd := &cobra.Command{
+		Use: "delete WORKSPACE --name NAME", Short: "Delete a snapshot of a workspace", Args: exactArgs("WORKSPACE"),
+		Long: "Delete a snapshot of a workspace. The workspace and its copies do not change. The\ncommand asks for confirmation, unless it gets --yes.",
+	}
+	nameFlag(cmd, &name, "name of the snapshot")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	waitFlag(cmd, &wait, "wait until the snapshot is deleted")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of workspace %s?", name, args[0])) {
+			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
+		}
+		return a.snapshotChange(ctx, c, wait, func() (api.WorkspaceSnapshot, error) {
+			return c.DeleteWorkspaceSnapshot(ctx, args[0], name)
+		}, agentlab.WorkspaceSnapshotDeleted)
+	})
+	return cmd
+}

@@ -1,0 +1,221 @@
+package workspace
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// auditLoop compares the backend with the rows at intervals, to find volumes that were
+// changed by others, and how much space they occupy.
+func (s *Service) auditLoop(ctx context.Context) {
+	t := time.NewTicker(s.cfg.Limits.AuditEvery)
+	defer t.Stop()
+	for {
+		if _, err := s.volumes(); err == nil {
+			if err := s.audit(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn("the volumes on the backend could not be compared with the database", "err", err)
+			}
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// comparison is the volumes of the backend and the rows of this backend.
+type comparison struct {
+	rows    []agentlab.Workspace
+	volumes map[string]backend.Volume // by UID
+	unknown map[string]backend.Volume // those without a row
+}
+
+// compare reads rows and volumes. A row is written before its volume is created and
+// removed after it is deleted, so that a volume without a row, before and after the
+// list was read, belongs to none.
+func (s *Service) compare(ctx context.Context) (comparison, error) {
+	c := comparison{volumes: map[string]backend.Volume{}}
+	d, err := s.volumes()
+	if err != nil {
+		return c, err
+	}
+	before, err := s.cfg.Store.Workspaces(ctx)
+	if err != nil {
+		return c, err
+	}
+	list, err := d.ListVolumes(ctx)
+	if err != nil {
+		return c, err
+	}
+	if c.rows, err = s.cfg.Store.Workspaces(ctx); err != nil {
+		return c, err
+	}
+	for _, vol := range list {
+		c.volumes[vol.Ref.UID] = vol
+	}
+	c.unknown = maps.Clone(c.volumes)
+	for _, v := range slices.Concat(before, c.rows) {
+		delete(c.unknown, v.UID)
+	}
+	c.rows = slices.DeleteFunc(c.rows, func(v agentlab.Workspace) bool { return s.reachable(v) != nil })
+	return c, nil
+}
+
+// audit runs the steps of the workspaces whose volumes differ from their rows, and
+// reports volumes without a row once.
+func (s *Service) audit(ctx context.Context) error {
+	c, err := s.compare(ctx)
+	if err != nil {
+		return err
+	}
+	usage, failed := map[string]int64{}, 0
+	for _, v := range c.rows {
+		vol, there := c.volumes[v.UID]
+		usage[v.UID] = vol.Bytes
+		whole := there && !vol.Partial
+		if v.State == agentlab.WorkspaceReady && (!whole || vol.SizeGB != v.SizeGB) || v.State == agentlab.WorkspaceFailed && whole {
+			s.loop.Wake(v.ID)
+		}
+		if v.State == agentlab.WorkspaceFailed {
+			failed++
+		}
+	}
+	s.mu.Lock()
+	reported := s.unknown
+	s.usage, s.unknown, s.failed = usage, c.unknown, failed
+	s.mu.Unlock()
+	for uid := range c.unknown {
+		if _, ok := reported[uid]; ok {
+			continue
+		}
+		s.log.Warn("the backend has a volume that is not in the database; it is not changed", "volume", uid)
+		err = cmp.Or(err, s.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": uid, "volume": true, "destroyed": false},
+			"the backend has the volume %s, which is not in the database; it is not changed", uid)))
+	}
+	return err
+}
+
+// Check compares a workspace, or all for "", with the backend now. It returns a
+// finding for each difference, or one with LevelOK for a workspace without any, and
+// runs the steps that change the rows. Codes: not_found, conflict, unsupported.
+func (s *Service) Check(ctx context.Context, idOrName string) ([]backend.Finding, error) {
+	c, err := s.compare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if idOrName != "" {
+		v, err := s.Get(ctx, idOrName)
+		if err == nil {
+			err = s.reachable(v)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.rows, c.unknown = []agentlab.Workspace{v}, nil
+	}
+	saved := map[string]backend.VolumeSnapshot{}
+	if d, err := s.snapshotter(); err == nil {
+		list, err := d.VolumeSnapshots(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range list {
+			saved[n.Ref.UID] = n
+		}
+	}
+	var out []backend.Finding
+	for _, v := range c.rows {
+		found, err := s.checkOne(ctx, v, c, saved)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, found...)
+		s.loop.Wake(v.ID)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(c.unknown)) {
+		out = append(out, unknownFinding(uid, c.unknown[uid]))
+	}
+	return out, nil
+}
+
+func (s *Service) checkOne(ctx context.Context, v agentlab.Workspace, c comparison, saved map[string]backend.VolumeSnapshot) ([]backend.Finding, error) {
+	name := fmt.Sprintf("workspace %s (%s)", v.Name, v.ID)
+	var out []backend.Finding
+	warn := func(remedy, format string, args ...any) {
+		out = append(out, backend.Finding{Name: name, Level: backend.LevelWarn, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+	}
+	snapshots, err := s.cfg.Store.WorkspaceSnapshots(ctx, v.ID)
+	if err != nil {
+		return nil, err
+	}
+	vol, there := c.volumes[v.UID]
+	switch {
+	case v.State != agentlab.WorkspaceReady && v.State != agentlab.WorkspaceFailed && v.State != agentlab.WorkspaceTrashed:
+		detail := "is " + string(v.State)
+		if v.Reason != "" {
+			detail += ": " + v.Reason
+		}
+		return append(out, backend.Finding{Name: name, Level: backend.LevelOK, Detail: detail}), nil
+	case !there:
+		warn(fmt.Sprintf("if the storage is offline, bring it back; otherwise its content is lost: agentlab workspace delete %s", v.ID), "its volume is missing on the backend")
+	case vol.Partial:
+		warn(fmt.Sprintf("restore a snapshot (agentlab workspace snapshot restore %s --name NAME), or delete it: agentlab workspace delete %[1]s", v.ID), "its volume is partial: %s", vol.Reason)
+	case vol.SizeGB != v.SizeGB:
+		warn("none is needed: the row gets the size of the volume", "its volume has %d GiB, its row %d GiB", vol.SizeGB, v.SizeGB)
+	}
+	if there && vol.AttachedTo.UID != "" {
+		warn(fmt.Sprintf("destroy the sandbox with the UID %s", vol.AttachedTo.UID), "its volume is attached to a sandbox, and no sandbox uses workspaces")
+	}
+	for _, n := range snapshots {
+		if on, ok := saved[n.UID]; n.State == agentlab.WorkspaceSnapshotReady && (!ok || on.Partial) {
+			warn(fmt.Sprintf("delete it: agentlab workspace snapshot delete %s --name %s", v.ID, n.Name), "its snapshot %s is missing or partial on the backend", n.Name)
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(saved)) {
+		known := slices.ContainsFunc(snapshots, func(n agentlab.WorkspaceSnapshot) bool { return n.UID == uid })
+		if saved[uid].Ref.Of.UID == v.UID && !known {
+			warn("restore a backup of the database that has it (agentlab db list), or delete it on the backend", "the backend has the snapshot %s, which is not in the database", uid)
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, backend.Finding{Name: name, Level: backend.LevelOK, Detail: fmt.Sprintf("%d GiB, %s", v.SizeGB, agentlab.Plural(len(snapshots), "snapshot"))})
+	}
+	return out, nil
+}
+
+func unknownFinding(uid string, vol backend.Volume) backend.Finding {
+	return backend.Finding{
+		Name: "volume " + uid, Level: backend.LevelWarn,
+		Detail: fmt.Sprintf("the backend has a volume of %d GiB that is not in the database; it is not changed", vol.SizeGB),
+		Remedy: "restore a backup of the database that has it (agentlab db list), or delete it on the backend",
+	}
+}
+
+// Findings reports the workspaces and volumes that need attention, as of the last
+// audit.
+func (s *Service) Findings() (out []backend.Finding) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed > 0 {
+		out = append(out, backend.Finding{
+			Name: "failed workspaces", Level: backend.LevelWarn,
+			Detail: fmt.Sprintf("%s FAILED", agentlab.Plural(s.failed, "workspace")), Remedy: "see the reasons: agentlab workspace check",
+		})
+	}
+	if len(s.unknown) > 0 {
+		uid := slices.Min(slices.Collect(maps.Keys(s.unknown)))
+		f := unknownFinding(uid, s.unknown[uid])
+		f.Name = "orphaned volumes"
+		f.Detail = fmt.Sprintf("the backend has %s without a row in the database, for example %s", agentlab.Plural(len(s.unknown), "volume"), uid)
+		out = append(out, f)
+	}
+	return out
+}

@@ -1,0 +1,246 @@
+package workspace
+
+import (
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// step brings a workspace closer to what its row requests.
+func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
+	v, err := s.cfg.Store.Workspace(ctx, id)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		s.noWait(id)
+		return 0, nil
+	}
+	if err != nil || s.reachable(v) != nil {
+		return 0, err
+	}
+	switch v.State {
+	case agentlab.WorkspaceCreating:
+		err = s.create(ctx, v)
+	case agentlab.WorkspaceDeleting:
+		err = s.remove(ctx, v)
+	default:
+		// What was requested first is done first: a snapshot is requested before
+		// the restoration that would lose what it saves.
+		if err = s.stepSnapshots(ctx, v); err == nil {
+			err = s.stepVolume(ctx, v)
+		}
+	}
+	if err == nil {
+		s.noWait(id)
+		return 0, nil
+	}
+	if ctx.Err() == nil {
+		s.noteWaiting(ctx, v, err)
+	}
+	return 0, err
+}
+
+func (s *Service) stepVolume(ctx context.Context, v agentlab.Workspace) error {
+	var err error
+	switch v.State {
+	case agentlab.WorkspaceTrashed:
+		return nil
+	case agentlab.WorkspaceGrowing:
+		var d backend.Volumes
+		if d, err = s.volumes(); err == nil {
+			err = d.GrowVolume(ctx, refOf(v), v.GrowToGB)
+		}
+	case agentlab.WorkspaceRestoring:
+		var d backend.VolumeSnapshotter
+		if d, err = s.snapshotter(); err == nil {
+			err = d.RestoreVolume(ctx, snapshotRef(v, v.Restoring))
+		}
+	}
+	if err != nil && isTransient(ctx, err) {
+		return err
+	}
+	return s.settle(ctx, v, err)
+}
+
+// isTransient reports whether an operation that failed can succeed without another
+// request.
+func isTransient(ctx context.Context, err error) bool {
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
+		return true
+	}
+	return ctx.Err() != nil
+}
+
+// create creates the volume of a workspace.
+func (s *Service) create(ctx context.Context, v agentlab.Workspace) error {
+	vol, err := s.callCreate(ctx, v)
+	if err == nil {
+		return s.become(ctx, v, vol, agentlab.WorkspaceReady, "", nil)
+	}
+	if isTransient(ctx, err) {
+		return err
+	}
+	s.log.Warn("a workspace was not created", "workspace", v.ID, "err", err)
+	return s.become(ctx, v, backend.Volume{}, agentlab.WorkspaceFailed, agentlab.TextWithHint(err), err)
+}
+
+func (s *Service) callCreate(ctx context.Context, v agentlab.Workspace) (backend.Volume, error) {
+	if v.From.UID == "" {
+		d, err := s.volumes()
+		if err != nil {
+			return backend.Volume{}, err
+		}
+		return d.CreateVolume(ctx, backend.VolumeSpec{UID: v.UID, SizeGB: v.SizeGB, Storage: v.Storage})
+	}
+	d, err := s.snapshotter()
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	from := backend.VolumeRef{UID: v.From.UID, Handle: v.From.Handle}
+	if v.From.Snapshot == "" {
+		return d.CloneVolume(ctx, from, v.UID)
+	}
+	return d.CloneVolumeSnapshot(ctx, backend.VolumeSnapshotRef{UID: v.From.Snapshot, Of: from}, v.UID)
+}
+
+// settle writes the state of a volume on which no operation runs. cause is why the
+// requested operation was given up.
+func (s *Service) settle(ctx context.Context, v agentlab.Workspace, cause error) error {
+	d, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	vol, err := d.InspectVolume(ctx, refOf(v))
+	state, reason := agentlab.WorkspaceReady, ""
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		state, reason = agentlab.WorkspaceFailed, "its volume is missing on the backend"
+	case err != nil:
+		return err
+	case vol.Partial:
+		state, reason = agentlab.WorkspaceFailed, "its volume is partial: "+vol.Reason
+	}
+	if state == agentlab.WorkspaceFailed && v.State == state && v.ReadyAt.IsZero() {
+		return nil // the row has the reason why it was not created
+	}
+	return s.become(ctx, v, vol, state, reason, cause)
+}
+
+// become writes a state that follows from v, unless the row has changed.
+func (s *Service) become(ctx context.Context, v agentlab.Workspace, vol backend.Volume, state agentlab.WorkspaceState, reason string, cause error) error {
+	_, err := s.cfg.Store.UpdateWorkspace(ctx, v.ID, agentlab.WorkspaceQuota{}, func(now *agentlab.Workspace) ([]agentlab.Event, error) {
+		if now.State != v.State || now.GrowToGB != v.GrowToGB || now.Restoring != v.Restoring {
+			return nil, nil
+		}
+		now.State, now.Reason, now.GrowToGB, now.Restoring = state, agentlab.Reason(reason), 0, ""
+		if state == agentlab.WorkspaceReady {
+			now.SizeGB, now.Storage, now.Handle = vol.SizeGB, vol.Storage, vol.Ref.Handle
+			if now.ReadyAt.IsZero() {
+				now.ReadyAt = s.clock()
+			}
+		}
+		if cause == nil && now.State == v.State && now.SizeGB == v.SizeGB && now.Reason == v.Reason {
+			return nil, nil
+		}
+		return []agentlab.Event{stateEvent(*now, cause)}, nil
+	})
+	return err
+}
+
+// remove deletes the volume of a workspace, and then its row.
+func (s *Service) remove(ctx context.Context, v agentlab.Workspace) error {
+	d, err := s.volumes()
+	if err != nil {
+		return err
+	}
+	if err := d.DeleteVolume(ctx, refOf(v)); err != nil {
+		return err
+	}
+	switch _, err := d.InspectVolume(ctx, refOf(v)); {
+	case err == nil:
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend still has the volume after its deletion")
+	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		return err
+	}
+	v.State, v.Reason = agentlab.WorkspaceDeleted, ""
+	return s.cfg.Store.RemoveWorkspace(ctx, v.ID, stateEvent(v, nil))
+}
+
+// stepSnapshots saves and deletes the snapshots of a workspace that wait for it.
+func (s *Service) stepSnapshots(ctx context.Context, v agentlab.Workspace) error {
+	list, err := s.cfg.Store.WorkspaceSnapshots(ctx, v.ID)
+	for _, n := range list {
+		if err == nil && n.State == agentlab.WorkspaceSnapshotSaving {
+			n, err = s.save(ctx, v, n)
+		}
+		if err == nil && n.State == agentlab.WorkspaceSnapshotDeleting {
+			err = s.drop(ctx, v, n)
+		}
+	}
+	return err
+}
+
+// save makes a snapshot SAVED, or DELETING if that is not possible.
+func (s *Service) save(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) (agentlab.WorkspaceSnapshot, error) {
+	d, err := s.snapshotter()
+	var saved backend.VolumeSnapshot
+	if err == nil {
+		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
+	}
+	if err != nil && isTransient(ctx, err) {
+		return n, err
+	}
+	cause := err
+	return s.cfg.Store.UpdateWorkspaceSnapshot(ctx, n.UID, func(now *agentlab.WorkspaceSnapshot) ([]agentlab.Event, error) {
+		if now.State != agentlab.WorkspaceSnapshotSaving {
+			return nil, nil
+		}
+		if now.State = agentlab.WorkspaceSnapshotDeleting; cause == nil {
+			now.State, now.SizeGB, now.SavedAt = agentlab.WorkspaceSnapshotReady, saved.SizeGB, s.clock()
+		}
+		return []agentlab.Event{snapshotEvent(v, *now, cause)}, nil
+	})
+}
+
+// drop deletes a snapshot, and then its row.
+func (s *Service) drop(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) error {
+	d, err := s.snapshotter()
+	if err != nil {
+		return err
+	}
+	if err := d.DeleteVolumeSnapshot(ctx, snapshotRef(v, n.UID)); err != nil {
+		return err
+	}
+	n.State = agentlab.WorkspaceSnapshotDeleted
+	return s.cfg.Store.RemoveWorkspaceSnapshot(ctx, n.UID, snapshotEvent(v, n, nil))
+}
+
+// noteWaiting stores why a requested operation does not continue, with an event. The
+// texts of the same failure may differ, so they are stored once for each code.
+func (s *Service) noteWaiting(ctx context.Context, v agentlab.Workspace, cause error) {
+	code := agentlab.CodeOf(cause)
+	s.mu.Lock()
+	known := s.waiting[v.ID] == code
+	s.waiting[v.ID] = code
+	s.mu.Unlock()
+	if known || v.State == agentlab.WorkspaceReady || v.State == agentlab.WorkspaceFailed || v.State == agentlab.WorkspaceTrashed {
+		return
+	}
+	_, err := s.cfg.Store.UpdateWorkspace(ctx, v.ID, agentlab.WorkspaceQuota{}, func(now *agentlab.Workspace) ([]agentlab.Event, error) {
+		if now.State != v.State {
+			return nil, nil
+		}
+		now.Reason = agentlab.Reason("waits: " + agentlab.TextWithHint(cause))
+		return []agentlab.Event{stateEvent(*now, nil)}, nil
+	})
+	if err != nil {
+		s.log.Error("the reason why a workspace waits was not stored", "workspace", v.ID, "err", err)
+	}
+}
+
+func (s *Service) noWait(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.waiting, id)
+}

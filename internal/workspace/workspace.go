@@ -1,0 +1,153 @@
+// Package workspace is the service for workspaces: disks that outlive the sandboxes
+// that use them.
+//
+// A request writes what is wanted to the row. A step per workspace then calls the
+// driver and writes the result; every step may run again. A volume that no row
+// describes is never changed, and one that is missing makes its workspace FAILED.
+package workspace
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
+)
+
+// Store is what the service needs of the database. The semantics are those of
+// package store.
+type Store interface {
+	AddWorkspace(ctx context.Context, v agentlab.Workspace, q agentlab.WorkspaceQuota, evs ...agentlab.Event) (agentlab.Workspace, error)
+	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
+	RemoveWorkspace(ctx context.Context, id string, evs ...agentlab.Event) error
+	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
+	Workspaces(ctx context.Context) ([]agentlab.Workspace, error)
+
+	AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSnapshot, evs ...agentlab.Event) (agentlab.WorkspaceSnapshot, error)
+	UpdateWorkspaceSnapshot(ctx context.Context, uid string, fn func(*agentlab.WorkspaceSnapshot) ([]agentlab.Event, error)) (agentlab.WorkspaceSnapshot, error)
+	RemoveWorkspaceSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
+	WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error)
+
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+}
+
+// Limits bound workspaces. Zero means no maximum, or the default.
+type Limits struct {
+	Quota  agentlab.WorkspaceQuota
+	SizeGB int // of one workspace, in GiB
+
+	AuditEvery time.Duration // between two comparisons with the backend; default 5 minutes
+}
+
+// Config is the configuration of a Service. Store and Driver are required.
+type Config struct {
+	Store  Store
+	Driver backend.Driver
+	Limits Limits
+
+	Clock  func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Service manages workspaces. Its methods are safe for concurrent use.
+type Service struct {
+	cfg   Config
+	log   *slog.Logger
+	clock func() time.Time
+	loop  *reconcile.Loop[string] // by ID
+
+	mu      sync.Mutex
+	waiting map[string]agentlab.Code  // why a step is tried again, as the row has it
+	failed  int                       // FAILED workspaces at the last audit
+	usage   map[string]int64          // bytes of volumes at the last audit, by UID
+	unknown map[string]backend.Volume // volumes without a row at the last audit, by UID
+}
+
+// workers is the number of steps at the same time: some copy whole disks.
+const workers = 4
+
+// New returns a Service. Call Run to start it.
+func New(cfg Config) *Service {
+	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	if s.cfg.Limits.AuditEvery <= 0 {
+		s.cfg.Limits.AuditEvery = 5 * time.Minute
+	}
+	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: s.stepFailed, Workers: workers})
+	return s
+}
+
+// Run runs the steps of workspaces until ctx ends, and returns when all steps have
+// ended. It may be called once.
+func (s *Service) Run(ctx context.Context) error {
+	rows, err := s.cfg.Store.Workspaces(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	for _, v := range rows {
+		if s.reachable(v) != nil {
+			s.log.Warn("a workspace of another backend is not managed", "workspace", v.ID, "backend", v.Backend)
+		}
+		s.loop.Wake(v.ID)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.auditLoop(ctx) })
+	s.loop.Run(ctx)
+	return nil
+}
+
+func (s *Service) stepFailed(id string, attempt int, err error) {
+	level := slog.LevelDebug
+	if attempt == 1 || attempt%10 == 0 {
+		level = slog.LevelWarn
+	}
+	s.log.Log(context.Background(), level, "workspace step failed, will try again", "workspace", id, "attempt", attempt, "err", err)
+}
+
+// volumes returns the driver's Volumes, or an error with code unsupported.
+func (s *Service) volumes() (backend.Volumes, error) {
+	if d, ok := s.cfg.Driver.(backend.Volumes); ok {
+		return d, nil
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no workspaces", s.cfg.Driver.Info().Name)
+}
+
+// snapshotter returns the driver's VolumeSnapshotter, or an error with code
+// unsupported.
+func (s *Service) snapshotter() (backend.VolumeSnapshotter, error) {
+	if d, ok := s.cfg.Driver.(backend.VolumeSnapshotter); ok {
+		return d, nil
+	}
+	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save or copy workspaces", s.cfg.Driver.Info().Name)
+}
+
+// reachable returns an error with code conflict if a workspace belongs to another
+// backend.
+func (s *Service) reachable(v agentlab.Workspace) error {
+	configured := s.cfg.Driver.Info().Name
+	if v.Backend == configured {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "workspace %s belongs to backend %s, and the configured backend is %s", v.Name, v.Backend, configured).
+		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", v.Backend)
+}
+
+func refOf(v agentlab.Workspace) backend.VolumeRef {
+	return backend.VolumeRef{UID: v.UID, Handle: v.Handle}
+}
+
+func snapshotRef(v agentlab.Workspace, uid string) backend.VolumeSnapshotRef {
+	return backend.VolumeSnapshotRef{UID: uid, Of: refOf(v)}
+}
