@@ -339,6 +339,21 @@ func (c *Client) Metrics(ctx context.Context) (Body, error) {
 	return c.stream(ctx, nil, "metrics")
 }
 
+// Doctor makes a doctor bundle (tar.gz) of the whole installation.
+func (c *Client) Doctor(ctx context.Context) (Body, error) {
+	return c.raw(ctx, http.MethodPost, nil, "doctor")
+}
+
+// SandboxDoctor makes a doctor bundle of a sandbox, by VMID or name.
+func (c *Client) SandboxDoctor(ctx context.Context, sandbox string) (Body, error) {
+	return c.raw(ctx, http.MethodPost, nil, "sandboxes", sandbox, "doctor")
+}
+
+// JobDoctor makes a doctor bundle of a job.
+func (c *Client) JobDoctor(ctx context.Context, id string) (Body, error) {
+	return c.raw(ctx, http.MethodPost, nil, "jobs", id, "doctor")
+}
+
 // HostNetworkRules returns the rules in the format of 'nft -f', without
 // applying them.
 func (c *Client) HostNetworkRules(ctx context.Context) (Body, error) {

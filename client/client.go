@@ -220,7 +220,12 @@ func del[T any](ctx context.Context, c *Client, elems ...string) (T, error) {
 
 // stream makes a GET call whose response is raw bytes.
 func (c *Client) stream(ctx context.Context, query url.Values, elems ...string) (Body, error) {
-	resp, err := c.request(ctx, http.MethodGet, query, nil, "", elems...)
+	return c.raw(ctx, http.MethodGet, query, elems...)
+}
+
+// raw makes a call whose response is raw bytes.
+func (c *Client) raw(ctx context.Context, method string, query url.Values, elems ...string) (Body, error) {
+	resp, err := c.request(ctx, method, query, nil, "", elems...)
 	if err != nil {
 		return nil, err
 	}

@@ -58,6 +58,7 @@ type Secrets interface {
 	Deliver(ctx context.Context, name string, want func(key string) bool) (secret.Bundle, error)
 	SaveDelivered(ctx context.Context, id string, values []string) error
 	Delivered(id string) (values []string, ok bool, err error)
+	Known(ctx context.Context) ([]string, error)
 	SweepDelivered(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
 }
 

@@ -103,3 +103,18 @@ func (s *Service) buildRedactor(ctx context.Context, j agentlab.Job) (*redact.Re
 	}
 	return redact.New(values...), nil
 }
+
+// Secrets returns every secret that this process can read: the values of bundles,
+// what guests got, and tokens that are not exchanged yet.
+func (s *Service) Secrets(ctx context.Context) ([]string, error) {
+	all, err := s.cfg.Secrets.Known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.deliveries {
+		all = append(all, d.token)
+	}
+	return all, nil
+}

@@ -16,7 +16,7 @@ import (
 func (a *App) jobCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "job", Short: "Manage jobs"}
 	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
-		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd())
+		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd(), a.jobDoctorCmd())
 	return cmd
 }
 

@@ -55,7 +55,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 			return copyOut(a.Stdout, body, force)
 		}
 		name = outputName(out, name)
-		n, err := saveTo(name, body, force)
+		n, err := saveTo(name, body, force, 0o644)
 		if err != nil {
 			return err
 		}

@@ -290,7 +290,7 @@ func download(ctx context.Context, c *client.Client, f api.Artifact, dir string)
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	_, err = saveTo(filepath.Join(dir, f.Path), body, true)
+	_, err = saveTo(filepath.Join(dir, f.Path), body, true, 0o644)
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -219,13 +220,13 @@ func disableFilters(ctx context.Context, path string) ([]string, error) {
 
 // saveTo copies r to a file, which appears under its name only when it is
 // complete.
-func saveTo(name string, r io.Reader, force bool) (int64, error) {
+func saveTo(name string, r io.Reader, force bool, mode fs.FileMode) (int64, error) {
 	if _, err := os.Lstat(name); err == nil && !force {
 		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
 	}
 	// Unlike os.CreateTemp, this applies the umask to the permissions.
 	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
-	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // the user's file
+	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode) //nolint:gosec // the user's file
 	if err != nil {
 		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write: %w", err)
 	}

@@ -21,7 +21,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 	lease.AddCommand(a.leaseRenewCmd())
 	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd())
 	cmd.AddCommand(a.sandboxPowerCmds()...)
-	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease, a.snapshotCmd(), a.sandboxForkCmd())
+	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease, a.snapshotCmd(), a.sandboxForkCmd(), a.sandboxDoctorCmd())
 	return cmd
 }
 

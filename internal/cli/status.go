@@ -72,7 +72,12 @@ func (a *App) printStatus(s api.Status) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	for _, f := range s.Findings {
+	return a.printFindings(s.Findings)
+}
+
+// printFindings prints findings, each with its remedy.
+func (a *App) printFindings(all []api.Finding) error {
+	for _, f := range all {
 		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
 		if f.Remedy != "" {
 			fmt.Fprintf(a.Stdout, "  → %s\n", sanitize(f.Remedy))

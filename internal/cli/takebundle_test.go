@@ -231,7 +231,7 @@ func TestSaveToKeepsUmask(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	name := filepath.Join(t.TempDir(), "f")
-	if _, err := saveTo(name, strings.NewReader("x"), false); err != nil {
+	if _, err := saveTo(name, strings.NewReader("x"), false, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {

@@ -19,12 +19,12 @@ import (
 // Config is the content of config.yaml. docs/config.md is generated from
 // the doc tags.
 type Config struct {
-	Backend        string `yaml:"backend" doc:"Where sandboxes run."`
-	DefaultProfile string `yaml:"default_profile" doc:"Profile of jobs and sandboxes that do not name one."`
-	DefaultAgent   string `yaml:"default_agent" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
+	Backend        string `yaml:"backend" doctor:"show" doc:"Where sandboxes run."`
+	DefaultProfile string `yaml:"default_profile" doctor:"show" doc:"Profile of jobs and sandboxes that do not name one."`
+	DefaultAgent   string `yaml:"default_agent" doctor:"show" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
 
 	Images    Images         `yaml:"images"`
-	WarmPool  map[string]int `yaml:"warm_pool" doc:"Sandboxes that are started in advance and wait, as IMAGE: NUMBER or IMAGE/PROFILE: NUMBER, each number 0 to 100. A new sandbox with the same image, cores, memory, disk size and backend options as the profile (default_profile if there is none) starts as one of them; its network policy may differ. See docs/templates.md."`
+	WarmPool  map[string]int `yaml:"warm_pool" doctor:"show" doc:"Sandboxes that are started in advance and wait, as IMAGE: NUMBER or IMAGE/PROFILE: NUMBER, each number 0 to 100. A new sandbox with the same image, cores, memory, disk size and backend options as the profile (default_profile if there is none) starts as one of them; its network policy may differ. See docs/templates.md."`
 	Limits    Limits         `yaml:"limits"`
 	VMIDRange VMIDRange      `yaml:"vmid_range"`
 	Retention Retention      `yaml:"retention"`
@@ -72,8 +72,8 @@ func (c Config) Section(backend string) Section { return c.sections[backend] }
 
 // Images names the default images.
 type Images struct {
-	Base   string `yaml:"base" doc:"Default image of sandboxes and of jobs with the agent shell. A sandbox, a job or a profile can name another one."`
-	Agents string `yaml:"agents" doc:"Default image of jobs with any other agent. A job or a profile can name another one."`
+	Base   string `yaml:"base" doctor:"show" doc:"Default image of sandboxes and of jobs with the agent shell. A sandbox, a job or a profile can name another one."`
+	Agents string `yaml:"agents" doctor:"show" doc:"Default image of jobs with any other agent. A job or a profile can name another one."`
 }
 
 // Limits are limits of one sandbox or of all sandboxes together.
@@ -127,10 +127,10 @@ type Backups struct {
 // API configures who may use the control API beside the user of the daemon, and
 // whether it is also served over TCP.
 type API struct {
-	Groups  map[string]string `yaml:"groups" doc:"Access of groups of this machine over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon. Empty means agentlab: write."`
-	Listen  string            `yaml:"listen" doc:"ADDRESS:PORT for clients with a token (agentlab token create) over TCP; empty means only the unix socket. 0.0.0.0 means all IPv4 addresses; [::] means all IPv6 and IPv4 addresses. Without TLS, only a loopback address, for example 127.0.0.1:8843."`
-	TLSCert string            `yaml:"tls_cert" doc:"Absolute path of the certificate chain for api.listen (PEM); the file is reloaded when it changes."`
-	TLSKey  string            `yaml:"tls_key" doc:"Absolute path of the private key of tls_cert (PEM); other users must not be able to read the file."`
+	Groups  map[string]string `yaml:"groups" doctor:"show" doc:"Access of groups of this machine over the unix socket, as GROUP: read, write or admin; only for the machine-wide daemon. Empty means agentlab: write."`
+	Listen  string            `yaml:"listen" doctor:"show" doc:"ADDRESS:PORT for clients with a token (agentlab token create) over TCP; empty means only the unix socket. 0.0.0.0 means all IPv4 addresses; [::] means all IPv6 and IPv4 addresses. Without TLS, only a loopback address, for example 127.0.0.1:8843."`
+	TLSCert string            `yaml:"tls_cert" doctor:"show" doc:"Absolute path of the certificate chain for api.listen (PEM); the file is reloaded when it changes."`
+	TLSKey  string            `yaml:"tls_key" doctor:"secret-file" doc:"Absolute path of the private key of tls_cert (PEM); other users must not be able to read the file."`
 }
 
 // Default returns the configuration of an empty file. The first of the known

@@ -9,11 +9,11 @@ import (
 // HostNetwork is the bridge that sandboxes are connected to. Backends that
 // give each sandbox a private network do not use it.
 type HostNetwork struct {
-	Bridge     string `yaml:"bridge" doc:"Bridge of the sandboxes, without other ports; 'agentlab host network apply' creates it if it is missing."`
-	Subnet     string `yaml:"subnet" doc:"IPv4 network of the sandboxes; its first address is the address of the host."`
-	Subnet6    string `yaml:"subnet6" doc:"IPv6 network of the sandboxes: unique local addresses (fc00::/7), 64 bits; its first address is the address of the host. Empty means no IPv6."`
-	Uplink     string `yaml:"uplink" doc:"Interface of the host that leads to the internet, for example vmbr0; empty means any except the bridge and the tailscale interface."`
-	Tailscale  string `yaml:"tailscale" doc:"Interface of Tailscale: hosts behind it may open connections to sandboxes, but sandboxes may not open connections to them. Empty means that no host may."`
+	Bridge     string `yaml:"bridge" doctor:"show" doc:"Bridge of the sandboxes, without other ports; 'agentlab host network apply' creates it if it is missing."`
+	Subnet     string `yaml:"subnet" doctor:"show" doc:"IPv4 network of the sandboxes; its first address is the address of the host."`
+	Subnet6    string `yaml:"subnet6" doctor:"show" doc:"IPv6 network of the sandboxes: unique local addresses (fc00::/7), 64 bits; its first address is the address of the host. Empty means no IPv6."`
+	Uplink     string `yaml:"uplink" doctor:"show" doc:"Interface of the host that leads to the internet, for example vmbr0; empty means any except the bridge and the tailscale interface."`
+	Tailscale  string `yaml:"tailscale" doctor:"show" doc:"Interface of Tailscale: hosts behind it may open connections to sandboxes, but sandboxes may not open connections to them. Empty means that no host may."`
 	GuestPorts []int  `yaml:"guest_ports" doc:"TCP ports of the controller that sandboxes may reach on the bridge."`
 	ProxyPort  int    `yaml:"proxy_port" doc:"TCP port on the bridge, 1 to 65535, that receives connections whose host name must be checked; sandboxes cannot connect to it directly."`
 	LogGroup   int    `yaml:"log_group" doc:"NFLOG group of the kernel's decisions, 1 to 65535; 0 means that they are not recorded."`

@@ -9,8 +9,8 @@ import (
 
 // Metrics configures the port for Prometheus.
 type Metrics struct {
-	Listen    string `yaml:"listen" doc:"ADDRESS:PORT on which the daemon serves its metrics over HTTP, at the path /metrics; only a loopback address, for example 127.0.0.1:9464. Empty means none; 'agentlab metrics' and GET /v1/metrics always work. See docs/metrics.md."`
-	TokenFile string `yaml:"token_file" doc:"Absolute path of a file with the token that a client of metrics.listen must send, 32 to 256 printable characters in one line; other users must not be able to read the file. The daemon reads it when it starts."`
+	Listen    string `yaml:"listen" doctor:"show" doc:"ADDRESS:PORT on which the daemon serves its metrics over HTTP, at the path /metrics; only a loopback address, for example 127.0.0.1:9464. Empty means none; 'agentlab metrics' and GET /v1/metrics always work. See docs/metrics.md."`
+	TokenFile string `yaml:"token_file" doctor:"secret-file" doc:"Absolute path of a file with the token that a client of metrics.listen must send, 32 to 256 printable characters in one line; other users must not be able to read the file. The daemon reads it when it starts."`
 }
 
 // validate checks every value and their combinations.

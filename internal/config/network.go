@@ -10,15 +10,15 @@ import (
 
 // Network configures the network of every sandbox.
 type Network struct {
-	Private []Private `yaml:"private" doc:"Private destinations that every sandbox may reach; all other private destinations are denied. A list of {host, port, reason}; host is a full name, a private address, or host.agentlab.internal for the host itself. See network.md. A profile can add its own."`
+	Private []Private `yaml:"private" doctor:"show" doc:"Private destinations that every sandbox may reach; all other private destinations are denied. A list of {host, port, reason}; host is a full name, a private address, or host.agentlab.internal for the host itself. See network.md. A profile can add its own."`
 }
 
 // Private is one private destination. The daemon checks it, because this package
 // does not know the language of policies.
 type Private struct {
-	Host   string `yaml:"host"`
+	Host   string `yaml:"host" doctor:"show"`
 	Port   int    `yaml:"port" hint:"give one port; for several ports, write one entry for each"`
-	Reason string `yaml:"reason"`
+	Reason string `yaml:"reason" doctor:"show"`
 }
 
 // APIPorts returns the ports of this host on which the control API and the metrics
@@ -38,7 +38,7 @@ func (c Config) APIPorts() (ports []uint16) {
 
 // Guest configures the guests of all sandboxes.
 type Guest struct {
-	CACertificates []string `yaml:"ca_certificates" doc:"Absolute paths of PEM files with CA certificates that every guest trusts in addition to those of its image, for example the certificate of a proxy that decrypts TLS. The daemon reads them when it starts. A profile can name more."`
+	CACertificates []string `yaml:"ca_certificates" doctor:"show" doc:"Absolute paths of PEM files with CA certificates that every guest trusts in addition to those of its image, for example the certificate of a proxy that decrypts TLS. The daemon reads them when it starts. A profile can name more."`
 }
 
 func (g Guest) validate() error {

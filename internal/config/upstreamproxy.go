@@ -14,8 +14,8 @@ import (
 // empty URL means that there is none.
 type UpstreamProxy struct {
 	URL             string `yaml:"url" doc:"http://HOST:PORT, https://HOST:PORT or socks5://HOST:PORT of the proxy through which sandboxes reach the internet; empty means direct connections. The proxy carries only TCP to IPv4 addresses, and some backends cannot use one; see network.md."`
-	CredentialsFile string `yaml:"credentials_file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). The file is read when a sandbox starts."`
-	CAFile          string `yaml:"ca_file" doc:"Absolute path of a PEM file with CA certificates that are trusted, in addition to those of the system, for an https proxy and for dns."`
+	CredentialsFile string `yaml:"credentials_file" doctor:"secret-file" doc:"Absolute path of a file with USER:PASSWORD for the proxy, which only its owner can read (mode 0600). The file is read when a sandbox starts."`
+	CAFile          string `yaml:"ca_file" doctor:"show" doc:"Absolute path of a PEM file with CA certificates that are trusted, in addition to those of the system, for an https proxy and for dns."`
 	DNS             string `yaml:"dns" doc:"https://ADDRESS/dns-query of a resolver (DNS over HTTPS, RFC 8484) that is queried through the proxy; ADDRESS is an IP address. Empty means the name servers of the host."`
 }
 

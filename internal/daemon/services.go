@@ -195,6 +195,14 @@ func (s *services) doctorConfig(built bool) doctor.Config {
 	return cfg
 }
 
+// bundles returns what makes doctor bundles.
+func (s *services) bundles() *doctor.Bundles {
+	return doctor.NewBundles(doctor.BundleConfig{
+		Rows: s.store, Egress: s.audit, Logs: s.artifacts, Secrets: s.bootstrap, Driver: s.driver, Checks: s.doctor.Checks,
+		Settings: s.settings.Shown(), SecretFiles: s.settings.SecretFiles(), LogFile: s.cfg.Paths.DaemonLog(),
+	})
+}
+
 // openJobs creates the services of sandboxes and jobs, and the server for
 // guests. Each has references to the previous ones. The only reference back is
 // that of the sandbox service to the server for guests.
@@ -350,6 +358,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:      d,
 		Doctor:      s.doctor,
+		Bundles:     s.bundles(),
 		Backups:     s.backups,
 		Clock:       s.clock,
 		Metrics:     s.metrics,

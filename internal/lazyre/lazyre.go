@@ -41,3 +41,6 @@ func (r *Regexp) FindString(s string) string { return r.compile().FindString(s) 
 // FindStringSubmatch returns the first match in s and its groups, nil if there is
 // none.
 func (r *Regexp) FindStringSubmatch(s string) []string { return r.compile().FindStringSubmatch(s) }
+
+// ReplaceAllString returns s with each match replaced.
+func (r *Regexp) ReplaceAllString(s, by string) string { return r.compile().ReplaceAllString(s, by) }

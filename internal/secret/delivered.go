@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
 // The values that a job received are stored, encrypted, as long as its guest may still
@@ -75,6 +76,40 @@ func (v *Vault) Delivered(jobID string) (values []string, ok bool, err error) {
 		return nil, false, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the stored secrets of job %s from %s", jobID, path)
 	}
 	return values, true, nil
+}
+
+// Known returns all values that can be read without resolving a reference: those of
+// every bundle, and those that were delivered to guests that still exist. It returns
+// an error if one of the files cannot be read, because the list would be incomplete.
+func (v *Vault) Known(ctx context.Context) ([]string, error) {
+	names, err := v.List()
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, name := range names {
+		plain, _, err := v.Outline(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(append(all, plain.Values()...), redact.SettingsSecrets(plain.ClaudeSettingsJSON)...)
+	}
+	files, err := readDir(v.deliveredDir())
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		id, ok := strings.CutSuffix(f.Name(), ".age")
+		if !ok {
+			continue
+		}
+		values, _, err := v.Delivered(id)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, values...)
+	}
+	return all, nil
 }
 
 // SweepDelivered deletes the values of every job for which done reports that its

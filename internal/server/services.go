@@ -39,6 +39,7 @@ type Services struct {
 	Verify      Verifier
 	System      System
 	Doctor      Doctor
+	Bundles     Bundles
 	Backups     Backups
 	Clock       Clock
 	Metrics     Metrics
@@ -185,6 +186,11 @@ type System interface {
 // Doctor checks the host.
 type Doctor interface {
 	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
+}
+
+// Bundles makes doctor bundles; *doctor.Bundles implements it.
+type Bundles interface {
+	Make(ctx context.Context, kind, id string) ([]byte, error) // tar.gz; kind is one of api.Doctor…
 }
 
 // Backups makes backups of the database.

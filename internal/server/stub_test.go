@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -446,6 +446,12 @@ func (st *stub) commit(e agentlab.Event) {
 			delete(st.subs, ch)
 		}
 	}
+}
+
+type stubBundles struct{ *stub }
+
+func (s stubBundles) Make(_ context.Context, kind, id string) ([]byte, error) {
+	return []byte(kind + " " + id), s.called("doctor")
 }
 
 type stubSystem struct{ *stub }

@@ -16,34 +16,34 @@ import (
 
 // Settings is the section proxmox of config.yaml.
 type Settings struct {
-	Transport string `yaml:"transport" doc:"Access to the node: shell (this daemon runs on the node, as root) or rest (its API, with a token)."`
+	Transport string `yaml:"transport" doctor:"show" doc:"Access to the node: shell (this daemon runs on the node, as root) or rest (its API, with a token)."`
 
 	URL         string `yaml:"url" doc:"URL of the API (transport rest), for example https://127.0.0.1:8006."`
 	TokenID     string `yaml:"token_id" doc:"Name of the API token (transport rest), as USER@REALM!NAME."`
-	TokenFile   string `yaml:"token_file" doc:"Absolute path of the file with the secret of the token (transport rest); only its owner may have access (mode 0600)."`
-	CAFile      string `yaml:"ca_file" doc:"Absolute path of the CA certificate of the API (transport rest), for example /etc/pve/pve-root-ca.pem; empty means the CA certificates of this machine."`
+	TokenFile   string `yaml:"token_file" doctor:"secret-file" doc:"Absolute path of the file with the secret of the token (transport rest); only its owner may have access (mode 0600)."`
+	CAFile      string `yaml:"ca_file" doctor:"show" doc:"Absolute path of the CA certificate of the API (transport rest), for example /etc/pve/pve-root-ca.pem; empty means the CA certificates of this machine."`
 	Fingerprint string `yaml:"fingerprint" doc:"SHA-256 fingerprint of the certificate of the API (transport rest), instead of ca_file; 64 hexadecimal digits, with or without colons."`
 
-	Nodes     []NodeSettings `yaml:"nodes" doc:"Nodes that run sandboxes, each as name: NODE and, if its templates differ, templates: {IMAGE: VMID}. For a node that is not this machine also ssh: root@ADDRESS, which the daemon uses to run agentlabd there for its bridge; without it the node runs no sandbox. Empty means this machine."`
-	Templates map[string]int `yaml:"templates" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these VMIDs."`
+	Nodes     []NodeSettings `yaml:"nodes" doctor:"show" doc:"Nodes that run sandboxes, each as name: NODE and, if its templates differ, templates: {IMAGE: VMID}. For a node that is not this machine also ssh: root@ADDRESS, which the daemon uses to run agentlabd there for its bridge; without it the node runs no sandbox. Empty means this machine."`
+	Templates map[string]int `yaml:"templates" doctor:"show" doc:"Template VM of each image, as IMAGE: VMID; empty means base: 9000 and agents: 9001. No sandbox gets one of these VMIDs."`
 
-	Storage   string `yaml:"storage" doc:"Storage of the disks of full clones; empty means the storage of the template. Linked clones are always on the storage of their template."`
+	Storage   string `yaml:"storage" doctor:"show" doc:"Storage of the disks of full clones; empty means the storage of the template. Linked clones are always on the storage of their template."`
 	FullClone bool   `yaml:"full_clone" doc:"Copy the disk of the template for each sandbox. With false, a sandbox stores only its changes (linked clone)."`
-	Pool      string `yaml:"pool" doc:"Pool of the sandboxes, which a token needs; empty means none."`
-	Snippets  string `yaml:"snippets_storage" doc:"Storage with the content type snippets, for the cloud-init data of sandboxes (transport shell)."`
+	Pool      string `yaml:"pool" doctor:"show" doc:"Pool of the sandboxes, which a token needs; empty means none."`
+	Snippets  string `yaml:"snippets_storage" doctor:"show" doc:"Storage with the content type snippets, for the cloud-init data of sandboxes (transport shell)."`
 
-	Addressing string `yaml:"addressing" doc:"How a guest gets its address: static (cloud-init) or dhcp (the daemon answers on the bridge)."`
-	Nameserver string `yaml:"nameserver" doc:"Name server of guests; empty means the address of the host on the bridge, the only name server that policies allow."`
+	Addressing string `yaml:"addressing" doctor:"show" doc:"How a guest gets its address: static (cloud-init) or dhcp (the daemon answers on the bridge)."`
+	Nameserver string `yaml:"nameserver" doctor:"show" doc:"Name server of guests; empty means the address of the host on the bridge, the only name server that policies allow."`
 	Firewall   bool   `yaml:"firewall" doc:"Set the firewall flag of the network devices of sandboxes, for the firewall of Proxmox VE; policies do not need it."`
-	Model      string `yaml:"model" doc:"Model of the network devices of sandboxes if the profile names none: virtio, e1000 or vmxnet3."`
-	SSHKeyFile string `yaml:"ssh_public_key_file" doc:"Absolute path of a file with SSH public keys that can log in to every sandbox as agent; empty means none (agentlab ssh needs none)."`
+	Model      string `yaml:"model" doctor:"show" doc:"Model of the network devices of sandboxes if the profile names none: virtio, e1000 or vmxnet3."`
+	SSHKeyFile string `yaml:"ssh_public_key_file" doctor:"show" doc:"Absolute path of a file with SSH public keys that can log in to every sandbox as agent; empty means none (agentlab ssh needs none)."`
 }
 
 // NodeSettings is one node of a cluster.
 type NodeSettings struct {
-	Name      string         `yaml:"name"`
-	Templates map[string]int `yaml:"templates"`
-	SSH       string         `yaml:"ssh"`
+	Name      string         `yaml:"name" doctor:"show"`
+	Templates map[string]int `yaml:"templates" doctor:"show"`
+	SSH       string         `yaml:"ssh" doctor:"show"`
 }
 
 // The values of proxmox.transport and proxmox.addressing.

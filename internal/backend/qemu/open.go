@@ -17,8 +17,8 @@ var Backend = registry.Backend{Name: Name, Section: newSettings, Options: profil
 
 // Settings is the section qemu of config.yaml.
 type Settings struct {
-	Binary string `yaml:"binary" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
-	Accel  string `yaml:"accel" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
+	Binary string `yaml:"binary" doctor:"show" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
+	Accel  string `yaml:"accel" doctor:"show" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
 
 	TemplateCacheGB int `yaml:"template_cache_gb" doc:"Space for templates, in GiB: booted guests from which sandboxes start without a boot. The least recently used are removed. With 0 every sandbox boots."`
 }

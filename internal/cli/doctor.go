@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// Limits of a doctor bundle, in bytes. The daemon's are lower.
+const (
+	maxDoctorBundle = 64 << 20
+	maxDoctorFile   = 32 << 20
+)
+
+const doctorLong = `A doctor bundle is a tar.gz with the rows of the database, events, the state on
+the backend, the ends of logs and a manifest with the SHA-256 of each file. It
+contains no secrets that the daemon knows, but it contains tasks, names, paths
+and output of guests: read it before you pass it on. The same state gives the
+same bytes. docs/doctor.md lists the files.`
+
+// doctorFlags are the flags of the commands that write a doctor bundle.
+type doctorFlags struct {
+	out   string
+	force bool
+}
+
+func (f *doctorFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.out, "out", "o", "", "file or directory to write the bundle to")
+	cmd.Flags().BoolVar(&f.force, "force", false, "overwrite an existing file")
+}
+
+func (a *App) doctorCmd() *cobra.Command {
+	var f doctorFlags
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check the host, or write a doctor bundle of the whole installation",
+		Long: `Check the host now and print all findings, each with a remedy. The exit code is
+1 if one of them is an error. With --out, write a doctor bundle of the whole
+installation instead.
+
+` + doctorLong,
+		Args: exactArgs(),
+	}
+	f.add(cmd)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		if f.out != "" {
+			body, err := c.Doctor(ctx)
+			return a.writeDoctor(f, "agentlab-doctor.tar.gz", body, err)
+		}
+		if f.force {
+			return usageErrorf("--force requires --out")
+		}
+		checks, err := c.HostChecks(ctx)
+		if err != nil {
+			return err
+		}
+		if err := a.emit(checks, func() error { return a.printFindings(checks.Checks) }); err != nil {
+			return err
+		}
+		return findingsError(checks.Checks)
+	})
+	return cmd
+}
+
+func (a *App) sandboxDoctorCmd() *cobra.Command {
+	return a.doctorOf("SANDBOX", "sandbox", (*client.Client).SandboxDoctor)
+}
+
+func (a *App) jobDoctorCmd() *cobra.Command {
+	return a.doctorOf("JOB", "job", (*client.Client).JobDoctor)
+}
+
+// doctorOf returns a command that writes the doctor bundle of one object.
+func (a *App) doctorOf(arg, what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
+	var f doctorFlags
+	cmd := &cobra.Command{
+		Use: "doctor " + arg + " --out FILE", Short: "Write a doctor bundle of a " + what,
+		Long: "Write a doctor bundle of a " + what + ".\n\n" + doctorLong,
+		Args: exactArgs(arg),
+	}
+	f.add(cmd)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if f.out == "" {
+			return usageErrorf("--out is missing").WithHint("name the file to write: --out %s.tar.gz", what)
+		}
+		body, err := get(c, ctx, args[0])
+		return a.writeDoctor(f, "agentlab-doctor-"+what+".tar.gz", body, err)
+	})
+	return cmd
+}
+
+// writeDoctor checks a bundle and writes it to a file that only its owner can
+// read.
+func (a *App) writeDoctor(f doctorFlags, name string, body client.Body, err error) error {
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	data, err := io.ReadAll(io.LimitReader(body, maxDoctorBundle))
+	if err != nil {
+		return err
+	}
+	m, err := checkDoctor(data)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "the doctor bundle is damaged: %w", err)
+	}
+	name = outputName(f.out, name)
+	if _, err := saveTo(name, bytes.NewReader(data), f.force, 0o600); err != nil {
+		return err
+	}
+	for _, e := range m.Errors {
+		a.progressf("missing: %s: %s", sanitize(e.Name), sanitize(e.Message))
+	}
+	sum := sha256.Sum256(data)
+	return a.done(map[string]any{"file": name, "size": len(data), "sha256": hex.EncodeToString(sum[:]), "manifest": m},
+		"wrote %s (%s, %s)", name, agentlab.Plural(len(m.Files), "file"), byteSize(int64(len(data))))
+}
+
+// checkDoctor returns the manifest of a bundle whose files are those of the
+// manifest.
+func checkDoctor(data []byte) (m api.DoctorManifest, err error) {
+	zr, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return m, err
+	}
+	tr := tar.NewReader(io.LimitReader(zr, maxDoctorBundle))
+	h, err := tr.Next()
+	if err != nil {
+		return m, err
+	}
+	if h.Name != api.DoctorManifestName {
+		return m, fmt.Errorf("the first file is %s", sanitize(h.Name))
+	}
+	if err := json.NewDecoder(io.LimitReader(tr, maxDoctorFile)).Decode(&m); err != nil {
+		return m, err
+	}
+	for _, f := range m.Files {
+		h, err := tr.Next()
+		if err != nil {
+			return m, err
+		}
+		sum := sha256.New()
+		n, err := io.Copy(sum, io.LimitReader(tr, maxDoctorFile))
+		if err != nil {
+			return m, err
+		}
+		if h.Name != f.Name || n != f.Size || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
+			return m, fmt.Errorf("%s is not as in the manifest", sanitize(f.Name))
+		}
+	}
+	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
+		return m, errors.New("it has more files than its manifest")
+	}
+	return m, nil
+}
