@@ -44,6 +44,9 @@ type BootstrapResponse struct {
 	Runner             RunnerTarget      `json:"runner"`
 	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them in addition to those of its image
 	Job                *Job              `json:"job,omitempty"`             // nil: a sandbox without a job; the runner stages secrets and ends
+	// Workspace reports that a workspace is mounted at WorkspaceDir: the caches of
+	// package managers, and unless Job has another path the checkout, are on it.
+	Workspace bool `json:"workspace,omitempty"`
 }
 
 // Git is the credential for the job's remote.
@@ -84,7 +87,7 @@ type Job struct {
 	Task      string `json:"task"`
 	Agent     string `json:"agent"` // "none": no task; a user works in the sandbox, with its secrets staged
 	Mode      string `json:"mode"`
-	ClonePath string `json:"clone_path,omitempty"` // default /tmp/repo
+	ClonePath string `json:"clone_path,omitempty"` // default /tmp/repo, on a workspace WorkspaceDir/repo
 	// Seconds is the agent's time limit, counted from the fetch. At its
 	// end the agent gets SIGTERM, 10 s later SIGKILL, and the runner
 	// uploads the results so far.

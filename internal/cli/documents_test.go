@@ -109,7 +109,7 @@ func TestDocumentedCommandsAreRead(t *testing.T) {
 		"`agentlab secrets …`":                                             "",
 		"`agentlab policy show|check`":                                     "",
 		"`agentlab policy show|bogus`":                                     `unknown command "bogus"`,
-		"`agentlab workspace list`":                                        "unknown command",
+		"`agentlab workplace list`":                                        "unknown command",
 		"`agentlab job lost`":                                              "unknown command",
 		"`agentlab job list --all`":                                        "unknown flag",
 		"`agentlab policy check play HOST:PORT`":                           "unexpected argument",

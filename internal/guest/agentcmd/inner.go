@@ -18,6 +18,9 @@ type Inner struct {
 	Args    []string // of the profile, after the built-in options, which they override
 	RunDir  string   // the runner's directory, which is hidden from the agent
 	Program string   // default /usr/bin/bwrap
+
+	// Writable are directories that the agent may change, besides its own.
+	Writable []string
 }
 
 const bwrap = "/usr/bin/bwrap"
@@ -36,8 +39,8 @@ func (in *inner) close() error {
 }
 
 // wrap changes c to run in bubblewrap, with dir as working directory. The file
-// system is read-only except dir, /tmp, /var/tmp and the home; the last three
-// are empty directories of the agent. Processes, IPC and devices of the
+// system is read-only except dir, the directories in Writable, /tmp, /var/tmp and the
+// home; the last three are empty directories of the agent. Processes, IPC and devices of the
 // machine, /run and the runner's secrets are not visible, and no privilege can
 // be gained. The network is that of the sandbox.
 func (i *Inner) wrap(c *command, dir string) (_ *inner, err error) {
@@ -102,7 +105,9 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 	if i.RunDir != "" {
 		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir)
 	}
-	o = append(o, "--bind", dir, dir)
+	for _, d := range append([]string{dir}, i.Writable...) {
+		o = append(o, "--bind", d, d)
+	}
 	if len(c.argv) > 0 && slices.Contains(c.argv, c.task) { // it opens the file by name
 		o = append(o, "--ro-bind", c.task, c.task)
 	}

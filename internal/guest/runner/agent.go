@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -149,6 +150,9 @@ func (p *program) start(rp repo) error {
 			return fmt.Errorf("the inner sandbox %q is not known to this agent-runner", in.Kind)
 		}
 		plan.Inner = &agentcmd.Inner{Args: in.Args, RunDir: string(r.dir)}
+		if r.resp.Workspace {
+			plan.Inner.Writable = []string{filepath.Join(r.cfg.Workspace, workspaceCache)}
+		}
 	}
 	if err := p.dir.save(agentcmd.PlanFile, plan); err != nil {
 		return err

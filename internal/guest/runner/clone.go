@@ -41,21 +41,20 @@ type errPathInUse string
 
 func (e errPathInUse) Error() string { return string(e) + " exists and is not empty" }
 
-// checkout clones the job's repository.
+// checkout makes a checkout of the job's repository: a clone, or on a workspace the
+// checkout of an earlier job, updated.
 func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	job := r.job
-	rp := repo{Path: job.ClonePath, Branch: workBranch(job), Made: true}
-	if rp.Path == "" {
-		rp.Path = r.cfg.ClonePath
-	}
+	rp := repo{Path: cmp.Or(job.ClonePath, r.defaultPath()), Branch: workBranch(job)}
 	if !filepath.IsAbs(rp.Path) || filepath.Clean(rp.Path) == "/" {
 		return rp, fmt.Errorf("the clone path %q is not absolute", rp.Path)
 	}
 	rp.Path = filepath.Clean(rp.Path)
+	rp.Made = !r.onWorkspace(rp.Path)
 	if job.Prepared != "" {
 		return r.takePrepared(rp)
 	}
-	if err := r.lockWorkdir(rp.Path); err != nil {
+	if err := r.takePath(rp); err != nil {
 		return rp, err
 	}
 	if job.RepoURL == "" && !job.Bundled {
@@ -75,19 +74,38 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		return rp, err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	path := filepath.Join(tmp, "repo")
-	if job.Bundled {
-		rp.Modules, err = r.cloneBundle(ctx, path)
-	} else {
-		err = r.cloneURL(ctx, path)
+	if !rp.Made {
+		if used, err := inUse(rp.Path); err != nil {
+			return rp, err
+		} else if used {
+			return r.update(ctx, rp, tmp)
+		}
 	}
+	c := &cloner{r: r, path: filepath.Join(tmp, "repo")}
+	modules, err := c.clone(ctx)
 	if err != nil {
 		return rp, err
 	}
-	if err := r.setUpClone(&rp, path); err != nil {
+	if rp.Modules, err = r.checkoutModules(ctx, c.path, modules, nil); err != nil {
 		return rp, err
 	}
-	return rp, os.Rename(path, rp.Path)
+	if err := r.setUpClone(&rp, c.path); err != nil {
+		return rp, err
+	}
+	return rp, os.Rename(c.path, rp.Path)
+}
+
+// takePath ensures that the path of the checkout is free, or an earlier job's on the
+// same workspace.
+func (r *Runner) takePath(rp repo) error {
+	if rp.Made {
+		return r.lockWorkdir(rp.Path)
+	}
+	if err := r.checkWorkspace(filepath.Dir(rp.Path)); err != nil {
+		return err
+	}
+	r.sweepTmp(rp.Path) // of a VM that was killed
+	return nil
 }
 
 // Patterns of temporary directories.
@@ -122,14 +140,21 @@ func (r *Runner) lockWorkdir(path string) error {
 	} else if ok && claimed == path {
 		return os.RemoveAll(path)
 	}
-	entries, err := os.ReadDir(path)
-	if err == nil && len(entries) > 0 {
+	if used, err := inUse(path); err != nil {
+		return err
+	} else if used {
 		return errPathInUse(path)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
 	return r.dir.save(fileWorkdirLock, path)
+}
+
+// inUse reports whether something other than an empty directory is at path.
+func inUse(path string) (bool, error) {
+	entries, err := os.ReadDir(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return len(entries) > 0, err
 }
 
 // setUpClone records the state of the clone and creates the work branch. It
@@ -168,53 +193,85 @@ func (e *gitError) permanent() bool {
 
 const cloneTries = 3
 
-// cloneURL clones over the network. Errors that may be network errors are
+// cloner clones the job's repository.
+type cloner struct {
+	r    *Runner
+	path string // of the clone
+	// borrow is the directory of a repository whose objects are not fetched again.
+	// If it is set, the clone has no work tree.
+	borrow string
+}
+
+// clone clones the repository, and returns the commits of the submodules that the
+// controller's bundle contains.
+func (c *cloner) clone(ctx context.Context) (modules map[string]bool, err error) {
+	if c.r.job.Bundled {
+		return c.fromBundle(ctx)
+	}
+	return nil, c.fromURL(ctx)
+}
+
+// fromURL clones over the network. Errors that may be network errors are
 // retried.
-func (r *Runner) cloneURL(ctx context.Context, path string) error {
+func (c *cloner) fromURL(ctx context.Context) error {
 	for try := 1; ; try++ {
-		err := r.cloneOnce(ctx, path)
+		err := c.once(ctx)
 		failed, isGit := errors.AsType[*gitError](err)
 		if err == nil || ctx.Err() != nil || !isGit || try == cloneTries || failed.permanent() {
 			return err
 		}
-		r.logf("cloning failed, trying again: %v", err)
-		if !sleep(ctx, time.Duration(10*try)*r.cfg.Timing.FirstRetry) {
+		c.r.logf("cloning failed, trying again: %v", err)
+		if !sleep(ctx, time.Duration(10*try)*c.r.cfg.Timing.FirstRetry) {
 			return err
 		}
-		if err := os.RemoveAll(path); err != nil {
+		if err := os.RemoveAll(c.path); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *Runner) cloneOnce(ctx context.Context, path string) error {
-	ref := r.job.Ref
+func (c *cloner) once(ctx context.Context) error {
+	job := c.r.job
+	ref := job.Ref
 	var depth []string
-	if r.job.Depth > 0 {
-		depth = []string{"--depth", strconv.Itoa(r.job.Depth)}
+	if job.Depth > 0 {
+		depth = []string{"--depth", strconv.Itoa(job.Depth)}
 	}
 	ref = strings.TrimPrefix(strings.TrimPrefix(ref, "refs/heads/"), "refs/tags/")
 	switch {
 	case ref == "":
-		return r.clone(ctx, path, r.job.RepoURL, depth)
+		return c.from(ctx, c.r.git.environ(), job.RepoURL, depth)
 	case isCommit(ref) || strings.HasPrefix(ref, "refs/"):
-		return r.cloneRef(ctx, path, ref, depth)
+		return c.ref(ctx, ref, depth)
 	}
-	err := r.clone(ctx, path, r.job.RepoURL, append(depth, "--branch", ref))
+	err := c.from(ctx, c.r.git.environ(), job.RepoURL, append(depth, "--branch", ref))
 	if _, isGit := errors.AsType[*gitError](err); isGit && agentlab.IsHex(ref, 7) {
 		// No branch or tag: an abbreviated commit, which only the whole
 		// history can resolve.
-		if err := r.clone(ctx, path, r.job.RepoURL, []string{"--no-checkout"}); err != nil {
+		if err := c.from(ctx, c.r.git.environ(), job.RepoURL, []string{"--no-checkout"}); err != nil {
 			return err
 		}
-		return r.detach(ctx, path, ref)
+		return c.detach(ctx, ref)
 	}
 	return err
 }
 
-func (r *Runner) clone(ctx context.Context, path, from string, more []string) error {
+// from runs git clone.
+func (c *cloner) from(ctx context.Context, env []string, url string, more []string) error {
 	args := append([]string{"clone", "--progress", "--template=", "--no-recurse-submodules"}, more...)
-	_, err := r.git.run(ctx, filepath.Dir(path), r.git.environ(), append(args, "--", from, path)...)
+	if c.borrow != "" { // "if able": git does not borrow from a shallow repository
+		args = append(args, "--no-checkout", "--reference-if-able", c.borrow)
+	}
+	_, err := c.r.git.run(ctx, filepath.Dir(c.path), env, append(args, "--", url, c.path)...)
+	return err
+}
+
+// detach makes HEAD a commit.
+func (c *cloner) detach(ctx context.Context, commit string) error {
+	if c.borrow == "" {
+		return c.r.detach(ctx, c.path, commit)
+	}
+	_, err := c.r.git.run(ctx, c.path, c.r.git.environ(), "update-ref", "--no-deref", "HEAD", commit+"^{commit}")
 	return err
 }
 
@@ -223,26 +280,26 @@ func (r *Runner) detach(ctx context.Context, path, commit string) error {
 	return err
 }
 
-// cloneRef clones a commit, or a ref that is neither branch nor tag.
-func (r *Runner) cloneRef(ctx context.Context, path, ref string, depth []string) error {
-	if err := r.clone(ctx, path, r.job.RepoURL, append([]string{"--no-checkout"}, depth...)); err != nil {
+// ref clones a commit, or a ref that is neither branch nor tag.
+func (c *cloner) ref(ctx context.Context, ref string, depth []string) error {
+	if err := c.from(ctx, c.r.git.environ(), c.r.job.RepoURL, append([]string{"--no-checkout"}, depth...)); err != nil {
 		return err
 	}
 	if isCommit(ref) && len(depth) == 0 {
-		if err := r.detach(ctx, path, ref); err == nil || ctx.Err() != nil {
+		if err := c.detach(ctx, ref); err == nil || ctx.Err() != nil {
 			return err
 		}
 	}
 	args := append([]string{"fetch", "--quiet", "--no-tags"}, depth...)
-	if _, err := r.git.run(ctx, path, r.git.environ(), append(args, "--", "origin", ref)...); err != nil {
+	if _, err := c.r.git.run(ctx, c.path, c.r.git.environ(), append(args, "--", "origin", ref)...); err != nil {
 		return err
 	}
-	return r.detach(ctx, path, "FETCH_HEAD")
+	return c.detach(ctx, "FETCH_HEAD")
 }
 
-// cloneBundle clones the repository from the controller's bundle, and returns
-// the submodules in it.
-func (r *Runner) cloneBundle(ctx context.Context, path string) (modules map[string]string, err error) {
+// fromBundle clones the repository from the controller's bundle.
+func (c *cloner) fromBundle(ctx context.Context) (modules map[string]bool, err error) {
+	r := c.r
 	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpBundle)
 	if err != nil {
 		return nil, err
@@ -260,23 +317,22 @@ func (r *Runner) cloneBundle(ctx context.Context, path string) (modules map[stri
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"clone", "--progress", "--template=", "--no-recurse-submodules"}
+	var args []string
 	if branch != "" {
 		args = append(args, "--branch", branch)
 	}
 	if detached {
 		args = append(args, "--no-checkout")
 	}
-	env := r.git.environ([2]string{"protocol.file.allow", "always"})
-	if _, err := r.git.run(ctx, tmp, env, append(args, "--", name, path)...); err != nil {
+	if err := c.from(ctx, r.git.environ([2]string{"protocol.file.allow", "always"}), name, args); err != nil {
 		return nil, err
 	}
 	if detached {
-		if err := r.detach(ctx, path, r.job.Ref); err != nil {
+		if err := c.detach(ctx, r.job.Ref); err != nil {
 			return nil, err
 		}
 	}
-	return r.checkoutModules(ctx, path, bundleModules(refs))
+	return bundleModules(refs), nil
 }
 
 func (r *Runner) download(ctx context.Context, name string) error {

@@ -71,6 +71,7 @@ type scratchRepo struct {
 	changes  string // commit of the uncommitted changes; "" if there are none
 	tree     string // of changes
 	branches map[string]string
+	local    bool // its commits stay in this sandbox: no limit on the uncommitted changes
 }
 
 const (
@@ -171,7 +172,7 @@ func (t *scratchRepo) make(src *gitDir) error {
 	for name, commit := range t.branches {
 		files["refs/heads/"+name] = commit + "\n"
 	}
-	if p, err := readSmall(src.root, "shallow", 16<<20); err == nil {
+	if p, err := readSmall(src.root, "shallow", maxShallow); err == nil {
 		files["shallow"] = string(p)
 	}
 	for name, content := range files {

@@ -20,6 +20,8 @@ import (
 	"os/user"
 	"path/filepath"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // Config has the paths and limits of a runner. Zero fields mean the default.
@@ -29,6 +31,7 @@ type Config struct {
 	TmpDir    string // for large files that are not secret; default the system's
 	Home      string // the agent's home; default this user's
 	ClonePath string // path of the clone, unless the job has one; default /tmp/repo
+	Workspace string // where a workspace is mounted; default guestapi.WorkspaceDir
 	Exe       string // this program, run as agentlab-agent; default os.Executable
 	MinFull   int64  // bytes up to which the increment of a checkpoint never needs a new full bundle; default 8 MiB
 	Timing    Timing
@@ -72,6 +75,7 @@ func (c Config) withDefaults() (Config, error) {
 	str(&c.RunDir, defaultRunDir)
 	str(&c.TmpDir, os.TempDir())
 	str(&c.ClonePath, defaultClonePath)
+	str(&c.Workspace, guestapi.WorkspaceDir)
 	if c.Home == "" {
 		c.Home = os.Getenv("HOME")
 	}

@@ -16,10 +16,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 )
 
-// The agent leaves a repository in which everything that git can be made to
-// run is armed. Our git runs none of it, and still gets the result.
-func TestArmedRepository(t *testing.T) {
-	const arm = `
+// armScript makes a repository in which everything that git can be made to run is
+// armed.
+const armScript = `
 echo work > work.txt; git add -A; git commit -qm work
 trap=$PWD/../trap; mkdir -p $trap .git/hooks
 cat > $trap/run <<'EOT'
@@ -41,10 +40,14 @@ echo '* filter=evil diff=evil' > .gitattributes
 echo more > more.txt
 cp $trap/run $trap/armed; rm -f $trap/sprung
 `
+
+// The agent leaves an armed repository. Our git runs none of it, and still gets the
+// result.
+func TestArmedRepository(t *testing.T) {
 	const token = "ghp_0123456789abcdef"
 	repo := newRepo(t, nil)
 	git := newGitServer(t, token)
-	job := shellJob(arm)
+	job := shellJob(armScript)
 	job.RepoURL, job.Keepalive = git.add(t, "repo", repo), true
 	s := newSandbox(t, guestapi.BootstrapResponse{Job: job, Git: &guestapi.Git{Token: token}}, artifact.Limits{})
 	rep := s.finish()

@@ -40,7 +40,7 @@ func (r *Runner) judge(ctx context.Context, rp repo, out outcome) (outcome, erro
 	}
 	p := &program{
 		r: r, name: "the judge", dir: dir(r.dir.path(dirJudge)), agent: "shell", task: r.job.Judge,
-		env: r.programEnv(rp, r.trustStoreVars()), logBytes: maxAgentLog + judgeLog,
+		env: r.programEnv(rp, r.toolVars()), logBytes: maxAgentLog + judgeLog,
 	}
 	if err := os.Mkdir(string(p.dir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return out, err

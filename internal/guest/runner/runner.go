@@ -71,6 +71,9 @@ func (r *Runner) Run(ctx context.Context) error {
 		return fmt.Errorf("secrets cannot be staged: %w", err)
 	}
 	if r.job == nil {
+		if err := r.prepareWorkspace(); err != nil {
+			r.log.Error("package managers have no caches on the workspace", "err", err)
+		}
 		if err := r.trust(ctx); err != nil {
 			return err
 		}
@@ -159,7 +162,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
 	}
 	if rp.Path == "" {
-		if err := r.trust(ctx); ctx.Err() != nil {
+		if err := errors.Join(r.prepareWorkspace(), r.trust(ctx)); ctx.Err() != nil {
 			return outcome{}, ctx.Err()
 		} else if err != nil {
 			return failed("clone", err), nil

@@ -62,7 +62,7 @@ func (r *Runner) runSetup(ctx context.Context, rp repo, i int, command string, l
 	p := &program{
 		overtime: fmt.Sprintf("%s was stopped: setup may take half of the job's time, %s", name, (limit - r.boot.At).Round(time.Second)),
 		r:        r, name: name, dir: dir(r.dir.path(fmt.Sprintf(dirSetup, i))), agent: "shell", task: command,
-		env: r.programEnv(rp, r.trustStoreVars()), logBytes: maxSetupLog, limit: limit,
+		env: r.programEnv(rp, r.toolVars()), logBytes: maxSetupLog, limit: limit,
 	}
 	if _, err := os.Lstat(string(p.dir)); err != nil {
 		if err := os.Mkdir(string(p.dir), 0o700); err != nil {

@@ -31,8 +31,9 @@ func bundleModules(refs map[string]string) map[string]bool {
 // checkoutModules checks out the submodules of the clone at top whose commits
 // are in the bundle, at the recorded commits, and returns them by path. Each
 // becomes a separate repository that borrows the clone's objects. .gitmodules
-// is not used: no URL, name or path in it has any effect.
-func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[string]bool) (map[string]string, error) {
+// is not used: no URL, name or path in it has any effect. aside, if it is not nil,
+// gets the path of each submodule that exists and moves it away.
+func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[string]bool, aside func(at string) error) (map[string]string, error) {
 	if len(sent) == 0 {
 		return nil, nil
 	}
@@ -41,7 +42,7 @@ func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[strin
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	m := &moduleCheckout{r: r, top: top, root: root, sent: sent, done: map[string]string{}}
+	m := &moduleCheckout{r: r, top: top, root: root, sent: sent, aside: aside, done: map[string]string{}}
 	var refs strings.Builder
 	for commit := range sent { // without the refs git may delete the objects
 		refs.WriteString("create " + guestapi.RefModules + commit + " " + commit + "\n")
@@ -61,6 +62,8 @@ type moduleCheckout struct {
 	root *os.Root
 	sent map[string]bool
 	done map[string]string
+
+	aside func(at string) error
 }
 
 // checkoutAll checks out the submodules of the repository at the path in.
@@ -116,6 +119,13 @@ func (m *moduleCheckout) checkoutOne(ctx context.Context, at, commit string) err
 		}
 	}
 	env, full := m.r.git.environ(), filepath.Join(m.top, at)
+	if used, err := inUse(full); err != nil {
+		return err
+	} else if used && m.aside != nil {
+		if err := errors.Join(m.aside(at), m.root.Mkdir(at, 0o755)); err != nil {
+			return err
+		}
+	}
 	if _, err := m.r.git.run(ctx, full, env, "init", "--quiet", "--template="); err != nil {
 		return err
 	}

@@ -62,9 +62,9 @@ func asRoot(ctx context.Context, args ...string) ([]byte, error) {
 }
 
 // agentVars returns the variables that the agent gets in addition: those of
-// the secrets bundle, and those for the trust store.
+// the secrets bundle, and toolVars.
 func (r *Runner) agentVars() map[string]string {
-	out := r.trustStoreVars()
+	out := r.toolVars()
 	for k, v := range r.resp.Env {
 		if isEnvName(k) && !strings.Contains(v, "\x00") {
 			out[k] = v
@@ -73,9 +73,9 @@ func (r *Runner) agentVars() map[string]string {
 	return out
 }
 
-// trustStoreVars returns the variables for the trust store.
-func (r *Runner) trustStoreVars() map[string]string {
-	out := map[string]string{}
+// toolVars returns the variables for the trust store and the caches.
+func (r *Runner) toolVars() map[string]string {
+	out := r.cacheVars()
 	if len(r.resp.CACertificates) > 0 {
 		for _, name := range trustVars {
 			out[name] = trustBundle

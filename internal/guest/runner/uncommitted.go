@@ -31,25 +31,32 @@ const (
 // The index is the agent's. If git cannot read it, or if it has a conflict
 // that the work tree does not resolve, it is replaced by an index of the
 // result.
-func (t *scratchRepo) commitChanges(ctx context.Context, jobID string) (files int, left []string, err error) {
-	files, left, err = t.commitIndex(ctx, jobID)
+func (t *scratchRepo) commitChanges(ctx context.Context, of string) (files int, left []string, err error) {
+	files, left, err = t.commitIndex(ctx, of)
 	if _, isGit := errors.AsType[*gitError](err); !isGit {
 		return files, left, err
 	}
-	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := t.newIndex(ctx); err != nil {
 		return 0, left, err
 	}
-	if t.primary != "" {
-		if _, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary); err != nil {
-			return 0, left, err
-		}
+	return t.commitIndex(ctx, of)
+}
+
+// newIndex replaces the index by one of the result.
+func (t *scratchRepo) newIndex(ctx context.Context) error {
+	if err := os.Remove(filepath.Join(t.path, "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return t.commitIndex(ctx, jobID)
+	if t.primary == "" {
+		return nil
+	}
+	_, err := t.g.run(ctx, t.work, t.env, "read-tree", t.primary)
+	return err
 }
 
 // commitIndex is commitChanges with the existing index. It runs as few git
 // processes as possible: each takes long in an emulated guest.
-func (t *scratchRepo) commitIndex(ctx context.Context, jobID string) (files int, left []string, err error) {
+func (t *scratchRepo) commitIndex(ctx context.Context, of string) (files int, left []string, err error) {
 	st, err := t.status(ctx)
 	if err != nil {
 		return 0, nil, err
@@ -69,7 +76,7 @@ func (t *scratchRepo) commitIndex(ctx context.Context, jobID string) (files int,
 	if err != nil {
 		return 0, left, err
 	}
-	args, before := []string{"commit-tree", tree, "-m", "Uncommitted changes of " + jobID}, t.base
+	args, before := []string{"commit-tree", tree, "-m", "Uncommitted changes of " + of}, t.base
 	if t.primary != "" {
 		args, before = append(args, "-p", t.primary), t.primary
 	}
@@ -161,7 +168,8 @@ func (t *scratchRepo) selectFiles(names []string) (keep, left []string) {
 		}
 		seen[name] = true
 		size, err := readable(root, name)
-		if err != nil || size > maxChangedFile || total+size > maxChangedBytes || len(keep) == maxChangedFiles {
+		tooMuch := size > maxChangedFile || total+size > maxChangedBytes || len(keep) == maxChangedFiles
+		if err != nil || tooMuch && !t.local {
 			left = append(left, name)
 			continue
 		}
