@@ -34,8 +34,13 @@ func (g guarded) Run() int { return guard.Run(g.m) }
 // The scripts drive the real command line against a real daemon, which each
 // script starts by its first command, on the fake backend.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script",
+	testscript.Run(t, scriptParams(t, "testdata/script"))
+}
+
+// scriptParams are the parameters of the scripts in dir.
+func scriptParams(t *testing.T, dir string) testscript.Params {
+	return testscript.Params{
+		Dir: dir,
 		Setup: func(env *testscript.Env) error {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("AGENTLAB_HOME", home)
@@ -56,7 +61,7 @@ func TestScripts(t *testing.T) {
 			"capture":    capture,
 			"killdaemon": killDaemon,
 		},
-	})
+	}
 }
 
 // capture VAR REGEXP sets VAR to the first group of REGEXP in the last

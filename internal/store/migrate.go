@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"os"
 	"strconv"
 
 	"github.com/pressly/goose/v3"
@@ -78,11 +79,11 @@ func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) 
 		return nil
 	case current > target:
 		return agentlab.Errorf(agentlab.CodeSchema, "the database has schema %d, this version of AgentLab supports schemas up to %d", current, target).
-			WithHint("start the newer version of AgentLab that wrote it, or restore the copy from before the upgrade: %s.v%d.bak", path, target)
+			WithHint("%s", newerHint(path, target))
 	}
 	backup := ""
 	if current > 0 {
-		backup = fmt.Sprintf("%s.v%d.bak", path, current)
+		backup = upgradeCopy(path, current)
 		if err := backupTo(ctx, rw, backup); err != nil {
 			return err
 		}
@@ -96,6 +97,21 @@ func migrate(ctx context.Context, path string, files fs.FS, fresh func() error) 
 		return e
 	}
 	return nil
+}
+
+// upgradeCopy is the copy of the database at path that an upgrade from schema makes.
+func upgradeCopy(path string, schema int64) string { return fmt.Sprintf("%s.v%d.bak", path, schema) }
+
+// newerHint returns the next step for a database that is newer than this program:
+// it names the newest copy that this program can open, if there is one.
+func newerHint(path string, newest int64) string {
+	hint := "start the newer version of AgentLab that wrote it"
+	for schema := newest; schema > 0; schema-- {
+		if _, err := os.Stat(upgradeCopy(path, schema)); err == nil {
+			return fmt.Sprintf("%s, or restore the copy from before its upgrade, which lacks all changes since then: agentlab db restore %s", hint, upgradeCopy(path, schema))
+		}
+	}
+	return hint
 }
 
 // inspect returns the schema version of a database, 0 for a new one, and an
