@@ -11,7 +11,10 @@
 //     below, "Guest control". The controller treats every answer as hostile.
 package guestapi
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Guest plane. All paths except bootstrap require "Authorization: Bearer
 // <runner token>".
@@ -333,6 +336,15 @@ type Network struct {
 	// IPv6.
 	Address6 string `json:"address6,omitempty"`
 	Gateway6 string `json:"gateway6,omitempty"`
+}
+
+// Equal reports whether n and o configure the same; nil means nothing.
+func (n *Network) Equal(o *Network) bool {
+	if n == nil || o == nil {
+		return n == o
+	}
+	return n.Address == o.Address && n.Gateway == o.Gateway && n.MTU == o.MTU && n.Address6 == o.Address6 &&
+		n.Gateway6 == o.Gateway6 && slices.Equal(n.DNS, o.DNS)
 }
 
 // Bootstrap is the content of /etc/agentlab/bootstrap.json.

@@ -45,6 +45,8 @@ func TestPrepare(t *testing.T) {
 	const machineID = "0123456789abcdef0123456789abcdef"
 	g.put(t, "etc/machine-id", machineID+"\n")
 	g.put(t, "proc/sys/kernel/random/boot_id", "of the boot\n")
+	const otherKey = "etc/ssh/ssh_host_rsa_key"
+	g.put(t, otherKey, "a key of the image")
 	for range 2 {
 		if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: id.Network}); err != nil {
 			t.Fatal(err)
@@ -57,6 +59,9 @@ func TestPrepare(t *testing.T) {
 			t.Fatalf("%s of a template: %v, %v", name, fi, err)
 		}
 		files[name] = fi
+	}
+	if !g.absent(otherKey) {
+		t.Error("a template has a host key")
 	}
 	template := g.file(t, "run/agentlab/boot_id")
 	if g.kernel.syncs != 2 || len(g.kernel.bootIDs) != 1 || g.file(t, "proc/sys/kernel/random/boot_id") != template {
@@ -100,6 +105,23 @@ func TestPrepare(t *testing.T) {
 	}
 	if g.file(t, "proc/sys/kernel/random/boot_id") != bootID || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
 		t.Error("a repeated identity replaced the machine-id or the boot ID")
+	}
+	// What users have changed since then does not get into a fork. The network was
+	// configured with the repeated identity, and is again.
+	g.put(t, otherKey, "a key of a user")
+	if err := os.Remove(filepath.Join(g.root, "proc/sys/kernel/random/boot_id")); err != nil {
+		t.Fatal(err)
+	}
+	g.put(t, "proc/sys/kernel/random/boot_id", "of the boot\n")
+	id.UID += "-2"
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	if !g.absent(otherKey) || len(g.kernel.networks) != networks+2 || g.file(t, "proc/sys/kernel/random/boot_id") != g.file(t, "run/agentlab/boot_id") {
+		t.Errorf("a fork: host key left %t, %d networks, boot ID %q", !g.absent(otherKey), len(g.kernel.networks), g.file(t, "proc/sys/kernel/random/boot_id"))
+	}
+	if got := g.file(t, "run/agentlab/uid"); got != id.UID+"\n" {
+		t.Errorf("UID %q", got)
 	}
 }
 

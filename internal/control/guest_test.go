@@ -39,7 +39,6 @@ func identity() guestapi.Identity {
 
 func TestHealth(t *testing.T) {
 	g := newGuest(t, nil)
-	g.put(t, "proc/uptime", "12.34 56.78\n")
 	g.put(t, "proc/sys/kernel/random/boot_id", "abc\n")
 	h, err := g.Health(testCtx(t))
 	if err != nil {

@@ -58,6 +58,8 @@ func (k *kernel) SetHostname(name string) error {
 	return nil
 }
 
+func (k *kernel) Uptime() time.Duration { return 12340 * time.Millisecond }
+
 func (k *kernel) Hostname() (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -44,6 +44,12 @@ const (
 // journalDirs have the records of journald, in a directory for each machine-id.
 var journalDirs = []string{"/run/log/journal", "/var/log/journal"}
 
+// prepared is what prepare has done for the first identity. A later one finds what
+// users have changed, and a server that was started again does not know.
+type prepared struct {
+	network *guestapi.Network // that is configured
+}
+
 func (s *Server) handlePrepare(w http.ResponseWriter, r *http.Request) {
 	var req guestapi.PrepareRequest
 	if !decode(w, r, &req) {
@@ -68,10 +74,10 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if uid := s.line(bootUIDFile); uid != "" {
 		return agentlab.Errorf(agentlab.CodeConflict, "the guest has the identity %s already", uid)
 	}
+	s.prepared = nil
 	if err := s.setNetwork(req.Network); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "network: %w", err)
 	}
-	s.network = req.Network
 	var err error
 	if s.disk, err = s.cfg.Kernel.GrowRoot(0, 0); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "root disk: %w", err)
@@ -81,7 +87,7 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	}
 	// The copies only write the file that is mounted: systemd examines all mounts
 	// when there is a new one.
-	if err := s.newBootID(); err != nil {
+	if err := s.newBootID(false); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "boot ID: %w", err)
 	}
 	if err := s.stopJournal(ctx); err != nil {
@@ -91,6 +97,7 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if err := s.emptyFiles(); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "files: %w", err)
 	}
+	s.prepared = &prepared{network: req.Network}
 	s.cfg.Kernel.Sync() // otherwise each copy writes it
 	return nil
 }
@@ -116,8 +123,10 @@ func (s *Server) emptyFiles() error {
 			return err
 		}
 	}
-	var errs []error
-	for name, mode := range map[string]fs.FileMode{machineIDFile: 0o444, hostnameFile: 0o644, uidFile: 0o644, publicKeyFile: 0o644, hostKeyFile: 0o600} {
+	errs := []error{s.removeHostKeys(), removeFile(s.path(randomSeedFile))}
+	for name, mode := range map[string]fs.FileMode{
+		machineIDFile: 0o444, hostnameFile: 0o644, uidFile: 0o644, bootUIDFile: 0o644, publicKeyFile: 0o644, hostKeyFile: 0o600,
+	} {
 		errs = append(errs, s.writeFile(name, nil, mode, 0, 0))
 	}
 	old, err := os.ReadFile(s.path(hostsFile))
@@ -244,8 +253,8 @@ func end(pid int) {
 
 // newBootID replaces the boot ID that programs read. The kernel's own cannot be
 // changed: file systems of type proc that are mounted later, as in containers,
-// show it.
-func (s *Server) newBootID() error {
+// show it. mounted means that the file is known to be mounted.
+func (s *Server) newBootID(mounted bool) error {
 	id := []byte(randomUUID() + "\n")
 	// The file is written in place: it may be mounted already.
 	f, err := os.OpenFile(s.path(bootIDFile), os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o444) //nolint:gosec // public
@@ -253,7 +262,7 @@ func (s *Server) newBootID() error {
 		return err
 	}
 	_, err = f.Write(id)
-	if err = errors.Join(err, f.Close()); err != nil || s.line(kernelBootID) == strings.TrimSpace(string(id)) {
+	if err = errors.Join(err, f.Close()); err != nil || mounted || s.line(kernelBootID) == strings.TrimSpace(string(id)) {
 		return err
 	}
 	return s.cfg.Kernel.SetBootID(s.path(bootIDFile), s.path(kernelBootID))
@@ -276,8 +285,9 @@ func newMachineID() string {
 func (s *Server) renewMachineID(old, id string) error {
 	if old != "" {
 		for _, dir := range journalDirs {
-			if err := os.Rename(s.path(filepath.Join(dir, old)), s.path(filepath.Join(dir, id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
+			// os.Rename would look for the new name first.
+			if err := syscall.Rename(s.path(filepath.Join(dir, old)), s.path(filepath.Join(dir, id))); err != nil && !errors.Is(err, syscall.ENOENT) {
+				return fmt.Errorf("renaming the journal in %s: %w", dir, err)
 			}
 		}
 	}
@@ -289,12 +299,21 @@ func (s *Server) renewMachineID(old, id string) error {
 			end(pid)
 		}
 	}
-	if err := os.Remove(s.path(randomSeedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeFile(s.path(randomSeedFile)); err != nil {
 		return err
 	}
 	// Often it is a link to the machine-id.
 	if fi, err := os.Lstat(s.path(dbusMachineID)); err == nil && fi.Mode().IsRegular() {
 		return s.writeFile(dbusMachineID, []byte(id+"\n"), 0o444, 0, 0)
+	}
+	return nil
+}
+
+// removeFile removes a file, which may be missing. Unlike os.Remove it does not try
+// whether it is a directory.
+func removeFile(name string) error {
+	if err := syscall.Unlink(name); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return &fs.PathError{Op: "unlink", Path: name, Err: err}
 	}
 	return nil
 }
@@ -311,8 +330,10 @@ func (s *Server) growRoot(size int64) (err error) {
 // continue.
 func (s *Server) reloadSSHD() {
 	pid, _ := strconv.Atoi(s.line(sshdPIDFile))
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	if pid > 1 && err == nil && filepath.Base(exe) == "sshd" {
+	if pid <= 1 {
+		return
+	}
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && filepath.Base(exe) == "sshd" {
 		_ = syscall.Kill(pid, syscall.SIGHUP)
 	}
 }

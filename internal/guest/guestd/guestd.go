@@ -70,9 +70,9 @@ type Server struct {
 	http  *http.Server
 	start time.Time
 
-	idMu    sync.Mutex        // one identity at a time
-	network *guestapi.Network // that prepare has configured; guarded by idMu
-	disk    int64             // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
+	idMu     sync.Mutex // one identity at a time
+	prepared *prepared  // of a template that has no identity yet; guarded by idMu
+	disk     int64      // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
 
 	keyMu  sync.Mutex // one writer of authorized_keys at a time
 	workMu sync.Mutex // one change of the workspace at a time
@@ -170,7 +170,7 @@ func (s *Server) health() guestapi.Health {
 	return guestapi.Health{
 		Version:  version.Get().Version,
 		BootID:   s.line("/proc/sys/kernel/random/boot_id"),
-		Uptime:   uptime(s.line("/proc/uptime")),
+		Uptime:   s.cfg.Kernel.Uptime(),
 		Identity: s.line(bootUIDFile),
 		System:   s.systemStatus(),
 
@@ -186,15 +186,6 @@ func (s *Server) line(name string) string {
 	}
 	first, _, _ := strings.Cut(string(b), "\n")
 	return strings.TrimSpace(first)
-}
-
-func uptime(line string) time.Duration {
-	first, _, _ := strings.Cut(line, " ")
-	d, err := time.ParseDuration(first + "s")
-	if err != nil {
-		return 0
-	}
-	return d
 }
 
 // decode reads the JSON body of r into v. After an error it has answered the

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"syscall"
 	"time"
@@ -95,21 +94,28 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	}
 	var steps []step
 	continues := s.continues(id.UID)
+	ready := s.prepared
+	s.prepared = nil
 	if continues {
 		steps = []step{
 			{"old identity", s.forget},
-			{"boot ID", s.newBootID},
+			{"boot ID", func() error { return s.newBootID(ready != nil) }},
 			{"root disk", func() error { return s.growRoot(id.RootBytes) }},
 		}
 	}
 	steps = append(steps, []step{
 		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
-		{"network", func() error { return s.setNetwork(id.Network) }},
-		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues) }},
+		{"network", func() error {
+			if ready != nil && ready.network.Equal(id.Network) {
+				return nil
+			}
+			return s.setNetwork(id.Network)
+		}},
+		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues, ready != nil) }},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
 		{"uid", func() error { return s.fillFile(uidFile, []byte(id.UID+"\n"), 0o644) }},
-		{"uid of this boot", func() error { return s.writeFile(bootUIDFile, []byte(id.UID+"\n"), 0o644, 0, 0) }},
+		{"uid of this boot", func() error { return s.overwriteFile(bootUIDFile, []byte(id.UID+"\n"), 0o644) }},
 	}...)
 	for _, step := range steps {
 		if err := step.do(); err != nil {
@@ -146,7 +152,7 @@ func (s *Server) setMachineID(uid string, continues bool) error {
 		return nil
 	}
 	id := newMachineID()
-	if err := s.writeFile(freshFile, []byte(id+"\n"), 0o644, 0, 0); err != nil {
+	if err := s.overwriteFile(freshFile, []byte(id+"\n"), 0o644); err != nil {
 		return err
 	}
 	if err := s.fillFile(machineIDFile, []byte(id+"\n"), 0o444); err != nil || !continues || old == "" {
@@ -214,9 +220,7 @@ func (s *Server) holdHostname(name string) {
 }
 
 func (s *Server) setNetwork(n *guestapi.Network) error {
-	prepared := s.network
-	s.network = nil // the next one may find it changed
-	if n == nil || reflect.DeepEqual(n, prepared) {
+	if n == nil {
 		return nil
 	}
 	if err := s.cfg.Kernel.ConfigureNetwork(*n, netWait); err != nil {

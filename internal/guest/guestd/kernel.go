@@ -19,6 +19,8 @@ import (
 // Kernel is the part of an identity that is not in files.
 type Kernel interface {
 	SetTime(t time.Time) error
+	// Uptime returns the time since the boot.
+	Uptime() time.Duration
 	// AddEntropy credits p to the kernel's generator and reseeds it at once:
 	// otherwise clones of one template would generate the same first bytes.
 	AddEntropy(p []byte) error
@@ -44,6 +46,12 @@ type linuxKernel struct{}
 func (linuxKernel) SetTime(t time.Time) error {
 	ts := unix.NsecToTimespec(t.UnixNano())
 	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+}
+
+func (linuxKernel) Uptime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // never fails
+	return time.Duration(ts.Nano())
 }
 
 func (linuxKernel) AddEntropy(p []byte) error {

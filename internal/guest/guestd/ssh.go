@@ -27,20 +27,17 @@ const (
 )
 
 // setHostKey sets the SSH host key if there is none, or if it belongs to another
-// identity or to a template. It creates one if key is nil.
-func (s *Server) setHostKey(uid string, key *guestapi.HostKey, continues bool) error {
+// identity or to a template. It creates one if key is nil. alone means that there is
+// no other.
+func (s *Server) setHostKey(uid string, key *guestapi.HostKey, continues, alone bool) error {
 	if !continues && s.line(uidFile) == uid {
 		if s.hasHostKey() {
 			return nil
 		}
 		return s.writeHostKey(key)
 	}
-	old, _ := filepath.Glob(s.path("/etc/ssh/ssh_host_*_key*"))
-	for _, name := range old {
-		if name == s.path(hostKeyFile) || name == s.path(publicKeyFile) {
-			continue // replaced below
-		}
-		if err := os.Remove(name); err != nil {
+	if !alone {
+		if err := s.removeHostKeys(); err != nil {
 			return err
 		}
 	}
@@ -52,6 +49,20 @@ func (s *Server) setHostKey(uid string, key *guestapi.HostKey, continues bool) e
 		s.reloadSSHD()
 	} else if s.systemdRuns() {
 		s.wg.Go(func() { _ = s.systemctl(s.ctx, "try-restart", "ssh.service", "sshd.service") })
+	}
+	return nil
+}
+
+// removeHostKeys removes all host keys except those that writeHostKey replaces.
+func (s *Server) removeHostKeys() error {
+	old, _ := filepath.Glob(s.path("/etc/ssh/ssh_host_*_key*"))
+	for _, name := range old {
+		if name == s.path(hostKeyFile) || name == s.path(publicKeyFile) {
+			continue
+		}
+		if err := os.Remove(name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
