@@ -119,6 +119,9 @@ func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req gu
 	if err != nil {
 		return err
 	}
+	if req.TTY {
+		defer a.noticeLease(ctx, c, sandbox)()
+	}
 	return a.interact(ctx, conn, interactive, req.TTY)
 }
 
@@ -144,6 +147,7 @@ Ctrl-] .`,
 			return err
 		}
 		a.progressf("attached to terminal %q; detach with Ctrl-]", session)
+		defer a.noticeLease(ctx, c, args[0])()
 		return a.interact(ctx, conn, true, true)
 	})
 	return cmd

@@ -46,7 +46,11 @@ func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (n
 	if err != nil {
 		return nil, err
 	}
-	return s.control(sb).Exec(ctx, r)
+	conn, err := s.control(sb).Exec(ctx, r)
+	if err != nil || !r.TTY {
+		return conn, err
+	}
+	return s.hold(sb, conn), nil
 }
 
 // Attach attaches to a named terminal of the guest. The connection carries
@@ -56,7 +60,11 @@ func (s *Service) Attach(ctx context.Context, vmid int, r guestapi.AttachRequest
 	if err != nil {
 		return nil, err
 	}
-	return s.control(sb).Attach(ctx, r)
+	conn, err := s.control(sb).Attach(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return s.hold(sb, conn), nil
 }
 
 // SSHKey authorises an ephemeral key in the guest.
@@ -68,13 +76,18 @@ func (s *Service) SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest
 	return s.control(sb).SSHKey(ctx, r)
 }
 
-// DialGuest opens a TCP stream to a port of the guest.
+// DialGuest opens a TCP stream to a port of the guest. A stream to its SSH server
+// counts as a terminal.
 func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error) {
 	sb, err := s.live(ctx, vmid)
 	if err != nil {
 		return nil, err
 	}
-	return s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
+	conn, err := s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
+	if err != nil || port != sshPort {
+		return conn, err
+	}
+	return s.hold(sb, conn), nil
 }
 
 // How many bytes of a console log are saved and read, and how long that may

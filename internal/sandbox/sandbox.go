@@ -246,6 +246,9 @@ type runtimeState struct {
 	state agentlab.SandboxState // as last seen
 
 	lease          time.Time      // its end, as sent to the backend (backend.DeadlineSetter)
+	leaseEnd       time.Time      // its end, as last seen
+	warned         time.Duration  // the last warning about leaseEnd, one of leaseWarnings; 0: none
+	terminals      int            // attached terminals
 	blank          bool           // this process started its VM, and sent its guest nothing
 	isCopy         bool           // it continues the guest of a snapshot
 	hurry          bool           // another copy of its snapshot did not answer

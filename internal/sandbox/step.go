@@ -68,6 +68,11 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 	if sb.Desired == agentlab.DesiredDestroyed {
 		return 0, false, s.destroy(ctx, sb)
 	}
+	if s.leaseCounts(sb) {
+		if renewed, err := s.watchLease(ctx, sb); renewed || err != nil {
+			return 0, err != nil, err
+		}
+	}
 	if sb.NetworkPending && sb.State.HasVM() && sb.Restoring == "" && sb.Desired != agentlab.DesiredStopped {
 		if settled, err := s.applyNetwork(ctx, sb); settled || err != nil {
 			return 0, err != nil, err
@@ -96,13 +101,6 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
 		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
-}
-
-func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
-	if !s.leaseCounts(sb) {
-		return maxIdle
-	}
-	return min(max(sb.LeaseExpiresAt.Sub(s.clock()), time.Millisecond), maxIdle)
 }
 
 // expire handles the end of a lease.

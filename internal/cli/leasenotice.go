@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// noticeLease prints a line to the terminal when the lease of a sandbox ends soon,
+// until stop is called. It prints nothing without a terminal, and to callers that
+// may not read events.
+func (a *App) noticeLease(ctx context.Context, c *client.Client, sandbox string) (stop func()) {
+	if _, tty := terminal(a.Stderr); !tty {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventSandboxLease, Sandbox: sandbox, After: -1}) {
+			if err != nil {
+				return
+			}
+			if line := leaseNotice(e); line != "" {
+				_, _ = fmt.Fprintf(a.Stderr, "\r\n%s\r\n", line) // the terminal is in raw mode
+			}
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+	}
+}
+
+// leaseNotice returns the line for an event of a lease, "" for events that are not
+// a warning.
+func leaseNotice(e api.Event) string {
+	left, ok := e.Data["minutes_left"].(float64)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("[agentlab: the lease of this sandbox ends in %d minutes; to renew it, run in another terminal: agentlab sandbox lease renew %s --ttl 4h]",
+		int(left), strconv.Itoa(e.SandboxVMID))
+}

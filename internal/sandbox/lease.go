@@ -1,0 +1,145 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// leaseWarnings are how long before the end of a lease an event warns, the
+// longest first.
+var leaseWarnings = []time.Duration{15 * time.Minute, 5 * time.Minute}
+
+// attachedTTL is how much longer a lease becomes that would end soon while a
+// terminal is attached.
+const attachedTTL = time.Hour
+
+// watchLease renews a lease that ends soon if a terminal is attached, and else
+// warns. renewed means that the row has changed.
+func (s *Service) watchLease(ctx context.Context, sb agentlab.Sandbox) (renewed bool, err error) {
+	attached, now := false, s.clock()
+	s.withState(sb.VMID, func(m *runtimeState) {
+		m.seeLease(sb, now)
+		attached = m.terminals > 0
+	})
+	if sb.LeaseExpiresAt.Sub(now) > leaseWarnings[0] {
+		return false, nil
+	}
+	if attached {
+		end := sb.LeaseExpiresAt
+		sb, err = s.extendLease(ctx, sb.VMID, attachedTTL, "renewed, because a terminal is attached")
+		if err != nil || sb.LeaseExpiresAt.After(end) {
+			return err == nil, err
+		}
+	}
+	s.warnOfEnd(ctx, sb)
+	return false, nil
+}
+
+// extendLease lets a lease end ttl from now, and at most Limits.MaxTTL after the
+// sandbox was created. It never shortens a lease.
+func (s *Service) extendLease(ctx context.Context, vmid int, ttl time.Duration, what string) (agentlab.Sandbox, error) {
+	return s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		end := s.clock().UTC().Add(ttl)
+		if last := sb.CreatedAt.Add(s.lim.MaxTTL); end.After(last) {
+			end = last
+		}
+		if sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM() || !end.After(sb.LeaseExpiresAt) {
+			return nil, nil
+		}
+		sb.LeaseExpiresAt = end
+		return []agentlab.Event{leaseEvent(*sb, what)}, nil
+	})
+}
+
+// leaseWarning returns the last warning that is due when a lease ends in left; 0
+// means none.
+func leaseWarning(left time.Duration) (due time.Duration) {
+	for _, w := range leaseWarnings {
+		if left <= w {
+			due = w
+		}
+	}
+	return due
+}
+
+// warnOfEnd writes an event when a warning about the end of a lease is due. A
+// warning that was due when this process first saw the end is not given: the lease
+// is that short, or an earlier process has given it.
+func (s *Service) warnOfEnd(ctx context.Context, sb agentlab.Sandbox) {
+	left := sb.LeaseExpiresAt.Sub(s.clock())
+	due, give := leaseWarning(left), false
+	s.withState(sb.VMID, func(m *runtimeState) {
+		give = due != 0 && (m.warned == 0 || due < m.warned)
+		m.warned = due
+	})
+	if !give {
+		return
+	}
+	minutes := int((left + time.Minute - 1) / time.Minute)
+	e := event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": sb.LeaseExpiresAt.UTC().Format(time.RFC3339), "minutes_left": minutes},
+		"lease of sandbox %s ends in %d minutes", sb.Name, minutes)
+	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
+		s.log.Warn("the event about the end of a lease was not stored", "vmid", sb.VMID, "err", err)
+	}
+}
+
+// seeLease notes the end of a lease: the warnings of another end do not count.
+func (m *runtimeState) seeLease(sb agentlab.Sandbox, now time.Time) {
+	if !m.leaseEnd.Equal(sb.LeaseExpiresAt) {
+		m.leaseEnd, m.warned = sb.LeaseExpiresAt, leaseWarning(sb.LeaseExpiresAt.Sub(now))
+	}
+}
+
+// untilLease returns the time until the next warning about the end of the lease, or
+// until its end.
+func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
+	if !s.leaseCounts(sb) {
+		return maxIdle
+	}
+	left := sb.LeaseExpiresAt.Sub(s.clock())
+	next := left
+	for _, w := range leaseWarnings {
+		if left > w {
+			next = min(next, left-w)
+		}
+	}
+	return min(max(next, time.Millisecond), maxIdle)
+}
+
+// sshPort is the port of the SSH server of a guest.
+const sshPort = 22
+
+// terminal is the connection of a terminal that is attached to a sandbox. Its lease
+// is renewed while the connection is open.
+type terminal struct {
+	net.Conn
+	closed func()
+}
+
+// hold counts conn as a terminal of the sandbox until it is closed.
+func (s *Service) hold(sb agentlab.Sandbox, conn net.Conn) net.Conn {
+	count := func(n int) {
+		s.withState(sb.VMID, func(m *runtimeState) {
+			if m.uid == sb.UID {
+				m.terminals += n
+			}
+		})
+	}
+	count(1)
+	s.loop.Wake(sb.VMID) // its lease may end soon
+	return &terminal{Conn: conn, closed: sync.OnceFunc(func() { count(-1) })}
+}
+
+// Close implements net.Conn.
+func (t *terminal) Close() error {
+	t.closed()
+	return t.Conn.Close()
+}
+
+// CloseWrite passes on the half close, which embedding hides.
+func (t *terminal) CloseWrite() error { return stream.CloseWrite(t.Conn) }

@@ -1,0 +1,141 @@
+package sandbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// warnings returns the minutes that were left in each warning.
+func (w *world) warnings() (out []int) {
+	w.Helper()
+	for _, e := range w.events(agentlab.EventSandboxLease) {
+		var data struct {
+			Left int `json:"minutes_left"`
+		}
+		if err := json.Unmarshal([]byte(e.Data), &data); err != nil {
+			w.Fatal(err)
+		}
+		if data.Left != 0 {
+			out = append(out, data.Left)
+		}
+	}
+	return out
+}
+
+func (w *world) attach(vmid int) net.Conn {
+	w.Helper()
+	conn, err := w.svc.Attach(context.Background(), vmid, guestapi.AttachRequest{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return conn
+}
+
+// An event warns 15 and 5 minutes before the end of a lease, once, and again after
+// it was renewed.
+func TestWarningsBeforeTheEnd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		end := w.get(sb.VMID).LeaseExpiresAt
+		for _, c := range []struct {
+			left time.Duration
+			want []int
+		}{{15*time.Minute + time.Second, nil}, {14 * time.Minute, []int{15}}, {6 * time.Minute, []int{15}}, {4 * time.Minute, []int{15, 5}}} {
+			time.Sleep(time.Until(end.Add(-c.left)))
+			if got := w.warnings(); !slices.Equal(got, c.want) {
+				t.Fatalf("%s before the end: %v, want %v", c.left, got, c.want)
+			}
+		}
+		if _, err := w.svc.RenewLease(context.Background(), sb.VMID, 20*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * time.Minute)
+		w.restart() // does not repeat a warning
+		w.until(sb.VMID, agentlab.SandboxReady)
+		time.Sleep(2 * time.Minute)
+		if got := w.warnings(); !slices.Equal(got, []int{15, 5, 15}) {
+			t.Fatalf("after renewal: %v", got)
+		}
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if got := w.warnings(); !slices.Equal(got, []int{15, 5, 15, 5}) {
+			t.Fatalf("at the end: %v", got)
+		}
+	})
+}
+
+// A lease that is short from the beginning has no warning that is due at once.
+func TestShortLeaseIsNotWarnedOfAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(agentlab.SandboxRequest{TTL: 10 * time.Minute})
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if got := w.warnings(); !slices.Equal(got, []int{5}) {
+			t.Error(got)
+		}
+	})
+}
+
+// A lease does not end while a terminal is attached, until the longest lease since
+// the sandbox was created has passed.
+func TestAttachedTerminalRenews(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.limits.MaxTTL = 3 * time.Hour
+		w.restart()
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: 30 * time.Minute})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		created := w.get(sb.VMID).CreatedAt
+		first, second := w.attach(sb.VMID), w.attach(sb.VMID)
+		_ = first.Close()
+		_ = first.Close() // counts once
+		time.Sleep(2*time.Hour + 30*time.Minute)
+		now := w.get(sb.VMID)
+		if now.State != agentlab.SandboxReady || !now.LeaseExpiresAt.Equal(created.Add(3*time.Hour)) {
+			t.Fatalf("%s, ends %s after its creation", now.State, now.LeaseExpiresAt.Sub(created))
+		}
+		if got := w.warnings(); len(got) != 0 {
+			t.Errorf("warnings although it was renewed: %v", got)
+		}
+		sb = w.until(sb.VMID, agentlab.SandboxDestroyed)
+		if got := w.warnings(); !slices.Equal(got, []int{15, 5}) {
+			t.Errorf("warnings when it could not be renewed: %v", got)
+		}
+		_ = second.Close()
+	})
+}
+
+// A terminal that was detached renews nothing, and neither does one of a sandbox
+// that its user stops.
+func TestDetachedTerminalDoesNotRenew(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: 30 * time.Minute})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		end := w.get(sb.VMID).LeaseExpiresAt
+		_ = w.attach(sb.VMID).Close()
+		stopped := w.create(agentlab.SandboxRequest{Name: "off", TTL: 30 * time.Minute})
+		w.until(stopped.VMID, agentlab.SandboxReady)
+		held := w.attach(stopped.VMID)
+		defer func() { _ = held.Close() }()
+		if _, err := w.svc.Stop(context.Background(), stopped.VMID, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		w.until(stopped.VMID, agentlab.SandboxStopped)
+		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		w.until(stopped.VMID, agentlab.SandboxDestroyed)
+		if d := time.Since(end); d > 10*time.Minute {
+			t.Errorf("it ended %s after its lease", d)
+		}
+		for _, e := range w.events(agentlab.EventSandboxLease) {
+			if strings.Contains(e.Message, "terminal") {
+				t.Error(e.Message)
+			}
+		}
+	})
+}
