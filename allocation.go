@@ -18,4 +18,6 @@ type Allocation struct {
 	// it that ends in its IPv4 address. The zero value means no IPv6.
 	IPv6     netip.Prefix
 	Reserved []netip.Addr // never leased, for example the gateway
+
+	Workspace *WorkspaceUse // that the sandbox wants; nil if it wants none
 }

@@ -47,6 +47,7 @@ const (
 
 	EventWorkspaceState    = "workspace.state"
 	EventWorkspaceSnapshot = "workspace.snapshot"
+	EventWorkspaceLease    = "workspace.lease"
 
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"

@@ -25,6 +25,8 @@ type JobRequest struct {
 
 	Attempts *JobAttempts // nil means that the job runs its agent once
 
+	Workspace *WorkspaceSelection // of its sandbox, which is then created with the job; nil means none
+
 	// Sandbox requests a sandbox together with the job; only its Name,
 	// Cores and MemoryMB are used. nil means a sandbox with the name of the
 	// job, created when the limits allow one more.
@@ -45,6 +47,8 @@ type SandboxRequest struct {
 	// From is the snapshot SANDBOX/NAME to start from; "" means the image. Profile,
 	// image, cores and memory are then by default those of the snapshot.
 	From string
+
+	Workspace *WorkspaceSelection // nil means none
 
 	Job *JobRequest // a job to run in it; set by callers of the API only
 

@@ -142,6 +142,7 @@ type Sandbox struct {
 	NetworkPending bool
 	Keepalive      bool      // lease expiry stops and destroys it only if this is false or the lease was not renewed
 	JobID          string    // the job it was created for; "" if a user created it
+	Workspace      string    // ID of its workspace, for which it has or wants a lease; "" if it has none
 	From           Origin    // the snapshot it was created from
 	Start          StartKind // "" until it is known
 	Restoring      string    // UID of the snapshot to which it is being restored; "" if it is not

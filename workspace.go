@@ -40,6 +40,8 @@ type Workspace struct {
 	State   WorkspaceState
 	Reason  string // why it is FAILED, or why the current step is tried again; one line
 
+	Formatted bool // a guest has mounted it
+
 	GrowToGB  int             // the requested size in GiB of a GROWING one; otherwise 0
 	Restoring string          // UID of the snapshot of a RESTORING one; otherwise ""
 	From      WorkspaceOrigin // what it is a copy of
@@ -79,6 +81,7 @@ type WorkspaceSnapshot struct {
 	WorkspaceID string
 	State       WorkspaceSnapshotState
 	SizeGB      int       // of the workspace when it was saved, in GiB
+	Formatted   bool      // as the workspace was when it was saved
 	CreatedAt   time.Time // UTC, when it was requested
 	SavedAt     time.Time // UTC; zero if it is not complete
 }

@@ -23,6 +23,7 @@ type Sandbox struct {
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
+	WorkspaceID    string     `json:"workspace_id,omitempty" doc:"The workspace that it has or waits for"`
 	IP             string     `json:"ip,omitempty"`
 	FromSnapshot   string     `json:"from_snapshot,omitempty" doc:"What it was created from: SANDBOX/NAME of a snapshot, or SANDBOX for a fork"`
 	Restoring      bool       `json:"restoring,omitempty" doc:"It is being restored to a snapshot"`
@@ -45,7 +46,8 @@ type SandboxCreate struct {
 	Cores      int        `json:"cores,omitempty" doc:"Overrides the profile"`
 	MemoryMB   int        `json:"memory_mb,omitempty" doc:"Overrides the profile"`
 	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in the sandbox"`
-	Workspace  *string    `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
+
+	WorkspaceSelection
 
 	FromSnapshot string `json:"from_snapshot,omitempty" doc:"SANDBOX/NAME of a snapshot to start from; its profile, image, cores and memory are then the default"`
 }
@@ -128,18 +130,19 @@ type JobAttempts struct {
 
 // JobCreate is the request for a job (seed 000 §11.1).
 type JobCreate struct {
-	RepoURL    string  `json:"repo_url,omitempty" doc:"URL that the guest clones; empty with bundle_id or for no repository"`
-	BundleID   string  `json:"bundle_id,omitempty" doc:"ID of an uploaded repository, from POST /v1/bundles"`
-	Ref        string  `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision; if it is neither a ref nor a commit ID in the bundle, it means the HEAD of the bundle"`
-	Depth      int     `json:"depth,omitempty"`
-	Profile    string  `json:"profile,omitempty" doc:"Default: the configured default profile"`
-	Image      string  `json:"image,omitempty"`
-	Task       string  `json:"task"`
-	Agent      string  `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: the repository is cloned and no task runs"`
-	Mode       string  `json:"mode,omitempty" doc:"dangerous, the default and only mode"`
-	TTLMinutes int     `json:"ttl_minutes,omitempty"`
-	Keepalive  *bool   `json:"keepalive,omitempty"`
-	Workspace  *string `json:"workspace,omitempty" doc:"Not supported yet; must be null"`
+	RepoURL    string `json:"repo_url,omitempty" doc:"URL that the guest clones; empty with bundle_id or for no repository"`
+	BundleID   string `json:"bundle_id,omitempty" doc:"ID of an uploaded repository, from POST /v1/bundles"`
+	Ref        string `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision; if it is neither a ref nor a commit ID in the bundle, it means the HEAD of the bundle"`
+	Depth      int    `json:"depth,omitempty"`
+	Profile    string `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Image      string `json:"image,omitempty"`
+	Task       string `json:"task"`
+	Agent      string `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: the repository is cloned and no task runs"`
+	Mode       string `json:"mode,omitempty" doc:"dangerous, the default and only mode"`
+	TTLMinutes int    `json:"ttl_minutes,omitempty"`
+	Keepalive  *bool  `json:"keepalive,omitempty"`
+
+	WorkspaceSelection
 
 	NoPreflight bool         `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
 	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one. If the backend can fork, the sandboxes are copies of one that another job has prepared"`

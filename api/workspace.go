@@ -17,6 +17,49 @@ type Workspace struct {
 	From      string     `json:"from,omitempty" doc:"What it is a copy of: WORKSPACE or WORKSPACE/SNAPSHOT"`
 	CreatedAt time.Time  `json:"created_at"`
 	TrashedAt *time.Time `json:"trashed_at,omitempty" doc:"When it was deleted; it is in the trash since then"`
+
+	Leases []WorkspaceLease `json:"leases,omitempty" doc:"The sandbox that has it, then those that wait for it, in their order"`
+}
+
+// WorkspaceLease is the right of a sandbox to use a workspace, or its place in the
+// queue.
+type WorkspaceLease struct {
+	Number      int        `json:"number"`
+	SandboxVMID int        `json:"sandbox_vmid"`
+	Sandbox     string     `json:"sandbox,omitempty" doc:"Name of the sandbox"`
+	JobID       string     `json:"job_id,omitempty" doc:"The job of the sandbox"`
+	Nonce       string     `json:"nonce" doc:"Random; another lease has another one"`
+	RequestedAt time.Time  `json:"requested_at"`
+	AcquiredAt  *time.Time `json:"acquired_at,omitempty" doc:"Absent while it waits"`
+	WaitUntil   *time.Time `json:"wait_until,omitempty" doc:"When it gives up; only while it waits"`
+	ExpiresAt   *time.Time `json:"expires_at,omitempty" doc:"End of the lease of the sandbox, which ends this one; renewing it renews this one"`
+	Release     string     `json:"release,omitempty" enum:"clean,forced" doc:"How its release was requested"`
+	Reason      string     `json:"reason,omitempty" doc:"Why the last request for its release failed"`
+}
+
+// WorkspaceSelection is the workspace of a new sandbox.
+type WorkspaceSelection struct {
+	Workspace            string        `json:"workspace,omitempty" doc:"ID or name of a workspace, which the guest mounts at /work; default: none"`
+	WorkspaceCreate      *WorkspaceNew `json:"workspace_create,omitempty" doc:"Create the workspace with the sandbox"`
+	WorkspaceWaitSeconds int           `json:"workspace_wait_seconds,omitempty" minimum:"0" maximum:"86400" doc:"How long to wait while another sandbox has the workspace; default: not at all"`
+}
+
+// WorkspaceNew describes a workspace that is created with a sandbox.
+type WorkspaceNew struct {
+	SizeGB    int    `json:"size_gb,omitempty" minimum:"0" maximum:"65536" doc:"Size in GiB; default 20"`
+	Storage   string `json:"storage,omitempty" doc:"One of the backend's storages"`
+	IfMissing bool   `json:"if_missing,omitempty" doc:"Use the workspace if it exists; otherwise that is an error"`
+}
+
+// WorkspaceAttach is a request to give a sandbox a workspace.
+type WorkspaceAttach struct {
+	Sandbox     string `json:"sandbox" doc:"Number or name of a sandbox"`
+	WaitSeconds int    `json:"wait_seconds,omitempty" minimum:"0" maximum:"86400" doc:"How long to wait while another sandbox has the workspace; default: not at all"`
+}
+
+// WorkspaceDetach is a request to take a workspace from the sandbox that has it.
+type WorkspaceDetach struct {
+	Force bool `json:"force,omitempty" doc:"Also if its guest does not unmount it; what the guest wrote last may be lost"`
 }
 
 // WorkspaceCreate is a request to create an empty workspace.

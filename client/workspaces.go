@@ -80,3 +80,14 @@ func (c *Client) CheckWorkspaces(ctx context.Context, workspace string) (api.Lis
 	set(q, "workspace", workspace)
 	return get[api.List[api.Finding]](ctx, c, q, "workspace-checks")
 }
+
+// AttachWorkspace requests that a sandbox gets a workspace, and returns the sandbox.
+func (c *Client) AttachWorkspace(ctx context.Context, workspace string, r api.WorkspaceAttach) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, r, "workspaces", workspace, "attach")
+}
+
+// DetachWorkspace requests that a workspace is taken from the sandbox that has it, and
+// returns the lease that ends then.
+func (c *Client) DetachWorkspace(ctx context.Context, workspace string, force bool) (api.WorkspaceLease, error) {
+	return post[api.WorkspaceLease](ctx, c, api.WorkspaceDetach{Force: force}, "workspaces", workspace, "detach")
+}

@@ -216,7 +216,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		Env:    maps.Clone(b.Env),
 		Policy: guestapi.Policy{AllowedDomains: []string{}, Mode: prof.Mode},
 
-		CACertificates: prof.CACertificates,
+		CACertificates: prof.CACertificates, Workspace: sb.Workspace != "",
 	}
 	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same policy
 		resp.Policy.AllowedDomains = p.AllowedDomains()

@@ -23,6 +23,7 @@ type jobRunFlags struct {
 	keepalive      bool
 	attempts       api.JobAttempts
 	attemptTasks   []string // files
+	workspace      workspaceChoice
 	req            api.JobCreate
 }
 
@@ -69,7 +70,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	attemptFlags(flags, f)
-	workspaceFlag(flags, &f.req.Workspace)
+	workspaceFlags(flags, &f.workspace, "named like the repository")
 	preflightFlag(flags, &f.req.NoPreflight)
 	setupFlag(flags, &f.req.NoSetup)
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
@@ -102,6 +103,10 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 		f.req.Keepalive = &f.keepalive
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
+	var err error
+	if f.req.WorkspaceSelection, err = f.workspace.selection(workspaceNameOf(f.repo), "--repo"); err != nil {
+		return err
+	}
 	if err := a.prepareAttempts(f); err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -32,6 +31,7 @@ type sandboxNewFlags struct {
 	agent           string
 	ttl             time.Duration
 	keepalive, wait bool
+	workspace       workspaceChoice
 	req             api.SandboxCreate
 }
 
@@ -62,12 +62,15 @@ the job in it has ended, and show its progress; the exit code is that of
 	choice(flags, &f.agent, "agent", agentlab.Agents, "agent for --task")
 	preflightFlag(flags, &f.noPreflight)
 	setupFlag(flags, &f.noSetup)
-	workspaceFlag(flags, &f.req.Workspace)
+	workspaceFlags(flags, &f.workspace, "named like the sandbox")
 	waitFlag(cmd, &f.wait, "wait until the sandbox is ready, and its job has ended")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) (err error) {
 		f.req.TTLMinutes = int(f.ttl / time.Minute)
 		if cmd.Flags().Changed("keepalive") {
 			f.req.Keepalive = &f.keepalive
+		}
+		if f.req.WorkspaceSelection, err = f.workspace.selection(f.req.Name, "--name"); err != nil {
+			return err
 		}
 		if err := a.sandboxJob(ctx, c, f); err != nil {
 			return err
@@ -118,12 +121,6 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		return err
 	}
 	return nil
-}
-
-// workspaceFlag adds --workspace. The daemon rejects it until workspaces are
-// supported.
-func workspaceFlag(flags *pflag.FlagSet, p **string) {
-	flags.Func("workspace", "workspace to mount at /work (not supported yet)", func(s string) error { *p = &s; return nil })
 }
 
 // sandboxJob sets the job of the request from --repo, --ref and --task.

@@ -16,10 +16,12 @@ func (a *App) workspaceCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "workspace", Aliases: []string{"ws"}, Short: "Manage workspaces: disks that outlive sandboxes",
 		Long: `Manage workspaces: disks that outlive sandboxes. A workspace is named by its ID or
-its name. No sandbox can use workspaces yet.`,
+its name. One sandbox at a time can use it, at /work: see --workspace of
+'agentlab sandbox new' and 'agentlab job run'.`,
 	}
 	cmd.AddCommand(a.workspaceCreateCmd(), a.workspaceListCmd(), a.workspaceShowCmd(), a.workspaceRenameCmd(), a.workspaceResizeCmd(),
-		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd())
+		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd(),
+		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd())
 	return cmd
 }
 
@@ -97,14 +99,27 @@ func (a *App) workspaceListCmd() *cobra.Command {
 			return err
 		}
 		return a.emit(list, func() error {
-			t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "STORAGE", "BACKEND", "AGE")
+			t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "SANDBOX", "STORAGE", "BACKEND", "AGE")
 			for _, w := range list.Items {
-				t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(w.Storage), w.Backend, a.age(w.CreatedAt))
+				t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(workspaceUser(w)), orDash(w.Storage), w.Backend, a.age(w.CreatedAt))
 			}
 			return t.flush()
 		})
 	})
 	return cmd
+}
+
+// workspaceUser returns the name of the sandbox that has a workspace, with the number
+// of those that wait for it.
+func workspaceUser(w api.Workspace) string {
+	if len(w.Leases) == 0 {
+		return ""
+	}
+	user := w.Leases[0].Sandbox
+	if n := len(w.Leases) - 1; n > 0 {
+		user += fmt.Sprintf(" (%d waiting)", n)
+	}
+	return user
 }
 
 // usedBytes formats a size that may be unknown.
@@ -122,7 +137,7 @@ func (a *App) workspaceShowCmd() *cobra.Command {
 			size += fmt.Sprintf(", growing to %d GiB", w.GrowToGB)
 		}
 		rows := [][2]string{
-			{"ID:", w.ID}, {"State:", w.State}, {"Reason:", w.Reason}, {"Size:", size}, {"Used:", usedBytes(w.Bytes)},
+			{"ID:", w.ID}, {"State:", w.State}, {"Reason:", w.Reason}, {"Size:", size}, {"Used:", usedBytes(w.Bytes)}, {"Sandbox:", workspaceUser(w)},
 			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", localTime(w.CreatedAt)},
 		}
 		if w.TrashedAt != nil {

@@ -221,6 +221,11 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
+	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
+	return nil
+}
+
+func (s *services) openSandboxes() {
 	s.workspaces = workspace.New(workspace.Config{
 		Store: s.store, Driver: s.driver,
 		Limits: workspace.Limits{
@@ -229,14 +234,9 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		},
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
-	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
-	return nil
-}
-
-func (s *services) openSandboxes() {
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Store: s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
-		Bootstrap: s.bootstrap, Artifacts: s.artifacts,
+		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
@@ -294,6 +294,10 @@ func (s *services) committed(c store.Commit) {
 			s.jobs.StatusChanged(e)
 		case agentlab.EventSandboxSnapshot:
 			s.jobs.Wake(e.JobID)
+		case agentlab.EventWorkspaceLease: // acquired, or to be released
+			s.sandboxes.Wake(e.SandboxVMID)
+		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
+			s.workspaces.Changed(e)
 		}
 	}
 	for _, sb := range c.Sandboxes {

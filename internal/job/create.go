@@ -78,6 +78,10 @@ func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (p planned, e
 	if r.RepoURL != "" && r.BundleID != "" {
 		return p, agentlab.Errorf(agentlab.CodeInvalid, "a job has a repo URL or a bundle, not both").WithField("repo_url")
 	}
+	if r.Attempts != nil && r.Workspace != nil {
+		return p, agentlab.Errorf(agentlab.CodeUnsupported, "a job with attempts cannot use a workspace: each attempt has a sandbox of its own").WithField("workspace").
+			WithHint("remove --workspace or --attempts")
+	}
 	if r.Attempts != nil {
 		return s.planAttempts(ctx, r, p.profile)
 	}
@@ -97,7 +101,9 @@ func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRe
 	want = s.sandboxRequest(j)
 	if r.Sandbox != nil {
 		want.Name, want.Cores, want.MemoryMB = r.Sandbox.Name, r.Sandbox.Cores, r.Sandbox.MemoryMB
+		want.Workspace = r.Sandbox.Workspace
 	}
+	want.Workspace = cmp.Or(r.Workspace, want.Workspace)
 	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
 		return want, err
 	}
@@ -161,7 +167,7 @@ func (s *Service) write(ctx context.Context, r agentlab.JobRequest, p planned) (
 		}
 		undo = append(undo, func() { s.try("drop the bundle", j.ID, s.cfg.Artifacts.DropBundle(j.ID)) })
 	}
-	if r.Sandbox != nil {
+	if r.Sandbox != nil || p.sandbox.Workspace != nil {
 		sb, err := s.cfg.Sandboxes.Create(ctx, p.sandbox)
 		if err != nil {
 			return agentlab.Job{}, err

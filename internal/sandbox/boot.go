@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"net"
 	"strings"
 	"time"
@@ -111,6 +112,9 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
 	}
+	if err := s.attachWorkspace(ctx, sb); err != nil {
+		return err
+	}
 	return s.cfg.Driver.Start(ctx, backend.RefOf(sb))
 }
 
@@ -131,6 +135,9 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	}
 	if ctx.Err() != nil {
 		return 0, true, err
+	}
+	if refused, ok := errors.AsType[errWorkspace](err); ok {
+		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
 	}
 	s.withState(sb.VMID, func(m *runtimeState) {
 		m.inspected = m.inspected && s.clock().Sub(m.looked) < lookEvery
@@ -153,6 +160,9 @@ func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
 		return s.ensurePooled(ctx, sb)
 	}
 	if err := s.openGuestListener(ctx, sb); err != nil {
+		return err
+	}
+	if err := s.mountWorkspace(ctx, sb); err != nil { // first: the identity starts its job
 		return err
 	}
 	if err := s.ensureIdentity(ctx, sb); err != nil {

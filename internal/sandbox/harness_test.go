@@ -24,6 +24,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/store/storetest"
+	"github.com/agentlab-vm/agentlab/internal/workspace"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -216,8 +217,10 @@ type world struct {
 	plain  bool             // the driver has nothing that a backend need not have
 	wrap   func(backend.Driver) backend.Driver
 
-	svc  *sandbox.Service
-	stop func()
+	svc        *sandbox.Service
+	workspaces *workspace.Service
+	stop       func()
+
 	mu   sync.Mutex
 	seen []agentlab.Event // every event that was committed
 	next chan struct{}    // closed after the next commit
@@ -261,6 +264,15 @@ func (w *world) begin() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seen = append(w.seen, c.Events...)
+		for _, e := range c.Events {
+			switch {
+			case w.svc == nil:
+			case e.Kind == agentlab.EventWorkspaceLease:
+				w.svc.Wake(e.SandboxVMID)
+			case e.Kind == agentlab.EventWorkspaceState:
+				w.workspaces.Changed(e)
+			}
+		}
 		close(w.next)
 		w.next = make(chan struct{})
 	}})
@@ -268,7 +280,9 @@ func (w *world) begin() {
 		w.Fatal(err)
 	}
 	w.driver = w.host.Open()
+	w.workspaces = workspace.New(workspace.Config{Store: w.store, Driver: w.driver, Clock: w.clock})
 	w.svc = sandbox.New(sandbox.Config{
+		Workspaces: w.workspaces,
 		Store: db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
@@ -278,11 +292,12 @@ func (w *world) begin() {
 		w.svc.ServeGuests(w.serve)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	done := make(chan error, 2)
 	go func() { done <- w.svc.Run(ctx) }()
+	go func() { done <- w.workspaces.Run(ctx) }()
 	w.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+		if err := cmp.Or(<-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
 			w.Error(err)
 		}
 		_ = w.driver.Close()
@@ -310,6 +325,7 @@ func (w *world) kill() { w.stop() }
 func (w *world) restart() {
 	w.Helper()
 	w.kill()
+	w.svc = nil
 	w.begin()
 }
 

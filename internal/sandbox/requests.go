@@ -33,6 +33,10 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
+	use, err := s.selectWorkspace(ctx, r)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
 	sb.Network.Layers = append(sb.Network.Layers, layers...)
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
@@ -43,7 +47,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
 		}
-		made, err := s.allocate(ctx, sb)
+		made, err := s.allocate(ctx, sb, use)
 		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
 			continue
 		}
@@ -57,12 +61,15 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 }
 
 // allocate stores a planned sandbox: one of the warm pool that fits, or a new one.
-func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox) (agentlab.Sandbox, error) {
-	if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
-		return made, err
+func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentlab.WorkspaceUse) (agentlab.Sandbox, error) {
+	if use == nil { // those of the pool run, and have none
+		if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
+			return made, err
+		}
 	}
 	var made agentlab.Sandbox
 	err := s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
+		a.Workspace = use
 		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
 		return err
 	})

@@ -67,6 +67,13 @@ type Store interface {
 	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
 	AllocateFork(ctx context.Context, snap agentlab.Snapshot, list []agentlab.Sandbox, a agentlab.Allocation,
 		created func(agentlab.Sandbox) agentlab.Event) ([]agentlab.Sandbox, error)
+	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
+	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
+	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
+	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
+	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
+	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse) (agentlab.Sandbox, error)
+	ReleaseWorkspace(ctx context.Context, nonce string) error
 	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }
 
@@ -192,6 +199,8 @@ type Config struct {
 	Images   Images
 	Profiles Profiles
 
+	Workspaces Workspaces
+
 	Bootstrap Bootstrap
 	Artifacts Artifacts // stores console logs; nil: they are not stored
 	Audit     Audit     // nil means that network use is not recorded
@@ -267,6 +276,8 @@ type runtimeState struct {
 	elsewhere      string // its backend, if that is not the configured one
 	snapshotsDone  bool   // its snapshots need nothing from its step
 	restored       string // UID of the snapshot to which this process has restored it
+	mounted        string // ID of the workspace that its guest has mounted, as far as this process knows
+	off            bool   // this process has powered off its VM to destroy it
 
 	asking    bool      // its step waits for an answer of the guest, or saves it
 	newPolicy bool      // its network policy has changed since its step read the row
@@ -373,6 +384,9 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 		m.state, m.inspected = sb.State, false
 		m.tried, m.running, m.retry = time.Time{}, time.Time{}, retryState{}
 		m.silent, m.askAt = 0, time.Time{}
+		if !sb.State.HasVM() {
+			m.mounted = ""
+		}
 	}
 	return m
 }

@@ -31,6 +31,9 @@ func (s *Service) canSave(sb agentlab.Sandbox) error {
 		return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) was recovered without its profile, and which secrets it has received is not known", sb.Name, sb.VMID).
 			WithHint("copy what you need from it, and create a new one: agentlab sandbox new")
 	}
+	if sb.Workspace != "" {
+		return hasWorkspace(sb, "be saved or copied")
+	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxCompleted, agentlab.SandboxSuspended, agentlab.SandboxStopped:
 		if sb.Desired != agentlab.DesiredDestroyed && sb.Restoring == "" {
@@ -40,6 +43,13 @@ func (s *Service) canSave(sb agentlab.Sandbox) error {
 		return conflict(sb, "and a sandbox with a running job cannot be saved", "wait until job %s has ended", sb.JobID)
 	}
 	return conflict(sb, "and cannot be saved", "a READY, COMPLETED, SUSPENDED or STOPPED sandbox can be saved")
+}
+
+// hasWorkspace is the error for what a sandbox with a workspace cannot do: its guest
+// would continue with a file system that others have changed.
+func hasWorkspace(sb agentlab.Sandbox, what string) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) has a workspace and cannot %s", sb.Name, sb.VMID, what).
+		WithHint("detach it first: agentlab workspace detach %s", sb.Workspace)
 }
 
 // errSecrets is the error for a snapshot of a sandbox that has received secrets.
@@ -177,6 +187,8 @@ func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (a
 			return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sb.Name, name)
 		case sb.Restoring == snap.UID:
 			return nil, nil
+		case sb.Workspace != "":
+			return nil, hasWorkspace(*sb, "be restored")
 		case sb.State == agentlab.SandboxRunning:
 			return nil, conflict(*sb, "and a sandbox with a running job cannot be restored", "cancel the job, or wait until it has ended")
 		case sb.Desired == agentlab.DesiredDestroyed || sb.Restoring != "" || !sb.State.CanBecome(agentlab.SandboxStopped) && sb.State != agentlab.SandboxStopped:

@@ -78,6 +78,11 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 			return 0, err != nil, err
 		}
 	}
+	if sb.Workspace != "" {
+		if settled, err := s.stepRelease(ctx, sb); settled || err != nil {
+			return 0, err != nil, err
+		}
+	}
 	if err := s.stepSnapshots(ctx, sb); err != nil {
 		return 0, true, err
 	}
@@ -135,6 +140,9 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	switch sb.State {
 	case agentlab.SandboxRequested:
+		if sb.Workspace != "" {
+			return s.awaitWorkspace(ctx, sb)
+		}
 		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
@@ -145,7 +153,10 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	case agentlab.SandboxSuspended:
 		return s.driveResumed(ctx, sb)
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
-		return 0, true, s.ensurePoweredOff(ctx, sb)
+		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+			return 0, true, err
+		}
+		return 0, true, s.returnWorkspace(ctx, sb)
 	default:
 		return s.superviseRunning(ctx, sb)
 	}
@@ -285,6 +296,9 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
+	if err := s.unmountLast(ctx, sb); err != nil {
+		return err
+	}
 	s.closeGuestListener(sb.VMID)
 	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)
 	if revoked != nil && !fullDisk(revoked) {
@@ -367,7 +381,14 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return 0, true, err
 	}
+	look, err := s.superviseWorkspace(ctx, sb)
+	if err != nil {
+		return 0, true, err
+	}
 	again, err := s.ensureDelivered(ctx, sb)
+	if again == 0 || look > 0 && look < again {
+		again = look
+	}
 	return again, true, err
 }
 

@@ -75,17 +75,24 @@ func optionalFilter[T comparable](v T) []T {
 	return []T{v}
 }
 
-// noWorkspace rejects a workspace, because the API does not support it yet.
-func noWorkspace(w *string) error {
-	if w == nil {
-		return nil
+// selection converts the workspace of a request; nil means none.
+func selection(w api.WorkspaceSelection) (*agentlab.WorkspaceSelection, error) {
+	if w.Workspace == "" {
+		if w.WorkspaceCreate != nil || w.WorkspaceWaitSeconds != 0 {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "no workspace is named").WithField("workspace").WithHint("add --workspace NAME")
+		}
+		return nil, nil //nolint:nilnil // no workspace is not an error
 	}
-	return agentlab.Errorf(agentlab.CodeUnsupported, "workspaces are not supported").WithField("workspace").
-		WithHint("remove --workspace")
+	out := &agentlab.WorkspaceSelection{Workspace: w.Workspace, Wait: time.Duration(w.WorkspaceWaitSeconds) * time.Second}
+	if c := w.WorkspaceCreate; c != nil {
+		out.Create, out.Ensure, out.SizeGB, out.Storage = !c.IfMissing, c.IfMissing, c.SizeGB, c.Storage
+	}
+	return out, nil
 }
 
 func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
-	if err := noWorkspace(j.Workspace); err != nil {
+	workspace, err := selection(j.WorkspaceSelection)
+	if err != nil {
 		return agentlab.JobRequest{}, err
 	}
 	var attempts *agentlab.JobAttempts
@@ -95,7 +102,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
-		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Attempts: attempts,
+		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Attempts: attempts, Workspace: workspace,
 	}, nil
 }
 
@@ -104,7 +111,8 @@ func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
 		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, From: c.FromSnapshot,
 	}
-	if err := noWorkspace(c.Workspace); err != nil {
+	var err error
+	if r.Workspace, err = selection(c.WorkspaceSelection); err != nil {
 		return r, err
 	}
 	if c.Job != nil && c.FromSnapshot != "" {

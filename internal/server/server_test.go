@@ -187,7 +187,7 @@ func TestBadRequests(t *testing.T) {
 		{"no body", "POST", "/v1/jobs", "application/json", ``, 400, "invalid", ""},
 		{"a form", "POST", "/v1/jobs", "application/x-www-form-urlencoded", `task=t`, 400, "invalid", "body"},
 		{"too large", "POST", "/v1/jobs", "application/json", big, 400, "invalid", ""},
-		{"a workspace", "POST", "/v1/jobs", "application/json", `{"task":"t","workspace":"w"}`, 501, "unsupported", "workspace"},
+		{"no workspace", "POST", "/v1/jobs", "application/json", `{"task":"t","workspace_wait_seconds":60}`, 400, "invalid", "workspace"},
 		{"out of range", "POST", "/v1/sandboxes/box/stop", "application/json", `{"grace_seconds":-1}`, 400, "invalid", "grace_seconds"},
 		{"zero lease", "POST", "/v1/sandboxes/box/lease/renew", "application/json", `{"ttl_minutes":0}`, 400, "invalid", "ttl_minutes"},
 		{"unknown parameter", "GET", "/v1/jobs?nonsense=1", "", "", 400, "invalid", "nonsense"},

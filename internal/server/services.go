@@ -82,6 +82,7 @@ type Sandboxes interface {
 	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
 	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
 	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
+	AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)

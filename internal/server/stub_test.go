@@ -615,3 +615,15 @@ func (s stubVerify) Run(_ context.Context, sandbox, site string) (agentlab.Sandb
 	err := s.st.called("sandbox.verify " + sandbox + " " + site)
 	return agentlab.Sandbox{VMID: 1001, Name: sandbox}, verify.Report{Mode: "nat", Passed: 1, Seen: []string{"records"}}, err
 }
+
+func (s stubWorkspaces) Leases(context.Context, string) ([]agentlab.WorkspaceLease, error) {
+	return []agentlab.WorkspaceLease{{Number: 1, WorkspaceID: "ws-aaaaaaaaaaaaa", VMID: 1000, Nonce: "n"}}, s.called("workspace.leases")
+}
+
+func (s stubWorkspaces) Release(context.Context, string, bool) (agentlab.WorkspaceLease, error) {
+	return agentlab.WorkspaceLease{Number: 1, WorkspaceID: "ws-aaaaaaaaaaaaa", VMID: 1000, Nonce: "n"}, s.called("workspace.release")
+}
+
+func (s stubSandboxes) AttachWorkspace(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
+	return s.act("workspace")
+}

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"strconv"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -24,7 +26,9 @@ type Workspaces interface {
 	SaveSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error)
 	RestoreSnapshot(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
 	DeleteSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error)
-	Check(ctx context.Context, idOrName string) ([]backend.Finding, error) // of one, or all for ""
+	Check(ctx context.Context, idOrName string) ([]backend.Finding, error)    // of one, or all for ""
+	Leases(ctx context.Context, id string) ([]agentlab.WorkspaceLease, error) // of one, or all for ""
+	Release(ctx context.Context, idOrName string, force bool) (agentlab.WorkspaceLease, error)
 }
 
 // workspaceRoutes returns the routes for workspaces.
@@ -41,6 +45,8 @@ func (s *Server) workspaceRoutes() []route {
 		{del, one, AccessWrite, remove, noTarget, anyOrigin, 202, "delete-workspace", "Move a workspace to the trash, or delete it for good", call(s.deleteWorkspace)},
 		{post, one + "/undelete", AccessWrite, remove, noTarget, anyOrigin, 200, "undelete-workspace", "Return a workspace from the trash", call(s.undeleteWorkspace)},
 		{post, one + "/fork", AccessWrite, write, noTarget, anyOrigin, 202, "fork-workspace", "Create a copy of a workspace or of one of its snapshots", call(s.forkWorkspace)},
+		{post, one + "/attach", AccessWrite, write, noTarget, anyOrigin, 202, "attach-workspace", "Give a sandbox a workspace", call(s.attachWorkspace)},
+		{post, one + "/detach", AccessWrite, write, noTarget, anyOrigin, 202, "detach-workspace", "Take a workspace from the sandbox that has it", call(s.detachWorkspace)},
 		{get, snapshots, AccessRead, read, noTarget, anyOrigin, 200, "workspace-snapshots", "List the snapshots of a workspace", listing(s.listWorkspaceSnapshots)},
 		{post, snapshots, AccessWrite, write, noTarget, anyOrigin, 202, "save-workspace-snapshot", "Save the content of a workspace", call(s.saveWorkspaceSnapshot)},
 		{post, snapshot + "/restore", AccessWrite, write, noTarget, anyOrigin, 202, "restore-workspace-snapshot", "Restore a workspace to one of its snapshots", call(s.restoreWorkspaceSnapshot)},
@@ -84,14 +90,75 @@ func workspaceKey(v api.Workspace) []string { return []string{timeKey(v.CreatedA
 
 func (s *Server) listWorkspaces(ctx context.Context, in *listWorkspacesInput) ([]api.Workspace, error) {
 	list, err := s.cfg.Services.Workspaces.List(ctx, in.Trash)
+	if err != nil {
+		return nil, err
+	}
+	leases, err := s.leases(ctx, "")
 	return mapSlice(list, func(v agentlab.Workspace) api.Workspace {
 		out, _ := s.toWorkspace(v, nil) // fails only with an error of its own
+		out.Leases = leases[v.ID]
 		return out
 	}), err
 }
 
 func (s *Server) getWorkspace(ctx context.Context, in *WorkspaceInput) (api.Workspace, error) {
-	return s.toWorkspace(s.cfg.Services.Workspaces.Get(ctx, in.Workspace))
+	out, err := s.toWorkspace(s.cfg.Services.Workspaces.Get(ctx, in.Workspace))
+	if err != nil {
+		return out, err
+	}
+	leases, err := s.leases(ctx, out.ID)
+	out.Leases = leases[out.ID]
+	return out, err
+}
+
+// leases returns the leases of a workspace, or of all for "", by workspace.
+func (s *Server) leases(ctx context.Context, id string) (map[string][]api.WorkspaceLease, error) {
+	list, err := s.cfg.Services.Workspaces.Leases(ctx, id)
+	out := map[string][]api.WorkspaceLease{}
+	for _, l := range list {
+		out[l.WorkspaceID] = append(out[l.WorkspaceID], s.toLease(ctx, l))
+	}
+	return out, err
+}
+
+// toLease converts a lease. It ends at the latest with that of its sandbox.
+func (s *Server) toLease(ctx context.Context, l agentlab.WorkspaceLease) api.WorkspaceLease {
+	out := api.WorkspaceLease{
+		Number: l.Number, SandboxVMID: l.VMID, Nonce: l.Nonce, RequestedAt: l.RequestedAt.UTC(), AcquiredAt: optionalTime(l.AcquiredAt),
+		Release: string(l.Release), Reason: l.Reason,
+	}
+	if !l.Acquired() {
+		out.WaitUntil = optionalTime(l.WaitUntil)
+	}
+	if sb, err := s.cfg.Services.Sandboxes.Get(ctx, strconv.Itoa(l.VMID)); err == nil && sb.UID == l.UID {
+		out.Sandbox, out.JobID, out.ExpiresAt = sb.Name, sb.JobID, optionalTime(sb.LeaseExpiresAt)
+	}
+	return out
+}
+
+type attachWorkspaceInput struct {
+	WorkspaceInput
+	Body api.WorkspaceAttach
+}
+
+func (s *Server) attachWorkspace(ctx context.Context, in *attachWorkspaceInput) (api.Sandbox, error) {
+	return s.updateSandbox(ctx, in.Body.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		sel := agentlab.WorkspaceSelection{Workspace: in.Workspace, Wait: time.Duration(in.Body.WaitSeconds) * time.Second}
+		return s.cfg.Services.Sandboxes.AttachWorkspace(ctx, vmid, sel)
+	})
+}
+
+type detachWorkspaceInput struct {
+	WorkspaceInput
+	Body api.WorkspaceDetach
+}
+
+func (s *Server) detachWorkspace(ctx context.Context, in *detachWorkspaceInput) (api.WorkspaceLease, error) {
+	l, err := s.cfg.Services.Workspaces.Release(ctx, in.Workspace, in.Body.Force)
+	if err != nil {
+		return api.WorkspaceLease{}, err
+	}
+	return s.toLease(ctx, l), nil
 }
 
 type renameWorkspaceInput struct {

@@ -35,12 +35,12 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 	}
 	db := must(sql.Open("sqlite", path))(t)
 	for _, q := range []string{
-		"DROP TABLE snapshots", "DROP TABLE messages", "DROP TABLE workspace_snapshots", "DROP TABLE workspaces", "DROP INDEX sandboxes_from", "DROP INDEX sandboxes_live",
+		"DROP TABLE snapshots", "DROP TABLE messages", "DROP TABLE workspace_leases", "DROP TABLE workspace_snapshots", "DROP TABLE workspaces", "DROP INDEX sandboxes_from", "DROP INDEX sandboxes_live",
 		"ALTER TABLE sandboxes DROP COLUMN from_snapshot",
 		"ALTER TABLE sandboxes DROP COLUMN from_sandbox",
 		"ALTER TABLE sandboxes DROP COLUMN from_handle",
 		"ALTER TABLE sandboxes DROP COLUMN from_name",
-		"ALTER TABLE sandboxes DROP COLUMN restoring", "ALTER TABLE sandboxes DROP COLUMN start",
+		"ALTER TABLE sandboxes DROP COLUMN workspace_id", "ALTER TABLE sandboxes DROP COLUMN restoring", "ALTER TABLE sandboxes DROP COLUMN start",
 		"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE sandboxes DROP COLUMN on_disk", "ALTER TABLE jobs DROP COLUMN no_setup",
 		"DROP INDEX jobs_parent", "ALTER TABLE jobs DROP COLUMN attempts", "ALTER TABLE jobs DROP COLUMN winner", "ALTER TABLE jobs DROP COLUMN fork",
 		"ALTER TABLE jobs DROP COLUMN parent_id", "ALTER TABLE jobs DROP COLUMN attempt", "ALTER TABLE jobs DROP COLUMN pick",

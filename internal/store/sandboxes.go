@@ -43,6 +43,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"from_name", &s.From.Name},
 		{"restoring", &s.Restoring},
 		{"start", &s.Start},
+		{"workspace_id", &s.Workspace},
 	}
 }, checkSandbox)
 
@@ -80,7 +81,8 @@ func invalid(fieldName, format string, args ...any) error {
 // Codes: exists if a sandbox that is not DESTROYED has the name or any sandbox
 // has the UID; limit if there are a.MaxLive sandboxes that are not DESTROYED, without
 // those of the warm pool, or no number or address is free; conflict if it is created from a snapshot that
-// is not SAVED, or no longer exists; invalid.
+// is not SAVED, or no longer exists; for its workspace also not_found, conflict (its
+// state, or another sandbox has it), exists and limit; invalid.
 func (s *Store) AllocateSandbox(ctx context.Context, sb agentlab.Sandbox, a agentlab.Allocation, evs ...agentlab.Event) (agentlab.Sandbox, error) {
 	if sb.VMID != 0 || sb.IPv4.IsValid() || sb.IPv6.IsValid() {
 		return agentlab.Sandbox{}, invalid("vmid", "VMID and addresses are allocated and must not be set")
@@ -165,11 +167,17 @@ func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
 	if sb.UpdatedAt.IsZero() {
 		sb.UpdatedAt = sb.CreatedAt
 	}
+	if a.Workspace != nil {
+		sb.Workspace = a.Workspace.ID
+	}
 	if err := sandboxes.insert(w, sb); err != nil {
 		return err
 	}
 	w.done.Sandboxes = append(w.done.Sandboxes, *sb)
-	return nil
+	if a.Workspace == nil {
+		return nil
+	}
+	return takeLease(w, *sb, *a.Workspace)
 }
 
 func checkRoom(w *tx, name string, maxLive int) error {
@@ -225,6 +233,9 @@ func saveSandbox(w *tx, old agentlab.Sandbox, sb *agentlab.Sandbox, evs []agentl
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) is %s and cannot become %s", old.Name, old.VMID, old.State, sb.State)
 	}
 	if sb.State.Final() {
+		if err := endLease(w, sb.UID); err != nil {
+			return err
+		}
 		sb.IPv4, sb.IPv6 = netip.Addr{}, netip.Addr{} // free from now on
 	} else if sb.IPv4 != old.IPv4 || sb.IPv6 != old.IPv6 {
 		return agentlab.Errorf(agentlab.CodeInternal, "addresses of sandbox %d may not change", old.VMID)

@@ -15,6 +15,7 @@ var workspaces = newTable("workspaces", []string{"id"}, func(v *agentlab.Workspa
 		{"storage", &v.Storage},
 		{"handle", &v.Handle},
 		{"size_gb", &v.SizeGB},
+		{"formatted", &v.Formatted},
 		{"state", &v.State},
 		{"reason", &v.Reason},
 		{"grow_to_gb", &v.GrowToGB},
@@ -44,6 +45,7 @@ var workspaceSnapshots = newTable("workspace_snapshots", []string{"uid"}, func(v
 		{"workspace_id", &v.WorkspaceID},
 		{"state", &v.State},
 		{"size_gb", &v.SizeGB},
+		{"formatted", &v.Formatted},
 		{"created_at", timeCol{&v.CreatedAt}},
 		{"saved_at", timeCol{&v.SavedAt}},
 	}
@@ -61,18 +63,11 @@ var workspaceSnapshots = newTable("workspace_snapshots", []string{"uid"}, func(v
 func (s *Store) AddWorkspace(ctx context.Context, v agentlab.Workspace, q agentlab.WorkspaceQuota, evs ...agentlab.Event) (agentlab.Workspace, error) {
 	err := s.write(ctx, func(w *tx) error {
 		if v.From.UID != "" {
-			if err := checkCopySource(w, v.From); err != nil {
+			if err := checkCopySource(w, &v); err != nil {
 				return err
 			}
 		}
-		v.CreatedAt, v.UpdatedAt = w.now, w.now
-		if err := checkWorkspaceName(w, v); err != nil {
-			return err
-		}
-		if err := workspaces.insert(w, &v); err != nil {
-			return err
-		}
-		if err := checkWorkspaceQuota(w, q); err != nil {
+		if err := addWorkspace(w, &v, q); err != nil {
 			return err
 		}
 		return w.emit(evs)
@@ -80,8 +75,20 @@ func (s *Store) AddWorkspace(ctx context.Context, v agentlab.Workspace, q agentl
 	return v, err
 }
 
-// checkCopySource returns an error if a volume or snapshot cannot be copied.
-func checkCopySource(w *tx, from agentlab.WorkspaceOrigin) error {
+func addWorkspace(w *tx, v *agentlab.Workspace, q agentlab.WorkspaceQuota) error {
+	v.CreatedAt, v.UpdatedAt = w.now, w.now
+	if err := checkWorkspaceName(w, *v); err != nil {
+		return err
+	}
+	if err := workspaces.insert(w, v); err != nil {
+		return err
+	}
+	return checkWorkspaceQuota(w, q)
+}
+
+// checkCopySource returns an error if the source of the copy v cannot be copied.
+func checkCopySource(w *tx, v *agentlab.Workspace) error {
+	from := v.From
 	src, ok, err := workspaces.one(w.ctx, w, "WHERE uid = ?", from.UID)
 	switch {
 	case err != nil:
@@ -91,23 +98,25 @@ func checkCopySource(w *tx, from agentlab.WorkspaceOrigin) error {
 	case from.Snapshot == "" && src.State != agentlab.WorkspaceReady, !src.State.Live():
 		return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s and cannot be copied", src.Name, src.State)
 	case from.Snapshot == "":
-		return nil
+		v.Formatted = src.Formatted
+		return notLeased(w, src, "be copied")
 	}
-	return checkSaved(w, from.Snapshot, from.Name)
+	snap, err := savedSnapshot(w, from.Snapshot, from.Name)
+	v.Formatted = snap.Formatted
+	return err
 }
 
-// checkSaved returns an error if the snapshot with that UID cannot be used.
-func checkSaved(w *tx, uid, name string) error {
+// savedSnapshot returns the snapshot with that UID, and an error if it cannot be used.
+func savedSnapshot(w *tx, uid, name string) (agentlab.WorkspaceSnapshot, error) {
 	snap, ok, err := workspaceSnapshots.one(w.ctx, w, "WHERE uid = ?", uid)
 	switch {
 	case err != nil:
-		return err
 	case !ok:
-		return agentlab.Errorf(agentlab.CodeNotFound, "snapshot %s no longer exists", name)
+		err = agentlab.Errorf(agentlab.CodeNotFound, "snapshot %s no longer exists", name)
 	case snap.State != agentlab.WorkspaceSnapshotReady:
-		return agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is %s", name, snap.State).WithHint("a SAVED snapshot can be used")
+		err = agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is %s", name, snap.State).WithHint("a SAVED snapshot can be used")
 	}
-	return nil
+	return snap, err
 }
 
 func checkWorkspaceName(w *tx, v agentlab.Workspace) error {
@@ -183,11 +192,16 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 		if err := notCopied(w, "from_uid = ?", old.UID, "workspace "+old.Name); err != nil {
 			return err
 		}
-	}
-	if v.Restoring != "" && old.Restoring == "" {
-		if err := checkSaved(w, v.Restoring, "of workspace "+v.Name); err != nil {
+		if err := notLeased(w, old, "be changed"); err != nil {
 			return err
 		}
+	}
+	if v.Restoring != "" && old.Restoring == "" {
+		snap, err := savedSnapshot(w, v.Restoring, "of workspace "+v.Name)
+		if err != nil {
+			return err
+		}
+		v.Formatted = snap.Formatted // whatever becomes of it, it is what the snapshot has, or damaged
 	}
 	if err := workspaces.update(w, v); err != nil {
 		return err
@@ -250,6 +264,9 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		if v.State != agentlab.WorkspaceReady {
 			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s and cannot be saved", v.Name, v.State).WithHint("see 'agentlab workspace show %s'", v.ID)
 		}
+		if err := notLeased(w, v, "be saved"); err != nil {
+			return err
+		}
 		all, err := workspaceSnapshots.query(w.ctx, w, "WHERE workspace_id = ?", v.ID)
 		if err != nil {
 			return err
@@ -264,7 +281,7 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 			return agentlab.Errorf(agentlab.CodeLimit, "workspace %s has %d snapshots, the maximum", v.Name, len(all)).
 				WithHint("delete some: agentlab workspace snapshot list %s", v.Name)
 		}
-		n.CreatedAt, n.SizeGB = w.now, v.SizeGB
+		n.CreatedAt, n.SizeGB, n.Formatted = w.now, v.SizeGB, v.Formatted
 		if err := workspaceSnapshots.insert(w, &n); err != nil {
 			return err
 		}

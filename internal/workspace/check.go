@@ -72,6 +72,7 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 // audit runs the steps of the workspaces whose volumes differ from their rows, and
 // reports volumes without a row once.
 func (s *Service) audit(ctx context.Context) error {
+	s.endStaleLeases(ctx)
 	c, err := s.compare(ctx)
 	if err != nil {
 		return err

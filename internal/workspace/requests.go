@@ -16,6 +16,15 @@ const DefaultSizeGB = 20
 // DefaultSizeGB, or the maximum if that is less. Codes: invalid, exists, limit,
 // unsupported (also an unknown storage).
 func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage string) (agentlab.Workspace, error) {
+	v, err := s.plan(name, sizeGB, storage)
+	if err != nil {
+		return agentlab.Workspace{}, err
+	}
+	return s.add(ctx, v)
+}
+
+// plan returns the row of a new workspace.
+func (s *Service) plan(name string, sizeGB int, storage string) (agentlab.Workspace, error) {
 	none := agentlab.Workspace{}
 	d, err := s.volumes()
 	if err != nil {
@@ -35,10 +44,7 @@ func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage s
 	if err := d.ValidateVolume(backend.VolumeSpec{UID: v.UID, SizeGB: sizeGB, Storage: storage}); err != nil {
 		return none, err
 	}
-	if err := s.checkSize(sizeGB); err != nil {
-		return none, err
-	}
-	return s.add(ctx, v)
+	return v, s.checkSize(sizeGB)
 }
 
 func (s *Service) newWorkspace(name string) agentlab.Workspace {

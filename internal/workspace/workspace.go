@@ -31,6 +31,11 @@ type Store interface {
 	RemoveWorkspaceSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
 	WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error)
 
+	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
+	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
+	ReleaseWorkspace(ctx context.Context, nonce string) error
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 

@@ -68,6 +68,8 @@ func controlMux() http.Handler {
 	handle("POST "+guestapi.PathAttach, (*guest).attach)
 	handle("POST "+guestapi.PathSSHKey, (*guest).sshKey)
 	handle("POST "+guestapi.PathPower, (*guest).power)
+	handle("PUT "+guestapi.PathWorkspace, (*guest).mount)
+	handle("DELETE "+guestapi.PathWorkspace, (*guest).unmount)
 	return mux
 }
 
@@ -125,6 +127,42 @@ func request[T any](w http.ResponseWriter, r *http.Request) (v T, ok bool) {
 		return v, false
 	}
 	return v, true
+}
+
+// fileSystem is the file that a volume has once a guest has made its file system.
+const fileSystem = volumePath + "lost+found"
+
+func (g *guest) mount(w http.ResponseWriter, r *http.Request) {
+	req, ok := request[guestapi.WorkspaceRequest](w, r)
+	if !ok {
+		return
+	}
+	out, broken := guestapi.Workspace{}, false
+	found := g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) {
+		out.Bytes, out.Used = int64(v.SizeGB)<<30, sizeOf(v.Files)
+		_, whole := v.Files[fileSystem]
+		if broken = !whole && (!req.Format || len(v.Files) > 0); !broken && !whole {
+			v.Files[fileSystem], out.New = "", true
+		}
+	})
+	switch {
+	case !found || out.Bytes < req.Bytes:
+		refuse(w, http.StatusNotFound, agentlab.CodeNotFound, "the guest has no workspace")
+	case broken:
+		refuse(w, http.StatusConflict, agentlab.CodeConflict, "the workspace has no file system")
+	default:
+		reply(w, out)
+	}
+}
+
+func (g *guest) unmount(w http.ResponseWriter, _ *http.Request) {
+	busy := false
+	g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) { _, busy = v.Files[volumePath+"busy"] }) // as a process that works there
+	if busy {
+		refuse(w, http.StatusConflict, agentlab.CodeBusy, "the workspace is used by sleep (42)")
+		return
+	}
+	reply(w, struct{}{})
 }
 
 func (g *guest) status() guestapi.Health {

@@ -111,6 +111,11 @@ func (p *process) command(argv []string) int {
 			return 1
 		}
 		return 0
+	case "rm":
+		for _, path := range argv[1:] {
+			p.files(path, func(disk map[string]string) { delete(disk, path) })
+		}
+		return 0
 	case "env":
 		for _, k := range slices.Sorted(maps.Keys(p.env)) {
 			fmt.Fprintf(p.out, "%s=%s\n", k, p.env[k])

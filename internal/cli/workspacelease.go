@@ -1,0 +1,278 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// workspaceChoice has the flags for the workspace of a new sandbox.
+type workspaceChoice struct {
+	name, storage    string
+	sizeGB           int
+	create, stateful bool
+	wait             time.Duration
+}
+
+// workspaceFlags adds the flags for the workspace of a new sandbox. stateful is how
+// the workspace of --stateful is named.
+func workspaceFlags(flags *pflag.FlagSet, w *workspaceChoice, stateful string) {
+	flags.StringVar(&w.name, "workspace", "", "workspace to mount at /work: ID, name, or new:NAME to create it (see 'agentlab workspace')")
+	flags.BoolVar(&w.create, "workspace-create", false, "create the workspace unless it exists")
+	flags.Func("workspace-size", "size of a new workspace in GiB (default: 20)", w.setSize)
+	flags.StringVar(&w.storage, "workspace-storage", "", "storage of a new workspace, one of the backend's (default: the configured one)")
+	flags.DurationVar(&w.wait, "workspace-wait", 0, "how long to wait while another sandbox has the workspace, e.g. 10m (default: not at all)")
+	flags.BoolVar(&w.stateful, "stateful", false, "use a workspace "+stateful+": create it unless it exists, and wait up to 10m for it")
+}
+
+func (w *workspaceChoice) setSize(s string) error {
+	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSuffix(s, "iB"), "G"))
+	if err != nil || n < 1 || n > 1<<16 {
+		return fmt.Errorf("%q is not a number of GiB from 1 to %d", s, 1<<16)
+	}
+	w.sizeGB = n
+	return nil
+}
+
+// statefulWait is how long --stateful waits for its workspace.
+const statefulWait = 10 * time.Minute
+
+// selection returns the fields of the request. name is that of the workspace of
+// --stateful, which the flag from provides.
+func (w workspaceChoice) selection(name, from string) (out api.WorkspaceSelection, err error) {
+	if w.stateful && w.name == "" {
+		if w.name = name; name == "" {
+			return out, usageErrorf("--stateful needs a name for its workspace").WithHint("add %s, or --workspace NAME", from)
+		}
+	}
+	if w.stateful {
+		w.create = true
+		if w.wait == 0 {
+			w.wait = statefulWait
+		}
+	}
+	name, isNew := strings.CutPrefix(w.name, "new:")
+	switch {
+	case w.name == "" && (w.create || w.sizeGB != 0 || w.storage != "" || w.wait != 0):
+		return out, usageErrorf("a flag for the workspace needs --workspace")
+	case w.wait < 0 || w.wait > agentlab.MaxWorkspaceWait:
+		return out, usageErrorf("--workspace-wait %s is not between 0 and %s", w.wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait))
+	case (w.sizeGB != 0 || w.storage != "") && !isNew && !w.create:
+		return out, usageErrorf("--workspace-size and --workspace-storage are for a new workspace").WithHint("use --workspace new:%s, or add --workspace-create", w.name)
+	}
+	out.Workspace, out.WorkspaceWaitSeconds = name, int((w.wait+time.Second-1)/time.Second)
+	if isNew || w.create {
+		out.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage, IfMissing: w.create}
+	}
+	return out, nil
+}
+
+// workspaceNameOf returns the name of the workspace of a repository: the last part of
+// its path, as a DNS label; "" if that has no letter or digit.
+func workspaceNameOf(repo string) string {
+	if path, local, err := localRepo(repo); err == nil && local {
+		repo = path
+	}
+	base := strings.ToLower(strings.TrimSuffix(filepath.Base(strings.TrimRight(repo, "/")), ".git"))
+	if i := strings.LastIndexByte(base, ':'); i >= 0 {
+		base = base[i+1:]
+	}
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, base)
+	name = strings.Trim(name, "-")
+	return strings.Trim(name[:min(len(name), 40)], "-")
+}
+
+func (a *App) workspaceAttachCmd() *cobra.Command {
+	var r api.WorkspaceAttach
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use: "attach WORKSPACE SANDBOX", Short: "Mount a workspace in a sandbox that exists", Args: exactArgs("WORKSPACE", "SANDBOX"),
+		Long: `Mount a workspace at /work in a sandbox that has none. A stopped sandbox gets it when
+it starts. Not every backend can attach a workspace to a running sandbox.`,
+		Example: "  agentlab workspace attach data play",
+	}
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait while another sandbox has the workspace, e.g. 10m (default: not at all)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		r.Sandbox, r.WaitSeconds = args[1], int((wait+time.Second-1)/time.Second)
+		after, err := lastEvent(ctx, c, "")
+		if err != nil {
+			return err
+		}
+		return a.attachWorkspace(ctx, c, args[0], r, after)
+	})
+	return cmd
+}
+
+// attachWorkspace attaches a workspace and waits until the guest has mounted it. after
+// is the ID of an event before the request.
+func (a *App) attachWorkspace(ctx context.Context, c *client.Client, workspace string, r api.WorkspaceAttach, after int64) error {
+	sb, err := c.AttachWorkspace(ctx, workspace, r)
+	if err != nil {
+		return err
+	}
+	if sb.State != string(agentlab.SandboxStopped) {
+		err = a.followLease(ctx, c, after, func(e api.Event) bool { return e.SandboxVMID == sb.VMID && e.Data["mounted"] == true })
+	}
+	if err != nil {
+		return err
+	}
+	return a.done(sb, "sandbox %s has workspace %s", sb.Name, workspace)
+}
+
+// followLease shows the events of leases until done returns true. It returns an error
+// if a request was given up.
+func (a *App) followLease(ctx context.Context, c *client.Client, after int64, done func(api.Event) bool) error {
+	for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceLease, After: after}) {
+		if err != nil {
+			return err
+		}
+		a.showEvent(e)
+		if err := refusal(e); err != nil {
+			return err
+		}
+		if done(e) {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func (a *App) workspaceDetachCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "detach WORKSPACE", Short: "Take a workspace from the sandbox that has it", Args: exactArgs("WORKSPACE"),
+		Long: `Take a workspace from the sandbox that has it. The guest unmounts it first; if its
+processes use it, the command fails and names some of them. With --force it is taken
+in any case, and what the guest wrote last may be lost.`,
+		Example: "  agentlab workspace detach data",
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also if the guest does not unmount it")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.detachWorkspace(ctx, c, args[0], force)
+	})
+	return cmd
+}
+
+// detachWorkspace takes a workspace from its sandbox, and waits for it.
+func (a *App) detachWorkspace(ctx context.Context, c *client.Client, workspace string, force bool) error {
+	after, err := lastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	l, err := c.DetachWorkspace(ctx, workspace, force)
+	if err != nil {
+		return err
+	}
+	err = a.followLease(ctx, c, after, func(e api.Event) bool { return e.Data["lease"] == float64(l.Number) && e.Data["ended"] == true })
+	if err != nil {
+		return err
+	}
+	return a.done(l, "workspace %s is detached from sandbox %d", workspace, l.SandboxVMID)
+}
+
+func (a *App) workspaceRebindCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rebind WORKSPACE SANDBOX", Short: "Move a workspace to another sandbox", Args: exactArgs("WORKSPACE", "SANDBOX"),
+		Long: `Take a workspace from the sandbox that has it, and mount it in another one. Sandboxes
+that already wait for it get it first.`,
+		Example: "  agentlab workspace rebind data play",
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also if the guest that has it does not unmount it")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		w, err := c.Workspace(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		sb, err := c.Sandbox(ctx, args[1])
+		if err != nil {
+			return err
+		}
+		after, err := lastEvent(ctx, c, "")
+		if err != nil {
+			return err
+		}
+		if len(w.Leases) > 0 && w.Leases[0].SandboxVMID != sb.VMID {
+			// It has its place in the queue before the other one loses the workspace.
+			if _, err := c.AttachWorkspace(ctx, w.ID, api.WorkspaceAttach{Sandbox: args[1], WaitSeconds: int(statefulWait / time.Second)}); err != nil {
+				return err
+			}
+			if _, err := c.DetachWorkspace(ctx, w.ID, force); err != nil {
+				return err
+			}
+		}
+		return a.attachWorkspace(ctx, c, w.ID, api.WorkspaceAttach{Sandbox: args[1]}, after)
+	})
+	return cmd
+}
+
+func (a *App) workspaceLeaseCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "lease", Short: "Show and end leases of workspaces",
+		Long: `Show and end leases of workspaces. A sandbox has the lease of its workspace until the
+workspace is detached, at the latest until the sandbox is destroyed.`,
+	}
+	cmd.AddCommand(query(a, "show WORKSPACE", "Show which sandboxes have a workspace, and wait for it", exactArgs("WORKSPACE"), one((*client.Client).Workspace), func(w api.Workspace) error {
+		return a.printLeases(w)
+	}), a.leaseReleaseCmd())
+	return cmd
+}
+
+func (a *App) printLeases(w api.Workspace) error {
+	t := newTable(a.Stdout, "LEASE", "SANDBOX", "VMID", "JOB", "STATE", "SINCE", "UNTIL")
+	for _, l := range w.Leases {
+		state, since, until := "has it", l.RequestedAt, "-"
+		switch {
+		case l.AcquiredAt == nil:
+			state = "waits"
+			if l.WaitUntil != nil {
+				until = localTime(*l.WaitUntil)
+			}
+		case l.Release != "":
+			state = "is detached"
+		}
+		if l.AcquiredAt != nil {
+			since = *l.AcquiredAt
+		}
+		if l.ExpiresAt != nil && l.AcquiredAt != nil {
+			until = localTime(*l.ExpiresAt)
+		}
+		t.row(strconv.Itoa(l.Number), orDash(l.Sandbox), strconv.Itoa(l.SandboxVMID), orDash(l.JobID), state, localTime(since), until)
+	}
+	return t.flush()
+}
+
+func (a *App) leaseReleaseCmd() *cobra.Command {
+	var force, yes bool
+	cmd := &cobra.Command{
+		Use: "release WORKSPACE", Short: "End the lease of the sandbox that has a workspace", Args: exactArgs("WORKSPACE"),
+		Long: `End the lease of the sandbox that has a workspace: the same as 'agentlab workspace
+detach'. With --force the workspace is taken from a sandbox whose guest does not
+unmount it; the command asks for confirmation, unless it gets --yes.`,
+		Example: "  agentlab workspace lease release data --force --yes",
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "also if the guest does not unmount the workspace")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if force && !yes && !a.confirm(fmt.Sprintf("Take workspace %s from its sandbox? What the guest wrote last may be lost.", args[0])) {
+			return usageErrorf("lease of workspace %s not released: not confirmed", args[0]).WithHint("release it without confirmation with --yes")
+		}
+		return a.detachWorkspace(ctx, c, args[0], force)
+	})
+	return cmd
+}

@@ -1,0 +1,314 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+)
+
+// onWorkspace is a request for a sandbox with a workspace.
+func onWorkspace(name string, wait time.Duration) agentlab.SandboxRequest {
+	return agentlab.SandboxRequest{Workspace: &agentlab.WorkspaceSelection{Workspace: name, Wait: wait, Ensure: true, SizeGB: 2}}
+}
+
+// workspaceOf returns the workspace with a name.
+func (w *world) workspaceOf(name string) agentlab.Workspace {
+	w.Helper()
+	v, err := w.workspaces.Get(context.Background(), name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return v
+}
+
+// leases returns the numbers of the sandboxes that have a workspace and wait for it.
+func (w *world) leases(name string) (out []int) {
+	w.Helper()
+	list, err := w.store.WorkspaceLeases(context.Background(), w.workspaceOf(name).ID)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for i, l := range list {
+		if l.Acquired() != (i == 0) {
+			w.Errorf("leases %+v", list)
+		}
+		out = append(out, l.VMID)
+	}
+	return out
+}
+
+// gone destroys a sandbox.
+func (w *world) gone(vmid int) {
+	w.Helper()
+	must(w.svc.Destroy(context.Background(), vmid))(w.T)
+	w.until(vmid, agentlab.SandboxDestroyed)
+}
+
+// sawRefusal reports whether an event says that a request for a lease was given up.
+func (w *world) sawRefusal(why string) bool {
+	return slices.ContainsFunc(w.events(agentlab.EventWorkspaceLease), func(e agentlab.Event) bool {
+		return strings.Contains(e.Data, "refused") && strings.Contains(e.Message, why)
+	})
+}
+
+// attachedTo returns the UID of the sandbox that the volume of a workspace is attached
+// to.
+func (w *world) attachedTo(name string) string {
+	w.Helper()
+	vol, err := w.driver.InspectVolume(context.Background(), backend.VolumeRef{UID: w.workspaceOf(name).UID})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return vol.AttachedTo.UID
+}
+
+// What a sandbox writes to its workspace is there in the next one that has it, which
+// waits until the first is destroyed.
+func TestWorkspaceIsMountedAndPassedOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		first := w.create(onWorkspace("data", 0))
+		w.until(first.VMID, agentlab.SandboxReady)
+		if v := w.workspaceOf("data"); !v.Formatted || v.State != agentlab.WorkspaceReady || w.attachedTo("data") != first.UID {
+			t.Errorf("%+v", v)
+		}
+		w.sh(first, "echo hello > /work/note")
+		if _, err := w.svc.Create(t.Context(), onWorkspace("data", 0)); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), first.Name) {
+			t.Errorf("a second sandbox: %v", err)
+		}
+		second := w.create(onWorkspace("data", time.Hour))
+		synctest.Wait()
+		if sb := w.get(second.VMID); sb.State != agentlab.SandboxRequested || !strings.Contains(sb.Waiting, "data") {
+			t.Errorf("%+v", sb)
+		}
+		w.gone(first.VMID)
+		w.until(second.VMID, agentlab.SandboxReady)
+		if got := w.sh(second, "cat /work/note"); got != "hello" {
+			t.Errorf("the note is %q", got)
+		}
+		if got := w.leases("data"); len(got) != 1 || got[0] != second.VMID {
+			t.Errorf("leases %v", got)
+		}
+		w.gone(second.VMID)
+		if got := w.leases("data"); len(got) != 0 || w.attachedTo("data") != "" {
+			t.Errorf("leases %v", got)
+		}
+	})
+}
+
+// A daemon that is killed between any two calls of the driver gives the workspace to
+// one sandbox after the other, and its content stays.
+func TestWorkspaceAfterCrashes(t *testing.T) {
+	for _, c := range []struct {
+		op fake.Op
+		at fake.Point
+	}{
+		{fake.OpCreateVolume, fake.Before}, {fake.OpCreateVolume, fake.Half}, {fake.OpCreateVolume, fake.After},
+		{fake.OpCreate, fake.Half}, {fake.OpCreate, fake.After}, {fake.OpAttachVolume, fake.Before}, {fake.OpAttachVolume, fake.After},
+		{fake.OpStart, fake.Before}, {fake.OpStart, fake.After}, {fake.OpDialControl, fake.Before},
+		{fake.OpDestroy, fake.Before}, {fake.OpDestroy, fake.Half}, {fake.OpDestroy, fake.After},
+	} {
+		t.Run(fmt.Sprintf("%s/%s", c.op, c.at), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				t := w.T
+				crash := func() (restart func()) { return w.crashes(c.op, c.at) }
+				restart := func() {}
+				if c.op != fake.OpDestroy {
+					restart = crash()
+				}
+				for i := range 3 {
+					sb := w.create(onWorkspace("data", 0))
+					restart()
+					w.until(sb.VMID, agentlab.SandboxReady)
+					if got := w.leases("data"); len(got) != 1 || got[0] != sb.VMID || w.attachedTo("data") != sb.UID {
+						t.Fatalf("leases %v, attached to %q", got, w.attachedTo("data"))
+					}
+					w.sh(sb, fmt.Sprintf("echo %d > /work/%d", i, i))
+					if restart = func() {}; c.op == fake.OpDestroy {
+						restart = crash()
+					}
+					must(w.svc.Destroy(t.Context(), sb.VMID))(t)
+					restart()
+					w.until(sb.VMID, agentlab.SandboxDestroyed)
+					if w.attachedTo("data") != "" || len(w.leases("data")) != 0 {
+						t.Fatalf("left: attached to %q, leases %v", w.attachedTo("data"), w.leases("data"))
+					}
+					if restart = func() {}; c.op != fake.OpDestroy && c.op != fake.OpCreateVolume {
+						restart = crash()
+					}
+				}
+				sb := w.create(onWorkspace("data", 0))
+				restart()
+				w.until(sb.VMID, agentlab.SandboxReady)
+				if got := w.sh(sb, "cat /work/0 /work/1 /work/2"); got != "0\n1\n2" {
+					t.Errorf("the files are %q", got)
+				}
+			})
+		})
+	}
+}
+
+// Sandboxes get a workspace in the order of their requests, one at a time, and no
+// request is forgotten, also over restarts of the daemon.
+func TestQueueForAWorkspace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		w.until(w.create(onWorkspace("data", 0)).VMID, agentlab.SandboxReady)
+		for range 20 {
+			w.create(onWorkspace("data", time.Hour))
+			synctest.Wait()
+		}
+		queue := w.leases("data")
+		if len(queue) != 21 {
+			t.Fatalf("leases %v", queue)
+		}
+		for i, vmid := range queue {
+			w.until(vmid, agentlab.SandboxReady)
+			if got := w.leases("data"); len(got) != len(queue)-i || got[0] != vmid || w.attachedTo("data") != w.get(vmid).UID {
+				t.Fatalf("leases %v, want %v", got, queue[i:])
+			}
+			for _, other := range queue[i+1:] {
+				if sb := w.get(other); sb.State != agentlab.SandboxRequested {
+					t.Fatalf("%+v", sb)
+				}
+			}
+			if i%5 == 0 {
+				w.restart()
+			}
+			w.gone(vmid)
+		}
+	})
+}
+
+// A sandbox that waits too long fails, and gives its place up.
+func TestWaitForAWorkspaceEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		first := w.create(onWorkspace("data", 0))
+		w.until(first.VMID, agentlab.SandboxReady)
+		late, next := w.create(onWorkspace("data", time.Minute)), w.create(onWorkspace("data", time.Hour))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if sb := w.get(late.VMID); sb.State != agentlab.SandboxFailed || !strings.Contains(sb.Reason, "was not free within 1m") {
+			t.Errorf("%+v", sb)
+		}
+		if got := w.leases("data"); len(got) != 2 || got[1] != next.VMID {
+			t.Errorf("leases %v", got)
+		}
+		w.gone(next.VMID)
+		if got := w.leases("data"); len(got) != 1 || got[0] != first.VMID {
+			t.Errorf("leases %v", got)
+		}
+	})
+}
+
+// A workspace whose file system is missing, although a guest has used it, is not made
+// again.
+func TestLostFileSystem(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		sb := w.create(onWorkspace("data", 0))
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.sh(sb, "rm /work/lost+found")
+		w.gone(sb.VMID)
+		sb = w.create(onWorkspace("data", 0))
+		w.until(sb.VMID, agentlab.SandboxFailed)
+		if got := w.get(sb.VMID); !strings.Contains(got.Reason, "cannot be mounted") {
+			t.Errorf("%+v", got)
+		}
+		synctest.Wait()
+		if got := w.leases("data"); len(got) != 0 || w.attachedTo("data") != "" {
+			t.Errorf("a failed sandbox keeps it: %v", got)
+		}
+	})
+}
+
+func TestAttachAndDetach(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		first := w.create(onWorkspace("data", 0))
+		w.until(first.VMID, agentlab.SandboxReady)
+		w.sh(first, "echo hello > /work/note")
+		w.sh(first, "echo x > /work/busy")
+		detach := func(force bool) {
+			if _, err := w.workspaces.Release(t.Context(), "data", force); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		detach(false)
+		if got := w.leases("data"); len(got) != 1 || !w.sawRefusal("sleep (42)") {
+			t.Errorf("a busy workspace was detached: %v", got)
+		}
+		if _, err := w.svc.Suspend(t.Context(), first.VMID, true); agentlab.CodeOf(err) != agentlab.CodeConflict {
+			t.Errorf("suspended to disk with a workspace: %v", err)
+		}
+		if _, err := w.svc.SaveSnapshot(t.Context(), first.VMID, "x", false); agentlab.CodeOf(err) != agentlab.CodeConflict {
+			t.Errorf("saved with a workspace: %v", err)
+		}
+		detach(true)
+		if got := w.leases("data"); len(got) != 0 || w.attachedTo("data") != "" || w.get(first.VMID).Workspace != "" || w.get(first.VMID).State != agentlab.SandboxReady {
+			t.Errorf("leases %v, %+v", got, w.get(first.VMID))
+		}
+		second := w.create(agentlab.SandboxRequest{})
+		w.until(second.VMID, agentlab.SandboxReady)
+		sel := agentlab.WorkspaceSelection{Workspace: "data"}
+		if _, err := w.svc.AttachWorkspace(t.Context(), second.VMID, sel); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got := w.sh(second, "cat /work/note"); got != "hello" || w.attachedTo("data") != second.UID {
+			t.Errorf("the note is %q", got)
+		}
+		if _, err := w.svc.AttachWorkspace(t.Context(), first.VMID, sel); agentlab.CodeOf(err) != agentlab.CodeConflict {
+			t.Errorf("attached twice: %v", err)
+		}
+		for what, fn := range map[string]func() error{
+			"resize":   func() error { _, err := w.workspaces.Resize(t.Context(), "data", 4); return err },
+			"delete":   func() error { _, err := w.workspaces.Delete(t.Context(), "data", false); return err },
+			"fork":     func() error { _, err := w.workspaces.Fork(t.Context(), "data", "copy", ""); return err },
+			"snapshot": func() error { _, err := w.workspaces.SaveSnapshot(t.Context(), "data", "x"); return err },
+		} {
+			if err := fn(); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), second.Name) {
+				t.Errorf("%s while it is used: %v", what, err)
+			}
+		}
+	})
+}
+
+// Many requests at the same moment: one sandbox has the workspace.
+func TestRaceForAWorkspace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		won := 0
+		for range 20 {
+			wg.Go(func() {
+				_, err := w.svc.Create(context.Background(), onWorkspace("data", 0))
+				mu.Lock()
+				defer mu.Unlock()
+				switch agentlab.CodeOf(err) {
+				case "":
+					won++
+				case agentlab.CodeConflict, agentlab.CodeExists: // the workspace was being created
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if won != 1 || len(w.leases("data")) != 1 {
+			t.Errorf("%d have it", won)
+		}
+	})
+}

@@ -1,0 +1,141 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Select returns the workspace that a request for a sandbox wants. If it must be
+// created, the result has its row, which is stored with that of the sandbox. Codes:
+// not_found, exists, invalid, limit, conflict, unsupported.
+func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error) {
+	use := agentlab.WorkspaceUse{Quota: s.cfg.Limits.Quota, Wait: sel.Wait}
+	if sel.Wait < 0 || sel.Wait > agentlab.MaxWorkspaceWait {
+		return use, agentlab.Errorf(agentlab.CodeInvalid, "%s is not between 0 and %s", sel.Wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait)).WithField("workspace_wait_seconds")
+	}
+	if _, err := s.volumes(); err != nil {
+		return use, err
+	}
+	v, err := s.Get(ctx, sel.Workspace)
+	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
+	switch {
+	case missing && (sel.Create || sel.Ensure) && !agentlab.IsWorkspaceID(sel.Workspace):
+		v, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)
+		use.ID, use.New, use.Created = v.ID, &v, stateEvent(v, nil)
+		return use, err
+	case err != nil:
+		return use, err
+	case sel.Create:
+		return use, agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", v.Name).WithField("workspace").
+			WithHint("use it: --workspace %s", v.Name)
+	}
+	use.ID = v.ID
+	return use, s.reachable(v)
+}
+
+// Leases returns the leases of a workspace, or of all for "": the one of its owner
+// first, then its queue.
+func (s *Service) Leases(ctx context.Context, id string) ([]agentlab.WorkspaceLease, error) {
+	return s.cfg.Store.WorkspaceLeases(ctx, id)
+}
+
+// Release requests that a workspace is taken from the sandbox that has it: after its
+// guest has unmounted it, or with force also if it does not. It returns the lease that
+// ends then. A lease whose sandbox no longer exists ends at once, if the volume is not
+// attached. Codes: not_found; conflict if no sandbox has the workspace.
+func (s *Service) Release(ctx context.Context, idOrName string, force bool) (agentlab.WorkspaceLease, error) {
+	none := agentlab.WorkspaceLease{}
+	v, err := s.Get(ctx, idOrName)
+	if err == nil {
+		err = s.reachable(v)
+	}
+	if err != nil {
+		return none, err
+	}
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.ID)
+	if err != nil {
+		return none, err
+	}
+	i := slices.IndexFunc(leases, agentlab.WorkspaceLease.Acquired)
+	if i < 0 {
+		return none, agentlab.Errorf(agentlab.CodeConflict, "no sandbox has workspace %s", v.Name)
+	}
+	l := leases[i]
+	if stale, err := s.endStale(ctx, v, l); stale || err != nil {
+		return l, err
+	}
+	return s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
+		if l.Release == agentlab.ReleaseForced || l.Release == agentlab.ReleaseClean && !force {
+			return nil
+		}
+		if l.Release, l.Reason = agentlab.ReleaseClean, ""; force {
+			l.Release = agentlab.ReleaseForced
+		}
+		e := agentlab.NewEvent(agentlab.EventWorkspaceLease, map[string]any{"workspace": v.ID, "name": v.Name, "lease": l.Number, "release": l.Release},
+			"workspace %s is being detached", v.Name)
+		e.SandboxVMID = l.VMID
+		return []agentlab.Event{e}
+	})
+}
+
+// endStale ends a lease whose sandbox does not exist, if the backend has proven that
+// the volume is not attached.
+func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) (stale bool, err error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+	case err != nil:
+		return false, err
+	case sb.UID == l.UID && !sb.State.Final():
+		return false, nil
+	}
+	d, err := s.volumes()
+	if err != nil {
+		return false, err
+	}
+	vol, err := d.InspectVolume(ctx, refOf(v))
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+	case err != nil:
+		return false, err
+	case vol.AttachedTo != backend.Ref{}:
+		return false, agentlab.Errorf(agentlab.CodeConflict, "workspace %s is attached to a sandbox that is not in the database", v.Name).
+			WithHint("see 'agentlab workspace check %s'", v.Name)
+	}
+	s.log.Warn("the lease of a sandbox that does not exist is ended", "workspace", v.ID, "vmid", l.VMID)
+	return true, s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
+}
+
+// endStaleLeases ends the leases of all sandboxes that do not exist.
+func (s *Service) endStaleLeases(ctx context.Context) {
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
+	for _, l := range leases {
+		if err != nil {
+			break
+		}
+		var v agentlab.Workspace
+		if v, err = s.cfg.Store.Workspace(ctx, l.WorkspaceID); err == nil && s.reachable(v) == nil {
+			if _, serr := s.endStale(ctx, v, l); serr != nil && ctx.Err() == nil {
+				s.log.Warn("a lease of a workspace cannot be checked", "workspace", v.ID, "err", serr)
+			}
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the leases of workspaces cannot be checked", "err", err)
+	}
+}
+
+// Changed runs the step of the workspace of an event: it may have been created with a
+// sandbox.
+func (s *Service) Changed(e agentlab.Event) {
+	var data struct {
+		Workspace string `json:"workspace"`
+	}
+	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
+		s.loop.Wake(data.Workspace)
+	}
+}
