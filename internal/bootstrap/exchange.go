@@ -233,9 +233,13 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		return resp, nil
 	}
 	resp.Policy.Mode = j.Mode
+	clonePath := prof.ClonePath
+	if resp.Workspace && !strings.HasPrefix(clonePath, guestapi.WorkspaceDir+"/") {
+		clonePath = "" // the checkout is on the workspace (seed 001 §1)
+	}
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
-		ClonePath: prof.ClonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
+		ClonePath: clonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
 		NoSetup: j.NoSetup,
 	}
 	if j.ParentID != "" {

@@ -297,7 +297,7 @@ func (s *services) committed(c store.Commit) {
 		case agentlab.EventWorkspaceLease: // acquired, or to be released
 			s.sandboxes.Wake(e.SandboxVMID)
 		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
-			s.workspaces.Changed(e)
+			s.sandboxes.WorkspaceChanged(s.workspaces.Changed(e))
 		}
 	}
 	for _, sb := range c.Sandboxes {

@@ -270,7 +270,7 @@ func (w *world) begin() {
 			case e.Kind == agentlab.EventWorkspaceLease:
 				w.svc.Wake(e.SandboxVMID)
 			case e.Kind == agentlab.EventWorkspaceState:
-				w.workspaces.Changed(e)
+				w.svc.WorkspaceChanged(w.workspaces.Changed(e))
 			}
 		}
 		close(w.next)

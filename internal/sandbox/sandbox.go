@@ -276,6 +276,7 @@ type runtimeState struct {
 	elsewhere      string // its backend, if that is not the configured one
 	snapshotsDone  bool   // its snapshots need nothing from its step
 	restored       string // UID of the snapshot to which this process has restored it
+	awaited        string // ID of the workspace that its step waits for
 	mounted        string // ID of the workspace that its guest has mounted, as far as this process knows
 	off            bool   // this process has powered off its VM to destroy it
 

@@ -116,6 +116,7 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 // awaitWorkspace ends the step of a REQUESTED sandbox until its workspace can be
 // attached. The backend has nothing of the sandbox until then.
 func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	s.withState(sb.VMID, func(m *runtimeState) { m.awaited = sb.Workspace })
 	_, l, wait, err := s.workspace(ctx, sb)
 	if refused, ok := errors.AsType[errWorkspace](err); ok {
 		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
@@ -134,6 +135,17 @@ func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (agai
 		again = max(min(l.WaitUntil.Sub(s.clock()), maxIdle), time.Millisecond)
 	}
 	return again, true, nil
+}
+
+// WorkspaceChanged runs the steps of the sandboxes that wait for a workspace.
+func (s *Service) WorkspaceChanged(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for vmid, m := range s.states {
+		if id != "" && m.awaited == id && m.state == agentlab.SandboxRequested {
+			s.loop.Wake(vmid)
+		}
+	}
 }
 
 // attachWorkspace attaches the volume of a sandbox that is about to start.

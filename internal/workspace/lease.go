@@ -129,13 +129,14 @@ func (s *Service) endStaleLeases(ctx context.Context) {
 	}
 }
 
-// Changed runs the step of the workspace of an event: it may have been created with a
-// sandbox.
-func (s *Service) Changed(e agentlab.Event) {
+// Changed runs the step of the workspace of an event, which may have been created with
+// a sandbox, and returns its ID.
+func (s *Service) Changed(e agentlab.Event) (id string) {
 	var data struct {
 		Workspace string `json:"workspace"`
 	}
 	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
 		s.loop.Wake(data.Workspace)
 	}
+	return data.Workspace
 }
