@@ -107,14 +107,27 @@ func lookVolume(blocks string) (v volume, err error) {
 	disks, err := os.ReadDir(blocks)
 	for _, d := range disks {
 		dir := filepath.Join(blocks, d.Name())
-		serial, rerr := os.ReadFile(filepath.Join(dir, "serial")) //nolint:gosec // a file of the kernel's
-		if rerr != nil || strings.TrimSpace(string(serial)) != guestapi.VolumeSerial {
+		if serialOf(dir) != guestapi.VolumeSerial {
 			continue
 		}
 		v.dev = "/dev/" + d.Name()
 		v.bytes, err = diskBytes(dir, 0, 0)
 	}
 	return v, err
+}
+
+// serialOf returns the serial number of the disk with that directory in sysfs, "" if it
+// has none. That of a virtio disk is text; that of a SCSI disk is the vital product
+// data page 80h: type, page code, two bytes of length, and the number (SPC-4, 7.8.18).
+func serialOf(dir string) string {
+	if text, err := os.ReadFile(filepath.Join(dir, "serial")); err == nil { //nolint:gosec // a file of the kernel's
+		return strings.TrimSpace(string(text))
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "device", "vpd_pg80")) //nolint:gosec // as above
+	if err != nil || len(page) < 4 || page[1] != 0x80 {
+		return ""
+	}
+	return strings.TrimSpace(string(page[4:]))
 }
 
 // mount mounts the file system of the volume at dir, after it was checked, and

@@ -1,6 +1,7 @@
 package guestd
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,5 +186,14 @@ func TestFindVolume(t *testing.T) {
 	}
 	if _, err := findVolume(t.Context(), blocks, 1, 0); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("it is empty: %v", err)
+	}
+	scsi := filepath.Join(blocks, "sdb", "device")
+	if err := errors.Join(os.RemoveAll(filepath.Join(blocks, "vdb")), os.MkdirAll(scsi, 0o700),
+		os.WriteFile(filepath.Join(scsi, "vpd_pg80"), []byte("\x00\x80\x00\x0dagentlab-work"), 0o600),
+		os.WriteFile(filepath.Join(blocks, "sdb", "size"), []byte("4096\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := findVolume(t.Context(), blocks, 1, 0); err != nil || v != (volume{dev: "/dev/sdb", bytes: 2 << 20}) {
+		t.Errorf("a SCSI disk: %+v, %v", v, err)
 	}
 }
