@@ -296,16 +296,16 @@ func TestShippedProfiles(t *testing.T) {
 		if e.Source != BuiltIn || e.Profile.Name != e.Name || e.YAML == "" {
 			t.Errorf("%+v", e)
 		}
-		if e.Name == "yolo-workspace" {
+		if e.Name == "yolo-workspace" || e.Name == "stateful-dev" {
 			if agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported || !strings.Contains(e.Err.Error(), "workspaces") || e.Profile.Workspace != "attach" {
-				t.Errorf("yolo-workspace: %+v", e)
+				t.Errorf("%s: %+v", e.Name, e)
 			}
 			continue
 		}
-		if e.Name == "yolo-restricted" {
+		if e.Name == "yolo-restricted" || e.Name == "safe-untrusted" {
 			able := NewLibrary("", rulesInfo)
 			if p, err := able.Use(e.Name); err != nil || len(p.Network.Allow) < 30 || agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported {
-				t.Errorf("yolo-restricted: %v, %v where it is not honoured, %d rules", err, e.Err, len(p.Network.Allow))
+				t.Errorf("%s: %v, %v where it is not honoured, %d rules", e.Name, err, e.Err, len(p.Network.Allow))
 			}
 			continue
 		}
@@ -313,7 +313,7 @@ func TestShippedProfiles(t *testing.T) {
 			t.Errorf("%s: %v", e.Name, e.Err)
 		}
 	}
-	if want := []string{"interactive-dev", "yolo-ephemeral", "yolo-restricted", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
+	if want := []string{"fast-dev", "interactive-dev", "long-running-session", "safe-untrusted", "stateful-dev", "yolo-ephemeral", "yolo-restricted", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
 		t.Errorf("got %v, want %v", names, want)
 	}
 }
@@ -347,6 +347,7 @@ func TestLibrary(t *testing.T) {
 		got[e.Name] = string(agentlab.CodeOf(e.Err))
 	}
 	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "unsupported", "yolo-restricted": "unsupported",
+		"fast-dev": "", "long-running-session": "", "safe-untrusted": "unsupported", "stateful-dev": "unsupported",
 		"broken": "invalid", "other": "invalid", "late.yml": "invalid", "dir": "internal"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
