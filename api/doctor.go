@@ -5,6 +5,7 @@ const (
 	DoctorInstallation = "installation"
 	DoctorSandbox      = "sandbox"
 	DoctorJob          = "job"
+	DoctorWorkspace    = "workspace"
 )
 
 // DoctorManifestName is the name of the first file of a doctor bundle, which

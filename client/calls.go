@@ -349,6 +349,11 @@ func (c *Client) SandboxDoctor(ctx context.Context, sandbox string) (Body, error
 	return c.raw(ctx, http.MethodPost, nil, "sandboxes", sandbox, "doctor")
 }
 
+// WorkspaceDoctor makes a doctor bundle of a workspace, by ID or name.
+func (c *Client) WorkspaceDoctor(ctx context.Context, workspace string) (Body, error) {
+	return c.raw(ctx, http.MethodPost, nil, "workspaces", workspace, "doctor")
+}
+
 // JobDoctor makes a doctor bundle of a job.
 func (c *Client) JobDoctor(ctx context.Context, id string) (Body, error) {
 	return c.raw(ctx, http.MethodPost, nil, "jobs", id, "doctor")

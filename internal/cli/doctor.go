@@ -82,6 +82,10 @@ func (a *App) jobDoctorCmd() *cobra.Command {
 	return a.doctorOf("JOB", "job", (*client.Client).JobDoctor)
 }
 
+func (a *App) workspaceDoctorCmd() *cobra.Command {
+	return a.doctorOf("WORKSPACE", "workspace", (*client.Client).WorkspaceDoctor)
+}
+
 // doctorOf returns a command that writes the doctor bundle of one object.
 func (a *App) doctorOf(arg, what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
 	var f doctorFlags

@@ -21,7 +21,7 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 	}
 	cmd.AddCommand(a.workspaceCreateCmd(), a.workspaceListCmd(), a.workspaceShowCmd(), a.workspaceRenameCmd(), a.workspaceResizeCmd(),
 		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd(),
-		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd())
+		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd(), a.workspaceDoctorCmd())
 	return cmd
 }
 

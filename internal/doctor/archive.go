@@ -35,6 +35,8 @@ const (
 	maxRows   = 2000      // of a list
 	maxText   = 1 << 10   // of an error
 
+	maxConsole = 64 << 20 // that is read; more than backends store
+
 	// tailMargin is what is read before the end of a log that is added, so that a
 	// secret that begins before it is found.
 	tailMargin = 256 << 10
@@ -224,7 +226,12 @@ func encode(v any, indent string) (string, error) {
 var credentials = []*lazyre.Regexp{
 	lazyre.New(`agentlab_[a-z2-9]{20,}`),
 	lazyre.New(`(?i)AGE-SECRET-KEY-1[0-9A-Z]+`),
-	lazyre.New(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`),
+	// A key does not contain a quotation mark, so the rest of a list stays: a guest
+	// hides only its own text. The second form is a key without its end, the third
+	// one whose beginning was cut off.
+	lazyre.New(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----[^"]*?-----END [A-Z0-9 ]*PRIVATE KEY-----`),
+	lazyre.New(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----[^"]*`),
+	lazyre.New(`\A[A-Za-z0-9+/=\r\n]*-----END [A-Z0-9 ]*PRIVATE KEY-----`),
 	lazyre.New(`(?i)\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}`),
 }
 
@@ -300,6 +307,9 @@ func readSecretFile(path string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxSecretFile))
+	text, err := io.ReadAll(io.LimitReader(f, maxSecretFile+1))
+	if len(text) > maxSecretFile {
+		return "", agentlab.Errorf(agentlab.CodeLimit, "%s has more than %d bytes", path, maxSecretFile)
+	}
 	return strings.TrimSpace(string(text)), err
 }

@@ -26,6 +26,10 @@ type Rows interface {
 	Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.Event, error)
 	Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]agentlab.Snapshot, error)
 	Artifacts(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
+	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
+	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
+	Workspaces(ctx context.Context) ([]agentlab.Workspace, error)
+	WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error)
 }
 
 // Egress is the egress log; *audit.Service implements it.
@@ -75,10 +79,11 @@ var subjects = map[string]func(b *collector, ctx context.Context, id string) err
 	api.DoctorInstallation: func(b *collector, ctx context.Context, _ string) error { return b.installation(ctx) },
 	api.DoctorSandbox:      (*collector).sandbox,
 	api.DoctorJob:          (*collector).job,
+	api.DoctorWorkspace:    (*collector).workspace,
 }
 
-// Make returns a bundle (tar.gz) about the sandbox with a VMID, the job with an
-// ID, or the installation. Codes: not_found, and unavailable if the secrets that
+// Make returns a bundle (tar.gz) about the sandbox with a VMID, the job or the
+// workspace with an ID, or the installation. Codes: not_found, and unavailable if the secrets that
 // must be redacted cannot be read. What cannot be read otherwise is an entry in
 // the manifest.
 func (s *Bundles) Make(ctx context.Context, kind, id string) ([]byte, error) {
@@ -120,8 +125,10 @@ func (s *Bundles) redactor(ctx context.Context) (*redact.Redactor, error) {
 			return nil, err
 		}
 		values = append(values, text)
-		if _, password, ok := strings.Cut(text, ":"); ok {
-			values = append(values, password)
+		if !strings.Contains(text, "\n") { // NAME:PASSWORD, or ID=SECRET
+			_, password, _ := strings.Cut(text, ":")
+			_, secret, _ := strings.Cut(text, "=")
+			values = append(values, password, secret)
 		}
 	}
 	return redact.New(values...), nil

@@ -190,15 +190,19 @@ func TestBundleRedactsTheFilesOfTheDaemon(t *testing.T) {
 	if err := os.WriteFile(file, []byte("somebody:pass-of-the-proxy\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg.SecretFiles = []string{file, filepath.Join(t.TempDir(), "missing")}
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("agent@pve!lab=0b5c4f7e-secret-of-the-token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg.SecretFiles = []string{file, token, filepath.Join(t.TempDir(), "missing")}
 	key := "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n-----END PRIVATE KEY-----"
-	cfg.Logs = agentLogs("a pass-of-the-proxy b agentlab_" + strings.Repeat("a2", 26) + " c AGE-SECRET-KEY-1QQQ d\n" + key + "\ne Authorization: Bearer abcdefghijk f\n")
+	cfg.Logs = agentLogs("a pass-of-the-proxy b agentlab_" + strings.Repeat("a2", 26) + " c AGE-SECRET-KEY-1QQQ d\n" + key + "\ne Authorization: Bearer abcdefghijk f\ng 0b5c4f7e-secret-of-the-token h\n")
 	data, err := NewBundles(cfg).Make(t.Context(), api.DoctorJob, testJob.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, files := unpack(t, data)
-	if got, want := files["job/agent.log"], "a [redacted] b [redacted] c [redacted] d\n[redacted]\ne Authorization: [redacted] f\n"; got != want {
+	if got, want := files["job/agent.log"], "a [redacted] b [redacted] c [redacted] d\n[redacted]\ne Authorization: [redacted] f\ng [redacted] h\n"; got != want {
 		t.Errorf("the log is %q, not %q", got, want)
 	}
 }
@@ -244,6 +248,90 @@ func TestTailCutsNoSecret(t *testing.T) {
 		if got := string(a.data["log"]); strings.ReplaceAll(got, redact.Replacement, "") != "" {
 			t.Fatalf("shift %d: %.60q", shift, got)
 		}
+	}
+}
+
+// A private key is redacted also without its beginning or its end, and the text of
+// one row cannot hide other rows.
+func TestPrivateKeysWithoutAPart(t *testing.T) {
+	const begin, end, body = "-----BEGIN OPENSSH PRIVATE KEY-----", "-----END OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1rZXktdjE+/="
+	a := newArchive(api.DoctorJob, "", nil)
+	for text, want := range map[string]string{
+		"a\n" + begin + "\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n" + body + "\n" + end + "\nb": "a\n[redacted]\nb",
+		"a " + begin + "\n" + body:                                   "a [redacted]",
+		body + "\n" + body + "\n" + end + "\nb":                      "[redacted]\nb",
+		"a\nno key\n" + end:                                          "a\nno key\n" + end,
+		`{"Task":"` + begin + `"}` + "\n" + `{"Task":"next"}` + "\n": `{"Task":"[redacted]"}` + "\n" + `{"Task":"next"}` + "\n",
+		`{"Task":"` + begin + `\n` + body + `\n` + end + `\nx"}`:     `{"Task":"[redacted]\nx"}`,
+		`{"Task":"` + begin + `"}{"Task":"` + end + `"}`:             `{"Task":"[redacted]"}{"Task":"` + end + `"}`,
+	} {
+		if got := a.clean(text); got != want {
+			t.Errorf("%q becomes %q, not %q", text, got, want)
+		}
+	}
+	// The beginning of the key is before the part of the log that is kept.
+	log := begin + "\n" + strings.Repeat(strings.Repeat("k", 63)+"\n", maxTail/64+10) + end + "\nafter\n"
+	if err := a.tail("log", 0, strings.NewReader(log)); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(a.data["log"]); got != "[redacted]\nafter\n" {
+		t.Errorf("the log is %.60q", got)
+	}
+}
+
+// endless is a log that grows faster than it is read.
+type endless struct{ read *int64 }
+
+func (e endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = "x\n"[i%2]
+	}
+	*e.read += int64(len(p))
+	return len(p), nil
+}
+
+// growing is the log of an agent, and a console, that have no end.
+type growing struct {
+	backend.Driver
+	read *int64
+}
+
+func (growing) LogSize(context.Context, string) (int64, error) { return 1000, nil }
+func (g growing) Log(context.Context, string, int64, bool) (io.ReadCloser, error) {
+	return io.NopCloser(endless{g.read}), nil
+}
+func (g growing) ConsoleLog(context.Context, backend.Ref, bool) (io.ReadCloser, error) {
+	return io.NopCloser(endless{g.read}), nil
+}
+
+// A guest that writes without an end does not keep a bundle from ending.
+func TestLogsThatGrow(t *testing.T) {
+	cfg := testBundles(t)
+	g := growing{cfg.Driver, new(int64)}
+	cfg.Logs, cfg.Driver = g, g
+	data, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, files := unpack(t, data)
+	if n := len(files["job/agent.log"]); n != 1000 {
+		t.Errorf("%d bytes of the agent's log", n)
+	}
+	if n := len(files["sandbox/console.log"]); n == 0 || n > maxTail || *g.read > maxConsole+(1<<20) {
+		t.Errorf("%d bytes of the console, %d read", n, *g.read)
+	}
+}
+
+// A file with a credential that is too long to be redacted as a whole is an error.
+func TestSecretFileIsNotCut(t *testing.T) {
+	cfg := testBundles(t)
+	file := filepath.Join(t.TempDir(), "long")
+	if err := os.WriteFile(file, bytes.Repeat([]byte("s"), maxSecretFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg.SecretFiles = []string{file}
+	if _, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1000"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Error(err)
 	}
 }
 

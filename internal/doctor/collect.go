@@ -99,7 +99,7 @@ func (b *collector) agentLog(ctx context.Context, name, jobID string) error {
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	return b.archive.tail(name, skip, r)
+	return b.archive.tail(name, skip, io.LimitReader(r, size-skip)) // a runner may write faster than this reads
 }
 
 func (b *collector) aboutSandbox(ctx context.Context, dir string, sb agentlab.Sandbox) {
@@ -135,7 +135,7 @@ func (b *collector) console(ctx context.Context, name string, ref backend.Ref) e
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	return b.archive.tail(name, 0, r)
+	return b.archive.tail(name, 0, io.LimitReader(r, maxConsole)) // a guest may write faster than this reads
 }
 
 // installation collects what concerns all sandboxes.
@@ -156,6 +156,8 @@ func (b *collector) installation(ctx context.Context) error {
 	addRows(a, "egress-denials.jsonl", newestRows, denied, err)
 	snapshots, err := b.cfg.Rows.Snapshots(ctx, agentlab.SnapshotFilter{})
 	addRows(a, "snapshots.jsonl", newestRows, snapshots, err)
+	workspaces, err := b.cfg.Rows.Workspaces(ctx)
+	addRows(a, "workspaces.jsonl", newestRows, workspaces, err)
 	b.try(ctx, "instances.jsonl", func(ctx context.Context) error {
 		list, err := b.cfg.Driver.List(ctx)
 		slices.SortFunc(list, func(x, y backend.Instance) int { return cmp.Compare(x.Ref.UID, y.Ref.UID) })

@@ -19,6 +19,7 @@ func (s *Server) doctorRoutes() []route {
 		{post, "/v1/doctor", AccessAdmin, verb, noTarget, anyOrigin, 200, "doctor", "Make a doctor bundle (tar.gz) of the whole installation", raw(gz, s.doctor)},
 		{post, "/v1/sandboxes/{sandbox}/doctor", AccessAdmin, verb, onSandbox, anyOrigin, 200, "sandbox-doctor", "Make a doctor bundle (tar.gz) of a sandbox", raw(gz, s.sandboxDoctor)},
 		{post, "/v1/jobs/{job}/doctor", AccessAdmin, verb, onJob, anyOrigin, 200, "job-doctor", "Make a doctor bundle (tar.gz) of a job", raw(gz, s.jobDoctor)},
+		{post, "/v1/workspaces/{workspace}/doctor", AccessAdmin, verb, noTarget, anyOrigin, 200, "workspace-doctor", "Make a doctor bundle (tar.gz) of a workspace", raw(gz, s.workspaceDoctor)},
 	}
 }
 
@@ -40,6 +41,14 @@ func (s *Server) jobDoctor(ctx context.Context, in *jobInput) (*huma.StreamRespo
 		return nil, err
 	}
 	return s.doctorBundle(ctx, api.DoctorJob, j.ID)
+}
+
+func (s *Server) workspaceDoctor(ctx context.Context, in *WorkspaceInput) (*huma.StreamResponse, error) {
+	v, err := s.cfg.Services.Workspaces.Get(ctx, in.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	return s.doctorBundle(ctx, api.DoctorWorkspace, v.ID)
 }
 
 func (s *Server) doctorBundle(ctx context.Context, kind, id string) (*huma.StreamResponse, error) {

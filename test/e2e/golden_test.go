@@ -15,7 +15,7 @@ func TestGoldenProfiles(t *testing.T) {
 		"fast-dev":       {"find the model key: yes", "become root: yes", "write to /etc: yes"},
 		"safe-untrusted": {"find the model key: no", "become root: no", "write to /etc: no", "work in the repository: yes"},
 	} {
-		j, r := l.job("--profile", profile, "--repo", sampleRepo(t), "--agent", "shell", "--task", innerLook)
+		j, r := l.job("--profile", profile, "--repo", sampleRepo(t), "--agent", "shell", "--task", "BOXED=\n"+innerLook)
 		log := l.ok("job", "logs", j.ID)
 		if j.Status != "COMPLETED" {
 			t.Errorf("%s: %+v\n%v\nlog:\n%s", profile, j, r, log)
