@@ -33,6 +33,12 @@ type JobRequest struct {
 	Sandbox *SandboxRequest
 }
 
+// The kinds of maintenance sandboxes, see ProfileFiles and ProfileDisk.
+const (
+	MaintenanceFiles = "files"
+	MaintenanceDisk  = "disk"
+)
+
 // SandboxRequest is a request to create a sandbox. Zero values mean the
 // profile's or the configured defaults.
 type SandboxRequest struct {
@@ -49,6 +55,11 @@ type SandboxRequest struct {
 	From string
 
 	Workspace *WorkspaceSelection // nil means none
+
+	// Maintenance is MaintenanceFiles or MaintenanceDisk for a maintenance sandbox, which
+	// has a Workspace, and of a profile only the image, the resources and the options of
+	// the backend; otherwise "".
+	Maintenance string
 
 	Job *JobRequest // a job to run in it; set by callers of the API only
 

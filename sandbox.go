@@ -103,6 +103,13 @@ const ProfileLost = "(unknown)"
 // out. No profile can have this name.
 const ProfilePool = "(pool)"
 
+// The profile names of a maintenance sandbox, which only has a workspace: no network,
+// no runner and no secrets. No profile can have these names.
+const (
+	ProfileFiles = "(files)" // its guest has mounted the workspace
+	ProfileDisk  = "(disk)"  // its guest has the disk of the workspace, and does not mount it
+)
+
 // StartKind is how the first guest of a sandbox was started.
 type StartKind string
 
@@ -157,6 +164,9 @@ type Sandbox struct {
 
 // Pooled reports whether s belongs to the warm pool, and to no user yet.
 func (s Sandbox) Pooled() bool { return s.Profile == ProfilePool }
+
+// Maintenance reports whether s is a maintenance sandbox.
+func (s Sandbox) Maintenance() bool { return s.Profile == ProfileFiles || s.Profile == ProfileDisk }
 
 // Equal reports whether s and o are equal in every field.
 func (s Sandbox) Equal(o Sandbox) bool { return reflect.DeepEqual(s, o) }

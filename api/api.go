@@ -49,6 +49,8 @@ type SandboxCreate struct {
 
 	WorkspaceSelection
 
+	Maintenance string `json:"maintenance,omitempty" enum:"files,disk" doc:"Create a maintenance sandbox, without a network, a runner and secrets: its guest mounts the workspace (files), or only has its disk (disk)"`
+
 	FromSnapshot string `json:"from_snapshot,omitempty" doc:"SANDBOX/NAME of a snapshot to start from; its profile, image, cores and memory are then the default"`
 }
 

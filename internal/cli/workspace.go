@@ -20,7 +20,7 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 'agentlab sandbox new' and 'agentlab job run'.`,
 	}
 	cmd.AddCommand(a.workspaceCreateCmd(), a.workspaceListCmd(), a.workspaceShowCmd(), a.workspaceRenameCmd(), a.workspaceResizeCmd(),
-		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd(),
+		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd(), a.workspaceFsckCmd(), a.workspaceExportCmd(), a.workspaceImportCmd(),
 		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd(), a.workspaceDoctorCmd())
 	return cmd
 }

@@ -283,7 +283,7 @@ func (w *world) begin() {
 	w.workspaces = workspace.New(workspace.Config{Store: w.store, Driver: w.driver, Clock: w.clock})
 	w.svc = sandbox.New(sandbox.Config{
 		Workspaces: w.workspaces,
-		Store: db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
+		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},

@@ -24,7 +24,7 @@ const relistenDelay = time.Second
 // openGuestListener ensures that the guest of a sandbox is served, until
 // closeGuestListener or the end of Run. A failed listener is opened again.
 func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.guests == nil {
+	if s.guests == nil || sb.Maintenance() {
 		return nil
 	}
 	open := true

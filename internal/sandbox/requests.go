@@ -152,7 +152,7 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	if r.Keepalive != nil {
 		sb.Keepalive = *r.Keepalive
 	}
-	if err := sb.Resources.Validate(); err != nil {
+	if err := cmp.Or(s.maintain(&sb, r), sb.Resources.Validate()); err != nil {
 		return none(err)
 	}
 	if from != nil { // its image exists as long as it does

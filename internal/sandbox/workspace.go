@@ -48,6 +48,27 @@ func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest
 	return &use, err
 }
 
+// maintain makes sb a maintenance sandbox if the request wants one. It gets nothing
+// that its guest could tell others, and no way to do so.
+func (s *Service) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) error {
+	switch {
+	case r.Maintenance == "":
+		return nil
+	case r.Workspace == nil:
+		return agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox needs a workspace").WithField("workspace")
+	case !s.cfg.Driver.Info().Capabilities.NetworkOff:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which the maintenance of a workspace needs", sb.Backend).WithField("maintenance")
+	case r.Maintenance == agentlab.MaintenanceFiles:
+		sb.Profile = agentlab.ProfileFiles
+	case r.Maintenance == agentlab.MaintenanceDisk:
+		sb.Profile = agentlab.ProfileDisk
+	default:
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s or %s", r.Maintenance, agentlab.MaintenanceFiles, agentlab.MaintenanceDisk).WithField("maintenance")
+	}
+	sb.Network, sb.Keepalive = agentlab.Network{Mode: agentlab.NetworkOff}, false
+	return nil
+}
+
 // AttachWorkspace gives an existing sandbox a workspace. Codes: not_found, conflict,
 // invalid, unsupported.
 func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
@@ -181,7 +202,7 @@ func volumeRef(v agentlab.Workspace) backend.VolumeRef {
 // mountWorkspace makes the guest mount the volume, with a new file system until a
 // guest has mounted it once.
 func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error {
-	if sb.Workspace == "" {
+	if sb.Workspace == "" || sb.Profile == agentlab.ProfileDisk {
 		return nil
 	}
 	v, err := s.cfg.Store.Workspace(ctx, sb.Workspace)
@@ -215,7 +236,7 @@ func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error
 func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
 	mounted := ""
 	s.withState(sb.VMID, func(m *runtimeState) { mounted = m.mounted })
-	if sb.Workspace == mounted {
+	if sb.Workspace == mounted || sb.Profile == agentlab.ProfileDisk {
 		return 0, nil
 	}
 	v, l, wait, err := s.workspace(ctx, sb)

@@ -312,3 +312,47 @@ func TestRaceForAWorkspace(t *testing.T) {
 		}
 	})
 }
+
+// A maintenance sandbox has a workspace, and neither a network nor a bootstrap
+// document. Its guest mounts the workspace only if that is requested.
+func TestMaintenanceSandbox(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		request := func(kind string) agentlab.SandboxRequest {
+			r := onWorkspace("data", 0)
+			r.Maintenance = kind
+			return r
+		}
+		for _, r := range []agentlab.SandboxRequest{request("other"), {Maintenance: agentlab.MaintenanceDisk}} {
+			if _, err := w.svc.Create(t.Context(), r); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+				t.Errorf("%+v: %v", r, err)
+			}
+		}
+		sb := w.create(request(agentlab.MaintenanceDisk))
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if v := w.workspaceOf("data"); v.Formatted || w.attachedTo("data") != sb.UID {
+			t.Errorf("its guest has mounted it: %+v", v)
+		}
+		if sb = w.get(sb.VMID); sb.Network.Mode != agentlab.NetworkOff || sb.Keepalive || !sb.Maintenance() {
+			t.Errorf("%+v", sb)
+		}
+		if list := must(w.svc.ReloadNetworks(t.Context(), []int{sb.VMID}))(t); list[0].Err == nil {
+			t.Error("it got the policy of a profile")
+		}
+		w.restart()
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if w.workspaceOf("data").Formatted {
+			t.Error("its guest has mounted it after a restart")
+		}
+		w.gone(sb.VMID)
+		sb = w.create(request(agentlab.MaintenanceFiles))
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if !w.workspaceOf("data").Formatted {
+			t.Error("its guest has not mounted it")
+		}
+		w.gone(sb.VMID)
+		if w.attachedTo("data") != "" {
+			t.Error("the workspace is still attached")
+		}
+	})
+}

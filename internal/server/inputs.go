@@ -109,11 +109,14 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 	r := agentlab.SandboxRequest{
 		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
-		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, From: c.FromSnapshot,
+		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, From: c.FromSnapshot, Maintenance: c.Maintenance,
 	}
 	var err error
 	if r.Workspace, err = selection(c.WorkspaceSelection); err != nil {
 		return r, err
+	}
+	if c.Job != nil && c.Maintenance != "" {
+		return r, agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox runs no job").WithField("maintenance")
 	}
 	if c.Job != nil && c.FromSnapshot != "" {
 		return r, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a job").WithField("from_snapshot")

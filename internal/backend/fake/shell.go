@@ -144,6 +144,9 @@ func (p *process) command(argv []string) int {
 		if len(argv) == 1 {
 			return p.shell()
 		}
+		if len(argv) > 3 && argv[1] == "-c" { // the name of the script says what it does
+			return p.maintain(argv[3], argv[4:])
+		}
 	}
 	fmt.Fprintf(p.errOut, "%s: not found\n", argv[0])
 	return 127

@@ -1,0 +1,90 @@
+package fake
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// damaged is a file of a volume whose file system has errors.
+const damaged = volumePath + "damaged"
+
+// maintain simulates the scripts of the maintenance of workspaces.
+func (p *process) maintain(name string, args []string) int {
+	files := map[string]string{}
+	if !p.g.in.h.volumeFiles(p.g.in.rec.Spec.UID, func(v *volume) { files = v.Files }) {
+		fmt.Fprintln(p.errOut, "the guest has no workspace")
+		return 8
+	}
+	switch name {
+	case "agentlab-fsck":
+		return p.fsck(slices.Equal(args, []string{"-y"}), files)
+	case "agentlab-export":
+		return p.pack(files)
+	case "agentlab-import":
+		return p.unpack()
+	}
+	return 127
+}
+
+func (p *process) fsck(repair bool, files map[string]string) int {
+	_, bad := files[damaged]
+	switch _, whole := files[fileSystem]; {
+	case !whole:
+		fmt.Fprintln(p.out, "Bad magic number in super-block")
+		return 8
+	case bad && !repair:
+		fmt.Fprintln(p.out, "WARNING: Filesystem still has errors")
+		return 4
+	case bad:
+		p.files(damaged, func(disk map[string]string) { delete(disk, damaged) })
+		fmt.Fprintln(p.out, "FILE SYSTEM WAS MODIFIED")
+		return 1
+	}
+	fmt.Fprintf(p.out, "%d files\n", len(files)-1)
+	return 0
+}
+
+func (p *process) pack(files map[string]string) int {
+	w := tar.NewWriter(p.out)
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		if path == fileSystem {
+			continue
+		}
+		h := &tar.Header{Name: "./" + strings.TrimPrefix(path, volumePath), Mode: 0o644, Size: int64(len(files[path]))}
+		if link, ok := strings.CutPrefix(files[path], "hard link to "); ok { // of a hostile guest
+			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, strings.TrimSpace(link), 0
+		}
+		if w.WriteHeader(h) != nil {
+			return 2
+		}
+		if _, err := io.WriteString(w, files[path][:h.Size]); err != nil {
+			return 2
+		}
+	}
+	if w.Close() != nil {
+		return 2
+	}
+	return 0
+}
+
+func (p *process) unpack() int {
+	r := tar.NewReader(p.stdin)
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return 0
+		}
+		text, rerr := io.ReadAll(r)
+		if err != nil || rerr != nil {
+			fmt.Fprintln(p.errOut, "tar: This does not look like a tar archive")
+			return 2
+		}
+		path := volumePath + strings.TrimPrefix(h.Name, "./")
+		p.files(path, func(disk map[string]string) { disk[path] = string(text) })
+	}
+}

@@ -1,0 +1,399 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+)
+
+// The host never reads the file system of a workspace. These commands run e2fsck and
+// tar in a maintenance sandbox, which has the workspace and nothing else: no network
+// and no secrets. What comes out of it is hostile.
+
+const (
+	// maintenanceLease is the lease of a maintenance sandbox. It is renewed, and ends
+	// the sandbox of a command that was killed.
+	maintenanceLease = 15 * time.Minute
+	// maintenanceEnd limits the wait for the destruction of a maintenance sandbox.
+	maintenanceEnd = 3 * time.Minute
+	// maxToolOutput bounds the output of a tool that is shown, in bytes.
+	maxToolOutput = 64 << 10
+)
+
+// maintain runs fn while a new maintenance sandbox has a workspace, and destroys the
+// sandbox. fn gets the sandbox.
+func (a *App) maintain(ctx context.Context, c *client.Client, r api.SandboxCreate, fn func(context.Context, api.Sandbox) error) (err error) {
+	r.TTLMinutes = int(maintenanceLease / time.Minute)
+	sb, err := c.CreateSandbox(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, a.endMaintenance(ctx, c, sb)) }()
+	if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	defer cancel()
+	renewing.Go(func() { renewMaintenance(ctx, c, sb) })
+	return fn(ctx, sb)
+}
+
+// renewMaintenance renews the lease of a maintenance sandbox until ctx ends.
+func renewMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) {
+	t := time.NewTicker(maintenanceLease / 3)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			// The next attempt is in time after an error.
+			_, _ = c.RenewLease(ctx, fmt.Sprint(sb.VMID), int(maintenanceLease/time.Minute))
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// endMaintenance destroys a maintenance sandbox, also if ctx has ended, and waits
+// until others can use its workspace.
+func (a *App) endMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
+	defer cancel()
+	r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+	if r.err == nil && !isDestroyed(r.sb) {
+		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
+	}
+	if r.err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(r.err), "the maintenance sandbox %s (%d) has the workspace until it is destroyed: %w", sb.Name, sb.VMID, r.err).
+			WithHint("agentlab sandbox destroy %d", sb.VMID)
+	}
+	return nil
+}
+
+// guestTool runs a script as root in a maintenance sandbox. name is its name in
+// messages, args are its arguments. It returns the exit code and the end of what the
+// script wrote to standard error.
+func (a *App) guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	said := &bounded.Tail{Max: maxToolOutput}
+	tool := App{Stdin: in, Stdout: out, Stderr: said, Now: a.Now}
+	err = tool.exec(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{
+		Command: append([]string{"bash", "-c", script, name}, args...), User: "root", Dir: "/",
+		Env: map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+	}, in != nil)
+	if status, ok := errors.AsType[statusError](err); ok {
+		code, err = int(status), nil
+	}
+	return code, strings.TrimSpace(sanitizeLines(said.String())), err
+}
+
+// toolError is the error of a tool that has failed.
+func toolError(what string, code int, text string) error {
+	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
+}
+
+// fsckScript checks the disk of the workspace, which has a serial number: of a virtio
+// disk as text, of a SCSI disk after 4 bytes. Its argument is an option of e2fsck.
+const fsckScript = `for d in /sys/block/*; do
+  serial=$({ cat "$d/serial" || tail -c +5 "$d/device/vpd_pg80"; } 2>/dev/null | tr -d ' \n\0')
+  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then exec e2fsck -f "$1" "/dev/${d##*/}" 2>&1; fi
+done
+echo "the guest has no workspace" >&2
+exit 8`
+
+// fsckResult is what e2fsck found.
+type fsckResult struct {
+	Workspace string `json:"workspace"` // ID
+	State     string `json:"state"`     // clean, repaired or damaged
+	ExitCode  int    `json:"exit_code"` // of e2fsck
+	Output    string `json:"output"`    // its end
+}
+
+func (a *App) workspaceFsckCmd() *cobra.Command {
+	var repair, yes bool
+	cmd := &cobra.Command{
+		Use: "fsck WORKSPACE", Short: "Check the file system of a workspace", Args: exactArgs("WORKSPACE"),
+		Long: `Check the file system of a workspace that no sandbox has, with e2fsck in a
+maintenance sandbox without a network. Nothing is changed, and the exit code is 1 if
+there are errors. A workspace whose sandbox was killed can have some: the next
+sandbox that mounts it corrects those that are safe to correct.
+
+With --repair all errors are corrected, which can lose damaged files; save a snapshot
+first. The command asks for confirmation, unless it gets --yes.`,
+		Example: `  agentlab workspace fsck data
+  agentlab workspace snapshot create data --name before-repair
+  agentlab workspace fsck data --repair --yes`,
+	}
+	cmd.Flags().BoolVar(&repair, "repair", false, "correct all errors")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if yes && !repair {
+			return usageErrorf("--yes requires --repair")
+		}
+		if repair && !yes && !a.confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
+			return usageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
+		}
+		return a.fsck(ctx, c, args[0], repair)
+	})
+	return cmd
+}
+
+func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repair bool) error {
+	option := "-n"
+	if repair {
+		option = "-y"
+	}
+	out := &bounded.Tail{Max: maxToolOutput}
+	var res fsckResult
+	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
+	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
+		code, said, err := a.guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
+		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(sanitizeLines(out.String()))}
+		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
+		switch {
+		case err != nil:
+			return err
+		case code&^7 != 0:
+			return toolError("e2fsck", code, cmp.Or(said, res.Output))
+		case code&4 != 0:
+			res.State = "damaged"
+		case code != 0:
+			res.State = "repaired"
+		default:
+			res.State = "clean"
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = a.emit(res, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, workspace, res.State)
+		return err
+	})
+	if err == nil && res.State == "damaged" {
+		if !repair {
+			a.progressf("  → agentlab workspace fsck %s --repair", workspace)
+		}
+		err = statusError(exitFailure)
+	}
+	return err
+}
+
+// exportScript writes an archive of the workspace. Devices and sockets are not in it.
+const exportScript = `set -euo pipefail
+cd ` + guestapi.WorkspaceDir + `
+find . -xdev -path ./lost+found -prune -o ! -type b ! -type c ! -type s -print0 |
+  tar --create --file - --format posix --pax-option delete=atime,delete=ctime --numeric-owner --sparse \
+    --xattrs --xattrs-include '*' --no-recursion --null --files-from -`
+
+func (a *App) workspaceExportCmd() *cobra.Command {
+	var out string
+	var force bool
+	cmd := &cobra.Command{
+		Use: "export WORKSPACE", Short: "Write the files of a workspace to a tar.zst", Args: exactArgs("WORKSPACE"),
+		Long: `Write the files of a workspace that no sandbox has to an archive (tar.zst), through a
+maintenance sandbox without a network. The archive has no devices and no sockets. Its
+names are checked, but agents wrote its content: treat it as hostile.`,
+		Example: `  agentlab workspace export data -o data.tar.zst
+  agentlab workspace import copy data.tar.zst`,
+	}
+	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: WORKSPACE.tar.zst)")
+	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if _, tty := terminal(a.Stdout); tty && out == "-" {
+			return usageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
+		}
+		w, err := c.Workspace(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		name := outputName(out, w.Name+".tar.zst")
+		if _, err := os.Lstat(name); err == nil && !force && out != "-" {
+			return agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
+		}
+		r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: w.ID}}
+		return a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
+			if out == "-" {
+				_, err := a.export(ctx, c, sb, w, a.Stdout)
+				return err
+			}
+			var entries int
+			n, err := saveTo(name, pipe(func(to io.Writer) (err error) {
+				entries, err = a.export(ctx, c, sb, w, to)
+				return err
+			}), force, 0o600)
+			if err != nil {
+				return err
+			}
+			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), byteSize(n))
+		})
+	})
+	return cmd
+}
+
+// pipe returns what fn writes. Its error is that of the last Read.
+func pipe(fn func(io.Writer) error) io.Reader {
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(fn(w)) }()
+	return r
+}
+
+// export writes the archive of a workspace that a maintenance sandbox has mounted.
+func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer) (entries int, err error) {
+	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return 0, err
+	}
+	from, raw := io.Pipe()
+	checked := make(chan error, 1)
+	go func() {
+		var err error
+		entries, err = copyArchive(zw, from, maxArchive(w))
+		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
+		checked <- err
+	}()
+	code, said, err := a.guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
+	_ = raw.Close()
+	if bad := <-checked; bad != nil && (err != nil || code == 0) {
+		err = bad // what the guest sent is why the transfer ended
+	}
+	if err == nil && code != 0 {
+		err = toolError("tar", code, said)
+	}
+	return entries, errors.Join(err, zw.Close())
+}
+
+// importScript extracts an archive to the workspace.
+const importScript = `set -eu
+cd ` + guestapi.WorkspaceDir + `
+tar --extract --file - --numeric-owner --same-permissions --same-owner --xattrs --xattrs-include '*'
+cat >/dev/null
+sync`
+
+func (a *App) workspaceImportCmd() *cobra.Command {
+	var use api.WorkspaceNew
+	cmd := &cobra.Command{
+		Use: "import NAME FILE", Short: "Create a workspace with the files of a tar.zst", Args: exactArgs("NAME", "FILE"),
+		Long: `Create a workspace with the files of an archive (tar.zst) that 'agentlab workspace
+export' has written, through a maintenance sandbox without a network. FILE - means
+standard input. The workspace gets its name when it is complete; until then its name
+begins with import-, and after an error it is deleted.`,
+		Example: "  agentlab workspace import copy data.tar.zst --size 80",
+	}
+	between(cmd.Flags(), &use.SizeGB, "size", 0, 1<<16, "size in GiB (default: 20)")
+	cmd.Flags().StringVar(&use.Storage, "storage", "", "one of the backend's storages (default: the configured one)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		in := a.Stdin
+		if args[1] != "-" {
+			f, err := os.Open(args[1]) //nolint:gosec // the user's file
+			if err != nil {
+				return agentlab.Errorf(agentlab.CodeInvalid, "cannot read the archive: %w", err)
+			}
+			defer func() { _ = f.Close() }()
+			in = f
+		}
+		if err := agentlab.ValidateWorkspaceName(args[0]); err != nil {
+			return err
+		}
+		if w, err := c.Workspace(ctx, args[0]); err == nil && w.TrashedAt == nil {
+			return agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", args[0]).WithHint("choose another name")
+		}
+		w, err := a.importTo(ctx, c, in, use)
+		if err != nil {
+			return err
+		}
+		if w, err = c.RenameWorkspace(ctx, w.ID, args[0]); err != nil {
+			return err
+		}
+		return a.done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
+	})
+	return cmd
+}
+
+// importTo creates a workspace with the files of an archive. After an error it deletes
+// the workspace.
+func (a *App) importTo(ctx context.Context, c *client.Client, in io.Reader, use api.WorkspaceNew) (w api.Workspace, err error) {
+	name := "import-" + agentlab.NewUID()[:8]
+	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: name, WorkspaceCreate: &use}}
+	err = a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) (err error) {
+		if w, err = c.Workspace(ctx, sb.WorkspaceID); err != nil {
+			return err
+		}
+		return a.extract(ctx, c, sb, in, maxArchive(w))
+	})
+	if err == nil {
+		return w, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
+	defer cancel()
+	if derr := a.dropWorkspace(ctx, c, name); derr != nil && agentlab.CodeOf(derr) != agentlab.CodeNotFound {
+		a.progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, sanitize(derr.Error()))
+	}
+	return w, err
+}
+
+// dropWorkspace deletes a workspace for good.
+func (a *App) dropWorkspace(ctx context.Context, c *client.Client, workspace string) error {
+	after, err := lastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	w, err := c.DeleteWorkspace(ctx, workspace, true)
+	if err == nil {
+		_, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceDeleted})
+	}
+	return err
+}
+
+// extract sends an archive to the guest of a maintenance sandbox.
+func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in io.Reader, limit int64) error {
+	zr, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderMaxMemory(256<<20))
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the archive is not a zst file: %w", err)
+	}
+	defer zr.Close()
+	to, raw := io.Pipe()
+	checked := make(chan error, 1)
+	go func() {
+		_, err := copyArchive(raw, zr, limit)
+		_ = raw.CloseWithError(err)
+		checked <- err
+	}()
+	code, said, err := a.guestTool(ctx, c, sb, "agentlab-import", importScript, nil, to, &bytes.Buffer{})
+	_ = to.CloseWithError(errGuestEnded)
+	bad := <-checked
+	switch {
+	case bad != nil && !errors.Is(bad, errGuestEnded):
+		return bad // the guest may have succeeded with what it got
+	case err != nil:
+		return err
+	case code != 0:
+		return toolError("tar", code, said)
+	case bad != nil:
+		return bad
+	}
+	return nil
+}
+
+// errGuestEnded ends the transfer of an archive that the guest no longer reads.
+var errGuestEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
