@@ -2,6 +2,10 @@ package agentlab
 
 import "time"
 
+// WorkspaceRequired is Profile.Workspace of a profile whose sandboxes and jobs need a
+// workspace. Its value is that of the key storage.workspace.
+const WorkspaceRequired = "attach"
+
 // Profile is the template of a sandbox: resources, network policy, secrets
 // bundle and behaviour (seed 000 §15). Package internal/profile parses and
 // validates profiles.
@@ -11,7 +15,7 @@ type Profile struct {
 	Resources       Resources
 	Options         Options
 	Network         Network
-	Workspace       string // "none" or "attach"
+	Workspace       string // "none" or WorkspaceRequired
 	Mode            string // "dangerous"
 	Keepalive       bool   // default for --keepalive
 	TTL             time.Duration

@@ -144,7 +144,7 @@ func (d *Doc) validate() error {
 		allowed    []string
 	}{
 		{"network.mode", d.Network.Mode, []string{agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff}},
-		{"storage.workspace", d.Storage.Workspace, []string{"none", "attach"}},
+		{"storage.workspace", d.Storage.Workspace, []string{"none", agentlab.WorkspaceRequired}},
 		{"behavior.mode", d.Behavior.Mode, []string{"dangerous"}},
 	} {
 		if err := oneOf(e.key, e.value, e.allowed); err != nil {

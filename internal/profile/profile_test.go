@@ -176,7 +176,6 @@ func TestUnsupportedKeysAreNamed(t *testing.T) {
 		{"network: {firewall_group: agent_nat}", "network.firewall_group"},
 		{"resources: {balloon: true}", "resources.balloon"},
 		{"resources: {cpulist: 0-7}", "resources.cpulist"},
-		{"storage: {workspace: attach}", "storage.workspace"},
 		{"artifacts: {endpoint: 'https://elsewhere/upload'}", "artifacts.endpoint"},
 	} {
 		d, err := parseText([]byte("name: x\n" + tc.yaml))
@@ -297,7 +296,7 @@ func TestShippedProfiles(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		if e.Name == "yolo-workspace" || e.Name == "stateful-dev" {
-			if agentlab.CodeOf(e.Err) != agentlab.CodeUnsupported || !strings.Contains(e.Err.Error(), "workspaces") || e.Profile.Workspace != "attach" {
+			if e.Err != nil || e.Profile.Workspace != agentlab.WorkspaceRequired {
 				t.Errorf("%s: %+v", e.Name, e)
 			}
 			continue
@@ -346,8 +345,8 @@ func TestLibrary(t *testing.T) {
 	for _, e := range list {
 		got[e.Name] = string(agentlab.CodeOf(e.Err))
 	}
-	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "unsupported", "yolo-restricted": "unsupported",
-		"fast-dev": "", "long-running-session": "", "safe-untrusted": "unsupported", "stateful-dev": "unsupported",
+	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "", "yolo-restricted": "unsupported",
+		"fast-dev": "", "long-running-session": "", "safe-untrusted": "unsupported", "stateful-dev": "",
 		"broken": "invalid", "other": "invalid", "late.yml": "invalid", "dir": "internal"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)

@@ -40,8 +40,6 @@ var requirements = []requirement{
 	{key: "network.private", set: func(d *Doc) bool { return len(d.net.Private) > 0 },
 		why: "the backend cannot open single private destinations", hint: "remove it",
 		honoured: func(i backend.Info, _ *Doc) bool { return i.Capabilities.Private }},
-	{key: "storage.workspace", set: func(d *Doc) bool { return d.Storage.Workspace == "attach" },
-		why: "workspaces are not supported", hint: "use a profile with workspace: none, such as yolo-ephemeral"},
 	{key: "artifacts.endpoint", set: func(d *Doc) bool { return d.Artifacts.Endpoint != nil },
 		why: "artifacts can only be stored by AgentLab", hint: "remove it",
 		honoured: func(i backend.Info, d *Doc) bool {

@@ -135,6 +135,10 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	if err != nil {
 		return none(err)
 	}
+	if prof.Workspace == agentlab.WorkspaceRequired && r.Workspace == nil && from == nil {
+		return none(agentlab.Errorf(agentlab.CodeInvalid, "profile %s requires a workspace", prof.Name).WithField("workspace").
+			WithHint("add --workspace NAME, --workspace new:NAME or --stateful, or choose another profile: agentlab profile list"))
+	}
 	ttl, err := s.ttl(r.TTL, prof.TTL)
 	if err != nil {
 		return none(err)
