@@ -195,7 +195,7 @@ func TestJobRefused(t *testing.T) {
 		"unknown agent":   {func(j *api.JobCreate) { j.Agent = "bob" }, agentlab.CodeInvalid, "agent"},
 		"unknown profile": {func(j *api.JobCreate) { j.Profile = "nope" }, agentlab.CodeNotFound, "profile"},
 		"unknown image":   {func(j *api.JobCreate) { j.Image = "nope" }, agentlab.CodeNotFound, "image"},
-		"workspaces":      {func(j *api.JobCreate) { j.Profile = "yolo-workspace" }, agentlab.CodeUnsupported, "storage.workspace"},
+		"workspaces":      {func(j *api.JobCreate) { j.Profile = "yolo-workspace" }, agentlab.CodeInvalid, "workspace"},
 		"absurd TTL":      {func(j *api.JobCreate) { j.TTLMinutes = 1 << 40 }, agentlab.CodeInvalid, "ttl"},
 		"negative TTL":    {func(j *api.JobCreate) { j.TTLMinutes = -5 }, agentlab.CodeInvalid, "ttl"},
 		"unknown bundle":  {func(j *api.JobCreate) { j.BundleID = "bundle-x" }, agentlab.CodeNotFound, "bundle_id"},
