@@ -17,6 +17,13 @@ func Lines(log *slog.Logger, burst int, every time.Duration, clock func() time.T
 	return slog.New(&linesHandler{Handler: log.Handler(), lines: rate.NewLimiter(rate.Every(every), burst), clock: clock, dropped: new(atomic.Int64)})
 }
 
+// Recovered reports whether a logger that Lines returned would pass burst records
+// at once, as a new one would, and has dropped none that it has not reported.
+func Recovered(log *slog.Logger) bool {
+	h, ok := log.Handler().(*linesHandler)
+	return !ok || h.dropped.Load() == 0 && h.lines.TokensAt(h.clock()) >= float64(h.lines.Burst())
+}
+
 type linesHandler struct {
 	slog.Handler
 	lines   *rate.Limiter

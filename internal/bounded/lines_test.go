@@ -29,7 +29,14 @@ func TestLines(t *testing.T) {
 			}
 			b.Reset()
 		}
+		recovered := func(want bool, when string) {
+			t.Helper()
+			if bounded.Recovered(log) != want {
+				t.Errorf("recovered %t %s", !want, when)
+			}
+		}
 		derived := log.With("a", 1).WithGroup("g")
+		recovered(true, "at the start")
 		for range 3 {
 			log.Info("x")
 			derived.Info("y", "b", 2)
@@ -39,10 +46,17 @@ func TestLines(t *testing.T) {
 		derived.Info("z")
 		log.Info("lost")
 		want("level=INFO msg=z a=1 g.dropped_before=3\n")
+		recovered(false, "after a burst")
 		time.Sleep(time.Minute)
+		recovered(false, "with a dropped line")
 		for range 10 {
 			log.Info("w")
 		}
 		want("level=INFO msg=w dropped_before=1\n" + strings.Repeat("level=INFO msg=w\n", 2))
+		time.Sleep(time.Minute)
+		log.Info("v")
+		recovered(false, "after a line")
+		time.Sleep(time.Second)
+		recovered(true, "a second later")
 	})
 }

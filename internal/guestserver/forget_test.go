@@ -1,6 +1,8 @@
 package guestserver
 
 import (
+	"io"
+	"log/slog"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -10,9 +12,9 @@ import (
 // TestIdleGuestIsForgotten checks that a guest without connections keeps its state
 // while a rate limit depends on it, and only then.
 func TestIdleGuestIsForgotten(t *testing.T) {
-	for _, logged := range []bool{false, true} {
+	for _, lines := range []int{0, 1, logBurst} {
 		synctest.Test(t, func(t *testing.T) {
-			s := New(Config{})
+			s := New(Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 			l := &line{s: s, vmid: 7}
 			connect := func() (*guest, net.Conn) {
 				near, far := net.Pipe()
@@ -21,8 +23,8 @@ func TestIdleGuestIsForgotten(t *testing.T) {
 				return l.g, far
 			}
 			g, far := connect()
-			if logged {
-				g.logger()
+			for range lines {
+				g.log.Info("a line of the guest")
 			}
 			time.Sleep(headerTimeout / 2)
 			if l.g != g {
@@ -45,8 +47,13 @@ func TestIdleGuestIsForgotten(t *testing.T) {
 			_ = far.Close()
 			time.Sleep(forgetAfter + time.Second)
 			synctest.Wait()
-			if (l.g == g) != logged {
-				t.Errorf("logged %t: forgotten %t", logged, l.g == nil)
+			if kept := lines == logBurst; (l.g == g) != kept {
+				t.Errorf("%d lines: forgotten %t", lines, l.g == nil)
+			}
+			time.Sleep(logBurst * logEvery)
+			synctest.Wait()
+			if l.g != nil {
+				t.Errorf("%d lines: the guest is never forgotten", lines)
 			}
 			l.stop()
 			_, far = connect()

@@ -30,7 +30,7 @@ func guard(next http.Handler) http.Handler {
 			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				panic(p)
 			}
-			g.logger().Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			g.log.Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			writeError(w, http.StatusInternalServerError, string(agentlab.CodeInternal), "internal error")
 		}()
 		w.Header().Set("Cache-Control", "no-store")

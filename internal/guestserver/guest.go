@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -34,8 +33,7 @@ type guest struct {
 
 	ctx    context.Context // of all calls, until disconnect
 	cancel context.CancelFunc
-	idle   func()      // called when the last connection was closed; may be nil
-	logged atomic.Bool // it has caused a line of the log
+	idle   func() // called when the last connection was closed; may be nil
 
 	mu     sync.Mutex
 	open   map[*held]struct{}
@@ -54,7 +52,8 @@ type line struct {
 }
 
 // forgetAfter is how long after its last connection the state of a guest is
-// deleted. All its rate limits have recovered then, so a new state is the same.
+// deleted. All its rate limits have recovered then, so a new state is the same; the
+// limit of its lines in the log may need longer.
 const forgetAfter = 15 * time.Second
 
 func (l *line) accept(c net.Conn) {
@@ -94,12 +93,15 @@ func (l *line) idle() {
 	}
 }
 
-// forget deletes the state of a guest, unless it is connected or has caused lines
-// of the log, whose limit takes minutes to recover.
+// forget deletes the state of a guest, unless it is connected.
 func (l *line) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.g != nil && !l.g.connected() && !l.g.logged.Load() {
+	switch {
+	case l.stopped || l.g == nil || l.g.connected():
+	case !bounded.Recovered(l.g.log):
+		l.drop.Reset(forgetAfter)
+	default:
 		l.g.cancel()
 		l.g, l.drop = nil, nil
 	}
@@ -174,12 +176,6 @@ func (g *guest) connected() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.open) > 0
-}
-
-// logger returns the logger for lines that the guest causes.
-func (g *guest) logger() *slog.Logger {
-	g.logged.Store(true)
-	return g.log
 }
 
 // CloseWrite passes on the half close, which embedding hides.

@@ -35,10 +35,10 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request, _ string) {
 	resp, err := g.fetch(r.Context(), req)
 	switch agentlab.CodeOf(err) {
 	case "":
-		g.logger().Info("bootstrap fetched")
+		g.log.Info("bootstrap fetched")
 		writeJSON(w, http.StatusOK, resp)
 	case agentlab.CodeDenied, agentlab.CodeNotFound, agentlab.CodeInvalid, agentlab.CodeConflict:
-		g.logger().Warn("bootstrap refused", "err", err)
+		g.log.Warn("bootstrap refused", "err", err)
 		waitUntil(r.Context(), began.Add(g.s.cfg.Limits.Refusal))
 		writeError(w, http.StatusForbidden, string(agentlab.CodeDenied), "the bootstrap token is not valid")
 	default:
@@ -97,7 +97,7 @@ func (g *guest) report(w http.ResponseWriter, r *http.Request, jobID string) {
 func (g *guest) redactor(ctx context.Context, jobID string) (*redact.Redactor, error) {
 	red, err := g.s.cfg.Bootstrap.Redactor(ctx, jobID)
 	if err != nil {
-		g.logger().Error("cannot redact data of a guest", "job", jobID, "err", err)
+		g.log.Error("cannot redact data of a guest", "job", jobID, "err", err)
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the controller cannot do this now")
 	}
 	return red, nil
@@ -257,7 +257,7 @@ func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {
 	out := &deadlineWriter{w: w, rc: http.NewResponseController(w), stall: g.s.cfg.Limits.StallTimeout}
 	defer out.end()
 	if _, err := io.CopyN(out, f, size); err != nil {
-		g.logger().Debug("the repository bundle was not sent whole", "err", err)
+		g.log.Debug("the repository bundle was not sent whole", "err", err)
 		panic(http.ErrAbortHandler) // the guest must not treat it as complete
 	}
 }

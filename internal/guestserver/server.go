@@ -373,9 +373,9 @@ func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
 		msg = own.Message
 	}
 	if st >= 500 && r.Context().Err() == nil { // otherwise the guest has disconnected
-		g.logger().Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
+		g.log.Error("guest call failed", "method", r.Method, "pattern", r.Pattern, "err", err)
 	} else {
-		g.logger().Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
+		g.log.Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", code)
 	}
 	writeError(w, st, string(code), msg)
 }
