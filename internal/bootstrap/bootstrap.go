@@ -132,6 +132,17 @@ func (s *Service) with(uid string, fn func(*delivery)) {
 	fn(d)
 }
 
+// deliveryTo returns the delivery to a sandbox as it is now: empty if nothing was
+// delivered. Most sandboxes have no job and no secrets, and so none.
+func (s *Service) deliveryTo(uid string) delivery {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.deliveries[uid]; d != nil {
+		return *d
+	}
+	return delivery{}
+}
+
 // Document returns what the runner of a booting sandbox needs to fetch its job
 // and secrets; nil if there is nothing to fetch. A token that has not reached
 // the guest is used again; call Sent when it has.
@@ -149,15 +160,11 @@ func (s *Service) Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.
 // unsent returns the token that the guest has not confirmed, if it can still be
 // exchanged and has more than left of its lifetime.
 func (s *Service) unsent(ctx context.Context, sb agentlab.Sandbox, left time.Duration) (token string, err error) {
-	now := s.clock()
-	s.with(sb.UID, func(d *delivery) {
-		if now.Add(left).Before(d.tokenEnds) {
-			token = d.token
-		}
-	})
-	if token == "" {
+	d := s.deliveryTo(sb.UID)
+	if d.token == "" || !s.clock().Add(left).Before(d.tokenEnds) {
 		return "", nil
 	}
+	token = d.token
 	err = s.cfg.Store.CheckBootstrap(ctx, secret.HashToken(token), sb.VMID)
 	if agentlab.CodeOf(err) == agentlab.CodeDenied { // it was revoked or exchanged
 		return "", nil
@@ -182,7 +189,11 @@ func (s *Service) document(sb agentlab.Sandbox, token string) *guestapi.Bootstra
 }
 
 // Sent records that the guest of the sandbox with that UID has its document.
-func (s *Service) Sent(uid string) { s.with(uid, func(d *delivery) { d.token = "" }) }
+func (s *Service) Sent(uid string) {
+	if s.deliveryTo(uid).token != "" {
+		s.with(uid, func(d *delivery) { d.token = "" })
+	}
+}
 
 // hasSecrets reports whether the profile of a sandbox has a secrets bundle. A
 // profile that can no longer be used has none.
@@ -216,8 +227,7 @@ func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(
 	if err != nil {
 		return nil, 0, err
 	}
-	var d delivery
-	s.with(sb.UID, func(now *delivery) { d = *now })
+	d := s.deliveryTo(sb.UID)
 	if d.done || d.reissued == maxReissued && token == "" {
 		return nil, 0, nil
 	}
@@ -304,10 +314,7 @@ func mayLackAnswer(sb agentlab.Sandbox, j *agentlab.Job) bool {
 
 // Trouble returns why the secrets of the sandbox with that UID could not be
 // delivered the last time, "" if they could.
-func (s *Service) Trouble(uid string) (why string) {
-	s.with(uid, func(d *delivery) { why = d.trouble })
-	return why
-}
+func (s *Service) Trouble(uid string) string { return s.deliveryTo(uid).trouble }
 
 // Forget deletes the in-memory state of a sandbox that is DESTROYED. The
 // daemon calls it after the commit.

@@ -110,10 +110,10 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	due := false
 	s.withState(sb.VMID, func(m *runtimeState) {
 		now := s.clock()
-		t := &m.retry
-		if t.since.IsZero() || t.desired != sb.Desired {
-			*t = retryState{desired: sb.Desired, since: now}
+		if m.retry == nil || m.retry.desired != sb.Desired {
+			m.retry = &retryState{desired: sb.Desired, since: now}
 		}
+		t := m.retry
 		code := agentlab.CodeOf(err)
 		same := t.text == text || code == t.code && now.Sub(t.reportedAt) < reportInterval
 		if due = now.Sub(t.since) >= after && (t.reportedAt.IsZero() || !same); due {
@@ -141,7 +141,7 @@ func (s *Service) idle(sb agentlab.Sandbox) bool {
 // not wait.
 func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
 	if text == "" {
-		s.withState(sb.VMID, func(m *runtimeState) { m.retry = retryState{} })
+		s.withState(sb.VMID, func(m *runtimeState) { m.retry = nil })
 		if sb.Waiting == "" {
 			return
 		}

@@ -269,16 +269,16 @@ type runtimeState struct {
 	grace          *time.Duration // requested by Stop; nil means the default
 	image          *imageResult   // result of an image build that it waited for
 	listener       *guestListener
-	save           bool // its console log must be saved
-	retry          retryState
-	destroyPending bool   // it must be destroyed, but the row could not be changed: the disk was full
-	paused         string // why its guest's CPUs are paused; "" if they are not
-	elsewhere      string // its backend, if that is not the configured one
-	snapshotsDone  bool   // its snapshots need nothing from its step
-	restored       string // UID of the snapshot to which this process has restored it
-	awaited        string // ID of the workspace that its step waits for
-	mounted        string // ID of the workspace that its guest has mounted, as far as this process knows
-	off            bool   // this process has powered off its VM to destroy it
+	save           bool        // its console log must be saved
+	retry          *retryState // of steps that failed; nil if the last one did not
+	destroyPending bool        // it must be destroyed, but the row could not be changed: the disk was full
+	paused         string      // why its guest's CPUs are paused; "" if they are not
+	elsewhere      string      // its backend, if that is not the configured one
+	snapshotsDone  bool        // its snapshots need nothing from its step
+	restored       string      // UID of the snapshot to which this process has restored it
+	awaited        string      // ID of the workspace that its step waits for
+	mounted        string      // ID of the workspace that its guest has mounted, as far as this process knows
+	off            bool        // this process has powered off its VM to destroy it
 
 	asking    bool      // its step waits for an answer of the guest, or saves it
 	newPolicy bool      // its network policy has changed since its step read the row
@@ -383,7 +383,7 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.retry = time.Time{}, time.Time{}, retryState{}
+		m.tried, m.running, m.retry = time.Time{}, time.Time{}, nil
 		m.silent, m.askAt = 0, time.Time{}
 		if !sb.State.HasVM() {
 			m.mounted = ""
