@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"syscall"
 
@@ -112,6 +113,11 @@ func printError(w io.Writer, err error) int {
 	return 1
 }
 
+// gcPercent is how much the heap may grow until the next garbage collection. What is
+// in use is small also with thousands of sandboxes, and a request for a page of a
+// list needs a few megabytes, so that collections are cheap.
+const gcPercent = 50
+
 // run is 'agentlabd run'.
 func run(ctx context.Context, args []string, known registry.List) error {
 	fs := flag.NewFlagSet("agentlabd run", flag.ContinueOnError)
@@ -134,6 +140,9 @@ func run(ctx context.Context, args []string, known registry.List) error {
 	// everything is in the log.
 	if home.System || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
 		cfg.Stderr = os.Stderr
+	}
+	if home.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 	d, err := New(ctx, cfg)
 	if err != nil {

@@ -170,7 +170,7 @@ func connect(ctx context.Context, path string, n int, params url.Values) (*sql.D
 		"_synchronous":  {"FULL"},
 		"_dqs":          {"0"},
 		"_defensive":    {"1"},
-		"_pragma":       {"trusted_schema(0)", "cache_size(-2000)"}, // KiB for each connection; the kernel caches the file, too
+		"_pragma":       {"trusted_schema(0)", "cache_size(-512)"}, // KiB for each connection; the kernel caches the file, too
 	}
 	for k, v := range params {
 		q[k] = v
