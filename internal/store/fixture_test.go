@@ -139,7 +139,7 @@ func readEverything(t *testing.T, s *Store) {
 	for _, err := range []error{
 		decodes(t, s, apiTokens), decodes(t, s, artifacts), decodes(t, s, egress), decodes(t, s, egressCursors), decodes(t, s, events),
 		decodes(t, s, jobs), decodes(t, s, messages), decodes(t, s, sandboxes), decodes(t, s, snapshots), decodes(t, s, tokens),
-		decodes(t, s, grants), decodes(t, s, workspaces), decodes(t, s, workspaceSnapshots),
+		decodes(t, s, grants), decodes(t, s, workspaces), decodes(t, s, workspaceSnapshots), decodes(t, s, workspaceLeases),
 	} {
 		if err != nil {
 			t.Error(err)
