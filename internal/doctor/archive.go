@@ -35,7 +35,7 @@ const (
 	maxRows   = 2000      // of a list
 	maxText   = 1 << 10   // of an error
 
-	maxConsole = 64 << 20 // that is read; more than backends store
+	maxConsole = 8 << 20 // that is read; more than backends store
 
 	// tailMargin is what is read before the end of a log that is added, so that a
 	// secret that begins before it is found.
