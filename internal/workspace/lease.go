@@ -24,8 +24,8 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
 	switch {
 	case missing && (sel.Create || sel.Ensure) && !agentlab.IsWorkspaceID(sel.Workspace):
-		v, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)
-		use.ID, use.New, use.Created = v.ID, &v, stateEvent(v, nil)
+		planned, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)
+		use.ID, use.New, use.Created = planned.ID, &planned, stateEvent(planned, nil)
 		return use, err
 	case err != nil:
 		return use, err

@@ -63,15 +63,15 @@ func (r *Runner) prepareWorkspace() error {
 // checkWorkspace ensures that dir, or what exists of it, is a directory of the mounted
 // workspace: otherwise the work would be on the disk of the VM, and lost with it.
 func (r *Runner) checkWorkspace(dir string) error {
-	real, err := filepath.EvalSymlinks(dir)
+	target, err := filepath.EvalSymlinks(dir)
 	for errors.Is(err, fs.ErrNotExist) && dir != r.cfg.Workspace && dir != "/" {
 		dir = filepath.Dir(dir)
-		real, err = filepath.EvalSymlinks(dir)
+		target, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
 		return err
 	}
-	if real != dir {
+	if target != dir {
 		return fmt.Errorf("%s is a symbolic link: remove it from the workspace", dir)
 	}
 	var system, at unix.Stat_t
