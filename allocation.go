@@ -20,4 +20,5 @@ type Allocation struct {
 	Reserved []netip.Addr // never leased, for example the gateway
 
 	Workspace *WorkspaceUse // that the sandbox wants; nil if it wants none
+	Session   string        // ID of the session that it is for; "" if it is for none
 }

@@ -48,6 +48,7 @@ const (
 	EventWorkspaceState    = "workspace.state"
 	EventWorkspaceSnapshot = "workspace.snapshot"
 	EventWorkspaceLease    = "workspace.lease"
+	EventSession           = "session"
 
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"

@@ -61,8 +61,9 @@ type Job struct {
 	Image     string // requested image name; "" means the profile's or the default
 	Mode      string // "dangerous" (every permission granted) is the only mode today
 	TTL       time.Duration
-	Keepalive bool // keep the sandbox after the job ended
-	NoSetup   bool // do not run the setup commands of the repository
+	Keepalive bool   // keep the sandbox after the job ended
+	NoSetup   bool   // do not run the setup commands of the repository
+	Branch    string // of the work; "" means agentlab/ID
 
 	// A job with several attempts has no sandbox: each attempt is a job of
 	// its own.
@@ -200,6 +201,9 @@ func (j *Job) Validate() error {
 	validRef := ValidateRef
 	if j.Bundled {
 		validRef = ValidateRevision
+	}
+	if err := ValidateRef(j.Branch); j.Branch != "" && err != nil {
+		return err
 	}
 	if err := validRef(j.Ref); err != nil {
 		return err

@@ -26,6 +26,8 @@ type JobRequest struct {
 	Attempts *JobAttempts // nil means that the job runs its agent once
 
 	Workspace *WorkspaceSelection // of its sandbox, which is then created with the job; nil means none
+	Session   string              // ID of the session that Workspace belongs to; "" means none
+	Branch    string              // of the work; "" means agentlab/ID
 
 	// Sandbox requests a sandbox together with the job; only its Name,
 	// Cores and MemoryMB are used. nil means a sandbox with the name of the
@@ -66,6 +68,7 @@ type SandboxRequest struct {
 	// The rest is set by the job service only.
 
 	JobID        string        // the job that it is for
+	Session      string        // ID of the session that it is for; set by the session service, too
 	Extra        time.Duration // added to the lease for uploads; does not count against the maximum
 	DefaultImage string        // replaces the configured default
 	Fork         string        // UID of the snapshot, made by SaveForAttempts, to start from; "" means the image

@@ -145,6 +145,7 @@ type JobCreate struct {
 	Keepalive  *bool  `json:"keepalive,omitempty"`
 
 	WorkspaceSelection
+	Session string `json:"session,omitempty" doc:"ID or name of a session: the job runs on its workspace, with its profile, on its branch. Not for a job of a new sandbox"`
 
 	NoPreflight bool         `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
 	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one. If the backend can fork, the sandboxes are copies of one that another job has prepared"`

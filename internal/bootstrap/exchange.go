@@ -240,7 +240,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
 		ClonePath: clonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
-		NoSetup: j.NoSetup,
+		NoSetup: j.NoSetup, Branch: j.Branch,
 	}
 	if j.ParentID != "" {
 		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = "agentlab/"+j.ParentID, j.Pick, true, j.Prepares()

@@ -162,7 +162,7 @@ Start here:
 			root.AddCommand(c)
 		}
 	}
-	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
+	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
 	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.profileCmd(), a.secretsCmd())
 	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd(), a.dbCmd())
 	root.AddCommand(a.proxyCmd())

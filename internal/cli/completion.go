@@ -113,7 +113,7 @@ func artifactsOf(job string) lister {
 }
 
 // newNames are the commands whose NAME is that of a new object.
-var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename"}
+var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename", "agentlab session create", "agentlab session rename", "agentlab session branch"}
 
 // flagListers complete the values of flags, by the name of the flag.
 var flagListers = map[string]lister{

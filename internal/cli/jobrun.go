@@ -24,6 +24,7 @@ type jobRunFlags struct {
 	attempts       api.JobAttempts
 	attemptTasks   []string // files
 	workspace      workspaceChoice
+	branch         string
 	req            api.JobCreate
 }
 
@@ -71,10 +72,13 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	attemptFlags(flags, f)
 	workspaceFlags(flags, &f.workspace, "named like the repository")
+	flags.StringVar(&f.req.Session, "session", "", "session to run in: on its workspace, with its profile, on its branch")
+	flags.StringVar(&f.branch, "branch", "", "run in the session of this Git branch, which is created unless it exists, and work on the branch")
 	preflightFlag(flags, &f.req.NoPreflight)
 	setupFlag(flags, &f.req.NoSetup)
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file", "attempt-task-file")
+	cmd.MarkFlagsMutuallyExclusive("session", "branch", "workspace", "stateful")
 	cmd.MarkFlagsMutuallyExclusive("agent", "attempt-agent")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := a.prepareRun(f, cmd); err != nil {
@@ -173,6 +177,13 @@ func readLimited(r io.Reader, name string, limit int64) (string, error) {
 }
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
+	if f.branch != "" {
+		s, err := c.CreateSession(ctx, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, IfMissing: true})
+		if err != nil {
+			return err
+		}
+		f.req.Session = s.ID
+	}
 	if f.repo != "" {
 		if err := a.chooseRepo(ctx, c, f, f.req); err != nil {
 			return err

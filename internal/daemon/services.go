@@ -27,6 +27,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/server"
+	"github.com/agentlab-vm/agentlab/internal/session"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/verify"
 	"github.com/agentlab-vm/agentlab/internal/workspace"
@@ -56,6 +57,7 @@ type services struct {
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
 	workspaces   *workspace.Service
+	sessions     *session.Service
 	jobs         *job.Service
 	guests       *guestserver.Server
 	gc           *gc.Collector
@@ -221,6 +223,9 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
+	s.sessions = session.New(session.Config{
+		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, DefaultProfile: s.settings.DefaultProfile,
+	})
 	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
 	return nil
 }
@@ -356,6 +361,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		ImageUse:    s.store,
 		Templates:   s.sandboxes,
 		Workspaces:  s.workspaces,
+		Sessions:    s.sessions,
 		Events:      events{s.store, s.bus},
 		Messages:    s.store,
 		Egress:      s.audit,

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/session"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/store/storetest"
 	"github.com/agentlab-vm/agentlab/internal/workspace"
@@ -219,6 +220,7 @@ type world struct {
 
 	svc        *sandbox.Service
 	workspaces *workspace.Service
+	sessions   *session.Service
 	stop       func()
 
 	mu   sync.Mutex
@@ -288,6 +290,7 @@ func (w *world) begin() {
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
 	})
+	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)
 	}

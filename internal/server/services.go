@@ -33,6 +33,7 @@ type Services struct {
 	ImageUse    ImageUse
 	Templates   Templates
 	Workspaces  Workspaces
+	Sessions    Sessions
 	Events      Events
 	Messages    Messages
 	Egress      Egress

@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Sessions: stubSessions{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -626,4 +626,55 @@ func (s stubWorkspaces) Release(context.Context, string, bool) (agentlab.Workspa
 
 func (s stubSandboxes) AttachWorkspace(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
 	return s.act("workspace")
+}
+
+type stubSessions struct{ *stub }
+
+func (s stubSessions) act(name string) (agentlab.Session, error) {
+	return agentlab.Session{ID: "se-aaaaaaaaaaaaa", Name: "fix", WorkspaceID: "ws-aaaaaaaaaaaaa"}, s.called("session." + name)
+}
+
+func (s stubSessions) box(name string) (agentlab.Sandbox, error) {
+	return agentlab.Sandbox{VMID: 1000, Name: "fix"}, s.called("session." + name)
+}
+
+func (s stubSessions) Create(context.Context, agentlab.SessionRequest) (agentlab.Session, error) {
+	return s.act("create")
+}
+
+func (s stubSessions) Get(context.Context, string) (agentlab.Session, error) { return s.act("get") }
+
+func (s stubSessions) List(context.Context) ([]agentlab.Session, error) {
+	v, err := s.act("list")
+	return []agentlab.Session{v}, err
+}
+
+func (s stubSessions) History(context.Context, agentlab.Session) ([]agentlab.SessionSandbox, error) {
+	return nil, s.called("session.history")
+}
+
+func (stubSessions) Sandbox(context.Context, agentlab.Session) (sb agentlab.Sandbox, ok bool, err error) {
+	return sb, false, nil
+}
+
+func (s stubSessions) Resume(context.Context, string, time.Duration, *bool) (agentlab.Sandbox, error) {
+	return s.box("resume")
+}
+
+func (s stubSessions) Stop(context.Context, string, bool) (agentlab.Sandbox, error) {
+	return s.box("stop")
+}
+
+func (s stubSessions) Fork(context.Context, string, string, string) (agentlab.Session, error) {
+	return s.act("fork")
+}
+
+func (s stubSessions) Rename(context.Context, string, string) (agentlab.Session, error) {
+	return s.act("rename")
+}
+
+func (s stubSessions) Delete(context.Context, string, bool) error { return s.called("session.delete") }
+
+func (s stubSessions) ForJob(_ context.Context, _ string, r agentlab.JobRequest) (agentlab.JobRequest, error) {
+	return r, s.called("session.job")
 }

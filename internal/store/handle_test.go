@@ -35,7 +35,7 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 	}
 	db := must(sql.Open("sqlite", path))(t)
 	for _, q := range []string{
-		"DROP TABLE snapshots", "DROP TABLE messages", "DROP TABLE workspace_leases", "DROP TABLE workspace_snapshots", "DROP TABLE workspaces", "DROP INDEX sandboxes_from", "DROP INDEX sandboxes_live",
+		"DROP TABLE snapshots", "DROP TABLE messages", "DROP TABLE session_sandboxes", "DROP TABLE sessions", "ALTER TABLE jobs DROP COLUMN branch", "DROP TABLE workspace_leases", "DROP TABLE workspace_snapshots", "DROP TABLE workspaces", "DROP INDEX sandboxes_from", "DROP INDEX sandboxes_live",
 		"ALTER TABLE sandboxes DROP COLUMN from_snapshot",
 		"ALTER TABLE sandboxes DROP COLUMN from_sandbox",
 		"ALTER TABLE sandboxes DROP COLUMN from_handle",

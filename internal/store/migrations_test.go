@@ -30,6 +30,7 @@ var released = map[string]string{
 	"00026_messages.sql":         "4e1f72770be8e3b09af3856e2d4d5c01e41ba7b1e625cbafd227ac60106d1f78",
 	"00027_workspaces.sql":       "5ccf6b4e28ed8768b53c35f166291a2a886ffb7faaf2b8231d94f194358aa15a",
 	"00028_workspace_leases.sql": "a48d50a56c1c07b2a67f935ab50dd0a9a03cb1d7cc59b19289ad3d86cc4f876a",
+	"00029_sessions.sql":         "6b354625b197d775ef396bc0b42475f130b4e43caefdad74321b21ebe5096024",
 }
 
 // A migration is never edited, because databases that have applied it do not run

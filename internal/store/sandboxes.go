@@ -177,7 +177,10 @@ func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
 	if a.Workspace == nil {
 		return nil
 	}
-	return takeLease(w, *sb, *a.Workspace)
+	if err := takeLease(w, *sb, *a.Workspace); err != nil || a.Session == "" {
+		return err
+	}
+	return useSession(w, a.Session, *sb)
 }
 
 func checkRoom(w *tx, name string, maxLive int) error {

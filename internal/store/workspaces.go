@@ -195,6 +195,11 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 		if err := notLeased(w, old, "be changed"); err != nil {
 			return err
 		}
+		if !v.State.Live() && old.State.Live() {
+			if err := notInSession(w, old); err != nil {
+				return err
+			}
+		}
 	}
 	if v.Restoring != "" && old.Restoring == "" {
 		snap, err := savedSnapshot(w, v.Restoring, "of workspace "+v.Name)

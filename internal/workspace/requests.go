@@ -247,7 +247,17 @@ func (s *Service) ExpireTrash(ctx context.Context, before time.Time) (n int, err
 // "", and returns it in state CREATING. Codes: not_found, conflict, exists, limit,
 // invalid, unsupported.
 func (s *Service) Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Workspace, error) {
-	none := agentlab.Workspace{}
+	use, err := s.PlanFork(ctx, idOrName, name, snapshot)
+	if err != nil {
+		return agentlab.Workspace{}, err
+	}
+	return s.add(ctx, *use.New)
+}
+
+// PlanFork returns the copy that Fork would request, for a caller that stores it. Codes
+// are those of Fork, except those of the store.
+func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string) (agentlab.WorkspaceUse, error) {
+	none := agentlab.WorkspaceUse{}
 	if _, err := s.snapshotter(); err != nil {
 		return none, err
 	}
@@ -271,7 +281,20 @@ func (s *Service) Fork(ctx context.Context, idOrName, name, snapshot string) (ag
 		}
 		v.SizeGB, v.From.Snapshot, v.From.Name = n.SizeGB, n.UID, src.Name+"/"+n.Name
 	}
-	return s.add(ctx, v)
+	return agentlab.WorkspaceUse{ID: v.ID, New: &v, Created: stateEvent(v, nil), Quota: s.cfg.Limits.Quota}, nil
+}
+
+// Trash moves a workspace that no sandbox has to the trash, for a caller that stores
+// it, and returns the events.
+func (s *Service) Trash(v *agentlab.Workspace) []agentlab.Event {
+	if !v.State.Live() {
+		return nil
+	}
+	if v.State, v.Reason, v.TrashedAt = agentlab.WorkspaceTrashed, "", s.clock(); v.ReadyAt.IsZero() {
+		v.State, v.TrashedAt = agentlab.WorkspaceDeleting, time.Time{} // it has no content
+	}
+	v.GrowToGB, v.Restoring = 0, ""
+	return []agentlab.Event{stateEvent(*v, nil)}
 }
 
 // Snapshots lists the snapshots of a workspace. Code: not_found.

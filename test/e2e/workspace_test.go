@@ -81,3 +81,43 @@ func (l *lab) sandbox(t *testing.T, name string) (sb api.Sandbox) {
 	}
 	return sb
 }
+
+// Seed 001 §4: a session continues in a new sandbox, and in a suspended one.
+func TestSessionContinues(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	repo := sampleRepo(t)
+	l.ok("session", "create", "fix", "--size", "1")
+	l.ok("session", "resume", "fix")
+	l.ok("exec", "fix", "sh", "-c", "echo hello > /work/note; nohup sh -c 'while :; do date +%s > /work/clock; sleep 1; done' > /dev/null 2>&1 &")
+	pid := l.ok("exec", "fix", "pgrep", "-f", "work/clock")
+	l.ok("session", "stop", "fix", "--suspend")
+	l.ok("session", "resume", "fix")
+	if got := l.ok("exec", "fix", "pgrep", "-f", "work/clock"); got != pid {
+		t.Errorf("the process is %q, it was %q", got, pid)
+	}
+	if got := l.ok("exec", "fix", "sh", "-c", "cat /work/note; sync; echo after >> /work/note"); got != "hello\n" {
+		t.Errorf("the note is %q", got)
+	}
+	l.ok("session", "stop", "fix")
+	for i, want := range []string{"1", "2"} {
+		j, r := l.job("--repo", repo, "--agent", "shell", "--session", "fix", "--task",
+			`cat /work/note; echo line >> lines; git add lines; git commit -qm line; wc -l < lines`)
+		if log := l.ok("job", "logs", j.ID); j.Status != "COMPLETED" || i == 0 && !strings.HasPrefix(log, "hello\nafter\n1\n") {
+			t.Fatalf("%v\n%s, want %s", r, log, want)
+		}
+	}
+	for _, want := range []string{"1", "2"} {
+		j, r := l.job("--repo", repo, "--agent", "shell", "--branch", "topic", "--task", `git branch --show-current; echo line >> lines; git add lines; git commit -qm line; wc -l < lines`)
+		if log := l.ok("job", "logs", j.ID); j.Status != "COMPLETED" || log != "topic\n"+want+"\n" {
+			t.Fatalf("%v\n%s, want %s", r, log, want)
+		}
+	}
+	if r := l.run("", "session", "show", "fix"); strings.Count(r.stdout, "job-") < 2 {
+		t.Errorf("%v", r)
+	}
+	l.noSandboxes()
+	l.ok("session", "delete", "fix", "--yes")
+	l.ok("session", "delete", "topic", "--yes")
+	l.ok("workspace", "check")
+}

@@ -1,0 +1,244 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) sessionCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "session", Short: "Manage sessions: workspaces with a sandbox that comes and goes",
+		Long: `Manage sessions. A session is a name for a workspace and the sandbox that currently
+uses it. Its sandbox can be destroyed at any time: 'agentlab session resume' creates
+another one, with the same workspace at /work. A session is named by its ID or name.`,
+		Example: `  agentlab session create fix-12 --size 40
+  agentlab session resume fix-12 && agentlab ssh fix-12
+  agentlab job run --repo . --task "Fix issue 12" --session fix-12`,
+	}
+	cmd.AddCommand(a.sessionCreateCmd(), a.sessionListCmd(), a.sessionShowCmd(), a.sessionResumeCmd(), a.sessionStopCmd(),
+		a.sessionForkCmd(), a.sessionBranchCmd(), a.sessionRenameCmd(), a.sessionDeleteCmd())
+	return cmd
+}
+
+func (a *App) sessionCreateCmd() *cobra.Command {
+	var r api.SessionCreate
+	var w workspaceChoice
+	cmd := &cobra.Command{
+		Use: "create NAME", Short: "Create a session and its workspace", Args: exactArgs("NAME"),
+		Long: `Create a session. Its workspace is a new one with the same name, unless --workspace
+names another one.`,
+		Example: "  agentlab session create fix-12 --profile interactive-dev --size 80",
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&r.Profile, "profile", "", "profile of its sandboxes and jobs (see 'agentlab profile list')")
+	flags.StringVar(&r.Branch, "branch", "", "Git branch that its jobs work on")
+	flags.StringVar(&w.name, "workspace", "", "workspace: ID, name, or new:NAME (default: a new one with the name of the session)")
+	flags.Func("size", "size of a new workspace in GiB (default: 20)", w.setSize)
+	flags.StringVar(&w.storage, "storage", "", "storage of a new workspace, one of the backend's (default: the configured one)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) (err error) {
+		r.Name = args[0]
+		if w.name == "" {
+			r.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage}
+		} else if r.WorkspaceSelection, err = w.selection("", ""); err != nil {
+			return err
+		}
+		s, err := c.CreateSession(ctx, r)
+		if err != nil {
+			return err
+		}
+		return a.done(s, "session %s has workspace %s\n  → agentlab session resume %s", s.Name, s.WorkspaceID, s.Name)
+	})
+	return cmd
+}
+
+func (a *App) sessionListCmd() *cobra.Command {
+	return query(a, "list", "List sessions", exactArgs(), all((*client.Client).Sessions), func(list api.List[api.Session]) error {
+		t := newTable(a.Stdout, "NAME", "ID", "SANDBOX", "STATE", "BRANCH", "PROFILE", "WORKSPACE", "AGE")
+		for _, s := range list.Items {
+			t.row(s.Name, s.ID, orDash(s.Sandbox), orDash(s.State), orDash(s.Branch), s.Profile, s.WorkspaceID, a.age(s.CreatedAt))
+		}
+		return t.flush()
+	})
+}
+
+func (a *App) sessionShowCmd() *cobra.Command {
+	return query(a, "show SESSION", "Show a session and its history", exactArgs("SESSION"), one((*client.Client).Session), func(s api.Session) error {
+		t := newTable(a.Stdout, "Session:", s.Name)
+		for _, r := range [][2]string{
+			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
+			{"State:", s.State}, {"Created:", localTime(s.CreatedAt)},
+		} {
+			if r[1] != "" {
+				t.row(r[0], r[1])
+			}
+		}
+		if err := t.flush(); err != nil || len(s.History) == 0 {
+			return err
+		}
+		fmt.Fprintln(a.Stdout)
+		t = newTable(a.Stdout, "SANDBOX", "VMID", "JOB", "CREATED")
+		for _, h := range s.History {
+			t.row(h.Sandbox, strconv.Itoa(h.SandboxVMID), orDash(h.JobID), localTime(h.CreatedAt))
+		}
+		return t.flush()
+	})
+}
+
+// resumeFlags has the flags of the commands that resume a session.
+type resumeFlags struct {
+	ttl             time.Duration
+	keepalive, wait bool
+}
+
+func (f *resumeFlags) add(cmd *cobra.Command) {
+	cmd.Flags().Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
+	cmd.Flags().BoolVar(&f.keepalive, "keepalive", false, "stop a new sandbox at the end of its lease, instead of destroying it (default: the profile's)")
+	waitFlag(cmd, &f.wait, "wait until the sandbox is ready")
+}
+
+// resumeSession continues a session and prints its sandbox.
+func (a *App) resumeSession(ctx context.Context, c *client.Client, cmd *cobra.Command, name string, f resumeFlags) error {
+	r := api.SessionResume{TTLMinutes: int(f.ttl / time.Minute)}
+	if cmd.Flags().Changed("keepalive") {
+		r.Keepalive = &f.keepalive
+	}
+	sb, err := c.ResumeSession(ctx, name, r)
+	if err == nil && f.wait {
+		sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+	}
+	if err != nil {
+		return err
+	}
+	return a.printSandbox(sb)
+}
+
+func (a *App) sessionResumeCmd() *cobra.Command {
+	var f resumeFlags
+	cmd := &cobra.Command{
+		Use: "resume SESSION", Short: "Continue a session", Args: exactArgs("SESSION"),
+		Long: `Continue a session: start or resume its sandbox if that is stopped or suspended, and
+create one if it has none. The sandbox mounts the workspace of the session at /work.`,
+		Example: "  agentlab session resume fix-12 --ttl 8h && agentlab ssh fix-12",
+	}
+	f.add(cmd)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.resumeSession(ctx, c, cmd, args[0], f)
+	})
+	return cmd
+}
+
+func (a *App) sessionStopCmd() *cobra.Command {
+	var suspend, wait bool
+	cmd := &cobra.Command{
+		Use: "stop SESSION", Short: "Destroy the sandbox of a session, or suspend it to disk", Args: exactArgs("SESSION"),
+		Long: `Destroy the sandbox of a session. What is on the workspace stays. With --suspend the
+sandbox is suspended to disk instead: resume continues its processes.`,
+	}
+	cmd.Flags().BoolVar(&suspend, "suspend", false, "suspend the sandbox to disk; not every backend can")
+	waitFlag(cmd, &wait, "wait until the sandbox is destroyed or suspended")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		sb, err := c.StopSession(ctx, args[0], suspend)
+		if err == nil && wait {
+			done := isDestroyed
+			if suspend {
+				done = func(sb api.Sandbox) bool { return sb.OnDisk }
+			}
+			sb, err = a.waitSandbox(ctx, c, sb, 0, done)
+		}
+		if err != nil {
+			return err
+		}
+		return a.done(sb, "session %s is stopped: sandbox %s is %s", args[0], sb.Name, sb.State)
+	})
+	return cmd
+}
+
+func (a *App) sessionForkCmd() *cobra.Command {
+	var r api.SessionFork
+	cmd := &cobra.Command{
+		Use: "fork SESSION --name NAME", Short: "Create a session with a copy of a workspace", Args: exactArgs("SESSION"),
+		Long: `Create a session whose workspace is a copy of that of another session. The other one
+must have no sandbox, unless a snapshot is copied.`,
+		Example: `  agentlab session fork fix-12 --name trial
+  agentlab session fork fix-12 --name trial --from-snapshot clean`,
+	}
+	cmd.Flags().StringVar(&r.Name, "name", "", "name of the new session")
+	cmd.Flags().StringVar(&r.FromSnapshot, "from-snapshot", "", "snapshot of the workspace to copy (default: the current content)")
+	_ = cmd.MarkFlagRequired("name")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		s, err := c.ForkSession(ctx, args[0], r)
+		if err != nil {
+			return err
+		}
+		return a.done(s, "session %s has workspace %s, a copy", s.Name, s.WorkspaceID)
+	})
+	return cmd
+}
+
+func (a *App) sessionBranchCmd() *cobra.Command {
+	var f resumeFlags
+	var r api.SessionCreate
+	cmd := &cobra.Command{
+		Use: "branch BRANCH", Short: "Continue the session of a Git branch, or create it", Args: exactArgs("BRANCH"),
+		Long: `Continue the session of a Git branch. If there is none, create it, with a new
+workspace: both are named like the branch. Jobs of the session work on the branch.`,
+		Example: "  agentlab session branch feature/login",
+	}
+	cmd.Flags().StringVar(&r.Profile, "profile", "", "profile of a new session")
+	f.add(cmd)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		r.Branch, r.IfMissing = args[0], true
+		s, err := c.CreateSession(ctx, r)
+		if err != nil {
+			return err
+		}
+		return a.resumeSession(ctx, c, cmd, s.ID, f)
+	})
+	return cmd
+}
+
+func (a *App) sessionRenameCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "rename SESSION NAME", Short: "Change the name of a session", Args: exactArgs("SESSION", "NAME")}
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		s, err := c.RenameSession(ctx, args[0], args[1])
+		if err != nil {
+			return err
+		}
+		return a.done(s, "session %s has the name %s", s.ID, s.Name)
+	})
+	return cmd
+}
+
+func (a *App) sessionDeleteCmd() *cobra.Command {
+	var keep, yes bool
+	cmd := &cobra.Command{
+		Use: "delete SESSION", Short: "Delete a session, and move its workspace to the trash", Args: exactArgs("SESSION"),
+		Long: `Delete a session and move its workspace to the trash, from which 'agentlab workspace
+undelete' returns it. A session with a sandbox must be stopped first. The command asks
+for confirmation, unless it gets --yes.`,
+	}
+	cmd.Flags().BoolVar(&keep, "keep-workspace", false, "do not move the workspace to the trash")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		question := fmt.Sprintf("Delete session %s and move its workspace to the trash?", args[0])
+		if keep {
+			question = fmt.Sprintf("Delete session %s?", args[0])
+		}
+		if !yes && !a.confirm(question) {
+			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
+		}
+		if err := c.DeleteSession(ctx, args[0], keep); err != nil {
+			return err
+		}
+		return a.done(struct{}{}, "session %s is deleted", args[0])
+	})
+	return cmd
+}

@@ -1,0 +1,303 @@
+// Package session is the service for sessions: a name for a workspace and the sandbox
+// that currently uses it (seed 001 §4).
+//
+// A session is a record. Its requests are requests to the services of sandboxes and
+// workspaces, each of which is written with the session in one transaction; so there is
+// nothing to repair after a crash.
+package session
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// Store is what the service needs of the database. The semantics are those of package
+// store.
+type Store interface {
+	AddSession(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse, evs ...agentlab.Event) (agentlab.Session, error)
+	UpdateSession(ctx context.Context, id string, fn func(*agentlab.Session) ([]agentlab.Event, error)) (agentlab.Session, error)
+	RemoveSession(ctx context.Context, id string, trash func(*agentlab.Workspace) []agentlab.Event, evs ...agentlab.Event) error
+	Session(ctx context.Context, id string) (agentlab.Session, error)
+	SessionByName(ctx context.Context, name string) (agentlab.Session, error)
+	Sessions(ctx context.Context) ([]agentlab.Session, error)
+	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+}
+
+// Workspaces plans the workspaces of sessions; *workspace.Service implements it.
+type Workspaces interface {
+	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
+	PlanFork(ctx context.Context, idOrName, name, snapshot string) (agentlab.WorkspaceUse, error)
+	Trash(v *agentlab.Workspace) []agentlab.Event
+}
+
+// Sandboxes are the sandboxes of sessions; *sandbox.Service implements it.
+type Sandboxes interface {
+	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
+	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error)
+	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+}
+
+// Profiles returns a profile, or an error with the reason why it cannot be used.
+type Profiles interface {
+	Use(name string) (agentlab.Profile, error)
+}
+
+// Config is the configuration of a Service. All fields are required.
+type Config struct {
+	Store          Store
+	Workspaces     Workspaces
+	Sandboxes      Sandboxes
+	Profiles       Profiles
+	DefaultProfile string // of sessions without a profile in the request
+}
+
+// Service manages sessions. Its methods are safe for concurrent use.
+type Service struct{ cfg Config }
+
+// New returns a Service.
+func New(cfg Config) *Service { return &Service{cfg: cfg} }
+
+// Create stores a session and requests its workspace, unless that exists. Codes:
+// invalid, exists, not_found, conflict, limit, unsupported.
+func (s *Service) Create(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
+	none := agentlab.Session{}
+	name := cmp.Or(r.Name, NameOf(r.Branch))
+	if err := agentlab.ValidateSessionName(name); err != nil {
+		return none, err
+	}
+	if err := agentlab.ValidateRef(r.Branch); r.Branch != "" && err != nil {
+		return none, err
+	}
+	if r.IfMissing {
+		if v, err := s.find(ctx, r); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return v, err
+		}
+	}
+	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
+	if err != nil {
+		return none, err
+	}
+	sel := r.Workspace
+	if sel.Workspace == "" {
+		sel.Workspace, sel.Create = name, true
+	}
+	use, err := s.cfg.Workspaces.Select(ctx, sel)
+	if err != nil {
+		return none, err
+	}
+	return s.add(ctx, agentlab.Session{Name: name, Profile: prof.Name, WorkspaceID: use.ID, Branch: r.Branch}, use)
+}
+
+func (s *Service) find(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
+	if r.Branch == "" {
+		return s.cfg.Store.SessionByName(ctx, r.Name)
+	}
+	all, err := s.cfg.Store.Sessions(ctx)
+	if i := slices.IndexFunc(all, func(v agentlab.Session) bool { return v.Branch == r.Branch }); i >= 0 {
+		return all[i], err
+	}
+	return agentlab.Session{}, cmp.Or(err, error(agentlab.Errorf(agentlab.CodeNotFound, "there is no session for branch %s", r.Branch)))
+}
+
+func (s *Service) add(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse) (agentlab.Session, error) {
+	v.ID = agentlab.NewSessionID()
+	return s.cfg.Store.AddSession(ctx, v, use, event(v, "created"))
+}
+
+// NameOf returns the name of the session of a branch: its letters and digits, as a DNS
+// label.
+func NameOf(branch string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(branch))
+	name = strings.Trim(name, "-")
+	return strings.Trim(name[:min(len(name), 40)], "-")
+}
+
+func event(v agentlab.Session, what string) agentlab.Event {
+	e := agentlab.NewEvent(agentlab.EventSession, map[string]any{"session": v.ID, "name": v.Name, "action": what, "workspace": v.WorkspaceID}, "session %s was %s", v.Name, what)
+	e.SandboxVMID = v.VMID
+	return e
+}
+
+// Get returns the session with that ID or name. Code: not_found.
+func (s *Service) Get(ctx context.Context, idOrName string) (agentlab.Session, error) {
+	if agentlab.IsSessionID(idOrName) {
+		return s.cfg.Store.Session(ctx, idOrName)
+	}
+	return s.cfg.Store.SessionByName(ctx, idOrName)
+}
+
+// List lists all sessions, in the order of their creation.
+func (s *Service) List(ctx context.Context) ([]agentlab.Session, error) {
+	return s.cfg.Store.Sessions(ctx)
+}
+
+// History lists the sandboxes of a session, the newest first.
+func (s *Service) History(ctx context.Context, v agentlab.Session) ([]agentlab.SessionSandbox, error) {
+	return s.cfg.Store.SessionHistory(ctx, v.ID)
+}
+
+// Sandbox returns the current sandbox of a session; ok is false if it has none.
+func (s *Service) Sandbox(ctx context.Context, v agentlab.Session) (sb agentlab.Sandbox, ok bool, err error) {
+	if v.VMID == 0 {
+		return sb, false, nil
+	}
+	sb, err = s.cfg.Store.Sandbox(ctx, v.VMID)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
+		return sb, false, nil
+	case err != nil:
+		return sb, false, err
+	}
+	return sb, sb.UID == v.UID && !sb.State.Final(), nil
+}
+
+// Resume continues the current sandbox of a session if it is stopped or suspended, and
+// creates one if there is none, or if it has failed. Codes are those of
+// sandbox.Service.Create, Start and Resume.
+func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
+	v, err := s.Get(ctx, idOrName)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	sb, ok, err := s.Sandbox(ctx, v)
+	switch {
+	case err != nil:
+		return sb, err
+	case ok && sb.Desired == agentlab.DesiredDestroyed && sb.State != agentlab.SandboxFailed:
+		return sb, agentlab.Errorf(agentlab.CodeConflict, "sandbox %s of session %s is being destroyed", sb.Name, v.Name).WithHint("try again when it is DESTROYED")
+	case ok && sb.State == agentlab.SandboxSuspended:
+		sb, err = s.cfg.Sandboxes.Resume(ctx, sb.VMID)
+	case ok && sb.State == agentlab.SandboxStopped:
+		sb, err = s.cfg.Sandboxes.Start(ctx, sb.VMID)
+	case ok && sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxTimeout:
+		return sb, nil
+	default:
+		sb, err = s.create(ctx, v, ttl, keepalive)
+	}
+	if err != nil {
+		return sb, err
+	}
+	v.VMID = sb.VMID
+	return sb, s.cfg.Store.AppendEvents(ctx, event(v, "resumed"))
+}
+
+// create creates a sandbox with the name of the session, or a similar one if a sandbox
+// has that.
+func (s *Service) create(ctx context.Context, v agentlab.Session, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
+	r := agentlab.SandboxRequest{
+		Name: v.Name, Profile: v.Profile, TTL: ttl, Keepalive: keepalive, Session: v.ID,
+		Workspace: &agentlab.WorkspaceSelection{Workspace: v.WorkspaceID},
+	}
+	sb, err := s.cfg.Sandboxes.Create(ctx, r)
+	if agentlab.CodeOf(err) == agentlab.CodeExists {
+		r.Name = v.Name[:min(len(v.Name), 56)] + "-" + agentlab.NewUID()[:6]
+		sb, err = s.cfg.Sandboxes.Create(ctx, r)
+	}
+	return sb, err
+}
+
+// Stop destroys the current sandbox of a session, or with suspend suspends it to disk,
+// so that Resume continues its processes. Codes: not_found; conflict if it has none.
+func (s *Service) Stop(ctx context.Context, idOrName string, suspend bool) (agentlab.Sandbox, error) {
+	v, err := s.Get(ctx, idOrName)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	sb, ok, err := s.Sandbox(ctx, v)
+	switch {
+	case err != nil:
+		return sb, err
+	case !ok:
+		return sb, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab session resume %s", v.Name)
+	case suspend:
+		sb, err = s.cfg.Sandboxes.Suspend(ctx, sb.VMID, true)
+	default:
+		sb, err = s.cfg.Sandboxes.Destroy(ctx, sb.VMID)
+	}
+	if err != nil {
+		return sb, err
+	}
+	return sb, s.cfg.Store.AppendEvents(ctx, event(v, "stopped"))
+}
+
+// Fork creates a session whose workspace is a copy of that of another one, or of one of
+// its snapshots. Codes: not_found, exists, conflict, limit, invalid, unsupported.
+func (s *Service) Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Session, error) {
+	src, err := s.Get(ctx, idOrName)
+	if err == nil {
+		err = agentlab.ValidateSessionName(name)
+	}
+	if err != nil {
+		return agentlab.Session{}, err
+	}
+	use, err := s.cfg.Workspaces.PlanFork(ctx, src.WorkspaceID, name, snapshot)
+	if err != nil {
+		return agentlab.Session{}, err
+	}
+	return s.add(ctx, agentlab.Session{Name: name, Profile: src.Profile, WorkspaceID: use.ID}, use)
+}
+
+// Rename changes the name of a session. Codes: not_found, exists, invalid.
+func (s *Service) Rename(ctx context.Context, idOrName, name string) (agentlab.Session, error) {
+	v, err := s.Get(ctx, idOrName)
+	if err == nil {
+		err = agentlab.ValidateSessionName(name)
+	}
+	if err != nil {
+		return agentlab.Session{}, err
+	}
+	return s.cfg.Store.UpdateSession(ctx, v.ID, func(v *agentlab.Session) ([]agentlab.Event, error) {
+		v.Name = name
+		return []agentlab.Event{event(*v, "renamed")}, nil
+	})
+}
+
+// Delete deletes a session without a sandbox, and moves its workspace to the trash
+// unless keep is set. Codes: not_found, conflict.
+func (s *Service) Delete(ctx context.Context, idOrName string, keep bool) error {
+	v, err := s.Get(ctx, idOrName)
+	if err != nil {
+		return err
+	}
+	trash := s.cfg.Workspaces.Trash
+	if keep {
+		trash = nil
+	}
+	return s.cfg.Store.RemoveSession(ctx, v.ID, trash, event(v, "deleted"))
+}
+
+// JobWait is how long a job waits for the workspace of its session by default.
+const JobWait = time.Hour
+
+// ForJob completes the request for a job in a session: with its workspace, its profile
+// and its branch. Codes: not_found, invalid.
+func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobRequest) (agentlab.JobRequest, error) {
+	v, err := s.Get(ctx, idOrName)
+	if err != nil {
+		return r, err
+	}
+	if r.Workspace != nil && r.Workspace.Workspace != v.WorkspaceID && r.Workspace.Workspace != "" {
+		return r, agentlab.Errorf(agentlab.CodeInvalid, "session %s has its own workspace", v.Name).WithField("workspace").WithHint("remove --workspace or --session")
+	}
+	sel := agentlab.WorkspaceSelection{Workspace: v.WorkspaceID, Wait: JobWait}
+	if r.Workspace != nil && r.Workspace.Wait > 0 {
+		sel.Wait = r.Workspace.Wait
+	}
+	r.Workspace, r.Session = &sel, v.ID
+	r.Profile, r.Branch = cmp.Or(r.Profile, v.Profile), cmp.Or(r.Branch, v.Branch)
+	return r, nil
+}

@@ -1,0 +1,69 @@
+package agentlab
+
+import (
+	"strings"
+	"time"
+)
+
+// Session is a name for a workspace and the sandbox that currently uses it. Its
+// sandbox can be destroyed and another one created; the work is on the workspace
+// (seed 001 §4, option A).
+type Session struct {
+	ID          string // NewSessionID
+	Name        string // unique
+	Profile     string // of its sandboxes and jobs
+	WorkspaceID string // no other session has it
+	Branch      string // Git branch that its jobs work on, unique; "" if it is for none
+	VMID        int    // its current sandbox, which may no longer exist; 0 if it never had one
+	UID         string // of its current sandbox
+	CreatedAt   time.Time
+	UpdatedAt   time.Time
+}
+
+// SessionSandbox is an entry of the history of a session.
+type SessionSandbox struct {
+	Number    int // in the order of creation
+	SessionID string
+	VMID      int
+	UID       string
+	Name      string // of the sandbox
+	JobID     string // the job that it was created for; "" if there was none
+	CreatedAt time.Time
+}
+
+// MaxSessionHistory is the number of sandboxes that the history of a session has.
+const MaxSessionHistory = 200
+
+// NewSessionID returns a new ID: "se-" and 13 characters (64 random bits).
+func NewSessionID() string { return sessionPrefix + randomID(8) }
+
+const sessionPrefix = "se-"
+
+// IsSessionID reports whether s has the format of a session's ID.
+func IsSessionID(s string) bool {
+	random, ok := strings.CutPrefix(s, sessionPrefix)
+	return ok && len(random) == 13 && strings.Trim(random, letters+digits[2:]) == ""
+}
+
+// ValidateSessionName checks the name of a new session: ValidateName holds, and it
+// does not have the format of an ID.
+func ValidateSessionName(s string) error {
+	if err := ValidateName(s); err != nil {
+		return err
+	}
+	if IsSessionID(s) {
+		return Errorf(CodeInvalid, "%q is a session ID, not a name", s).WithField("name").WithHint("choose another name")
+	}
+	return nil
+}
+
+// SessionRequest is a request for a session.
+type SessionRequest struct {
+	Name      string // "" means one that is made of Branch
+	Profile   string // "" means the default
+	Branch    string
+	IfMissing bool // return the session of Branch, or with Name, if there is one
+	// Workspace is the workspace; without a name, a new one with the name of the
+	// session.
+	Workspace WorkspaceSelection
+}
