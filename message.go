@@ -2,6 +2,7 @@ package agentlab
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -17,16 +18,23 @@ type MessageScope struct {
 // MessageScopeKind is a kind of object that has messages.
 type MessageScopeKind string
 
-// MessageScopeJob is the scope of a job and of all its attempts; the ID is that
-// of the job.
-const MessageScopeJob MessageScopeKind = "job"
+// The kinds of objects that have messages. The scope of a job is also that of all
+// its attempts; its ID is that of the job.
+const (
+	MessageScopeJob       MessageScopeKind = "job"
+	MessageScopeWorkspace MessageScopeKind = "workspace"
+	MessageScopeSession   MessageScopeKind = "session"
+)
 
-// Validate returns an error with code unsupported for an unknown kind, and with
-// invalid for an empty ID.
+// MessageScopeKinds are all kinds.
+var MessageScopeKinds = []MessageScopeKind{MessageScopeJob, MessageScopeWorkspace, MessageScopeSession}
+
+// Validate returns an error with code invalid for an unknown kind and for an empty
+// ID.
 func (s MessageScope) Validate() error {
 	switch {
-	case s.Kind != MessageScopeJob:
-		return Errorf(CodeUnsupported, "%q has no messages", s.Kind).WithField("scope").WithHint("use the scope job")
+	case !slices.Contains(MessageScopeKinds, s.Kind):
+		return Errorf(CodeInvalid, "%q has no messages", s.Kind).WithField("scope").WithHint("use the scope job, workspace or session")
 	case s.ID == "":
 		return Errorf(CodeInvalid, "the ID is missing").WithField("scope")
 	}
@@ -90,8 +98,11 @@ type MessageFilter struct {
 	Tail    bool  // the newest Limit messages instead of the oldest
 }
 
-// MessageRate limits the messages of one scope.
-type MessageRate struct {
-	Count int
-	Per   time.Duration
+// MessageLimits bound the messages of one scope. A message above PerMinute is
+// refused. Above the others the oldest messages are deleted, so that an author
+// who posts too much removes first its own.
+type MessageLimits struct {
+	PerMinute int // new messages of one author in a minute
+	PerAuthor int // stored messages of one author; at least PerMinute
+	PerScope  int // stored messages; at least PerAuthor
 }

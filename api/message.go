@@ -9,12 +9,12 @@ type MessagePost struct {
 	JSON map[string]any `json:"json,omitempty" doc:"Data for programs, at most 16 KiB"`
 }
 
-// Message is a message in the feed of a job.
+// Message is a message in the feed of a job, a workspace or a session.
 type Message struct {
 	ID        int64          `json:"id" doc:"Strictly increasing"`
 	Time      time.Time      `json:"time"`
-	ScopeKind string         `json:"scope_kind" doc:"job"`
-	ScopeID   string         `json:"scope_id" doc:"ID of the job; attempts share the messages of their job"`
+	ScopeKind string         `json:"scope_kind" doc:"job, workspace or session"`
+	ScopeID   string         `json:"scope_id" doc:"ID of the job, the workspace or the session; attempts share the messages of their job"`
 	Author    string         `json:"author" doc:"Set by the daemon: user:UID or token:NAME"`
 	Kind      string         `json:"kind"`
 	Text      string         `json:"text"`

@@ -17,22 +17,30 @@ func (a *App) msgCmd() *cobra.Command {
 	return cmd
 }
 
-// messageJobFlag adds the required flag --job of messages.
-func messageJobFlag(cmd *cobra.Command, job *string) {
-	cmd.Flags().StringVar(job, "job", "", "the messages of this job and its attempts")
-	_ = cmd.MarkFlagRequired("job")
+// messageScopeFlags adds the flags that select whose messages; exactly one is
+// required.
+func messageScopeFlags(cmd *cobra.Command, to *client.MessageScope) {
+	flags := cmd.Flags()
+	flags.StringVar(&to.Job, "job", "", "the messages of this job and its attempts")
+	flags.StringVar(&to.Workspace, "workspace", "", "the messages of this workspace")
+	flags.StringVar(&to.Session, "session", "", "the messages of this session")
+	names := []string{"job", "workspace", "session"}
+	cmd.MarkFlagsOneRequired(names...)
+	cmd.MarkFlagsMutuallyExclusive(names...)
 }
 
 func (a *App) msgPostCmd() *cobra.Command {
-	var job, data string
+	var to client.MessageScope
+	var data string
 	var m api.MessagePost
 	cmd := &cobra.Command{
-		Use: "post --job JOB", Short: "Post a message", Args: exactArgs(),
-		Long: `Post a message for a job. Messages cannot be changed or deleted; retention deletes
-them with old events. The daemon sets the author.`,
-		Example: `  agentlab msg post --job job-abc --text "please rerun the tests"`,
+		Use: "post --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Post a message", Args: exactArgs(),
+		Long: `Post a message for a job, a workspace or a session. Messages cannot be changed; retention deletes them with old
+events. The daemon sets the author.`,
+		Example: `  agentlab msg post --job job-abc --text "please rerun the tests"
+  agentlab msg post --workspace data --kind claim --data '{"file": "main.go"}'`,
 	}
-	messageJobFlag(cmd, &job)
+	messageScopeFlags(cmd, &to)
 	cmd.Flags().StringVar(&m.Kind, "kind", "note", "a word that says what it is about")
 	cmd.Flags().StringVar(&m.Text, "text", "", "the text")
 	cmd.Flags().StringVar(&data, "data", "", "a JSON object for programs")
@@ -42,7 +50,7 @@ them with old events. The daemon sets the author.`,
 				return usageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
 			}
 		}
-		posted, err := c.PostMessage(ctx, job, m)
+		posted, err := c.PostMessage(ctx, to, m)
 		if err != nil {
 			return err
 		}
@@ -55,10 +63,10 @@ func (a *App) msgTailCmd() *cobra.Command {
 	var follow bool
 	var q client.MessageQuery
 	cmd := &cobra.Command{
-		Use: "tail --job JOB", Short: "Show messages", Args: exactArgs(),
+		Use: "tail --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Show messages", Args: exactArgs(),
 		Example: "  agentlab msg tail --job job-abc --follow",
 	}
-	messageJobFlag(cmd, &q.JobID)
+	messageScopeFlags(cmd, &q.MessageScope)
 	flags := cmd.Flags()
 	flags.BoolVarP(&follow, "follow", "f", false, "print new messages as they are posted")
 	flags.Int64Var(&q.After, "after", 0, "only messages with a larger ID")

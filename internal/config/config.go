@@ -30,6 +30,7 @@ type Config struct {
 	Retention Retention      `yaml:"retention"`
 	Artifacts Artifacts      `yaml:"artifacts"`
 	Logs      Logs           `yaml:"logs"`
+	Messages  Messages       `yaml:"messages"`
 	Backups   Backups        `yaml:"backups"`
 
 	BootstrapTTLMinutes int `yaml:"bootstrap_ttl_minutes" doc:"Minutes, 5 to 15, in which a sandbox must exchange its one-time token for its secrets."`
@@ -118,6 +119,13 @@ type Logs struct {
 	MaxJobMB int `yaml:"max_job_mb" doc:"Maximum size of the agent log of one job in MiB, 1 to 10240; the rest is discarded."`
 }
 
+// Messages are the limits of the messages of one job, workspace or session.
+type Messages struct {
+	PerMinute int `yaml:"per_minute" doc:"Maximum number of messages that one author can post for a job, workspace or session in a minute, 1 to 1000."`
+	PerAuthor int `yaml:"per_author" doc:"Maximum number of stored messages of one author for a job, workspace or session, at least per_minute, at most 10000; the oldest are deleted."`
+	PerScope  int `yaml:"per_scope" doc:"Maximum number of stored messages for a job, workspace or session, at least per_author, at most 100000; the oldest are deleted."`
+}
+
 // Backups is how many backups of the database are stored.
 type Backups struct {
 	Newest int `yaml:"newest" doc:"Number of the newest backups of the database to store, 0 to 1000, in backups/ of the state directory. A backup is made every hour; 0 makes none."`
@@ -146,6 +154,7 @@ func Default(known ...Backend) Config {
 		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, TrashDays: 14, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
+		Messages:            Messages{PerMinute: 60, PerAuthor: 500, PerScope: 2000},
 		Backups:             Backups{Newest: 24, Daily: 7},
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
@@ -304,6 +313,9 @@ func (c Config) validateRanges() error {
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},
 		{"artifacts.max_files", c.Artifacts.MaxFiles, 1, 100000},
 		{"logs.max_job_mb", c.Logs.MaxJobMB, 1, 10240},
+		{"messages.per_minute", c.Messages.PerMinute, 1, 1000},
+		{"messages.per_author", c.Messages.PerAuthor, c.Messages.PerMinute, 10000},
+		{"messages.per_scope", c.Messages.PerScope, c.Messages.PerAuthor, 100000},
 		{"backups.newest", c.Backups.Newest, 0, 1000},
 		{"backups.daily", c.Backups.Daily, 0, 366},
 		{"bootstrap_ttl_minutes", c.BootstrapTTLMinutes, int(agentlab.MinBootstrapTTL / time.Minute), int(agentlab.MaxBootstrapTTL / time.Minute)},

@@ -31,7 +31,7 @@ func TestFollowMessages(t *testing.T) {
 	post := func() {
 		n++
 		for _, id := range jobs {
-			m, err := h.client.PostMessage(ctx, id, api.MessagePost{Text: fmt.Sprint(n), JSON: map[string]any{"job": id}})
+			m, err := h.client.PostMessage(ctx, client.MessageScope{Job: id}, api.MessagePost{Text: fmt.Sprint(n), JSON: map[string]any{"job": id}})
 			if err != nil || m.Author == "" || m.Kind != "note" {
 				t.Fatalf("%+v, %v", m, err)
 			}
@@ -40,7 +40,7 @@ func TestFollowMessages(t *testing.T) {
 	post()
 	post()
 	seen := 0
-	for m, err := range h.client.FollowMessages(ctx, client.MessageQuery{JobID: jobs[0]}) {
+	for m, err := range h.client.FollowMessages(ctx, client.MessageQuery{MessageScope: client.MessageScope{Job: jobs[0]}}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,10 +64,11 @@ func TestFollowMessages(t *testing.T) {
 func TestMessagesOfNoJob(t *testing.T) {
 	h := newHome(t)
 	h.start(t)
-	if _, err := h.client.PostMessage(t.Context(), "job-aaaaaaaaaaaaa", api.MessagePost{Text: "x"}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	nowhere := client.MessageScope{Job: "job-aaaaaaaaaaaaa"}
+	if _, err := h.client.PostMessage(t.Context(), nowhere, api.MessagePost{Text: "x"}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("post: %v", err)
 	}
-	if _, err := h.client.Messages(t.Context(), client.MessageQuery{JobID: "job-aaaaaaaaaaaaa"}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if _, err := h.client.Messages(t.Context(), client.MessageQuery{MessageScope: nowhere}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("list: %v", err)
 	}
 }

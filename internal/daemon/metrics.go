@@ -16,7 +16,7 @@ import (
 const maxScrapers = 16
 
 func (s *services) openMetrics(context.Context, *cleanup) error {
-	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
+	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, Messages: s.messages, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
 	for _, e := range s.pool() {
 		from.PoolWanted += e.Count
 	}

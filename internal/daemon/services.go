@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/message"
 	"github.com/agentlab-vm/agentlab/internal/metrics"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/recovery"
@@ -58,6 +59,7 @@ type services struct {
 	sandboxes    *sandbox.Service
 	workspaces   *workspace.Service
 	sessions     *session.Service
+	messages     *message.Service
 	jobs         *job.Service
 	guests       *guestserver.Server
 	gc           *gc.Collector
@@ -218,6 +220,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "jobs"),
 	})
+	s.messages = message.New(s.store, agentlab.MessageLimits(s.settings.Messages))
 	s.guests = guestserver.New(guestserver.Config{
 		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
@@ -363,7 +366,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Workspaces:  s.workspaces,
 		Sessions:    s.sessions,
 		Events:      events{s.store, s.bus},
-		Messages:    s.store,
+		Messages:    s.messages,
 		Egress:      s.audit,
 		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
 		System:      d,

@@ -42,6 +42,7 @@ var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_job_run_seconds", help: "Time from the start of the runner of a job to its end, by the final status.", label: "status", values: finalStatuses(), buckets: runBuckets}, agentlab.EventJobStatus, "status", nil, "run_seconds"},
 	{metric{name: "agentlab_artifacts_stored_total", help: "Artifacts of jobs that were stored."}, agentlab.EventArtifactStored, "", nil, ""},
 	{metric{name: "agentlab_artifact_stored_bytes_total", help: "Size of the artifacts of jobs that were stored."}, agentlab.EventArtifactStored, "", nil, "size"},
+	{metric{name: "agentlab_messages_posted_total", help: "Messages that were posted, by what they are for.", label: "scope", values: texts(agentlab.MessageScopeKinds)}, agentlab.EventMessage, "scope", nil, ""},
 	{metric{name: "agentlab_drift_total", help: "Differences that were found between the database and the backend."}, agentlab.EventDrift, "", nil, ""},
 }
 

@@ -26,10 +26,17 @@ type Store interface {
 // Queue is the loop of a service.
 type Queue interface{ Queue() reconcile.Stats }
 
+// Messages counts the readers of messages; *message.Service implements it.
+type Messages interface {
+	Read() int64  // messages that were read since the start
+	Waiting() int // readers that wait for the next message
+}
+
 // Sources are what gauges are read from.
 type Sources struct {
 	Store           Store
 	Sandboxes, Jobs Queue
+	Messages        Messages
 	PoolWanted      int    // sandboxes that the warm pool should have
 	State, Images   string // directories
 	Database        string // path of its file
@@ -87,6 +94,14 @@ var gaugeMetrics = []gaugeMetric{
 		queues(func(s reconcile.Stats) float64 { return float64(s.Failing) })},
 	{metric{name: "agentlab_reconcile_lag_seconds", help: "How long the first step that can run has waited for a worker.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return s.Lag.Seconds() })},
+	{metric{name: "agentlab_messages_read", help: "Messages that were sent to readers since the start of the daemon."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			return map[string]float64{"": float64(from.Messages.Read())}, nil
+		}},
+	{metric{name: "agentlab_message_tails", help: "Readers, people and agents, that wait for the next message."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			return map[string]float64{"": float64(from.Messages.Waiting())}, nil
+		}},
 	{metric{name: "agentlab_disk_free_bytes", help: "Free space on the disk of the state directory and of the images.", label: "disk", values: disks},
 		onDisks(func(st unix.Statfs_t) float64 { return float64(st.Bavail) * float64(st.Bsize) })},
 	{metric{name: "agentlab_disk_size_bytes", help: "Size of the disk of the state directory and of the images.", label: "disk", values: disks},

@@ -63,11 +63,16 @@ type queue reconcile.Stats
 
 func (q queue) Queue() reconcile.Stats { return reconcile.Stats(q) }
 
+type messages struct{}
+
+func (messages) Read() int64  { return 12 }
+func (messages) Waiting() int { return 3 }
+
 func newSet(t *testing.T, st Store) *Set {
 	t.Helper()
 	s := New()
 	s.Start(Config{Version: "v1", Backend: "fake", Sources: Sources{
-		Store: st, Sandboxes: queue{Ready: 7, Lag: 90 * time.Second}, Jobs: queue{Failing: 2}, PoolWanted: 6,
+		Store: st, Sandboxes: queue{Ready: 7, Lag: 90 * time.Second}, Jobs: queue{Failing: 2}, Messages: messages{}, PoolWanted: 6,
 		State: t.TempDir(), Images: t.TempDir(), Database: filepath.Join(t.TempDir(), "none.db"),
 	}})
 	return s
@@ -82,6 +87,8 @@ func TestGauges(t *testing.T) {
 		{"agentlab_sandboxes", "READY", 3},
 		{"agentlab_sandboxes", "RUNNING", 0},
 		{"agentlab_sandboxes", "NEWER", -1},
+		{"agentlab_messages_read", "", 12},
+		{"agentlab_message_tails", "", 3},
 		{"agentlab_sandbox_memory_bytes", "READY", 2 << 20},
 		{"agentlab_jobs", "QUEUED", 4},
 		{"agentlab_snapshot_bytes", "SAVED", 1 << 40},
@@ -262,7 +269,7 @@ func TestCardinality(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close() //nolint:errcheck // nothing is written after the last check
-	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
+	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
 	seriesOf := func() (n int) {
 		for name, f := range scrape(t, s) {
 			if strings.HasPrefix(name, "agentlab_") {

@@ -138,6 +138,9 @@ func (l *accessLab) call(t *testing.T, r route, sandbox, job string, c credentia
 	if r.target == byQuery && sandbox != "" {
 		url += "?sandbox=" + sandbox + "&job=" + job
 	}
+	if r.target == byScope && job != "" {
+		url += "?job=" + job
+	}
 	req, err := http.NewRequestWithContext(t.Context(), r.method, "http://localhost"+url, strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +257,7 @@ func TestAccessMatrix(t *testing.T) {
 				continue
 			}
 			for _, away := range [][2]string{{"other", otherJobID}, {"2", otherJobID}, {"box", otherJobID}, {"other", stubJobID}, {"other", "job-b"}, {"nobody", "job-ddddddddddddd"}, {"", ""}, {"1", lostJobID}} {
-				if r.target == onSandbox && (away[0] == "box" || away[0] == "1") || r.target == onJob && away[1] == stubJobID || away[0] == "" && r.target != byQuery {
+				if r.target == onSandbox && (away[0] == "box" || away[0] == "1") || (r.target == onJob || r.target == byScope) && away[1] == stubJobID || away[0] == "" && r.target != byQuery && r.target != byScope {
 					continue // it is about its own after all, or about nothing
 				}
 				n++

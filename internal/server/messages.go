@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -13,38 +12,63 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// Messages are the stored messages.
+// Messages is the message service; *message.Service implements it.
 type Messages interface {
-	AddMessage(ctx context.Context, m agentlab.Message, most agentlab.MessageRate) (agentlab.Message, error)
-	Messages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
+	Post(ctx context.Context, m agentlab.Message) (agentlab.Message, error)
+	List(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
+	Wait(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) // at least one, or none when ctx ends
 }
-
-// messageRate limits the messages of one scope.
-var messageRate = agentlab.MessageRate{Count: 120, Per: time.Minute}
 
 // messageRoutes returns the routes for messages.
 func (s *Server) messageRoutes() []route {
-	const feed = "/v1/jobs/{job}/messages"
+	const feed = "/v1/messages"
 	return []route{
-		{post, feed, AccessWrite, "message.post", onJob, anyOrigin, 201, "post-message", "Post a message for a job and its attempts", call(s.postMessage)},
-		{get, feed, AccessRead, "message.read", onJob, anyOrigin, 200, "messages", "List or follow the messages of a job and its attempts", sseOr(s.messages, api.List[api.Message]{}, sseType{"ready", struct{}{}}, sseType{"message", api.Message{}}, sseType{"error", api.Error{}})},
+		{post, feed, AccessWrite, "message.post", byScope, anyOrigin, 201, "post-message", "Post a message for a job, a workspace or a session", call(s.postMessage)},
+		{get, feed, AccessRead, "message.read", byScope, anyOrigin, 200, "messages", "List or follow the messages of a job, a workspace or a session", sseOr(s.messages, api.List[api.Message]{}, sseType{"ready", struct{}{}}, sseType{"message", api.Message{}}, sseType{"error", api.Error{}})},
 	}
 }
 
+// ScopeInput selects the scope of messages.
+type ScopeInput struct {
+	Job       string `query:"job" doc:"The messages of this job and its attempts (ID)"`
+	Workspace string `query:"workspace" doc:"The messages of this workspace (ID or name)"`
+	Session   string `query:"session" doc:"The messages of this session (ID or name)"`
+}
+
+// scope returns the scope that exactly one parameter names.
+func (in ScopeInput) scope(ctx context.Context, s *Server) (agentlab.MessageScope, error) {
+	named := 0
+	for _, v := range []string{in.Job, in.Workspace, in.Session} {
+		if v != "" {
+			named++
+		}
+	}
+	switch {
+	case named != 1:
+		return agentlab.MessageScope{}, agentlab.Errorf(agentlab.CodeInvalid, "the scope must be one job, one workspace or one session").WithField("scope").
+			WithHint("set one of the parameters job, workspace and session")
+	case in.Job != "":
+		j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
+		return j.MessageScope(), err
+	case in.Session != "":
+		v, err := s.cfg.Services.Sessions.Get(ctx, in.Session)
+		return agentlab.MessageScope{Kind: agentlab.MessageScopeSession, ID: v.ID}, err
+	}
+	v, err := s.cfg.Services.Workspaces.Get(ctx, in.Workspace)
+	return agentlab.MessageScope{Kind: agentlab.MessageScopeWorkspace, ID: v.ID}, err
+}
+
 type postMessageInput struct {
-	Job  string `path:"job" doc:"Job ID"`
+	ScopeInput
 	Body api.MessagePost
 }
 
 func (s *Server) postMessage(ctx context.Context, in *postMessageInput) (api.Message, error) {
-	j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
+	scope, err := in.scope(ctx, s)
 	if err != nil {
 		return api.Message{}, err
 	}
-	m := agentlab.Message{Scope: j.MessageScope(), Author: authorOf(callerOf(ctx)), Kind: in.Body.Kind, Text: in.Body.Text}
-	if m.Kind == "" {
-		m.Kind = "note"
-	}
+	m := agentlab.Message{Scope: scope, Author: authorOf(callerOf(ctx)), Kind: in.Body.Kind, Text: in.Body.Text}
 	if in.Body.JSON != nil {
 		data, err := json.Marshal(in.Body.JSON)
 		if err != nil {
@@ -52,11 +76,7 @@ func (s *Server) postMessage(ctx context.Context, in *postMessageInput) (api.Mes
 		}
 		m.Data = string(data)
 	}
-	if err := m.Validate(); err != nil {
-		return api.Message{}, err
-	}
-	m, err = s.cfg.Services.Messages.AddMessage(ctx, m, messageRate)
-	if err != nil {
+	if m, err = s.cfg.Services.Messages.Post(ctx, m); err != nil {
 		return api.Message{}, err
 	}
 	return toMessage(m), nil
@@ -71,7 +91,7 @@ func authorOf(who caller) string {
 }
 
 type messagesInput struct {
-	Job         string `path:"job" doc:"Job ID"`
+	ScopeInput
 	After       int64  `query:"after" minimum:"0" doc:"Only messages with a larger ID. Without it, a list has the newest messages and a stream starts with the first"`
 	LastEventID string `header:"Last-Event-ID" doc:"Same as after, sent by clients of event streams; takes precedence over after"`
 	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum length of a list"`
@@ -80,11 +100,11 @@ type messagesInput struct {
 }
 
 func (s *Server) messages(ctx context.Context, in *messagesInput) (*huma.StreamResponse, error) {
-	j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
+	scope, err := in.scope(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	f := agentlab.MessageFilter{Scope: j.MessageScope(), AfterID: in.After, Limit: in.Limit}
+	f := agentlab.MessageFilter{Scope: scope, AfterID: in.After, Limit: in.Limit}
 	if in.Cursor != "" {
 		if f.AfterID, err = in.afterID("messages"); err != nil {
 			return nil, err
@@ -101,7 +121,7 @@ func (s *Server) messages(ctx context.Context, in *messagesInput) (*huma.StreamR
 	if f.Tail = f.AfterID == 0; !f.Tail {
 		f.Limit++ // one more shows whether there is a next page
 	}
-	list, err := s.cfg.Services.Messages.Messages(ctx, f)
+	list, err := s.cfg.Services.Messages.List(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -132,37 +152,16 @@ func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 	}}
 }
 
-// sendMessages sends messages until the subscription to events was too slow (nil)
-// or the stream ends. The event of a message says that there are new rows.
+// sendMessages waits for messages and sends them.
 func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.MessageFilter) error {
-	live, cancel := s.cfg.Services.Events.Subscribe()
-	defer cancel()
-	for {
-		list, err := s.cfg.Services.Messages.Messages(ctx, *f)
-		if err != nil {
+	list, err := s.cfg.Services.Messages.Wait(ctx, *f)
+	for _, m := range list {
+		if err := out.send("message", strconv.FormatInt(m.ID, 10), toMessage(m)); err != nil {
 			return err
 		}
-		for _, m := range list {
-			if err := out.send("message", strconv.FormatInt(m.ID, 10), toMessage(m)); err != nil {
-				return err
-			}
-			f.AfterID = m.ID
-		}
-		if len(list) == f.Limit {
-			continue
-		}
-		for posted := false; !posted; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case e, ok := <-live:
-				if !ok {
-					return nil
-				}
-				posted = e.Kind == agentlab.EventMessage && e.JobID == f.Scope.ID
-			}
-		}
+		f.AfterID = m.ID
 	}
+	return err
 }
 
 func toMessage(m agentlab.Message) api.Message {

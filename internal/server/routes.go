@@ -189,7 +189,7 @@ func (r route) check() error {
 		return fmt.Errorf("server: route %s %s lacks a column (access %s)", r.method, r.path, r.access)
 	case !knownVerb(r.verb):
 		return fmt.Errorf("server: route %s %s: verb %q is not in verbs", r.method, r.path, r.verb)
-	case r.target < noTarget || r.target > byQuery || r.origin < anyOrigin || r.origin > localOnly:
+	case r.target < noTarget || r.target > byScope || r.origin < anyOrigin || r.origin > localOnly:
 		return fmt.Errorf("server: route %s %s lacks a column (target or origin)", r.method, r.path)
 	case strings.Contains(r.path, "{sandbox}") != (r.target == onSandbox) || strings.Contains(r.path, "{job}") != (r.target == onJob):
 		return fmt.Errorf("server: route %s %s: the target does not match its path", r.method, r.path)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -41,6 +42,8 @@ func (s *Server) inScope(hc huma.Context, t target, token *agentlab.APIToken) er
 		return nil
 	case byQuery:
 		return s.checkQueryScope(req, token)
+	case byScope:
+		return s.checkMessageScope(req, token)
 	}
 	return errScope
 }
@@ -75,6 +78,39 @@ func (s *Server) checkQueryScope(req *http.Request, token *agentlab.APIToken) er
 	if !named {
 		return errScope
 	}
+	req.URL.RawQuery = q.Encode()
+	return nil
+}
+
+// checkMessageScope requires that the query names one job or workspace, and that the
+// token covers its sandbox: for a workspace the one that holds it now.
+func (s *Server) checkMessageScope(req *http.Request, token *agentlab.APIToken) error {
+	q := req.URL.Query()
+	jobs, workspaces := q["job"], q["workspace"]
+	if len(jobs)+len(workspaces) != 1 {
+		return errScope
+	}
+	if len(jobs) == 1 {
+		id, err := s.checkJobScope(req.Context(), token, jobs[0])
+		q.Set("job", id)
+		req.URL.RawQuery = q.Encode()
+		return err
+	}
+	v, err := s.cfg.Services.Workspaces.Get(req.Context(), workspaces[0])
+	switch code := agentlab.CodeOf(err); {
+	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
+		return errScope
+	case err != nil:
+		return err
+	}
+	leases, err := s.cfg.Services.Workspaces.Leases(req.Context(), v.ID)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(leases, func(l agentlab.WorkspaceLease) bool { return l.Acquired() && token.Covers(l.UID) }) {
+		return errScope
+	}
+	q.Set("workspace", v.ID) // its name may become that of another one
 	req.URL.RawQuery = q.Encode()
 	return nil
 }

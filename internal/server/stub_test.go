@@ -325,12 +325,17 @@ func (s stubImages) Remove(context.Context, string) error { return s.called("ima
 
 type stubMessages struct{ *stub }
 
-func (s stubMessages) AddMessage(_ context.Context, m agentlab.Message, _ agentlab.MessageRate) (agentlab.Message, error) {
-	return m, s.called("message.add")
+func (s stubMessages) Post(_ context.Context, m agentlab.Message) (agentlab.Message, error) {
+	return m, s.called("message.post")
 }
 
-func (s stubMessages) Messages(context.Context, agentlab.MessageFilter) ([]agentlab.Message, error) {
+func (s stubMessages) List(context.Context, agentlab.MessageFilter) ([]agentlab.Message, error) {
 	return nil, s.called("messages")
+}
+
+func (s stubMessages) Wait(ctx context.Context, _ agentlab.MessageFilter) ([]agentlab.Message, error) {
+	<-ctx.Done()
+	return nil, s.called("messages.wait")
 }
 
 type stubWorkspaces struct{ *stub }

@@ -60,6 +60,7 @@ const (
 	onSandbox                   // the path parameter {sandbox}: VMID or name
 	onJob                       // the path parameter {job}, which counts as its sandbox
 	byQuery                     // the query parameters sandbox and job; without both the call is about all
+	byScope                     // one of the query parameters job and workspace
 )
 
 func (t target) String() string {
@@ -72,6 +73,8 @@ func (t target) String() string {
 		return "job"
 	case byQuery:
 		return "query"
+	case byScope:
+		return "scope"
 	}
 	return "missing"
 }

@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -29,27 +31,54 @@ func checkMessage(m *agentlab.Message) error {
 }
 
 // AddMessage appends a message with the current time, and an event without its
-// text. Codes: limit if the scope has reached the rate; invalid.
-func (s *Store) AddMessage(ctx context.Context, m agentlab.Message, most agentlab.MessageRate) (agentlab.Message, error) {
+// text, and deletes what the limits no longer allow. Codes: limit if its author
+// has posted too many in the last minute; invalid.
+func (s *Store) AddMessage(ctx context.Context, m agentlab.Message, most agentlab.MessageLimits) (agentlab.Message, error) {
 	err := s.write(ctx, func(w *tx) error {
 		m.ID, m.Time = 0, w.now
-		since := w.now.Add(-most.Per)
-		var n int
-		err := w.QueryRowContext(w.ctx, "SELECT count(*) FROM messages WHERE scope_kind = ? AND scope_id = ? AND ts > ?",
-			m.Scope.Kind, m.Scope.ID, timeCol{&since}).Scan(&n)
-		switch {
-		case err != nil:
-			return fault(err)
-		case n >= most.Count:
-			return agentlab.Errorf(agentlab.CodeLimit, "%s %s has %d messages in %s, the maximum", m.Scope.Kind, m.Scope.ID, n, most.Per).
-				WithHint("wait, and post fewer and longer messages")
+		if err := checkMessageRate(w, m, most.PerMinute); err != nil {
+			return err
 		}
+		var err error
 		if m.ID, err = messages.insertRow(w, &m); err != nil {
 			return err
 		}
-		return w.emit([]agentlab.Event{agentlab.NewEvent(agentlab.EventMessage, map[string]any{"message": m.ID}, "message %d posted", m.ID).About(0, m.Scope.ID)})
+		const scope = "scope_kind = ?1 AND scope_id = ?2"
+		const over = "DELETE FROM messages WHERE %[1]s AND id <= (SELECT id FROM messages WHERE %[1]s ORDER BY id DESC LIMIT 1 OFFSET ?3)"
+		err = errors.Join(
+			w.exec(fmt.Sprintf(over, scope+" AND author = ?4"), m.Scope.Kind, m.Scope.ID, most.PerAuthor, m.Author),
+			w.exec(fmt.Sprintf(over, scope), m.Scope.Kind, m.Scope.ID, most.PerScope),
+		)
+		if err != nil {
+			return err
+		}
+		data := map[string]any{"message": m.ID, "scope": m.Scope.Kind, "scope_id": m.Scope.ID}
+		e := agentlab.NewEvent(agentlab.EventMessage, data, "message %d posted for %s %s", m.ID, m.Scope.Kind, m.Scope.ID)
+		if m.Scope.Kind == agentlab.MessageScopeJob {
+			e = e.About(0, m.Scope.ID)
+		}
+		return w.emit([]agentlab.Event{e})
 	})
 	return m, err
+}
+
+// checkMessageRate returns an error with code limit if the author of m has posted
+// most messages for its scope in the last minute. Messages with a later time, from
+// before the clock was set back, do not count.
+func checkMessageRate(w *tx, m agentlab.Message, most int) error {
+	since := w.now.Add(-time.Minute)
+	var n int
+	err := w.QueryRowContext(w.ctx, `SELECT count(*) FROM
+		(SELECT ts FROM messages WHERE scope_kind = ? AND scope_id = ? AND author = ? ORDER BY id DESC LIMIT ?) WHERE ts > ? AND ts <= ?`,
+		m.Scope.Kind, m.Scope.ID, m.Author, most, timeCol{&since}, timeCol{&w.now}).Scan(&n)
+	if err != nil {
+		return fault(err)
+	}
+	if n >= most {
+		return agentlab.Errorf(agentlab.CodeLimit, "%s has posted %d messages for %s %s in a minute, the maximum", m.Author, n, m.Scope.Kind, m.Scope.ID).
+			WithHint("wait, and post fewer and longer messages")
+	}
+	return nil
 }
 
 // Messages lists the messages of a scope in ascending order of ID.

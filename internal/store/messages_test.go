@@ -12,7 +12,7 @@ func note(job, text string) agentlab.Message {
 	return agentlab.Message{Scope: agentlab.MessageScope{Kind: agentlab.MessageScopeJob, ID: job}, Author: "user:ann", Kind: "note", Text: text}
 }
 
-var anyRate = agentlab.MessageRate{Count: 1000, Per: time.Minute}
+var anyRate = agentlab.MessageLimits{PerMinute: 1000, PerAuthor: 1000, PerScope: 1000}
 
 // Messages have increasing IDs, are listed for their scope only, and an ID is not
 // used again after retention deleted the newest.
@@ -49,7 +49,7 @@ func TestMessages(t *testing.T) {
 func TestMessageLimits(t *testing.T) {
 	ctx := t.Context()
 	s := newStore(t)
-	rate := agentlab.MessageRate{Count: 2, Per: time.Minute}
+	rate := agentlab.MessageLimits{PerMinute: 2, PerAuthor: 2, PerScope: 2}
 	must(s.AddMessage(ctx, note("job-a", "1"), rate))(t)
 	must(s.AddMessage(ctx, note("job-a", "2"), rate))(t)
 	if _, err := s.AddMessage(ctx, note("job-a", "3"), rate); agentlab.CodeOf(err) != agentlab.CodeLimit {
@@ -70,6 +70,37 @@ func TestMessageLimits(t *testing.T) {
 		change(&m)
 		if _, err := s.AddMessage(ctx, m, rate); err == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// An author who posts too much loses its own oldest messages, and only a scope that
+// is full loses those of others.
+func TestStoredMessagesAreBounded(t *testing.T) {
+	ctx := t.Context()
+	s := newStore(t)
+	most := agentlab.MessageLimits{PerMinute: 100, PerAuthor: 2, PerScope: 3}
+	post := func(author, text string) {
+		m := note("job-a", text)
+		m.Author = author
+		must(s.AddMessage(ctx, m, most))(t)
+	}
+	post("user:ann", "ann")
+	for _, text := range []string{"1", "2", "3"} {
+		post("job:flood", text)
+	}
+	m := note("job-b", "other")
+	must(s.AddMessage(ctx, m, most))(t)
+	for _, want := range []string{"ann 2 3 ", "2 3 bob "} {
+		got := ""
+		for _, m := range must(s.Messages(ctx, agentlab.MessageFilter{Scope: note("job-a", "").Scope}))(t) {
+			got += m.Text + " "
+		}
+		if got != want {
+			t.Errorf("stored %q, want %q", got, want)
+		}
+		if want == "ann 2 3 " {
+			post("user:bob", "bob")
 		}
 	}
 }

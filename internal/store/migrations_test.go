@@ -31,6 +31,7 @@ var released = map[string]string{
 	"00027_workspaces.sql":       "5ccf6b4e28ed8768b53c35f166291a2a886ffb7faaf2b8231d94f194358aa15a",
 	"00028_workspace_leases.sql": "a48d50a56c1c07b2a67f935ab50dd0a9a03cb1d7cc59b19289ad3d86cc4f876a",
 	"00029_sessions.sql":         "6b354625b197d775ef396bc0b42475f130b4e43caefdad74321b21ebe5096024",
+	"00030_messages_author.sql":  "7c92640b40838a004bb8457e9cdc9a7b24881b4ea22726634fec7eacf7667eaa",
 }
 
 // A migration is never edited, because databases that have applied it do not run
