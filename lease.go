@@ -52,3 +52,13 @@ type WorkspaceLease struct {
 
 // Acquired reports whether the sandbox owns the workspace.
 func (l WorkspaceLease) Acquired() bool { return !l.AcquiredAt.IsZero() }
+
+// LeaseStep is what happened to the lease of a workspace.
+type LeaseStep string
+
+// The steps of a lease, in its events.
+const (
+	LeaseStepQueued   LeaseStep = "queued" // it waits until others have ended
+	LeaseStepAcquired LeaseStep = "acquired"
+	LeaseStepEnded    LeaseStep = "ended"
+)

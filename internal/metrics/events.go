@@ -37,6 +37,13 @@ var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_snapshot_failures_total", help: "Snapshots of sandboxes that were not saved, by the code of the error.", label: "code", values: codes}, agentlab.EventSandboxSnapshot, "code", nil, ""},
 	{metric{name: "agentlab_snapshot_save_seconds", help: "Time from the request of a snapshot until it was saved.", buckets: saveBuckets}, agentlab.EventSandboxSnapshot, "", nil, "seconds"},
 	{metric{name: "agentlab_snapshot_saved_bytes_total", help: "Size of the snapshots that were saved."}, agentlab.EventSandboxSnapshot, "", nil, "bytes"},
+	{metric{name: "agentlab_workspace_operations_total", help: "Changes of workspaces, by the state after them.", label: "state", values: workspaceSteps}, agentlab.EventWorkspaceState, "state", nil, ""},
+	{metric{name: "agentlab_workspace_failures_total", help: "Changes of workspaces that failed, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceState, "code", nil, ""},
+	{metric{name: "agentlab_workspace_snapshot_operations_total", help: "Steps of snapshots of workspaces, by the new state.", label: "state", values: workspaceSnapshotSteps}, agentlab.EventWorkspaceSnapshot, "state", nil, ""},
+	{metric{name: "agentlab_workspace_snapshot_failures_total", help: "Snapshots of workspaces that were not saved, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceSnapshot, "code", nil, ""},
+	{metric{name: "agentlab_workspace_lease_steps_total", help: "Steps of leases of workspaces: queued ones wait for another sandbox.", label: "step", values: leaseSteps}, agentlab.EventWorkspaceLease, "step", nil, ""},
+	{metric{name: "agentlab_workspace_lease_wait_seconds", help: "Time from the request of a lease of a workspace until it was acquired.", buckets: runBuckets}, agentlab.EventWorkspaceLease, "", nil, "wait_seconds"},
+	{metric{name: "agentlab_workspace_lease_failures_total", help: "Requests to attach, mount or detach a workspace that were given up, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceLease, "code", nil, ""},
 	{metric{name: "agentlab_jobs_created_total", help: "Jobs that were created, each attempt included."}, agentlab.EventJobCreated, "", nil, ""},
 	{metric{name: "agentlab_jobs_ended_total", help: "Jobs that ended, by their final status.", label: "status", values: finalStatuses()}, agentlab.EventJobStatus, "status", nil, ""},
 	{metric{name: "agentlab_job_run_seconds", help: "Time from the start of the runner of a job to its end, by the final status.", label: "status", values: finalStatuses(), buckets: runBuckets}, agentlab.EventJobStatus, "status", nil, "run_seconds"},
@@ -59,6 +66,14 @@ var (
 var snapshotSteps = []string{
 	string(agentlab.SnapshotSaving), string(agentlab.SnapshotReady), string(agentlab.SnapshotDeleting), string(agentlab.SnapshotDeleted), "RESTORING", "RESTORED",
 }
+
+var (
+	workspaceSteps         = texts(append(slices.Clone(agentlab.WorkspaceStates), agentlab.WorkspaceDeleted))
+	workspaceSnapshotSteps = texts([]agentlab.WorkspaceSnapshotState{
+		agentlab.WorkspaceSnapshotSaving, agentlab.WorkspaceSnapshotReady, agentlab.WorkspaceSnapshotDeleting, agentlab.WorkspaceSnapshotDeleted,
+	})
+	leaseSteps = texts([]agentlab.LeaseStep{agentlab.LeaseStepQueued, agentlab.LeaseStepAcquired, agentlab.LeaseStepEnded})
+)
 
 // codes are the codes of errors.
 var codes = texts([]agentlab.Code{

@@ -21,6 +21,9 @@ type Store interface {
 	CountJobs(ctx context.Context) (map[agentlab.JobStatus]int, error)
 	CountSnapshots(ctx context.Context) (map[agentlab.SnapshotState]int, error)
 	SnapshotBytes(ctx context.Context) (map[agentlab.SnapshotState]int, error)
+	CountWorkspaces(ctx context.Context) (map[agentlab.WorkspaceState]int, error)
+	WorkspaceGB(ctx context.Context) (map[agentlab.WorkspaceState]int, error)
+	CountWorkspaceLeases(ctx context.Context) (map[agentlab.LeaseStep]int, error)
 }
 
 // Queue is the loop of a service.
@@ -55,6 +58,7 @@ var (
 	loops         = []string{"sandboxes", "jobs"}
 	disks         = []string{"state", "images"}
 	snapshotRows  = []string{string(agentlab.SnapshotSaving), string(agentlab.SnapshotReady), string(agentlab.SnapshotDeleting)}
+	leaseRows     = texts([]agentlab.LeaseStep{agentlab.LeaseStepAcquired, agentlab.LeaseStepQueued})
 	databaseFiles = []string{"database", "wal"}
 )
 
@@ -83,6 +87,18 @@ var gaugeMetrics = []gaugeMetric{
 	{metric{name: "agentlab_snapshot_bytes", help: "Size of the snapshots of sandboxes by state.", label: "state", values: snapshotRows},
 		func(ctx context.Context, from Sources) (map[string]float64, error) {
 			return numbers[agentlab.SnapshotState](1)(from.Store.SnapshotBytes(ctx))
+		}},
+	{metric{name: "agentlab_workspaces", help: "Workspaces by state. TRASHED ones were deleted and can be returned.", label: "state", values: texts(agentlab.WorkspaceStates)},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.WorkspaceState](1)(from.Store.CountWorkspaces(ctx))
+		}},
+	{metric{name: "agentlab_workspace_size_bytes", help: "Size of the workspaces, as configured, by state.", label: "state", values: texts(agentlab.WorkspaceStates)},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.WorkspaceState](1 << 30)(from.Store.WorkspaceGB(ctx))
+		}},
+	{metric{name: "agentlab_workspace_leases", help: "Leases of workspaces: acquired are those of the sandboxes that have one, queued those of sandboxes that wait for one.", label: "state", values: leaseRows},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			return numbers[agentlab.LeaseStep](1)(from.Store.CountWorkspaceLeases(ctx))
 		}},
 	{metric{name: "agentlab_reconcile_ready", help: "Sandboxes or jobs whose next step can run and waits for a worker.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return float64(s.Ready) })},

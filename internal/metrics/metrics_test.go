@@ -59,6 +59,18 @@ func (c *counts) SnapshotBytes(context.Context) (map[agentlab.SnapshotState]int,
 	return map[agentlab.SnapshotState]int{agentlab.SnapshotReady: 1 << 40}, c.err
 }
 
+func (c *counts) CountWorkspaces(context.Context) (map[agentlab.WorkspaceState]int, error) {
+	return map[agentlab.WorkspaceState]int{agentlab.WorkspaceReady: 6}, c.err
+}
+
+func (c *counts) WorkspaceGB(context.Context) (map[agentlab.WorkspaceState]int, error) {
+	return map[agentlab.WorkspaceState]int{agentlab.WorkspaceReady: 2}, c.err
+}
+
+func (c *counts) CountWorkspaceLeases(context.Context) (map[agentlab.LeaseStep]int, error) {
+	return map[agentlab.LeaseStep]int{agentlab.LeaseStepQueued: 8}, c.err
+}
+
 type queue reconcile.Stats
 
 func (q queue) Queue() reconcile.Stats { return reconcile.Stats(q) }
@@ -92,6 +104,10 @@ func TestGauges(t *testing.T) {
 		{"agentlab_sandbox_memory_bytes", "READY", 2 << 20},
 		{"agentlab_jobs", "QUEUED", 4},
 		{"agentlab_snapshot_bytes", "SAVED", 1 << 40},
+		{"agentlab_workspaces", "READY", 6},
+		{"agentlab_workspace_size_bytes", "READY", 2 << 30},
+		{"agentlab_workspace_leases", "queued", 8},
+		{"agentlab_workspace_leases", "acquired", 0},
 		{"agentlab_pool_wanted", "", 6},
 		{"agentlab_reconcile_ready", "sandboxes", 7},
 		{"agentlab_reconcile_lag_seconds", "sandboxes", 90},
@@ -120,7 +136,7 @@ func TestUnreadableSource(t *testing.T) {
 	if f["agentlab_sandboxes"] != nil || f.value("agentlab_pool_wanted", "") != 6 {
 		t.Errorf("%v", f)
 	}
-	if n := f.value("agentlab_metrics_read_failures_total", ""); n != 5 {
+	if n := f.value("agentlab_metrics_read_failures_total", ""); n != 8 {
 		t.Errorf("%v failures", n)
 	}
 	broken.err = nil
@@ -147,6 +163,13 @@ func TestCommits(t *testing.T) {
 			event(agentlab.EventSandboxSnapshot, map[string]any{"state": "SAVED", "bytes": 4096, "seconds": 1.5}, "saved"),
 			event(agentlab.EventSandboxSnapshot, map[string]any{"state": "DELETED", "code": "no_space"}, "not saved"),
 			event(agentlab.EventArtifactStored, map[string]any{"size": 100}, "stored"),
+			event(agentlab.EventWorkspaceState, map[string]any{"state": "DELETED"}, "deleted"),
+			event(agentlab.EventWorkspaceState, map[string]any{"state": "FAILED", "code": "no_space"}, "not created"),
+			event(agentlab.EventWorkspaceSnapshot, map[string]any{"state": "SAVED"}, "saved"),
+			event(agentlab.EventWorkspaceSnapshot, map[string]any{"state": "DELETED", "code": "unsupported"}, "not saved"),
+			event(agentlab.EventWorkspaceLease, map[string]any{"step": "queued"}, "waits"),
+			event(agentlab.EventWorkspaceLease, map[string]any{"step": "acquired", "wait_seconds": 40}, "acquired"),
+			event(agentlab.EventWorkspaceLease, map[string]any{"code": "timeout"}, "not attached"),
 			event("somebody.else", map[string]any{"to": "READY"}, "unknown"),
 			{Kind: agentlab.EventSandboxState, Data: "not JSON"},
 		},
@@ -171,6 +194,14 @@ func TestCommits(t *testing.T) {
 		{"agentlab_snapshot_save_seconds", "", 1},
 		{"agentlab_snapshot_saved_bytes_total", "", 4096},
 		{"agentlab_snapshot_failures_total", "no_space", 1},
+		{"agentlab_workspace_operations_total", "DELETED", 1},
+		{"agentlab_workspace_failures_total", "no_space", 1},
+		{"agentlab_workspace_snapshot_operations_total", "SAVED", 1},
+		{"agentlab_workspace_snapshot_failures_total", "unsupported", 1},
+		{"agentlab_workspace_lease_steps_total", "queued", 1},
+		{"agentlab_workspace_lease_steps_total", "ended", 0},
+		{"agentlab_workspace_lease_wait_seconds", "", 1},
+		{"agentlab_workspace_lease_failures_total", "timeout", 1},
 		{"agentlab_artifact_stored_bytes_total", "", 100},
 		{"agentlab_egress_decisions_total", "allow", 10},
 		{"agentlab_egress_decisions_total", "deny", 3},

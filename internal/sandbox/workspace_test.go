@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -185,6 +186,58 @@ func TestQueueForAWorkspace(t *testing.T) {
 				w.restart()
 			}
 			w.gone(vmid)
+		}
+	})
+}
+
+// The steps of leases and the time that each waited are in the events, and their number
+// in the database: metrics are made of both.
+func TestLeasesAreCounted(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		count := func(acquired, queued int) {
+			t.Helper()
+			got := must(w.store.CountWorkspaceLeases(t.Context()))(t)
+			if got[agentlab.LeaseStepAcquired] != acquired || got[agentlab.LeaseStepQueued] != queued {
+				t.Errorf("leases %v, want %d acquired and %d queued", got, acquired, queued)
+			}
+		}
+		first := w.create(onWorkspace("data", 0))
+		w.until(first.VMID, agentlab.SandboxReady)
+		second := w.create(onWorkspace("data", time.Hour))
+		count(1, 1)
+		time.Sleep(5 * time.Minute)
+		w.gone(first.VMID)
+		w.until(second.VMID, agentlab.SandboxReady)
+		count(1, 0)
+		if ready, size := must(w.store.CountWorkspaces(t.Context()))(t), must(w.store.WorkspaceGB(t.Context()))(t); ready[agentlab.WorkspaceReady] != 1 || size[agentlab.WorkspaceReady] != 2 {
+			t.Errorf("workspaces %v, GiB %v", ready, size)
+		}
+		w.gone(second.VMID)
+		count(0, 0)
+		var steps []agentlab.LeaseStep
+		var waited []float64
+		for _, e := range w.events(agentlab.EventWorkspaceLease) {
+			var data struct {
+				Step agentlab.LeaseStep `json:"step"`
+				Wait *float64           `json:"wait_seconds"`
+			}
+			if err := json.Unmarshal([]byte(e.Data), &data); err != nil {
+				t.Fatal(err)
+			}
+			if data.Step != "" {
+				steps = append(steps, data.Step)
+			}
+			if data.Wait != nil {
+				waited = append(waited, *data.Wait)
+			}
+		}
+		acquired, queued, ended := agentlab.LeaseStepAcquired, agentlab.LeaseStepQueued, agentlab.LeaseStepEnded
+		if !slices.Equal(steps, []agentlab.LeaseStep{acquired, queued, ended, acquired, ended}) {
+			t.Errorf("steps %v", steps)
+		}
+		if len(waited) != 2 || waited[0] != 0 || waited[1] < 300 || waited[1] > 600 {
+			t.Errorf("waited for %v seconds", waited)
 		}
 	})
 }

@@ -90,7 +90,16 @@ func leaseHolder(w *tx, l agentlab.WorkspaceLease) string {
 
 // leaseEvent is the event of a lease that was requested, acquired or ended.
 func leaseEvent(w *tx, v agentlab.Workspace, l agentlab.WorkspaceLease, what string) agentlab.Event {
-	e := agentlab.NewEvent(agentlab.EventWorkspaceLease, map[string]any{"workspace": v.ID, "name": v.Name, "lease": l.Number, "ended": what == leaseEnded},
+	data := map[string]any{"workspace": v.ID, "name": v.Name, "lease": l.Number, "ended": what == leaseEnded}
+	switch {
+	case what == leaseEnded:
+		data["step"] = agentlab.LeaseStepEnded
+	case l.Acquired():
+		data["step"], data["wait_seconds"] = agentlab.LeaseStepAcquired, l.AcquiredAt.Sub(l.RequestedAt).Seconds()
+	default:
+		data["step"] = agentlab.LeaseStepQueued
+	}
+	e := agentlab.NewEvent(agentlab.EventWorkspaceLease, data,
 		"sandbox %s %s workspace %s", leaseHolder(w, l), what, v.Name)
 	e.SandboxVMID = l.VMID
 	return e
@@ -241,4 +250,10 @@ func (s *Store) WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why st
 		return "snapshot " + snap.Name + " of it is being saved", err
 	}
 	return "", nil
+}
+
+// CountWorkspaceLeases counts the leases of workspaces: those of owners as acquired,
+// and those that wait as queued.
+func (s *Store) CountWorkspaceLeases(ctx context.Context) (map[agentlab.LeaseStep]int, error) {
+	return countBy[agentlab.LeaseStep](ctx, s.r, "workspace_leases", "CASE WHEN acquired_at = '' THEN 'queued' ELSE 'acquired' END")
 }

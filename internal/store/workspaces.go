@@ -353,3 +353,13 @@ func (s *Store) RemoveWorkspaceSnapshot(ctx context.Context, uid string, evs ...
 func (s *Store) WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error) {
 	return workspaceSnapshots.query(ctx, s.r, "WHERE workspace_id = ? ORDER BY created_at, uid", workspaceID)
 }
+
+// CountWorkspaces counts all workspaces by state.
+func (s *Store) CountWorkspaces(ctx context.Context) (map[agentlab.WorkspaceState]int, error) {
+	return countBy[agentlab.WorkspaceState](ctx, s.r, "workspaces", "state")
+}
+
+// WorkspaceGB returns the size in GiB of all workspaces by state.
+func (s *Store) WorkspaceGB(ctx context.Context) (map[agentlab.WorkspaceState]int, error) {
+	return sumBy[agentlab.WorkspaceState](ctx, s.r, "sum(size_gb)", "workspaces", "state")
+}
