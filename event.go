@@ -53,6 +53,7 @@ const (
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"
+	EventJobUnshipped   = "job.unshipped"
 	EventArtifactStored = "artifact.stored"
 	EventMessage        = "message.posted"
 	EventGC             = "gc.deleted"

@@ -176,6 +176,7 @@ func (a *App) finishSandbox(ctx context.Context, c *client.Client, r changeReque
 func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force bool) error {
 	requests := make([]changeRequest, len(names))
 	for i, name := range names {
+		a.nameUnshipped(ctx, c, name)
 		requests[i] = requestChange(ctx, c, name, wait, c.DestroySandbox)
 	}
 	var failed error
@@ -201,4 +202,30 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		}
 	}
 	return failed
+}
+
+// nameUnshipped prints which work of the job in a sandbox is not stored, before the
+// sandbox is destroyed with it. What cannot be read is not printed.
+func (a *App) nameUnshipped(ctx context.Context, c *client.Client, sandbox string) {
+	sb, err := c.Sandbox(ctx, sandbox)
+	if err != nil || sb.JobID == "" || isDestroyed(sb) {
+		return
+	}
+	j, err := c.Job(ctx, sb.JobID)
+	if err != nil {
+		return
+	}
+	for _, e := range j.Events {
+		if e.Kind == agentlab.EventJobUnshipped {
+			a.progressf("note: %s", sanitize(e.Message))
+		}
+	}
+	if j.FinishedAt != nil || j.StartedAt == nil {
+		return
+	}
+	stored := "and has no checkpoint"
+	if at := checkpointTime(j); at != "" {
+		stored = "and has a checkpoint of " + at
+	}
+	a.progressf("note: job %s is %s %s; other work on the disk of sandbox %s is deleted", j.ID, j.Status, stored, sb.Name)
 }

@@ -317,11 +317,15 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 	if len(rows) > 0 {
 		d.Artifacts++
 		var bytes int64
+		checkpoint, only := false, ""
 		for _, a := range rows {
 			bytes += a.Size
+			if agentlab.IsCheckpoint(a.Path) { // an ended job with a result has none
+				checkpoint, only = true, "; the job has no result, and its checkpoint was among them"
+			}
 		}
-		e := agentlab.NewEvent(agentlab.EventGC, map[string]any{"artifacts": len(rows), "bytes": bytes},
-			"deleted %d artifacts of job %s, %d bytes, by retention", len(rows), id, bytes)
+		e := agentlab.NewEvent(agentlab.EventGC, map[string]any{"artifacts": len(rows), "bytes": bytes, "checkpoint": checkpoint},
+			"deleted %d artifacts of job %s, %d bytes, by retention%s", len(rows), id, bytes, only)
 		if err := c.cfg.Store.AppendEvents(ctx, e.About(0, id)); err != nil {
 			return err
 		}

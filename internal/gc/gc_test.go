@@ -62,7 +62,11 @@ func (s *state) Known(context.Context, string) (bool, error) { return true, nil 
 
 func (s *state) Artifacts(_ context.Context, id string) ([]agentlab.Artifact, error) {
 	if s.files[id] {
-		return []agentlab.Artifact{{JobID: id, Path: "a", Size: 5}, {JobID: id, Path: "b", Size: 7}}, nil
+		second := "b"
+		if id == "job-31" { // it has no result
+			second = agentlab.ArtifactIncrement
+		}
+		return []agentlab.Artifact{{JobID: id, Path: "a", Size: 5}, {JobID: id, Path: second, Size: 7}}, nil
 	}
 	return nil, nil
 }
@@ -162,6 +166,11 @@ func TestAges(t *testing.T) {
 	}
 	if n := len(s.events); n != 971 || !strings.Contains(s.events[0].Message, "deleted 2 artifacts of job job-30, 12 bytes") {
 		t.Errorf("%d events, the first %q", n, s.events[0].Message)
+	}
+	for i, want := range []bool{false, true} {
+		if m := s.events[i].Message; strings.HasSuffix(m, "the job has no result, and its checkpoint was among them") != want {
+			t.Errorf("event %d: %q", i, m)
+		}
 	}
 }
 

@@ -71,6 +71,14 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	if r.Status == string(agentlab.JobRunning) && !phaseAfter(r.Phase, j.Phase) {
 		return j, s.noteProgress(ctx, j, r) // a heartbeat
 	}
+	var files []agentlab.Artifact
+	if agentlab.JobStatus(r.Status).Final() {
+		list, err := s.cfg.Artifacts.List(ctx, j.ID)
+		if err != nil {
+			return j, err
+		}
+		files = list
+	}
 	trouble := ""
 	if isFailure(r) {
 		if d := s.readDenials(ctx, j, true); d.count > 0 {
@@ -101,7 +109,8 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 		if r.Result != nil {
 			j.Result = agentlab.JobResult(*r.Result)
 		}
-		return append(evs, j.End(status, reason, s.clock())), nil
+		evs = append(evs, j.End(status, reason, s.clock()))
+		return append(evs, unshipped(*j, files)...), nil
 	})
 }
 

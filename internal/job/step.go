@@ -249,11 +249,16 @@ func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 
 // finish ends a job, unless it has ended.
 func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStatus, reason string) error {
-	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+	files, err := s.cfg.Artifacts.List(ctx, id)
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		if j.Status.Final() {
 			return nil, nil
 		}
-		return []agentlab.Event{j.End(status, reason, s.clock())}, nil
+		end := j.End(status, reason, s.clock())
+		return append([]agentlab.Event{end}, unshipped(*j, files)...), nil
 	})
 	return err
 }
@@ -263,14 +268,19 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 // In a transaction it has the events of all earlier commits, so that a stop before
 // the job's start does not count.
 func (s *Service) finishStopped(ctx context.Context, id string) error {
-	_, err := s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
+	files, err := s.cfg.Artifacts.List(ctx, id)
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
 		s.mu.Lock()
 		reason := s.track(id).stopReason
 		s.mu.Unlock()
 		if reason == "" || j.Status.Final() {
 			return nil, nil
 		}
-		return []agentlab.Event{j.End(agentlab.JobFailed, "its sandbox was stopped: "+reason, s.clock())}, nil
+		end := j.End(agentlab.JobFailed, "its sandbox was stopped: "+reason, s.clock())
+		return append([]agentlab.Event{end}, unshipped(*j, files)...), nil
 	})
 	return err
 }
@@ -281,10 +291,7 @@ func (s *Service) dropCheckpoint(ctx context.Context, j agentlab.Job) error {
 	if err != nil {
 		return err
 	}
-	has := func(p string) bool {
-		return slices.ContainsFunc(files, func(a agentlab.Artifact) bool { return a.Path == p })
-	}
-	if !has(agentlab.ArtifactCheckpoint) || !j.Result.Known() || j.Result.HasWork() && !has(agentlab.ArtifactResult) {
+	if !has(files, agentlab.ArtifactCheckpoint) || !resultStored(j, files) {
 		return nil
 	}
 	return s.cfg.Artifacts.DropCheckpoint(ctx, j.ID)
