@@ -185,8 +185,12 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		f.req.Session = s.ID
 	}
 	if f.repo != "" {
+		continues := f.req.Session != "" && f.req.Ref == ""
 		if err := a.chooseRepo(ctx, c, f, f.req); err != nil {
 			return err
+		}
+		if continues { // from the branch in the workspace; in its absence the HEAD of the bundle is what it was made of
+			f.req.Ref = ""
 		}
 	}
 	j, err := c.CreateJob(ctx, f.req)
