@@ -48,6 +48,6 @@ func (c *Client) RenameSession(ctx context.Context, session, name string) (api.S
 func (c *Client) DeleteSession(ctx context.Context, session string, keepWorkspace bool) error {
 	q := url.Values{}
 	set(q, "keep_workspace", keepWorkspace)
-	_, err := send[struct{}](ctx, c, http.MethodDelete, q, nil, "", "sessions", session)
+	_, err := send[none](ctx, c, http.MethodDelete, q, nil, "", "sessions", session)
 	return err
 }
