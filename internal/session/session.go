@@ -82,6 +82,13 @@ func (s *Service) Create(ctx context.Context, r agentlab.SessionRequest) (agentl
 			return v, err
 		}
 	}
+	// Before the workspace is selected, which has the same name.
+	switch _, err := s.cfg.Store.SessionByName(ctx, name); {
+	case err == nil:
+		return none, agentlab.Errorf(agentlab.CodeExists, "there is a session named %q", name).WithField("name").WithHint("choose another name; see 'agentlab session list'")
+	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		return none, err
+	}
 	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, s.cfg.DefaultProfile))
 	if err != nil {
 		return none, err
