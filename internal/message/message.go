@@ -85,7 +85,7 @@ func (s *Service) Wait(ctx context.Context, f agentlab.MessageFilter) ([]agentla
 		}
 		leave()
 		if ctx.Err() != nil {
-			return nil, nil
+			return nil, nil //nolint:nilerr // the end of ctx is not an error
 		}
 		return list, err
 	}
