@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -169,7 +170,10 @@ func (p *prober) ping(ctx context.Context, a *attempt) error {
 	defer conn.Close() //nolint:errcheck // nothing is left in it
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	m := append([]byte{request, 0, 0, 0, echoID >> 8, echoID & 0xff, 0, 1}, probeText...)
+	// The reply to an earlier probe of the same address may still arrive.
+	var seq [2]byte
+	_, _ = rand.Read(seq[:]) // never fails
+	m := append([]byte{request, 0, 0, 0, echoID >> 8, echoID & 0xff, seq[0], seq[1]}, probeText...)
 	if target.Is4() { // the kernel does it for IPv6
 		binary.BigEndian.PutUint16(m[2:], checksum(m))
 	}
@@ -186,7 +190,7 @@ func (p *prober) ping(ctx context.Context, a *attempt) error {
 		if target.Is4() && n >= 20 && b[0]>>4 == 4 { // the kernel gives the IPv4 header too
 			b = b[min(n, int(b[0]&0x0f)*4):]
 		}
-		if len(b) >= 8 && b[0] == reply && binary.BigEndian.Uint16(b[4:]) == echoID {
+		if len(b) >= 8 && b[0] == reply && binary.BigEndian.Uint16(b[4:]) == echoID && b[6] == seq[0] && b[7] == seq[1] {
 			return a.received([]byte("echo reply"))
 		}
 	}
