@@ -16,23 +16,28 @@ func TestIdleGuestIsForgotten(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := New(Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 			l := &line{s: s, vmid: 7}
+			current := func() *guest {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.g
+			}
 			connect := func() (*guest, net.Conn) {
 				near, far := net.Pipe()
 				l.accept(near)
 				synctest.Wait()
-				return l.g, far
+				return current(), far
 			}
 			g, far := connect()
 			for range lines {
 				g.log.Info("a line of the guest")
 			}
 			time.Sleep(headerTimeout / 2)
-			if l.g != g {
+			if current() != g {
 				t.Error("a connected guest was forgotten")
 			}
 			_ = far.Close()
 			time.Sleep(forgetAfter - time.Second)
-			if l.g != g {
+			if current() != g {
 				t.Error("the state was deleted before the limits had recovered")
 			}
 			again, far := connect()
@@ -41,18 +46,18 @@ func TestIdleGuestIsForgotten(t *testing.T) {
 			}
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
-			if l.g != g {
+			if current() != g {
 				t.Error("the first timer deleted the state of a connected guest")
 			}
 			_ = far.Close()
 			time.Sleep(forgetAfter + time.Second)
 			synctest.Wait()
-			if kept := lines == logBurst; (l.g == g) != kept {
-				t.Errorf("%d lines: forgotten %t", lines, l.g == nil)
+			if kept := lines == logBurst; (current() == g) != kept {
+				t.Errorf("%d lines: forgotten %t", lines, current() == nil)
 			}
 			time.Sleep(logBurst * logEvery)
 			synctest.Wait()
-			if l.g != nil {
+			if current() != nil {
 				t.Errorf("%d lines: the guest is never forgotten", lines)
 			}
 			l.stop()
