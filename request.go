@@ -133,7 +133,7 @@ func (f EventFilter) Match(e Event) bool {
 // token. Only the hash of the grant's token is stored.
 type Grant struct {
 	Hash      string // lower-case hex SHA-256 of the token
-	Kind      string // GrantRunner or GrantUpload
+	Kind      string // GrantRunner, GrantUpload or GrantMessages
 	VMID      int
 	JobID     string // "" for a sandbox without a job
 	ExpiresAt time.Time
@@ -143,4 +143,6 @@ type Grant struct {
 const (
 	GrantRunner = "runner" // reports, logs, directives and the repository of one job
 	GrantUpload = "upload" // artifacts of one job
+
+	GrantMessages = "messages" // messages of the scopes of one sandbox
 )

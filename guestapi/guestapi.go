@@ -12,6 +12,7 @@
 package guestapi
 
 import (
+	"encoding/json"
 	"slices"
 	"time"
 )
@@ -25,6 +26,7 @@ const (
 	PathLog       = "/v1/runner/log"       // POST raw bytes, ?offset=N[&final=1] → LogAck; idempotent by offset; the controller may accept fewer bytes than were sent, unless final
 	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
 	PathNetwork   = "/v1/runner/network"   // POST NetworkNarrow → 204; before the agent starts; only ever narrows
+	PathMessages  = "/v1/messages"         // POST MessagePost → Message; GET ?scope=KIND&after=ID&wait=SECONDS (≤ 55) → MessageList; with the messages token
 	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
 )
 
@@ -45,6 +47,7 @@ type BootstrapResponse struct {
 	ArtifactStore      *ArtifactTarget   `json:"artifact_store,omitempty"` // outside of AgentLab; receives a copy of each artifact
 	Policy             Policy            `json:"policy"`
 	Runner             RunnerTarget      `json:"runner"`
+	Messages           MessagesTarget    `json:"messages"`
 	CACertificates     []string          `json:"ca_certificates,omitempty"` // PEM; the guest trusts them in addition to those of its image
 	Job                *Job              `json:"job,omitempty"`             // nil: a sandbox without a job; the runner stages secrets and ends
 	// Workspace reports that a workspace is mounted at WorkspaceDir: the caches of
@@ -72,6 +75,38 @@ type ArtifactTarget struct {
 type RunnerTarget struct {
 	Token string `json:"token"`
 }
+
+// MessagesTarget is the token for messages.
+type MessagesTarget struct {
+	Token string `json:"token"`
+}
+
+// MessagePost is a message of an agent. The controller knows the sandbox by its
+// channel and sets the author and the ID of the scope.
+type MessagePost struct {
+	Scope string          `json:"scope,omitempty"` // "job", "workspace" or "session": the one of this sandbox; default the job, or the workspace
+	Kind  string          `json:"kind,omitempty"`  // a word; default "note"
+	Text  string          `json:"text,omitempty"`
+	JSON  json.RawMessage `json:"json,omitempty"` // an object
+}
+
+// Message is a stored message.
+type Message struct {
+	ID     int64           `json:"id"` // strictly increasing
+	Time   time.Time       `json:"time"`
+	Author string          `json:"author"`
+	Kind   string          `json:"kind"`
+	Text   string          `json:"text"`
+	JSON   json.RawMessage `json:"json,omitempty"`
+}
+
+// MessageList has at most MaxMessages messages in ascending order of ID.
+type MessageList struct {
+	Messages []Message `json:"messages"`
+}
+
+// MaxMessages bounds a MessageList.
+const MaxMessages = 20
 
 // Policy informs the agent of what it may do. The enforcement is outside of
 // the guest.

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 	"github.com/agentlab-vm/agentlab/internal/guest/initd"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/prober"
 	"github.com/agentlab-vm/agentlab/internal/guest/runner"
 	"github.com/agentlab-vm/agentlab/internal/version"
@@ -20,14 +21,14 @@ const usage = `usage: agent-runner COMMAND
   run             run the job that the bootstrap document names
   wipe            remove the job's secrets
   probe           run the network probes read from standard input (JSON)
-  agentlab-agent  run a coding agent (also by that name)
+  agentlab-agent, agentlab-msg (also by these names): run a coding agent; post and read messages
   --version
   init, supervise, guestd: started by the sandbox itself
 `
 
 func main() {
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]
-	if name != "agentlab-agent" && len(args) > 0 {
+	if name != "agentlab-agent" && name != msgcmd.Program && len(args) > 0 {
 		name, args = args[0], args[1:]
 	}
 	switch {
@@ -48,6 +49,8 @@ func main() {
 		os.Exit(prober.Main(args))
 	case name == "agentlab-agent":
 		os.Exit(agentcmd.Main(args))
+	case name == msgcmd.Program:
+		os.Exit(msgcmd.Main(args))
 	case name == "--version":
 		fmt.Println("agent-runner " + version.String())
 	default:

@@ -210,6 +210,9 @@ func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job
 	return &row, nil
 }
 
+// messagesTTL is longer than any sandbox exists.
+const messagesTTL = 10 * 365 * 24 * time.Hour
+
 // answer returns the answer for a runner, and the grants for the tokens in it.
 func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Profile, b secret.Bundle) (guestapi.BootstrapResponse, []agentlab.Grant) {
 	resp := guestapi.BootstrapResponse{
@@ -229,8 +232,16 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		resp.ArtifactStore = &guestapi.ArtifactTarget{Endpoint: b.Artifact.Endpoint, Token: b.Artifact.Token}
 	}
 	resp.SSHKeys, resp.ClaudeSettingsJSON = maps.Clone(b.SSHKeys), b.ClaudeSettingsJSON
+	var grants []agentlab.Grant
+	grant := func(kind string, ends time.Time) string {
+		token, hash := secret.MintToken()
+		grants = append(grants, agentlab.Grant{Hash: hash, Kind: kind, VMID: sb.VMID, JobID: sb.JobID, ExpiresAt: ends})
+		return token
+	}
+	now := s.clock().UTC()
+	resp.Messages.Token = grant(agentlab.GrantMessages, now.Add(messagesTTL)) // it is deleted with the sandbox
 	if j == nil {
-		return resp, nil
+		return resp, grants
 	}
 	resp.Policy.Mode = j.Mode
 	clonePath := prof.ClonePath
@@ -248,16 +259,10 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	if prof.InnerSandbox != "" {
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
 	}
-	ends := s.clock().UTC().Add(j.TTL + s.cfg.UploadWindow)
-	var grants []agentlab.Grant
-	grant := func(kind string) string {
-		token, hash := secret.MintToken()
-		grants = append(grants, agentlab.Grant{Hash: hash, Kind: kind, VMID: sb.VMID, JobID: j.ID, ExpiresAt: ends})
-		return token
-	}
-	resp.Runner.Token = grant(agentlab.GrantRunner)
+	ends := now.Add(j.TTL + s.cfg.UploadWindow)
+	resp.Runner.Token = grant(agentlab.GrantRunner, ends)
 	if prof.UploadArtifacts {
-		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Info.UploadURL, Token: grant(agentlab.GrantUpload), MaxBytes: s.cfg.ArtifactBytes}
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Info.UploadURL, Token: grant(agentlab.GrantUpload, ends), MaxBytes: s.cfg.ArtifactBytes}
 	}
 	return resp, grants
 }
@@ -297,7 +302,7 @@ func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 // secretValues returns every secret in an answer.
 func secretValues(resp guestapi.BootstrapResponse, b secret.Bundle) []string {
 	out := append(b.Values(), redact.SettingsSecrets(b.ClaudeSettingsJSON)...)
-	out = append(out, resp.Runner.Token)
+	out = append(out, resp.Runner.Token, resp.Messages.Token)
 	if resp.Artifact != nil {
 		out = append(out, resp.Artifact.Token)
 	}

@@ -64,6 +64,16 @@ func (s *Service) Redactor(ctx context.Context, jobID string) (*redact.Redactor,
 	})
 }
 
+// SandboxRedactor returns the redactor of the secrets that a sandbox got, with or
+// without a job. After an error nothing that its guest sends may be stored.
+func (s *Service) SandboxRedactor(ctx context.Context, vmid int) (*redact.Redactor, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	return s.redactorFor(ctx, secretsKey(sb))
+}
+
 // cachedRedactor caches what build returns, until the next exchange or Forget.
 // A redactor that is being built at that time is not cached.
 func (s *Service) cachedRedactor(id string, build func() (*redact.Redactor, error)) (*redact.Redactor, error) {

@@ -28,8 +28,10 @@ type guest struct {
 	log        *slog.Logger
 	calls      *rate.Limiter
 	bootstraps *rate.Limiter
+	posts      *rate.Limiter // of messages
 	slots      chan struct{}
-	logMu      sync.Mutex // one log append at a time
+	tails      chan struct{} // of calls that read messages
+	logMu      sync.Mutex    // one log append at a time
 
 	ctx    context.Context // of all calls, until disconnect
 	cancel context.CancelFunc
@@ -114,7 +116,9 @@ func (s *Server) newGuest(vmid int) *guest {
 		ctx: ctx, cancel: cancel, s: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock),
 		calls:      rate.NewLimiter(rate.Limit(l.Rate), int(2*l.Rate)),
 		bootstraps: rate.NewLimiter(rate.Limit(l.Bootstraps), int(10*l.Bootstraps)),
+		posts:      rate.NewLimiter(rate.Limit(l.Posts), int(10*l.Posts)),
 		slots:      make(chan struct{}, l.InFlight),
+		tails:      make(chan struct{}, l.Tails),
 	}
 }
 

@@ -120,9 +120,33 @@ func (s *services) RepoBundle(_ context.Context, job string) (io.ReadSeekCloser,
 	return nopSeeker{strings.NewReader("bundle")}, 6, nil
 }
 
+func (s *services) SandboxRedactor(_ context.Context, vmid int) (*redact.Redactor, error) {
+	s.note(about{"sandbox redactor", vmid, ""})
+	return redact.New(), nil
+}
+
 func (s *services) Redactor(_ context.Context, job string) (*redact.Redactor, error) {
 	s.note(about{"redactor", 0, job})
 	return redact.New(), nil
+}
+
+func (s *services) OfSandbox(_ context.Context, vmid int, kind agentlab.MessageScopeKind) (agentlab.MessageScope, string, error) {
+	s.note(about{"scope", vmid, ""})
+	return agentlab.MessageScope{Kind: kind, ID: ownJob}, "job:" + ownJob, nil
+}
+
+func (s *services) Post(_ context.Context, m agentlab.Message) (agentlab.Message, error) {
+	s.note(about{"post", 0, m.Scope.ID})
+	return m, nil
+}
+
+func (s *services) List(_ context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
+	s.note(about{"messages", 0, f.Scope.ID})
+	return nil, nil
+}
+
+func (s *services) AwaitMessages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
+	return s.List(ctx, f)
 }
 
 type nopSeeker struct{ *strings.Reader }
@@ -170,19 +194,20 @@ func claims(r route) []*http.Request {
 // called at all.
 func TestGuestCanAccessOnlyItself(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Messages: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6, Posts: 1e6}})
 	handler := srv.Handler(ownVMID)
 	for _, r := range routes() {
-		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > uploaderAtWork {
+		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > messenger {
 			t.Fatalf("%s %s lacks a column", r.method, r.path)
 		}
 		good := map[need][]string{
 			runner: {"own-runner", "ended-runner"}, runnerAtWork: {"own-runner"}, uploaderAtWork: {"own-upload"},
+			messenger: {"own-messages", "ended-messages", "jobless-messages"},
 		}[r.needs]
 		reached := false
 		for _, token := range []string{
 			"", "own-runner", "own-upload", "other-runner", "other-upload", "expired-runner", "expired-upload",
-			"ended-runner", "ended-upload", "jobless-runner", "jobless-upload", "own-once", "other-once", "made-up",
+			"ended-runner", "ended-upload", "jobless-runner", "jobless-upload", "own-messages", "other-messages", "expired-messages", "ended-messages", "jobless-messages", "own-once", "other-once", "made-up",
 		} {
 			for i, req := range claims(r) {
 				s.calls = nil

@@ -21,10 +21,12 @@ type Limits struct {
 	LogChunk   int64   // body of one log append; default 1 MiB
 	Rate       float64 // calls per second; default 200, with a burst of 400
 	Bootstraps float64 // bootstrap calls per second; default 1, with a burst of 10
+	Posts      float64 // messages per second, also refused ones; default 5, with a burst of 50
 	// Refusal is how long every refusal of a bootstrap token takes. It is
 	// longer than any check, so that the time does not reveal which check
 	// failed; default 50 ms.
 	Refusal      time.Duration
+	Tails        int           // calls that read messages at the same time, part of InFlight; default 8
 	InFlight     int           // calls at the same time; default 16
 	Connections  int           // connections at the same time; default 64
 	StallTimeout time.Duration // longest time without a byte of a body or an answer; default 30 s
@@ -47,6 +49,12 @@ func (l Limits) withDefaults() Limits {
 	if l.Refusal <= 0 {
 		l.Refusal = 50 * time.Millisecond
 	}
+	if l.Posts <= 0 {
+		l.Posts = 5
+	}
+	if l.Tails <= 0 {
+		l.Tails = 8
+	}
 	if l.InFlight <= 0 {
 		l.InFlight = 16
 	}
@@ -68,6 +76,7 @@ type Config struct {
 	Jobs      Jobs
 	Artifacts Artifacts
 	Bootstrap Bootstrap
+	Messages  Messages
 	Limits    Limits
 	Clock     func() time.Time // nil means time.Now
 	Logger    *slog.Logger     // nil means none
@@ -238,6 +247,8 @@ const (
 	runnerAtWork
 	// uploaderAtWork: the upload grant, for a job that has not ended.
 	uploaderAtWork
+	// messenger: the grant for messages, with or without a job.
+	messenger
 )
 
 // routes returns the routes of the guest plane. No handler reads the sandbox
@@ -251,6 +262,8 @@ func routes() []route {
 		{"POST", guestapi.PathLog, runnerAtWork, (*guest).appendLog},
 		{"POST", guestapi.PathNetwork, runnerAtWork, (*guest).narrowNetwork},
 		{"GET", guestapi.PathRepo, runnerAtWork, (*guest).repo},
+		{"POST", guestapi.PathMessages, messenger, (*guest).postMessage},
+		{"GET", guestapi.PathMessages, messenger, (*guest).readMessages},
 		{"PUT", guestapi.PathUpload + "{path...}", uploaderAtWork, (*guest).upload},
 	}
 }
@@ -266,6 +279,8 @@ func admit(r route) func(g *guest, w http.ResponseWriter, req *http.Request) {
 		return whileRunning(agentlab.GrantRunner, r.serve)
 	case uploaderAtWork:
 		return whileRunning(agentlab.GrantUpload, r.serve)
+	case messenger:
+		return withGrant(agentlab.GrantMessages, r.serve)
 	}
 	return func(g *guest, w http.ResponseWriter, req *http.Request) { g.fail(w, req, errNoGrant) }
 }
@@ -285,6 +300,10 @@ type Bootstrap interface {
 	// log appends fail (the runner tries again), so that nothing unredacted
 	// is stored.
 	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
+
+	// SandboxRedactor returns the redactor of the secrets that a sandbox got,
+	// with or without a job.
+	SandboxRedactor(ctx context.Context, vmid int) (*redact.Redactor, error)
 }
 
 // Jobs is the part of the job service that the guest plane uses. vmid is

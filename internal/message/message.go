@@ -4,6 +4,7 @@
 package message
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ type Store interface {
 	Messages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	SessionOfWorkspace(ctx context.Context, workspaceID string) (v agentlab.Session, ok bool, err error)
 }
 
 // Service posts and reads messages.
@@ -69,9 +71,9 @@ func (s *Service) List(ctx context.Context, f agentlab.MessageFilter) ([]agentla
 	return list, err
 }
 
-// Wait is List that returns when there is at least one message, or with none when
+// AwaitMessages is List that returns when there is at least one message, or with none when
 // ctx ends.
-func (s *Service) Wait(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
+func (s *Service) AwaitMessages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
 	for {
 		posted, leave := s.enter(f.Scope) // before the read, so that no message is missed
 		list, err := s.List(ctx, f)
@@ -125,17 +127,19 @@ func (s *Service) Waiting() (n int) {
 }
 
 // OfSandbox returns the scope of that kind that a sandbox belongs to now, and the
-// author of its messages: its job, or itself if it has none. Code not_found if it
-// belongs to none of that kind, invalid if the kind is unknown.
+// author of its messages: its job, or itself if it has none. The kind "" is the job,
+// or the workspace of a sandbox without one. Code not_found if it belongs to none of
+// that kind, invalid if the kind is unknown.
 func (s *Service) OfSandbox(ctx context.Context, vmid int, kind agentlab.MessageScopeKind) (scope agentlab.MessageScope, author string, err error) {
 	sb, err := s.store.Sandbox(ctx, vmid)
 	if err != nil {
 		return scope, "", err
 	}
-	author = "sandbox:" + sb.Name
+	author, own := "sandbox:"+sb.Name, agentlab.MessageScopeWorkspace
 	if sb.JobID != "" {
-		author = "job:" + sb.JobID
+		author, own = "job:"+sb.JobID, agentlab.MessageScopeJob
 	}
+	kind = cmp.Or(kind, own)
 	scope.Kind = kind
 	switch kind {
 	case agentlab.MessageScopeJob:
@@ -146,7 +150,17 @@ func (s *Service) OfSandbox(ctx context.Context, vmid int, kind agentlab.Message
 		return j.MessageScope(), author, err
 	case agentlab.MessageScopeWorkspace:
 		scope.ID = sb.Workspace
-	case agentlab.MessageScopeSession: // no sandbox belongs to one yet
+	case agentlab.MessageScopeSession:
+		if sb.Workspace == "" {
+			break
+		}
+		v, ok, err := s.store.SessionOfWorkspace(ctx, sb.Workspace)
+		if err != nil {
+			return scope, author, err
+		}
+		if ok {
+			scope.ID = v.ID
+		}
 	default:
 		return scope, author, scope.Validate()
 	}

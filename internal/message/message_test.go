@@ -34,7 +34,7 @@ func TestWait(t *testing.T) {
 		go func() {
 			got, after := "", int64(0)
 			for len(got) < each {
-				list, err := s.Wait(t.Context(), agentlab.MessageFilter{Scope: scope, AfterID: after})
+				list, err := s.AwaitMessages(t.Context(), agentlab.MessageFilter{Scope: scope, AfterID: after})
 				if err != nil {
 					break
 				}
@@ -76,7 +76,7 @@ func TestWaitEnds(t *testing.T) {
 	s := newService(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	list, err := s.Wait(ctx, agentlab.MessageFilter{Scope: agentlab.MessageScope{Kind: agentlab.MessageScopeJob, ID: "job-a"}})
+	list, err := s.AwaitMessages(ctx, agentlab.MessageFilter{Scope: agentlab.MessageScope{Kind: agentlab.MessageScopeJob, ID: "job-a"}})
 	if err != nil || len(list) != 0 || s.Waiting() != 0 {
 		t.Errorf("%v, %v, %d wait", list, err, s.Waiting())
 	}

@@ -16,7 +16,7 @@ import (
 type Messages interface {
 	Post(ctx context.Context, m agentlab.Message) (agentlab.Message, error)
 	List(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
-	Wait(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) // at least one, or none when ctx ends
+	AwaitMessages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) // at least one, or none when ctx ends
 }
 
 // messageRoutes returns the routes for messages.
@@ -154,7 +154,7 @@ func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 
 // sendMessages waits for messages and sends them.
 func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.MessageFilter) error {
-	list, err := s.cfg.Services.Messages.Wait(ctx, *f)
+	list, err := s.cfg.Services.Messages.AwaitMessages(ctx, *f)
 	for _, m := range list {
 		if err := out.send("message", strconv.FormatInt(m.ID, 10), toMessage(m)); err != nil {
 			return err

@@ -333,7 +333,7 @@ func (s stubMessages) List(context.Context, agentlab.MessageFilter) ([]agentlab.
 	return nil, s.called("messages")
 }
 
-func (s stubMessages) Wait(ctx context.Context, _ agentlab.MessageFilter) ([]agentlab.Message, error) {
+func (s stubMessages) AwaitMessages(ctx context.Context, _ agentlab.MessageFilter) ([]agentlab.Message, error) {
 	<-ctx.Done()
 	return nil, s.called("messages.wait")
 }

@@ -239,3 +239,8 @@ func (s *Store) Sessions(ctx context.Context) ([]agentlab.Session, error) {
 func (s *Store) SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error) {
 	return sessionSandboxes.query(ctx, s.r, "WHERE session_id = ? ORDER BY number DESC", id)
 }
+
+// SessionOfWorkspace returns the session that has a workspace; ok is false if none has.
+func (s *Store) SessionOfWorkspace(ctx context.Context, workspaceID string) (v agentlab.Session, ok bool, err error) {
+	return sessions.one(ctx, s.r, "WHERE workspace_id = ?", workspaceID)
+}

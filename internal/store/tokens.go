@@ -26,7 +26,7 @@ var grants = newTable("grants", []string{"token_sha256"}, func(g *agentlab.Grant
 		{"expires_at", timeCol{&g.ExpiresAt}},
 	}
 }, func(g *agentlab.Grant) error {
-	if g.Kind != agentlab.GrantRunner && g.Kind != agentlab.GrantUpload {
+	if g.Kind != agentlab.GrantRunner && g.Kind != agentlab.GrantUpload && g.Kind != agentlab.GrantMessages {
 		return invalid("kind", "unknown grant %q", g.Kind)
 	}
 	return checkToken(g.Hash, g.ExpiresAt)

@@ -39,7 +39,7 @@ say 'write to the home:' sh -c 'mkdir -p ~/.cache/x && echo x > ~/.cache/x/y'
 say 'write to /etc:' sudo -n sh -c 'echo x > /etc/x'
 say 'write to /usr:' sh -c 'echo x > /usr/local/x'
 say 'become root:' sudo -n true
-say 'see the secrets of the runner:' sh -c 'test "$(ls -A /run/agentlab/secrets)" != task'
+say 'see the secrets of the runner:' sh -c 'test "$(echo $(ls -A /run/agentlab/secrets))" != "messages task"'
 say 'see the bootstrap document:' cat /etc/agentlab/bootstrap.json
 say 'see other processes:' pgrep -f agent-runner
 say 'see disks:' sh -c 'ls /dev | grep -q vd'

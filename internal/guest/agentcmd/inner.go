@@ -103,7 +103,8 @@ func (i *Inner) options(c *command, own, home, dir string) []string {
 		o = append(o, "--ro-bind", conf, conf)
 	}
 	if i.RunDir != "" {
-		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir)
+		messages := filepath.Join(i.RunDir, "messages") // agentlab-msg and its token, which is for messages only
+		o = append(o, "--perms", "0700", "--tmpfs", i.RunDir, "--ro-bind-try", messages, messages)
 	}
 	for _, d := range append([]string{dir}, i.Writable...) {
 		o = append(o, "--bind", d, d)

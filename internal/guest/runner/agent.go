@@ -9,12 +9,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -257,6 +259,8 @@ func (r *Runner) programEnv(rp repo, vars map[string]string) []string {
 			env[name] = v
 		}
 	}
+	env["PATH"] = strings.TrimPrefix(env["PATH"]+":"+r.dir.path(dirMessages), ":")
+	env[msgcmd.DirEnv] = r.dir.path(dirMessages)
 	env["HOME"], env["SHELL"] = r.cfg.Home, "/bin/bash"
 	for _, name := range []string{"USER", "LOGNAME"} {
 		env[name] = "agent"

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -27,6 +28,9 @@ import (
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "agentlab-agent" {
 		os.Exit(agentcmd.Main(os.Args[1:]))
+	}
+	if filepath.Base(os.Args[0]) == msgcmd.Program {
+		os.Exit(msgcmd.Main(os.Args[1:]))
 	}
 	if text := os.Getenv("TEST_RUNNER_CONFIG"); text != "" {
 		var cfg Config

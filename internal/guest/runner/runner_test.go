@@ -114,7 +114,11 @@ func TestSandboxWithoutJob(t *testing.T) {
 	}
 	entries, _ := os.ReadDir(s.cfg.RunDir)
 	for _, e := range entries {
-		if fi, _ := e.Info(); fi.Mode().Perm() != 0o600 {
+		want := os.FileMode(0o600)
+		if e.IsDir() {
+			want = 0o700
+		}
+		if fi, _ := e.Info(); fi.Mode().Perm() != want {
 			t.Errorf("%s has mode %v", e.Name(), fi.Mode())
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -111,7 +112,7 @@ func (r *Runner) fetch(ctx context.Context, doc guestapi.Bootstrap) (guestapi.Bo
 
 // secretsOf returns every secret value of this sandbox.
 func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string {
-	out := []string{doc.Token, resp.Runner.Token}
+	out := []string{doc.Token, resp.Runner.Token, resp.Messages.Token}
 	for _, v := range resp.Env {
 		out = append(out, v)
 	}
@@ -137,16 +138,27 @@ func (r *Runner) stage() error {
 	}
 	vars := r.agentVars()
 	var env strings.Builder
+	fmt.Fprintf(&env, "export PATH=\"$PATH\":%s\n", shellQuote(r.dir.path(dirMessages)))
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
 		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(vars[k]))
 	}
 	return errors.Join(
 		os.WriteFile(r.dir.path(fileEnv), []byte(env.String()), 0o600),
 		stageGit(r.dir, r.resp.Git),
+		r.stageMessages(),
 		agentcmd.Prepare(r.cfg.Home, string(r.dir), r.resp.ClaudeSettingsJSON, r.resp.Env),
 		agentcmd.PrepareSSH(r.cfg.Home, string(r.dir), r.resp.SSHKeys, r.dir.path(fileKnownHosts)),
 		r.gitIdentity(),
 	)
+}
+
+// stageMessages installs agentlab-msg, unless the controller is too old for it.
+func (r *Runner) stageMessages() error {
+	if r.resp.Messages.Token == "" {
+		return nil
+	}
+	cfg := msgcmd.Config{Controller: r.api.base, Token: r.resp.Messages.Token}
+	return errors.Join(msgcmd.Install(r.dir.path(dirMessages), r.cfg.Exe, cfg), agentcmd.Instruct(r.cfg.Home, string(r.dir)))
 }
 
 // maxShellFile is the maximum size of a shell's file that sshEnvironment

@@ -26,6 +26,7 @@ const (
 	fileTask       = "task"
 	fileLog        = "agent.log" // redacted
 	fileEnv        = "env.sh"
+	dirMessages    = "messages"       // agentlab-msg and its configuration; package agentcmd knows the name
 	fileGitCred    = "git-credential" //nolint:gosec // a file name
 	fileSSHKey     = "ssh-key"
 	fileKnownHosts = "ssh-known-hosts"

@@ -33,6 +33,8 @@ type Controller struct {
 	Secrets []string
 	// NoRedactor, if not nil, is the error of Redactor.
 	NoRedactor error
+	// MaxPosts, if not 0, is the number of messages after which Post refuses more.
+	MaxPosts int
 	// OnReport, if not nil, is called with each report before it is accepted.
 	OnReport func(guestapi.Report)
 	Limits   guestserver.Limits
@@ -55,6 +57,7 @@ type Controller struct {
 	events     []agentlab.Event
 	disconnect context.CancelFunc // of the current server
 	served     sync.WaitGroup
+	messages   []agentlab.Message
 	fetches    int
 	denials    int
 	narrowed   []guestapi.NetworkNarrow
@@ -83,6 +86,7 @@ func New(tb testing.TB, resp guestapi.BootstrapResponse, limits artifact.Limits)
 	}
 	c.Start()
 	resp.Runner.Token = c.grant(agentlab.GrantRunner)
+	resp.Messages.Token = c.grant(agentlab.GrantMessages)
 	if resp.Job == nil || resp.Job.Upload {
 		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: c.URL() + "/upload", Token: c.grant(agentlab.GrantUpload), MaxBytes: 1 << 30}
 	}
@@ -132,7 +136,7 @@ func (c *Controller) Start() {
 		c.tb.Fatal(err)
 	}
 	c.addr = l.Addr().String()
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: c.Limits})
+	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Limits: c.Limits})
 	var ctx context.Context
 	ctx, c.disconnect = context.WithCancel(context.WithoutCancel(c.tb.Context()))
 	c.served.Go(func() { _ = s.Serve(ctx, c.VMID, l) })

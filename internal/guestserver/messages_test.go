@@ -1,0 +1,101 @@
+package guestserver_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+)
+
+// messenger makes calls about messages with the token of one sandbox.
+func messenger(tb testing.TB, c *guesttest.Controller, l guestserver.Limits) func(method, query, token, body string) (int, string) {
+	tb.Helper()
+	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Limits: l}).Handler(c.VMID)
+	return func(method, query, token, body string) (int, string) {
+		req := httptest.NewRequestWithContext(context.Background(), method, "http://controller"+guestapi.PathMessages+"?"+query, io.NopCloser(strings.NewReader(body)))
+		req.Header.Set("Authorization", "Bearer "+token)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, req)
+		return w.Code, w.Body.String()
+	}
+}
+
+// The channel sets scope and author, whatever a guest sends, and secrets are
+// removed from every part of a message.
+func TestMessagesOfAGuest(t *testing.T) {
+	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}, Env: map[string]string{"K": secret}}, artifact.Limits{})
+	call := messenger(t, c, guestserver.Limits{})
+	token := c.Response().Messages.Token
+	escaped := ""
+	for _, r := range secret {
+		escaped += fmt.Sprintf(`\u%04x`, r)
+	}
+	status, body := call("POST", "", token, `{"author":"user:0","scope_id":"job-x","text":"it is `+secret+`","json":{"a":["`+escaped+`"],"`+secret+`":{"b":1.50}}}`)
+	if status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	status, body = call("GET", "scope=job", token, "")
+	var list guestapi.MessageList
+	if err := json.Unmarshal([]byte(body), &list); err != nil || status != http.StatusOK || len(list.Messages) != 1 {
+		t.Fatal(status, body, err)
+	}
+	m := list.Messages[0]
+	if strings.Contains(body, secret) || m.Author != "job:"+c.JobID || m.Kind != "note" || !strings.Contains(string(m.JSON), "1.50") {
+		t.Errorf("%s", body)
+	}
+	for name, bad := range map[string][3]string{
+		"runner's token":  {"GET", "scope=job", c.Response().Runner.Token},
+		"no session":      {"GET", "scope=session", token},
+		"unknown scope":   {"GET", "scope=host", token},
+		"negative number": {"GET", "after=-1", token},
+	} {
+		if status, body := call(bad[0], bad[1], bad[2], ""); status < 400 || status >= 500 {
+			t.Errorf("%s: %d %s", name, status, body)
+		}
+	}
+}
+
+// A guest that floods gets errors: by the rate of its calls, and by the limits of
+// its author.
+func TestMessageFlood(t *testing.T) {
+	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
+	c.MaxPosts = 2
+	call := messenger(t, c, guestserver.Limits{Posts: 0.5})
+	want := []int{200, 200, 429, 429, 429, 429}
+	for i, w := range want {
+		if status, body := call("POST", "", c.Response().Messages.Token, `{"text":"x"}`); status != w {
+			t.Errorf("message %d: %d %s", i, status, body)
+		}
+	}
+	if status, _ := call("POST", "", c.Response().Messages.Token, strings.Repeat("x", 1<<20)); status != http.StatusTooManyRequests {
+		t.Errorf("over the rate, a large body: %d", status)
+	}
+}
+
+// FuzzMessages posts anything: no 5xx, no secret, and what is stored is read back.
+func FuzzMessages(f *testing.F) {
+	for _, s := range []string{`{"text":"x"}`, `{"scope":"workspace","kind":"a b","json":{"a":1e999}}`, `{"json":[1]}`, `{"text":"\u001b[2J\ud800"}`, `{"text":"` + secret + `"}`, `{"json":{"a":{"a":null}}}`} {
+		f.Add(s, "scope=job&after=0")
+	}
+	c := guesttest.New(f, guestapi.BootstrapResponse{Job: &guestapi.Job{}, Env: map[string]string{"K": secret}}, artifact.Limits{})
+	call := messenger(f, c, guestserver.Limits{Rate: 1e9, Posts: 1e9})
+	token := c.Response().Messages.Token
+	f.Fuzz(func(t *testing.T, body, query string) {
+		if status, answer := call("POST", "", token, body); status >= 500 || strings.Contains(answer, secret) {
+			t.Errorf("post: %d %s", status, answer)
+		}
+		query = strings.ReplaceAll(strings.Map(printable, query), "wait", "")
+		if status, answer := call("GET", query, token, ""); status >= 500 || strings.Contains(answer, secret) {
+			t.Errorf("read: %d %s", status, answer)
+		}
+	})
+}
