@@ -37,10 +37,11 @@ func TestJobsShareAWorkspace(t *testing.T) {
 	}
 	l.ok("exec", "play", "sh", "-c", "echo kept > /work/kept && sync")
 	l.ok("sandbox", "new", "--name", "next", "--workspace", "data", "--workspace-wait", "1h", "--no-wait")
+	play := l.sandbox(t, "play")
 	if err := l.kill9("agentlabd", "run"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.kill9("agentlabd", "vmm", "/"+strconv.Itoa(l.sandbox(t, "play").VMID)+"-"); err != nil {
+	if err := l.kill9("agentlabd", "vmm", "/"+strconv.Itoa(play.VMID)+"-"); err != nil {
 		t.Fatal(err)
 	}
 	if !eventually(commandLimit, func() bool { return l.sandbox(t, "next").State == "READY" }) {
