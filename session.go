@@ -20,6 +20,22 @@ type Session struct {
 	UpdatedAt   time.Time
 }
 
+// SessionAction is what happened to a session, in its events.
+type SessionAction string
+
+// The actions of sessions.
+const (
+	SessionCreated   SessionAction = "created" // also as a fork
+	SessionResumed   SessionAction = "resumed"
+	SessionStopped   SessionAction = "stopped"
+	SessionSuspended SessionAction = "suspended"
+	SessionRenamed   SessionAction = "renamed"
+	SessionDeleted   SessionAction = "deleted"
+)
+
+// SessionActions are all actions.
+var SessionActions = []SessionAction{SessionCreated, SessionResumed, SessionStopped, SessionSuspended, SessionRenamed, SessionDeleted}
+
 // SessionSandbox is an entry of the history of a session.
 type SessionSandbox struct {
 	Number    int // in the order of creation

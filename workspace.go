@@ -28,6 +28,27 @@ var WorkspaceStates = []WorkspaceState{
 // Live reports whether a workspace in that state is not deleted: it has its name.
 func (s WorkspaceState) Live() bool { return s != WorkspaceTrashed && s != WorkspaceDeleting }
 
+// WorkspaceOperation is what the backend does with the volume of a workspace.
+type WorkspaceOperation string
+
+// WorkspaceOperations are all operations.
+var WorkspaceOperations = []WorkspaceOperation{"create", "fork", "resize", "restore"}
+
+// Operation returns the operation that a workspace waits for, "" if there is none.
+func (v Workspace) Operation() WorkspaceOperation {
+	switch {
+	case v.State == WorkspaceCreating && v.From.UID != "":
+		return "fork"
+	case v.State == WorkspaceCreating:
+		return "create"
+	case v.State == WorkspaceGrowing:
+		return "resize"
+	case v.State == WorkspaceRestoring:
+		return "restore"
+	}
+	return ""
+}
+
 // Workspace is a disk that outlives the sandboxes that use it.
 type Workspace struct {
 	ID      string // NewWorkspaceID

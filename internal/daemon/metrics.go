@@ -16,12 +16,24 @@ import (
 const maxScrapers = 16
 
 func (s *services) openMetrics(context.Context, *cleanup) error {
-	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, Messages: s.messages, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
+	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, Messages: s.messages, Boots: s.sandboxes, VMs: s.doctor, Workspaces: s.workspaces,
+		ImageUse: s.imageUse, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
 	for _, e := range s.pool() {
 		from.PoolWanted += e.Count
 	}
 	s.metrics.Start(metrics.Config{Sources: from, Version: version.Get().Version, Backend: s.driver.Info().Name, Logger: s.log.With("part", "metrics")})
 	return nil
+}
+
+// imageUse counts the images on the host and their bytes, by whether they are current.
+func (s *services) imageUse(ctx context.Context) (map[bool]int, map[bool]int64, error) {
+	list, err := s.images.List(ctx)
+	count, bytes := map[bool]int{}, map[bool]int64{}
+	for _, img := range list {
+		count[img.Current]++
+		bytes[img.Current] += img.DiskUsage()
+	}
+	return count, bytes, err
 }
 
 // openScrapes opens the port for Prometheus, if one is configured. It reads the

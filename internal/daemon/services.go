@@ -88,7 +88,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
 	s.store, s.installation, err = recovery.Open(ctx, s.cfg.Paths, store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, OnWrite: s.metrics.Written, Full: s.space.Release,
+		Clock: s.cfg.Clock, OnCommit: s.committed, OnWrite: s.metrics.Written, OnRead: s.metrics.Read, Full: s.space.Release,
 	})
 	if err != nil {
 		return s.space.AddHint(err)
@@ -203,7 +203,7 @@ func (s *services) doctorConfig(built bool) doctor.Config {
 func (s *services) bundles() *doctor.Bundles {
 	return doctor.NewBundles(doctor.BundleConfig{
 		Rows: s.store, Egress: s.audit, Logs: s.artifacts, Secrets: s.bootstrap, Driver: s.driver, Checks: s.doctor.Checks,
-		Settings: s.settings.Shown(), SecretFiles: s.settings.SecretFiles(), LogFile: s.cfg.Paths.DaemonLog(),
+		Settings: s.settings.Shown(), SecretFiles: s.settings.SecretFiles(), LogFile: s.cfg.Paths.DaemonLog(), Made: s.metrics.BundleMade,
 	})
 }
 
@@ -240,7 +240,8 @@ func (s *services) openSandboxes() {
 			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
 			SizeGB: s.settings.Limits.WorkspaceGB,
 		},
-		Clock: s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
+		Metrics: s.metrics,
+		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Store: s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,

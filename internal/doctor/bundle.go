@@ -61,6 +61,10 @@ type BundleConfig struct {
 	Settings    any      // the configuration without secrets
 	SecretFiles []string // files with credentials of the daemon; their content is redacted
 	LogFile     string   // the log of the daemon, a bounded.Log
+
+	// Made is called after each call of Make, with the size of the bundle in bytes,
+	// how long it took, and its error.
+	Made func(size int, took time.Duration, err error)
 }
 
 // Bundles makes doctor bundles: archives for a user who looks for the cause of a
@@ -87,6 +91,13 @@ var subjects = map[string]func(b *collector, ctx context.Context, id string) err
 // must be redacted cannot be read. What cannot be read otherwise is an entry in
 // the manifest.
 func (s *Bundles) Make(ctx context.Context, kind, id string) ([]byte, error) {
+	begin := time.Now()
+	bundle, err := s.bundle(ctx, kind, id)
+	s.cfg.Made(len(bundle), time.Since(begin), err)
+	return bundle, err
+}
+
+func (s *Bundles) bundle(ctx context.Context, kind, id string) ([]byte, error) {
 	collect, ok := subjects[kind]
 	if !ok {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "there is no doctor bundle of the kind %q", kind)

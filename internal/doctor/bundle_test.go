@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -87,7 +88,7 @@ func testBundles(t *testing.T) BundleConfig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
-	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Driver: deaf{d}}
+	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Driver: deaf{d}, Made: func(int, time.Duration, error) {}}
 }
 
 // unpack returns the manifest and the files of a bundle, which must be in order
@@ -128,9 +129,18 @@ func unpack(t *testing.T, data []byte) (m api.DoctorManifest, files map[string]s
 
 func TestBundleIsRedactedAndPrintable(t *testing.T) {
 	cfg := testBundles(t)
+	size := 0
+	cfg.Made = func(n int, took time.Duration, err error) {
+		if size = n; took <= 0 || err != nil {
+			t.Errorf("took %s, %v", took, err)
+		}
+	}
 	data, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1000")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if size != len(data) {
+		t.Errorf("a bundle of %d bytes is reported as %d", len(data), size)
 	}
 	m, files := unpack(t, data)
 	for name, text := range files {
@@ -179,8 +189,10 @@ func TestBundleNeedsTheSecrets(t *testing.T) {
 		}
 	}
 	cfg := testBundles(t)
-	if _, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1001"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		t.Errorf("a sandbox that does not exist: %v", err)
+	var reported error
+	cfg.Made = func(_ int, _ time.Duration, err error) { reported = err }
+	if _, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1001"); agentlab.CodeOf(err) != agentlab.CodeNotFound || !errors.Is(reported, err) {
+		t.Errorf("a sandbox that does not exist: %v, reported as %v", err, reported)
 	}
 }
 

@@ -11,6 +11,18 @@ import (
 // memoryLimit is how long a status request reads the memory of sandboxes.
 const memoryLimit = time.Second
 
+// VMMemory returns the memory of the host, in bytes, that the processes of running
+// sandboxes occupy, as far as it can be read in time: what only one sandbox has, and
+// what several have or the host can drop, each page counted once. It is 0 if the driver
+// does not know it.
+func (s *Service) VMMemory(ctx context.Context) (unique, shared int64, _ error) {
+	for _, m := range s.memory(ctx) {
+		unique += m.UniqueBytes
+		shared += max(0, m.ProportionalBytes-m.UniqueBytes)
+	}
+	return unique, shared, ctx.Err()
+}
+
 // memory returns the memory of the host that running sandboxes occupy, as far as
 // it can be read in time.
 func (s *Service) memory(ctx context.Context) []api.SandboxMemory {

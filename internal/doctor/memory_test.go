@@ -43,6 +43,9 @@ func TestStatusMemory(t *testing.T) {
 	if len(got) != 3 || got[0].VMID != 2 || got[1].VMID != 4 || got[0].UniqueBytes != 1 || got[0].SharedBytes != 2 || got[0].ProportionalBytes != 3 {
 		t.Errorf("%+v", got)
 	}
+	if unique, shared, err := newDoctor(t, &host{}, func(c *Config) { c.Driver = &many{host: &host{}, last: func() {}} }).VMMemory(t.Context()); unique != 999 || shared != 999*2 || err != nil {
+		t.Errorf("%d unique, %d shared, %v", unique, shared, err)
+	}
 	if m.asked != 4 {
 		t.Errorf("%d were asked", m.asked)
 	}

@@ -22,7 +22,7 @@ func all() (list []metric, types map[string]string) {
 	for _, m := range eventMetrics {
 		add(m.metric, "counter")
 	}
-	for _, m := range []metric{egressDecisions, storeWrite, storeWait, storeFailures, readFailures} {
+	for _, m := range directMetrics {
 		add(m, "counter")
 	}
 	add(buildInfo, "gauge")

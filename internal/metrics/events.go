@@ -39,11 +39,15 @@ var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_snapshot_saved_bytes_total", help: "Size of the snapshots that were saved."}, agentlab.EventSandboxSnapshot, "", nil, "bytes"},
 	{metric{name: "agentlab_workspace_operations_total", help: "Changes of workspaces, by the state after them.", label: "state", values: workspaceSteps}, agentlab.EventWorkspaceState, "state", nil, ""},
 	{metric{name: "agentlab_workspace_failures_total", help: "Changes of workspaces that failed, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceState, "code", nil, ""},
+	{metric{name: "agentlab_workspace_operation_seconds", help: "Time from the request of an operation of a workspace until it succeeded. A resize or restore that a restart of the daemon interrupted counts from the restart.", label: "operation", values: workspaceOperations, buckets: saveBuckets}, agentlab.EventWorkspaceState, "operation", nil, "seconds"},
+	{metric{name: "agentlab_workspace_operation_failures_total", help: "Operations of workspaces that were given up.", label: "operation", values: workspaceOperations}, agentlab.EventWorkspaceState, "failed_operation", nil, ""},
+	{metric{name: "agentlab_workspace_snapshot_save_seconds", help: "Time from the request of a snapshot of a workspace until it was saved.", buckets: saveBuckets}, agentlab.EventWorkspaceSnapshot, "", nil, "seconds"},
 	{metric{name: "agentlab_workspace_snapshot_operations_total", help: "Steps of snapshots of workspaces, by the new state.", label: "state", values: workspaceSnapshotSteps}, agentlab.EventWorkspaceSnapshot, "state", nil, ""},
 	{metric{name: "agentlab_workspace_snapshot_failures_total", help: "Snapshots of workspaces that were not saved, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceSnapshot, "code", nil, ""},
 	{metric{name: "agentlab_workspace_lease_steps_total", help: "Steps of leases of workspaces: queued ones wait for another sandbox.", label: "step", values: leaseSteps}, agentlab.EventWorkspaceLease, "step", nil, ""},
 	{metric{name: "agentlab_workspace_lease_wait_seconds", help: "Time from the request of a lease of a workspace until it was acquired.", buckets: runBuckets}, agentlab.EventWorkspaceLease, "", nil, "wait_seconds"},
 	{metric{name: "agentlab_workspace_lease_failures_total", help: "Requests to attach, mount or detach a workspace that were given up, by the code of the error.", label: "code", values: codes}, agentlab.EventWorkspaceLease, "code", nil, ""},
+	{metric{name: "agentlab_session_operations_total", help: "Changes of sessions. A fork is counted as created; resumed means a sandbox was created, started or resumed.", label: "action", values: texts(agentlab.SessionActions)}, agentlab.EventSession, "action", nil, ""},
 	{metric{name: "agentlab_jobs_created_total", help: "Jobs that were created, each attempt included."}, agentlab.EventJobCreated, "", nil, ""},
 	{metric{name: "agentlab_jobs_ended_total", help: "Jobs that ended, by their final status.", label: "status", values: finalStatuses()}, agentlab.EventJobStatus, "status", nil, ""},
 	{metric{name: "agentlab_job_run_seconds", help: "Time from the start of the runner of a job to its end, by the final status.", label: "status", values: finalStatuses(), buckets: runBuckets}, agentlab.EventJobStatus, "status", nil, "run_seconds"},
@@ -53,14 +57,26 @@ var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_drift_total", help: "Differences that were found between the database and the backend."}, agentlab.EventDrift, "", nil, ""},
 }
 
-// The metrics made of other parts of a commit, and of writes.
+// The metrics made of other parts of a commit, and of calls.
 var (
 	egressDecisions = metric{name: "agentlab_egress_decisions_total", help: "Network decisions about guests: allow and deny; unrecorded means decisions that were not recorded because there were too many.", label: "verdict", values: []string{"allow", "deny", "unrecorded"}}
 	storeWrite      = metric{name: "agentlab_store_write_seconds", help: "Time of a write to the database, without the wait for its turn.", buckets: writeBuckets}
 	storeWait       = metric{name: "agentlab_store_write_wait_seconds", help: "Time that a write to the database waited for its turn.", buckets: writeBuckets}
+	storeRead       = metric{name: "agentlab_store_read_seconds", help: "Time of a read of the database, with the wait for a connection.", buckets: writeBuckets}
 	storeFailures   = metric{name: "agentlab_store_write_failures_total", help: "Writes to the database that failed, by the code of the error. Codes such as conflict and exists are refused requests.", label: "code", values: codes}
 	readFailures    = metric{name: "agentlab_metrics_read_failures_total", help: "Metrics that were left out of an answer because they could not be read."}
+	bundleTime      = metric{name: "agentlab_doctor_bundle_seconds", help: "Time to make a doctor bundle, with the wait for its turn, also of one that failed.", buckets: saveBuckets}
+	bundleBytes     = metric{name: "agentlab_doctor_bundle_bytes_total", help: "Size of the doctor bundles that were made."}
+	bundleFailures  = metric{name: "agentlab_doctor_bundle_failures_total", help: "Doctor bundles that were not made, by the code of the error.", label: "code", values: codes}
+	workspaceCheck  = metric{name: "agentlab_workspace_check_seconds", help: "Time of a comparison of workspaces with the backend ('agentlab workspace check'), also of one that failed.", buckets: saveBuckets}
 	buildInfo       = metric{name: "agentlab_build_info", help: "Always 1; the labels are the version of the daemon and the name of its backend.", label: "version, backend"}
+
+	workspaceCheckFailures = metric{name: "agentlab_workspace_check_failures_total", help: "Comparisons of workspaces with the backend that failed, by the code of the error.", label: "code", values: codes}
+
+	directMetrics = []metric{
+		egressDecisions, storeWrite, storeWait, storeRead, storeFailures, readFailures,
+		bundleTime, bundleBytes, bundleFailures, workspaceCheck, workspaceCheckFailures,
+	}
 )
 
 var snapshotSteps = []string{
@@ -72,6 +88,8 @@ var (
 	workspaceSnapshotSteps = texts([]agentlab.WorkspaceSnapshotState{
 		agentlab.WorkspaceSnapshotSaving, agentlab.WorkspaceSnapshotReady, agentlab.WorkspaceSnapshotDeleting, agentlab.WorkspaceSnapshotDeleted,
 	})
+	workspaceOperations = texts(agentlab.WorkspaceOperations)
+
 	leaseSteps = texts([]agentlab.LeaseStep{agentlab.LeaseStepQueued, agentlab.LeaseStepAcquired, agentlab.LeaseStepEnded})
 )
 

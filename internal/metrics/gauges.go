@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -35,11 +36,36 @@ type Messages interface {
 	Waiting() int // readers that wait for the next message
 }
 
+// Boots is the queue of the sandboxes that wait until they may boot;
+// *sandbox.Service implements it.
+type Boots interface {
+	// BootQueue returns the length of the queue, and how long the first has waited.
+	BootQueue() (waiting int, first time.Duration)
+}
+
+// VMs measures the processes of VMs; *doctor.Service implements it.
+type VMs interface {
+	// VMMemory returns the memory of the host, in bytes, that only one sandbox has,
+	// and that which several have or the host can drop, each page counted once.
+	VMMemory(ctx context.Context) (unique, shared int64, err error)
+}
+
+// Workspaces knows the use of the backend by workspaces; *workspace.Service
+// implements it.
+type Workspaces interface{ UsedBytes() int64 }
+
+// Images counts images and their bytes on the host, by whether they are current.
+type Images func(ctx context.Context) (count map[bool]int, bytes map[bool]int64, err error)
+
 // Sources are what gauges are read from.
 type Sources struct {
 	Store           Store
 	Sandboxes, Jobs Queue
 	Messages        Messages
+	Boots           Boots
+	VMs             VMs
+	Workspaces      Workspaces
+	ImageUse        Images
 	PoolWanted      int    // sandboxes that the warm pool should have
 	State, Images   string // directories
 	Database        string // path of its file
@@ -59,6 +85,7 @@ var (
 	disks         = []string{"state", "images"}
 	snapshotRows  = []string{string(agentlab.SnapshotSaving), string(agentlab.SnapshotReady), string(agentlab.SnapshotDeleting)}
 	leaseRows     = texts([]agentlab.LeaseStep{agentlab.LeaseStepAcquired, agentlab.LeaseStepQueued})
+	imageStates   = []string{"current", "old"}
 	databaseFiles = []string{"database", "wal"}
 )
 
@@ -110,6 +137,35 @@ var gaugeMetrics = []gaugeMetric{
 		queues(func(s reconcile.Stats) float64 { return float64(s.Failing) })},
 	{metric{name: "agentlab_reconcile_lag_seconds", help: "How long the first step that can run has waited for a worker.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return s.Lag.Seconds() })},
+	{metric{name: "agentlab_boot_queue", help: "Sandboxes that wait for a slot, because only a limited number boots at a time."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			n, _ := from.Boots.BootQueue()
+			return map[string]float64{"": float64(n)}, nil
+		}},
+	{metric{name: "agentlab_boot_queue_wait_seconds", help: "How long the first sandbox that waits for a slot has waited."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			_, first := from.Boots.BootQueue()
+			return map[string]float64{"": first.Seconds()}, nil
+		}},
+	{metric{name: "agentlab_vm_memory_bytes", help: "Memory of the host that the processes of all VMs occupy: unique belongs to one sandbox, shared to several or to files, each page counted once. 0 if the backend does not know it.", label: "kind", values: []string{"unique", "shared"}},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			unique, shared, err := from.VMs.VMMemory(ctx)
+			return map[string]float64{"unique": float64(unique), "shared": float64(shared)}, err
+		}},
+	{metric{name: "agentlab_images", help: "Images on the host: current ones are those that a name means, old ones remain for sandboxes that use them or until they are removed.", label: "state", values: imageStates},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			count, _, err := from.ImageUse(ctx)
+			return map[string]float64{"current": float64(count[true]), "old": float64(count[false])}, err
+		}},
+	{metric{name: "agentlab_image_bytes", help: "Space on the disk that the images on the host occupy.", label: "state", values: imageStates},
+		func(ctx context.Context, from Sources) (map[string]float64, error) {
+			_, bytes, err := from.ImageUse(ctx)
+			return map[string]float64{"current": float64(bytes[true]), "old": float64(bytes[false])}, err
+		}},
+	{metric{name: "agentlab_workspace_used_bytes", help: "Space that the volumes of the workspaces occupied on the backend when they were last compared with it, every few minutes."},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			return map[string]float64{"": float64(from.Workspaces.UsedBytes())}, nil
+		}},
 	{metric{name: "agentlab_messages_read", help: "Messages that were sent to readers since the start of the daemon."},
 		func(_ context.Context, from Sources) (map[string]float64, error) {
 			return map[string]float64{"": float64(from.Messages.Read())}, nil

@@ -51,9 +51,8 @@ type Config struct {
 // time, Text after Start.
 type Set struct {
 	cfg    Config
-	events []*recorder // of eventMetrics, in the same order
-
-	egress, writeTime, writeWait, writeFailures, unread *recorder
+	events []*recorder          // of eventMetrics, in the same order
+	direct map[string]*recorder // of directMetrics, by name
 
 	mu  sync.Mutex // one scrape at a time: further ones wait
 	reg *prometheus.Registry
@@ -61,13 +60,13 @@ type Set struct {
 
 // New returns a Set that counts from now on.
 func New() *Set {
-	s := &Set{reg: prometheus.NewRegistry(), cfg: Config{Logger: slog.New(slog.DiscardHandler)}}
+	s := &Set{reg: prometheus.NewRegistry(), direct: map[string]*recorder{}, cfg: Config{Logger: slog.New(slog.DiscardHandler)}}
 	for _, m := range eventMetrics {
 		s.events = append(s.events, s.record(m.metric))
 	}
-	s.egress = s.record(egressDecisions)
-	s.writeTime, s.writeWait = s.record(storeWrite), s.record(storeWait)
-	s.writeFailures, s.unread = s.record(storeFailures), s.record(readFailures)
+	for _, m := range directMetrics {
+		s.direct[m.name] = s.record(m)
+	}
 	s.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
 }
@@ -145,20 +144,42 @@ func (r *recorder) add(value string, n float64) {
 // Committed counts what a transaction changed. It is quick and never blocks.
 func (s *Set) Committed(c store.Commit) {
 	s.countEvents(c.Events)
-	s.egress.add("allow", float64(c.Egress.Allowed))
-	s.egress.add("deny", float64(c.Egress.Denied))
-	s.egress.add("unrecorded", float64(c.Egress.Dropped))
+	s.add(egressDecisions, "allow", float64(c.Egress.Allowed))
+	s.add(egressDecisions, "deny", float64(c.Egress.Denied))
+	s.add(egressDecisions, "unrecorded", float64(c.Egress.Dropped))
 }
 
 // Written observes one write to the database: how long it waited for its turn, and
 // how long it took.
 func (s *Set) Written(wait, took time.Duration, err error) {
-	s.writeWait.add("", wait.Seconds())
-	s.writeTime.add("", took.Seconds())
+	s.add(storeWait, "", wait.Seconds())
+	s.called(storeWrite, storeFailures, took, err)
+}
+
+// Read observes how long one read of the database took.
+func (s *Set) Read(took time.Duration) { s.add(storeRead, "", took.Seconds()) }
+
+// Checked observes one comparison of workspaces with the backend.
+func (s *Set) Checked(took time.Duration, err error) {
+	s.called(workspaceCheck, workspaceCheckFailures, took, err)
+}
+
+// BundleMade observes one doctor bundle of that size in bytes.
+func (s *Set) BundleMade(size int, took time.Duration, err error) {
+	s.called(bundleTime, bundleFailures, took, err)
+	s.add(bundleBytes, "", float64(size))
+}
+
+// called observes how long a call took, and counts its error by code.
+func (s *Set) called(seconds, failures metric, took time.Duration, err error) {
+	s.add(seconds, "", took.Seconds())
 	if err != nil {
-		s.writeFailures.add(string(agentlab.CodeOf(err)), 1)
+		s.add(failures, string(agentlab.CodeOf(err)), 1)
 	}
 }
+
+// add is recorder.add for one of directMetrics.
+func (s *Set) add(m metric, value string, n float64) { s.direct[m.name].add(value, n) }
 
 // Text returns all metrics. If some cannot be read, it leaves them out and counts
 // a failure.
@@ -171,7 +192,7 @@ func (s *Set) Text(ctx context.Context) ([]byte, error) {
 	for _, g := range gaugeMetrics {
 		values, err := g.read(ctx, s.cfg.Sources)
 		if err != nil {
-			s.unread.add("", 1)
+			s.add(readFailures, "", 1)
 			s.cfg.Logger.Warn("a metric could not be read", "metric", g.name, "err", err)
 			continue
 		}

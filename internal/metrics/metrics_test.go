@@ -80,11 +80,22 @@ type messages struct{}
 func (messages) Read() int64  { return 12 }
 func (messages) Waiting() int { return 3 }
 
+// host is what the other services know.
+type host struct{}
+
+func (host) BootQueue() (int, time.Duration)                  { return 4, 30 * time.Second }
+func (host) VMMemory(context.Context) (u, s int64, err error) { return 7 << 20, 9 << 20, nil }
+func (host) UsedBytes() int64                                 { return 11 }
+func (host) images(context.Context) (map[bool]int, map[bool]int64, error) {
+	return map[bool]int{true: 2, false: 1}, map[bool]int64{true: 20, false: 10}, nil
+}
+
 func newSet(t *testing.T, st Store) *Set {
 	t.Helper()
 	s := New()
 	s.Start(Config{Version: "v1", Backend: "fake", Sources: Sources{
 		Store: st, Sandboxes: queue{Ready: 7, Lag: 90 * time.Second}, Jobs: queue{Failing: 2}, Messages: messages{}, PoolWanted: 6,
+		Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images,
 		State: t.TempDir(), Images: t.TempDir(), Database: filepath.Join(t.TempDir(), "none.db"),
 	}})
 	return s
@@ -113,6 +124,14 @@ func TestGauges(t *testing.T) {
 		{"agentlab_reconcile_lag_seconds", "sandboxes", 90},
 		{"agentlab_reconcile_failing", "jobs", 2},
 		{"agentlab_store_bytes", "database", 0},
+		{"agentlab_boot_queue", "", 4},
+		{"agentlab_boot_queue_wait_seconds", "", 30},
+		{"agentlab_vm_memory_bytes", "unique", 7 << 20},
+		{"agentlab_vm_memory_bytes", "shared", 9 << 20},
+		{"agentlab_workspace_used_bytes", "", 11},
+		{"agentlab_images", "current", 2},
+		{"agentlab_images", "old", 1},
+		{"agentlab_image_bytes", "old", 10},
 	} {
 		if have := f.value(c.name, c.label); have != c.want {
 			t.Errorf("%s %s: %v, want %v", c.name, c.label, have, c.want)
@@ -170,12 +189,20 @@ func TestCommits(t *testing.T) {
 			event(agentlab.EventWorkspaceLease, map[string]any{"step": "queued"}, "waits"),
 			event(agentlab.EventWorkspaceLease, map[string]any{"step": "acquired", "wait_seconds": 40}, "acquired"),
 			event(agentlab.EventWorkspaceLease, map[string]any{"code": "timeout"}, "not attached"),
+			event(agentlab.EventWorkspaceState, map[string]any{"state": "READY", "operation": "resize", "seconds": 2}, "resized"),
+			event(agentlab.EventWorkspaceState, map[string]any{"state": "READY", "failed_operation": "restore", "code": "no_space"}, "not restored"),
+			event(agentlab.EventWorkspaceSnapshot, map[string]any{"state": "SAVED", "seconds": 3}, "saved"),
+			event(agentlab.EventSession, map[string]any{"action": agentlab.SessionSuspended}, "suspended"),
 			event("somebody.else", map[string]any{"to": "READY"}, "unknown"),
 			{Kind: agentlab.EventSandboxState, Data: "not JSON"},
 		},
 	})
 	s.Written(time.Millisecond, time.Second, nil)
 	s.Written(0, time.Second, agentlab.Errorf(agentlab.CodeNoSpace, "full"))
+	s.Read(time.Millisecond)
+	s.BundleMade(1000, time.Second, nil)
+	s.BundleMade(0, time.Second, agentlab.Errorf(agentlab.CodeNotFound, "none"))
+	s.Checked(time.Second, agentlab.Errorf(agentlab.CodeUnavailable, "no answer"))
 	f := scrape(t, s)
 	for _, c := range []struct {
 		name, label string
@@ -195,8 +222,21 @@ func TestCommits(t *testing.T) {
 		{"agentlab_snapshot_saved_bytes_total", "", 4096},
 		{"agentlab_snapshot_failures_total", "no_space", 1},
 		{"agentlab_workspace_operations_total", "DELETED", 1},
-		{"agentlab_workspace_failures_total", "no_space", 1},
-		{"agentlab_workspace_snapshot_operations_total", "SAVED", 1},
+		{"agentlab_workspace_failures_total", "no_space", 2},
+		{"agentlab_workspace_operation_seconds", "resize", 1},
+		{"agentlab_workspace_operation_seconds", "restore", 0},
+		{"agentlab_workspace_operation_failures_total", "restore", 1},
+		{"agentlab_workspace_operation_failures_total", "resize", 0},
+		{"agentlab_workspace_snapshot_save_seconds", "", 1},
+		{"agentlab_workspace_check_seconds", "", 1},
+		{"agentlab_workspace_check_failures_total", "unavailable", 1},
+		{"agentlab_session_operations_total", "suspended", 1},
+		{"agentlab_session_operations_total", "stopped", 0},
+		{"agentlab_doctor_bundle_seconds", "", 2},
+		{"agentlab_doctor_bundle_bytes_total", "", 1000},
+		{"agentlab_doctor_bundle_failures_total", "not_found", 1},
+		{"agentlab_store_read_seconds", "", 1},
+		{"agentlab_workspace_snapshot_operations_total", "SAVED", 2},
 		{"agentlab_workspace_snapshot_failures_total", "unsupported", 1},
 		{"agentlab_workspace_lease_steps_total", "queued", 1},
 		{"agentlab_workspace_lease_steps_total", "ended", 0},
@@ -295,12 +335,12 @@ func TestReadToken(t *testing.T) {
 func TestCardinality(t *testing.T) {
 	const canary = "canary9d3f"
 	s := New()
-	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{OnCommit: s.Committed, OnWrite: s.Written})
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{OnCommit: s.Committed, OnWrite: s.Written, OnRead: s.Read})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.Close() //nolint:errcheck // nothing is written after the last check
-	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
+	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
 	seriesOf := func() (n int) {
 		for name, f := range scrape(t, s) {
 			if strings.HasPrefix(name, "agentlab_") {
@@ -313,9 +353,9 @@ func TestCardinality(t *testing.T) {
 	for i := range 1000 {
 		name := fmt.Sprintf("%s-%d", canary, i)
 		hostile := fmt.Sprintf("%s\"} 1\nagentlab_%s_%d{x=\"", canary, canary, i)
-		data := map[string]any{"to": hostile, "state": hostile, "status": hostile, "start": hostile, "start_seconds": 1, "code": hostile, "bytes": hostile, "seconds": hostile}
+		data := map[string]any{"to": hostile, "state": hostile, "status": hostile, "start": hostile, "start_seconds": 1, "code": hostile, "action": hostile, "operation": hostile, "failed_operation": hostile, "bytes": hostile, "seconds": hostile}
 		var evs []agentlab.Event
-		for _, kind := range []string{agentlab.EventSandboxCreated, agentlab.EventSandboxState, agentlab.EventSandboxSnapshot, agentlab.EventJobStatus, hostile} {
+		for _, kind := range []string{agentlab.EventSandboxCreated, agentlab.EventSandboxState, agentlab.EventSandboxSnapshot, agentlab.EventJobStatus, agentlab.EventSession, agentlab.EventWorkspaceState, hostile} {
 			evs = append(evs, agentlab.NewEvent(kind, data, "%s", hostile))
 		}
 		sb := agentlab.Sandbox{
@@ -334,7 +374,7 @@ func TestCardinality(t *testing.T) {
 		t.Errorf("%v\n%s", err, text)
 	}
 	f := scrape(t, s)
-	if f.value("agentlab_sandboxes", "REQUESTED") != 1000 || f.value("agentlab_sandboxes_created_total", "") != 1000 || f.value("agentlab_sandbox_memory_bytes", "REQUESTED") != 1000*128<<20 {
+	if f.value("agentlab_sandboxes", "REQUESTED") != 1000 || f.value("agentlab_sandboxes_created_total", "") != 1000 || f.value("agentlab_sandbox_memory_bytes", "REQUESTED") != 1000*128<<20 || f.value("agentlab_store_read_seconds", "") < 1 {
 		t.Errorf("%s", text)
 	}
 }

@@ -50,6 +50,14 @@ func (s *Service) releaseSlots(vmid int) {
 	s.copySlots.release(vmid, s.loop.Wake)
 }
 
+// BootQueue returns how many sandboxes wait for a slot, and how long the first of them
+// has waited.
+func (s *Service) BootQueue() (waiting int, first time.Duration) {
+	boots, first := s.boots.queue()
+	copies, firstCopy := s.copySlots.queue()
+	return boots + copies, max(first, firstCopy)
+}
+
 // vmStarted records that the VM of a sandbox was started by this process.
 func (s *Service) vmStarted(vmid int, isCopy bool) {
 	s.withState(vmid, func(m *runtimeState) { m.blank, m.isCopy = true, isCopy })

@@ -417,6 +417,11 @@ func TestParallelBoots(t *testing.T) {
 		for range 10 {
 			w.create(agentlab.SandboxRequest{})
 		}
+		synctest.Wait()
+		time.Sleep(time.Millisecond)
+		if n, wait := w.svc.BootQueue(); n != 8 || wait < time.Millisecond {
+			w.Errorf("%d wait, the first for %s", n, wait)
+		}
 		most := 0
 		for range 1000 {
 			counts, err := w.store.CountSandboxes(context.Background())
@@ -431,6 +436,9 @@ func TestParallelBoots(t *testing.T) {
 		}
 		if most != 2 {
 			w.Errorf("%d booted at the same time, want 2", most)
+		}
+		if n, wait := w.svc.BootQueue(); n != 0 || wait != 0 {
+			w.Errorf("%d wait, the first for %s", n, wait)
 		}
 		w.destroyAll()
 	})

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -70,6 +71,15 @@ func TestSession(t *testing.T) {
 		wantCode(t, err, agentlab.CodeExists)
 		if err := w.sessions.Delete(ctx, "login", false); err != nil {
 			t.Fatal(err)
+		}
+		var actions []string
+		for _, e := range must(w.store.Events(ctx, agentlab.EventFilter{Kinds: []string{agentlab.EventSession}, Limit: 100}))(t) {
+			if strings.Contains(e.Data, s.ID) {
+				actions = append(actions, strings.TrimPrefix(e.Message[strings.LastIndex(e.Message, " "):], " "))
+			}
+		}
+		if got := strings.Join(actions, " "); got != "created resumed suspended resumed stopped resumed renamed deleted" {
+			t.Errorf("actions: %s", got)
 		}
 		if v := w.workspaceOf(s.WorkspaceID); v.State != agentlab.WorkspaceTrashed {
 			t.Errorf("%+v", v)

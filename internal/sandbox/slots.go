@@ -3,6 +3,7 @@ package sandbox
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
 // slots limits how many VMs boot at the same time, in the order of their
@@ -12,7 +13,13 @@ type slots struct {
 	mu      sync.Mutex
 	free    int
 	held    map[int]bool
-	waiting []int
+	waiting []waiter
+}
+
+// waiter is a sandbox in the queue for slots.
+type waiter struct {
+	vmid  int
+	since time.Time
 }
 
 // acquire reports whether vmid has a slot now; if not, it is in the queue.
@@ -22,7 +29,7 @@ func (s *slots) acquire(vmid int) bool {
 	if s.held[vmid] {
 		return true
 	}
-	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0] == vmid) {
+	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0].vmid == vmid) {
 		if len(s.waiting) > 0 {
 			s.waiting = s.waiting[1:]
 		}
@@ -33,8 +40,8 @@ func (s *slots) acquire(vmid int) bool {
 		s.free--
 		return true
 	}
-	if !slices.Contains(s.waiting, vmid) {
-		s.waiting = append(s.waiting, vmid)
+	if !slices.ContainsFunc(s.waiting, func(w waiter) bool { return w.vmid == vmid }) {
+		s.waiting = append(s.waiting, waiter{vmid, time.Now()})
 	}
 	return false
 }
@@ -48,10 +55,20 @@ func (s *slots) release(vmid int, wake func(int)) {
 		delete(s.held, vmid)
 		s.free++
 	}
-	s.waiting = slices.DeleteFunc(s.waiting, func(w int) bool { return w == vmid })
+	s.waiting = slices.DeleteFunc(s.waiting, func(w waiter) bool { return w.vmid == vmid })
 	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0])
+		wake(s.waiting[0].vmid)
 	}
+}
+
+// queue returns how many sandboxes wait, and how long the first has waited.
+func (s *slots) queue() (waiting int, first time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) > 0 {
+		first = time.Since(s.waiting[0].since)
+	}
+	return len(s.waiting), first
 }
 
 // busy reports whether a sandbox has a slot or waits for one.
@@ -67,6 +84,6 @@ func (s *slots) next(wake func(int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0])
+		wake(s.waiting[0].vmid)
 	}
 }

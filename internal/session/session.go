@@ -117,7 +117,7 @@ func (s *Service) find(ctx context.Context, r agentlab.SessionRequest) (agentlab
 
 func (s *Service) add(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse) (agentlab.Session, error) {
 	v.ID = agentlab.NewSessionID()
-	return s.cfg.Store.AddSession(ctx, v, use, event(v, "created"))
+	return s.cfg.Store.AddSession(ctx, v, use, event(v, agentlab.SessionCreated))
 }
 
 // NameOf returns the name of the session of a branch: its letters and digits, as a DNS
@@ -133,7 +133,7 @@ func NameOf(branch string) string {
 	return strings.Trim(name[:min(len(name), 40)], "-")
 }
 
-func event(v agentlab.Session, what string) agentlab.Event {
+func event(v agentlab.Session, what agentlab.SessionAction) agentlab.Event {
 	e := agentlab.NewEvent(agentlab.EventSession, map[string]any{"session": v.ID, "name": v.Name, "action": what, "workspace": v.WorkspaceID}, "session %s was %s", v.Name, what)
 	e.SandboxVMID = v.VMID
 	return e
@@ -199,7 +199,7 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 		return sb, err
 	}
 	v.VMID = sb.VMID
-	return sb, s.cfg.Store.AppendEvents(ctx, event(v, "resumed"))
+	return sb, s.cfg.Store.AppendEvents(ctx, event(v, agentlab.SessionResumed))
 }
 
 // create creates a sandbox with the name of the session, or a similar one if a sandbox
@@ -225,12 +225,14 @@ func (s *Service) Stop(ctx context.Context, idOrName string, suspend bool) (agen
 		return agentlab.Sandbox{}, err
 	}
 	sb, ok, err := s.Sandbox(ctx, v)
+	action := agentlab.SessionStopped
 	switch {
 	case err != nil:
 		return sb, err
 	case !ok:
 		return sb, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab session resume %s", v.Name)
 	case suspend:
+		action = agentlab.SessionSuspended
 		sb, err = s.cfg.Sandboxes.Suspend(ctx, sb.VMID, true)
 	default:
 		sb, err = s.cfg.Sandboxes.Destroy(ctx, sb.VMID)
@@ -238,7 +240,7 @@ func (s *Service) Stop(ctx context.Context, idOrName string, suspend bool) (agen
 	if err != nil {
 		return sb, err
 	}
-	return sb, s.cfg.Store.AppendEvents(ctx, event(v, "stopped"))
+	return sb, s.cfg.Store.AppendEvents(ctx, event(v, action))
 }
 
 // Fork creates a session whose workspace is a copy of that of another one, or of one of
@@ -269,7 +271,7 @@ func (s *Service) Rename(ctx context.Context, idOrName, name string) (agentlab.S
 	}
 	return s.cfg.Store.UpdateSession(ctx, v.ID, func(v *agentlab.Session) ([]agentlab.Event, error) {
 		v.Name = name
-		return []agentlab.Event{event(*v, "renamed")}, nil
+		return []agentlab.Event{event(*v, agentlab.SessionRenamed)}, nil
 	})
 }
 
@@ -284,7 +286,7 @@ func (s *Service) Delete(ctx context.Context, idOrName string, keep bool) error 
 	if keep {
 		trash = nil
 	}
-	return s.cfg.Store.RemoveSession(ctx, v.ID, trash, event(v, "deleted"))
+	return s.cfg.Store.RemoveSession(ctx, v.ID, trash, event(v, agentlab.SessionDeleted))
 }
 
 // JobWait is how long a job waits for the workspace of its session by default.

@@ -119,6 +119,32 @@ func TestOnWrite(t *testing.T) {
 	}
 }
 
+// OnRead is called once for each read, and not for those that are part of a write.
+func TestOnRead(t *testing.T) {
+	reads := 0
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), Options{OnRead: func(took time.Duration) {
+		if reads++; took <= 0 {
+			t.Errorf("took %s", took)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close() //nolint:errcheck // nothing is written after the last check
+	sb := must(s.AllocateSandbox(t.Context(), newSandbox("a"), agentlab.Allocation{First: 1, Last: 9}))(t)
+	must(s.UpdateSandbox(t.Context(), sb.VMID, func(*agentlab.Sandbox) ([]agentlab.Event, error) { return nil, nil }))(t)
+	if reads != 0 {
+		t.Errorf("%d reads in writes", reads)
+	}
+	must(s.Sandbox(t.Context(), sb.VMID))(t)
+	must(s.Sandboxes(t.Context(), agentlab.SandboxFilter{}))(t)
+	must(s.CountSandboxes(t.Context()))(t)
+	must(s.ArtifactBytes(t.Context(), "job"))(t)
+	if reads != 4 {
+		t.Errorf("%d reads, want 4", reads)
+	}
+}
+
 // Counts are made by the database: their cost in this process does not depend on
 // the number of rows.
 func TestCountsLoadNoRows(t *testing.T) {

@@ -284,6 +284,7 @@ func (s *Store) EgressSummary(ctx context.Context, f agentlab.EgressFilter, targ
 // egressTargets lists at most n targets of the entries that f and a condition
 // select, the most frequent first, and returns how many there are.
 func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, condition string, n int) (out []agentlab.EgressTarget, all int, err error) {
+	defer wasRead(s.r, time.Now())
 	where := egressWhere(f)
 	where.add(condition)
 	const by = "proto, name, addr, port, rule"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"sync"
+	"time"
 )
 
 // maxStatements bounds the statements that a pool keeps. The queries of filters
@@ -14,6 +15,8 @@ const maxStatements = 256
 // of them, parsing takes longer than running.
 type pool struct {
 	*sql.DB
+	onRead func(took time.Duration) // nil means none
+
 	mu   sync.Mutex
 	kept map[string]*sql.Stmt // by their SQL
 }
@@ -51,6 +54,14 @@ func (p *pool) prepared(ctx context.Context, query string) *sql.Stmt {
 	return st
 }
 
+// wasRead reports a read that began at a time, unless it was part of a write.
+func wasRead(q querier, begin time.Time) {
+	if p, ok := q.(*pool); ok && p.onRead != nil {
+		p.onRead(time.Since(begin))
+	}
+}
+
+// QueryContext does not report the read: the caller does, after the last row.
 func (p *pool) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
 		return st.QueryContext(ctx, args...)
@@ -59,6 +70,7 @@ func (p *pool) QueryContext(ctx context.Context, query string, args ...any) (*sq
 }
 
 func (p *pool) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	defer wasRead(p, time.Now())
 	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
 		return st.QueryRowContext(ctx, args...)
 	}

@@ -42,6 +42,7 @@ type Store struct {
 	clock    func() time.Time
 	onCommit func(Commit)
 	onWrite  func(wait, took time.Duration, err error)
+	onRead   func(took time.Duration)
 	full     func() bool
 }
 
@@ -59,6 +60,11 @@ type Options struct {
 	// waited for its turn, how long it then took, and its error. It may be
 	// called by several goroutines at once; nil is allowed.
 	OnWrite func(wait, took time.Duration, err error)
+
+	// OnRead is called after each read outside of a write: how long it took, with
+	// the wait for a connection. It may be called by several goroutines at once;
+	// nil is allowed.
+	OnRead func(took time.Duration)
 
 	// Full is called when the disk of the database is full, and reports
 	// whether it freed space; the failed operation is then tried once more.
@@ -109,7 +115,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if err := private(path); err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, onWrite: opts.OnWrite, full: opts.Full}
+	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, onWrite: opts.OnWrite, onRead: opts.OnRead, full: opts.Full}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
@@ -136,6 +142,7 @@ func (s *Store) connect(ctx context.Context) error {
 		return errors.Join(err, w.Close())
 	}
 	s.w, s.r = newPool(w), newPool(r)
+	s.r.onRead = s.onRead
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -90,6 +91,7 @@ func (t *table[T]) update(w *tx, v *T) error {
 
 // query reads the rows that tail, "WHERE … ORDER BY …", selects.
 func (t *table[T]) query(ctx context.Context, q querier, tail string, args ...any) (_ []T, err error) {
+	defer wasRead(q, time.Now())
 	rows, err := q.QueryContext(ctx, t.selectSQL+tail, args...)
 	if err != nil {
 		return nil, fault(err)
@@ -184,6 +186,7 @@ func countBy[K ~string](ctx context.Context, q querier, tableName, column string
 
 // sumBy is countBy with another aggregate, a whole number.
 func sumBy[K ~string](ctx context.Context, q querier, aggregate, tableName, column string) (_ map[K]int, err error) {
+	defer wasRead(q, time.Now())
 	rows, err := q.QueryContext(ctx, fmt.Sprintf("SELECT %s, %s FROM %s GROUP BY 1", column, aggregate, tableName))
 	if err != nil {
 		return nil, fault(err)

@@ -108,6 +108,15 @@ func (s *Service) audit(ctx context.Context) error {
 // finding for each difference, or one with LevelOK for a workspace without any, and
 // runs the steps that change the rows. Codes: not_found, conflict, unsupported.
 func (s *Service) Check(ctx context.Context, idOrName string) ([]backend.Finding, error) {
+	begin := time.Now()
+	out, err := s.check(ctx, idOrName)
+	if s.cfg.Metrics != nil {
+		s.cfg.Metrics.Checked(time.Since(begin), err)
+	}
+	return out, err
+}
+
+func (s *Service) check(ctx context.Context, idOrName string) ([]backend.Finding, error) {
 	c, err := s.compare(ctx)
 	if err != nil {
 		return nil, err

@@ -109,6 +109,17 @@ func (s *Service) Bytes(v agentlab.Workspace) int64 {
 	return s.usage[v.UID]
 }
 
+// UsedBytes returns what all volumes of workspaces occupied on the backend when they
+// were last compared with it.
+func (s *Service) UsedBytes() (sum int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.usage {
+		sum += n
+	}
+	return sum
+}
+
 // request changes the row of a workspace of this backend and runs its step.
 func (s *Service) request(ctx context.Context, idOrName string, fn func(*agentlab.Workspace) error) (agentlab.Workspace, error) {
 	v, err := s.Get(ctx, idOrName)
@@ -130,6 +141,7 @@ func (s *Service) request(ctx context.Context, idOrName string, fn func(*agentla
 		return []agentlab.Event{stateEvent(*v, nil)}, nil
 	})
 	if err == nil {
+		s.begin(v.ID)
 		wake(v.ID)
 	}
 	return v, err

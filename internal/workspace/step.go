@@ -18,6 +18,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	if err != nil || s.reachable(v) != nil {
 		return 0, err
 	}
+	s.begin(id)
 	switch v.State {
 	case agentlab.WorkspaceCreating:
 		err = s.create(ctx, v)
@@ -143,7 +144,7 @@ func (s *Service) become(ctx context.Context, v agentlab.Workspace, vol backend.
 		if cause == nil && now.State == v.State && now.SizeGB == v.SizeGB && now.Reason == v.Reason {
 			return nil, nil
 		}
-		return []agentlab.Event{stateEvent(*now, cause)}, nil
+		return []agentlab.Event{endEvent(v, *now, s.clock().Sub(s.beginOf(v)), cause)}, nil
 	})
 	return err
 }
@@ -243,4 +244,24 @@ func (s *Service) noWait(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.waiting, id)
+	delete(s.begun, id)
+}
+
+// begin records when the operation of a workspace began, unless it is known.
+func (s *Service) begin(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun[id].IsZero() {
+		s.begun[id] = s.clock()
+	}
+}
+
+// beginOf returns when the operation of a workspace began.
+func (s *Service) beginOf(v agentlab.Workspace) time.Time {
+	if v.State == agentlab.WorkspaceCreating {
+		return v.CreatedAt
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun[v.ID]
 }

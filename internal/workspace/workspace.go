@@ -47,11 +47,19 @@ type Limits struct {
 	AuditEvery time.Duration // between two comparisons with the backend; default 5 minutes
 }
 
+// Metrics observes the calls of the service; *metrics.Set implements it.
+type Metrics interface {
+	// Checked observes one call of Check: how long it took, and its error.
+	Checked(took time.Duration, err error)
+}
+
 // Config is the configuration of a Service. Store and Driver are required.
 type Config struct {
 	Store  Store
 	Driver backend.Driver
 	Limits Limits
+
+	Metrics Metrics // nil means none
 
 	Clock  func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -66,6 +74,7 @@ type Service struct {
 
 	mu      sync.Mutex
 	waiting map[string]agentlab.Code  // why a step is tried again, as the row has it
+	begun   map[string]time.Time      // since when the current step is tried
 	failed  int                       // FAILED workspaces at the last audit
 	usage   map[string]int64          // bytes of volumes at the last audit, by UID
 	unknown map[string]backend.Volume // volumes without a row at the last audit, by UID
@@ -76,7 +85,7 @@ const workers = 4
 
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}}
+	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}, begun: map[string]time.Time{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -314,7 +315,7 @@ func TestFailures(t *testing.T) {
 		if v = w.must(w.Resize(ctx, v.ID, 8)); v.State != agentlab.WorkspaceReady || v.SizeGB != 4 {
 			t.Errorf("%+v", v)
 		}
-		w.lastEventHas(`"refused":"the storage is full"`, `"code":"no_space"`)
+		w.lastEventHas(`"refused":"the storage is full"`, `"code":"no_space"`, `"failed_operation":"resize"`)
 
 		w.host.Inject(fake.Fault{Op: fake.OpSnapshotVolume, At: fake.Half, Times: 1, Err: broken})
 		if _, err := w.SaveSnapshot(ctx, v.ID, "x"); err != nil {
@@ -353,6 +354,59 @@ func TestFailures(t *testing.T) {
 		w.settled()
 		if late = w.row(late.ID); late.State != agentlab.WorkspaceReady || late.Reason != "" {
 			t.Errorf("%+v", late)
+		}
+	})
+}
+
+// The events of finished operations have their names and how long they took, with the
+// time in which the backend did not answer.
+func TestOperationsAreTimed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		ctx := t.Context()
+		v := w.must(w.Create(ctx, "data", 4, ""))
+		w.lastEventHas(`"operation":"create"`, `"seconds":`)
+		w.save(v, "x")
+		w.lastEventHas(`"seconds":`)
+		w.must(w.Fork(ctx, v.ID, "copy", ""))
+		w.lastEventHas(`"operation":"fork"`, `"seconds":`)
+		w.must(w.RestoreSnapshot(ctx, v.ID, "x"))
+		w.lastEventHas(`"operation":"restore"`, `"seconds":`)
+
+		free := w.host.Inject(fake.Fault{Op: fake.OpGrowVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the node does not answer")})
+		w.is(w.must(w.Resize(ctx, v.ID, 8)), agentlab.WorkspaceGrowing)
+		time.Sleep(time.Minute)
+		free()
+		time.Sleep(time.Minute)
+		w.settled()
+		w.is(w.row(v.ID), agentlab.WorkspaceReady)
+		var data struct {
+			Operation string
+			Seconds   float64
+		}
+		list, err := w.store.Events(ctx, agentlab.EventFilter{Tail: true, Limit: 1})
+		if err == nil {
+			err = json.Unmarshal([]byte(list[0].Data), &data)
+		}
+		if err != nil || data.Operation != "resize" || data.Seconds < 60 || data.Seconds > 120 {
+			t.Errorf("%+v, %v", data, err)
+		}
+	})
+}
+
+// checks are the errors of the calls of Check.
+type checks []error
+
+func (c *checks) Checked(_ time.Duration, err error) { *c = append(*c, err) }
+
+// Check reports each call.
+func TestChecksAreTimed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		var calls checks
+		w.cfg.Metrics = &calls
+		_, none := w.Check(t.Context(), "")
+		_, missing := w.Check(t.Context(), "missing")
+		if len(calls) != 2 || calls[0] != none || calls[1] != missing || agentlab.CodeOf(missing) != agentlab.CodeNotFound { //nolint:errorlint // the same errors
+			t.Errorf("%v", calls)
 		}
 	})
 }
