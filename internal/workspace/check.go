@@ -36,18 +36,22 @@ type comparison struct {
 	rows    []agentlab.Workspace
 	volumes map[string]backend.Volume // by UID
 	unknown map[string]backend.Volume // those without a row
+	users   map[string]bool           // UIDs of the sandboxes that have leases
 }
 
-// compare reads rows and volumes. A row is written before its volume is created and
-// removed after it is deleted, so that a volume without a row, before and after the
-// list was read, belongs to none.
+// compare reads rows, leases and volumes. A row is written before its volume is created
+// and removed after it is deleted, so that a volume without a row, before and after the
+// list was read, belongs to none. The same is true of leases and attached volumes.
 func (s *Service) compare(ctx context.Context) (comparison, error) {
-	c := comparison{volumes: map[string]backend.Volume{}}
+	c := comparison{volumes: map[string]backend.Volume{}, users: map[string]bool{}}
 	d, err := s.volumes()
 	if err != nil {
 		return c, err
 	}
 	before, err := s.cfg.Store.Workspaces(ctx)
+	if err == nil {
+		err = s.addUsers(ctx, c.users)
+	}
 	if err != nil {
 		return c, err
 	}
@@ -55,7 +59,10 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 	if err != nil {
 		return c, err
 	}
-	if c.rows, err = s.cfg.Store.Workspaces(ctx); err != nil {
+	if c.rows, err = s.cfg.Store.Workspaces(ctx); err == nil {
+		err = s.addUsers(ctx, c.users)
+	}
+	if err != nil {
 		return c, err
 	}
 	for _, vol := range list {
@@ -67,6 +74,15 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 	}
 	c.rows = slices.DeleteFunc(c.rows, func(v agentlab.Workspace) bool { return s.reachable(v) != nil })
 	return c, nil
+}
+
+// addUsers adds the UIDs of the sandboxes that have leases to users.
+func (s *Service) addUsers(ctx context.Context, users map[string]bool) error {
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
+	for _, l := range leases {
+		users[l.UID] = true
+	}
+	return err
 }
 
 // audit runs the steps of the workspaces whose volumes differ from their rows, and
@@ -181,8 +197,9 @@ func (s *Service) checkOne(ctx context.Context, v agentlab.Workspace, c comparis
 	case vol.SizeGB != v.SizeGB:
 		warn("none is needed: the row gets the size of the volume", "its volume has %d GiB, its row %d GiB", vol.SizeGB, v.SizeGB)
 	}
-	if there && vol.AttachedTo.UID != "" {
-		warn(fmt.Sprintf("destroy the sandbox with the UID %s", vol.AttachedTo.UID), "its volume is attached to a sandbox, and no sandbox uses workspaces")
+	if uid := vol.AttachedTo.UID; uid != "" && !c.users[uid] {
+		warn(fmt.Sprintf("find the VM with 'agentlab sandbox list --orphans'; if it is not needed: agentlab sandbox destroy --orphan %s", uid),
+			"its volume is attached to the sandbox with the UID %s, which does not have its lease", uid)
 	}
 	for _, n := range snapshots {
 		if on, ok := saved[n.UID]; n.State == agentlab.WorkspaceSnapshotReady && (!ok || on.Partial) {
