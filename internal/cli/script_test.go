@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -37,6 +38,11 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, scriptParams(t, "testdata/script"))
 }
 
+// The scripts of seed 001's acceptance criteria, which test/e2e runs with real VMs.
+func TestAcceptance(t *testing.T) {
+	testscript.Run(t, scriptParams(t, "../../test/e2e/testdata/acceptance"))
+}
+
 // scriptParams are the parameters of the scripts in dir.
 func scriptParams(t *testing.T, dir string) testscript.Params {
 	return testscript.Params{
@@ -56,6 +62,13 @@ func scriptParams(t *testing.T, dir string) testscript.Params {
 				return err
 			}
 			return os.WriteFile(filepath.Join(home, "config", "config.yaml"), []byte("backend: fake\n"), 0o600)
+		},
+		Condition: func(cond string) (bool, error) {
+			name, ok := strings.CutPrefix(cond, "backend:")
+			if !ok {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			return name == "fake", nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"capture":    capture,
