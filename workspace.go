@@ -101,11 +101,31 @@ type WorkspaceSnapshot struct {
 	Name        string // unique among the snapshots of a workspace
 	WorkspaceID string
 	State       WorkspaceSnapshotState
+	Consistency WorkspaceConsistency
 	SizeGB      int       // of the workspace when it was saved, in GiB
 	Formatted   bool      // as the workspace was when it was saved
 	CreatedAt   time.Time // UTC, when it was requested
 	SavedAt     time.Time // UTC; zero if it is not complete
 }
+
+// WorkspaceConsistency is what a snapshot of a workspace contains of what a sandbox has
+// written. For one that is SAVING it is what was requested.
+type WorkspaceConsistency string
+
+// The kinds of consistency.
+const (
+	// ConsistencyDetached: no sandbox had the workspace.
+	ConsistencyDetached WorkspaceConsistency = "detached"
+	// ConsistencyFrozen: the guest had written everything, and changed nothing while
+	// the workspace was saved, as the guest says. The file system is clean.
+	ConsistencyFrozen WorkspaceConsistency = "frozen"
+	// ConsistencyCrash: what a power cut would have left. The file system is repaired
+	// from its journal when it is mounted.
+	ConsistencyCrash WorkspaceConsistency = "crash"
+)
+
+// AttachedConsistencies are those that a snapshot of an attached workspace can have.
+var AttachedConsistencies = []WorkspaceConsistency{ConsistencyFrozen, ConsistencyCrash}
 
 // MaxWorkspaceSnapshots bounds the snapshots of one workspace.
 const MaxWorkspaceSnapshots = 64

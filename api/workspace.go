@@ -96,11 +96,13 @@ type WorkspaceSnapshot struct {
 	Name        string    `json:"name" doc:"Unique among the snapshots of its workspace"`
 	WorkspaceID string    `json:"workspace_id"`
 	State       string    `json:"state" enum:"SAVING,SAVED,DELETING"`
+	Consistency string    `json:"consistency" enum:"detached,frozen,crash" doc:"detached: no sandbox had the workspace. frozen: its guest had written everything and waited, as the guest says. crash: what a power cut would have left. While it is SAVING, what was requested"`
 	SizeGB      int       `json:"size_gb" doc:"Size of the workspace when it was saved, in GiB"`
 	CreatedAt   time.Time `json:"created_at"`
 }
 
 // WorkspaceSnapshotCreate is a request to save a workspace.
 type WorkspaceSnapshotCreate struct {
-	Name string `json:"name" doc:"DNS label, unique among the snapshots of the workspace"`
+	Name     string `json:"name" doc:"DNS label, unique among the snapshots of the workspace"`
+	Attached string `json:"attached,omitempty" enum:"frozen,crash" doc:"Save the workspace also while a sandbox has it. frozen: the guest writes everything and waits; if it does not, nothing is saved. crash: without the guest; what it has not written is missing"`
 }

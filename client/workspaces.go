@@ -59,8 +59,8 @@ func (c *Client) WorkspaceSnapshots(ctx context.Context, workspace string) (api.
 }
 
 // SaveWorkspaceSnapshot requests a snapshot of a workspace.
-func (c *Client) SaveWorkspaceSnapshot(ctx context.Context, workspace, name string) (api.WorkspaceSnapshot, error) {
-	return post[api.WorkspaceSnapshot](ctx, c, api.WorkspaceSnapshotCreate{Name: name}, "workspaces", workspace, "snapshots")
+func (c *Client) SaveWorkspaceSnapshot(ctx context.Context, workspace string, r api.WorkspaceSnapshotCreate) (api.WorkspaceSnapshot, error) {
+	return post[api.WorkspaceSnapshot](ctx, c, r, "workspaces", workspace, "snapshots")
 }
 
 // RestoreWorkspaceSnapshot requests that a workspace be restored to one of its

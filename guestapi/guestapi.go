@@ -260,14 +260,15 @@ type ErrorBody struct {
 
 // Guest control. Served over HTTP/1.1 on the control stream.
 const (
-	PathHealth    = "/v1/health"    // GET → Health
-	PathPrepare   = "/v1/prepare"   // POST PrepareRequest → {}; before the guest is saved as a template
-	PathIdentity  = "/v1/identity"  // PUT Identity → Health; idempotent
-	PathWorkspace = "/v1/workspace" // PUT WorkspaceRequest → Workspace: mounts it; DELETE → {}: unmounts it; both idempotent
-	PathExec      = "/v1/exec"      // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
-	PathAttach    = "/v1/attach"    // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
-	PathSSHKey    = "/v1/ssh-key"   // POST SSHKeyRequest → SSHKeyResponse
-	PathPower     = "/v1/power"     // POST PowerRequest → {}
+	PathHealth    = "/v1/health"           // GET → Health
+	PathPrepare   = "/v1/prepare"          // POST PrepareRequest → {}; before the guest is saved as a template
+	PathIdentity  = "/v1/identity"         // PUT Identity → Health; idempotent
+	PathWorkspace = "/v1/workspace"        // PUT WorkspaceRequest → Workspace: mounts it; DELETE → {}: unmounts it; both idempotent
+	PathFreeze    = "/v1/workspace/freeze" // PUT FreezeRequest → {}: freezes its file system; DELETE → Thawed: ends that; both idempotent
+	PathExec      = "/v1/exec"             // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathAttach    = "/v1/attach"           // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
+	PathSSHKey    = "/v1/ssh-key"          // POST SSHKeyRequest → SSHKeyResponse
+	PathPower     = "/v1/power"            // POST PowerRequest → {}
 
 	// StreamProtocol is the token of the HTTP Upgrade for exec and attach.
 	StreamProtocol = "agentlab-stream"
@@ -325,6 +326,24 @@ type WorkspaceRequest struct {
 	Format bool `json:"format,omitempty"`
 	// Bytes is the size of the volume, for which the guest waits.
 	Bytes int64 `json:"bytes"`
+}
+
+// FreezeRequest asks a guest to write everything to the volume of its workspace, and
+// to let processes that change the file system wait until it is thawed. The guest thaws
+// it by itself after a time: the controller may be gone. It also thaws it before it
+// mounts or unmounts the workspace.
+type FreezeRequest struct {
+	Seconds int `json:"seconds"` // from 1 to MaxFreezeSeconds
+}
+
+// MaxFreezeSeconds is the longest time that a guest freezes its workspace.
+const MaxFreezeSeconds = 60
+
+// Thawed is the end of a freeze.
+type Thawed struct {
+	// Held reports whether the file system was frozen from the answer to the
+	// FreezeRequest until now. A guest can be wrong about this.
+	Held bool `json:"held"`
 }
 
 // Workspace is the mounted file system of a workspace.

@@ -54,17 +54,25 @@ func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, r
 
 func (a *App) workspaceSaveCmd() *cobra.Command {
 	var name string
+	var attached string
 	var wait bool
 	cmd := &cobra.Command{
 		Use: "create WORKSPACE --name NAME", Short: "Save the content of a workspace", Args: exactArgs("WORKSPACE"),
-		Long:    "Save the content of a workspace. Its snapshots are deleted with it.",
-		Example: "  agentlab workspace snapshot create data --name clean",
+		Long: `Save the content of a workspace. Its snapshots are deleted with it. A workspace that
+a sandbox has is saved only with --attached:
+
+  frozen  The guest writes everything, and waits until the workspace is saved. If it
+          does not, nothing is saved.
+  crash   The guest is not asked. The snapshot has what a power cut would leave: what
+          was synced, and perhaps more.`,
+		Example: "  agentlab workspace snapshot create data --name clean\n  agentlab workspace snapshot create data --name now --attached frozen",
 	}
 	nameFlag(cmd, &name, "name of the snapshot")
+	choice(cmd.Flags(), &attached, "attached", agentlab.AttachedConsistencies, "save it also while a sandbox has it: frozen or crash")
 	waitFlag(cmd, &wait, "wait until the workspace is saved")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		return a.snapshotChange(ctx, c, wait, func() (api.WorkspaceSnapshot, error) {
-			return c.SaveWorkspaceSnapshot(ctx, args[0], name)
+			return c.SaveWorkspaceSnapshot(ctx, args[0], api.WorkspaceSnapshotCreate{Name: name, Attached: attached})
 		}, agentlab.WorkspaceSnapshotReady)
 	})
 	return cmd
@@ -72,9 +80,9 @@ func (a *App) workspaceSaveCmd() *cobra.Command {
 
 func (a *App) workspaceSavedCmd() *cobra.Command {
 	cmd := query(a, "list WORKSPACE", "List the snapshots of a workspace", exactArgs("WORKSPACE"), one((*client.Client).WorkspaceSnapshots), func(list api.List[api.WorkspaceSnapshot]) error {
-		t := newTable(a.Stdout, "NAME", "STATE", "SIZE", "AGE")
+		t := newTable(a.Stdout, "NAME", "STATE", "CONSISTENCY", "SIZE", "AGE")
 		for _, n := range list.Items {
-			t.row(n.Name, n.State, fmt.Sprintf("%d GiB", n.SizeGB), a.age(n.CreatedAt))
+			t.row(n.Name, n.State, n.Consistency, fmt.Sprintf("%d GiB", n.SizeGB), a.age(n.CreatedAt))
 		}
 		return t.flush()
 	})

@@ -41,6 +41,8 @@ const (
 	startTimeout    = 60 * time.Second // until a command or terminal is started
 	sshKeyTimeout   = 90 * time.Second
 	powerTimeout    = 20 * time.Second
+	freezeTimeout   = 2 * time.Minute // all that processes have written may still be in memory
+	thawTimeout     = time.Minute
 	mountTimeout    = 30 * time.Minute // a large file system may be checked, and written at its end
 )
 
@@ -125,6 +127,22 @@ func (c *Client) Mount(ctx context.Context, req guestapi.WorkspaceRequest) (gues
 // idempotent. Code busy means that processes use it; the text names some.
 func (c *Client) Unmount(ctx context.Context) error {
 	return c.call(ctx, mountTimeout, http.MethodDelete, guestapi.PathWorkspace, nil, nil)
+}
+
+// Freeze makes the guest write its workspace to the volume, and freeze the file system
+// for at most the whole seconds in limit, which is at most guestapi.MaxFreezeSeconds. It
+// returns when the file system is frozen. Code conflict means that no workspace is
+// mounted.
+func (c *Client) Freeze(ctx context.Context, limit time.Duration) error {
+	return c.call(ctx, freezeTimeout, http.MethodPut, guestapi.PathFreeze, guestapi.FreezeRequest{Seconds: int(limit / time.Second)}, nil)
+}
+
+// Thaw ends a freeze. held is whether it has lasted until now, as the guest says. It is
+// idempotent.
+func (c *Client) Thaw(ctx context.Context) (held bool, err error) {
+	var t guestapi.Thawed
+	err = c.call(ctx, thawTimeout, http.MethodDelete, guestapi.PathFreeze, nil, &t)
+	return t.Held && err == nil, err
 }
 
 // Power asks the guest's init to "poweroff" or "reboot", and returns when the

@@ -258,6 +258,7 @@ func (s *services) openSandboxes() {
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),
 	})
+	s.workspaces.UseGuests(s.sandboxes)
 }
 
 // pool returns the entries of the warm pool.

@@ -349,6 +349,30 @@ func (s *Service) unmount(ctx context.Context, sb agentlab.Sandbox, limit time.D
 	return s.control(sb).Unmount(ctx)
 }
 
+// FreezeWorkspace implements workspace.Guests.
+func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease, limit time.Duration) (thaw func(context.Context) error, err error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	switch {
+	case err != nil:
+		return nil, err
+	case sb.UID != l.UID:
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "its sandbox no longer exists")
+	case !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended:
+		return nil, conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
+	}
+	guest := s.control(sb)
+	if err := guest.Freeze(ctx, limit); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		held, err := guest.Thaw(ctx)
+		if err == nil && !held {
+			err = agentlab.Errorf(agentlab.CodeConflict, "it was thawed before it was saved")
+		}
+		return err
+	}, nil
+}
+
 // unmountLast makes the guest of a sandbox that is destroyed write its workspace. If
 // its processes still use it, the guest is shut down, which ends them.
 func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {

@@ -326,7 +326,7 @@ func TestAttachAndDetach(t *testing.T) {
 			"resize":   func() error { _, err := w.workspaces.Resize(context.Background(), "data", 4); return err },
 			"delete":   func() error { _, err := w.workspaces.Delete(context.Background(), "data", false); return err },
 			"fork":     func() error { _, err := w.workspaces.Fork(context.Background(), "data", "copy", ""); return err },
-			"snapshot": func() error { _, err := w.workspaces.SaveSnapshot(context.Background(), "data", "x"); return err },
+			"snapshot": func() error { _, err := w.workspaces.SaveSnapshot(context.Background(), "data", "x", ""); return err },
 		} {
 			if err := fn(); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), second.Name) {
 				t.Errorf("%s while it is used: %v", what, err)

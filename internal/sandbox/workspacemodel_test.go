@@ -109,7 +109,7 @@ func (m *model) operate() {
 		k = m.use(id, k)
 	case what == 3 && len(k.snapshots) < 3:
 		name := m.fresh("snap")
-		if m.answer(allowed, "save", func() error { _, err := m.workspaces.SaveSnapshot(ctx, id, name); return err }) {
+		if m.answer(allowed, "save", func() error { _, err := m.workspaces.SaveSnapshot(ctx, id, name, ""); return err }) {
 			k.snapshots[name] = known{text: k.text, sizeGB: k.sizeGB, formatted: k.formatted}
 		}
 	case what == 4 && snapshot != "":

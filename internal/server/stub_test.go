@@ -386,7 +386,7 @@ func (s stubWorkspaces) Snapshots(context.Context, string) ([]agentlab.Workspace
 	return []agentlab.WorkspaceSnapshot{n}, err
 }
 
-func (s stubWorkspaces) SaveSnapshot(context.Context, string, string) (agentlab.WorkspaceSnapshot, error) {
+func (s stubWorkspaces) SaveSnapshot(context.Context, string, string, agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error) {
 	return s.snap("save")
 }
 

@@ -23,7 +23,7 @@ type Workspaces interface {
 	Undelete(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
 	Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Workspace, error)
 	Snapshots(ctx context.Context, idOrName string) ([]agentlab.WorkspaceSnapshot, error)
-	SaveSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error)
+	SaveSnapshot(ctx context.Context, idOrName, name string, attached agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error)
 	RestoreSnapshot(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
 	DeleteSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error)
 	Check(ctx context.Context, idOrName string) ([]backend.Finding, error)    // of one, or all for ""
@@ -217,7 +217,7 @@ type saveWorkspaceSnapshotInput struct {
 }
 
 func (s *Server) saveWorkspaceSnapshot(ctx context.Context, in *saveWorkspaceSnapshotInput) (api.WorkspaceSnapshot, error) {
-	n, err := s.cfg.Services.Workspaces.SaveSnapshot(ctx, in.Workspace, in.Body.Name)
+	n, err := s.cfg.Services.Workspaces.SaveSnapshot(ctx, in.Workspace, in.Body.Name, agentlab.WorkspaceConsistency(in.Body.Attached))
 	return toWorkspaceSnapshot(n), err
 }
 
@@ -237,7 +237,8 @@ func (s *Server) deleteWorkspaceSnapshot(ctx context.Context, in *workspaceSnaps
 
 func toWorkspaceSnapshot(n agentlab.WorkspaceSnapshot) api.WorkspaceSnapshot {
 	return api.WorkspaceSnapshot{
-		UID: n.UID, Name: n.Name, WorkspaceID: n.WorkspaceID, State: string(n.State), SizeGB: n.SizeGB, CreatedAt: n.CreatedAt.UTC(),
+		UID: n.UID, Name: n.Name, WorkspaceID: n.WorkspaceID, State: string(n.State),
+		Consistency: string(n.Consistency), SizeGB: n.SizeGB, CreatedAt: n.CreatedAt.UTC(),
 	}
 }
 

@@ -33,6 +33,7 @@ var released = map[string]string{
 	"00029_sessions.sql":         "6b354625b197d775ef396bc0b42475f130b4e43caefdad74321b21ebe5096024",
 	"00030_messages_author.sql":  "7c92640b40838a004bb8457e9cdc9a7b24881b4ea22726634fec7eacf7667eaa",
 	"00031_grants_messages.sql":  "f5a9652134414e048db9859cbf570eb51bc34f5f73ab3c79fd63b55c02b71167",
+	"00033_consistency.sql":      "bcbe360c2a5936b51e852986c9e0d74d06c55b2bfc0e8775a323aa9e6a337d2b",
 }
 
 // A migration is never edited, because databases that have applied it do not run

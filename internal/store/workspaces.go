@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -44,6 +45,7 @@ var workspaceSnapshots = newTable("workspace_snapshots", []string{"uid"}, func(v
 		{"name", &v.Name},
 		{"workspace_id", &v.WorkspaceID},
 		{"state", &v.State},
+		{"consistency", &v.Consistency},
 		{"size_gb", &v.SizeGB},
 		{"formatted", &v.Formatted},
 		{"created_at", timeCol{&v.CreatedAt}},
@@ -259,7 +261,8 @@ func (s *Store) Workspaces(ctx context.Context) ([]agentlab.Workspace, error) {
 }
 
 // AddWorkspaceSnapshot inserts a snapshot of a READY workspace. CreatedAt and SizeGB
-// are set. Codes: not_found (the workspace), conflict (its state), exists, limit.
+// are set. A workspace that a sandbox has, or waits for, needs another Consistency than
+// ConsistencyDetached. Codes: not_found (the workspace), conflict (its state), exists, limit.
 func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSnapshot, evs ...agentlab.Event) (agentlab.WorkspaceSnapshot, error) {
 	err := s.write(ctx, func(w *tx) error {
 		v, err := workspaceByID(w.ctx, w, n.WorkspaceID)
@@ -269,8 +272,10 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		if v.State != agentlab.WorkspaceReady {
 			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s and cannot be saved", v.Name, v.State).WithHint("see 'agentlab workspace show %s'", v.ID)
 		}
-		if err := notLeased(w, v, "be saved"); err != nil {
-			return err
+		if n.Consistency == agentlab.ConsistencyDetached {
+			if err := notLeased(w, v, "be saved"); err != nil {
+				return withAttachedHint(err, v)
+			}
 		}
 		all, err := workspaceSnapshots.query(w.ctx, w, "WHERE workspace_id = ?", v.ID)
 		if err != nil {
@@ -293,6 +298,13 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		return w.emit(evs)
 	})
 	return n, err
+}
+
+func withAttachedHint(err error, v agentlab.Workspace) error {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict {
+		return e.WithHint("save it as it is now with --attached frozen, or detach it: agentlab workspace detach %s", v.Name)
+	}
+	return err
 }
 
 // UpdateWorkspaceSnapshot reads a snapshot, lets fn change it, and writes it with the

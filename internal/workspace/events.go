@@ -46,7 +46,7 @@ func eventWith(data map[string]any, v agentlab.Workspace, cause error) agentlab.
 // snapshotEvent is the event of the current state of a snapshot. If it was not saved,
 // cause is why.
 func snapshotEvent(v agentlab.Workspace, n agentlab.WorkspaceSnapshot, cause error) agentlab.Event {
-	data := map[string]any{"workspace": v.ID, "snapshot": n.UID, "name": n.Name, "state": n.State}
+	data := map[string]any{"workspace": v.ID, "snapshot": n.UID, "name": n.Name, "state": n.State, "consistency": n.Consistency}
 	if n.State == agentlab.WorkspaceSnapshotReady {
 		data["seconds"] = n.SavedAt.Sub(n.CreatedAt).Seconds()
 	}

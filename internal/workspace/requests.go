@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -331,13 +332,18 @@ func (s *Service) findSnapshot(ctx context.Context, v agentlab.Workspace, name s
 }
 
 // SaveSnapshot requests a snapshot of a workspace, and returns it in state SAVING.
-// Codes: not_found, conflict, exists, limit, invalid, unsupported.
-func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error) {
+// attached permits that a sandbox has the workspace, and is what the snapshot has then;
+// with "" that is a conflict. Codes: not_found, conflict, exists, limit, invalid,
+// unsupported.
+func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attached agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error) {
 	none := agentlab.WorkspaceSnapshot{}
 	if _, err := s.snapshotter(); err != nil {
 		return none, err
 	}
 	if err := agentlab.ValidateName(name); err != nil {
+		return none, err
+	}
+	if err := s.checkAttached(attached); err != nil {
 		return none, err
 	}
 	v, err := s.Get(ctx, idOrName)
@@ -347,7 +353,10 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string) (agen
 	if err != nil {
 		return none, err
 	}
-	n := agentlab.WorkspaceSnapshot{UID: agentlab.NewUID(), Name: name, WorkspaceID: v.ID, State: agentlab.WorkspaceSnapshotSaving}
+	n := agentlab.WorkspaceSnapshot{
+		UID: agentlab.NewUID(), Name: name, WorkspaceID: v.ID, State: agentlab.WorkspaceSnapshotSaving,
+		Consistency: cmp.Or(attached, agentlab.ConsistencyDetached),
+	}
 	n, err = s.cfg.Store.AddWorkspaceSnapshot(ctx, n, snapshotEvent(v, n, nil))
 	if err == nil {
 		s.loop.Wake(v.ID)

@@ -168,55 +168,6 @@ func (s *Service) remove(ctx context.Context, v agentlab.Workspace) error {
 	return s.cfg.Store.RemoveWorkspace(ctx, v.ID, stateEvent(v, nil))
 }
 
-// stepSnapshots saves and deletes the snapshots of a workspace that wait for it.
-func (s *Service) stepSnapshots(ctx context.Context, v agentlab.Workspace) error {
-	list, err := s.cfg.Store.WorkspaceSnapshots(ctx, v.ID)
-	for _, n := range list {
-		if err == nil && n.State == agentlab.WorkspaceSnapshotSaving {
-			n, err = s.save(ctx, v, n)
-		}
-		if err == nil && n.State == agentlab.WorkspaceSnapshotDeleting {
-			err = s.drop(ctx, v, n)
-		}
-	}
-	return err
-}
-
-// save makes a snapshot SAVED, or DELETING if that is not possible.
-func (s *Service) save(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) (agentlab.WorkspaceSnapshot, error) {
-	d, err := s.snapshotter()
-	var saved backend.VolumeSnapshot
-	if err == nil {
-		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
-	}
-	if err != nil && isTransient(ctx, err) {
-		return n, err
-	}
-	cause := err
-	return s.cfg.Store.UpdateWorkspaceSnapshot(ctx, n.UID, func(now *agentlab.WorkspaceSnapshot) ([]agentlab.Event, error) {
-		if now.State != agentlab.WorkspaceSnapshotSaving {
-			return nil, nil
-		}
-		if now.State = agentlab.WorkspaceSnapshotDeleting; cause == nil {
-			now.State, now.SizeGB, now.SavedAt = agentlab.WorkspaceSnapshotReady, saved.SizeGB, s.clock()
-		}
-		return []agentlab.Event{snapshotEvent(v, *now, cause)}, nil
-	})
-}
-
-// drop deletes a snapshot, and then its row.
-func (s *Service) drop(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) error {
-	d, err := s.snapshotter()
-	if err != nil {
-		return err
-	}
-	if err := d.DeleteVolumeSnapshot(ctx, snapshotRef(v, n.UID)); err != nil {
-		return err
-	}
-	n.State = agentlab.WorkspaceSnapshotDeleted
-	return s.cfg.Store.RemoveWorkspaceSnapshot(ctx, n.UID, snapshotEvent(v, n, nil))
-}
-
 // noteWaiting stores why a requested operation does not continue, with an event. The
 // texts of the same failure may differ, so they are stored once for each code.
 func (s *Service) noteWaiting(ctx context.Context, v agentlab.Workspace, cause error) {

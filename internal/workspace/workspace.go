@@ -39,6 +39,16 @@ type Store interface {
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 
+// Guests freezes workspaces in the guests that have them; *sandbox.Service implements
+// it.
+type Guests interface {
+	// FreezeWorkspace makes the guest of the sandbox with that lease write its
+	// workspace, and change nothing on it until thaw is called, for at most limit. thaw
+	// returns an error unless the guest has changed nothing until then, as it says; it
+	// is called once.
+	FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease, limit time.Duration) (thaw func(context.Context) error, err error)
+}
+
 // Limits bound workspaces. Zero means no maximum, or the default.
 type Limits struct {
 	Quota  agentlab.WorkspaceQuota
@@ -73,12 +83,16 @@ type Service struct {
 	loop  *reconcile.Loop[string] // by ID
 
 	mu      sync.Mutex
+	guests  Guests                    // nil: no workspace is frozen
 	waiting map[string]agentlab.Code  // why a step is tried again, as the row has it
 	begun   map[string]time.Time      // since when the current step is tried
 	failed  int                       // FAILED workspaces at the last audit
 	usage   map[string]int64          // bytes of volumes at the last audit, by UID
 	unknown map[string]backend.Volume // volumes without a row at the last audit, by UID
 }
+
+// UseGuests sets the guests that freeze workspaces. Call it before Run.
+func (s *Service) UseGuests(g Guests) { s.guests = g }
 
 // workers is the number of steps at the same time: some copy whole disks.
 const workers = 4

@@ -115,7 +115,7 @@ func (w *world) refused(err error, code agentlab.Code) {
 
 func (w *world) save(v agentlab.Workspace, name string) agentlab.WorkspaceSnapshot {
 	w.Helper()
-	if _, err := w.SaveSnapshot(w.Context(), v.ID, name); err != nil {
+	if _, err := w.SaveSnapshot(w.Context(), v.ID, name, ""); err != nil {
 		w.Fatal(err)
 	}
 	w.settled()
@@ -208,7 +208,7 @@ func TestCrashAtEachPoint(t *testing.T) {
 	}{
 		{fake.OpCreateVolume, func(w *world, _ string) error { _, err := w.Create(w.Context(), "new", 1, ""); return err }, ready, 2, 8},
 		{fake.OpGrowVolume, func(w *world, id string) error { _, err := w.Resize(w.Context(), id, 12); return err }, ready, 1, 12},
-		{fake.OpSnapshotVolume, func(w *world, id string) error { _, err := w.SaveSnapshot(w.Context(), id, "new"); return err }, ready, 1, 8},
+		{fake.OpSnapshotVolume, func(w *world, id string) error { _, err := w.SaveSnapshot(w.Context(), id, "new", ""); return err }, ready, 1, 8},
 		{fake.OpRestoreVolume, func(w *world, id string) error { _, err := w.RestoreSnapshot(w.Context(), id, "old"); return err }, ready, 1, 4},
 		{fake.OpCloneVolume, func(w *world, id string) error { _, err := w.Fork(w.Context(), id, "new", ""); return err }, ready, 2, 8},
 		{fake.OpCloneVolume, func(w *world, id string) error { _, err := w.Fork(w.Context(), id, "new", "old"); return err }, ready, 2, 8},
@@ -286,7 +286,7 @@ func TestSnapshotBeforeRestore(t *testing.T) {
 		w.save(v, "old")
 		v = w.must(w.Resize(ctx, v.ID, 8))
 		free := w.host.Inject(fake.Fault{Op: fake.OpSnapshotVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the storage is offline")})
-		if _, err := w.SaveSnapshot(ctx, v.ID, "new"); err != nil {
+		if _, err := w.SaveSnapshot(ctx, v.ID, "new", ""); err != nil {
 			t.Fatal(err)
 		}
 		w.is(w.must(w.RestoreSnapshot(ctx, v.ID, "old")), agentlab.WorkspaceRestoring)
@@ -318,7 +318,7 @@ func TestFailures(t *testing.T) {
 		w.lastEventHas(`"refused":"the storage is full"`, `"code":"no_space"`, `"failed_operation":"resize"`)
 
 		w.host.Inject(fake.Fault{Op: fake.OpSnapshotVolume, At: fake.Half, Times: 1, Err: broken})
-		if _, err := w.SaveSnapshot(ctx, v.ID, "x"); err != nil {
+		if _, err := w.SaveSnapshot(ctx, v.ID, "x", ""); err != nil {
 			t.Fatal(err)
 		}
 		w.settled()
@@ -447,7 +447,7 @@ func TestMissingVolume(t *testing.T) {
 		w.settled()
 		w.is(w.row(v.ID), agentlab.WorkspaceFailed)
 		for _, err := range []error{
-			second(w.Resize(ctx, v.ID, 8)), second(w.Fork(ctx, v.ID, "copy", "")), second(w.SaveSnapshot(ctx, v.ID, "x")),
+			second(w.Resize(ctx, v.ID, 8)), second(w.Fork(ctx, v.ID, "copy", "")), second(w.SaveSnapshot(ctx, v.ID, "x", "")),
 		} {
 			w.refused(err, agentlab.CodeConflict)
 		}
@@ -613,7 +613,7 @@ func TestOtherBackends(t *testing.T) {
 		ctx := t.Context()
 		v := w.must(w.Create(ctx, "data", 4, ""))
 		s := New(Config{Store: w.store, Driver: plain{w.driver}})
-		for _, err := range []error{second(s.Create(ctx, "x", 1, "")), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x")), second(s.Check(ctx, ""))} {
+		for _, err := range []error{second(s.Create(ctx, "x", 1, "")), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x", "")), second(s.Check(ctx, ""))} {
 			w.refused(err, agentlab.CodeUnsupported)
 		}
 		o := New(Config{Store: w.store, Driver: other{w.driver}})

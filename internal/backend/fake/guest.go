@@ -26,6 +26,7 @@ type guest struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session
+	frozen   time.Time // until when its workspace is; zero if it is not
 }
 
 func newGuest(in *instance) *guest {
@@ -70,6 +71,8 @@ func controlMux() http.Handler {
 	handle("POST "+guestapi.PathPower, (*guest).power)
 	handle("PUT "+guestapi.PathWorkspace, (*guest).mount)
 	handle("DELETE "+guestapi.PathWorkspace, (*guest).unmount)
+	handle("PUT "+guestapi.PathFreeze, (*guest).freeze)
+	handle("DELETE "+guestapi.PathFreeze, (*guest).thaw)
 	return mux
 }
 
@@ -137,6 +140,7 @@ func (g *guest) mount(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
+	g.setFrozen(time.Time{})
 	out, broken := guestapi.Workspace{}, false
 	found := g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) {
 		out.Bytes, out.Used = int64(v.SizeGB)<<30, sizeOf(v.Files)
@@ -156,6 +160,7 @@ func (g *guest) mount(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *guest) unmount(w http.ResponseWriter, _ *http.Request) {
+	g.setFrozen(time.Time{})
 	busy := false
 	g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) { _, busy = v.Files[volumePath+"busy"] }) // as a process that works there
 	if busy {

@@ -226,6 +226,10 @@ func (p *process) script(text string) (code int) {
 
 // writeFile runs a command and writes its output to a file of the guest's disk.
 func (p *process) writeFile(path string, argv []string) int {
+	if strings.HasPrefix(path, volumePath) && p.g.isFrozen() {
+		fmt.Fprintf(p.errOut, "sh: %s: the workspace is frozen\n", path)
+		return 1
+	}
 	var text bytes.Buffer
 	out := p.out
 	p.out = &text

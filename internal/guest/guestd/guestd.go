@@ -76,6 +76,7 @@ type Server struct {
 
 	keyMu  sync.Mutex // one writer of authorized_keys at a time
 	workMu sync.Mutex // one change of the workspace at a time
+	frozen *freeze    // of the workspace; nil if it is not frozen; guarded by workMu
 
 	runner runnerState
 	system systemState
@@ -118,6 +119,8 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("PUT "+guestapi.PathIdentity, s.handleIdentity)
 	mux.HandleFunc("PUT "+guestapi.PathWorkspace, s.handleMount)
 	mux.HandleFunc("DELETE "+guestapi.PathWorkspace, s.handleUnmount)
+	mux.HandleFunc("PUT "+guestapi.PathFreeze, s.handleFreeze)
+	mux.HandleFunc("DELETE "+guestapi.PathFreeze, s.handleThaw)
 	mux.HandleFunc("POST "+guestapi.PathExec, s.handleExec)
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
 	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)
@@ -142,6 +145,7 @@ func New(cfg Config) *Server {
 // supervises a runner that an earlier guestd of this boot has started.
 func (s *Server) Serve(l net.Listener) error {
 	s.resumeRunner()
+	s.wg.Go(s.thawLeft)
 	err := s.http.Serve(l)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -154,6 +158,9 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.http.Close()
+	s.workMu.Lock()
+	s.thaw()
+	s.workMu.Unlock()
 	s.wg.Wait()
 	return err
 }

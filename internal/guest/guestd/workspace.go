@@ -39,6 +39,7 @@ func (s *Server) handleMount(w http.ResponseWriter, r *http.Request) {
 	}
 	s.workMu.Lock()
 	defer s.workMu.Unlock()
+	s.thaw()
 	a, err := s.account("")
 	if err != nil {
 		fail(w, err)
@@ -61,6 +62,7 @@ func (s *Server) handleMount(w http.ResponseWriter, r *http.Request) {
 func (s *Server) handleUnmount(w http.ResponseWriter, _ *http.Request) {
 	s.workMu.Lock()
 	defer s.workMu.Unlock()
+	s.thaw() // a file system that is unmounted while it is frozen cannot be thawed
 	if err := unmount(s.path(guestapi.WorkspaceDir)); err != nil {
 		fail(w, err)
 		return
