@@ -75,7 +75,11 @@ type Job struct {
 	// ForkPreparing while the job with Prepares prepares one for all of them;
 	// then the UID of the snapshot of that sandbox, which they continue.
 	Fork string
-	Pick string // shell command that judges the attempts; "" means none
+	// Salvages is the ID of the job whose work this job extracts from the disk of its
+	// kept sandbox; "" for other jobs. It runs no agent. Fork is the UID of the snapshot
+	// of that disk, "" until it is requested.
+	Salvages string
+	Pick     string // shell command that judges the attempts; "" means none
 
 	Status        JobStatus
 	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …

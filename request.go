@@ -39,6 +39,9 @@ type JobRequest struct {
 const (
 	MaintenanceFiles = "files"
 	MaintenanceDisk  = "disk"
+
+	// MaintenanceSalvage is for the job service only.
+	MaintenanceSalvage = "salvage"
 )
 
 // SandboxRequest is a request to create a sandbox. Zero values mean the
@@ -90,6 +93,7 @@ type JobFilter struct {
 	Statuses    []JobStatus // empty means all
 	SandboxVMID int         // 0 means any
 	ParentID    string      // only attempts of this job, and the one that prepares them; "" means any job
+	Salvages    string      // only jobs that extract the work of this job; "" means any job
 	Limit       int         // maximum number; 0 means no limit
 	Before      JobKey      // only jobs after this one in the list; the zero value is the first page
 }

@@ -147,14 +147,17 @@ type Sandbox struct {
 	// NetworkPending reports that Network was changed and that the backend
 	// has not confirmed the change yet.
 	NetworkPending bool
-	Keepalive      bool      // lease expiry stops and destroys it only if this is false or the lease was not renewed
-	JobID          string    // the job it was created for; "" if a user created it
-	Workspace      string    // ID of its workspace, for which it has or wants a lease; "" if it has none
-	From           Origin    // the snapshot it was created from
-	Start          StartKind // "" until it is known
-	Restoring      string    // UID of the snapshot to which it is being restored; "" if it is not
-	IP             string    // address of the guest on its own network; "" until known
-	Handle         string    // backend.Ref.Handle: opaque; "" if not known
+	// Salvage reports that it is kept without power, because its job has ended and has
+	// work that is not stored. The end of its lease destroys it.
+	Salvage   bool
+	Keepalive bool      // lease expiry stops and destroys it only if this is false or the lease was not renewed
+	JobID     string    // the job it was created for; "" if a user created it
+	Workspace string    // ID of its workspace, for which it has or wants a lease; "" if it has none
+	From      Origin    // the snapshot it was created from
+	Start     StartKind // "" until it is known
+	Restoring string    // UID of the snapshot to which it is being restored; "" if it is not
+	IP        string    // address of the guest on its own network; "" until known
+	Handle    string    // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC

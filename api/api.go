@@ -23,6 +23,7 @@ type Sandbox struct {
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
+	Salvage        bool       `json:"salvage,omitempty" doc:"Its job ended with work that is not stored: it is off, and kept until the end of its lease for POST /v1/jobs/{job}/salvage"`
 	WorkspaceID    string     `json:"workspace_id,omitempty" doc:"The workspace that it has or waits for"`
 	IP             string     `json:"ip,omitempty"`
 	FromSnapshot   string     `json:"from_snapshot,omitempty" doc:"What it was created from: SANDBOX/NAME of a snapshot, or SANDBOX for a fork"`
@@ -98,6 +99,7 @@ type Job struct {
 	Pick         string     `json:"pick,omitempty" doc:"Shell command that judges the attempts"`
 	Winner       int        `json:"winner,omitempty" doc:"Number of the attempt whose result is that of the job"`
 	ParentID     string     `json:"parent_id,omitempty" doc:"Of an attempt, and of the job that prepares the sandbox of attempts: the ID of their job"`
+	Salvages     string     `json:"salvages,omitempty" doc:"ID of the ended job whose work this job extracts from the kept disk of its sandbox"`
 	Attempt      int        `json:"attempt,omitempty" doc:"Number of the attempt, from 1; absent with a parent_id: the job only clones the repository and runs its setup commands, once for all attempts"`
 	AttemptCount int        `json:"attempt_count,omitempty" doc:"Number of attempts of a job that has several; each is a job of its own"`
 	Attempts     []Job      `json:"attempts,omitempty" doc:"In their order; only in the response for one job"`

@@ -107,6 +107,12 @@ func (c *Client) DestroySandbox(ctx context.Context, sandbox string) (api.Sandbo
 	return post[api.Sandbox](ctx, c, nil, "sandboxes", sandbox, "destroy")
 }
 
+// PurgeSandbox is DestroySandbox, also if the sandbox would be kept for work of its
+// job that is not stored.
+func (c *Client) PurgeSandbox(ctx context.Context, sandbox string) (api.Sandbox, error) {
+	return send[api.Sandbox](ctx, c, http.MethodPost, url.Values{"purge": {"true"}}, nil, "", "sandboxes", sandbox, "destroy")
+}
+
 // RenewLease sets a sandbox's lease to end the given minutes from now.
 func (c *Client) RenewLease(ctx context.Context, sandbox string, minutes int) (api.Sandbox, error) {
 	return post[api.Sandbox](ctx, c, api.LeaseRenew{TTLMinutes: minutes}, "sandboxes", sandbox, "lease", "renew")

@@ -62,6 +62,13 @@ func (c *Client) CancelJob(ctx context.Context, id string) (api.Job, error) {
 	return post[api.Job](ctx, c, nil, "jobs", id, "cancel")
 }
 
+// SalvageJob creates a job that extracts the work of an ended job from the kept disk of
+// its sandbox, or returns the one that does. The error has code conflict if the disk is
+// not kept.
+func (c *Client) SalvageJob(ctx context.Context, id string) (api.Job, error) {
+	return post[api.Job](ctx, c, nil, "jobs", id, "salvage")
+}
+
 // JobLog reads the agent's log from a byte offset on. With follow, the stream
 // ends when the job has ended.
 func (c *Client) JobLog(ctx context.Context, id string, follow bool, offset int64) (Body, error) {

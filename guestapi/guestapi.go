@@ -149,6 +149,9 @@ type Job struct {
 	// NoPush means that nothing is pushed: the Git credential is deleted
 	// before the agent starts.
 	NoPush bool `json:"no_push,omitempty"`
+	// Salvage means that no agent runs: the runner collects and uploads the work that
+	// an earlier job left on this disk before its VM ended.
+	Salvage bool `json:"salvage,omitempty"`
 	// Inner makes the agent run in a nested sandbox inside this one. nil
 	// means no nested sandbox.
 	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`

@@ -256,6 +256,9 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	if j.ParentID != "" {
 		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = "agentlab/"+j.ParentID, j.Pick, true, j.Prepares()
 	}
+	if j.Salvages != "" {
+		resp.Job.Salvage, resp.Job.NoPush = true, true
+	}
 	if prof.InnerSandbox != "" {
 		resp.Job.Inner = &guestapi.InnerSandbox{Kind: prof.InnerSandbox, Args: prof.InnerArgs}
 	}
@@ -285,6 +288,8 @@ func (s *Service) secretsFor(ctx context.Context, profile string, j *agentlab.Jo
 func needsSecret(j *agentlab.Job, prof agentlab.Profile, key string) bool {
 	part, _, _ := strings.Cut(key, ".")
 	switch {
+	case j != nil && j.Salvages != "":
+		return false
 	case j != nil && j.Prepares():
 		return part == "env" || part == "claude_settings_json" || part == "git" && j.RepoURL != ""
 	case part == "artifact": // only jobs have artifacts to copy

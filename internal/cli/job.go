@@ -16,7 +16,7 @@ import (
 func (a *App) jobCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "job", Short: "Manage jobs"}
 	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
-		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd(), a.jobDoctorCmd())
+		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd(), a.jobSalvageCmd(), a.jobDoctorCmd())
 	return cmd
 }
 
@@ -63,6 +63,7 @@ func (a *App) showJob(j api.Job) error {
 	} else {
 		optional("Prepares:", j.ParentID)
 	}
+	optional("Salvages:", j.Salvages)
 	optional("Pick:", firstLine(j.Pick, 200))
 	if j.Attempt > 0 && j.Pick != "" {
 		t.row("Judge:", judged(j))

@@ -274,7 +274,7 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 			break
 		}
 		sb, err := c.Sandbox(ctx, vmid)
-		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning)
+		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning) || isKept(sb)
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && released {
 			return
 		}

@@ -291,17 +291,22 @@ SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wa
 }
 
 func (a *App) sandboxDestroyCmd() *cobra.Command {
-	var wait, force, orphan, yes bool
+	var wait, force, orphan, yes, purge bool
 	cmd := &cobra.Command{
 		Use: "destroy SANDBOX...", Short: "Destroy sandboxes with their disks", Args: cobra.MinimumNArgs(1),
 		Long: `Destroy sandboxes with their disks, in any state and in parallel. Jobs in them
 are cancelled. The exit code is 1 if one of them cannot be destroyed.
+
+A sandbox whose job has work that is not stored is powered off and kept for
+retention.salvage_hours, so that 'agentlab job salvage' can extract the work.
+With --purge it is destroyed too.
 
 With --orphan, destroy orphans by UID or VMID: virtual machines with AgentLab's
 mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'.`,
 	}
 	waitFlag(cmd, &wait, "wait until the sandboxes and their disks are deleted")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
+	cmd.Flags().BoolVar(&purge, "purge", false, "destroy also those that have, or are kept for, work of their jobs that is not stored")
 	cmd.Flags().BoolVar(&orphan, "orphan", false, "destroy orphans, after confirmation")
 	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
@@ -311,7 +316,7 @@ mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'
 		if orphan {
 			return a.destroyOrphans(ctx, c, args, yes, force)
 		}
-		return a.destroySandboxes(ctx, c, args, wait, force)
+		return a.destroySandboxes(ctx, c, args, wait, force, purge)
 	})
 	return cmd
 }

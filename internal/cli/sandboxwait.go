@@ -22,6 +22,9 @@ func isStopped(sb api.Sandbox) bool { return sb.State == string(agentlab.Sandbox
 
 func isDestroyed(sb api.Sandbox) bool { return sb.State == string(agentlab.SandboxDestroyed) }
 
+// isKept reports whether a sandbox is off and only kept for the work of its job.
+func isKept(sb api.Sandbox) bool { return sb.Salvage && sb.State == string(agentlab.SandboxStopped) }
+
 // lastEvent returns the ID of the newest event about a sandbox, 0 if there is
 // none. Events of a later request have larger IDs.
 func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, error) {
@@ -173,18 +176,28 @@ func (a *App) finishSandbox(ctx context.Context, c *client.Client, r changeReque
 
 // destroySandboxes requests the destruction of all named sandboxes, then waits
 // for each and prints its outcome. It continues after errors.
-func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force bool) error {
+func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force, purge bool) error {
 	requests := make([]changeRequest, len(names))
+	call, done := c.DestroySandbox, func(sb api.Sandbox) bool { return isDestroyed(sb) || isKept(sb) }
+	if purge {
+		call, done = c.PurgeSandbox, isDestroyed
+	}
 	for i, name := range names {
-		a.nameUnshipped(ctx, c, name)
-		requests[i] = requestChange(ctx, c, name, wait, c.DestroySandbox)
+		if purge {
+			a.nameUnshipped(ctx, c, name)
+		}
+		requests[i] = requestChange(ctx, c, name, wait, call)
 	}
 	var failed error
 	for i, r := range requests {
 		if force && agentlab.CodeOf(r.err) == agentlab.CodeNotFound {
 			continue
 		}
-		err := a.finishSandbox(ctx, c, r, wait, isDestroyed)
+		err := a.finishSandbox(ctx, c, r, wait, done)
+		if sb := r.sb; err == nil && sb.Salvage && !purge {
+			a.progressf("sandbox %s (%d) is kept until %s: its job has work that is not stored\n  → agentlab job salvage %s\n  → agentlab sandbox destroy --purge %[2]d",
+				sb.Name, sb.VMID, localTime(sb.LeaseExpiresAt), sb.JobID)
+		}
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:

@@ -88,6 +88,7 @@ type Limits struct {
 	MaxWorkspaces int `yaml:"max_workspaces" doc:"Maximum number of workspaces, 1 to 10000, with those in the trash."`
 	WorkspaceGB   int `yaml:"workspace_gb" doc:"Maximum size of one workspace in GiB, 1 to 65536."`
 	WorkspacesGB  int `yaml:"workspaces_gb" doc:"Maximum size in GiB of all workspaces together, with those in the trash, 1 to 1048576."`
+	SalvageGB     int `yaml:"salvage_gb" doc:"Maximum size in GiB of the disks that are kept for the unstored work of ended jobs, all together, 1 to 1048576. A disk counts with its full size. If there are more, the oldest are deleted."`
 	EgressRecords int `yaml:"egress_records" doc:"Maximum number of egress records of one sandbox, 100 to 1000000, counted separately for allowed and denied connections. If there are more, the first half and the newest ones are stored."`
 }
 
@@ -103,6 +104,7 @@ type Retention struct {
 	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
 	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
 	SnapshotsDays int `yaml:"snapshots_days" doc:"Retention of snapshots in days, 1 to 3650; those that were saved with --keep exist until they are deleted."`
+	SalvageHours  int `yaml:"salvage_hours" doc:"Hours, 0 to 8760, for which the disk of a sandbox is kept whose job has ended with work that is not stored, for agentlab job salvage; 0 keeps none."`
 	TrashDays     int `yaml:"trash_days" doc:"Days, 1 to 3650, for which a deleted workspace stays in the trash, from which it can be returned."`
 	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days. The row of a job is kept as long as its sandbox."`
 }
@@ -149,9 +151,9 @@ func Default(known ...Backend) Config {
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
 		WarmPool:            map[string]int{},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, EgressRecords: 5000},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, SalvageGB: 100, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
-		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, TrashDays: 14, JobsDays: 90},
+		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, SalvageHours: 24, TrashDays: 14, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},
 		Logs:                Logs{MaxJobMB: 64},
 		Messages:            Messages{PerMinute: 60, PerAuthor: 500, PerScope: 2000},
@@ -307,6 +309,8 @@ func (c Config) validateRanges() error {
 		{"limits.max_workspaces", c.Limits.MaxWorkspaces, 1, 10000},
 		{"limits.workspace_gb", c.Limits.WorkspaceGB, 1, 1 << 16},
 		{"limits.workspaces_gb", c.Limits.WorkspacesGB, 1, 1 << 20},
+		{"limits.salvage_gb", c.Limits.SalvageGB, 1, 1 << 20},
+		{"retention.salvage_hours", c.Retention.SalvageHours, 0, 365 * 24},
 		{"retention.trash_days", c.Retention.TrashDays, 1, 3650},
 		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
 		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},

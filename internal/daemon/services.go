@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -251,9 +252,11 @@ func (s *services) openSandboxes() {
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
+			Salvage:   time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
 		},
-		Pool:  s.pool(),
-		Audit: s.audit, Host: s.doctor,
+		Unshipped: func(ctx context.Context, jobID string) (bool, error) { return s.jobs.Unshipped(ctx, jobID) },
+		Pool:      s.pool(),
+		Audit:     s.audit, Host: s.doctor,
 		IntentsDir: s.cfg.Paths.Ending(),
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),

@@ -56,7 +56,7 @@ func TestUnshippedWorkIsNamed(t *testing.T) {
 		files  []string
 		want   string
 	}{
-		"nothing is stored":         {want: "no result and no checkpoint; other work on the disk of its sandbox is deleted"},
+		"nothing is stored":         {want: "no result and no checkpoint; other work is deleted with the disk of its sandbox"},
 		"kept":                      {func(j *agentlab.Job) { j.Keepalive = true }, nil, "remains on the disk of its sandbox until the sandbox is destroyed"},
 		"a checkpoint":              {nil, []string{agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement}, "no result, but a checkpoint of 2026-01-02T03:04:06Z;"},
 		"commits without a bundle":  {func(j *agentlab.Job) { j.Result = result }, nil, "no result and no checkpoint"},

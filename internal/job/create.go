@@ -138,10 +138,14 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 	if j.Agent == "shell" || j.Agent == agentlab.AgentNone {
 		image = s.cfg.ShellImage
 	}
-	return agentlab.SandboxRequest{
+	r := agentlab.SandboxRequest{
 		Name: j.ID, Profile: j.Profile, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
 		TTL: j.TTL, Extra: s.lim.UploadWindow + LeaseSlack, JobID: j.ID,
 	}
+	if j.Salvages != "" { // the image is that of the copied disk
+		r.Image, r.Maintenance = "", agentlab.MaintenanceSalvage
+	}
+	return r
 }
 
 // write creates the resources of a job and then its row. After an error it

@@ -151,6 +151,9 @@ func (s *Service) dropFork(ctx context.Context, id, why string) error {
 // from, "" for its image. wait means that this is not known yet; then another job
 // wakes this one, or it has ended.
 func (s *Service) origin(ctx context.Context, j agentlab.Job) (uid string, wait bool, err error) {
+	if j.Salvages != "" {
+		return s.salvageOrigin(ctx, j)
+	}
 	if j.Attempt == 0 {
 		return "", false, nil
 	}

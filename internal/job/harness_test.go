@@ -122,8 +122,9 @@ type world struct {
 	dir      string
 	host     *fake.Host
 	profiles *profiles
-	max      int          // sandboxes
-	lose     atomic.Int32 // so many bootstrap answers are lost
+	max      int           // sandboxes
+	salvage  time.Duration // how long sandboxes with unstored work are kept
+	lose     atomic.Int32  // so many bootstrap answers are lost
 
 	beforeSandbox atomic.Pointer[func(vmid int)]                   // called once, before jobs read a sandbox
 	seize         atomic.Pointer[func(guestapi.BootstrapResponse)] // is shown the others
@@ -196,6 +197,7 @@ func (w *world) begin() {
 	// What a request of a guest calls is not read from w: it may outlast its daemon.
 	var boot *bootstrap.Service
 	var jobs *job.Service
+	unshipped := func(ctx context.Context, id string) (bool, error) { return jobs.Unshipped(ctx, id) }
 	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
 		committed(c, jobs, boot)
 		w.mu.Lock()
@@ -213,8 +215,8 @@ func (w *world) begin() {
 	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max},
-		Bootstrap: w.boot, Artifacts: w.artifacts,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
+		Bootstrap: w.boot, Artifacts: w.artifacts, Unshipped: unshipped,
 	})
 	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,

@@ -52,6 +52,7 @@ type Sandboxes interface {
 	Unheard() map[int]string // sandboxes whose guests cannot report now, with the reason
 	CanFork() error
 	SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
+	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error
 	Wake(vmid int)
 }

@@ -33,7 +33,7 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 				return maxDuration, err
 			}
 		}
-		return 0, errors.Join(s.release(ctx, j), s.wakeRelatives(ctx, j))
+		return 0, errors.Join(s.release(ctx, j), s.wakeRelatives(ctx, j), s.wakeSalvage(ctx, j.ID))
 	case j.Attempts > 0:
 		return s.stepAttempts(ctx, j)
 	}
@@ -104,9 +104,12 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		if r.Fork, wait, err = s.origin(ctx, j); wait || err != nil {
 			return maxDuration, err
 		}
-		if sb, err = s.cfg.Sandboxes.Create(ctx, r); r.Fork != "" && forkRefused(err) {
+		if sb, err = s.cfg.Sandboxes.Create(ctx, r); r.Fork != "" && j.Salvages == "" && forkRefused(err) {
 			return maxDuration, s.dropFork(ctx, j.ParentID, "attempt "+strconv.Itoa(j.Attempt)+" could not continue the prepared sandbox: "+agentlab.TextWithHint(err))
 		}
+	}
+	if j.Salvages != "" && agentlab.CodeOf(err) == agentlab.CodeConflict { // the copy does not fit its image or backend
+		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be created: "+agentlab.TextWithHint(err))
 	}
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -308,6 +311,11 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 			return err
 		}
 	}
+	if j.Salvages != "" && j.Fork != "" {
+		if err := s.cfg.Sandboxes.DropFork(ctx, j.Fork); err != nil {
+			return err
+		}
+	}
 	vmid := j.SandboxVMID
 	if vmid == 0 { // the process may have died before it was stored
 		sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
@@ -319,8 +327,13 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 		}
 		vmid = sb.VMID
 	}
-	_, err := s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
+	files, err := s.cfg.Artifacts.List(ctx, j.ID)
+	if err != nil {
+		return err
+	}
+	_, err = s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
 		Status: j.Status, Reason: j.Reason, TTL: j.TTL, Prepared: j.Agent == agentlab.AgentNone,
+		Unshipped: s.worthKeeping(j, files),
 	})
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil

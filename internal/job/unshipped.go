@@ -21,15 +21,24 @@ func resultStored(j agentlab.Job, files []agentlab.Artifact) bool {
 	return j.Result.Known() && (!j.Result.HasWork() || has(files, agentlab.ArtifactResult))
 }
 
+// hasUnshipped reports whether a job has, or may have, work on the disk of its sandbox
+// that is not stored. A user's sandbox and one that was only prepared have none: their
+// jobs run no agent.
+func hasUnshipped(j agentlab.Job, files []agentlab.Artifact) bool {
+	if j.StartedAt.IsZero() || j.Agent == agentlab.AgentNone || j.Prepares() || j.Salvages != "" {
+		return false
+	}
+	if !j.Bundled && j.RepoURL == "" { // the runner uploads the declared outputs before its last report
+		return j.Status != agentlab.JobCompleted && j.Phase != phaseDone
+	}
+	return !resultStored(j, files)
+}
+
 // unshipped returns an event that names the work of a job that ends, if its
 // sandbox may have work that AgentLab has not stored; else nothing. When it is
 // not known, there may be such work.
 func unshipped(j agentlab.Job, files []agentlab.Artifact) []agentlab.Event {
-	shipped := resultStored(j, files)
-	if !j.Bundled && j.RepoURL == "" { // the runner uploads the declared outputs before its last report
-		shipped = j.Status == agentlab.JobCompleted || j.Phase == phaseDone
-	}
-	if shipped || j.StartedAt.IsZero() || j.Prepares() {
+	if !hasUnshipped(j, files) {
 		return nil
 	}
 	var taken time.Time
@@ -44,7 +53,7 @@ func unshipped(j agentlab.Job, files []agentlab.Artifact) []agentlab.Event {
 		data["checkpoint"] = taken.UTC().Format(time.RFC3339)
 		stored = "has no result, but a checkpoint of " + taken.UTC().Format(time.RFC3339)
 	}
-	rest := "other work on the disk of its sandbox is deleted with the sandbox; what is in a workspace remains"
+	rest := "other work is deleted with the disk of its sandbox, unless that is kept ('agentlab job salvage " + j.ID + "'); what is in a workspace remains"
 	if j.Keepalive {
 		rest = "other work remains on the disk of its sandbox until the sandbox is destroyed"
 	}

@@ -44,16 +44,21 @@ func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, f
 	if err != nil {
 		return err
 	}
+	return s.saveFork(ctx, sb, jobID, fn)
+}
+
+// saveFork requests a snapshot of a sandbox that exists until DropFork.
+func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
 	snap := snapshotOf(sb)
 	snap.UID, snap.Kind, snap.Keep = agentlab.NewForkUID(), agentlab.SnapshotFork, true
-	err = s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
+	err := s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
 	if err == nil {
-		s.wakeSnapshots(vmid)
+		s.wakeSnapshots(sb.VMID)
 	}
 	return err
 }
 
-// DropFork requests the deletion of a snapshot of SaveForAttempts. The sandboxes
+// DropFork requests the deletion of a snapshot of SaveForAttempts or SaveForSalvage. The sandboxes
 // that are being created from it do not change. It may be called again.
 func (s *Service) DropFork(ctx context.Context, uid string) error {
 	snap, err := s.cfg.Store.Snapshot(ctx, uid)

@@ -18,6 +18,7 @@ import (
 func (s *Service) auditLoop(ctx context.Context) {
 	t := time.NewTicker(s.lim.AuditEvery)
 	defer t.Stop()
+	s.spawn(s.boundSalvage) // an earlier process may have ended before that, or had another limit
 	var last time.Time
 	for {
 		if now := s.clock(); now.Sub(last) >= snapshotAuditEvery || now.Before(last) {

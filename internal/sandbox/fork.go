@@ -106,7 +106,10 @@ func forkedEvent(src agentlab.Sandbox, made []agentlab.Sandbox, secrets bool) ag
 		vmids = append(vmids, sb.VMID)
 	}
 	what, text := "forked into "+agentlab.Plural(len(made), "sandbox"), ""
-	if len(made) == 0 {
+	switch {
+	case src.Salvage:
+		what = "saved to extract the work of its job"
+	case len(made) == 0:
 		what = "saved for the attempts of its job"
 	}
 	if secrets {

@@ -21,6 +21,9 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		var err error
 		if r.Fork != "" {
 			snap, layers, err = s.forkOrigin(ctx, r.Fork)
+			if r.Maintenance != "" {
+				layers = nil // it has no network
+			}
 		} else {
 			snap, err = s.origin(ctx, r.From)
 		}
@@ -258,6 +261,8 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be started", "create a new one: agentlab sandbox new")
+		case sb.Salvage:
+			return nil, conflict(*sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
 		case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
 			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
 				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)
@@ -307,10 +312,33 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 	return sb, err
 }
 
-// Destroy requests that a sandbox is destroyed. It is allowed in every state,
-// and on a full disk. Destroying a destroyed sandbox succeeds. Codes:
-// not_found, conflict if it belongs to another backend.
+// Destroy is Purge, except that a sandbox whose job has work that is not stored is
+// kept for Limits.Salvage; its result has Salvage. A kept one does not change. On a
+// full disk the error for such a sandbox has code no_space.
 func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil || sb.Salvage && sb.Desired != agentlab.DesiredDestroyed {
+		return sb, err
+	}
+	work, err := s.hasWork(ctx, sb)
+	switch {
+	case err != nil:
+		return agentlab.Sandbox{}, err
+	case !work:
+		return s.Purge(ctx, vmid)
+	}
+	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if !s.salvageable(*sb) {
+			return nil, nil
+		}
+		return []agentlab.Event{s.keep(sb)}, nil
+	})
+}
+
+// Purge requests that a sandbox is destroyed. It is allowed in every state,
+// and on a full disk. Purging a destroyed sandbox succeeds. Codes:
+// not_found, conflict if it belongs to another backend.
+func (s *Service) Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxDestroyed {
 			sb.Desired = agentlab.DesiredDestroyed
@@ -413,20 +441,24 @@ type Outcome struct {
 	Reason string
 	TTL    time.Duration // a kept sandbox gets a lease of at least this long from now
 
-	Prepared bool // the job only prepared the sandbox, which becomes READY for its user
+	Unshipped bool // the job has, or may have, work that is not stored: without keepalive its disk is kept
+	Prepared  bool // the job only prepared the sandbox, which becomes READY for its user
 }
 
 // Release ends the use of a sandbox by its job. With keepalive it continues as
 // if created manually: COMPLETED after a job whose agent completed, else READY.
-// Otherwise it takes the state of its job's end and is destroyed. It may be
-// called again. Code: not_found.
+// Otherwise it takes the state of its job's end, and is destroyed, or kept for work
+// that is not stored. It may be called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
 	return s.change(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 			return nil, nil
 		}
 		before := sb.State
+		var evs []agentlab.Event
 		switch {
+		case sb.Salvage:
+			return nil, nil
 		case sb.Keepalive:
 			if sb.State != agentlab.SandboxRunning {
 				return nil, nil
@@ -439,7 +471,11 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 				sb.LeaseExpiresAt = end
 			}
 		default:
-			sb.Desired = agentlab.DesiredDestroyed
+			if o.Unshipped && s.salvageable(*sb) {
+				evs = append(evs, s.keep(sb))
+			} else {
+				sb.Desired = agentlab.DesiredDestroyed
+			}
 			end := map[agentlab.JobStatus]agentlab.SandboxState{
 				agentlab.JobCompleted: agentlab.SandboxCompleted, agentlab.JobFailed: agentlab.SandboxFailed, agentlab.JobTimeout: agentlab.SandboxTimeout,
 			}[o.Status]
@@ -447,9 +483,9 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 				sb.State, sb.Reason = end, agentlab.Reason(o.Reason)
 			}
 		}
-		if sb.State == before {
-			return nil, nil
+		if sb.State != before {
+			evs = append(evs, stateEvent(*sb, before))
 		}
-		return []agentlab.Event{stateEvent(*sb, before)}, nil
+		return evs, nil
 	})
 }

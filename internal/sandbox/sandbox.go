@@ -160,6 +160,12 @@ type Limits struct {
 
 	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
 
+	// Salvage is how long a sandbox is kept whose job ended with work that is not
+	// stored; 0 means that none is kept. SalvageBytes is the maximum size of the disks
+	// of all of them.
+	Salvage      time.Duration
+	SalvageBytes int64
+
 	ParallelBoots int           // VMs that boot at the same time, and copies of guests that have not answered; default 4
 	Workers       int           // steps at the same time; default 32
 	AuditEvery    time.Duration // how often the backend is compared with the rows; default 5 s
@@ -205,6 +211,10 @@ type Config struct {
 	Artifacts Artifacts // stores console logs; nil: they are not stored
 	Audit     Audit     // nil means that network use is not recorded
 	Host      Host      // nil means that there is always space
+
+	// Unshipped reports whether a job has, or may have, work that is not stored and is
+	// lost with the disk of its sandbox; nil: none has.
+	Unshipped func(ctx context.Context, jobID string) (bool, error)
 
 	DefaultProfile string // of sandboxes without a profile in the request
 	DefaultImage   string // if neither request nor profile names one
@@ -442,6 +452,9 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 	s.withState(vmid, (*runtimeState).notifyWaiters)
 	if sb.State != before.State && (sb.State == agentlab.SandboxDestroyed || sb.From.Snapshot != "") {
 		s.spawn(s.sweepSnapshots) // some may no longer be needed
+	}
+	if sb.Salvage && !before.Salvage {
+		s.spawn(s.boundSalvage)
 	}
 	return sb, nil
 }

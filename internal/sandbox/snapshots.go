@@ -300,6 +300,9 @@ func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Sna
 	if r.MemoryMB != 0 {
 		sb.Resources.MemoryMB = r.MemoryMB
 	}
+	if r.Maintenance != "" { // the profile may have changed
+		sb.Options = snap.Options
+	}
 	sb.From = originOf(snap)
 	return spec(*sb).CheckFrom(saved)
 }

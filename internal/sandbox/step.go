@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -111,17 +112,24 @@ func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
 // expire handles the end of a lease.
 func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	now, reason := s.clock().UTC(), s.leaseReason(ctx, sb)
-	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	work, err := s.hasWork(ctx, sb)
+	if err != nil {
+		return err
+	}
+	_, err = s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
 			return nil, nil // renewed just now
 		}
 		evs := []agentlab.Event{leaseEvent(*sb, "has ended")}
 		before := sb.State
 		sb.Desired, sb.Restoring = agentlab.DesiredDestroyed, ""
-		if sb.State.HasVM() && sb.Keepalive {
+		switch {
+		case sb.State.HasVM() && sb.Keepalive:
 			sb.Desired = agentlab.DesiredStopped
 			sb.LeaseExpiresAt = now.Add(s.lim.KeepaliveGrace)
 			evs = append(evs, leaseEvent(*sb, "is extended once, so that the stopped sandbox can be recovered"))
+		case work:
+			evs = append(evs, s.keep(sb))
 		}
 		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
 			sb.State, sb.Reason = agentlab.SandboxTimeout, reason
@@ -129,7 +137,10 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		return evs, nil
 	})
-	if fullDisk(err) && !sb.Keepalive { // its row has the end of its lease
+	switch {
+	case fullDisk(err) && work:
+		return errors.Join(s.powerOff(ctx, sb, 0), err)
+	case fullDisk(err) && !sb.Keepalive: // its row has the end of its lease
 		s.destroyWithoutRow(sb)
 		return nil
 	}
@@ -179,8 +190,9 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 	return err
 }
 
-// markFailed makes a sandbox FAILED. If it was created for a job and is not
-// kept, its destruction is requested.
+// markFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
+// destruction is requested, unless it may have work that is not stored: then the
+// service of the jobs calls Release.
 func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
 	return s.fail(ctx, sb, false, format, args...)
 }
@@ -201,7 +213,7 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, destroy bool, f
 			s.beginLease(now)
 		}
 		now.State, now.Reason = agentlab.SandboxFailed, reason
-		if destroy || now.JobID != "" && !now.Keepalive || now.Pooled() {
+		if destroy || now.JobID != "" && !now.Keepalive && !s.salvageable(*now) || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
@@ -257,7 +269,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			grace = max(*m.grace, 0)
 		}
 	})
-	if sb.State == agentlab.SandboxFailed {
+	if sb.State == agentlab.SandboxFailed && !sb.Salvage {
 		grace = 0 // its VM is off, or its guest does not work
 	}
 	if err := s.powerOff(ctx, sb, grace); err != nil {

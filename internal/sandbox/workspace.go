@@ -54,10 +54,11 @@ func (s *Service) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) erro
 	switch {
 	case r.Maintenance == "":
 		return nil
-	case r.Workspace == nil:
+	case r.Workspace == nil && r.Fork == "":
 		return agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox needs a workspace").WithField("workspace")
 	case !s.cfg.Driver.Info().Capabilities.NetworkOff:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which the maintenance of a workspace needs", sb.Backend).WithField("maintenance")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which maintenance needs", sb.Backend).WithField("maintenance")
+	case r.Maintenance == agentlab.MaintenanceSalvage && r.Fork != "": // with a runner, which uploads the work
 	case r.Maintenance == agentlab.MaintenanceFiles:
 		sb.Profile = agentlab.ProfileFiles
 	case r.Maintenance == agentlab.MaintenanceDisk:

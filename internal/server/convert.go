@@ -39,7 +39,7 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 		VMID: s.VMID, UID: s.UID, Name: s.Name, Backend: s.Backend, Profile: s.Profile, Image: s.Image,
 		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason, Waiting: s.Waiting, OnDisk: s.OnDisk,
 		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
-		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, WorkspaceID: s.Workspace, IP: s.IP, Handle: s.Handle, FromSnapshot: s.From.Name, Restoring: s.Restoring != "", Start: string(s.Start),
+		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, Salvage: s.Salvage, WorkspaceID: s.Workspace, IP: s.IP, Handle: s.Handle, FromSnapshot: s.From.Name, Restoring: s.Restoring != "", Start: string(s.Start),
 		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: optionalTime(s.BootedAt),
 	}
 }
@@ -55,7 +55,7 @@ func toJob(j agentlab.Job) api.Job {
 			Commits: j.Result.Commits, Pushed: j.Result.Pushed, Dirty: j.Result.Dirty, Uncommitted: j.Result.Uncommitted,
 			JudgeExit: j.Result.JudgeExit, Score: j.Result.Score,
 		},
-		Pick: j.Pick, Winner: j.Winner, ParentID: j.ParentID, Attempt: j.Attempt, AttemptCount: j.Attempts,
+		Pick: j.Pick, Winner: j.Winner, Salvages: j.Salvages, ParentID: j.ParentID, Attempt: j.Attempt, AttemptCount: j.Attempts,
 		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), StartedAt: optionalTime(j.StartedAt),
 		FinishedAt: optionalTime(j.FinishedAt), DeadlineAt: optionalTime(j.DeadlineAt),
 	}

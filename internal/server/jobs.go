@@ -104,6 +104,11 @@ func (s *Server) cancelJob(ctx context.Context, in *jobInput) (api.Job, error) {
 	return toJob(j), err
 }
 
+func (s *Server) salvageJob(ctx context.Context, in *jobInput) (api.Job, error) {
+	j, err := s.cfg.Services.Jobs.Salvage(ctx, in.Job)
+	return toJob(j), err
+}
+
 type jobLogInput struct {
 	Job    string `path:"job" doc:"ID of a job"`
 	Follow bool   `query:"follow" doc:"Stream until the job has ended"`

@@ -60,6 +60,7 @@ func (s *Server) routes() []route {
 		{get, jobs, AccessRead, "job.read", noTarget, anyOrigin, 200, "jobs", "List jobs, newest first", call(s.listJobs)},
 		{get, job, AccessRead, "job.read", onJob, anyOrigin, 200, "job", "Show a job, its last events and its artifacts", call(s.getJob)},
 		{post, job + "/cancel", AccessWrite, "job.cancel", onJob, anyOrigin, 202, "cancel-job", "Cancel a job", call(s.cancelJob)},
+		{post, job + "/salvage", AccessWrite, verbRunJobs, onJob, anyOrigin, 201, "salvage-job", "Extract the work of an ended job from the kept disk of its sandbox, in a job of its own", call(s.salvageJob)},
 		{get, job + "/log", AccessRead, "job.read", onJob, anyOrigin, 200, "job-log", "Read the agent's log", raw("text/plain", s.jobLog)},
 		{get, job + "/artifacts", AccessRead, "job.read", onJob, anyOrigin, 200, "artifacts", "List the artifacts of a job", paged("artifacts", s.listArtifacts, func(a api.Artifact) []string { return []string{a.Path} })},
 		{get, job + "/artifacts/{path...}", AccessRead, "job.read", onJob, anyOrigin, 200, "artifact", "Download an artifact of a job", raw("application/octet-stream", s.getArtifact)},

@@ -116,8 +116,16 @@ func (s *Server) stopSandbox(ctx context.Context, in *stopSandboxInput) (api.San
 	})
 }
 
-func (s *Server) destroySandbox(ctx context.Context, in *sandboxInput) (api.Sandbox, error) {
+type destroySandboxInput struct {
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Purge   bool   `query:"purge" doc:"Destroy it also if its job has work that is not stored, for which it would be kept for retention.salvage_hours"`
+}
+
+func (s *Server) destroySandbox(ctx context.Context, in *destroySandboxInput) (api.Sandbox, error) {
 	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+		if in.Purge {
+			return s.cfg.Services.Sandboxes.Purge(ctx, vmid)
+		}
 		return s.cfg.Services.Sandboxes.Destroy(ctx, vmid)
 	})
 }

@@ -65,6 +65,7 @@ type Jobs interface {
 	List(ctx context.Context, f agentlab.JobFilter) ([]agentlab.Job, error)
 	Attempts(ctx context.Context, id string) ([]agentlab.Job, error)
 	Cancel(ctx context.Context, id string) (agentlab.Job, error)
+	Salvage(ctx context.Context, id string) (agentlab.Job, error)
 }
 
 // Sandboxes is the sandbox service. Get takes a name or a VMID.
@@ -77,6 +78,7 @@ type Sandboxes interface {
 	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)
 	Snapshots(ctx context.Context, nameOrVMID string) ([]agentlab.Snapshot, error) // of one sandbox, or all for ""
 	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)

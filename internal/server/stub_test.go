@@ -115,6 +115,10 @@ func (s stubJobs) Cancel(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: agentlab.JobRunning, StopRequested: "CANCELLED"}, s.called("job.cancel")
 }
 
+func (s stubJobs) Salvage(_ context.Context, id string) (agentlab.Job, error) {
+	return agentlab.Job{ID: "job-22222222222222", Salvages: id, Status: agentlab.JobQueued}, s.called("job.salvage")
+}
+
 func (s stubJobs) CreateWithSandbox(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	return stubSandboxes(s).Create(ctx, r)
 }
@@ -165,6 +169,9 @@ func (s stubSandboxes) Stop(_ context.Context, _ int, grace time.Duration) (agen
 }
 func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.destroy")
+}
+func (s stubSandboxes) Purge(context.Context, int) (agentlab.Sandbox, error) {
+	return s.act("sandbox.purge")
 }
 func (s stubSandboxes) Orphans(context.Context) ([]backend.Instance, error) {
 	return []backend.Instance{{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}, s.called("orphan.list")

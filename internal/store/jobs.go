@@ -46,6 +46,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"attempt", &j.Attempt},
 		{"pick", &j.Pick},
 		{"fork", &j.Fork},
+		{"salvages", &j.Salvages},
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},
@@ -202,6 +203,9 @@ func jobList(f agentlab.JobFilter) (tail string, args []any) {
 	}
 	if f.ParentID != "" {
 		where.add("parent_id = ? AND parent_id <> ''", f.ParentID)
+	}
+	if f.Salvages != "" {
+		where.add("salvages = ? AND salvages <> ''", f.Salvages)
 	}
 	if f.Before != (agentlab.JobKey{}) {
 		where.add("(created_at, job_id) < (?, ?)", timeCol{&f.Before.CreatedAt}, f.Before.ID)

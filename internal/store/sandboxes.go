@@ -30,6 +30,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"ipv6", addrCol{&s.IPv6}},
 		{"network_pending", &s.NetworkPending},
 		{"keepalive", &s.Keepalive},
+		{"salvage", &s.Salvage},
 		{"job_id", &s.JobID},
 		{"ip", &s.IP},
 		{"handle", &s.Handle},
@@ -185,7 +186,7 @@ func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
 
 func checkRoom(w *tx, name string, maxLive int) error {
 	var live, taken int
-	err := w.QueryRowContext(w.ctx, "SELECT (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED' AND profile <> ?), (SELECT count(*) FROM sandboxes WHERE name = ? AND state <> 'DESTROYED')", agentlab.ProfilePool, name).Scan(&live, &taken)
+	err := w.QueryRowContext(w.ctx, "SELECT (SELECT count(*) FROM sandboxes WHERE state <> 'DESTROYED' AND profile <> ? AND salvage = 0), (SELECT count(*) FROM sandboxes WHERE name = ? AND state <> 'DESTROYED')", agentlab.ProfilePool, name).Scan(&live, &taken)
 	switch {
 	case err != nil:
 		return fault(err)

@@ -102,6 +102,29 @@ func (l *lab) workSurvives(t *testing.T, repo, id string, kill func()) {
 	if r := l.run(repo, "job", "diff", id); r.code != 0 || !strings.Contains(r.stdout, "clock.txt") {
 		t.Errorf("job diff: %v", r)
 	}
+	l.salvages(t, repo, id)
+}
+
+// salvages extracts the work of a job with lostTask from the disk that its lost VM left.
+func (l *lab) salvages(t *testing.T, repo, id string) {
+	t.Helper()
+	kept := strconv.Itoa(l.vmOf(t, id))
+	if !eventually(commandLimit, func() bool { sb := l.sandbox(t, kept); return sb.Salvage && sb.State == "STOPPED" }) {
+		t.Fatalf("the disk is not kept: %+v", l.sandbox(t, kept))
+	}
+	var j api.Job
+	r := l.run("", "--json", "job", "salvage", id)
+	if err := json.Unmarshal([]byte(r.stdout), &j); err != nil || j.Status != "COMPLETED" || j.Salvages != id || j.Result.Commits != 3 {
+		t.Fatalf("%+v\n%v\n%s", j, r, l.ok("job", "logs", j.ID))
+	}
+	got, _, r := l.fetchWork(repo, j.ID)
+	if log := git(t, repo, "log", "--format=%s", "-3", got.Ref); got.Commits != 3 || log != "commit 3\ncommit 2\ncommit 1" {
+		t.Errorf("%+v %q\n%v", got, log, r)
+	}
+	if r := l.run("", "sandbox", "destroy", kept); r.code != 0 || !strings.Contains(r.stderr, "agentlab job salvage "+id) {
+		t.Errorf("%v", r)
+	}
+	l.ok("sandbox", "destroy", "--purge", kept)
 	l.noSandboxes()
 }
 

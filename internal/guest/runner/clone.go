@@ -51,7 +51,10 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	}
 	rp.Path = filepath.Clean(rp.Path)
 	rp.Made = !r.onWorkspace(rp.Path)
-	if job.Prepared != "" {
+	switch {
+	case job.Salvage:
+		return r.takeLeft(ctx, rp)
+	case job.Prepared != "":
 		return r.takePrepared(rp)
 	}
 	if err := r.takePath(rp); err != nil {

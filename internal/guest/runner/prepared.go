@@ -1,23 +1,30 @@
 package runner
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 )
 
-// preparedFact describes a checkout that a job with Prepare left for jobs in
-// copies of its sandbox. It is in the .git directory, because everything in the
-// run directory is deleted.
+// checkoutFact describes a checkout for the jobs in copies of the sandbox. It is in
+// the .git directory, because everything in the run directory is deleted.
 const (
-	preparedFact    = "agentlab-prepared.json"
-	maxPreparedFact = 4 << 20
+	checkoutFact    = "agentlab-checkout.json"
+	maxCheckoutFact = 4 << 20
 )
 
-// leavePrepared stores what the runner in a copy of this sandbox needs. The Git
-// credential is already deleted: a copy may be made as soon as the controller has
-// the final report.
-func leavePrepared(rp repo) error {
+// leaveCheckout stores what the runner in a copy of this sandbox needs. A job with
+// Prepare does it a second time, after the commands of the repository, and after the
+// Git credential is deleted: a copy may be made as soon as the controller has the
+// final report.
+func leaveCheckout(rp repo) error {
+	if rp.None {
+		return nil
+	}
 	g, err := openGitDir(rp.Path)
 	if err != nil {
 		return err
@@ -27,8 +34,8 @@ func leavePrepared(rp repo) error {
 	if err != nil {
 		return err
 	}
-	_ = g.root.Remove(preparedFact) // of the repository, or of a run that was killed here
-	return g.root.WriteFile(preparedFact, text, 0o600)
+	_ = g.root.Remove(checkoutFact) // of the repository, or of a run that was killed here
+	return g.root.WriteFile(checkoutFact, text, 0o600)
 }
 
 // takePrepared returns the checkout that a job with Prepare left in the sandbox
@@ -43,13 +50,13 @@ func (r *Runner) takePrepared(want repo) (repo, error) {
 		return bad("%w", err)
 	}
 	defer g.close()
-	p, err := readSmall(g.root, preparedFact, maxPreparedFact)
+	p, err := readSmall(g.root, checkoutFact, maxCheckoutFact)
 	if err != nil {
 		return bad("%w", err)
 	}
 	var got repo
 	if err := json.Unmarshal(p, &got); err != nil {
-		return bad("%s is damaged: %w", preparedFact, err)
+		return bad("%s is damaged: %w", checkoutFact, err)
 	}
 	branch, head, err := g.head()
 	if err != nil {
@@ -74,6 +81,55 @@ func (r *Runner) takePrepared(want repo) (repo, error) {
 	}
 	got.Setup, got.Made = nil, true // the commands have run
 	return got, nil
+}
+
+// takeLeft returns the checkout that an earlier job left on this disk when its VM
+// ended. Without what that job knew about it, everything in it counts as work.
+func (r *Runner) takeLeft(ctx context.Context, want repo) (repo, error) {
+	want.Made = false
+	switch st, err := os.Lstat(want.Path); {
+	case err != nil:
+		return want, fmt.Errorf("there is no work on this disk: %w", err)
+	case !st.IsDir():
+		return want, fmt.Errorf("there is no work on this disk: %s is not a directory", want.Path)
+	}
+	if _, err := os.Lstat(filepath.Join(want.Path, ".git")); errors.Is(err, fs.ErrNotExist) {
+		want.None, want.Branch = true, ""
+		return want, nil
+	}
+	g, err := openGitDir(want.Path)
+	if err != nil {
+		return want, fmt.Errorf("the repository cannot be read: %w", err)
+	}
+	defer g.close()
+	var left repo
+	p, err := readSmall(g.root, checkoutFact, maxCheckoutFact)
+	if err == nil {
+		err = json.Unmarshal(p, &left)
+	}
+	if err == nil && left.Base != "" {
+		err = r.hasCommit(ctx, want, left.Base)
+	}
+	if err != nil {
+		r.logf("the commit at which the job began is not known, so all commits are collected: %v", err)
+		return want, nil
+	}
+	want.Base, want.Heads, want.Modules = left.Base, left.Heads, left.Modules
+	return want, nil
+}
+
+// hasCommit returns an error if a repository does not have a commit.
+func (r *Runner) hasCommit(ctx context.Context, rp repo, commit string) error {
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpResult)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	t, err := r.newScratchRepo(rp, filepath.Join(tmp, "git"))
+	if err == nil {
+		_, err = r.git.run(ctx, t.work, t.env, "cat-file", "-e", commit+"^{commit}")
+	}
+	return err
 }
 
 // errNotPrepared is the error of a job with Prepare and without a repository.

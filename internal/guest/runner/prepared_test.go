@@ -69,7 +69,7 @@ func TestPreparedBeforeTheFinalReport(t *testing.T) {
 			return
 		}
 		final++
-		if _, err := os.Stat(filepath.Join(s.cfg.ClonePath, ".git", preparedFact)); err != nil {
+		if _, err := os.Stat(filepath.Join(s.cfg.ClonePath, ".git", checkoutFact)); err != nil {
 			t.Error(err)
 		}
 		for _, dir := range []string{s.cfg.RunDir, s.cfg.Home, s.cfg.TmpDir, filepath.Dir(s.cfg.ClonePath)} {
@@ -100,11 +100,11 @@ func TestHostilePreparedCheckout(t *testing.T) {
 		"another commit": {"git commit -q --allow-empty -m other", "is not at commit"},
 		"another branch": {"git checkout -q -b other", "its branch is not agentlab/job-parent"},
 		"moved branch":   {"git branch -f main HEAD~1", "has moved"},
-		"no fact":        {"rm .git/agentlab-prepared.json", "no such file"},
-		"a link":         {"mv .git/agentlab-prepared.json ..; ln -s ../../agentlab-prepared.json .git/", "cannot be used"},
-		"a pipe":         {"rm .git/agentlab-prepared.json; mkfifo .git/agentlab-prepared.json", "is not a file"},
-		"garbage":        {"echo '{' > .git/agentlab-prepared.json", "is damaged"},
-		"another path":   {`sed -i 's/"Path": *"/&x/' .git/agentlab-prepared.json`, "belongs to another job"},
+		"no fact":        {"rm .git/agentlab-checkout.json", "no such file"},
+		"a link":         {"mv .git/agentlab-checkout.json ..; ln -s ../../agentlab-checkout.json .git/", "cannot be used"},
+		"a pipe":         {"rm .git/agentlab-checkout.json; mkfifo .git/agentlab-checkout.json", "is not a file"},
+		"garbage":        {"echo '{' > .git/agentlab-checkout.json", "is damaged"},
+		"another path":   {`sed -i 's/"Path": *"/&x/' .git/agentlab-checkout.json`, "belongs to another job"},
 		"no checkout":    {`rm -rf "$PWD"`, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {

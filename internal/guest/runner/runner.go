@@ -167,7 +167,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		} else if err != nil {
 			return failed("clone", err), nil
 		}
-		if r.job.RepoURL != "" || r.job.Bundled {
+		if !r.job.Salvage && (r.job.RepoURL != "" || r.job.Bundled) {
 			r.control.phase("clone")
 		}
 		r.git.progress = r.control.progress
@@ -182,6 +182,10 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		if err != nil {
 			return failed("clone", err), nil
 		}
+		if r.job.Salvage {
+			*rp = got
+			return outcome{Status: "COMPLETED", Phase: "collect"}, r.dir.save(fileRepo, got)
+		}
 		p, err := r.checkProject(got)
 		if err == nil {
 			err = r.narrowNetwork(ctx, p.Network)
@@ -194,6 +198,9 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		}
 		if !r.job.NoSetup && r.job.Prepared == "" {
 			got.Setup = p.Setup
+		}
+		if err := leaveCheckout(got); err != nil {
+			return failed("clone", err), nil
 		}
 		*rp = got
 		if err := r.dir.save(fileRepo, got); err != nil {
@@ -210,7 +217,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 		return outcome{}, err
 	}
 	if r.job.Prepare {
-		if err := leavePrepared(*rp); err != nil {
+		if err := leaveCheckout(*rp); err != nil {
 			return failed("setup", err), nil
 		}
 		return outcome{Status: "COMPLETED", Phase: "setup"}, nil

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) jobSalvageCmd() *cobra.Command {
+	var wait bool
+	cmd := &cobra.Command{
+		Use: "salvage JOB", Short: "Extract the work of a job whose VM was lost", Args: exactArgs("JOB"),
+		Long: `Extract the commits, the uncommitted changes and the declared outputs of a job that
+ended before they were stored. AgentLab keeps the disk of the sandbox of such a job
+for retention.salvage_hours ('agentlab job show' and 'agentlab sandbox list' name it).
+
+A new job boots a copy of the disk in a sandbox without a network and without
+secrets, and uploads what it finds; no agent runs. Its result is used like that of
+every job. The disk is kept until the end of its time.`,
+		Example: `  agentlab job salvage job-x5v
+  agentlab job fetch job-new`,
+	}
+	waitFlag(cmd, &wait, "wait for the new job to end, with progress and log")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		j, err := c.SalvageJob(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		if !wait {
+			return a.emit(j, func() error {
+				_, err := fmt.Fprintln(a.Stdout, j.ID)
+				return err
+			})
+		}
+		a.progressf("job %s", j.ID)
+		out := a.Stdout
+		if a.json {
+			out = a.Stderr
+		}
+		if j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
+			a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
+		}); err != nil {
+			return a.jobContinues(ctx, j.ID, false, err)
+		}
+		a.waitDestroyed(ctx, c, j)
+		if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
+			return err
+		}
+		return jobStatusError(j)
+	})
+	return cmd
+}

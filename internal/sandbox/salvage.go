@@ -1,0 +1,99 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// A sandbox whose job ended with work that is not stored is kept for Limits.Salvage:
+// without power, without a workspace, and not counted in the number of sandboxes. Its
+// row says so before its VM is stopped. The job service extracts the work from a copy
+// of its disk, which SaveForSalvage requests.
+
+// salvageable reports whether the disk of a sandbox may be kept for the work of its
+// job. A job on a workspace has its work there.
+func (s *Service) salvageable(sb agentlab.Sandbox) bool {
+	return s.lim.Salvage > 0 && s.cfg.Unshipped != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
+		sb.State != agentlab.SandboxDestroyed && sb.Desired != agentlab.DesiredDestroyed && s.diskBytes(sb) <= s.lim.SalvageBytes
+}
+
+// hasWork reports whether a sandbox must be kept when it would be destroyed.
+func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
+	if !s.salvageable(sb) {
+		return false, nil
+	}
+	return s.cfg.Unshipped(ctx, sb.JobID)
+}
+
+// diskBytes returns the full size of the disk of a sandbox; 0 if it is not known.
+func (s *Service) diskBytes(sb agentlab.Sandbox) int64 {
+	if sb.Resources.RootSizeGB > 0 {
+		return int64(sb.Resources.RootSizeGB) << 30
+	}
+	if sizer, ok := s.cfg.Images.(DiskSizer); ok {
+		return sizer.DiskBytes(sb.Image)
+	}
+	return 0
+}
+
+// keep makes a sandbox one that is kept for the work of its job.
+func (s *Service) keep(sb *agentlab.Sandbox) agentlab.Event {
+	sb.Salvage, sb.Keepalive, sb.Restoring, sb.Desired = true, false, "", agentlab.DesiredStopped
+	sb.LeaseExpiresAt = s.clock().UTC().Add(s.lim.Salvage)
+	return leaseEvent(*sb, "is changed: its disk is kept for work of "+sb.JobID+" that is not stored ('agentlab job salvage "+sb.JobID+"')")
+}
+
+// boundSalvage requests the destruction of the sandboxes that were kept first, if
+// the disks of all kept ones exceed their limit.
+func (s *Service) boundSalvage(ctx context.Context) {
+	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	list = slices.DeleteFunc(list, func(sb agentlab.Sandbox) bool { return !sb.Salvage || sb.Desired == agentlab.DesiredDestroyed })
+	slices.SortFunc(list, func(a, b agentlab.Sandbox) int {
+		return cmp.Or(b.LeaseExpiresAt.Compare(a.LeaseExpiresAt), cmp.Compare(b.VMID, a.VMID))
+	})
+	var sum int64
+	for _, sb := range list {
+		if sum += s.diskBytes(sb); sum <= s.lim.SalvageBytes {
+			continue
+		}
+		_, dropErr := s.requestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+			if now.UID != sb.UID || !now.Salvage || now.Desired == agentlab.DesiredDestroyed {
+				return nil, nil
+			}
+			now.Desired = agentlab.DesiredDestroyed
+			return []agentlab.Event{leaseEvent(*now, "is cut: newer disks that are kept need the space (limits.salvage_gb)")}, nil
+		})
+		err = errors.Join(err, dropErr)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the disks of ended jobs that are kept may exceed their limit", "err", err)
+	}
+}
+
+// SaveForSalvage requests a copy of the disk of a sandbox that is kept for the work of
+// its job. In the same transaction fn changes the job with an ID, to which the copy
+// belongs. It is used like that of SaveForAttempts. Codes: not_found, conflict (the
+// sandbox is not kept), busy (its VM still runs), no_space, unsupported, and those of
+// fn.
+func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
+	if _, err := s.snapshotter(); err != nil {
+		return err
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	switch {
+	case err != nil:
+		return err
+	case !sb.Salvage || sb.Desired != agentlab.DesiredStopped:
+		return conflict(sb, "and is not kept for the work of a job", "")
+	case sb.State != agentlab.SandboxStopped:
+		return agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid)
+	}
+	if err := cmp.Or(s.canSave(sb), s.room()); err != nil {
+		return err
+	}
+	return s.saveFork(ctx, sb, jobID, fn)
+}
