@@ -168,6 +168,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	}
 	if sb.JobID != "" {
 		t.row("Job:", sb.JobID)
+		if sb.Salvage {
+			t.row("Kept for:", "work of the job that is not stored (agentlab job salvage "+sb.JobID+")")
+		}
 	}
 	t.row("Profile:", sb.Profile)
 	t.row("Image:", sb.Image)

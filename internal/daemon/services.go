@@ -227,6 +227,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
+	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
 		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, DefaultProfile: s.settings.DefaultProfile,
 	})
@@ -254,9 +255,8 @@ func (s *services) openSandboxes() {
 			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
 			Salvage:   time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
 		},
-		Unshipped: func(ctx context.Context, jobID string) (bool, error) { return s.jobs.Unshipped(ctx, jobID) },
-		Pool:      s.pool(),
-		Audit:     s.audit, Host: s.doctor,
+		Pool:  s.pool(),
+		Audit: s.audit, Host: s.doctor,
 		IntentsDir: s.cfg.Paths.Ending(),
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),

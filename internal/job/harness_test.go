@@ -197,7 +197,6 @@ func (w *world) begin() {
 	// What a request of a guest calls is not read from w: it may outlast its daemon.
 	var boot *bootstrap.Service
 	var jobs *job.Service
-	unshipped := func(ctx context.Context, id string) (bool, error) { return jobs.Unshipped(ctx, id) }
 	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
 		committed(c, jobs, boot)
 		w.mu.Lock()
@@ -216,7 +215,7 @@ func (w *world) begin() {
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
-		Bootstrap: w.boot, Artifacts: w.artifacts, Unshipped: unshipped,
+		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
 	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
@@ -228,6 +227,7 @@ func (w *world) begin() {
 		Limits: guestserver.Limits{Bootstraps: 1000},
 	})
 	w.sandboxes.ServeGuests(w.guests)
+	w.sandboxes.KeepWork(w.jobs)
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
 		wg.Go(func() {

@@ -17,7 +17,7 @@ import (
 // salvageable reports whether the disk of a sandbox may be kept for the work of its
 // job. A job on a workspace has its work there.
 func (s *Service) salvageable(sb agentlab.Sandbox) bool {
-	return s.lim.Salvage > 0 && s.cfg.Unshipped != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
+	return s.lim.Salvage > 0 && s.jobs != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
 		sb.State != agentlab.SandboxDestroyed && sb.Desired != agentlab.DesiredDestroyed && s.diskBytes(sb) <= s.lim.SalvageBytes
 }
 
@@ -26,7 +26,7 @@ func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error
 	if !s.salvageable(sb) {
 		return false, nil
 	}
-	return s.cfg.Unshipped(ctx, sb.JobID)
+	return s.jobs.Unshipped(ctx, sb.JobID)
 }
 
 // diskBytes returns the full size of the disk of a sandbox; 0 if it is not known.

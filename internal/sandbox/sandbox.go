@@ -142,6 +142,13 @@ type Guests interface {
 	Handle(vmid int) (accept func(net.Conn), stop func())
 }
 
+// Jobs knows the jobs of sandboxes; *job.Service implements it.
+type Jobs interface {
+	// Unshipped reports whether a job has, or may have, work that is not stored and
+	// is lost with the disk of its sandbox.
+	Unshipped(ctx context.Context, jobID string) (bool, error)
+}
+
 // Limits are the limits on sandboxes and on the work for them. Zero means the
 // default.
 type Limits struct {
@@ -212,10 +219,6 @@ type Config struct {
 	Audit     Audit     // nil means that network use is not recorded
 	Host      Host      // nil means that there is always space
 
-	// Unshipped reports whether a job has, or may have, work that is not stored and is
-	// lost with the disk of its sandbox; nil: none has.
-	Unshipped func(ctx context.Context, jobID string) (bool, error)
-
 	DefaultProfile string // of sandboxes without a profile in the request
 	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
@@ -243,6 +246,7 @@ type Service struct {
 	orphans   lock.Keyed[string] // by UID; held during a destruction
 	images    imageBuilds
 	guests    Guests // nil means that guests are not served
+	jobs      Jobs   // nil means that no sandbox is kept
 	intents   destroyIntents
 
 	sweeping sync.Mutex // held by sweepSnapshots
@@ -322,6 +326,10 @@ func New(cfg Config) *Service {
 // not in Config because that server calls the job service, and the job service
 // calls this one.
 func (s *Service) ServeGuests(g Guests) { s.guests = g }
+
+// KeepWork sets the service of the jobs, for which sandboxes with unstored work are
+// kept. It must be called before Run; without it none is kept.
+func (s *Service) KeepWork(j Jobs) { s.jobs = j }
 
 // Run runs the steps of sandboxes until ctx ends, and returns when all steps
 // have ended. VMs keep running. It may be called once.

@@ -2,6 +2,8 @@ package fake
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -41,6 +43,16 @@ func (r *runner) clone(j *guestapi.Job) error {
 // script returns the lines that a job runs: those under setup of the repository,
 // unless they have run, and those of its task.
 func (r *runner) script(j *guestapi.Job) (lines []string) {
+	if j.Salvage { // what is on the disk
+		r.g.in.files(func(disk map[string]string) {
+			for _, name := range slices.Sorted(maps.Keys(disk)) {
+				if work, ok := strings.CutPrefix(name, "/repo/"); ok {
+					lines = append(lines, "artifact "+work+" "+disk[name])
+				}
+			}
+		})
+		return lines
+	}
 	if (j.RepoURL != "" || j.Bundled) && !j.NoSetup && j.Prepared == "" {
 		r.g.in.h.mu.Lock()
 		lines = strings.Split(r.g.in.h.setup, "\n")
@@ -54,8 +66,11 @@ func (r *runner) script(j *guestapi.Job) (lines []string) {
 
 // workPhase is the phase in which the script of a job runs.
 func workPhase(j *guestapi.Job) string {
-	if j.Prepare {
+	switch {
+	case j.Prepare:
 		return "setup"
+	case j.Salvage:
+		return "collect"
 	}
 	return "agent"
 }

@@ -251,6 +251,9 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 		if n, err = r.repo(); err == nil {
 			err = r.log(fmt.Sprintf("repository bundle of %d bytes", n))
 		}
+	case "write":
+		name, text, _ := strings.Cut(rest, " ")
+		r.g.in.files(func(disk map[string]string) { disk["/repo/"+name] = text })
 	case "report":
 		err = r.raw(rest)
 	default:
