@@ -6,6 +6,7 @@ const (
 	DoctorSandbox      = "sandbox"
 	DoctorJob          = "job"
 	DoctorWorkspace    = "workspace"
+	DoctorSession      = "session"
 )
 
 // DoctorManifestName is the name of the first file of a doctor bundle, which
@@ -20,7 +21,7 @@ const DoctorSchema = 1
 type DoctorManifest struct {
 	Schema   int               `json:"schema"`
 	Kind     string            `json:"kind"`
-	Subject  string            `json:"subject,omitempty"` // VMID or job ID; "" for the installation
+	Subject  string            `json:"subject,omitempty"` // VMID or ID; "" for the installation
 	Versions map[string]string `json:"versions"`          // of the programs, by name
 	Files    []DoctorFile      `json:"files"`             // all files except the manifest, in their order
 	Errors   []DoctorError     `json:"errors"`            // files that are missing, and why

@@ -355,6 +355,11 @@ func (c *Client) SandboxDoctor(ctx context.Context, sandbox string) (Body, error
 	return c.raw(ctx, http.MethodPost, nil, "sandboxes", sandbox, "doctor")
 }
 
+// SessionDoctor makes a doctor bundle of a session, by ID or name.
+func (c *Client) SessionDoctor(ctx context.Context, session string) (Body, error) {
+	return c.raw(ctx, http.MethodPost, nil, "sessions", session, "doctor")
+}
+
 // WorkspaceDoctor makes a doctor bundle of a workspace, by ID or name.
 func (c *Client) WorkspaceDoctor(ctx context.Context, workspace string) (Body, error) {
 	return c.raw(ctx, http.MethodPost, nil, "workspaces", workspace, "doctor")

@@ -86,6 +86,10 @@ func (a *App) workspaceDoctorCmd() *cobra.Command {
 	return a.doctorOf("WORKSPACE", "workspace", (*client.Client).WorkspaceDoctor)
 }
 
+func (a *App) sessionDoctorCmd() *cobra.Command {
+	return a.doctorOf("SESSION", "session", (*client.Client).SessionDoctor)
+}
+
 // doctorOf returns a command that writes the doctor bundle of one object.
 func (a *App) doctorOf(arg, what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
 	var f doctorFlags

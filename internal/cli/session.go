@@ -24,7 +24,7 @@ another one, with the same workspace at /work. A session is named by its ID or n
   agentlab job run --repo . --task "Fix issue 12" --session fix-12`,
 	}
 	cmd.AddCommand(a.sessionCreateCmd(), a.sessionListCmd(), a.sessionShowCmd(), a.sessionResumeCmd(), a.sessionStopCmd(),
-		a.sessionForkCmd(), a.sessionBranchCmd(), a.sessionRenameCmd(), a.sessionDeleteCmd())
+		a.sessionForkCmd(), a.sessionBranchCmd(), a.sessionRenameCmd(), a.sessionDeleteCmd(), a.sessionDoctorCmd())
 	return cmd
 }
 

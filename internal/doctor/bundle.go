@@ -30,6 +30,9 @@ type Rows interface {
 	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
 	Workspaces(ctx context.Context) ([]agentlab.Workspace, error)
 	WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error)
+	Session(ctx context.Context, id string) (agentlab.Session, error)
+	Sessions(ctx context.Context) ([]agentlab.Session, error)
+	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
 }
 
 // Egress is the egress log; *audit.Service implements it.
@@ -84,11 +87,12 @@ var subjects = map[string]func(b *collector, ctx context.Context, id string) err
 	api.DoctorSandbox:      (*collector).sandbox,
 	api.DoctorJob:          (*collector).job,
 	api.DoctorWorkspace:    (*collector).workspace,
+	api.DoctorSession:      (*collector).session,
 }
 
-// Make returns a bundle (tar.gz) about the sandbox with a VMID, the job or the
-// workspace with an ID, or the installation. Codes: not_found, and unavailable if the secrets that
-// must be redacted cannot be read. What cannot be read otherwise is an entry in
+// Make returns a bundle (tar.gz) about the sandbox with a VMID, the job, the
+// workspace or the session with an ID, or the installation. Codes: not_found, and
+// unavailable if the secrets that must be redacted cannot be read. What cannot be read otherwise is an entry in
 // the manifest.
 func (s *Bundles) Make(ctx context.Context, kind, id string) ([]byte, error) {
 	begin := time.Now()

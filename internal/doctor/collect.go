@@ -158,6 +158,8 @@ func (b *collector) installation(ctx context.Context) error {
 	addRows(a, "snapshots.jsonl", newestRows, snapshots, err)
 	workspaces, err := b.cfg.Rows.Workspaces(ctx)
 	addRows(a, "workspaces.jsonl", newestRows, workspaces, err)
+	sessions, err := b.cfg.Rows.Sessions(ctx)
+	addRows(a, "sessions.jsonl", newestRows, sessions, err)
 	b.try(ctx, "instances.jsonl", func(ctx context.Context) error {
 		list, err := b.cfg.Driver.List(ctx)
 		slices.SortFunc(list, func(x, y backend.Instance) int { return cmp.Compare(x.Ref.UID, y.Ref.UID) })

@@ -12,14 +12,57 @@ import (
 // workspace collects a workspace, its volume, and the sandbox that has the volume.
 func (b *collector) workspace(ctx context.Context, id string) error {
 	v, err := b.cfg.Rows.Workspace(ctx, id)
+	if err == nil {
+		b.aboutWorkspace(ctx, v)
+	}
+	return err
+}
+
+// session collects a session with its history, its workspace, and its last job and
+// sandbox.
+func (b *collector) session(ctx context.Context, id string) error {
+	v, err := b.cfg.Rows.Session(ctx, id)
 	if err != nil {
 		return err
 	}
 	a := b.archive
+	a.doc("session/session.json", v)
+	history, err := b.cfg.Rows.SessionHistory(ctx, v.ID)
+	addRows(a, "session/history.jsonl", newestRows, history, err)
+	events, err := b.eventsOf(ctx, "session", v.ID, agentlab.EventSession)
+	addRows(a, "session/events.jsonl", newestRows, eventLines(events), err)
+	has := ""
+	if w, err := b.cfg.Rows.Workspace(ctx, v.WorkspaceID); err != nil {
+		a.fail("workspace/workspace.json", err)
+	} else {
+		has = b.aboutWorkspace(ctx, w)
+	}
+	if len(history) == 0 {
+		return nil
+	}
+	last := history[len(history)-1]
+	if has == "" {
+		b.sandboxWith(ctx, last.UID)
+	}
+	if last.JobID == "" {
+		return nil
+	}
+	if j, err := b.cfg.Rows.Job(ctx, last.JobID); err != nil {
+		a.fail("job/job.json", err)
+	} else {
+		b.aboutJob(ctx, "job/", j)
+	}
+	return nil
+}
+
+// aboutWorkspace returns the UID of the sandbox that has the volume, which it
+// collects too; "" if there is none.
+func (b *collector) aboutWorkspace(ctx context.Context, v agentlab.Workspace) (uid string) {
+	a := b.archive
 	a.doc("workspace/workspace.json", v)
 	snapshots, err := b.cfg.Rows.WorkspaceSnapshots(ctx, v.ID)
 	addRows(a, "workspace/snapshots.jsonl", newestRows, snapshots, err)
-	events, err := b.workspaceEvents(ctx, v.ID)
+	events, err := b.eventsOf(ctx, "workspace", v.ID, agentlab.EventWorkspaceState, agentlab.EventWorkspaceSnapshot, agentlab.EventWorkspaceLease)
 	addRows(a, "workspace/events.jsonl", newestRows, eventLines(events), err)
 	attached := backend.Ref{}
 	b.try(ctx, "workspace/volume.json", func(ctx context.Context) error {
@@ -37,7 +80,7 @@ func (b *collector) workspace(ctx context.Context, id string) error {
 	if attached.UID != "" {
 		b.sandboxWith(ctx, attached.UID)
 	}
-	return nil
+	return attached.UID
 }
 
 // sandboxWith collects the sandbox with that UID, which has the volume.
@@ -50,19 +93,15 @@ func (b *collector) sandboxWith(ctx context.Context, uid string) {
 	b.aboutSandbox(ctx, "sandbox/", sb)
 }
 
-// workspaceEvents returns the events of a workspace among the newest of all
-// workspaces: events have no column for a workspace.
-func (b *collector) workspaceEvents(ctx context.Context, id string) ([]agentlab.Event, error) {
-	all, err := b.cfg.Rows.Events(ctx, agentlab.EventFilter{
-		Kinds: []string{agentlab.EventWorkspaceState, agentlab.EventWorkspaceSnapshot}, Limit: maxWorkspaceEvents, Tail: true,
-	})
+// eventsOf returns the events of some kinds whose data has an ID under a key, among
+// the newest of these kinds: events have no column for it.
+func (b *collector) eventsOf(ctx context.Context, key, id string, kinds ...string) ([]agentlab.Event, error) {
+	all, err := b.cfg.Rows.Events(ctx, agentlab.EventFilter{Kinds: kinds, Limit: maxEventsOf, Tail: true})
 	return slices.DeleteFunc(all, func(e agentlab.Event) bool {
-		var data struct {
-			Workspace string `json:"workspace"`
-		}
-		return json.Unmarshal([]byte(e.Data), &data) != nil || data.Workspace != id
+		var data map[string]any
+		return json.Unmarshal([]byte(e.Data), &data) != nil || data[key] != id
 	}), err
 }
 
-// maxWorkspaceEvents is how many events of all workspaces are read.
-const maxWorkspaceEvents = 10 * maxRows
+// maxEventsOf is how many events of all workspaces, or sessions, are read.
+const maxEventsOf = 10 * maxRows

@@ -20,6 +20,7 @@ func (s *Server) doctorRoutes() []route {
 		{post, "/v1/sandboxes/{sandbox}/doctor", AccessAdmin, verb, onSandbox, anyOrigin, 200, "sandbox-doctor", "Make a doctor bundle (tar.gz) of a sandbox", raw(gz, s.sandboxDoctor)},
 		{post, "/v1/jobs/{job}/doctor", AccessAdmin, verb, onJob, anyOrigin, 200, "job-doctor", "Make a doctor bundle (tar.gz) of a job", raw(gz, s.jobDoctor)},
 		{post, "/v1/workspaces/{workspace}/doctor", AccessAdmin, verb, noTarget, anyOrigin, 200, "workspace-doctor", "Make a doctor bundle (tar.gz) of a workspace", raw(gz, s.workspaceDoctor)},
+		{post, "/v1/sessions/{session}/doctor", AccessAdmin, verb, noTarget, anyOrigin, 200, "session-doctor", "Make a doctor bundle (tar.gz) of a session", raw(gz, s.sessionDoctor)},
 	}
 }
 
@@ -49,6 +50,14 @@ func (s *Server) workspaceDoctor(ctx context.Context, in *WorkspaceInput) (*huma
 		return nil, err
 	}
 	return s.doctorBundle(ctx, api.DoctorWorkspace, v.ID)
+}
+
+func (s *Server) sessionDoctor(ctx context.Context, in *SessionInput) (*huma.StreamResponse, error) {
+	v, err := s.cfg.Services.Sessions.Get(ctx, in.Session)
+	if err != nil {
+		return nil, err
+	}
+	return s.doctorBundle(ctx, api.DoctorSession, v.ID)
 }
 
 func (s *Server) doctorBundle(ctx context.Context, kind, id string) (*huma.StreamResponse, error) {
