@@ -76,6 +76,7 @@ type Job struct {
 	RepoURL      string     `json:"repo_url,omitempty"`
 	Bundled      bool       `json:"bundled" doc:"The repository was uploaded as a git bundle"`
 	Ref          string     `json:"ref,omitempty"`
+	Branch       string     `json:"branch,omitempty" doc:"Branch of the work; default agentlab/JOB_ID"`
 	Depth        int        `json:"depth,omitempty"`
 	Task         string     `json:"task"`
 	Agent        string     `json:"agent"`

@@ -58,12 +58,7 @@ func (a *App) showJob(j api.Job) error {
 	if j.ExitCode != nil {
 		t.row("Exit code:", *j.ExitCode)
 	}
-	if j.Attempt > 0 {
-		t.row("Attempt:", fmt.Sprintf("%d of %s", j.Attempt, j.ParentID))
-	} else {
-		optional("Prepares:", j.ParentID)
-	}
-	optional("Salvages:", j.Salvages)
+	optional(relation(j))
 	optional("Pick:", firstLine(j.Pick, 200))
 	if j.Attempt > 0 && j.Pick != "" {
 		t.row("Judge:", judged(j))
@@ -116,6 +111,17 @@ func (a *App) showJob(j api.Job) error {
 		}
 	}
 	return nil
+}
+
+// relation returns what a job does for another one, with a label.
+func relation(j api.Job) (label, of string) {
+	switch {
+	case j.Attempt > 0:
+		return "Attempt:", fmt.Sprintf("%d of %s", j.Attempt, j.ParentID)
+	case j.Salvages != "":
+		return "Salvages:", j.Salvages
+	}
+	return "Prepares:", j.ParentID
 }
 
 func (a *App) artifactTable(items []api.Artifact) error {

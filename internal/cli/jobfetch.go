@@ -157,7 +157,14 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 	return got, err
 }
 
-func resultBranch(j api.Job) string { return "refs/heads/agentlab/" + cmp.Or(j.ParentID, j.ID) }
+// resultBranch is the branch of the work in the bundles of a job. An attempt works on
+// that of its job.
+func resultBranch(j api.Job) string {
+	if j.ParentID != "" {
+		return "refs/heads/agentlab/" + j.ParentID
+	}
+	return "refs/heads/" + cmp.Or(j.Branch, "agentlab/"+j.ID)
+}
 
 var errNoCommits = errors.New("has no commits")
 

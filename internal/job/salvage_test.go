@@ -165,9 +165,9 @@ func TestKeptDisksAreBounded(t *testing.T) {
 		w.profiles.set("plain", p)
 		var ids []string
 		for range 2 {
-			j := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
-			w.phase(j.ID, "agent")
-			ids = append(ids, j.ID)
+			large := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
+			w.phase(large.ID, "agent")
+			ids = append(ids, large.ID)
 		}
 		for _, id := range ids {
 			if err := w.host.CrashVM(w.ref(id), "boom"); err != nil {

@@ -46,7 +46,7 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 
 func toJob(j agentlab.Job) api.Job {
 	return api.Job{
-		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
+		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Branch: j.Branch, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
 		Profile: j.Profile, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
 		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, Waiting: j.Waiting, ExitCode: j.ExitCode,
 		SandboxVMID: j.SandboxVMID,

@@ -102,12 +102,11 @@ func (l *lab) workSurvives(t *testing.T, repo, id string, kill func()) {
 	if r := l.run(repo, "job", "diff", id); r.code != 0 || !strings.Contains(r.stdout, "clock.txt") {
 		t.Errorf("job diff: %v", r)
 	}
-	l.salvages(t, repo, id, got)
+	l.salvages(t, repo, id)
 }
 
 // salvages extracts the work of a job with lostTask from the disk that its lost VM left.
-// Its checkpoint was fetched before.
-func (l *lab) salvages(t *testing.T, repo, id string, fetched fetchedWork) {
+func (l *lab) salvages(t *testing.T, repo, id string) {
 	t.Helper()
 	kept := strconv.Itoa(l.vmOf(t, id))
 	if !eventually(commandLimit, func() bool { sb := l.sandbox(t, kept); return sb.Salvage && sb.State == "STOPPED" }) {
@@ -117,9 +116,6 @@ func (l *lab) salvages(t *testing.T, repo, id string, fetched fetchedWork) {
 	r := l.run("", "--json", "job", "salvage", id)
 	if err := json.Unmarshal([]byte(r.stdout), &j); err != nil || j.Status != "COMPLETED" || j.Salvages != id || j.Result.Commits != 3 {
 		t.Fatalf("%+v\n%v\n%s", j, r, l.ok("job", "logs", j.ID))
-	}
-	for _, ref := range []string{fetched.Ref, fetched.ChangesRef} {
-		git(t, repo, "update-ref", "-d", ref)
 	}
 	got, _, r := l.fetchWork(repo, j.ID)
 	if r.code != 0 {

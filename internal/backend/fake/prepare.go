@@ -64,6 +64,12 @@ func (r *runner) script(j *guestapi.Job) (lines []string) {
 	return lines
 }
 
+// write writes a file in the checkout: its name and its text.
+func (r *runner) write(args string) {
+	name, text, _ := strings.Cut(args, " ")
+	r.g.in.files(func(disk map[string]string) { disk["/repo/"+name] = text })
+}
+
 // workPhase is the phase in which the script of a job runs.
 func workPhase(j *guestapi.Job) string {
 	switch {
@@ -79,4 +85,11 @@ func workPhase(j *guestapi.Job) string {
 func (r *runner) leavePrepared() guestapi.Result {
 	r.g.in.files(func(disk map[string]string) { disk[preparedFile] = fakeCommit })
 	return guestapi.Result{BaseCommit: fakeCommit}
+}
+
+func (s *runnerRecord) env(name string) string {
+	if s == nil {
+		return ""
+	}
+	return name + "=" + s.Boot.Env[name]
 }

@@ -252,8 +252,7 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 			err = r.log(fmt.Sprintf("repository bundle of %d bytes", n))
 		}
 	case "write":
-		name, text, _ := strings.Cut(rest, " ")
-		r.g.in.files(func(disk map[string]string) { disk["/repo/"+name] = text })
+		r.write(rest)
 	case "report":
 		err = r.raw(rest)
 	default:
@@ -266,13 +265,6 @@ func (r *runner) runLine(ctx context.Context, line string) (code int, end bool, 
 		return 1, true, r.log("error: " + err.Error())
 	}
 	return 0, false, nil
-}
-
-func (s *runnerRecord) env(name string) string {
-	if s == nil {
-		return ""
-	}
-	return name + "=" + s.Boot.Env[name]
 }
 
 // enter reports a new phase. An error is ignored: the next report has the

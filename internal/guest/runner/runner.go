@@ -157,55 +157,13 @@ func (r *Runner) work(ctx context.Context) (out outcome, rp repo, err error) {
 }
 
 func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
-	failed := func(phase string, err error) outcome {
-		r.logf("%v", err)
-		return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
-	}
 	if rp.Path == "" {
-		if err := errors.Join(r.prepareWorkspace(), r.trust(ctx)); ctx.Err() != nil {
-			return outcome{}, ctx.Err()
-		} else if err != nil {
-			return failed("clone", err), nil
+		if out, err := r.clone(ctx, rp); err != nil || out.Status != "" {
+			return out, err
 		}
-		if !r.job.Salvage && (r.job.RepoURL != "" || r.job.Bundled) {
-			r.control.phase("clone")
-		}
-		r.git.progress = r.control.progress
-		got, err := r.stoppableCheckout(ctx)
-		r.git.progress = nil
-		if ctx.Err() != nil {
-			return outcome{}, ctx.Err()
-		}
-		if stop := r.control.stopRequest(); stop.Status != "" {
-			return stopOutcome(outcome{Phase: "clone"}, stop), nil
-		}
-		if err != nil {
-			return failed("clone", err), nil
-		}
-		if r.job.Salvage {
-			*rp = got
-			return outcome{Status: "COMPLETED", Phase: "collect"}, r.dir.save(fileRepo, got)
-		}
-		p, err := r.checkProject(got)
-		if err == nil {
-			err = r.narrowNetwork(ctx, p.Network)
-		}
-		if ctx.Err() != nil {
-			return outcome{}, ctx.Err()
-		}
-		if err != nil {
-			return failed("clone", err), nil
-		}
-		if !r.job.NoSetup && r.job.Prepared == "" {
-			got.Setup = p.Setup
-		}
-		if err := leaveCheckout(got); err != nil {
-			return failed("clone", err), nil
-		}
-		*rp = got
-		if err := r.dir.save(fileRepo, got); err != nil {
-			return outcome{}, err
-		}
+	}
+	if r.job.Salvage {
+		return outcome{Status: "COMPLETED", Phase: "collect"}, nil
 	}
 	if out, err := r.setUp(ctx, *rp); err != nil || out.Status != "" {
 		return out, err
@@ -218,7 +176,7 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	}
 	if r.job.Prepare {
 		if err := leaveCheckout(*rp); err != nil {
-			return failed("setup", err), nil
+			return r.failed("setup", err), nil
 		}
 		return outcome{Status: "COMPLETED", Phase: "setup"}, nil
 	}
@@ -226,12 +184,68 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	r.control.phase("agent")
 	out, err := r.runAgent(ctx, *rp)
 	if err != nil && ctx.Err() == nil {
-		return failed("agent", err), nil
+		return r.failed("agent", err), nil
 	}
 	if err != nil || out.Status != "COMPLETED" || r.job.Judge == "" {
 		return out, err
 	}
 	return r.judge(ctx, *rp, out)
+}
+
+// failed is the outcome of a job that failed in a phase.
+func (r *Runner) failed(phase string, err error) outcome {
+	r.logf("%v", err)
+	return outcome{Status: "FAILED", Phase: phase, Message: err.Error()}
+}
+
+// clone makes the checkout, and stores what is known about it. With an outcome the
+// work is over.
+func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
+	if err := errors.Join(r.prepareWorkspace(), r.trust(ctx)); ctx.Err() != nil {
+		return outcome{}, ctx.Err()
+	} else if err != nil {
+		return r.failed("clone", err), nil
+	}
+	if !r.job.Salvage && (r.job.RepoURL != "" || r.job.Bundled) {
+		r.control.phase("clone")
+	}
+	r.git.progress = r.control.progress
+	got, err := r.stoppableCheckout(ctx)
+	r.git.progress = nil
+	if ctx.Err() != nil {
+		return outcome{}, ctx.Err()
+	}
+	if stop := r.control.stopRequest(); stop.Status != "" {
+		return stopOutcome(outcome{Phase: "clone"}, stop), nil
+	}
+	if err != nil {
+		return r.failed("clone", err), nil
+	}
+	if r.job.Salvage {
+		*rp = got
+		return outcome{}, r.dir.save(fileRepo, got)
+	}
+	p, err := r.checkProject(got)
+	if err == nil {
+		err = r.narrowNetwork(ctx, p.Network)
+	}
+	if ctx.Err() != nil {
+		return outcome{}, ctx.Err()
+	}
+	if err != nil {
+		return r.failed("clone", err), nil
+	}
+	if !r.job.NoSetup && r.job.Prepared == "" {
+		got.Setup = p.Setup
+	}
+	if err := leaveCheckout(got); err != nil {
+		return r.failed("clone", err), nil
+	}
+	*rp = got
+	if err := r.dir.save(fileRepo, got); err != nil {
+		return outcome{}, err
+	}
+	return outcome{}, nil
 }
 
 // stoppableCheckout is checkout, which a stop interrupts.
