@@ -34,7 +34,7 @@ var released = map[string]string{
 	"00030_messages_author.sql":  "7c92640b40838a004bb8457e9cdc9a7b24881b4ea22726634fec7eacf7667eaa",
 	"00031_grants_messages.sql":  "f5a9652134414e048db9859cbf570eb51bc34f5f73ab3c79fd63b55c02b71167",
 	"00033_consistency.sql":      "bcbe360c2a5936b51e852986c9e0d74d06c55b2bfc0e8775a323aa9e6a337d2b",
-	"00033_salvage.sql":          "4b6093e7610c8a3c5122b4e4d0afe75d1bf2612fb4646de7ecc45e5601d89736",
+	"00034_salvage.sql":          "4b6093e7610c8a3c5122b4e4d0afe75d1bf2612fb4646de7ecc45e5601d89736",
 }
 
 // A migration is never edited, because databases that have applied it do not run
