@@ -2,6 +2,7 @@ package egress
 
 import (
 	"net/netip"
+	"sync"
 )
 
 // Denial is one range of addresses that no policy allows.
@@ -20,8 +21,11 @@ type MaskedDenial struct {
 // Denials returns the list of AlwaysDenied, for enforcers that load rules
 // instead of calling Decide for each flow. Ranges overlap; the first that
 // contains an address determines the rule. IPv6 addresses that contain IPv4
-// ones under any prefix are in MaskedDenials.
-func Denials() []Denial {
+// ones under any prefix are in MaskedDenials. Callers must not change the list, which
+// is made once: every policy is compiled with it.
+func Denials() []Denial { return allDenials() }
+
+var allDenials = sync.OnceValue(func() []Denial {
 	var out []Denial
 	add := func(p netip.Prefix, rule string) {
 		if !Dropped(rule) {
@@ -44,7 +48,7 @@ func Denials() []Denial {
 		add(p, RuleReserved)
 	}
 	return out
-}
+})
 
 // MaskedDenials returns the rest of the list: ISATAP addresses, which contain
 // IPv4 addresses under any prefix.
