@@ -102,7 +102,6 @@ func (l *lab) workSurvives(t *testing.T, repo, id string, kill func()) {
 	if r := l.run(repo, "job", "diff", id); r.code != 0 || !strings.Contains(r.stdout, "clock.txt") {
 		t.Errorf("job diff: %v", r)
 	}
-	l.salvages(t, repo, id)
 }
 
 // salvages extracts the work of a job with lostTask from the disk that its lost VM left.
@@ -150,6 +149,7 @@ func TestWorkSurvivesALostVM(t *testing.T) {
 			t.Logf("QEMU ended with its supervisor: %v", err)
 		}
 	})
+	l.salvages(t, repo, id)
 }
 
 // vmOf returns the number of the VM of a job.
@@ -187,5 +187,6 @@ func TestProxmoxWorkSurvivesALostVM(t *testing.T) {
 		}
 		p.node.PowerOff(vmid)
 	})
+	p.noSandboxes()
 	p.clean()
 }
