@@ -16,6 +16,7 @@ import (
 //	§2.1  concurrent use of a workspace            one-writer; TestRaceForAWorkspace (internal/sandbox)
 //	§2.1  waiting survives a restart               wait-survives-restart; TestJobsShareAWorkspace
 //	§2.2  named snapshots, list, restore           snapshot-and-restore
+//	§2.2  a workspace in use is saved with a flag  snapshot-in-use
 //	§2.2  events of snapshots                      snapshots-are-events
 //	§2.3  a fork is independent                    fork-is-independent
 //	§2.3  a fork does not change its source        fork-keeps-source
