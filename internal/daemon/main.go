@@ -115,8 +115,9 @@ func printError(w io.Writer, err error) int {
 
 // gcPercent is how much the heap may grow until the next garbage collection. What is
 // in use is small also with thousands of sandboxes, and a request for a page of a
-// list needs a few megabytes, so that collections are cheap.
-const gcPercent = 50
+// list needs a few megabytes, so that collections are cheap. A busy host finishes a
+// collection late, and the heap grows beyond this in the meantime.
+const gcPercent = 25
 
 // run is 'agentlabd run'.
 func run(ctx context.Context, args []string, known registry.List) error {
