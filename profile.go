@@ -18,6 +18,7 @@ type Profile struct {
 	Workspace       string // "none" or WorkspaceRequired
 	Mode            string // "dangerous"
 	Keepalive       bool   // default for --keepalive
+	GuestRenew      bool   // guests may renew the leases of their sandboxes
 	TTL             time.Duration
 	SecretsBundle   string // "" means no secrets
 	ClonePath       string // absolute path in the guest; "" means the runner's default

@@ -27,6 +27,7 @@ const (
 	PathRepo      = "/v1/runner/repo"      // GET → git bundle of the job's local repository
 	PathNetwork   = "/v1/runner/network"   // POST NetworkNarrow → 204; before the agent starts; only ever narrows
 	PathMessages  = "/v1/messages"         // POST MessagePost → Message; GET ?scope=KIND&after=ID&wait=SECONDS (≤ 55) → MessageList; with the messages token
+	PathLease     = "/v1/lease"            // POST LeaseRenew → Lease; GET → Lease; with the messages token
 	PathUpload    = "/upload/"             // PUT /upload/<path>, raw bytes, Content-Length or chunked → UploadAck; on the upload port too
 )
 
@@ -76,7 +77,17 @@ type RunnerTarget struct {
 	Token string `json:"token"`
 }
 
-// MessagesTarget is the token for messages.
+// LeaseRenew asks for a longer lease of this sandbox. The lease is never shortened.
+type LeaseRenew struct {
+	Minutes int `json:"minutes,omitempty"` // from now; 0 means the default of the profile
+}
+
+// Lease is the lease of this sandbox.
+type Lease struct {
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// MessagesTarget is the token for messages and for the lease.
 type MessagesTarget struct {
 	Token string `json:"token"`
 }

@@ -21,14 +21,14 @@ const usage = `usage: agent-runner COMMAND
   run             run the job that the bootstrap document names
   wipe            remove the job's secrets
   probe           run the network probes read from standard input (JSON)
-  agentlab-agent, agentlab-msg (also by these names): run a coding agent; post and read messages
+  agentlab-agent, agentlab-msg, agentlab-lease (also by these names): run a coding agent; post and read messages; renew the lease
   --version
   init, supervise, guestd: started by the sandbox itself
 `
 
 func main() {
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]
-	if name != "agentlab-agent" && name != msgcmd.Program && len(args) > 0 {
+	if name != "agentlab-agent" && !msgcmd.Programs(name) && len(args) > 0 {
 		name, args = args[0], args[1:]
 	}
 	switch {
@@ -49,8 +49,8 @@ func main() {
 		os.Exit(prober.Main(args))
 	case name == "agentlab-agent":
 		os.Exit(agentcmd.Main(args))
-	case name == msgcmd.Program:
-		os.Exit(msgcmd.Main(args))
+	case msgcmd.Programs(name):
+		os.Exit(msgcmd.Main(name, args))
 	case name == "--version":
 		fmt.Println("agent-runner " + version.String())
 	default:

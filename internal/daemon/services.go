@@ -223,7 +223,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	})
 	s.messages = message.New(s.store, agentlab.MessageLimits(s.settings.Messages))
 	s.guests = guestserver.New(guestserver.Config{
-		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages,
+		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages, Leases: s.sandboxes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)

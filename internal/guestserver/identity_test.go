@@ -135,6 +135,16 @@ func (s *services) OfSandbox(_ context.Context, vmid int, kind agentlab.MessageS
 	return agentlab.MessageScope{Kind: kind, ID: ownJob}, "job:" + ownJob, nil
 }
 
+func (s *services) Lease(_ context.Context, vmid int) (time.Time, error) {
+	s.note(about{"lease", vmid, ""})
+	return time.Time{}, nil
+}
+
+func (s *services) RenewFromGuest(_ context.Context, vmid int, _ time.Duration) (time.Time, error) {
+	s.note(about{"renew", vmid, ""})
+	return time.Time{}, nil
+}
+
 func (s *services) Post(_ context.Context, m agentlab.Message) (agentlab.Message, error) {
 	s.note(about{"post", 0, m.Scope.ID})
 	return m, nil
@@ -194,7 +204,7 @@ func claims(r route) []*http.Request {
 // called at all.
 func TestGuestCanAccessOnlyItself(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Messages: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6, Posts: 1e6}})
+	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Messages: s, Leases: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6, Posts: 1e6}})
 	handler := srv.Handler(ownVMID)
 	for _, r := range routes() {
 		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > messenger {

@@ -19,7 +19,7 @@ import (
 // messenger makes calls about messages with the token of one sandbox.
 func messenger(tb testing.TB, c *guesttest.Controller, l guestserver.Limits) func(method, query, token, body string) (int, string) {
 	tb.Helper()
-	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Limits: l}).Handler(c.VMID)
+	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Leases: c, Limits: l}).Handler(c.VMID)
 	return func(method, query, token, body string) (int, string) {
 		req := httptest.NewRequestWithContext(context.Background(), method, "http://controller"+guestapi.PathMessages+"?"+query, io.NopCloser(strings.NewReader(body)))
 		req.Header.Set("Authorization", "Bearer "+token)

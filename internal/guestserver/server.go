@@ -77,6 +77,7 @@ type Config struct {
 	Artifacts Artifacts
 	Bootstrap Bootstrap
 	Messages  Messages
+	Leases    Leases
 	Limits    Limits
 	Clock     func() time.Time // nil means time.Now
 	Logger    *slog.Logger     // nil means none
@@ -264,6 +265,8 @@ func routes() []route {
 		{"GET", guestapi.PathRepo, runnerAtWork, (*guest).repo},
 		{"POST", guestapi.PathMessages, messenger, (*guest).postMessage},
 		{"GET", guestapi.PathMessages, messenger, (*guest).readMessages},
+		{"POST", guestapi.PathLease, messenger, (*guest).renewLease},
+		{"GET", guestapi.PathLease, messenger, (*guest).lease},
 		{"PUT", guestapi.PathUpload + "{path...}", uploaderAtWork, (*guest).upload},
 	}
 }

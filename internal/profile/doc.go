@@ -76,6 +76,7 @@ type storage struct {
 type behavior struct {
 	Mode              string   `yaml:"mode"` // dangerous, the default and only mode
 	KeepaliveDefault  bool     `yaml:"keepalive_default"`
+	GuestLeaseRenew   bool     `yaml:"guest_lease_renew"`
 	TTLMinutesDefault int      `yaml:"ttl_minutes_default"` // default 180
 	InnerSandbox      string   `yaml:"inner_sandbox"`       // none (default) or bubblewrap
 	InnerSandboxArgs  []string `yaml:"inner_sandbox_args"`  // further options of bwrap
@@ -198,6 +199,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		Workspace:       d.Storage.Workspace,
 		Mode:            d.Behavior.Mode,
 		Keepalive:       d.Behavior.KeepaliveDefault,
+		GuestRenew:      d.Behavior.GuestLeaseRenew,
 		TTL:             time.Duration(d.Behavior.TTLMinutesDefault) * time.Minute,
 		SecretsBundle:   d.SecretsBundle,
 		ClonePath:       d.Repo.ClonePath,

@@ -56,6 +56,48 @@ func (s *Service) extendLease(ctx context.Context, vmid int, ttl time.Duration, 
 	})
 }
 
+// minRenewal is by how much a guest must make its lease longer, so that it does not
+// write an event with each call.
+const minRenewal = time.Minute
+
+// Lease returns when the lease of a sandbox ends. Code: not_found.
+func (s *Service) Lease(ctx context.Context, vmid int) (time.Time, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	return sb.LeaseExpiresAt, err
+}
+
+// RenewFromGuest makes the lease of a sandbox end ttl from now for its guest, if its
+// profile allows that, and returns the end. A ttl of 0 is that of the profile. It never
+// makes a lease shorter, and none longer than Limits.MaxTTL after the sandbox was
+// created. Codes: not_found, denied, invalid, conflict.
+func (s *Service) RenewFromGuest(ctx context.Context, vmid int, ttl time.Duration) (time.Time, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err != nil {
+		return time.Time{}, err
+	}
+	prof, err := s.cfg.Profiles.Use(sb.Profile)
+	switch {
+	case err != nil:
+		return time.Time{}, err
+	case !prof.GuestRenew:
+		return time.Time{}, agentlab.Errorf(agentlab.CodeDenied, "the profile %s does not allow sandboxes to renew their leases (behavior.guest_lease_renew)", prof.Name)
+	}
+	if ttl, err = s.ttl(ttl, prof.TTL); err != nil {
+		return time.Time{}, err
+	}
+	end := sb.LeaseExpiresAt
+	if s.clock().Add(ttl).Sub(end) < minRenewal {
+		return end, nil
+	}
+	if sb, err = s.extendLease(ctx, vmid, ttl, "renewed by its guest"); err != nil {
+		return time.Time{}, err
+	}
+	if sb.Desired != agentlab.DesiredRunning {
+		return time.Time{}, conflict(sb, "and its lease cannot be renewed", "")
+	}
+	return sb.LeaseExpiresAt, nil
+}
+
 // leaseWarning returns the last warning that is due when a lease ends in left; 0
 // means none.
 func leaseWarning(left time.Duration) (due time.Duration) {

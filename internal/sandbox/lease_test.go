@@ -139,3 +139,53 @@ func TestDetachedTerminalDoesNotRenew(t *testing.T) {
 		}
 	})
 }
+
+// A guest renews the lease of its sandbox only if the profile allows that, and never
+// makes it shorter, longer than the maximum, or an event with each call.
+func TestGuestRenews(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		w.limits.MaxTTL = 3 * time.Hour
+		w.restart()
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: 30 * time.Minute})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.svc.RenewFromGuest(ctx, sb.VMID, time.Hour); agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("a profile that does not allow it: %v", err)
+		}
+		p := w.profiles.list["plain"]
+		p.GuestRenew, p.TTL = true, 2*time.Hour
+		w.profiles.list["plain"] = p
+		created := w.get(sb.VMID).CreatedAt
+		for _, c := range []struct {
+			sleep, ttl time.Duration
+			end        time.Duration // after the creation
+			code       agentlab.Code
+		}{
+			{10 * time.Minute, time.Minute, 30 * time.Minute, ""}, // not shorter
+			{0, 0, 2*time.Hour + 10*time.Minute, ""},
+			{30 * time.Second, 0, 2*time.Hour + 10*time.Minute, ""}, // too little
+			{0, 30 * time.Second, 0, agentlab.CodeInvalid},
+			{0, 4 * time.Hour, 0, agentlab.CodeInvalid},
+			{time.Hour, 0, 3 * time.Hour, ""},
+			{0, 0, 3 * time.Hour, ""},
+		} {
+			time.Sleep(c.sleep)
+			events := len(w.events(agentlab.EventSandboxLease))
+			end, err := w.svc.RenewFromGuest(ctx, sb.VMID, c.ttl)
+			if agentlab.CodeOf(err) != c.code || err == nil && (end.Sub(created) < c.end-time.Minute || end.Sub(created) > c.end+time.Minute) {
+				t.Errorf("%+v: ends %s after the creation, %v", c, end.Sub(created), err)
+			}
+			if n := len(w.events(agentlab.EventSandboxLease)) - events; n > 1 {
+				t.Errorf("%+v: %d events", c, n)
+			}
+		}
+		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		before := w.get(sb.VMID).LeaseExpiresAt
+		if end, _ := w.svc.RenewFromGuest(ctx, sb.VMID, 0); end.After(before) || !w.get(sb.VMID).LeaseExpiresAt.Equal(before) {
+			t.Errorf("a stopped sandbox renewed its lease to %s", end)
+		}
+	})
+}

@@ -15,6 +15,8 @@ func TestAgentsCoordinate(t *testing.T) {
 	l := newLab(t)
 	repo := sampleRepo(t)
 	id := l.submit("--repo", repo, "--agent", "shell", "--attempts", "2", "--task", `
+agentlab-lease || exit 3
+agentlab-lease renew && exit 4 # the profile does not allow it
 agentlab-msg post --kind claim --data '{"author":"user:0"}' "$AGENTLAB_JOB_ID is here"
 agentlab-msg tail --follow > feed & tail=$!
 until [ "$(grep -c " claim " feed)" = 2 ] && grep -q "go on" feed; do sleep 0.2; done

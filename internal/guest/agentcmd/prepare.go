@@ -45,6 +45,7 @@ work on the same job, workspace or session. To coordinate with them:
 
 - ` + "`agentlab-msg tail`" + ` prints the newest messages, ` + "`agentlab-msg tail --after ID --follow`" + ` waits for more.
 - ` + "`agentlab-msg post --kind note \"TEXT\"`" + ` posts a message; ` + "`--data JSON`" + ` adds data for programs.
+- ` + "`agentlab-lease`" + ` prints when this sandbox ends, ` + "`agentlab-lease renew`" + ` renews its lease if that is allowed.
 - ` + "`--scope job|workspace|session`" + ` selects who reads it; the default is your job.
 
 Read the messages before you begin. If others work with you, say what you are about

@@ -1,5 +1,5 @@
-// Package msgcmd implements agentlab-msg, with which agents post and read messages
-// of the scopes of their sandbox.
+// Package msgcmd implements the programs for agents: agentlab-msg, with which they post
+// and read messages of the scopes of their sandbox, and agentlab-lease.
 package msgcmd
 
 import (
@@ -45,16 +45,20 @@ type Config struct {
 	Token      string `json:"token"`
 }
 
-// The files of the command: a directory of the runner has the program and its
+// The files of the programs: a directory of the runner has them and their
 // configuration.
 const (
 	Program    = "agentlab-msg"
+	Lease      = "agentlab-lease"
 	DirEnv     = "AGENTLAB_MESSAGES" // variable with that directory; default defaultDir
 	configFile = "messages.json"
 	defaultDir = "/run/agentlab/secrets/messages"
 )
 
-// Install writes the configuration and a link to the program exe to dir.
+// Programs reports whether this package implements the program with a name.
+func Programs(name string) bool { return name == Program || name == Lease }
+
+// Install writes the configuration and links to the program exe to dir.
 func Install(dir, exe string, cfg Config) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -63,20 +67,28 @@ func Install(dir, exe string, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	link := filepath.Join(dir, Program)
-	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	for _, name := range []string{Program, Lease} {
+		link := filepath.Join(dir, name)
+		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := os.Symlink(exe, link); err != nil {
+			return err
+		}
 	}
-	return errors.Join(os.Symlink(exe, link), os.WriteFile(filepath.Join(dir, configFile), p, 0o600))
+	return os.WriteFile(filepath.Join(dir, configFile), p, 0o600)
 }
 
-// Main runs the command; args do not include the program's name.
-func Main(args []string) int {
+// Main runs the program with a name; args do not include it.
+func Main(name string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	dir := os.Getenv(DirEnv)
 	if dir == "" {
 		dir = defaultDir
+	}
+	if name == Lease {
+		return runLease(ctx, dir, args, os.Stdout, os.Stderr)
 	}
 	return run(ctx, dir, args, os.Stdin, os.Stdout, os.Stderr)
 }
@@ -165,7 +177,7 @@ func open(dir string) (*client, error) {
 		err = json.Unmarshal(p, &c.cfg)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("this sandbox cannot post or read messages: %w", err)
+		return nil, fmt.Errorf("this sandbox cannot call the controller: %w", err)
 	}
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
@@ -181,7 +193,7 @@ func (c *client) post(ctx context.Context, o options, out io.Writer) error {
 		return err
 	}
 	var m guestapi.Message
-	if err := c.call(ctx, http.MethodPost, nil, p, &m); err != nil {
+	if err := c.call(ctx, http.MethodPost, guestapi.PathMessages, p, &m); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "message %d posted\n", m.ID)
@@ -205,7 +217,7 @@ func (c *client) tail(ctx context.Context, o options, out io.Writer) error {
 	for {
 		q.Set("after", strconv.FormatInt(o.after, 10))
 		var list guestapi.MessageList
-		err := c.call(ctx, http.MethodGet, q, nil, &list)
+		err := c.call(ctx, http.MethodGet, guestapi.PathMessages+"?"+q.Encode(), nil, &list)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -296,11 +308,10 @@ const (
 	maxAnswer   = 4 << 20
 )
 
-func (c *client) call(ctx context.Context, method string, q url.Values, body []byte, out any) error {
+func (c *client) call(ctx context.Context, method, path string, body []byte, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	u := strings.TrimSuffix(c.cfg.Controller, "/") + guestapi.PathMessages + "?" + q.Encode()
-	req, err := http.NewRequestWithContext(ctx, method, u, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.cfg.Controller, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "agentlab-agent" {
 		os.Exit(agentcmd.Main(os.Args[1:]))
 	}
-	if filepath.Base(os.Args[0]) == msgcmd.Program {
-		os.Exit(msgcmd.Main(os.Args[1:]))
+	if name := filepath.Base(os.Args[0]); msgcmd.Programs(name) {
+		os.Exit(msgcmd.Main(name, os.Args[1:]))
 	}
 	if text := os.Getenv("TEST_RUNNER_CONFIG"); text != "" {
 		var cfg Config

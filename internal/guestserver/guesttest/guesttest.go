@@ -58,6 +58,7 @@ type Controller struct {
 	disconnect context.CancelFunc // of the current server
 	served     sync.WaitGroup
 	messages   []agentlab.Message
+	leaseEnds  time.Time
 	fetches    int
 	denials    int
 	narrowed   []guestapi.NetworkNarrow
@@ -136,7 +137,7 @@ func (c *Controller) Start() {
 		c.tb.Fatal(err)
 	}
 	c.addr = l.Addr().String()
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Limits: c.Limits})
+	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Leases: c, Limits: c.Limits})
 	var ctx context.Context
 	ctx, c.disconnect = context.WithCancel(context.WithoutCancel(c.tb.Context()))
 	c.served.Go(func() { _ = s.Serve(ctx, c.VMID, l) })

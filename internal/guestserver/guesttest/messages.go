@@ -2,6 +2,7 @@ package guesttest
 
 import (
 	"context"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/redact"
@@ -24,6 +25,24 @@ func (c *Controller) OfSandbox(_ context.Context, vmid int, kind agentlab.Messag
 		return scope, "", agentlab.Errorf(agentlab.CodeNotFound, "this sandbox has no session")
 	}
 	return scope, "job:" + c.JobID, scope.Validate()
+}
+
+// Lease implements guestserver.Leases.
+func (c *Controller) Lease(context.Context, int) (time.Time, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaseEnds, nil
+}
+
+// RenewFromGuest implements guestserver.Leases. More than a day is refused.
+func (c *Controller) RenewFromGuest(_ context.Context, vmid int, ttl time.Duration) (time.Time, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if vmid != c.VMID || ttl > 24*time.Hour {
+		return time.Time{}, agentlab.Errorf(agentlab.CodeDenied, "the profile does not allow it")
+	}
+	c.leaseEnds = time.Unix(0, 0).Add(ttl)
+	return c.leaseEnds, nil
 }
 
 // Post implements guestserver.Messages.
