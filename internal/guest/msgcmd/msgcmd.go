@@ -220,7 +220,7 @@ func (c *client) tail(ctx context.Context, o options, out io.Writer) error {
 		err := c.call(ctx, http.MethodGet, guestapi.PathMessages+"?"+q.Encode(), nil, &list)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end of --follow
 		case err != nil && o.follow && transient(err) && pause < patience:
 			select {
 			case <-time.After(pause):
