@@ -262,7 +262,7 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 			return nil, conflict(*sb, "and cannot be started", "create a new one: agentlab sandbox new")
 		case sb.Salvage:
-			return nil, conflict(*sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
+			return nil, onlyKept(*sb)
 		case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
 			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
 				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)

@@ -47,6 +47,11 @@ func (s *Service) keep(sb *agentlab.Sandbox) agentlab.Event {
 	return leaseEvent(*sb, "is changed: its disk is kept for work of "+sb.JobID+" that is not stored ('agentlab job salvage "+sb.JobID+"')")
 }
 
+// onlyKept is the error for what would change the disk of a kept sandbox.
+func onlyKept(sb agentlab.Sandbox) error {
+	return conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
+}
+
 // boundSalvage requests the destruction of the sandboxes that were kept first, if
 // the disks of all kept ones exceed their limit.
 func (s *Service) boundSalvage(ctx context.Context) {

@@ -187,6 +187,8 @@ func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (a
 			return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sb.Name, name)
 		case sb.Restoring == snap.UID:
 			return nil, nil
+		case sb.Salvage:
+			return nil, onlyKept(*sb)
 		case sb.Workspace != "":
 			return nil, hasWorkspace(*sb, "be restored")
 		case sb.State == agentlab.SandboxRunning:

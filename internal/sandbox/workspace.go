@@ -78,6 +78,9 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	if err == nil {
 		err = s.reachable(sb)
 	}
+	if err == nil && sb.Salvage {
+		err = onlyKept(sb)
+	}
 	if err != nil {
 		return none, err
 	}
