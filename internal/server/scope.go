@@ -82,36 +82,48 @@ func (s *Server) checkQueryScope(req *http.Request, token *agentlab.APIToken) er
 	return nil
 }
 
-// checkMessageScope requires that the query names one job or workspace, and that the
-// token covers its sandbox: for a workspace the one that holds it now.
+// checkMessageScope requires that the query names one job, workspace or session, and
+// that the token covers its sandbox: for a workspace, and the session that has it, the
+// one that holds it now.
 func (s *Server) checkMessageScope(req *http.Request, token *agentlab.APIToken) error {
 	q := req.URL.Query()
-	jobs, workspaces := q["job"], q["workspace"]
-	if len(jobs)+len(workspaces) != 1 {
+	jobs, workspaces, sessions := q["job"], q["workspace"], q["session"]
+	if len(jobs)+len(workspaces)+len(sessions) != 1 {
 		return errScope
 	}
-	if len(jobs) == 1 {
-		id, err := s.checkJobScope(req.Context(), token, jobs[0])
-		q.Set("job", id)
-		req.URL.RawQuery = q.Encode()
-		return err
+	key, id, workspace := "", "", ""
+	var err error
+	switch {
+	case len(jobs) == 1:
+		key = "job"
+		id, err = s.checkJobScope(req.Context(), token, jobs[0])
+	case len(sessions) == 1:
+		var v agentlab.Session
+		v, err = s.cfg.Services.Sessions.Get(req.Context(), sessions[0])
+		key, id, workspace = "session", v.ID, v.WorkspaceID
+	default:
+		var v agentlab.Workspace
+		v, err = s.cfg.Services.Workspaces.Get(req.Context(), workspaces[0])
+		key, id, workspace = "workspace", v.ID, v.ID
 	}
-	v, err := s.cfg.Services.Workspaces.Get(req.Context(), workspaces[0])
 	switch code := agentlab.CodeOf(err); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
 		return errScope
 	case err != nil:
 		return err
 	}
-	leases, err := s.cfg.Services.Workspaces.Leases(req.Context(), v.ID)
+	q.Set(key, id) // a name may become that of another one
+	req.URL.RawQuery = q.Encode()
+	if workspace == "" {
+		return nil
+	}
+	leases, err := s.cfg.Services.Workspaces.Leases(req.Context(), workspace)
 	if err != nil {
 		return err
 	}
 	if !slices.ContainsFunc(leases, func(l agentlab.WorkspaceLease) bool { return l.Acquired() && token.Covers(l.UID) }) {
 		return errScope
 	}
-	q.Set("workspace", v.ID) // its name may become that of another one
-	req.URL.RawQuery = q.Encode()
 	return nil
 }
 
