@@ -77,6 +77,9 @@ func (l *lab) kill9(words ...string) error {
 			return err
 		}
 	}
+	if !eventually(settleLimit, func() bool { return !slices.ContainsFunc(pids, alive) }) {
+		return fmt.Errorf("processes %d of %v did not end", pids, words)
+	}
 	return nil
 }
 

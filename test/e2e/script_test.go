@@ -49,9 +49,6 @@ func runScripts(l *lab, t *testing.T, backend string, files ...string) {
 			"capture": capture,
 			"killdaemon": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Check(l.kill9("agentlabd", "run"))
-				if !eventually(settleLimit, func() bool { return len(l.processes("agentlabd", "run")) == 0 }) {
-					ts.Fatalf("the daemon did not die")
-				}
 			},
 			"agentlab": func(ts *testscript.TestScript, neg bool, args []string) {
 				err := ts.Exec("agentlab", args...)
