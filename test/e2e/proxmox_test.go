@@ -32,9 +32,8 @@ func TestProxmoxREST(t *testing.T) {
 // of the transport.
 func testProxmox(t *testing.T, transport string) {
 	selected := sample.Of(t, 1, cloudimage.Tests)
-	job := slices.Contains(selected, transport+" job")
-	scripts := slices.Contains(selected, transport+" scripts")
-	if !job && !scripts {
+	has := func(part string) bool { return slices.Contains(selected, transport+" "+part) }
+	if !slices.ContainsFunc([]string{"job", "scripts", "workspace"}, has) {
 		t.Skipf("skipped: this run selects %q", selected)
 	}
 	if !insidePVE(t) {
@@ -47,10 +46,14 @@ func testProxmox(t *testing.T, transport string) {
 		}
 	})
 	p.ok("host", "network", "apply")
-	if job {
-		t.Run("job", func(t *testing.T) { p.in(t).goldenJob(t) })
+	for part, run := range map[string]func(*pveLab, *testing.T){
+		"job": (*pveLab).goldenJob, "workspace": (*pveLab).goldenWorkspace,
+	} {
+		if has(part) {
+			t.Run(part, func(t *testing.T) { run(p.in(t), t) })
+		}
 	}
-	if scripts { // of one transport: above it all is the same
+	if has("scripts") { // of one transport: above it all is the same
 		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
 	}
 	p.clean()

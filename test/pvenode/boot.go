@@ -58,8 +58,13 @@ func (Machines) LinkedClone(ctx context.Context, base, file string) error {
 }
 
 // FullClone implements Files.
-func (Machines) FullClone(ctx context.Context, src, file, to string) error {
-	return machine.FullClone(ctx, src, format(src), file, to)
+func (Machines) FullClone(ctx context.Context, src, snap, file, to string) error {
+	return machine.FullClone(ctx, src, format(src), snap, file, to)
+}
+
+// Snapshot implements Files.
+func (Machines) Snapshot(ctx context.Context, option, file, name string) error {
+	return machine.SnapshotDisk(ctx, option, file, name)
 }
 
 // Resize implements Files.

@@ -397,7 +397,7 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 		n.mu.Lock()
 		_, tr, _, _ := n.findVolume(c.node, volid)
 		n.mu.Unlock()
-		if err := n.cfg.Files.FullClone(c.ctx, n.HostPath(from.filePath(r)), n.HostPath(to.filePath(tr)), format); err != nil {
+		if err := n.cfg.Files.FullClone(c.ctx, n.HostPath(from.filePath(r)), snap, n.HostPath(to.filePath(tr)), format); err != nil {
 			return volid, dief("copy failed: %v", err)
 		}
 	}

@@ -162,7 +162,7 @@ func (c *call) copyInto(volid, file string) *Error {
 	if err != nil || c.n.cfg.Files == nil || s.Type != Dir {
 		return err
 	}
-	if err := c.n.cfg.Files.FullClone(c.ctx, file, c.n.HostPath(s.filePath(r)), v.format); err != nil {
+	if err := c.n.cfg.Files.FullClone(c.ctx, file, "", c.n.HostPath(s.filePath(r)), v.format); err != nil {
 		return dief("copy failed: %v", err)
 	}
 	return nil

@@ -25,15 +25,26 @@ func (c *call) rollbackPossible(volid, name string) *Error {
 // volumeRollback gives a volume the size that it had at a snapshot. What is in it
 // is in the hands of Contents.
 func (c *call) volumeRollback(volid, name string) *Error {
-	return c.withVolume(volid, func(_ *storage, _ ref, v *volume) *Error {
+	return c.withVolume(volid, func(s *storage, r ref, v *volume) *Error {
 		if !slices.Contains(v.snaps, name) {
 			return dief("can't rollback, snapshot '%s' does not exist on '%s'", name, volid)
 		}
 		if size, known := v.snapSizes[name]; known {
 			v.size = size
 		}
-		return nil
+		return c.fileSnapshot("-a", s, r, name)
 	})
+}
+
+// fileSnapshot makes, applies or deletes a snapshot of a real file.
+func (c *call) fileSnapshot(option string, s *storage, r ref, name string) *Error {
+	if c.n.cfg.Files == nil || s.Type != Dir {
+		return nil
+	}
+	if err := c.n.cfg.Files.Snapshot(c.ctx, option, c.n.HostPath(s.filePath(r)), name); err != nil {
+		return dief("%s", err.Error())
+	}
+	return nil
 }
 
 func apiRollback(c *call) (any, *Error) {

@@ -243,8 +243,8 @@ func (n *Node) snapshotPossible(v *vm, name string) *Error {
 	if v.snaps[name] != nil {
 		return dief("snapshot name '%s' already used", name)
 	}
-	if n.cfg.Files != nil && n.cfg.Contents == nil {
-		return dief("the fake node has no snapshots of real files")
+	if n.cfg.Files != nil && n.cfg.Contents == nil && v.run != nil {
+		return dief("the fake node has no snapshots of real files that a machine uses")
 	}
 	if !n.snapshottable(v.conf, v.node) {
 		return dief("snapshot feature is not available")
@@ -333,6 +333,9 @@ func (c *call) volumeSnapshot(volid, name string) *Error {
 		case s.full:
 			return s.noSpace(r.key)
 		}
+		if err := c.fileSnapshot("-c", s, r, name); err != nil {
+			return err
+		}
 		v.snaps = append(v.snaps, name)
 		v.snapSizes[name] = v.size
 		return nil
@@ -348,6 +351,9 @@ func (c *call) volumeUnsnapshot(volid, name string) *Error {
 			if k.parent == r.key && k.parentSnap == name && s.Type == ZFSPool {
 				return dief("zfs error: cannot destroy '%s/%s@%s': snapshot has dependent clones", s.Pool, r.key, name)
 			}
+		}
+		if err := c.fileSnapshot("-d", s, r, name); err != nil {
+			return err
 		}
 		v.snaps = slices.DeleteFunc(v.snaps, func(n string) bool { return n == name })
 		delete(v.snapSizes, name)

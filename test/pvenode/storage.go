@@ -40,7 +40,11 @@ type Storage struct {
 type Files interface {
 	Create(ctx context.Context, file, format string, size int64) error
 	LinkedClone(ctx context.Context, base, file string) error
-	FullClone(ctx context.Context, src, file, format string) error
+	// FullClone copies an image, or what it was at a snapshot.
+	FullClone(ctx context.Context, src, snap, file, format string) error
+	// Snapshot saves an image under a name ("-c"), returns it to that state ("-a") or
+	// deletes the state ("-d"), as qemu-img does: no machine uses it.
+	Snapshot(ctx context.Context, option, file, name string) error
 	Resize(ctx context.Context, file string, size int64) error
 	Size(ctx context.Context, file string) (int64, error)
 }

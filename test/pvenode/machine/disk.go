@@ -34,13 +34,23 @@ func LinkedClone(ctx context.Context, base, baseFormat, file string) error {
 	return qemuImg(ctx, "create", "-q", "-f", "qcow2", "-F", baseFormat, "-b", rel, file)
 }
 
-// FullClone copies an image into one of that format; what file held is
-// replaced, as an image is made before it is copied to.
-func FullClone(ctx context.Context, from, fromFormat, file, format string) error {
+// FullClone copies an image, or with snap what it was at that snapshot, into one of
+// that format; what file held is replaced, as an image is made before it is copied to.
+func FullClone(ctx context.Context, from, fromFormat, snap, file, format string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return err
 	}
-	return qemuImg(ctx, "convert", "-f", fromFormat, "-O", format, from, file)
+	args := []string{"convert", "-f", fromFormat, "-O", format}
+	if snap != "" {
+		args = append(args, "-l", "snapshot.name="+snap)
+	}
+	return qemuImg(ctx, append(args, from, file)...)
+}
+
+// SnapshotDisk makes ("-c"), applies ("-a") or deletes ("-d") a snapshot inside a qcow2
+// image that no machine uses.
+func SnapshotDisk(ctx context.Context, option, file, name string) error {
+	return qemuImg(ctx, "snapshot", option, name, file)
 }
 
 // ResizeDisk makes an image that no machine uses larger; size is in bytes.

@@ -203,8 +203,10 @@ func TestDisks(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
 	base, linked, full := filepath.Join(dir, "9000/base.qcow2"), filepath.Join(dir, "101/l.qcow2"), filepath.Join(dir, "102/f.raw")
 	for _, err := range []error{
-		CreateDisk(ctx, base, "qcow2", 10<<20), LinkedClone(ctx, base, "qcow2", linked), FullClone(ctx, base, "qcow2", full, "raw"),
+		CreateDisk(ctx, base, "qcow2", 10<<20), LinkedClone(ctx, base, "qcow2", linked), FullClone(ctx, base, "qcow2", "", full, "raw"),
 		ResizeDisk(ctx, linked, "qcow2", 20<<20),
+		SnapshotDisk(ctx, "-c", base, "one"), FullClone(ctx, base, "qcow2", "one", filepath.Join(dir, "103/s.qcow2"), "qcow2"),
+		SnapshotDisk(ctx, "-a", base, "one"), SnapshotDisk(ctx, "-d", base, "one"),
 	} {
 		if err != nil {
 			t.Fatal(err)
