@@ -33,7 +33,7 @@ func TestProxmoxREST(t *testing.T) {
 func testProxmox(t *testing.T, transport string) {
 	selected := sample.Of(t, 1, cloudimage.Tests)
 	has := func(part string) bool { return slices.Contains(selected, transport+" "+part) }
-	if !slices.ContainsFunc([]string{"job", "scripts", "workspace"}, has) {
+	if !slices.ContainsFunc([]string{"job", "scripts", "workspace", "salvage"}, has) {
 		t.Skipf("skipped: this run selects %q", selected)
 	}
 	if !insidePVE(t) {
@@ -47,7 +47,7 @@ func testProxmox(t *testing.T, transport string) {
 	})
 	p.ok("host", "network", "apply")
 	for part, run := range map[string]func(*pveLab, *testing.T){
-		"job": (*pveLab).goldenJob, "workspace": (*pveLab).goldenWorkspace,
+		"job": (*pveLab).goldenJob, "workspace": (*pveLab).goldenWorkspace, "salvage": (*pveLab).goldenSalvage,
 	} {
 		if has(part) {
 			t.Run(part, func(t *testing.T) { run(p.in(t), t) })
