@@ -28,6 +28,7 @@ func (b *collector) session(ctx context.Context, id string) error {
 	a := b.archive
 	a.doc("session/session.json", v)
 	history, err := b.cfg.Rows.SessionHistory(ctx, v.ID)
+	slices.Reverse(history) // the newest last
 	addRows(a, "session/history.jsonl", newestRows, history, err)
 	events, err := b.eventsOf(ctx, "session", v.ID, agentlab.EventSession)
 	addRows(a, "session/events.jsonl", newestRows, eventLines(events), err)
