@@ -287,7 +287,7 @@ func TestAttemptsAreChecked(t *testing.T) {
 			{"agent", func(r *agentlab.JobRequest) { r.Attempts.Agents = []string{"shell", "hal"} }},
 			{"agent", func(r *agentlab.JobRequest) { r.Agent, r.Attempts.Agents = "shell", []string{"shell"} }},
 			{"agent", func(r *agentlab.JobRequest) { r.Agent, r.Task = agentlab.AgentNone, "" }},
-			{"keepalive", func(r *agentlab.JobRequest) { r.Keepalive = ptr(true) }},
+			{"keepalive", func(r *agentlab.JobRequest) { r.Keepalive = new(true) }},
 			{"attempts", func(r *agentlab.JobRequest) { r.Sandbox = &agentlab.SandboxRequest{} }},
 			{"profile", func(r *agentlab.JobRequest) { r.Profile = "dark" }},
 		} {

@@ -218,7 +218,7 @@ func TestRedactionOutlivesChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.reference("team", "env.K", "file:"+source)
-		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "sleep 2m\nenv K\nsleep 2m\nenv K", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "sleep 2m\nenv K\nsleep 2m\nenv K", Keepalive: new(true)})
 		w.phase(j.ID, "agent")
 		if err := os.WriteFile(source, []byte("value-after-change\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -267,7 +267,7 @@ func TestBootstrapAfterTheJob(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: new(true)})
 		w.final(j.ID)
 		vmid := w.sandbox(j.ID).VMID
 		got := w.fetch(vmid, w.token(vmid, time.Minute), vmid)

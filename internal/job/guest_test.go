@@ -387,7 +387,7 @@ func TestFinalJobIsClosed(t *testing.T) {
 		ctx := context.Background()
 		tokens := make(chan guestapi.BootstrapResponse, 1)
 		w.seize.Store(new(func(r guestapi.BootstrapResponse) { tokens <- r }))
-		j := w.run(agentlab.JobRequest{Task: "echo one\nartifact a.txt honest", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Task: "echo one\nartifact a.txt honest", Keepalive: new(true)})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobCompleted {
 			w.Fatalf("%s: %s", j.Status, j.Reason)

@@ -423,5 +423,3 @@ func wantCode(t *testing.T, err error, code agentlab.Code) {
 		t.Fatalf("got %v (code %q), want code %q", err, agentlab.CodeOf(err), code)
 	}
 }
-
-func ptr[T any](v T) *T { return &v }

@@ -13,7 +13,7 @@ import (
 func TestHostRestart(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		inWorld(t, func(w *world) {
-			j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: ptr(keep)})
+			j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: new(keep)})
 			w.phase(j.ID, "agent")
 			w.kill()
 			if err := w.host.Restart(); err != nil {
@@ -40,7 +40,7 @@ func TestHostRestart(t *testing.T) {
 // at: the job, whose agent is gone, fails all the same.
 func TestSandboxStoppedAndStartedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Task: "sleep 30m", Keepalive: new(true)})
 		w.phase(j.ID, "agent")
 		sb := w.sandbox(j.ID) // as it was told of in between
 		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"
@@ -57,7 +57,7 @@ func TestSandboxStoppedBeforeTheJobBegins(t *testing.T) {
 	inWorld(t, func(w *world) {
 		release := make(chan struct{})
 		w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Block: release})
-		j := w.run(agentlab.JobRequest{Task: "echo done", Keepalive: ptr(true)})
+		j := w.run(agentlab.JobRequest{Task: "echo done", Keepalive: new(true)})
 		w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
 		sb := w.sandbox(j.ID) // as it was in between
 		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"

@@ -256,7 +256,7 @@ func TestKeepalive(t *testing.T) {
 	for task, want := range map[string]agentlab.SandboxState{"exit 0": agentlab.SandboxCompleted, "exit 1": agentlab.SandboxReady} {
 		t.Run(task, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				j := w.run(agentlab.JobRequest{Task: task, Keepalive: ptr(true)})
+				j := w.run(agentlab.JobRequest{Task: task, Keepalive: new(true)})
 				w.final(j.ID)
 				w.eventually("the sandbox is released", func() bool { return w.sandbox(j.ID).State == want })
 				time.Sleep(30 * time.Minute)

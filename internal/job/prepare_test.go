@@ -28,7 +28,7 @@ func TestPreparedSandbox(t *testing.T) {
 		}
 		given := make(chan guestapi.BootstrapResponse, 1)
 		w.seize.Store(new(func(r guestapi.BootstrapResponse) { given <- r }))
-		j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: agentlab.AgentNone, Keepalive: ptr(false), Sandbox: &agentlab.SandboxRequest{Name: "box"}})
+		j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: agentlab.AgentNone, Keepalive: new(false), Sandbox: &agentlab.SandboxRequest{Name: "box"}})
 		j = w.final(j.ID)
 		if j.Status != agentlab.JobCompleted {
 			t.Fatalf("%s: %s", j.Status, j.Reason)

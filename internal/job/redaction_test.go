@@ -41,8 +41,8 @@ func TestRedactionAfterTheJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		w.give("value-before-change")
-		ended := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
-		cancelled := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang", Keepalive: ptr(true)})
+		ended := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: new(true)}).ID)
+		cancelled := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang", Keepalive: new(true)})
 		if _, err := w.jobs.Cancel(ctx, cancelled.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestRedactorRace(t *testing.T) {
 func TestRedactorIsMadeOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.give("value-of-k")
-		j := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: ptr(true)}).ID)
+		j := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: new(true)}).ID)
 		w.kept.Store(0)
 		for range 20 {
 			w.redacted(j.ID, "value-of-k")

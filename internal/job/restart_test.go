@@ -181,7 +181,7 @@ func TestSandboxWithoutJob(t *testing.T) {
 func TestUsedSandboxWithoutJobRow(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		j := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: ptr(true), TTL: 4 * time.Hour}).ID)
+		j := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: new(true), TTL: 4 * time.Hour}).ID)
 		vmid := w.sandbox(j.ID).VMID
 		state := func(want agentlab.SandboxState) {
 			w.Helper()
@@ -295,7 +295,7 @@ func TestRetention(t *testing.T) {
 		if err != nil {
 			w.Fatal(err)
 		}
-		kept := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: ptr(true)}).ID)
+		kept := w.final(w.run(agentlab.JobRequest{Task: "echo x", Keepalive: new(true)}).ID)
 		renew := func(after time.Duration) {
 			w.Helper()
 			for ; after > 0; after -= day / 2 {

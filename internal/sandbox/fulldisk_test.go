@@ -69,7 +69,7 @@ func (w *world) settle() {
 func TestLeaseEndsOnFullDisk(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "hog", TTL: 10 * time.Minute})
-		kept := w.create(agentlab.SandboxRequest{Name: "kept", TTL: 10 * time.Minute, Keepalive: ptr(true)})
+		kept := w.create(agentlab.SandboxRequest{Name: "kept", TTL: 10 * time.Minute, Keepalive: new(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.until(kept.VMID, agentlab.SandboxReady)
 		w.dbFull.Store(true)

@@ -23,9 +23,9 @@ func (w *world) hostRestart() {
 // disk; any other one fails, and says why.
 func TestHostRestart(t *testing.T) {
 	inWorld(t, func(w *world) {
-		kept := w.create(agentlab.SandboxRequest{Name: "kept", Keepalive: ptr(true)})
+		kept := w.create(agentlab.SandboxRequest{Name: "kept", Keepalive: new(true)})
 		plain := w.create(agentlab.SandboxRequest{Name: "plain"})
-		frozen := w.create(agentlab.SandboxRequest{Name: "frozen", Keepalive: ptr(true)})
+		frozen := w.create(agentlab.SandboxRequest{Name: "frozen", Keepalive: new(true)})
 		for _, sb := range []agentlab.Sandbox{kept, plain, frozen} {
 			w.until(sb.VMID, agentlab.SandboxReady)
 		}

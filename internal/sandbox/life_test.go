@@ -285,7 +285,7 @@ func TestKeepaliveLeaseEnds(t *testing.T) {
 		w.limits.KeepaliveGrace = time.Hour
 		w.restart()
 		began := time.Now()
-		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour, Keepalive: ptr(true)})
+		sb := w.create(agentlab.SandboxRequest{TTL: time.Hour, Keepalive: new(true)})
 		sb = w.until(sb.VMID, agentlab.SandboxStopped)
 		if d := time.Since(began); d < time.Hour || d > time.Hour+time.Minute {
 			w.Errorf("stopped after %s, the lease was an hour", d)

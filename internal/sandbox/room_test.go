@@ -85,7 +85,7 @@ func TestReasonsAreRedacted(t *testing.T) {
 
 func reasonsAreRedacted(t *testing.T, job string) {
 	inWorld(t, func(w *world) {
-		sb := w.create(agentlab.SandboxRequest{Name: "leaky", JobID: job, Keepalive: ptr(true)})
+		sb := w.create(agentlab.SandboxRequest{Name: "leaky", JobID: job, Keepalive: new(true)})
 		w.until(sb.VMID, agentlab.SandboxReady)
 		if err := w.host.CrashVM(backend.RefOf(sb), "the guest said hunter2"); err != nil {
 			w.Fatal(err)
