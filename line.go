@@ -35,6 +35,22 @@ func IsPrintable(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
+// ControlsTerminal reports whether a rune controls a terminal: a control character (C0
+// and C1), a line or paragraph separator, or a bidirectional formatting character.
+func ControlsTerminal(r rune) bool {
+	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
+}
+
+// WithoutControls replaces what controls a terminal by spaces.
+func WithoutControls(s string) string {
+	return strings.Map(func(r rune) rune {
+		if ControlsTerminal(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
 // MaxReasonBytes is the length to which reasons of jobs and sandboxes are cut.
 const MaxReasonBytes = 500
 

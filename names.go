@@ -1,6 +1,7 @@
 package agentlab
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base32"
 	"net/url"
@@ -26,6 +27,10 @@ func ValidateName(s string) error {
 	}
 	return nil
 }
+
+// WorkBranch is the branch for the work of the job with an ID: the requested one, or
+// agentlab/ID if that is "".
+func WorkBranch(requested, id string) string { return cmp.Or(requested, "agentlab/"+id) }
 
 var lower32 = base32.NewEncoding("abcdefghijkmnpqrstuvwxyz23456789").WithPadding(base32.NoPadding)
 

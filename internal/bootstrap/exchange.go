@@ -254,7 +254,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 		NoSetup: j.NoSetup, Branch: j.Branch,
 	}
 	if j.ParentID != "" {
-		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = "agentlab/"+j.ParentID, j.Pick, true, j.Prepares()
+		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = agentlab.WorkBranch("", j.ParentID), j.Pick, true, j.Prepares()
 	}
 	if j.Salvages != "" {
 		resp.Job.Salvage, resp.Job.NoPush = true, true

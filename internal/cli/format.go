@@ -8,8 +8,9 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 	"unicode/utf8"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // table writes aligned columns. Some cells come from guests, so it replaces
@@ -44,14 +45,7 @@ func (t *table) flush() error { return t.w.Flush() }
 
 // sanitize replaces control characters by spaces, because text from a guest
 // must not move the cursor or break a table.
-func sanitize(s string) string {
-	return strings.Map(func(r rune) rune {
-		if controlsTerminal(r) {
-			return ' '
-		}
-		return r
-	}, s)
-}
+func sanitize(s string) string { return agentlab.WithoutControls(s) }
 
 // sanitizeLines is sanitize for a text of several lines.
 func sanitizeLines(s string) string {
@@ -60,12 +54,6 @@ func sanitizeLines(s string) string {
 		lines[i] = sanitize(line)
 	}
 	return strings.Join(lines, "\n")
-}
-
-// controlsTerminal reports whether a rune controls a terminal: a control character (C0 and
-// C1), a line or paragraph separator, or a bidirectional formatting character.
-func controlsTerminal(r rune) bool {
-	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
 }
 
 // sanitizeWriter writes a guest's log to a terminal without escape sequences. It
@@ -82,7 +70,7 @@ func (p *sanitizeWriter) Write(b []byte) (int, error) {
 	for len(in) > 0 && utf8.FullRune(in) {
 		r, size := utf8.DecodeRune(in)
 		switch {
-		case r == utf8.RuneError && size == 1, controlsTerminal(r) && r != '\t' && r != '\n' && r != '\r':
+		case r == utf8.RuneError && size == 1, agentlab.ControlsTerminal(r) && r != '\t' && r != '\n' && r != '\r':
 			clean = append(clean, '.')
 		default:
 			clean = append(clean, in[:size]...)

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -161,9 +160,9 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 // that of its job.
 func resultBranch(j api.Job) string {
 	if j.ParentID != "" {
-		return "refs/heads/agentlab/" + j.ParentID
+		return "refs/heads/" + agentlab.WorkBranch("", j.ParentID)
 	}
-	return "refs/heads/" + cmp.Or(j.Branch, "agentlab/"+j.ID)
+	return "refs/heads/" + agentlab.WorkBranch(j.Branch, j.ID)
 }
 
 var errNoCommits = errors.New("has no commits")

@@ -198,7 +198,13 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		a.dropBundle(ctx, c, f.req.BundleID)
 		return err
 	}
-	if !f.wait {
+	return a.followCreated(ctx, c, j, f.wait)
+}
+
+// followCreated prints the ID of a job that was just created, or with wait follows it to
+// its end.
+func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wait bool) (err error) {
+	if !wait {
 		return a.emit(j, func() error {
 			_, err := fmt.Fprintln(a.Stdout, j.ID)
 			return err
@@ -209,7 +215,8 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	if a.json {
 		out = a.Stderr
 	}
-	if j.AttemptCount > 0 {
+	attempts := j.AttemptCount > 0
+	if attempts {
 		j, err = a.watchAttempts(ctx, c, j.ID)
 	} else {
 		j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
@@ -217,7 +224,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		})
 	}
 	if err != nil {
-		return a.jobContinues(ctx, j.ID, f.req.Attempts != nil, err)
+		return a.jobContinues(ctx, j.ID, attempts, err)
 	}
 	a.waitDestroyed(ctx, c, append([]api.Job{j}, j.Attempts...)...)
 	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {

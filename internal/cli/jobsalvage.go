@@ -2,11 +2,9 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 )
 
@@ -30,27 +28,7 @@ every job. The disk is kept until the end of its time.`,
 		if err != nil {
 			return err
 		}
-		if !wait {
-			return a.emit(j, func() error {
-				_, err := fmt.Fprintln(a.Stdout, j.ID)
-				return err
-			})
-		}
-		a.progressf("job %s", j.ID)
-		out := a.Stdout
-		if a.json {
-			out = a.Stderr
-		}
-		if j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
-			a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
-		}); err != nil {
-			return a.jobContinues(ctx, j.ID, false, err)
-		}
-		a.waitDestroyed(ctx, c, j)
-		if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
-			return err
-		}
-		return jobStatusError(j)
+		return a.followCreated(ctx, c, j, wait)
 	})
 	return cmd
 }

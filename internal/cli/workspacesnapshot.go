@@ -53,8 +53,7 @@ func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, r
 }
 
 func (a *App) workspaceSaveCmd() *cobra.Command {
-	var name string
-	var attached string
+	var name, attached string
 	var wait bool
 	cmd := &cobra.Command{
 		Use: "create WORKSPACE --name NAME", Short: "Save the content of a workspace", Args: exactArgs("WORKSPACE"),

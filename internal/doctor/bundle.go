@@ -92,8 +92,8 @@ var subjects = map[string]func(b *collector, ctx context.Context, id string) err
 
 // Make returns a bundle (tar.gz) about the sandbox with a VMID, the job, the
 // workspace or the session with an ID, or the installation. Codes: not_found, and
-// unavailable if the secrets that must be redacted cannot be read. What cannot be read otherwise is an entry in
-// the manifest.
+// unavailable if the secrets that must be redacted cannot be read. What cannot be read
+// otherwise is an entry in the manifest.
 func (s *Bundles) Make(ctx context.Context, kind, id string) ([]byte, error) {
 	begin := time.Now()
 	bundle, err := s.bundle(ctx, kind, id)

@@ -1,7 +1,6 @@
 package job
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -51,7 +50,7 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	now := s.clock().UTC()
 	out := agentlab.Job{
 		ID: agentlab.NewJobID(), Salvages: j.ID, RepoURL: j.RepoURL, Ref: j.Ref, Task: j.Task, Agent: j.Agent, Profile: j.Profile, Image: j.Image,
-		Mode: j.Mode, TTL: salvageTTL, NoSetup: true, Branch: cmp.Or(j.Branch, "agentlab/"+j.ID), Status: agentlab.JobQueued, CreatedAt: now, UpdatedAt: now,
+		Mode: j.Mode, TTL: salvageTTL, NoSetup: true, Branch: agentlab.WorkBranch(j.Branch, j.ID), Status: agentlab.JobQueued, CreatedAt: now, UpdatedAt: now,
 	}
 	e := jobEvent(agentlab.EventJobCreated, out, map[string]any{"agent": out.Agent, "profile": out.Profile, "salvages": j.ID},
 		"job %s is QUEUED: it extracts the work of %s", out.ID, j.ID)

@@ -104,19 +104,19 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		if r.Fork, wait, err = s.origin(ctx, j); wait || err != nil {
 			return maxDuration, err
 		}
-		if sb, err = s.cfg.Sandboxes.Create(ctx, r); r.Fork != "" && j.Salvages == "" && forkRefused(err) {
+		if sb, err = s.cfg.Sandboxes.Create(ctx, r); r.Fork != "" && forkRefused(err) {
+			if j.Salvages != "" { // there is no other way to the disk
+				return 0, s.sandboxRefused(ctx, j, err)
+			}
 			return maxDuration, s.dropFork(ctx, j.ParentID, "attempt "+strconv.Itoa(j.Attempt)+" could not continue the prepared sandbox: "+agentlab.TextWithHint(err))
 		}
-	}
-	if j.Salvages != "" && agentlab.CodeOf(err) == agentlab.CodeConflict { // the copy does not fit its image or backend
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be created: "+agentlab.TextWithHint(err))
 	}
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeLimit:
 		return roomPause, s.waitForRoom(ctx, j, err)
 	case agentlab.CodeInvalid, agentlab.CodeNotFound, agentlab.CodeUnsupported, agentlab.CodeDenied, agentlab.CodeExists:
-		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be created: "+agentlab.TextWithHint(err))
+		return 0, s.sandboxRefused(ctx, j, err)
 	default:
 		if ctx.Err() == nil && s.waitingSince(j.ID) >= reportAfter {
 			err = errors.Join(err, s.noteWaiting(ctx, j, waitReason(err), true))
@@ -144,6 +144,11 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		s.loop.Wake(j.ParentID) // which deletes the snapshot that the last attempt needed
 	}
 	return 0, nil
+}
+
+// sandboxRefused ends a job whose sandbox cannot be created.
+func (s *Service) sandboxRefused(ctx context.Context, j agentlab.Job, err error) error {
+	return s.finish(ctx, j.ID, agentlab.JobFailed, "its sandbox could not be created: "+agentlab.TextWithHint(err))
 }
 
 // waitForRoom records that a job waits until another sandbox is destroyed.
@@ -289,11 +294,7 @@ func (s *Service) finishStopped(ctx context.Context, id string) error {
 }
 
 // dropCheckpoint deletes the checkpoint of a final job if its result is stored.
-func (s *Service) dropCheckpoint(ctx context.Context, j agentlab.Job) error {
-	files, err := s.cfg.Artifacts.List(ctx, j.ID)
-	if err != nil {
-		return err
-	}
+func (s *Service) dropCheckpoint(ctx context.Context, j agentlab.Job, files []agentlab.Artifact) error {
 	if !has(files, agentlab.ArtifactCheckpoint) || !resultStored(j, files) {
 		return nil
 	}
@@ -303,7 +304,11 @@ func (s *Service) dropCheckpoint(ctx context.Context, j agentlab.Job) error {
 // release frees what a final job uses: its checkpoint, its bundle and its
 // sandbox. It may be called again.
 func (s *Service) release(ctx context.Context, j agentlab.Job) error {
-	if err := s.dropCheckpoint(ctx, j); err != nil {
+	files, err := s.cfg.Artifacts.List(ctx, j.ID)
+	if err == nil {
+		err = s.dropCheckpoint(ctx, j, files)
+	}
+	if err != nil {
 		return err
 	}
 	if j.Bundled {
@@ -326,10 +331,6 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 			return err
 		}
 		vmid = sb.VMID
-	}
-	files, err := s.cfg.Artifacts.List(ctx, j.ID)
-	if err != nil {
-		return err
 	}
 	_, err = s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
 		Status: j.Status, Reason: j.Reason, TTL: j.TTL, Prepared: j.Agent == agentlab.AgentNone,

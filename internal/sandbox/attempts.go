@@ -58,8 +58,8 @@ func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID strin
 	return err
 }
 
-// DropFork requests the deletion of a snapshot of SaveForAttempts or SaveForSalvage. The sandboxes
-// that are being created from it do not change. It may be called again.
+// DropFork requests the deletion of a snapshot of SaveForAttempts or SaveForSalvage.
+// The sandboxes that are being created from it do not change. It may be called again.
 func (s *Service) DropFork(ctx context.Context, uid string) error {
 	snap, err := s.cfg.Store.Snapshot(ctx, uid)
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -58,7 +59,7 @@ func runLease(ctx context.Context, dir string, args []string, out, errOut io.Wri
 		_, err = fmt.Fprintf(out, "the lease of this sandbox ends at %s\n", now.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(errOut, "%s: %s\n", Lease, clean(err.Error()))
+		_, _ = fmt.Fprintf(errOut, "%s: %s\n", Lease, agentlab.WithoutControls(err.Error()))
 		return 1
 	}
 	return 0

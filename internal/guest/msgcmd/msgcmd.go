@@ -19,8 +19,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -115,7 +115,7 @@ func run(ctx context.Context, dir string, args []string, in io.Reader, out, errO
 		err = c.tail(ctx, o, out)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(errOut, "agentlab-msg: %s\n", clean(err.Error()))
+		_, _ = fmt.Fprintf(errOut, "agentlab-msg: %s\n", agentlab.WithoutControls(err.Error()))
 		return 1
 	}
 	return 0
@@ -253,23 +253,9 @@ func write(out io.Writer, m guestapi.Message, asJSON bool) error {
 		}
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%d  %s  %s  %s  %s\n", m.ID, m.Time.UTC().Format(time.RFC3339), clean(m.Author), clean(m.Kind),
-		clean(strings.TrimSpace(m.Text+" "+string(m.JSON))))
+	_, err := fmt.Fprintf(out, "%d  %s  %s  %s  %s\n", m.ID, m.Time.UTC().Format(time.RFC3339), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind),
+		agentlab.WithoutControls(strings.TrimSpace(m.Text+" "+string(m.JSON))))
 	return err
-}
-
-// controls reports whether a rune controls a terminal.
-func controls(r rune) bool {
-	return unicode.IsControl(r) || r == 0x2028 || r == 0x2029 || unicode.Is(unicode.Bidi_Control, r)
-}
-
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if controls(r) {
-			return ' '
-		}
-		return r
-	}, s)
 }
 
 // escape replaces what controls a terminal in the strings of a JSON text, in which
@@ -277,7 +263,7 @@ func clean(s string) string {
 func escape(s string) string {
 	var b strings.Builder
 	for _, r := range s {
-		if controls(r) {
+		if agentlab.ControlsTerminal(r) {
 			fmt.Fprintf(&b, `\u%04x`, r)
 		} else {
 			b.WriteRune(r)

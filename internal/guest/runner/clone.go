@@ -34,7 +34,7 @@ type repo struct {
 
 // workBranch returns the branch of a job, in the clone, in the bundle and on
 // the remote.
-func workBranch(j *guestapi.Job) string { return cmp.Or(j.Branch, "agentlab/"+j.ID) }
+func workBranch(j *guestapi.Job) string { return agentlab.WorkBranch(j.Branch, j.ID) }
 
 // errPathInUse is a clone path that is used for something else.
 type errPathInUse string

@@ -38,6 +38,18 @@ func leaveCheckout(rp repo) error {
 	return g.root.WriteFile(checkoutFact, text, 0o600)
 }
 
+// left returns what an earlier job stored about its checkout.
+func (g *gitDir) left() (rp repo, err error) {
+	p, err := readSmall(g.root, checkoutFact, maxCheckoutFact)
+	if err != nil {
+		return rp, err
+	}
+	if err := json.Unmarshal(p, &rp); err != nil {
+		return rp, fmt.Errorf("%s is damaged: %w", checkoutFact, err)
+	}
+	return rp, nil
+}
+
 // takePrepared returns the checkout that a job with Prepare left in the sandbox
 // that this one continues. Commands of the repository ran in it, so it is
 // checked: it must be at the commit that the job's controller knows.
@@ -50,13 +62,9 @@ func (r *Runner) takePrepared(want repo) (repo, error) {
 		return bad("%w", err)
 	}
 	defer g.close()
-	p, err := readSmall(g.root, checkoutFact, maxCheckoutFact)
+	got, err := g.left()
 	if err != nil {
 		return bad("%w", err)
-	}
-	var got repo
-	if err := json.Unmarshal(p, &got); err != nil {
-		return bad("%s is damaged: %w", checkoutFact, err)
 	}
 	branch, head, err := g.head()
 	if err != nil {
@@ -102,11 +110,7 @@ func (r *Runner) takeLeft(ctx context.Context, want repo) (repo, error) {
 		return want, fmt.Errorf("the repository cannot be read: %w", err)
 	}
 	defer g.close()
-	var left repo
-	p, err := readSmall(g.root, checkoutFact, maxCheckoutFact)
-	if err == nil {
-		err = json.Unmarshal(p, &left)
-	}
+	left, err := g.left()
 	if err == nil && left.Base != "" {
 		err = r.hasCommit(ctx, want, left.Base)
 	}

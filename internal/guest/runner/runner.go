@@ -242,10 +242,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 		return r.failed("clone", err), nil
 	}
 	*rp = got
-	if err := r.dir.save(fileRepo, got); err != nil {
-		return outcome{}, err
-	}
-	return outcome{}, nil
+	return outcome{}, r.dir.save(fileRepo, got)
 }
 
 // stoppableCheckout is checkout, which a stop interrupts.
