@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -274,7 +273,7 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		}
 		if n.Consistency == agentlab.ConsistencyDetached {
 			if err := notLeased(w, v, "be saved"); err != nil {
-				return withAttachedHint(err, v)
+				return err
 			}
 		}
 		all, err := workspaceSnapshots.query(w.ctx, w, "WHERE workspace_id = ?", v.ID)
@@ -298,13 +297,6 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		return w.emit(evs)
 	})
 	return n, err
-}
-
-func withAttachedHint(err error, v agentlab.Workspace) error {
-	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict {
-		return e.WithHint("save it as it is now with --attached frozen, or detach it: agentlab workspace detach %s", v.Name)
-	}
-	return err
 }
 
 // UpdateWorkspaceSnapshot reads a snapshot, lets fn change it, and writes it with the

@@ -3,6 +3,7 @@ package workspace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -360,6 +361,9 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attac
 	n, err = s.cfg.Store.AddWorkspaceSnapshot(ctx, n, snapshotEvent(v, n, nil))
 	if err == nil {
 		s.loop.Wake(v.ID)
+	}
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && v.State == agentlab.WorkspaceReady && s.savesAttached() {
+		err = e.WithHint("save it as it is now with --attached frozen, or detach it: agentlab workspace detach %s", v.Name)
 	}
 	return n, err
 }

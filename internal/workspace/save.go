@@ -19,6 +19,10 @@ const (
 	thawLimit = 10 * time.Second
 )
 
+func (s *Service) savesAttached() bool {
+	return s.cfg.Driver.Info().Capabilities.AttachedVolumeSnapshots
+}
+
 // checkAttached returns an error if a workspace that a sandbox has cannot be saved so.
 func (s *Service) checkAttached(attached agentlab.WorkspaceConsistency) error {
 	switch {
@@ -26,7 +30,7 @@ func (s *Service) checkAttached(attached agentlab.WorkspaceConsistency) error {
 		return nil
 	case !slices.Contains(agentlab.AttachedConsistencies, attached):
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not one of %q", attached, agentlab.AttachedConsistencies).WithField("attached")
-	case !s.cfg.Driver.Info().Capabilities.AttachedVolumeSnapshots:
+	case !s.savesAttached():
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save a workspace while a sandbox has it", s.cfg.Driver.Info().Name).WithField("attached").
 			WithHint("detach it first: agentlab workspace detach")
 	}

@@ -31,17 +31,18 @@ import (
 //	§5    golden profiles                          golden.txtar (internal/cli), TestGoldenProfiles, TestInstall (test/hostscripts)
 //
 // TestAcceptanceQEMU runs the scripts with real VMs, TestAcceptance of internal/cli on the
-// fake backend.
+// fake backend, TestProxmoxShell and TestProxmoxREST with real VMs of a fake node.
 func TestAcceptanceQEMU(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/acceptance/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d scripts, %v", len(files), err)
-	}
-	for _, path := range files {
+	for _, path := range acceptance(t) {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			t.Parallel()
 			runScripts(newLab(t), t, "qemu", path)
 		})
 	}
+}
+
+func acceptance(t testing.TB) []string {
+	t.Helper()
+	return txtar(t, "acceptance")
 }

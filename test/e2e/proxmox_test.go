@@ -59,11 +59,11 @@ func testProxmox(t *testing.T, transport string) {
 	p.clean()
 }
 
-// proxmoxScripts is one of the scripts, or all in a full run. The one about
-// attempts needs four machines at once, and runs in a full run only.
+// proxmoxScripts is one of the scripts, with those of TestAcceptanceQEMU, or all in a full
+// run. The one about attempts needs four machines at once, and runs in a full run only.
 func proxmoxScripts(t *testing.T) []string {
 	t.Helper()
-	files := scripts(t)
+	files := append(scripts(t), acceptance(t)...)
 	if !sample.Full() {
 		files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "attempts.txtar" })
 	}

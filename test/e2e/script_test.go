@@ -20,7 +20,13 @@ func TestScriptsQEMU(t *testing.T) {
 // scripts are the scripts that every backend must pass.
 func scripts(t testing.TB) []string {
 	t.Helper()
-	files, err := filepath.Glob("testdata/script/*.txtar")
+	return txtar(t, "script")
+}
+
+// txtar are the scripts in a directory below testdata.
+func txtar(t testing.TB, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", dir, "*.txtar"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d scripts, %v", len(files), err)
 	}
