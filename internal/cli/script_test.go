@@ -129,24 +129,9 @@ func stopDaemon(t *testing.T, home string) {
 // gone waits up to 10 s for a process that is not our child to end.
 func gone(pid int) bool {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if !running(pid) {
+		if !guard.Alive(pid) {
 			return true
 		}
 	}
 	return false
-}
-
-// running reports whether pid is a process that is not a zombie.
-func running(pid int) bool {
-	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return false
-	}
-	if _, rest, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(rest, "Z") {
-		return true
-	}
-	// The first thread is a zombie before the others have ended, and until
-	// then the process holds its sockets.
-	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
-	return err == nil && len(threads) > 1
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -83,7 +84,7 @@ func (l *lab) killDaemon() {
 		if err == nil {
 			_ = conn.Close()
 		}
-		return err != nil && !alive(s.PID)
+		return err != nil && !guard.Alive(s.PID)
 	})
 }
 

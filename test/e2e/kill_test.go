@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -77,7 +78,7 @@ func (l *lab) kill9(words ...string) error {
 			return err
 		}
 	}
-	if !eventually(settleLimit, func() bool { return !slices.ContainsFunc(pids, alive) }) {
+	if !eventually(settleLimit, func() bool { return !slices.ContainsFunc(pids, guard.Alive) }) {
 		return fmt.Errorf("processes %d of %v did not end", pids, words)
 	}
 	return nil

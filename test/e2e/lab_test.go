@@ -241,7 +241,7 @@ func (l *lab) processes(words ...string) []int {
 	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || !alive(pid) {
+		if err != nil || pid == os.Getpid() || !guard.Alive(pid) {
 			continue
 		}
 		args := cmdline(pid)
@@ -262,15 +262,6 @@ func (l *lab) processes(words ...string) []int {
 func cmdline(pid int) string {
 	b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	return strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " "))
-}
-
-func alive(pid int) bool {
-	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z")
 }
 
 // result is what one command did.

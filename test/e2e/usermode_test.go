@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // person is an ordinary user of the machine, with a home of its own.
@@ -143,7 +144,7 @@ func (p *person) processes() (pids []int) {
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || !alive(pid) {
+		if err != nil || !guard.Alive(pid) {
 			continue
 		}
 		if st, err := os.Stat("/proc/" + e.Name()); err == nil && st.Sys().(*syscall.Stat_t).Uid == p.uid { //nolint:forcetypeassert // on Linux it is

@@ -145,3 +145,18 @@ func descendants(root int) []int {
 	}
 	return out
 }
+
+// Alive reports whether a process is not a zombie, or one whose other threads have not
+// ended: until then it holds its files and sockets.
+func Alive(pid int) bool {
+	dir := "/proc/" + strconv.Itoa(pid)
+	stat, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return false
+	}
+	if _, state, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(state, "Z") {
+		return true
+	}
+	threads, err := os.ReadDir(dir + "/task")
+	return err == nil && len(threads) > 1
+}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -70,7 +72,7 @@ func systemctl(args []string) error {
 	running := func(unit string) int {
 		text, _ := os.ReadFile(pidFile(unit))
 		pid, _ := strconv.Atoi(string(text))
-		if pid > 0 && syscall.Kill(pid, 0) == nil && !ended(pid) {
+		if pid > 0 && guard.Alive(pid) {
 			return pid
 		}
 		return 0
@@ -113,14 +115,6 @@ func systemctl(args []string) error {
 		return start(args[1], pidFile(args[1]))
 	}
 	return unknown(args)
-}
-
-// ended reports whether a process is a zombie: process 1 of the host does not
-// reap.
-func ended(pid int) bool {
-	stat, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return err != nil || strings.HasPrefix(state, "Z")
 }
 
 // start runs a unit of type notify until it answers.
