@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/test/fakellm"
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 const innerProfile = `name: boxed
@@ -90,7 +89,7 @@ func TestInnerSandbox(t *testing.T) {
 		}
 	})
 	t.Run("claude", func(t *testing.T) {
-		sample.Choose(t, 1, claudeJobs, "boxed")
+		sampled(t, 2, agentTests)
 		j, r := l.job("--profile", "boxed", "--repo", sampleRepo(t), "--agent", "claude", "--task", "Fix the greeting so that its test passes, and commit.")
 		if j.Status != "COMPLETED" || j.Result.Commits != 1 {
 			t.Fatalf("%+v\n%v\nlog:\n%s\nrequests: %+v", j, r, tail(l.ok("job", "logs", j.ID), 60), llm.Requests())

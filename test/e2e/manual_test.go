@@ -17,6 +17,7 @@ import (
 // long as the sandbox lives.
 func TestAgentByHand(t *testing.T) {
 	t.Parallel()
+	sampled(t, 2, agentTests)
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab/test/fakellm"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
-	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
 
@@ -142,10 +141,6 @@ func TestEgressFromGuest(t *testing.T) {
 	l.ok("sandbox", "destroy", "probe")
 }
 
-// claudeJobs are the jobs of the real agent that has two. A run that is not full has
-// one of them.
-var claudeJobs = []string{"plain", "boxed"}
-
 // agentScript is the work that the scripted model gives the agents.
 var agentScript = []fakellm.Step{
 	{Run: "cat greeting.txt"},
@@ -167,9 +162,7 @@ func TestRealAgents(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.agent, func(t *testing.T) {
-			if tt.agent == "claude" {
-				sample.Choose(t, 1, claudeJobs, "plain")
-			}
+			sampled(t, 2, agentTests)
 			l, n := newNetLab(t)
 			llm := fakellm.New(agentScript...)
 			n.HandleHTTP("llm.example.com", 80, llm)

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // person is an ordinary user of the machine, with a home of its own.
@@ -213,6 +214,7 @@ func (p *person) job(env []string, socket string) {
 // lacks a package, the error names it before anything is started.
 func TestOrdinaryUser(t *testing.T) {
 	t.Parallel()
+	sampled(t, 1, sample.ImageTests)
 	p := newPerson(t)
 	const missing, remedy = "newuidmap", "apt-get install uidmap"
 	t.Run("without newuidmap", func(t *testing.T) {

@@ -13,6 +13,10 @@ import (
 	"testing"
 )
 
+// ImageTests are the tests that build whole images, of internal/image and test/e2e, where
+// every run builds one anyway.
+var ImageTests = []string{"TestBuildEverything", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
+
 const (
 	envFull = "AGENTLAB_TEST_FULL" // "1": run every case
 	envSeed = "AGENTLAB_TEST_SEED" // select the cases of an earlier run
@@ -73,6 +77,9 @@ func Of[T any](t testing.TB, n int, cases []T) []T {
 // is its own.
 func Choose[T comparable](t testing.TB, n int, all []T, own T) {
 	t.Helper()
+	if !slices.Contains(all, own) {
+		t.Fatalf("%v is not one of %v", own, all)
+	}
 	if !slices.Contains(Of(t, n, all), own) {
 		t.Skipf("skipped: %v is not in the sample of this run", own)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -14,7 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// A run that is not full tries a part: TestConformanceWarm always runs all groups.
+// A run that is not full has one group of those that boot guests, here and in
+// TestConformanceWarm.
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{
 		Groups: func(t *testing.T, names []string) []string { return sample.Of(t, 1, names) },
@@ -31,6 +33,9 @@ func TestConformance(t *testing.T) {
 // Sandboxes that start from a template keep the same contract.
 func TestConformanceWarm(t *testing.T) {
 	backendtest.Run(t, backendtest.Config{
+		Groups: func(t *testing.T, names []string) []string { // another one than above
+			return sample.Of(t, 1, slices.Concat(names[1:], names[:1]))
+		},
 		New: func(t *testing.T) *backendtest.Harness { return newHarness(t, warmFixture(t)) },
 		GuestCrashes: func(t *testing.T, points []backendtest.CrashPoint) []backendtest.CrashPoint {
 			return sample.Cover(t, points, func(p backendtest.CrashPoint) []string { return []string{string(p.Method)} })

@@ -32,6 +32,7 @@ func (b *box) works(boot string) {
 // A save that is given up at any time leaves the guest running with a good disk.
 // Every whole save adds a layer, and the next start merges them.
 func TestSaveOfRunningGuest(t *testing.T) {
+	sampled(t)
 	b := newBox(t, warmFixture(t), nil)
 	b.boot()
 	b.output("echo first >/root/first; sync")
@@ -114,6 +115,7 @@ func (b *box) killAt(ctx context.Context, file string, there func() bool) {
 // A supervisor or a QEMU that is killed while its guest is saved takes nothing
 // with it: the sandbox starts with all that was synced, and can be saved.
 func TestKilledWhileSaving(t *testing.T) {
+	sampled(t)
 	b := newBox(t, warmFixture(t), nil)
 	dir := b.d.dir(b.ref)
 	type death struct{ file, victim string }
@@ -165,6 +167,7 @@ func TestKilledWhileSaving(t *testing.T) {
 // A snapshot for which the host's disk has no space fails, and the guest
 // continues.
 func TestSaveOnFullDisk(t *testing.T) {
+	sampled(t)
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}

@@ -21,6 +21,7 @@ import (
 // The one that filled it goes on when there is room, is paused again, and can be destroyed when there
 // is no room at all.
 func TestFullDiskPausesGuest(t *testing.T) {
+	sampled(t)
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}

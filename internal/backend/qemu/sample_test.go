@@ -1,0 +1,28 @@
+package qemu
+
+import (
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/test/sample"
+)
+
+// longTests take long and are about what seldom changes. A run that is not full has some of
+// them.
+var longTests = []string{
+	"TestNestedKVM",
+	"TestFullDiskPausesGuest",
+	"TestClonesHaveOwnRandomValues",
+	"TestEmulatedGuestSurvivesKernelPatching",
+	"TestKilledWhileSaving",
+	"TestSaveOnFullDisk",
+	"TestGuestWithStoppedTimer",
+	"TestMergerDies",
+	"TestSaveOfRunningGuest",
+	"TestVolumeIsSavedWhileItIsWritten",
+}
+
+// sampled skips a test of longTests that this run does not select.
+func sampled(t *testing.T) {
+	t.Helper()
+	sample.Choose(t, 4, longTests, t.Name())
+}

@@ -1,0 +1,28 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/test/sample"
+)
+
+// Tests that take minutes. A run that is not full has some of each group.
+var (
+	// agentTests have a real agent work for a scripted model.
+	agentTests = []string{
+		"TestRealAgents/claude", "TestRealAgents/codex", "TestInnerSandbox/claude", "TestAgentByHand",
+		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway",
+	}
+	// stateTests have state that outlives its sandbox. On the fake backend much is
+	// tested in every run (internal/workspace, internal/sandbox, internal/job).
+	stateTests = []string{
+		"TestRandomOperationsOnRealWorkspaces", "TestWorkspaceMaintenance", "TestSessionContinues", "TestJobsShareAWorkspace",
+		"TestWorkSurvivesALostVM", "TestGoldenProfiles",
+	}
+)
+
+// sampled skips a test that this run does not select among those of its group.
+func sampled(t *testing.T, n int, group []string) {
+	t.Helper()
+	sample.Choose(t, n, group, t.Name())
+}
