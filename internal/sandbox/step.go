@@ -300,6 +300,9 @@ const timeoutGrace = 10 * time.Second
 // on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.releaseSlots(sb.VMID)
+	if err := s.unmountLast(ctx, sb); err != nil {
+		return err
+	}
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
@@ -307,9 +310,6 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 		if err := s.transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
 			return err
 		}
-	}
-	if err := s.unmountLast(ctx, sb); err != nil {
-		return err
 	}
 	s.closeGuestListener(sb.VMID)
 	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)

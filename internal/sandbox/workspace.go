@@ -380,7 +380,7 @@ func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease
 // unmountLast makes the guest of a sandbox that is destroyed write its workspace. If
 // its processes still use it, the guest is shut down, which ends them.
 func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {
-	if sb.Workspace == "" || !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended || s.inspectedOff(sb.VMID) {
+	if sb.Workspace == "" || !s.mayRun(sb) || sb.State == agentlab.SandboxSuspended || s.inspectedOff(sb.VMID) {
 		return nil
 	}
 	err := s.unmount(ctx, sb, lastTimeout)
@@ -395,6 +395,13 @@ func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {
 	}
 	s.withState(sb.VMID, func(m *runtimeState) { m.off = true })
 	return nil
+}
+
+// mayRun reports whether the guest of a sandbox may run. That of a job that has failed
+// or reached its time limit does until this process has powered it off.
+func (s *Service) mayRun(sb agentlab.Sandbox) bool {
+	ended := sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout
+	return sb.State.HasVM() || ended && !s.inspected(sb.VMID)
 }
 
 // inspectedOff reports whether this process has powered off the VM of a sandbox to

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // onWorkspace is a request for a sandbox with a workspace.
@@ -405,4 +406,37 @@ func TestMaintenanceSandbox(t *testing.T) {
 			t.Error("the workspace is still attached")
 		}
 	})
+}
+
+// The guest of a sandbox that is destroyed writes its workspace first, however its job
+// or its lease has ended.
+func TestWorkspaceIsWrittenBeforeTheEnd(t *testing.T) {
+	ended := func(status agentlab.JobStatus) func(*world, agentlab.Sandbox) {
+		return func(w *world, sb agentlab.Sandbox) {
+			must(w.svc.Release(context.Background(), sb.VMID, sandbox.Outcome{Status: status}))(w.T)
+		}
+	}
+	for name, end := range map[string]func(*world, agentlab.Sandbox){
+		"completed": ended(agentlab.JobCompleted), "failed": ended(agentlab.JobFailed), "time limit": ended(agentlab.JobTimeout), "lease": func(*world, agentlab.Sandbox) {},
+	} {
+		for _, job := range []string{"", "job-1"} {
+			t.Run(name+job, func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					t := w.T
+					r := onWorkspace("data", 0)
+					r.JobID = job
+					sb := w.create(r)
+					w.until(sb.VMID, agentlab.SandboxReady)
+					w.sh(sb, "echo hello > /work/unwritten")
+					end(w, sb)
+					w.until(sb.VMID, agentlab.SandboxDestroyed)
+					next := w.create(onWorkspace("data", 0))
+					w.until(next.VMID, agentlab.SandboxReady)
+					if got := w.sh(next, "cat /work/written"); got != "hello" {
+						t.Errorf("what its guest had in memory is lost: %q", got)
+					}
+				})
+			})
+		}
+	}
 }

@@ -132,8 +132,13 @@ func request[T any](w http.ResponseWriter, r *http.Request) (v T, ok bool) {
 	return v, true
 }
 
-// fileSystem is the file that a volume has once a guest has made its file system.
-const fileSystem = volumePath + "lost+found"
+const (
+	// fileSystem is the file that a volume has once a guest has made its file system.
+	fileSystem = volumePath + "lost+found"
+	// unwritten is a file that is only in the memory of the guest, until it unmounts
+	// the volume, which then has the file written.
+	unwritten, written = volumePath + "unwritten", volumePath + "written"
+)
 
 func (g *guest) mount(w http.ResponseWriter, r *http.Request) {
 	req, ok := request[guestapi.WorkspaceRequest](w, r)
@@ -162,7 +167,15 @@ func (g *guest) mount(w http.ResponseWriter, r *http.Request) {
 func (g *guest) unmount(w http.ResponseWriter, _ *http.Request) {
 	g.setFrozen(time.Time{})
 	busy := false
-	g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) { _, busy = v.Files[volumePath+"busy"] }) // as a process that works there
+	g.in.h.volumeFiles(g.in.rec.Spec.UID, func(v *volume) {
+		if _, busy = v.Files[volumePath+"busy"]; busy { // as a process that works there
+			return
+		}
+		if text, ok := v.Files[unwritten]; ok {
+			delete(v.Files, unwritten)
+			v.Files[written] = text
+		}
+	})
 	if busy {
 		refuse(w, http.StatusConflict, agentlab.CodeBusy, "the workspace is used by sleep (42)")
 		return
