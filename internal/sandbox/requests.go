@@ -45,14 +45,21 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		return agentlab.Sandbox{}, err
 	}
 	s.poolQuietNow(ctx)
-	const tries = 8 // if a generated name is taken
+	const tries = 8 // if a generated name is taken, or the name of a new workspace
 	for i := 0; ; i++ {
 		if r.Name == "" {
 			sb.Name = "sb-" + agentlab.NewUID()[:6]
 		}
 		made, err := s.allocate(ctx, sb, use, r.Session)
-		if r.Name == "" && agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
-			continue
+		if agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
+			again, serr := s.selectWorkspace(ctx, r)
+			if serr != nil {
+				return agentlab.Sandbox{}, serr
+			}
+			found := use != nil && use.New != nil && again.New == nil // a request at the same time has created it
+			if use = again; found || r.Name == "" {
+				continue
+			}
 		}
 		if err != nil {
 			return agentlab.Sandbox{}, err

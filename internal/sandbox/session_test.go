@@ -2,7 +2,9 @@ package sandbox_test
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -86,6 +88,27 @@ func TestSession(t *testing.T) {
 		}
 		if _, err := w.driver.InspectVolume(ctx, backend.VolumeRef{UID: w.workspaceOf(s.WorkspaceID).UID}); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Requests at the same moment for the session of a branch get the same one.
+func TestRaceForASession(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var wg sync.WaitGroup
+		ids := make([]string, 20)
+		for i := range ids {
+			wg.Go(func() {
+				v, err := w.sessions.Create(context.Background(), agentlab.SessionRequest{Branch: "login", IfMissing: true})
+				if err != nil {
+					w.Error(err)
+				}
+				ids[i] = v.ID
+			})
+		}
+		wg.Wait()
+		if slices.Sort(ids); ids[0] != ids[len(ids)-1] {
+			w.Errorf("sessions %q", ids)
 		}
 	})
 }

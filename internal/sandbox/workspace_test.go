@@ -336,32 +336,37 @@ func TestAttachAndDetach(t *testing.T) {
 	})
 }
 
-// Many requests at the same moment: one sandbox has the workspace.
+// Many requests at the same moment: one creates the workspace and has it. The others
+// wait for it if they may.
 func TestRaceForAWorkspace(t *testing.T) {
-	inWorld(t, func(w *world) {
-		t := w.T
-		var wg sync.WaitGroup
-		var mu sync.Mutex
-		won := 0
-		for range 20 {
-			wg.Go(func() {
-				_, err := w.svc.Create(context.Background(), onWorkspace("data", 0))
-				mu.Lock()
-				defer mu.Unlock()
-				switch agentlab.CodeOf(err) {
-				case "":
-					won++
-				case agentlab.CodeConflict, agentlab.CodeExists: // the workspace was being created
-				default:
-					t.Error(err)
-				}
-			})
-		}
-		wg.Wait()
-		if won != 1 || len(w.leases("data")) != 1 {
-			t.Errorf("%d have it", won)
-		}
-	})
+	for _, c := range []struct {
+		wait time.Duration
+		want int
+	}{{0, 1}, {time.Hour, 20}} {
+		inWorld(t, func(w *world) {
+			t := w.T
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			made := 0
+			for range 20 {
+				wg.Go(func() {
+					_, err := w.svc.Create(context.Background(), onWorkspace("data", c.wait))
+					mu.Lock()
+					defer mu.Unlock()
+					switch {
+					case err == nil:
+						made++
+					case c.wait > 0 || agentlab.CodeOf(err) != agentlab.CodeConflict:
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if made != c.want || len(w.leases("data")) != c.want {
+				t.Errorf("%d sandboxes were created, want %d", made, c.want)
+			}
+		})
+	}
 }
 
 // A maintenance sandbox has a workspace, and neither a network nor a bootstrap

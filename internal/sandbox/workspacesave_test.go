@@ -151,3 +151,33 @@ func TestAttachedSnapshotAfterCrashes(t *testing.T) {
 		})
 	}
 }
+
+// A snapshot whose end was not known is saved again after the sandbox has gone: the
+// first attempt lacks what the sandbox wrote later, so it is not what it left.
+func TestSnapshotOutlivesItsSandbox(t *testing.T) {
+	for _, c := range agentlab.AttachedConsistencies {
+		t.Run(string(c), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				t := w.T
+				sb := w.create(onWorkspace("data", 0))
+				w.until(sb.VMID, agentlab.SandboxReady)
+				w.sh(sb, "echo old > /work/note")
+				free := w.host.Inject(fake.Fault{Op: fake.OpSnapshotVolume, At: fake.After, Err: agentlab.Errorf(agentlab.CodeUnknownOutcome, "no answer")})
+				must(w.workspaces.SaveSnapshot(context.Background(), "data", "one", c))(t)
+				synctest.Wait()
+				w.sh(sb, "echo new > /work/note")
+				w.gone(sb.VMID)
+				free()
+				if n := w.snapshotOf("one"); n.Consistency != agentlab.ConsistencyDetached {
+					t.Errorf("%+v", n)
+				}
+				must(w.workspaces.Fork(context.Background(), "data", "copy", "one"))(t)
+				copied := w.create(onWorkspace("copy", 0))
+				w.until(copied.VMID, agentlab.SandboxReady)
+				if got := w.sh(copied, "cat /work/note"); got != "new" {
+					t.Errorf("a snapshot of what the sandbox left has %q", got)
+				}
+			})
+		})
+	}
+}

@@ -69,6 +69,16 @@ func New(cfg Config) *Service { return &Service{cfg: cfg} }
 // Create stores a session and requests its workspace, unless that exists. Codes:
 // invalid, exists, not_found, conflict, limit, unsupported.
 func (s *Service) Create(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
+	made, err := s.create(ctx, r)
+	if r.IfMissing && agentlab.CodeOf(err) == agentlab.CodeExists { // perhaps of a request at the same time
+		if v, ferr := s.find(ctx, r); ferr == nil {
+			return v, nil
+		}
+	}
+	return made, err
+}
+
+func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
 	none := agentlab.Session{}
 	name := cmp.Or(r.Name, NameOf(r.Branch))
 	if err := agentlab.ValidateSessionName(name); err != nil {
@@ -193,7 +203,7 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 	case ok && sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxTimeout:
 		return sb, nil
 	default:
-		sb, err = s.create(ctx, v, ttl, keepalive)
+		sb, err = s.createSandbox(ctx, v, ttl, keepalive)
 	}
 	if err != nil {
 		return sb, err
@@ -202,9 +212,9 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 	return sb, s.cfg.Store.AppendEvents(ctx, event(v, agentlab.SessionResumed))
 }
 
-// create creates a sandbox with the name of the session, or a similar one if a sandbox
+// createSandbox creates a sandbox with the name of the session, or a similar one if a sandbox
 // has that.
-func (s *Service) create(ctx context.Context, v agentlab.Session, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
+func (s *Service) createSandbox(ctx context.Context, v agentlab.Session, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
 	r := agentlab.SandboxRequest{
 		Name: v.Name, Profile: v.Profile, TTL: ttl, Keepalive: keepalive, Session: v.ID,
 		Workspace: &agentlab.WorkspaceSelection{Workspace: v.WorkspaceID},

@@ -99,11 +99,13 @@ func checkCopySource(w *tx, v *agentlab.Workspace) error {
 	case from.Snapshot == "" && src.State != agentlab.WorkspaceReady, !src.State.Live():
 		return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s and cannot be copied", src.Name, src.State)
 	case from.Snapshot == "":
-		v.Formatted = src.Formatted
+		v.SizeGB, v.Formatted = src.SizeGB, src.Formatted // it may have grown since it was planned
 		return notLeased(w, src, "be copied")
 	}
 	snap, err := savedSnapshot(w, from.Snapshot, from.Name)
-	v.Formatted = snap.Formatted
+	if err == nil {
+		v.SizeGB, v.Formatted = snap.SizeGB, snap.Formatted
+	}
 	return err
 }
 
@@ -137,7 +139,8 @@ func checkWorkspaceName(w *tx, v agentlab.Workspace) error {
 func checkWorkspaceQuota(w *tx, q agentlab.WorkspaceQuota) error {
 	const hint = "delete some for good: agentlab workspace delete --purge; or raise limits.%s in config.yaml"
 	var n, gb int
-	err := w.QueryRowContext(w.ctx, "SELECT count(*), coalesce(sum(max(size_gb, grow_to_gb)), 0) FROM workspaces").Scan(&n, &gb)
+	err := w.QueryRowContext(w.ctx, `SELECT count(*), coalesce(sum(max(v.size_gb, v.grow_to_gb, coalesce(n.size_gb, 0))), 0)
+		FROM workspaces v LEFT JOIN workspace_snapshots n ON n.uid = v.restoring`).Scan(&n, &gb)
 	switch {
 	case err != nil:
 		return fault(err)
@@ -202,17 +205,19 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 			}
 		}
 	}
+	grows := v.GrowToGB > old.GrowToGB
 	if v.Restoring != "" && old.Restoring == "" {
 		snap, err := savedSnapshot(w, v.Restoring, "of workspace "+v.Name)
 		if err != nil {
 			return err
 		}
 		v.Formatted = snap.Formatted // whatever becomes of it, it is what the snapshot has, or damaged
+		grows = snap.SizeGB > v.SizeGB
 	}
 	if err := workspaces.update(w, v); err != nil {
 		return err
 	}
-	if v.GrowToGB > old.GrowToGB { // what already exists is not refused
+	if grows { // what already exists is not refused
 		return checkWorkspaceQuota(w, agentlab.WorkspaceQuota{TotalGB: q.TotalGB})
 	}
 	return nil

@@ -77,6 +77,11 @@ func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentl
 		return none, "", err
 	}
 	l, owned, err := s.owner(ctx, v)
+	if err == nil && n.Consistency != agentlab.ConsistencyDetached {
+		// A snapshot that exists is that of an attempt whose end is not known. Since
+		// then the guest may have written more, or the sandbox may have ended.
+		err = d.DeleteVolumeSnapshot(ctx, snapshotRef(v, n.UID))
+	}
 	switch {
 	case err != nil:
 		return none, "", err
@@ -86,10 +91,6 @@ func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentl
 	case n.Consistency == agentlab.ConsistencyCrash:
 		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
 		return saved, agentlab.ConsistencyCrash, err
-	}
-	// A snapshot that exists is that of an attempt whose end is not known.
-	if err := d.DeleteVolumeSnapshot(ctx, snapshotRef(v, n.UID)); err != nil {
-		return none, "", err
 	}
 	saved, err = s.saveFrozen(ctx, d, v, n, l)
 	return saved, agentlab.ConsistencyFrozen, err

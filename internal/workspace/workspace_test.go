@@ -597,6 +597,42 @@ func TestLimits(t *testing.T) {
 	})
 }
 
+// A restoration to a larger size counts, also while it waits, and so does the size that
+// the source of a copy has when the copy is stored.
+func TestLimitsOfChangedSizes(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		ctx := t.Context()
+		w.kill()
+		w.limits = Limits{Quota: agentlab.WorkspaceQuota{TotalGB: 10}}
+		w.begin()
+		v := w.must(w.Create(ctx, "data", 2, ""))
+		w.save(v, "small")
+		use, err := w.PlanFork(ctx, "data", "copy", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		v = w.must(w.Resize(ctx, "data", 8))
+		w.refused(second(w.add(ctx, *use.New)), agentlab.CodeLimit)
+		w.save(v, "large")
+		w.must(w.RestoreSnapshot(ctx, "data", "small"))
+		more := w.must(w.Create(ctx, "more", 3, ""))
+		w.refused(second(w.RestoreSnapshot(ctx, "data", "large")), agentlab.CodeLimit)
+		if _, err := w.Delete(ctx, more.ID, true); err != nil {
+			t.Fatal(err)
+		}
+		w.settled()
+		free := w.host.Inject(fake.Fault{Op: fake.OpRestoreVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the storage is offline")})
+		w.is(w.must(w.RestoreSnapshot(ctx, "data", "large")), agentlab.WorkspaceRestoring)
+		w.refused(second(w.Create(ctx, "more", 3, "")), agentlab.CodeLimit)
+		free()
+		time.Sleep(time.Hour)
+		w.settled()
+		if v = w.row(v.ID); v.State != agentlab.WorkspaceReady || v.SizeGB != 8 || v.GrowToGB != 0 {
+			t.Errorf("%+v", v)
+		}
+	})
+}
+
 // plain is a driver without volumes, and other is one of another backend.
 type plain struct{ backend.Driver }
 
