@@ -54,7 +54,7 @@ func testProxmox(t *testing.T, transport string) {
 			t.Run(part, func(t *testing.T) { run(p.in(t), t) })
 		}
 	}
-	if has("scripts") { // of one transport: above it all is the same
+	if has("scripts") {
 		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
 	}
 	p.clean()
