@@ -236,7 +236,8 @@ func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error
 }
 
 // superviseWorkspace attaches the workspace that a running sandbox got, if it has
-// it not yet. A workspace that cannot be attached is given back.
+// it not yet. A workspace that cannot be attached is given back, but not while the
+// guest uses it.
 func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
 	mounted := ""
 	s.withState(sb.VMID, func(m *runtimeState) { mounted = m.mounted })
@@ -263,6 +264,12 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 		return 0, err
 	}
 	cause := err
+	if l.Acquired() { // an earlier process may have attached it
+		if err := s.unmount(ctx, sb, lastTimeout); err != nil {
+			s.log.Warn("a workspace cannot be attached, and its guest has not unmounted it", "vmid", sb.VMID, "workspace", v.ID, "cause", cause, "err", err)
+			return maxSilencePause, ctx.Err()
+		}
+	}
 	if err := s.detachVolume(ctx, sb, v); err != nil {
 		return 0, errors.Join(cause, err)
 	}

@@ -445,3 +445,30 @@ func TestWorkspaceIsWrittenBeforeTheEnd(t *testing.T) {
 		}
 	}
 }
+
+// A daemon that starts while the storage of a workspace does not answer as it should
+// does not take the workspace from processes that use it.
+func TestWorkspaceInUseIsNotGivenBack(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		sb := w.create(onWorkspace("data", 0))
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.sh(sb, "echo x > /work/busy")
+		lost := w.host.Inject(fake.Fault{Op: fake.OpAttachVolume, Err: agentlab.Errorf(agentlab.CodeNotFound, "there is no such volume")})
+		w.restart()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := w.leases("data"); len(got) != 1 || w.attachedTo("data") != sb.UID {
+			t.Fatalf("it was detached: leases %v, attached to %q", got, w.attachedTo("data"))
+		}
+		w.sh(sb, "rm /work/busy; echo hello > /work/unwritten")
+		lost()
+		time.Sleep(time.Minute)
+		w.gone(sb.VMID)
+		next := w.create(onWorkspace("data", 0))
+		w.until(next.VMID, agentlab.SandboxReady)
+		if got := w.sh(next, "cat /work/written"); got != "hello" {
+			t.Errorf("it is lost: %q", got)
+		}
+	})
+}
