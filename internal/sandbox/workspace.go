@@ -125,7 +125,7 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 	}
 	switch {
 	case !l.Acquired() && !s.clock().Before(l.WaitUntil):
-		err = errWorkspace{agentlab.Errorf(agentlab.CodeTimeout, "workspace %s was not free within %s", v.Name, agentlab.FormatTTL(l.WaitUntil.Sub(l.RequestedAt)))}
+		err = errWorkspace{notFree(v, l)}
 	case !l.Acquired():
 		wait = fmt.Sprintf("workspace %s is used by another sandbox", v.Name)
 	case v.State == agentlab.WorkspaceFailed || !v.State.Live():
@@ -136,6 +136,11 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 		wait, err = s.cfg.Store.WorkspaceBusy(ctx, v)
 	}
 	return v, l, wait, err
+}
+
+// notFree is the error for a sandbox that has waited too long for a workspace.
+func notFree(v agentlab.Workspace, l agentlab.WorkspaceLease) error {
+	return agentlab.Errorf(agentlab.CodeTimeout, "workspace %s was not free within %s", v.Name, agentlab.FormatTTL(l.WaitUntil.Sub(l.RequestedAt)))
 }
 
 // awaitWorkspace ends the step of a REQUESTED sandbox until its workspace can be
@@ -308,16 +313,26 @@ func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 	return nil
 }
 
-// stepRelease detaches the workspace of a sandbox if that was requested. settled means
-// that the row has changed. A request that fails is given up with an event.
+// stepRelease detaches the workspace of a sandbox if that was requested, and gives up
+// the place in the queue of one that is stopped or suspended when its time is over.
+// settled means that the row has changed. A request that fails is given up with an
+// event.
 func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
 	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
-	if err != nil || !ok || l.Release == agentlab.ReleaseNone {
+	rests := sb.State == agentlab.SandboxStopped || sb.State == agentlab.SandboxSuspended
+	late := rests && !l.Acquired() && !s.clock().Before(l.WaitUntil)
+	if err != nil || !ok || l.Release == agentlab.ReleaseNone && !late {
 		return false, err
 	}
 	v, err := s.cfg.Store.Workspace(ctx, l.WorkspaceID)
 	if err != nil {
 		return false, err
+	}
+	if late { // nothing else looks at it, and others may wait
+		if err := s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce); err != nil {
+			return false, err
+		}
+		return true, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, notFree(v, l), "was not attached to sandbox %s", sb.Name))
 	}
 	forced := l.Release == agentlab.ReleaseForced
 	var cause error

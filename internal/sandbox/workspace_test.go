@@ -265,6 +265,30 @@ func TestWaitForAWorkspaceEnds(t *testing.T) {
 	})
 }
 
+// A stopped sandbox that waits for a workspace gives its place up too.
+func TestWaitOfAStoppedSandboxEnds(t *testing.T) {
+	inWorld(t, func(w *world) {
+		t := w.T
+		first, stopped := w.create(onWorkspace("data", 0)), w.create(agentlab.SandboxRequest{})
+		w.until(first.VMID, agentlab.SandboxReady)
+		w.until(stopped.VMID, agentlab.SandboxReady)
+		must(w.svc.Stop(context.Background(), stopped.VMID, 0))(t)
+		w.until(stopped.VMID, agentlab.SandboxStopped)
+		must(w.svc.AttachWorkspace(context.Background(), stopped.VMID, agentlab.WorkspaceSelection{Workspace: "data", Wait: time.Minute}))(t)
+		next := w.create(onWorkspace("data", time.Hour))
+		time.Sleep(20 * time.Minute)
+		synctest.Wait()
+		if got := w.leases("data"); len(got) != 2 || got[1] != next.VMID || !w.sawRefusal("was not free within 1m") {
+			t.Errorf("leases %v", got)
+		}
+		if sb := w.get(stopped.VMID); sb.Workspace != "" || sb.State != agentlab.SandboxStopped {
+			t.Errorf("%+v", sb)
+		}
+		w.gone(first.VMID)
+		w.until(next.VMID, agentlab.SandboxReady)
+	})
+}
+
 // A workspace whose file system is missing, although a guest has used it, is not made
 // again.
 func TestLostFileSystem(t *testing.T) {
