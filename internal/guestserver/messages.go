@@ -156,7 +156,8 @@ func (g *guest) messages(r *http.Request) ([]agentlab.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	scope, _, err := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, agentlab.MessageScopeKind(r.URL.Query().Get("scope")))
+	kind := agentlab.MessageScopeKind(r.URL.Query().Get("scope"))
+	scope, _, err := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, kind)
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +175,14 @@ func (g *guest) messages(r *http.Request) ([]agentlab.Message, error) {
 		ctx, cancel := context.WithTimeout(r.Context(), time.Duration(wait)*time.Second)
 		defer cancel()
 		list, err = g.s.cfg.Messages.AwaitMessages(ctx, f)
+		// The sandbox may have lost the workspace while it waited.
+		now, _, nerr := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, kind)
+		switch {
+		case nerr != nil:
+			return nil, nerr
+		case now != scope:
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "the %s of the sandbox has changed", kind)
+		}
 	}
 	return shorten(list, f.Tail), err
 }

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
@@ -98,4 +100,36 @@ func FuzzMessages(f *testing.F) {
 			t.Errorf("read: %d %s", status, answer)
 		}
 	})
+}
+
+// detached is a sandbox that loses its workspace while its guest waits for messages.
+type detached struct {
+	*guesttest.Controller
+	lost atomic.Bool
+}
+
+func (d *detached) OfSandbox(ctx context.Context, vmid int, kind agentlab.MessageScopeKind) (agentlab.MessageScope, string, error) {
+	if d.lost.Load() {
+		return agentlab.MessageScope{}, "", agentlab.Errorf(agentlab.CodeNotFound, "this sandbox has no %s", kind)
+	}
+	return d.Controller.OfSandbox(ctx, vmid, kind)
+}
+
+func (d *detached) AwaitMessages(_ context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
+	d.lost.Store(true)
+	return []agentlab.Message{{ID: 1, Scope: f.Scope, Text: "of another sandbox"}}, nil
+}
+
+// A guest does not get the messages of the sandbox that has its workspace now.
+func TestMessagesAfterAWorkspaceIsLost(t *testing.T) {
+	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
+	d := &detached{Controller: c}
+	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: d, Leases: c}).Handler(c.VMID)
+	req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://controller"+guestapi.PathMessages+"?scope=workspace&wait=1", nil)
+	req.Header.Set("Authorization", "Bearer "+c.Response().Messages.Token)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	if w.Code != http.StatusNotFound || strings.Contains(w.Body.String(), "of another") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
 }

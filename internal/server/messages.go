@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -142,8 +144,9 @@ func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 		if err := out.send("ready", strconv.FormatInt(f.AfterID, 10), struct{}{}); err != nil {
 			return
 		}
+		req, _ := humago.Unwrap(hc)
 		for err == nil && ctx.Err() == nil {
-			err = s.sendMessages(ctx, out, &f)
+			err = s.sendMessages(ctx, out, &f, req)
 		}
 		if err != nil && ctx.Err() == nil {
 			s.log.Debug("message stream ended", "err", err)
@@ -152,9 +155,15 @@ func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 	}}
 }
 
-// sendMessages waits for messages and sends them.
-func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.MessageFilter) error {
+// sendMessages waits for messages and sends them. The sandboxes of a restricted token
+// may have lost the workspace since it asked: then they are those of others.
+func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.MessageFilter, req *http.Request) error {
 	list, err := s.cfg.Services.Messages.AwaitMessages(ctx, *f)
+	if token := callerOf(ctx).token; len(list) > 0 && token != nil && !token.AnySandbox {
+		if err := s.checkMessageScope(req, token); err != nil {
+			return err
+		}
+	}
 	for _, m := range list {
 		if err := out.send("message", strconv.FormatInt(m.ID, 10), toMessage(m)); err != nil {
 			return err
