@@ -13,36 +13,39 @@ import (
 // backend: a resume that is interrupted may lose the memory of the guest.
 func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 	ctx := context.Background()
+	in := func(state agentlab.SandboxState) func(agentlab.Sandbox) bool {
+		return func(sb agentlab.Sandbox) bool { return sb.State == state }
+	}
 	for _, tc := range []struct {
 		name  string
 		op    fake.Op
 		begin func(w *world) agentlab.Sandbox
 		do    func(w *world, vmid int) error
-		want  agentlab.SandboxState
+		done  func(agentlab.Sandbox) bool
 	}{
 		{
 			"suspend", fake.OpSuspend,
 			func(w *world) agentlab.Sandbox { return w.ready("play") },
 			func(w *world, vmid int) error { _, err := w.svc.Suspend(ctx, vmid, false); return err },
-			agentlab.SandboxSuspended,
+			in(agentlab.SandboxSuspended),
 		},
 		{
 			"resume", fake.OpResume,
 			func(w *world) agentlab.Sandbox { return w.suspended("play") },
 			func(w *world, vmid int) error { _, err := w.svc.Resume(ctx, vmid); return err },
-			agentlab.SandboxReady,
+			in(agentlab.SandboxReady),
 		},
 		{
 			"stop", fake.OpStop,
 			func(w *world) agentlab.Sandbox { return w.ready("play") },
 			func(w *world, vmid int) error { _, err := w.svc.Stop(ctx, vmid, time.Second); return err },
-			agentlab.SandboxStopped,
+			in(agentlab.SandboxStopped),
 		},
 		{
 			"destroy", fake.OpDestroy,
 			func(w *world) agentlab.Sandbox { return w.ready("play") },
 			func(w *world, vmid int) error { _, err := w.svc.Destroy(ctx, vmid); return err },
-			agentlab.SandboxDestroyed,
+			in(agentlab.SandboxDestroyed),
 		},
 		{
 			"restore", fake.OpRestoreSnapshot,
@@ -52,7 +55,7 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 				return sb
 			},
 			func(w *world, vmid int) error { _, err := w.svc.RestoreSnapshot(ctx, vmid, "clean"); return err },
-			agentlab.SandboxStopped,
+			func(sb agentlab.Sandbox) bool { return sb.Restoring == "" },
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -66,7 +69,7 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 					}
 					time.Sleep(time.Second)
 				}
-				w.until(sb.VMID, tc.want)
+				w.untilIt(sb.VMID, tc.done)
 				if d := time.Since(began); d >= 10900*time.Millisecond {
 					t.Errorf("it was done after %s: the backend was called again", d)
 				}
