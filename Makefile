@@ -26,8 +26,8 @@ WAITERS ?= 6
 PACKAGES ?= 3
 LONGEST := ./test/e2e ./internal/backend/qemu ./internal/backend/proxmox ./internal/image ./test/cloudimage
 # PLAIN packages test less with -short or under the race detector: they have real
-# VMs, builds of images, large tables. 'make test' runs all their tests without the
-# detector. It runs UNITS, all other packages, under the detector only.
+# VMs, builds of images, large tables. 'make test' also runs all their tests without
+# the detector; UNITS, all other packages, run under the detector only.
 PLAIN = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' 'testing\.Short\(\)|^//go:build !?race' *)))) ./internal/archtest
 UNITS = $(shell $(GO) list ./... | grep -vxF $(PLAIN:./%=-e $(MODULE)/%))
 # 'make lint' includes vet and the package archtest. Without symbols for debuggers
@@ -40,7 +40,8 @@ WAITING := ./internal/egress/nft ./internal/backend/proxmox ./internal/job ./int
 # translated from C, has memory of its own: the detector would not find races in it,
 # and its checks, with those of unsafe pointers, would take most of the time.
 C_CODE := modernc.org/sqlite/lib modernc.org/libc/... modernc.org/memory
-RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" $(GOTEST) -race $(C_CODE:%=-gcflags='%=-race=false -d=checkptr=0') -p $(WAITERS)
+RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" $(GOTEST) -race $(C_CODE:%=-gcflags='%=-race=false -d=checkptr=0') -p $(WAITERS) -short \
+	$(WAITING) $(UNITS) $(filter-out %/archtest,$(PLAIN))
 # Selects the cases of long tables that a run tests (test/sample).
 ifndef AGENTLAB_TEST_SEED
 AGENTLAB_TEST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -49,7 +50,7 @@ endif
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all check test test-full race race-plain lint bench fuzz mutation docs demo image deps clean
+.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -71,11 +72,11 @@ check: build lint ## quick check of a change: build, lint, unit and script tests
 	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)
-test: deps ## all tests, with real VMs; long tables are sampled; those without VMs run under the race detector
+test: deps ## all tests, with real VMs; some are sampled; those without VMs run under the race detector
 	@echo "make test: AGENTLAB_TEST_SEED=$$AGENTLAB_TEST_SEED"
 	@start=$$(date +%s); rc=0; \
 	$(GOTEST) -p $(PACKAGES) $(LONGEST) $(PLAIN) || rc=1; \
-	$(RACE) $(filter-out $(PLAIN),$(WAITING)) $(UNITS) || rc=1; \
+	$(RACE) || rc=1; \
 	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test-full: ## all tests, every case of long tables too (an hour and more)
@@ -83,14 +84,7 @@ test-full: ## all tests, every case of long tables too (an hour and more)
 
 race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
-	@start=$$(date +%s); \
-	$(RACE) -short $(WAITING) $(UNITS) $(filter-out %/archtest,$(PLAIN)); rc=$$?; \
-	echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
-
-# What 'make race' adds to 'make test'.
-race-plain:
-	@scripts/deps.sh run agents test race
-	$(RACE) -short $(filter-out %/archtest,$(PLAIN))
+	@start=$$(date +%s); $(RACE); rc=$$?; echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts
 	@scripts/deps.sh lint
