@@ -126,7 +126,7 @@ func (a *App) attachWorkspace(ctx context.Context, c *client.Client, workspace s
 		return err
 	}
 	if sb.State != string(agentlab.SandboxStopped) {
-		err = a.followLease(ctx, c, after, func(e api.Event) bool { return e.SandboxVMID == sb.VMID && e.Data["mounted"] == true })
+		err = a.followLease(ctx, c, sb.WorkspaceID, after, func(e api.Event) bool { return e.SandboxVMID == sb.VMID && e.Data["mounted"] == true })
 	}
 	if err != nil {
 		return err
@@ -134,22 +134,28 @@ func (a *App) attachWorkspace(ctx context.Context, c *client.Client, workspace s
 	return a.done(sb, "sandbox %s has workspace %s", sb.Name, workspace)
 }
 
-// followLease shows the events of leases until done returns true. It returns an error
-// if a request was given up.
-func (a *App) followLease(ctx context.Context, c *client.Client, after int64, done func(api.Event) bool) error {
+// followLease shows the events of the leases of a workspace until done returns true. It
+// returns an error if a request was given up.
+func (a *App) followLease(ctx context.Context, c *client.Client, workspace string, after int64, done func(api.Event) bool) error {
 	for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceLease, After: after}) {
 		if err != nil {
 			return err
 		}
 		a.showEvent(e)
-		if err := refusal(e); err != nil {
+		if ended, err := settlesLease(e, workspace, done); ended || err != nil {
 			return err
-		}
-		if done(e) {
-			return nil
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// settlesLease reports whether an event ends the wait for a request about the lease of a
+// workspace, and returns the error of one that was given up.
+func settlesLease(e api.Event, workspace string, done func(api.Event) bool) (bool, error) {
+	if e.Data["workspace"] != workspace {
+		return false, nil
+	}
+	return done(e), refusal(e)
 }
 
 func (a *App) workspaceDetachCmd() *cobra.Command {
@@ -170,15 +176,19 @@ in any case, and what the guest wrote last may be lost.`,
 
 // detachWorkspace takes a workspace from its sandbox, and waits for it.
 func (a *App) detachWorkspace(ctx context.Context, c *client.Client, workspace string, force bool) error {
+	w, err := c.Workspace(ctx, workspace)
+	if err != nil {
+		return err
+	}
 	after, err := lastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
-	l, err := c.DetachWorkspace(ctx, workspace, force)
+	l, err := c.DetachWorkspace(ctx, w.ID, force)
 	if err != nil {
 		return err
 	}
-	err = a.followLease(ctx, c, after, func(e api.Event) bool { return e.Data["lease"] == float64(l.Number) && e.Data["ended"] == true })
+	err = a.followLease(ctx, c, w.ID, after, func(e api.Event) bool { return e.Data["lease"] == float64(l.Number) && e.Data["ended"] == true })
 	if err != nil {
 		return err
 	}
