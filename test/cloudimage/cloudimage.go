@@ -53,7 +53,7 @@ var cloudPackages = []string{
 
 // Tests are the tests that boot emulated cloud images, in all packages. A run that
 // is not full selects one of them.
-var Tests = []string{"rest job", "shell job", "shell scripts", "rest scripts", "template of script", "rest workspace", "shell workspace", "rest salvage", "shell salvage"}
+var Tests = []string{"rest job", "shell job", "shell scripts", "template of script", "rest workspace", "shell workspace", "rest salvage", "shell salvage"}
 
 // Template returns the path of a qcow2 file that is the disk of a template:
 // the system, and runner (a static agent-runner) in /usr/local/bin. It is kept

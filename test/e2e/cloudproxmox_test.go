@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/test/cloudimage"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/sample"
@@ -54,22 +56,45 @@ func testProxmox(t *testing.T, transport string) {
 			t.Run(part, func(t *testing.T) { run(p.in(t), t) })
 		}
 	}
-	if has("scripts") {
+	if has("scripts") { // of one transport: above it all is the same
 		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
+	}
+	if sample.Full() {
+		t.Run("acceptance", p.acceptance)
 	}
 	p.clean()
 }
 
-// proxmoxScripts is one of the scripts; in a full run all, with those of
-// TestAcceptanceQEMU and the one about attempts, which needs four machines at once.
+// proxmoxScripts is one of the scripts, or all in a full run. The one about
+// attempts needs four machines at once, and runs in a full run only.
 func proxmoxScripts(t *testing.T) []string {
 	t.Helper()
 	files := scripts(t)
-	if sample.Full() {
-		return append(files, acceptance(t)...)
+	if !sample.Full() {
+		files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "attempts.txtar" })
 	}
-	files = slices.DeleteFunc(files, func(path string) bool { return filepath.Base(path) == "attempts.txtar" })
 	return sample.Of(t, 1, files)
+}
+
+// acceptance runs the scripts of TestAcceptanceQEMU, one after the other.
+func (p *pveLab) acceptance(t *testing.T) {
+	for _, path := range acceptance(t) {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
+			sub := p.in(t)
+			t.Cleanup(func() { // after the script
+				var list api.List[api.Workspace]
+				if err := json.Unmarshal([]byte(sub.ok("--json", "workspace", "list")), &list); err != nil {
+					t.Fatal(err)
+				}
+				for _, v := range list.Items {
+					sub.ok("workspace", "delete", v.ID, "--purge", "--yes")
+				}
+				sub.noSandboxes()
+				sub.clean()
+			})
+			runScripts(sub.lab, t, "proxmox", path)
+		})
+	}
 }
 
 // in is the same lab, whose checks fail a subtest.
