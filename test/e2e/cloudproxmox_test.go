@@ -82,6 +82,7 @@ func (p *pveLab) acceptance(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			sub := p.in(t)
 			t.Cleanup(func() { // after the script
+				sub.destroyAll()
 				var list api.List[api.Workspace]
 				if err := json.Unmarshal([]byte(sub.ok("--json", "workspace", "list")), &list); err != nil {
 					t.Fatal(err)
@@ -89,7 +90,6 @@ func (p *pveLab) acceptance(t *testing.T) {
 				for _, v := range list.Items {
 					sub.ok("workspace", "delete", v.ID, "--purge", "--yes")
 				}
-				sub.noSandboxes()
 				sub.clean()
 			})
 			runScripts(sub.lab, t, "proxmox", path)
