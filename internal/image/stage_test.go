@@ -60,6 +60,7 @@ const ofRecipe = `-rw-r--r-- apt.conf
 -r--r----- files/etc/sudoers.d/agentlab
 -rw-r--r-- files/etc/ssh/sshd_config.d/10-agentlab.conf
 -rw-r--r-- files/etc/systemd/journald.conf.d/agentlab.conf
+-rw-r--r-- files/etc/tmpfiles.d/tmp.conf
 -rw-r--r-- kind
 -rw-r--r-- npm.packages
 -rw-r--r-- packages
@@ -91,7 +92,6 @@ func TestStage(t *testing.T) {
 -rw-r--r-- files/etc/resolv.conf
 -rw-r--r-- files/etc/systemd/system/agent-runner.service
 -rw-r--r-- files/etc/systemd/system/agent-secrets-cleanup.service
--rw-r--r-- files/etc/tmpfiles.d/tmp.conf
 -rw-r--r-- sources.list
 `,
 		Cloud: `-rw-r--r-- agent-runner

@@ -476,10 +476,7 @@ func (d *Driver) writeSnippet(ctx context.Context, h *handle) error {
 	}
 	text, err := cloudinit.UserData(cloudinit.Seed{
 		Hostname: h.Spec.Name, User: guestUser, SSHKeys: d.cfg.SSHKeys,
-		Files: []cloudinit.File{
-			{Path: guestapi.ControlFile, Content: ctl},
-			{Path: "/etc/tmpfiles.d/tmp.conf", Content: []byte("d /tmp 1777 root root -\n")}, // a boot must not delete the checkout in /tmp
-		},
+		Files: []cloudinit.File{{Path: guestapi.ControlFile, Content: ctl}},
 	})
 	if err != nil {
 		return err
