@@ -62,7 +62,7 @@ func (r *Recipe) StageKey(kind Kind) string {
 	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
 	h.Write(text)
 	if kind == Cloud {
-		_, _ = fmt.Fprint(h, cloudPackages, embeddedKey(images.Cloud))
+		_, _ = fmt.Fprint(h, cloudPackages, sharedFiles, embeddedKey(images.Cloud))
 	}
 	_, _ = fmt.Fprint(h, embeddedKey(images.Files, images.Scripts))
 	return hex.EncodeToString(h.Sum(nil))[:32]
