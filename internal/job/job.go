@@ -154,6 +154,8 @@ type Service struct {
 	clock func() time.Time
 	loop  *reconcile.Loop[string]
 
+	salvaging sync.Mutex // held by Salvage
+
 	mu         sync.Mutex
 	runtimes   map[string]*jobRuntime
 	creating   map[string]bool // jobs whose row is not written yet

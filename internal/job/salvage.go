@@ -25,6 +25,8 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	if err != nil {
 		return none, err
 	}
+	s.salvaging.Lock() // of two requests the second finds the job of the first
+	defer s.salvaging.Unlock()
 	open, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Salvages: j.ID, Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
 	if err != nil || len(open) > 0 {
 		return append(open, none)[0], err

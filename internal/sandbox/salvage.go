@@ -70,7 +70,7 @@ func (s *Service) boundSalvage(ctx context.Context) {
 				return nil, nil
 			}
 			now.Desired = agentlab.DesiredDestroyed
-			return []agentlab.Event{leaseEvent(*now, "is cut: newer disks that are kept need the space (limits.salvage_gb)")}, nil
+			return []agentlab.Event{leaseEvent(*now, "is cut: newer disks that are kept need the space (limits.salvage_gb); work of "+now.JobID+" that is not stored is deleted")}, nil
 		})
 		err = errors.Join(err, dropErr)
 	}
