@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +55,48 @@ func TestLostDatabase(t *testing.T) {
 	cmd, stderr = h.program(t, "db", "rebuild", "--json")
 	if _, err := cmd.Output(); err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), `{"error":{"code":"exists"`) {
 		t.Errorf("while a daemon runs: %v, %s", err, stderr)
+	}
+}
+
+// The records end after the loops: they copy what the loops commit last.
+func TestRecordsEndLast(t *testing.T) {
+	h := newHome(t)
+	d, err := h.open(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	j, err := d.services.jobs.Create(t.Context(), agentlab.JobRequest{Agent: "shell", Task: "echo done"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := func() int {
+		list, err := d.services.store.Events(t.Context(), agentlab.EventFilter{})
+		if err != nil {
+			t.Error(err)
+		}
+		return len(list)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	before := events()
+	d.services.bus.mu.Lock() // the loop that makes the next commit waits in it
+	done := d.services.start(ctx, func(string, error) {})
+	for deadline := time.Now().Add(time.Minute); events() == before && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	}
+	cancel()
+	select {
+	case <-done:
+		t.Error("no loop waited")
+	case <-time.After(20 * time.Millisecond): // a loop that waits for nothing ends
+	}
+	record := filepath.Join(h.paths.Records(), j.ID+".json")
+	_ = os.Remove(record)
+	d.services.records.Changed(j.ID)
+	d.services.bus.mu.Unlock()
+	<-done
+	if _, err := os.Stat(record); err != nil {
+		t.Error(err)
 	}
 }
 

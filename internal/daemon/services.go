@@ -326,8 +326,15 @@ func (s *services) committed(c store.Commit) {
 }
 
 // start runs the loops until ctx ends. The channel is closed when all have
-// ended; fail is called when a loop ends by itself.
+// ended; fail is called when a loop ends by itself. The records end last: they
+// copy what the other loops commit.
 func (s *services) start(ctx context.Context, fail func(part string, err error)) <-chan struct{} {
+	untilCommitted, committed := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		fail("records", s.records.Run(untilCommitted))
+	}()
 	var wg sync.WaitGroup
 	run := func(part string, loop func(context.Context) error) {
 		wg.Go(func() { fail(part, loop(ctx)) })
@@ -338,14 +345,12 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("gc", s.gc.Run)
 	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
 	run("backups", s.backups.Run)
-	run("records", s.records.Run)
 	run("clock", s.clock.Run)
 	run("audit", s.audit.Run)
 	run("host network", func(ctx context.Context) error { return s.hostNetwork.Run(ctx, os.Geteuid() == 0) })
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
-	done := make(chan struct{})
 	go func() {
-		defer close(done)
+		defer committed()
 		wg.Wait()
 	}()
 	return done
