@@ -51,15 +51,35 @@ func WithoutControls(s string) string {
 	}, s)
 }
 
+// EscapeJSON replaces what controls a terminal in the strings of a JSON text by its
+// escape in JSON. Line breaks between values stay.
+func EscapeJSON(s string) string {
+	if !strings.ContainsFunc(s, ControlsTerminal) {
+		return s
+	}
+	var b strings.Builder
+	b.Grow(len(s))
+	for _, r := range s {
+		if r != '\n' && ControlsTerminal(r) {
+			fmt.Fprintf(&b, `\u%04x`, r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
 // MaxReasonBytes is the length to which reasons of jobs and sandboxes are cut.
 const MaxReasonBytes = 500
 
-// Plural returns a number with its noun: 1 job, 2 jobs, 2 sandboxes.
+// Plural returns a number with its noun: 1 job, 2 jobs, 2 sandboxes, 2 entries.
 func Plural[T int | int64](n T, noun string) string {
 	switch {
 	case n == 1:
 	case strings.HasSuffix(noun, "x"):
 		noun += "es"
+	case strings.HasSuffix(noun, "try"):
+		noun = strings.TrimSuffix(noun, "y") + "ies"
 	default:
 		noun += "s"
 	}

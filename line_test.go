@@ -1,6 +1,7 @@
 package agentlab
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"unicode"
@@ -43,5 +44,21 @@ func TestIsPrintable(t *testing.T) {
 		if got := IsPrintable(in); got != want {
 			t.Errorf("%q: %v", in, got)
 		}
+	}
+}
+
+func TestEscapeJSON(t *testing.T) {
+	const hostile = "a\u009b2J\u202eb\x7f\u2028\u00e9"
+	text, err := json.MarshalIndent(map[string]string{hostile: hostile}, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := EscapeJSON(string(text))
+	if i := strings.IndexFunc(got, func(r rune) bool { return r != '\n' && ControlsTerminal(r) }); i >= 0 || !strings.Contains(got, "\u00e9") {
+		t.Errorf("%q", got)
+	}
+	var back map[string]string
+	if err := json.Unmarshal([]byte(got), &back); err != nil || back[hostile] != hostile {
+		t.Errorf("%q, %v", back, err)
 	}
 }

@@ -28,8 +28,8 @@ func TestCheckTTL(t *testing.T) {
 }
 
 func TestPlural(t *testing.T) {
-	for n, want := range map[int]string{0: "0 jobs, 0 sandboxes", 1: "1 job, 1 sandbox", 2: "2 jobs, 2 sandboxes"} {
-		if got := Plural(n, "job") + ", " + Plural(n, "sandbox"); got != want {
+	for n, want := range map[int]string{0: "0 jobs, 0 sandboxes, 0 entries", 1: "1 job, 1 sandbox, 1 entry", 2: "2 jobs, 2 sandboxes, 2 entries"} {
+		if got := Plural(n, "job") + ", " + Plural(n, "sandbox") + ", " + Plural(n, "entry"); got != want {
 			t.Errorf("Plural(%d) = %q, want %q", n, got, want)
 		}
 	}

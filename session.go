@@ -73,6 +73,19 @@ func ValidateSessionName(s string) error {
 	return nil
 }
 
+// SessionNameOf returns the name of the session of a branch or directory: its letters
+// and digits, as a DNS label.
+func SessionNameOf(branch string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(branch))
+	name = strings.Trim(name, "-")
+	return strings.Trim(name[:min(len(name), 40)], "-")
+}
+
 // SessionRequest is a request for a session.
 type SessionRequest struct {
 	Name      string // "" means one that is made of Branch

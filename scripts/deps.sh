@@ -53,6 +53,11 @@ for set in "${@:-run}"; do
         need sfdisk fdisk "the partitions of a template's disk"
         need newuidmap uidmap "image builds without root"
         need objcopy binutils "builds the probe's kernel"
+        if grep -qs '^ID=debian' /etc/os-release; then # the packages of Ubuntu have no browser
+            need chromium-headless-shell chromium-headless-shell "a browser for development servers in sandboxes"
+        fi
+        need tmux tmux "the windows of 'agentlab sessionizer'"
+        need fzf fzf "the selection of 'agentlab sessionizer'"
         need /usr/include/linux/capability.h linux-libc-dev "defines the numbers of capabilities"
         ;;
     lint) need shellcheck shellcheck "checks shell scripts" ;;

@@ -1,6 +1,7 @@
 package artifact
 
 import (
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -84,4 +85,25 @@ func TestDropCheckpoint(t *testing.T) {
 		t.Errorf("rows %+v", list)
 	}
 	f.put(t, job1, agentlab.ArtifactCheckpoint, "again") // of a job that continues
+}
+
+// The times of the parts of a checkpoint have the order in which they were stored,
+// also if the clock is set back.
+func TestCheckpointAfterTheClockWasSetBack(t *testing.T) {
+	f := setup(t, Limits{})
+	var last time.Time
+	for i, p := range []string{agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement, agentlab.ArtifactIncrement, agentlab.ArtifactCheckpoint} {
+		a := f.put(t, job1, p, strings.Repeat("c", i))
+		if i != 2 && !a.CreatedAt.After(last) { // it replaces the one before
+			t.Errorf("%d: %s is stored at %s, after %s", i, p, a.CreatedAt, last)
+		}
+		last = a.CreatedAt
+		f.now = f.now.Add(-time.Hour)
+	}
+	if n, err := f.Sweep(t.Context(), func(context.Context, string) (bool, error) { return true, nil }); n != 0 || err != nil {
+		t.Errorf("sweep: %d, %v", n, err)
+	}
+	if a, err := f.st.Artifact(t.Context(), job1, agentlab.ArtifactCheckpoint); err != nil || !a.CreatedAt.Equal(last) {
+		t.Errorf("%+v, %v", a, err)
+	}
 }

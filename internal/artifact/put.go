@@ -209,6 +209,9 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 	if err := s.checkCount(u, p); err != nil { // another upload may have been faster
 		return none, err
 	}
+	if err := s.setAfter(ctx, &a); err != nil {
+		return none, err
+	}
 	if err := s.place(t, a); err != nil {
 		return none, err
 	}
@@ -217,6 +220,22 @@ func (s *Service) Put(ctx context.Context, jobID, p string, r io.Reader) (agentl
 	// disconnected.
 	err = s.store.PutArtifact(context.WithoutCancel(ctx), a, s.storedEvents(u, a)...)
 	return a, err
+}
+
+// setAfter makes the time of a part of a checkpoint later than that of the other part
+// also if the clock was set back: readers use an increment only if it is not older
+// than the full bundle.
+func (s *Service) setAfter(ctx context.Context, a *agentlab.Artifact) error {
+	if !agentlab.IsCheckpoint(a.Path) {
+		return nil
+	}
+	rows, err := s.store.Artifacts(ctx, a.JobID)
+	for _, other := range rows {
+		if agentlab.IsCheckpoint(other.Path) && other.Path != a.Path && !a.CreatedAt.After(other.CreatedAt) {
+			a.CreatedAt = other.CreatedAt.Add(time.Nanosecond)
+		}
+	}
+	return err
 }
 
 // storedEvents returns the event for a new artifact. A replaced artifact has

@@ -1,6 +1,9 @@
 package bounded
 
-import "sync"
+import (
+	"io"
+	"sync"
+)
 
 // Tail stores the last Max bytes written to it. It is safe for concurrent use.
 type Tail struct {
@@ -54,3 +57,21 @@ func (h *Head) Write(p []byte) (int, error) {
 
 // String returns the bytes.
 func (h *Head) String() string { return string(h.buf) }
+
+// Writer writes to W at most Left bytes. A write of more returns Fail, and nothing of it
+// is written.
+type Writer struct {
+	W    io.Writer
+	Left int64
+	Fail error
+}
+
+// Write implements io.Writer.
+func (w *Writer) Write(p []byte) (int, error) {
+	if int64(len(p)) > w.Left {
+		return 0, w.Fail
+	}
+	n, err := w.W.Write(p)
+	w.Left -= int64(n)
+	return n, err
+}

@@ -48,3 +48,18 @@ func TestTailMemory(t *testing.T) {
 		t.Errorf("%v allocations for each write", n)
 	}
 }
+
+func TestWriter(t *testing.T) {
+	var b bytes.Buffer
+	fail := errors.New("full")
+	w := &bounded.Writer{W: &b, Left: 3, Fail: fail}
+	if n, err := w.Write([]byte("ab")); n != 2 || err != nil {
+		t.Error(n, err)
+	}
+	if n, err := w.Write([]byte("cd")); n != 0 || !errors.Is(err, fail) {
+		t.Error(n, err)
+	}
+	if n, err := w.Write([]byte("c")); n != 1 || err != nil || b.String() != "abc" {
+		t.Error(n, err, b.String())
+	}
+}

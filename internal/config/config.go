@@ -39,6 +39,8 @@ type Config struct {
 
 	Metrics Metrics `yaml:"metrics"`
 
+	DevServers DevServers `yaml:"dev_servers"`
+
 	Network Network `yaml:"network"`
 
 	UpstreamProxy UpstreamProxy `yaml:"upstream_proxy"`
@@ -88,7 +90,7 @@ type Limits struct {
 	MaxWorkspaces int `yaml:"max_workspaces" doc:"Maximum number of workspaces, 1 to 10000, with those in the trash."`
 	WorkspaceGB   int `yaml:"workspace_gb" doc:"Maximum size of one workspace in GiB, 1 to 65536."`
 	WorkspacesGB  int `yaml:"workspaces_gb" doc:"Maximum size in GiB of all workspaces together, with those in the trash, 1 to 1048576."`
-	SalvageGB     int `yaml:"salvage_gb" doc:"Maximum size in GiB of the disks that are kept for the unstored work of ended jobs, all together, 1 to 1048576. A disk counts with its full size. If there are more, the oldest are deleted."`
+	SalvageGB     int `yaml:"salvage_gb" doc:"Maximum size in GiB of the disks that are kept for the unstored work of ended jobs, all together, 1 to 1048576. A disk counts with its full size, or with 32 GiB if that is not known. If there are more, the oldest are deleted."`
 	EgressRecords int `yaml:"egress_records" doc:"Maximum number of egress records of one sandbox, 100 to 1000000, counted separately for allowed and denied connections. If there are more, the first half and the newest ones are stored."`
 }
 
@@ -134,6 +136,11 @@ type Backups struct {
 	Daily  int `yaml:"daily" doc:"Number of further days, 0 to 366, of which the last backup is stored."`
 }
 
+// DevServers configures the ports of guests on this machine.
+type DevServers struct {
+	Enabled bool `yaml:"enabled" doc:"Make the TCP ports on which processes of sandboxes listen available on the loopback of this machine, as http://PROJECT.sandbox.localhost:PORT. See docs/devservers.md."`
+}
+
 // API configures who may use the control API beside the user of the daemon, and
 // whether it is also served over TCP.
 type API struct {
@@ -160,6 +167,7 @@ func Default(known ...Backend) Config {
 		Backups:             Backups{Newest: 24, Daily: 7},
 		BootstrapTTLMinutes: 10,
 		API:                 API{Groups: map[string]string{}},
+		DevServers:          DevServers{Enabled: true},
 		Network:             Network{Private: []Private{}},
 		Guest:               Guest{CACertificates: []string{}},
 		HostNetwork:         defaultHostNetwork,

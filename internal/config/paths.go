@@ -113,6 +113,9 @@ func (p Paths) Reserve() string { return filepath.Join(p.State, "reserve") }
 // while the disk was too full for the database.
 func (p Paths) Ending() string { return filepath.Join(p.State, "ending") }
 
+// Ports is the file with the ports of this machine that lead to guests.
+func (p Paths) Ports() string { return filepath.Join(p.State, "ports.json") }
+
 // Backups is the directory of copies of the database.
 func (p Paths) Backups() string { return filepath.Join(p.State, "backups") }
 

@@ -154,7 +154,7 @@ func (c *Client) Power(ctx context.Context, action string) error {
 // Exec starts a command. The connection carries frames of package stream.
 // Closing it ends the command and all processes of its session.
 func (c *Client) Exec(ctx context.Context, req guestapi.ExecRequest) (net.Conn, error) {
-	return c.upgrade(ctx, guestapi.PathExec, req)
+	return c.upgrade(ctx, guestapi.PathExec, guestapi.StreamProtocol, req)
 }
 
 // Rehearse runs "true" in a shell, and waits for its end: the guest then has in
@@ -183,7 +183,27 @@ func (c *Client) Rehearse(ctx context.Context) error {
 // Attach connects to a terminal. The connection carries frames of package stream.
 // Closing it leaves the terminal running.
 func (c *Client) Attach(ctx context.Context, req guestapi.AttachRequest) (net.Conn, error) {
-	return c.upgrade(ctx, guestapi.PathAttach, req)
+	return c.upgrade(ctx, guestapi.PathAttach, guestapi.StreamProtocol, req)
+}
+
+// Listeners returns the TCP ports on which processes of the guest listen. The guest
+// answers when they are not those of state, or after the whole seconds in wait.
+func (c *Client) Listeners(ctx context.Context, state string, wait time.Duration) (guestapi.Listeners, error) {
+	var l guestapi.Listeners
+	req := guestapi.ListenersRequest{State: state, Seconds: min(int(wait/time.Second), guestapi.MaxListenersSeconds)}
+	if err := c.call(ctx, wait+healthTimeout, http.MethodPost, guestapi.PathListeners, req, &l); err != nil {
+		return guestapi.Listeners{}, err
+	}
+	if err := asInvalidReply(guestcheck.Listeners(l)); err != nil {
+		return guestapi.Listeners{}, err
+	}
+	return l, nil
+}
+
+// DialPort opens a TCP connection to a port of the guest that may be bound to its
+// loopback only. The connection has CloseWrite if that of the dial function has.
+func (c *Client) DialPort(ctx context.Context, port uint16) (net.Conn, error) {
+	return c.upgrade(ctx, guestapi.PathDial, guestapi.TCPProtocol, guestapi.DialRequest{Port: port})
 }
 
 // call makes one request on a new stream.
@@ -215,10 +235,10 @@ func (c *Client) call(ctx context.Context, limit time.Duration, method, path str
 }
 
 // upgrade makes a request that turns its connection into a stream.
-func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, error) {
+func (c *Client) upgrade(ctx context.Context, path, protocol string, in any) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	resp, conn, rd, err := c.request(ctx, http.MethodPost, path, guestapi.StreamProtocol, in)
+	resp, conn, rd, err := c.request(ctx, http.MethodPost, path, protocol, in)
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +252,7 @@ func (c *Client) upgrade(ctx context.Context, path string, in any) (net.Conn, er
 		}
 		return nil, guestError(resp.StatusCode, body)
 	}
-	if !strings.EqualFold(resp.Header.Get("Upgrade"), guestapi.StreamProtocol) {
+	if !strings.EqualFold(resp.Header.Get("Upgrade"), protocol) {
 		_ = conn.Close()
 		return nil, invalidReply("unexpected protocol in the Upgrade response")
 	}

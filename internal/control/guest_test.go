@@ -116,6 +116,21 @@ func sh(script string) guestapi.ExecRequest {
 	return guestapi.ExecRequest{Command: []string{"sh", "-c", script}}
 }
 
+// Commands of the agent's user find the programs that the runner installs.
+func TestProgramsOfTheRunnerAreFound(t *testing.T) {
+	g := newGuest(t, nil)
+	g.put(t, "run/agentlab/secrets/messages/agentlab-msg", "#!/bin/sh\necho found-$1\n")
+	if err := os.Chmod(filepath.Join(g.root, "run/agentlab/secrets/messages/agentlab-msg"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, tty := range []bool{false, true} {
+		req := guestapi.ExecRequest{Command: []string{"agentlab-msg", "it"}, TTY: tty}
+		if out, errs, _ := g.exec(t, req).result(t); strings.TrimSpace(out) != "found-it" {
+			t.Errorf("terminal %v: %q, %q", tty, out, errs)
+		}
+	}
+}
+
 // Commands and terminals of the agent's user have the environment that the
 // runner has staged, as long as it is there, and no other user's.
 func TestStagedEnvironment(t *testing.T) {

@@ -162,7 +162,12 @@ func (g *guest) put(t *testing.T, name, content string) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+	// Whole: the guest may read it at any time.
+	tmp := name + ".new"
+	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(tmp, name); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -96,7 +96,7 @@ func TestKill(t *testing.T) {
 	if err := second.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
-	if took := time.Since(begin); took > 5*time.Second {
+	if took := time.Since(begin); took > time.Minute {
 		t.Errorf("SIGTERM took %s", took)
 	}
 }

@@ -17,7 +17,7 @@ func TestNotify(t *testing.T) {
 	if err := notify(func(string) string { return path }, "READY=1"); err != nil {
 		t.Fatal(err)
 	}
-	_ = l.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = l.SetReadDeadline(time.Now().Add(time.Minute))
 	buf := make([]byte, 64)
 	n, err := l.Read(buf)
 	if err != nil || string(buf[:n]) != "READY=1" {

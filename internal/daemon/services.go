@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/devproxy"
 	"github.com/agentlab-vm/agentlab/internal/doctor"
 	"github.com/agentlab-vm/agentlab/internal/gc"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
@@ -60,6 +61,7 @@ type services struct {
 	sandboxes    *sandbox.Service
 	workspaces   *workspace.Service
 	sessions     *session.Service
+	ports        *devproxy.Service
 	messages     *message.Service
 	jobs         *job.Service
 	guests       *guestserver.Server
@@ -231,6 +233,10 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sessions = session.New(session.Config{
 		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, DefaultProfile: s.settings.DefaultProfile,
 	})
+	s.ports = devproxy.New(devproxy.Config{
+		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
+		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
+	})
 	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
 	return nil
 }
@@ -307,11 +313,16 @@ func (s *services) committed(c store.Commit) {
 			s.jobs.StatusChanged(e)
 		case agentlab.EventSandboxSnapshot:
 			s.jobs.Wake(e.JobID)
+		case agentlab.EventSession:
+			s.ports.Wake()
 		case agentlab.EventWorkspaceLease: // acquired, or to be released
 			s.sandboxes.Wake(e.SandboxVMID)
 		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
 			s.sandboxes.WorkspaceChanged(s.workspaces.Changed(e))
 		}
+	}
+	if len(c.Sandboxes) > 0 {
+		s.ports.Wake()
 	}
 	for _, sb := range c.Sandboxes {
 		s.audit.SandboxChanged(sb)
@@ -345,6 +356,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("gc", s.gc.Run)
 	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
 	run("backups", s.backups.Run)
+	run("ports", s.ports.Run)
 	run("clock", s.clock.Run)
 	run("audit", s.audit.Run)
 	run("host network", func(ctx context.Context) error { return s.hostNetwork.Run(ctx, os.Geteuid() == 0) })
@@ -375,6 +387,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Templates:   s.sandboxes,
 		Workspaces:  s.workspaces,
 		Sessions:    s.sessions,
+		Ports:       s.ports,
 		Events:      events{s.store, s.bus},
 		Messages:    s.messages,
 		Egress:      s.audit,

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -166,41 +167,30 @@ func TestStatusAndChecks(t *testing.T) {
 // A status waits a moment for the first check and never for a later one: the
 // findings of the one before are shown until it ends.
 func TestStatusDoesNotWaitForLaterChecks(t *testing.T) {
-	now := time.Now()
-	var mu sync.Mutex
-	h := &host{found: []backend.Finding{broken}}
-	s := newDoctor(t, h, func(c *Config) {
-		c.Clock = func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			return now
+	synctest.Test(t, func(t *testing.T) {
+		h := &host{found: []backend.Finding{broken}}
+		s := newDoctor(t, h, nil)
+		if got := names(t, s); !slices.Equal(got, []string{"kvm"}) {
+			t.Fatalf("findings %q", got)
+		}
+		block := make(chan struct{})
+		h.mu.Lock()
+		h.block, h.found = block, nil
+		h.mu.Unlock()
+		time.Sleep(2 * findingsAge)
+		begin := time.Now()
+		if got := names(t, s); !slices.Equal(got, []string{"kvm"}) {
+			t.Errorf("findings %q while a check runs", got)
+		}
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it waited %s for the check", took)
+		}
+		close(block)
+		synctest.Wait()
+		if got := names(t, s); len(got) != 0 {
+			t.Errorf("findings %q after it", got)
 		}
 	})
-	if got := names(t, s); !slices.Equal(got, []string{"kvm"}) {
-		t.Fatalf("findings %q", got)
-	}
-	block := make(chan struct{})
-	h.mu.Lock()
-	h.block, h.found = block, nil
-	h.mu.Unlock()
-	mu.Lock()
-	now = now.Add(2 * findingsAge)
-	mu.Unlock()
-	begin := time.Now()
-	if got := names(t, s); !slices.Equal(got, []string{"kvm"}) {
-		t.Errorf("findings %q while a check runs", got)
-	}
-	if took := time.Since(begin); took >= firstFinding {
-		t.Errorf("it waited %s for the check", took)
-	}
-	s.mu.Lock()
-	running := s.checking
-	s.mu.Unlock()
-	close(block)
-	<-running
-	if got := names(t, s); len(got) != 0 {
-		t.Errorf("findings %q after it", got)
-	}
 }
 
 // A machine that cannot build images reports that with the remedy: as an error

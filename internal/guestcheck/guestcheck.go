@@ -120,3 +120,31 @@ func SSHKey(r guestapi.SSHKeyResponse) error {
 	}
 	return nil
 }
+
+// Listeners returns an error for a list that guest control never returns: it has at
+// most guestapi.MaxListeners different ports in ascending order, and its texts can be
+// shown. A worktree is a valid branch name.
+func Listeners(l guestapi.Listeners) error {
+	bad := func(what string) error {
+		return agentlab.Errorf(agentlab.CodeInvalid, "its list of ports has an invalid %s", what)
+	}
+	switch {
+	case len(l.State) > 64 || !agentlab.IsPrintable(l.State):
+		return bad("state")
+	case len(l.Listeners) > guestapi.MaxListeners:
+		return bad("length")
+	}
+	last := uint16(0)
+	for _, e := range l.Listeners {
+		switch {
+		case e.Port <= last:
+			return bad("port")
+		case len(e.Program) > 64 || !agentlab.IsPrintable(e.Program):
+			return bad("program")
+		case agentlab.ValidateRef(e.Worktree) != nil:
+			return bad("worktree")
+		}
+		last = e.Port
+	}
+	return nil
+}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -371,52 +370,6 @@ func TestBrokenUpload(t *testing.T) {
 	}
 	if got := c.Paths(); len(got) != 0 {
 		t.Errorf("stored %q", got)
-	}
-}
-
-// A body that drips or stalls is cut; one that flows may take longer than any
-// of the timeouts.
-func TestSlowBodies(t *testing.T) {
-	c := setup(t, artifact.Limits{})
-	c.Stop()
-	c.Limits = guestserver.Limits{StallTimeout: 300 * time.Millisecond, MinBodyRate: 1000}
-	c.Start()
-	send := func(chunk string, every time.Duration, n int) int {
-		pr, pw := io.Pipe()
-		answered := make(chan struct{})
-		defer close(answered)
-		defer func() { _ = pr.Close() }()
-		go func() {
-			tick := time.NewTicker(every)
-			defer tick.Stop()
-			for range n {
-				if _, err := io.WriteString(pw, chunk); err != nil {
-					return
-				}
-				select {
-				case <-tick.C:
-				case <-answered:
-				}
-			}
-			_ = pw.Close()
-		}()
-		req, _ := http.NewRequestWithContext(t.Context(), "PUT", c.URL()+guestapi.PathUpload+"a", pr)
-		req.Header.Set("Authorization", "Bearer "+c.uploads())
-		resp, err := c.http.Do(req)
-		if err != nil {
-			return 0
-		}
-		_ = resp.Body.Close()
-		return resp.StatusCode
-	}
-	if st := send("x", 20*time.Millisecond, 1000); st == 200 || len(c.Paths()) != 0 {
-		t.Errorf("dripping body: %d %q", st, c.Paths())
-	}
-	if st := send("x", 2*time.Second, 2); st == 200 || len(c.Paths()) != 0 {
-		t.Errorf("stalling body: %d %q", st, c.Paths())
-	}
-	if st := send(strings.Repeat("x", 1000), 30*time.Millisecond, 30); st != 200 {
-		t.Errorf("flowing body: %d", st)
 	}
 }
 

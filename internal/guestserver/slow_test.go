@@ -4,23 +4,28 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guestserver"
 	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
 
 // inSlowMotion serves a guest whose connections are pipes, in fake time.
-func inSlowMotion(t *testing.T, f func(t *testing.T, p *streamtest.Pipes)) {
+func inSlowMotion(t *testing.T, cfg guestserver.Config, f func(t *testing.T, p *streamtest.Pipes)) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(context.Background())
 		p, ended := streamtest.NewPipes(), make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = guestserver.New(guestserver.Config{}).Serve(ctx, 42, p)
+			_ = guestserver.New(cfg).Serve(ctx, 42, p)
 		}()
 		f(t, p)
 		cancel()
@@ -38,7 +43,7 @@ func closedAfter(c net.Conn) time.Duration {
 
 // A header that drips, or never comes, ends its connection in seconds.
 func TestSlowHeader(t *testing.T) {
-	inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+	inSlowMotion(t, guestserver.Config{}, func(t *testing.T, p *streamtest.Pipes) {
 		silent := p.Dial()
 		if d := closedAfter(silent); d > 15*time.Second {
 			t.Errorf("a silent connection lives for %s", d)
@@ -64,7 +69,7 @@ func TestSlowHeader(t *testing.T) {
 // A guest that does not read what it is answered holds its connection for a
 // while, and then no more.
 func TestUnreadAnswer(t *testing.T) {
-	inSlowMotion(t, func(t *testing.T, p *streamtest.Pipes) {
+	inSlowMotion(t, guestserver.Config{}, func(t *testing.T, p *streamtest.Pipes) {
 		c := p.Dial()
 		if _, err := io.WriteString(c, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
@@ -75,4 +80,73 @@ func TestUnreadAnswer(t *testing.T) {
 		}
 		_ = c.Close()
 	})
+}
+
+// A body that drips or stalls is cut; one that flows may take longer than any
+// of the timeouts.
+func TestSlowBodies(t *testing.T) {
+	c := setup(t, artifact.Limits{}) // outside the fake time, for its tokens and its store
+	inSlowMotion(t, guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c}, func(t *testing.T, p *streamtest.Pipes) {
+		for _, body := range []struct {
+			name   string
+			chunk  string
+			every  time.Duration
+			chunks int
+			stored bool
+		}{
+			{"dripping", "x", 5 * time.Second, 1000, false},
+			{"stalling", "x", 2 * time.Minute, 2, false},
+			{"flowing", strings.Repeat("x", 1000), time.Second, 1000, true},
+		} {
+			began := time.Now()
+			status := sendSlowly(t, p, c.uploads(), body.chunk, body.every, body.chunks)
+			took := time.Since(began)
+			if stored := slices.Contains(c.Paths(), "a"); stored != body.stored || (status == http.StatusOK) != body.stored {
+				t.Errorf("%s body: %d after %s, stored: %v", body.name, status, took, stored)
+			}
+			if !body.stored && took > 2*time.Minute {
+				t.Errorf("%s body: it is cut after %s", body.name, took)
+			}
+		}
+	})
+}
+
+// sendSlowly uploads chunks with a time between them. It returns the status of the
+// answer, 0 if there is none.
+func sendSlowly(t *testing.T, p *streamtest.Pipes, token, chunk string, every time.Duration, chunks int) int {
+	t.Helper()
+	pr, pw := io.Pipe()
+	answered := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(answered)
+	defer pr.Close() //nolint:errcheck // it never fails
+	wg.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for range chunks {
+			if _, err := io.WriteString(pw, chunk); err != nil {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-answered:
+			}
+		}
+		_ = pw.Close()
+	})
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPut, "http://guest"+guestapi.PathUpload+"a", pr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := (&http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return p.Dial(), nil },
+	}).RoundTrip(req)
+	if err != nil {
+		return 0
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode
 }

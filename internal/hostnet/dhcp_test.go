@@ -13,12 +13,20 @@ import (
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
-// lease asks for an address, as the first thing that a guest does.
-func (b *box) lease(mac net.HardwareAddr) (got *nclient4.Lease, err error) {
+const (
+	// answered is how many times a guest asks that must have an answer. It waits for
+	// one second, then twice as long each time: for a minute in all.
+	answered = 6
+	// refused is how many times a guest asks that must not have an answer.
+	refused = 1
+)
+
+// lease asks for an address at most tries times, as the first thing that a guest does.
+func (b *box) lease(mac net.HardwareAddr, tries int) (got *nclient4.Lease, err error) {
 	b.w.Helper()
 	var c *nclient4.Client
 	b.in(func() {
-		c, err = nclient4.New("eth0", nclient4.WithHWAddr(mac), nclient4.WithTimeout(500*time.Millisecond), nclient4.WithRetry(2))
+		c, err = nclient4.New("eth0", nclient4.WithHWAddr(mac), nclient4.WithTimeout(time.Second), nclient4.WithRetry(tries))
 	})
 	if err != nil {
 		b.w.Fatal(err)
@@ -44,7 +52,7 @@ func TestDHCP(t *testing.T) {
 	if a, err := l.Lease(ctx, asks.MAC); err != nil || a.IsValid() {
 		t.Errorf("before it asked: %v, %v", a, err)
 	}
-	got, err := asks.lease(asks.MAC)
+	got, err := asks.lease(asks.MAC, answered)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,12 +67,12 @@ func TestDHCP(t *testing.T) {
 		t.Error("with its address a guest reaches nothing")
 	}
 	for name, b := range map[string]*box{"bound to an address and not to ask": static, "no sandbox": stranger} {
-		if other, err := b.lease(b.MAC); err == nil {
+		if other, err := b.lease(b.MAC, refused); err == nil {
 			t.Errorf("who is %s got %v", name, other.ACK.YourIPAddr)
 		}
 	}
 	// With the MAC of another, a question does not come through.
-	if other, err := static.lease(asks.MAC); err == nil {
+	if other, err := static.lease(asks.MAC, refused); err == nil {
 		t.Errorf("with another's MAC: %v", other.ACK.YourIPAddr)
 	}
 	// A guest that renews asks the server by its address, from its own.
@@ -77,7 +85,7 @@ func TestDHCP(t *testing.T) {
 		defer conn.Close() //nolint:errcheck // a test's
 		q, _ := dhcpv4.NewRenewFromAck(got.ACK)
 		_, _ = conn.Write(q.ToBytes())
-		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
 		buf := make([]byte, 1500)
 		n, err := conn.Read(buf)
 		if err != nil {
@@ -138,7 +146,7 @@ func TestDHCPForAnother(t *testing.T) {
 	case <-ended:
 		t.FailNow()
 	}
-	_, err = victim.lease(victim.MAC)
+	_, err = victim.lease(victim.MAC, answered)
 	close(stop)
 	<-ended
 	if err != nil {

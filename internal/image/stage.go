@@ -38,7 +38,7 @@ const (
 var cloudPackages = []string{"cloud-guest-utils", "cloud-init", "qemu-guest-agent"}
 
 // sharedFiles are those of images.Files that cloud images get too.
-var sharedFiles = []string{"files/etc/ssh", "files/etc/sudoers.d", "files/etc/systemd/journald.conf.d", "files/etc/tmpfiles.d"}
+var sharedFiles = []string{"files/etc/direnv", "files/etc/profile.d", "files/etc/ssh", "files/etc/sudoers.d", "files/etc/systemd/journald.conf.d", "files/etc/tmpfiles.d"}
 
 // StageOptions are the parameters of Recipe.Stage.
 type StageOptions struct {

@@ -58,6 +58,8 @@ const ofRecipe = `-rw-r--r-- apt.conf
 -rw-r--r-- files/etc/apt/keyrings/fixture.asc
 -rw-r--r-- files/etc/apt/sources.list.d/fixture.sources
 -r--r----- files/etc/sudoers.d/agentlab
+-rw-r--r-- files/etc/direnv/direnv.toml
+-rwxr-xr-x files/etc/profile.d/agentlab-direnv.sh
 -rw-r--r-- files/etc/ssh/sshd_config.d/10-agentlab.conf
 -rw-r--r-- files/etc/systemd/journald.conf.d/agentlab.conf
 -rw-r--r-- files/etc/tmpfiles.d/tmp.conf

@@ -54,6 +54,8 @@ type Sandboxes interface {
 	SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error
+	// SalvageEnded is called after the end of a job that extracted the work of another.
+	SalvageEnded()
 	Wake(vmid int)
 }
 

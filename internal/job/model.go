@@ -22,12 +22,15 @@ type provider struct {
 	keys []string // one of these has the credential
 	base []string // one of these has the endpoint's URL; default def
 	def  string
+	// onlyWithKey means that the agent does not use the provider without its key.
+	onlyWithKey bool
 }
 
 var (
-	anthropic = provider{[]string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"}, []string{"ANTHROPIC_BASE_URL"}, "https://api.anthropic.com"}
-	openAI    = provider{[]string{"OPENAI_API_KEY", "CODEX_API_KEY"}, []string{"OPENAI_BASE_URL"}, "https://api.openai.com"}
-	gemini    = provider{[]string{"GEMINI_API_KEY", "GOOGLE_API_KEY"}, []string{"GOOGLE_GEMINI_BASE_URL"}, "https://generativelanguage.googleapis.com"}
+	anthropic = provider{keys: []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"}, base: []string{"ANTHROPIC_BASE_URL"}, def: "https://api.anthropic.com"}
+	openAI    = provider{keys: []string{"OPENAI_API_KEY", "CODEX_API_KEY"}, base: []string{"OPENAI_BASE_URL"}, def: "https://api.openai.com"}
+	chatGPT   = provider{keys: []string{"CODEX_AUTH_JSON"}, def: "https://chatgpt.com", onlyWithKey: true}
+	gemini    = provider{keys: []string{"GEMINI_API_KEY", "GOOGLE_API_KEY"}, base: []string{"GOOGLE_GEMINI_BASE_URL"}, def: "https://generativelanguage.googleapis.com"}
 )
 
 // agentModel lists the model APIs that an agent can use.
@@ -43,7 +46,7 @@ type agentModel struct {
 // agentModels has no entry for an agent without a model.
 var agentModels = map[string]agentModel{
 	"claude": {providers: []provider{anthropic}, otherModelEnv: []string{"CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"}},
-	"codex":  {providers: []provider{openAI}},
+	"codex":  {providers: []provider{openAI, chatGPT}},
 	"gemini": {providers: []provider{gemini}, otherModelEnv: []string{"GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_GCA", "GOOGLE_APPLICATION_CREDENTIALS"}},
 	"opencode": {worksWithoutKey: true, otherModelEnv: []string{"OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT"}, providers: []provider{
 		anthropic, openAI, gemini,
@@ -106,11 +109,12 @@ func needsOf(agent string, e agentEnv) (n modelNeeds, bad string) {
 	}
 	n.known = !m.worksWithoutKey
 	n.found = e.helper
+	keyed := slices.ContainsFunc(m.providers, func(p provider) bool { return slices.ContainsFunc(p.keys, e.has) })
 	for _, p := range m.providers {
 		n.keys = append(n.keys, p.keys...)
 		if slices.ContainsFunc(p.keys, e.has) {
 			n.found = true
-		} else if m.worksWithoutKey {
+		} else if m.worksWithoutKey || p.onlyWithKey || keyed {
 			continue // without a key the agent does not use this provider
 		}
 		host, unset := "", true

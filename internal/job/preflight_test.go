@@ -22,6 +22,8 @@ func TestPreflight(t *testing.T) {
 	barred := agentlab.Network{Mode: agentlab.NetworkNAT, Deny: []agentlab.NetworkRule{{Rule: "*.anthropic.com"}}}
 	ports := agentlab.Network{Mode: agentlab.NetworkNAT, Ports: []string{"80"}}
 	nat := agentlab.Network{Mode: agentlab.NetworkNAT}
+	chat := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "chatgpt.com"}}}
+	noChat := agentlab.Network{Mode: agentlab.NetworkNAT, Deny: []agentlab.NetworkRule{{Rule: "chatgpt.com"}}}
 	opened := agentlab.Network{Mode: agentlab.NetworkNAT, Private: []agentlab.PrivateTarget{{Host: "host.agentlab.internal", Port: 11434, Reason: "Ollama"}}}
 	atHost := []string{"network.private: {host: host.agentlab.internal, port: 11434", "--no-preflight"}
 	localModel := func(url string) map[string]string {
@@ -48,6 +50,8 @@ func TestPreflight(t *testing.T) {
 		"reference, not listed": {agent: "claude", network: list, refs: map[string]string{key: "env:NEVER_SET"}, wants: []string{"api.anthropic.com:443"}},
 		"no network":            {agent: "claude", network: off, secrets: map[string]string{key: "sk"}, wants: []string{"mode.off", "--profile"}},
 		"denied by name":        {agent: "claude", network: barred, secrets: map[string]string{key: "sk"}, wants: []string{"deny:*.anthropic.com"}},
+		"codex with ChatGPT":    {agent: "codex", network: chat, secrets: map[string]string{"env.CODEX_AUTH_JSON": "{}"}},
+		"ChatGPT denied":        {agent: "codex", network: noChat, secrets: map[string]string{"env.CODEX_AUTH_JSON": "{}"}, wants: []string{"chatgpt.com:443", "deny:chatgpt.com"}},
 		"denied by port":        {agent: "codex", network: ports, secrets: map[string]string{"env.OPENAI_API_KEY": "sk"}, wants: []string{"api.openai.com:443", "rule ports"}},
 		"gateway in the list":   {agent: "claude", network: list, secrets: map[string]string{key: "sk", "env.ANTHROPIC_BASE_URL": "https://llm.example.com:8443/v1"}},
 		"gateway, other port":   {agent: "claude", network: list, secrets: map[string]string{key: "sk", "env.ANTHROPIC_BASE_URL": "https://llm.example.com/v1"}, wants: []string{"llm.example.com:443"}},

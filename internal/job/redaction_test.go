@@ -36,25 +36,17 @@ func (w *world) redacted(id string, values ...string) {
 }
 
 // A sandbox that is kept after its job, and starts again, is given what its
-// bundle holds then: that is redacted too, also when the job never began.
+// bundle holds then: that is redacted too.
 func TestRedactionAfterTheJob(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		w.give("value-before-change")
 		ended := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Task: "echo done", Keepalive: new(true)}).ID)
-		cancelled := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang", Keepalive: new(true)})
-		if _, err := w.jobs.Cancel(ctx, cancelled.ID); err != nil {
-			t.Fatal(err)
-		}
 		w.give("value-after-change")
-		for _, j := range []agentlab.Job{ended, cancelled} {
-			w.out(w.sandbox(j.ID).VMID, "value-after-change")
-			w.redacted(j.ID, "value-after-change")
-		}
-		w.redacted(ended.ID, "value-before-change")
+		w.out(w.sandbox(ended.ID).VMID, "value-after-change")
+		w.redacted(ended.ID, "value-before-change", "value-after-change")
 		w.restart()
 		w.redacted(ended.ID, "value-before-change", "value-after-change")
-		w.redacted(cancelled.ID, "value-after-change")
 		if n, err := w.boot.Sweep(ctx, w.jobs.Known); n != 0 || err != nil {
 			t.Errorf("forgot %d, %v", n, err)
 		}

@@ -27,7 +27,7 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	}
 	s.salvaging.Lock() // of two requests the second finds the job of the first
 	defer s.salvaging.Unlock()
-	open, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Salvages: j.ID, Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+	open, err := s.openSalvages(ctx, j.ID)
 	if err != nil || len(open) > 0 {
 		return append(open, none)[0], err
 	}
@@ -62,6 +62,17 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	}
 	s.loop.Wake(out.ID)
 	return out, nil
+}
+
+// openSalvages lists the jobs that extract the work of a job and have not ended.
+func (s *Service) openSalvages(ctx context.Context, id string) ([]agentlab.Job, error) {
+	return s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Salvages: id, Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+}
+
+// Salvaging reports whether a job that has not ended extracts the work of a job.
+func (s *Service) Salvaging(ctx context.Context, id string) (bool, error) {
+	open, err := s.openSalvages(ctx, id)
+	return len(open) > 0, err
 }
 
 // kept reports whether the sandbox of a job is kept for its work.

@@ -2,6 +2,7 @@ package job_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,31 +172,107 @@ func TestUnstoredWorkIsKept(t *testing.T) {
 	}
 }
 
-// Of the disks that are kept, the oldest are deleted when they need more than the limit.
+// Of the disks that are kept, the oldest are deleted when they need more than the limit of
+// 100 GiB. A disk whose size is not known counts with 32 GiB.
 func TestKeptDisksAreBounded(t *testing.T) {
-	inKeepingWorld(t, func(w *world, j agentlab.Job) {
-		p := w.profiles.get("plain")
-		p.Resources.RootSizeGB = 60
-		w.profiles.set("plain", p)
-		var ids []string
-		for range 2 {
-			large := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
-			w.phase(large.ID, "agent")
-			ids = append(ids, large.ID)
-		}
-		for _, id := range ids {
-			if err := w.host.CrashVM(w.ref(id), "boom"); err != nil {
+	for gb, kept := range map[int]int{60: 1, 0: 3} {
+		inKeepingWorld(t, func(w *world, j agentlab.Job) {
+			p := w.profiles.get("plain")
+			p.Resources.RootSizeGB = gb
+			w.profiles.set("plain", p)
+			var ids []string
+			for range kept + 1 {
+				large := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
+				w.phase(large.ID, "agent")
+				ids = append(ids, large.ID)
+			}
+			for _, id := range ids {
+				if err := w.host.CrashVM(w.ref(id), "boom"); err != nil {
+					w.Fatal(err)
+				}
+				w.keptDisk(id)
+				time.Sleep(time.Minute)
+			}
+			w.gone(ids[0])
+			for _, id := range ids[1:] {
+				w.keptDisk(id)
+			}
+			w.max = 1
+			w.restart() // a kept one does not count
+			if _, err := w.jobs.Cancel(context.Background(), j.ID); err != nil {
 				w.Fatal(err)
 			}
-			w.keptDisk(id)
+		})
+	}
+}
+
+// A disk whose work is being extracted is not deleted before it is copied: neither at
+// the end of its time nor because newer disks need the space.
+func TestDiskIsKeptUntilItIsCopied(t *testing.T) {
+	ctx, busy := context.Background(), agentlab.Errorf(agentlab.CodeUnavailable, "busy")
+	for name, end := range map[string]func(w *world, sb agentlab.Sandbox){
+		"lease": func(_ *world, sb agentlab.Sandbox) { time.Sleep(time.Until(sb.LeaseExpiresAt) + time.Minute) },
+		"restart": func(w *world, sb agentlab.Sandbox) {
+			w.kill()
+			time.Sleep(time.Until(sb.LeaseExpiresAt) + time.Minute)
+			w.restart()
+		},
+		"space": func(w *world, _ agentlab.Sandbox) {
+			newer := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
+			w.phase(newer.ID, "agent")
+			if err := w.host.CrashVM(w.ref(newer.ID), "boom"); err != nil {
+				w.Fatal(err)
+			}
+			w.keptDisk(newer.ID)
 			time.Sleep(time.Minute)
-		}
-		w.gone(ids[0])
-		w.keptDisk(ids[1])
-		w.max = 1
-		w.restart() // a kept one does not count
-		if _, err := w.jobs.Cancel(context.Background(), j.ID); err != nil {
-			w.Fatal(err)
-		}
-	})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inKeepingWorld(t, func(w *world, _ agentlab.Job) {
+				p := w.profiles.get("plain")
+				p.Resources.RootSizeGB = 60
+				w.profiles.set("plain", p)
+				j := w.run(agentlab.JobRequest{Task: "hang", RepoURL: "https://example.com/x/y"})
+				w.phase(j.ID, "agent")
+				if err := w.host.CrashVM(w.ref(j.ID), "boom"); err != nil {
+					w.Fatal(err)
+				}
+				sb := w.keptDisk(j.ID)
+				time.Sleep(time.Until(sb.LeaseExpiresAt) - 3*time.Minute)
+				copies := w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Err: busy})
+				out, err := w.jobs.Salvage(ctx, j.ID)
+				if err != nil {
+					w.Fatal(err)
+				}
+				w.eventually("the copy is requested", func() bool { return w.job(out.ID).Fork != "" })
+				end(w, sb)
+				time.Sleep(time.Minute)
+				w.keptDisk(j.ID)
+				copies()
+				w.eventually("its sandbox has started", func() bool {
+					if out = w.job(out.ID); out.Status.Final() {
+						w.Fatalf("%s: %s", out.Status, out.Reason)
+					}
+					return out.Status == agentlab.JobRunning
+				})
+				if _, err := w.jobs.Report(ctx, w.sandbox(out.ID).VMID, guestapi.Report{Status: "COMPLETED", Phase: "done"}); err != nil {
+					w.Fatal(err)
+				}
+				w.final(out.ID)
+				if name == "space" { // at once
+					w.eventually("the disk is deleted", func() bool { return w.sandbox(j.ID).Desired == agentlab.DesiredDestroyed })
+					if left := time.Until(w.sandbox(j.ID).LeaseExpiresAt); left < 0 {
+						t.Errorf("%s after the end of its time", -left)
+					}
+				}
+				w.gone(j.ID)
+				named := slices.DeleteFunc(w.events(agentlab.EventSandboxLease, j.ID), func(text string) bool {
+					return !strings.Contains(text, "work of J that is not stored is deleted")
+				})
+				if len(named) != 1 {
+					t.Errorf("events: %q", named)
+				}
+			})
+		})
+	}
 }

@@ -316,10 +316,13 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 			return err
 		}
 	}
-	if j.Salvages != "" && j.Fork != "" {
-		if err := s.cfg.Sandboxes.DropFork(ctx, j.Fork); err != nil {
-			return err
+	if j.Salvages != "" {
+		if j.Fork != "" {
+			if err := s.cfg.Sandboxes.DropFork(ctx, j.Fork); err != nil {
+				return err
+			}
 		}
+		s.cfg.Sandboxes.SalvageEnded()
 	}
 	vmid := j.SandboxVMID
 	if vmid == 0 { // the process may have died before it was stored
@@ -334,12 +337,18 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	}
 	_, err = s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
 		Status: j.Status, Reason: j.Reason, TTL: j.TTL, Prepared: j.Agent == agentlab.AgentNone,
-		Unshipped: s.worthKeeping(j, files),
+		Unshipped: s.worthKeeping(j, files), Unused: unused(j),
 	})
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil
 	}
 	return err
+}
+
+// unused reports whether a job was cancelled before it started, so that its sandbox has
+// nothing to keep. A sandbox that a job only prepares belongs to its user.
+func unused(j agentlab.Job) bool {
+	return j.Status == agentlab.JobCancelled && j.StartedAt.IsZero() && j.Agent != agentlab.AgentNone
 }
 
 // reportAfter is how long creating a sandbox fails before the job shows why.

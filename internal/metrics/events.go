@@ -53,13 +53,13 @@ var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_job_run_seconds", help: "Time from the start of the runner of a job to its end, by the final status.", label: "status", values: finalStatuses(), buckets: runBuckets}, agentlab.EventJobStatus, "status", nil, "run_seconds"},
 	{metric{name: "agentlab_artifacts_stored_total", help: "Artifacts of jobs that were stored."}, agentlab.EventArtifactStored, "", nil, ""},
 	{metric{name: "agentlab_artifact_stored_bytes_total", help: "Size of the artifacts of jobs that were stored."}, agentlab.EventArtifactStored, "", nil, "size"},
-	{metric{name: "agentlab_messages_posted_total", help: "Messages that were posted, by what they are for.", label: "scope", values: texts(agentlab.MessageScopeKinds)}, agentlab.EventMessage, "scope", nil, ""},
 	{metric{name: "agentlab_drift_total", help: "Differences that were found between the database and the backend."}, agentlab.EventDrift, "", nil, ""},
 }
 
 // The metrics made of other parts of a commit, and of calls.
 var (
 	egressDecisions = metric{name: "agentlab_egress_decisions_total", help: "Network decisions about guests: allow and deny; unrecorded means decisions that were not recorded because there were too many.", label: "verdict", values: []string{"allow", "deny", "unrecorded"}}
+	messagesPosted  = metric{name: "agentlab_messages_posted_total", help: "Messages that were posted, by what they are for.", label: "scope", values: texts(agentlab.MessageScopeKinds)}
 	storeWrite      = metric{name: "agentlab_store_write_seconds", help: "Time of a write to the database, without the wait for its turn.", buckets: writeBuckets}
 	storeWait       = metric{name: "agentlab_store_write_wait_seconds", help: "Time that a write to the database waited for its turn.", buckets: writeBuckets}
 	storeRead       = metric{name: "agentlab_store_read_seconds", help: "Time of a read of the database, with the wait for a connection.", buckets: writeBuckets}
@@ -74,7 +74,7 @@ var (
 	workspaceCheckFailures = metric{name: "agentlab_workspace_check_failures_total", help: "Comparisons of workspaces with the backend that failed, by the code of the error.", label: "code", values: codes}
 
 	directMetrics = []metric{
-		egressDecisions, storeWrite, storeWait, storeRead, storeFailures, readFailures,
+		egressDecisions, messagesPosted, storeWrite, storeWait, storeRead, storeFailures, readFailures,
 		bundleTime, bundleBytes, bundleFailures, workspaceCheck, workspaceCheckFailures,
 	}
 )

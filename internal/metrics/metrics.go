@@ -147,6 +147,9 @@ func (s *Set) Committed(c store.Commit) {
 	s.add(egressDecisions, "allow", float64(c.Egress.Allowed))
 	s.add(egressDecisions, "deny", float64(c.Egress.Denied))
 	s.add(egressDecisions, "unrecorded", float64(c.Egress.Dropped))
+	for _, scope := range c.Messages {
+		s.add(messagesPosted, string(scope), 1)
+	}
 }
 
 // Written observes one write to the database: how long it waited for its turn, and

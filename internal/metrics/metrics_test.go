@@ -168,7 +168,8 @@ func TestCommits(t *testing.T) {
 	s := newSet(t, &counts{})
 	event := agentlab.NewEvent
 	s.Committed(store.Commit{
-		Egress: store.EgressCount{Allowed: 10, Denied: 3, Dropped: 2},
+		Egress:   store.EgressCount{Allowed: 10, Denied: 3, Dropped: 2},
+		Messages: []agentlab.MessageScopeKind{agentlab.MessageScopeJob, agentlab.MessageScopeSession, agentlab.MessageScopeJob, "x"},
 		Events: []agentlab.Event{
 			event(agentlab.EventSandboxCreated, nil, "created"),
 			event(agentlab.EventSandboxState, map[string]any{"from": "REQUESTED", "to": "BOOTING"}, "booting"),
@@ -208,6 +209,8 @@ func TestCommits(t *testing.T) {
 		name, label string
 		want        float64
 	}{
+		{"agentlab_messages_posted_total", "job", 2},
+		{"agentlab_messages_posted_total", "session", 1},
 		{"agentlab_sandboxes_created_total", "", 1},
 		{"agentlab_sandbox_transitions_total", "READY", 3},
 		{"agentlab_sandbox_transitions_total", "BOOTING", 1},

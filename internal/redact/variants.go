@@ -321,6 +321,9 @@ func jsonASCII(v string) string {
 	return b.String()
 }
 
+// OpenVariables are variables of agents that are not secret: the names of models.
+var OpenVariables = []string{"ANTHROPIC_MODEL", "GEMINI_MODEL", "OPENAI_MODEL"} //nolint:gochecknoglobals // a constant table
+
 // SettingsSecrets returns the strings in a JSON document of settings that are
 // secret: those below an object named "env", and those whose key contains key,
 // token, secret, password or credential. Invalid JSON has none.

@@ -76,15 +76,42 @@ func (s *Service) SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest
 	return s.control(sb).SSHKey(ctx, r)
 }
 
-// DialGuest opens a TCP stream to a port of the guest. A stream to its SSH server
-// counts as a terminal.
+// Listeners returns the TCP ports on which processes of the guest listen. It returns
+// when they are not those of state, or after wait. Codes: not_found, conflict if the
+// sandbox does not run, and those of the guest.
+func (s *Service) Listeners(ctx context.Context, vmid int, state string, wait time.Duration) (guestapi.Listeners, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return guestapi.Listeners{}, err
+	}
+	return s.control(sb).Listeners(ctx, state, wait)
+}
+
+// DialLocal opens a TCP stream to a port of the guest through its control server, which
+// also reaches ports that are bound to its loopback only.
+func (s *Service) DialLocal(ctx context.Context, vmid int, port uint16) (net.Conn, error) {
+	sb, err := s.live(ctx, vmid)
+	if err != nil {
+		return nil, err
+	}
+	return s.control(sb).DialPort(ctx, port)
+}
+
+// DialGuest opens a TCP stream to a port of the guest, also to one that is bound to its
+// loopback only. A stream to its SSH server counts as a terminal.
 func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error) {
 	sb, err := s.live(ctx, vmid)
 	if err != nil {
 		return nil, err
 	}
 	conn, err := s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
-	if err != nil || port != sshPort {
+	switch {
+	case err != nil && port != sshPort && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
+		if local, lerr := s.control(sb).DialPort(ctx, port); lerr == nil {
+			return local, nil
+		}
+		return nil, err
+	case err != nil || port != sshPort:
 		return conn, err
 	}
 	return s.hold(sb, conn), nil

@@ -450,10 +450,12 @@ type Outcome struct {
 
 	Unshipped bool // the job has, or may have, work that is not stored: without keepalive its disk is kept
 	Prepared  bool // the job only prepared the sandbox, which becomes READY for its user
+	Unused    bool // the job was cancelled before it started: the sandbox is destroyed even with keepalive
 }
 
 // Release ends the use of a sandbox by its job. With keepalive it continues as
 // if created manually: COMPLETED after a job whose agent completed, else READY.
+// That of a job that was cancelled before it started is destroyed.
 // Otherwise it takes the state of its job's end, and is destroyed, or kept for work
 // that is not stored. It may be called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
@@ -466,7 +468,7 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 		switch {
 		case sb.Salvage:
 			return nil, nil
-		case sb.Keepalive:
+		case sb.Keepalive && !o.Unused:
 			if sb.State != agentlab.SandboxRunning {
 				return nil, nil
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -29,15 +30,20 @@ func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error
 	return s.jobs.Unshipped(ctx, sb.JobID)
 }
 
-// diskBytes returns the full size of the disk of a sandbox; 0 if it is not known.
+// unknownDisk is the size that a disk counts with if its size is not known: it is that of
+// a template on another machine, or of an image that was deleted. If such disks counted as
+// nothing, no limit would apply to them. Disks of templates are usually smaller.
+const unknownDisk = 32 << 30
+
+// diskBytes returns the full size of the disk of a sandbox; unknownDisk if it is not known.
 func (s *Service) diskBytes(sb agentlab.Sandbox) int64 {
 	if sb.Resources.RootSizeGB > 0 {
 		return int64(sb.Resources.RootSizeGB) << 30
 	}
 	if sizer, ok := s.cfg.Images.(DiskSizer); ok {
-		return sizer.DiskBytes(sb.Image)
+		return cmp.Or(sizer.DiskBytes(sb.Image), unknownDisk)
 	}
-	return 0
+	return unknownDisk
 }
 
 // keep makes a sandbox one that is kept for the work of its job.
@@ -47,13 +53,30 @@ func (s *Service) keep(sb *agentlab.Sandbox) agentlab.Event {
 	return leaseEvent(*sb, "is changed: its disk is kept for work of "+sb.JobID+" that is not stored ('agentlab job salvage "+sb.JobID+"')")
 }
 
+// salvageWait is how much longer a disk is kept whose work is being extracted at the
+// end of its time.
+const salvageWait = 10 * time.Minute
+
+// salvaging reports whether a job extracts the work on the disk of a kept sandbox.
+func (s *Service) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
+	if !sb.Salvage || s.jobs == nil {
+		return false, nil
+	}
+	return s.jobs.Salvaging(ctx, sb.JobID)
+}
+
+// SalvageEnded is called after the end of a job that extracted the work of another:
+// the disk may be deleted again.
+func (s *Service) SalvageEnded() { s.spawn(s.boundSalvage) }
+
 // onlyKept is the error for what would change the disk of a kept sandbox.
 func onlyKept(sb agentlab.Sandbox) error {
 	return conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
 }
 
 // boundSalvage requests the destruction of the sandboxes that were kept first, if
-// the disks of all kept ones exceed their limit.
+// the disks of all kept ones exceed their limit, except of one whose work is being
+// extracted: SalvageEnded runs it again.
 func (s *Service) boundSalvage(ctx context.Context) {
 	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	list = slices.DeleteFunc(list, func(sb agentlab.Sandbox) bool { return !sb.Salvage || sb.Desired == agentlab.DesiredDestroyed })
@@ -65,18 +88,27 @@ func (s *Service) boundSalvage(ctx context.Context) {
 		if sum += s.diskBytes(sb); sum <= s.lim.SalvageBytes {
 			continue
 		}
+		if busy, busyErr := s.salvaging(ctx, sb); busy || busyErr != nil {
+			err = errors.Join(err, busyErr)
+			continue
+		}
 		_, dropErr := s.requestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.UID != sb.UID || !now.Salvage || now.Desired == agentlab.DesiredDestroyed {
 				return nil, nil
 			}
 			now.Desired = agentlab.DesiredDestroyed
-			return []agentlab.Event{leaseEvent(*now, "is cut: newer disks that are kept need the space (limits.salvage_gb); work of "+now.JobID+" that is not stored is deleted")}, nil
+			return []agentlab.Event{leaseEvent(*now, "is cut: newer disks that are kept need the space (limits.salvage_gb); "+lostWork(*now))}, nil
 		})
 		err = errors.Join(err, dropErr)
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.Warn("the disks of ended jobs that are kept may exceed their limit", "err", err)
 	}
+}
+
+// lostWork names what is deleted with the disk of a kept sandbox.
+func lostWork(sb agentlab.Sandbox) string {
+	return "work of " + sb.JobID + " that is not stored is deleted"
 }
 
 // SaveForSalvage requests a copy of the disk of a sandbox that is kept for the work of

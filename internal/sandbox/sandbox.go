@@ -71,6 +71,7 @@ type Store interface {
 	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
 	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
 	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
+	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
 	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
 	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse) (agentlab.Sandbox, error)
 	ReleaseWorkspace(ctx context.Context, nonce string) error
@@ -147,6 +148,9 @@ type Jobs interface {
 	// Unshipped reports whether a job has, or may have, work that is not stored and
 	// is lost with the disk of its sandbox.
 	Unshipped(ctx context.Context, jobID string) (bool, error)
+	// Salvaging reports whether another job, which has not ended, extracts the work
+	// of a job from the disk of its sandbox.
+	Salvaging(ctx context.Context, jobID string) (bool, error)
 }
 
 // Limits are the limits on sandboxes and on the work for them. Zero means the

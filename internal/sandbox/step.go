@@ -116,11 +116,23 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	busy, err := s.salvaging(ctx, sb)
+	if err != nil {
+		return err
+	}
 	_, err = s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
 			return nil, nil // renewed just now
 		}
-		evs := []agentlab.Event{leaseEvent(*sb, "has ended")}
+		if busy {
+			sb.LeaseExpiresAt = now.Add(salvageWait)
+			return []agentlab.Event{leaseEvent(*sb, "is extended, because its work is being extracted")}, nil
+		}
+		ended := "has ended"
+		if sb.Salvage {
+			ended += "; " + lostWork(*sb)
+		}
+		evs := []agentlab.Event{leaseEvent(*sb, ended)}
 		before := sb.State
 		sb.Desired, sb.Restoring = agentlab.DesiredDestroyed, ""
 		switch {
@@ -138,7 +150,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		return evs, nil
 	})
 	switch {
-	case fullDisk(err) && work:
+	case fullDisk(err) && (work || busy):
 		return errors.Join(s.powerOff(ctx, sb, 0), err)
 	case fullDisk(err) && !sb.Keepalive: // its row has the end of its lease
 		s.destroyWithoutRow(sb)

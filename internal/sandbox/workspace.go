@@ -125,9 +125,9 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 	}
 	switch {
 	case !l.Acquired() && !s.clock().Before(l.WaitUntil):
-		err = errWorkspace{notFree(v, l)}
+		err = errWorkspace{s.notFree(ctx, v, l)}
 	case !l.Acquired():
-		wait = fmt.Sprintf("workspace %s is used by another sandbox", v.Name)
+		wait = fmt.Sprintf("workspace %s is used by %s", v.Name, s.holder(ctx, v))
 	case v.State == agentlab.WorkspaceFailed || !v.State.Live():
 		err = errWorkspace{agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s: %s", v.Name, v.State, v.Reason)}
 	case v.State != agentlab.WorkspaceReady:
@@ -139,8 +139,19 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 }
 
 // notFree is the error for a sandbox that has waited too long for a workspace.
-func notFree(v agentlab.Workspace, l agentlab.WorkspaceLease) error {
-	return agentlab.Errorf(agentlab.CodeTimeout, "workspace %s was not free within %s", v.Name, agentlab.FormatTTL(l.WaitUntil.Sub(l.RequestedAt)))
+func (s *Service) notFree(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) error {
+	return agentlab.Errorf(agentlab.CodeTimeout, "workspace %s was not free within %s: it is used by %s", v.Name, agentlab.FormatTTL(l.WaitUntil.Sub(l.RequestedAt)), s.holder(ctx, v))
+}
+
+// holder describes the sandbox that has a workspace.
+func (s *Service) holder(ctx context.Context, v agentlab.Workspace) string {
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.ID)
+	if err == nil && len(leases) > 0 && leases[0].Acquired() {
+		if sb, err := s.cfg.Store.Sandbox(ctx, leases[0].VMID); err == nil && sb.UID == leases[0].UID {
+			return "sandbox " + sb.Name
+		}
+	}
+	return "another sandbox"
 }
 
 // awaitWorkspace ends the step of a REQUESTED sandbox until its workspace can be
@@ -332,7 +343,7 @@ func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled
 		if err := s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce); err != nil {
 			return false, err
 		}
-		return true, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, notFree(v, l), "was not attached to sandbox %s", sb.Name))
+		return true, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, s.notFree(ctx, v, l), "was not attached to sandbox %s", sb.Name))
 	}
 	forced := l.Release == agentlab.ReleaseForced
 	var cause error

@@ -19,6 +19,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
+	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
@@ -84,7 +85,15 @@ func (b *Bundle) fixedKeys() map[string]*string {
 }
 
 // open lists the keys whose values are not secret.
-var open = []string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"} //nolint:gochecknoglobals // a constant table
+var open = append([]string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"}, openVariables()...) //nolint:gochecknoglobals // a constant table
+
+// openVariables returns the keys of the variables that are not secret.
+func openVariables() (keys []string) {
+	for _, name := range redact.OpenVariables {
+		keys = append(keys, "env."+name)
+	}
+	return keys
+}
 
 // entry is one value of a bundle under its key: "env.NAME",
 // "ssh_keys.HOST", or one of fixedKeys.
@@ -205,13 +214,16 @@ func (b *Bundle) Keys() []string {
 
 // Values returns the values that must never be shown: every non-empty value
 // except URLs, git's username and the known hosts, which are not secret. For
-// Claude's settings these are also the texts below "env", because a leak would
-// contain them separately.
+// Claude's settings these are also the texts below "env", and for variables with
+// a JSON document its secrets, because a leak would contain them separately.
 func (b *Bundle) Values() []string {
 	var out []string
 	for _, e := range b.entries() {
 		if e.value != "" && !slices.Contains(open, e.key) {
 			out = append(out, e.value)
+		}
+		if strings.HasPrefix(e.key, "env.") {
+			out = append(out, redact.SettingsSecrets(e.value)...)
 		}
 	}
 	var settings struct {

@@ -38,6 +38,21 @@ func wantCode(t *testing.T, err error, code agentlab.Code) {
 	}
 }
 
+// The secrets in a document are never shown separately, and the name of a model is not
+// one of them.
+func TestValuesOfDocuments(t *testing.T) {
+	b := Bundle{Env: map[string]string{
+		"CODEX_AUTH_JSON": `{"tokens": {"access_token": "inner-access", "account_id": "inner-account"}, "last_refresh": "2026"}`,
+		"OPENAI_MODEL":    "some-model", "OTHER_MODEL": "other-model",
+	}}
+	values := b.Values()
+	for value, want := range map[string]bool{b.Env["CODEX_AUTH_JSON"]: true, "inner-access": true, "inner-account": true, "2026": false, "some-model": false, "other-model": true} {
+		if slices.Contains(values, value) != want {
+			t.Errorf("%q: %v, %q", value, !want, values)
+		}
+	}
+}
+
 func TestSetLoadUnset(t *testing.T) {
 	v := vault(t)
 	set(t, v, "default", "env.ANTHROPIC_API_KEY", "sk-ant-1: #x\n")

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -40,9 +41,16 @@ func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, err
 
 // jobRequest converts a request for a job, and completes it if the job is for a session.
 func (s *Server) jobRequest(ctx context.Context, j api.JobCreate) (agentlab.JobRequest, error) {
+	var wait time.Duration
+	if j.Session != "" && j.Workspace == "" { // its workspace is that of the session
+		wait, j.WorkspaceWaitSeconds = time.Duration(j.WorkspaceWaitSeconds)*time.Second, 0
+	}
 	r, err := jobRequest(j)
 	if err != nil || j.Session == "" {
 		return r, err
+	}
+	if wait > 0 {
+		r.Workspace = &agentlab.WorkspaceSelection{Wait: wait}
 	}
 	return s.cfg.Services.Sessions.ForJob(ctx, j.Session, r)
 }

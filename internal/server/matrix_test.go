@@ -103,7 +103,7 @@ func (h *harness) serveTCP(t *testing.T, c TCP) string {
 	served := make(chan error, 1)
 	go func() { served <- h.srv.ServeTCP(ln, c) }()
 	t.Cleanup(func() { // before the harness shuts the server down: the order of clean-up is the last first
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := h.srv.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)

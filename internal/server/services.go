@@ -34,6 +34,7 @@ type Services struct {
 	Templates   Templates
 	Workspaces  Workspaces
 	Sessions    Sessions
+	Ports       Ports
 	Events      Events
 	Messages    Messages
 	Egress      Egress

@@ -67,7 +67,7 @@ func (st *stub) called(name string) error {
 func (st *stub) services() Services {
 	return Services{
 		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
-		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Sessions: stubSessions{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
+		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Sessions: stubSessions{st}, Ports: stubPorts{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
 
@@ -542,7 +542,7 @@ func start(t *testing.T, change func(*Config)) *harness {
 	c := client.New(socket)
 	t.Cleanup(func() {
 		c.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)
@@ -597,7 +597,7 @@ func (st *stub) numCalls() int {
 // waitFor waits until cond holds.
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}

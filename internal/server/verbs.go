@@ -13,6 +13,7 @@ var verbs = []struct{ name, allows string }{
 	{"daemon.stop", "stop the daemon"},
 	{"daemon.backup", "make a backup of the database"},
 	{"daemon.clock", "confirm that the clock is right after it jumped"},
+	{"daemon.dns", "start and stop the DNS responder for names of sandboxes"},
 	{"doctor.make", "make doctor bundles: rows, events, logs and the configuration, without secrets"},
 	{"event.read", "read and follow events"},
 	{"egress.read", "read and follow egress decisions"},

@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -27,6 +26,7 @@ type Store interface {
 	Sessions(ctx context.Context) ([]agentlab.Session, error)
 	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 }
 
@@ -80,7 +80,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SessionRequest) (agentl
 
 func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
 	none := agentlab.Session{}
-	name := cmp.Or(r.Name, NameOf(r.Branch))
+	name := cmp.Or(r.Name, agentlab.SessionNameOf(r.Branch))
 	if err := agentlab.ValidateSessionName(name); err != nil {
 		return none, err
 	}
@@ -128,19 +128,6 @@ func (s *Service) find(ctx context.Context, r agentlab.SessionRequest) (agentlab
 func (s *Service) add(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse) (agentlab.Session, error) {
 	v.ID = agentlab.NewSessionID()
 	return s.cfg.Store.AddSession(ctx, v, use, event(v, agentlab.SessionCreated))
-}
-
-// NameOf returns the name of the session of a branch: its letters and digits, as a DNS
-// label.
-func NameOf(branch string) string {
-	name := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, strings.ToLower(branch))
-	name = strings.Trim(name, "-")
-	return strings.Trim(name[:min(len(name), 40)], "-")
 }
 
 func event(v agentlab.Session, what agentlab.SessionAction) agentlab.Event {
@@ -240,7 +227,7 @@ func (s *Service) Stop(ctx context.Context, idOrName string, suspend bool) (agen
 	case err != nil:
 		return sb, err
 	case !ok:
-		return sb, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab session resume %s", v.Name)
+		return sb, s.noSandbox(ctx, v)
 	case suspend:
 		action = agentlab.SessionSuspended
 		sb, err = s.cfg.Sandboxes.Suspend(ctx, sb.VMID, true)
@@ -251,6 +238,23 @@ func (s *Service) Stop(ctx context.Context, idOrName string, suspend bool) (agen
 		return sb, err
 	}
 	return sb, s.cfg.Store.AppendEvents(ctx, event(v, action))
+}
+
+// noSandbox returns the error for a session without a current sandbox. It names the
+// sandbox that has the workspace, which is that of a job.
+func (s *Service) noSandbox(ctx context.Context, v agentlab.Session) error {
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	if len(leases) > 0 {
+		sb, err := s.cfg.Store.Sandbox(ctx, leases[0].VMID)
+		if err == nil && sb.UID == leases[0].UID {
+			return agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox of its own; sandbox %s has its workspace", v.Name, sb.Name).
+				WithHint("free the workspace: agentlab sandbox destroy %s", sb.Name)
+		}
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab session resume %s", v.Name)
 }
 
 // Fork creates a session whose workspace is a copy of that of another one, or of one of
@@ -303,7 +307,7 @@ func (s *Service) Delete(ctx context.Context, idOrName string, keep bool) error 
 const JobWait = time.Hour
 
 // ForJob completes the request for a job in a session: with its workspace, its profile
-// and its branch. Codes: not_found, invalid.
+// and its branch. The profile's default for keepalive does not apply. Codes: not_found, invalid.
 func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobRequest) (agentlab.JobRequest, error) {
 	v, err := s.Get(ctx, idOrName)
 	if err != nil {
@@ -317,6 +321,9 @@ func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobReq
 		sel.Wait = r.Workspace.Wait
 	}
 	r.Workspace, r.Session = &sel, v.ID
+	if r.Keepalive == nil { // a kept sandbox would have the workspace long after the job
+		r.Keepalive = new(bool)
+	}
 	r.Profile, r.Branch = cmp.Or(r.Profile, v.Profile), cmp.Or(r.Branch, v.Branch)
 	return r, nil
 }

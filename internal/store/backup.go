@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"path/filepath"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
@@ -124,5 +125,9 @@ func copyTo(ctx context.Context, db *sql.DB, path string) (err error) {
 	} else if s.Schema == 0 {
 		return agentlab.Errorf(agentlab.CodeInternal, "the copy %s is empty", tmp)
 	}
-	return fault(os.Rename(tmp, path))
+	if err := os.Rename(tmp, path); err != nil {
+		return fault(err)
+	}
+	// An upgrade that follows must not outlive its backup in a power cut.
+	return fault(durable.SyncPath(filepath.Dir(path)))
 }

@@ -33,8 +33,8 @@ const leaseEnded = "no longer has"
 const leaseQueue = "WHERE workspace_id = ? ORDER BY number"
 
 // takeLease gives a new sandbox the lease of its workspace, or a place in the queue
-// for it. With use.New it creates the workspace.
-func takeLease(w *tx, sb agentlab.Sandbox, use agentlab.WorkspaceUse) error {
+// for it. With use.New it creates the workspace. session is the ID of its session, or "".
+func takeLease(w *tx, sb agentlab.Sandbox, use agentlab.WorkspaceUse, session string) error {
 	if use.New != nil {
 		if err := addWorkspace(w, use.New, use.Quota); err != nil {
 			return err
@@ -66,8 +66,7 @@ func takeLease(w *tx, sb agentlab.Sandbox, use agentlab.WorkspaceUse) error {
 	case len(queue) == 0:
 		l.AcquiredAt = w.now
 	case use.Wait <= 0:
-		return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is used by sandbox %s", v.Name, leaseHolder(w, queue[0])).WithField("workspace").
-			WithHint("wait for it: --workspace-wait 10m; or use a copy: agentlab workspace fork %s --name NAME", v.Name)
+		return workspaceUsed(v, leaseHolder(w, queue[0]), session)
 	}
 	if err := workspaceLeases.insert(w, &l); err != nil {
 		return err
@@ -77,6 +76,16 @@ func takeLease(w *tx, sb agentlab.Sandbox, use agentlab.WorkspaceUse) error {
 		what = "has"
 	}
 	return w.emit([]agentlab.Event{leaseEvent(w, v, l, what)})
+}
+
+// workspaceUsed is the error for a workspace that a sandbox named holder has. session is
+// the ID of the session whose sandbox needs it, or "".
+func workspaceUsed(v agentlab.Workspace, holder, session string) error {
+	err := agentlab.Errorf(agentlab.CodeConflict, "workspace %s is used by sandbox %s", v.Name, holder).WithField("workspace")
+	if session != "" { // a command for a session has no flag to wait
+		return err.WithHint("free it: agentlab sandbox destroy %s; or use a copy: agentlab workspace fork %s --name NAME", holder, v.Name)
+	}
+	return err.WithHint("wait for it: --workspace-wait 10m; free it: agentlab sandbox destroy %s; or use a copy: agentlab workspace fork %s --name NAME", holder, v.Name)
 }
 
 // leaseHolder returns the name of the sandbox of a lease.
@@ -173,7 +182,7 @@ func (s *Store) AttachWorkspace(ctx context.Context, vmid int, use agentlab.Work
 			return err
 		}
 		out = sb
-		return takeLease(w, sb, use)
+		return takeLease(w, sb, use, "")
 	})
 	return out, err
 }

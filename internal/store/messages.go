@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -31,8 +30,9 @@ func checkMessage(m *agentlab.Message) error {
 }
 
 // AddMessage appends a message with the current time, and an event without its
-// text, and deletes what the limits no longer allow. Codes: limit if its author
-// has posted too many in the last minute; invalid.
+// text, and deletes what the limits no longer allow. A message for which another is
+// deleted has no event, because a guest could otherwise grow the database without
+// limit. Codes: limit if its author has posted too many in the last minute; invalid.
 func (s *Store) AddMessage(ctx context.Context, m agentlab.Message, most agentlab.MessageLimits) (agentlab.Message, error) {
 	err := s.write(ctx, func(w *tx) error {
 		m.ID, m.Time = 0, w.now
@@ -45,12 +45,17 @@ func (s *Store) AddMessage(ctx context.Context, m agentlab.Message, most agentla
 		}
 		const scope = "scope_kind = ?1 AND scope_id = ?2"
 		const over = "DELETE FROM messages WHERE %[1]s AND id <= (SELECT id FROM messages WHERE %[1]s ORDER BY id DESC LIMIT 1 OFFSET ?3)"
-		err = errors.Join(
-			w.exec(fmt.Sprintf(over, scope+" AND author = ?4"), m.Scope.Kind, m.Scope.ID, most.PerAuthor, m.Author),
-			w.exec(fmt.Sprintf(over, scope), m.Scope.Kind, m.Scope.ID, most.PerScope),
-		)
+		own, err := w.execN(fmt.Sprintf(over, scope+" AND author = ?4"), m.Scope.Kind, m.Scope.ID, most.PerAuthor, m.Author)
 		if err != nil {
 			return err
+		}
+		others, err := w.execN(fmt.Sprintf(over, scope), m.Scope.Kind, m.Scope.ID, most.PerScope)
+		if err != nil {
+			return err
+		}
+		w.done.Messages = append(w.done.Messages, m.Scope.Kind)
+		if own+others > 0 {
+			return nil
 		}
 		data := map[string]any{"message": m.ID, "scope": m.Scope.Kind, "scope_id": m.Scope.ID}
 		e := agentlab.NewEvent(agentlab.EventMessage, data, "message %d posted for %s %s", m.ID, m.Scope.Kind, m.Scope.ID)

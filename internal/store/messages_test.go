@@ -103,4 +103,8 @@ func TestStoredMessagesAreBounded(t *testing.T) {
 			post("user:bob", "bob")
 		}
 	}
+	// Only those for which none was deleted have an event: ann, 1, 2 and other.
+	if evs := must(s.Events(ctx, agentlab.EventFilter{Kinds: []string{agentlab.EventMessage}}))(t); len(evs) != 4 {
+		t.Errorf("%d events: %+v", len(evs), evs)
+	}
 }

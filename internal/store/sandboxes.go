@@ -178,7 +178,7 @@ func allocate(w *tx, sb *agentlab.Sandbox, a agentlab.Allocation) (err error) {
 	if a.Workspace == nil {
 		return nil
 	}
-	if err := takeLease(w, *sb, *a.Workspace); err != nil || a.Session == "" {
+	if err := takeLease(w, *sb, *a.Workspace, a.Session); err != nil || a.Session == "" {
 		return err
 	}
 	return useSession(w, a.Session, *sb)

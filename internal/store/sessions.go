@@ -137,7 +137,10 @@ func (s *Store) RemoveSession(ctx context.Context, id string, trash func(*agentl
 		}
 		if l, used, err := workspaceLeases.one(w.ctx, w, leaseQueue, ws.ID); err != nil || used {
 			if err == nil {
-				err = agentlab.Errorf(agentlab.CodeConflict, "session %s is used by sandbox %s", v.Name, leaseHolder(w, l)).WithHint("stop it first: agentlab session stop %s", v.Name)
+				used := agentlab.Errorf(agentlab.CodeConflict, "session %s is used by sandbox %s", v.Name, leaseHolder(w, l))
+				if err = used.WithHint("destroy it first: agentlab sandbox destroy %s", leaseHolder(w, l)); l.UID == v.UID {
+					err = used.WithHint("stop it first: agentlab session stop %s", v.Name)
+				}
 			}
 			return err
 		}

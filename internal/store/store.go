@@ -83,6 +83,8 @@ type Commit struct {
 	Sandboxes []agentlab.Sandbox // new or changed rows
 	Records   []string           // IDs of jobs with new egress entries
 	Egress    EgressCount        // decisions in new egress entries
+
+	Messages []agentlab.MessageScopeKind // of new messages
 }
 
 // EgressCount counts network decisions about guests.
@@ -279,7 +281,7 @@ func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	for _, query := range w.missed {
 		s.w.prepared(ctx, query)
 	}
-	if s.onCommit != nil && (len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records) > 0 || w.done.Egress != EgressCount{}) {
+	if s.onCommit != nil && (len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records)+len(w.done.Messages) > 0 || w.done.Egress != EgressCount{}) {
 		s.onCommit(w.done)
 	}
 	return nil

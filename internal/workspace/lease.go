@@ -21,7 +21,8 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 		return use, err
 	}
 	v, err := s.Get(ctx, sel.Workspace)
-	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
+	// CodeConflict: several deleted workspaces had the name, and no other one has it.
+	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || agentlab.CodeOf(err) == agentlab.CodeConflict || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
 	switch {
 	case missing && (sel.Create || sel.Ensure) && !agentlab.IsWorkspaceID(sel.Workspace):
 		planned, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)

@@ -24,7 +24,7 @@ import (
 const envGuarded = "AGENTLAB_TEST_GUARDED"
 
 // killLimit bounds the time in which killed processes must disappear.
-const killLimit = 10 * time.Second
+const killLimit = time.Minute
 
 // Run is m.Run with a guard: a TestMain calls it in its place. It returns the
 // exit code of the tests.

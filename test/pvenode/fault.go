@@ -62,6 +62,7 @@ var Points = []string{
 	"config.apply",       // before changes of a config are applied
 	"alloc",              // before a volume is made, on any storage
 	"free",               // before a volume is freed
+	"zvol.wait",          // the device of a missing zvol is waited for
 	"resize.volume",      // before a volume is grown
 	"snapshot.alloc",     // the volume for the memory is there, no config has it
 	"snapshot.state",     // before the memory is saved

@@ -378,9 +378,12 @@ func TestTrap29PendingLooksLikeCurrent(t *testing.T) {
 func TestTrap30MissingZvolHoldsTheLock(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(r *replay) {
+		waits, hold := make(chan struct{}), make(chan struct{})
+		r.n.Fail("zvol.wait", pvenode.Fault{VMID: 101, Reached: func() { close(waits) }, Hold: hold})
 		a := r.call(http.MethodPost, "/nodes/pve/qemu/101/config", [][2]string{{"scsi1", "local-zfs:vm-9999-nosuch"}})
-		r.waitFor("the lock of 101", func() bool { return r.n.Locked("/var/lock/qemu-server/lock-101.conf") })
+		<-waits
 		r.fails("can't lock file '/var/lock/qemu-server/lock-101.conf' - got timeout", "qm set 101 --name x")
+		close(hold)
 		if end := r.waitTask(upidOf(a.body)); !strings.Contains(end, "timeout: no zvol device link for 'vm-9999-nosuch' found after 300 sec.") {
 			r.t.Errorf("task: %s", end)
 		}

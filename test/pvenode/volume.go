@@ -330,6 +330,9 @@ func (c *call) volumeSize(volid string) (int64, *Error) {
 		if c.task != nil {
 			wait, secs = n.cfg.Waits.ZvolWorker, 300
 		}
+		if err := n.point(c, "zvol.wait"); err != nil {
+			return 0, err
+		}
 		c.pause(wait)
 		return 0, dief("timeout: no zvol device link for '%s' found after %d sec.", r.key, secs)
 	case s.Type == LVMThin:

@@ -14,10 +14,10 @@
 //
 // A guest answers health, identity, exec, attach, ssh-key and power. Exec supports true, false,
 // echo, cat [FILE...], env, hostname, sleep SECONDS, exit N, curl URL (every host is the controller), egress
-// VERDICT HOST:PORT [RULE] (see Jobs), sync, volume write TEXT, volume read, volume size and sh -c with a list of these separated by ";", each of
+// VERDICT HOST:PORT [RULE] (see Jobs), listen PORT [WORKTREE], sync, volume write TEXT, volume read, volume size and sh -c with a list of these separated by ";", each of
 // which may end with "> FILE" to write a file to the guest's disk; an empty command is a shell that
-// reads such lines. DialGuest finds an echo service on port 7 and a banner
-// on port 22; every other port refuses.
+// reads such lines. DialGuest finds an echo service on port 7 a banner
+// on port 22, and a web server on each port after listen; every other port refuses.
 //
 // The files of a guest in /work/ are on its volume, if it has one. The program volume
 // reads and writes the volume itself; without one it ends with code 3.

@@ -27,6 +27,7 @@ type guest struct {
 	mu       sync.Mutex
 	sessions map[string]*session
 	frozen   time.Time // until when its workspace is; zero if it is not
+	ports    ports
 }
 
 func newGuest(in *instance) *guest {
@@ -73,6 +74,8 @@ func controlMux() http.Handler {
 	handle("DELETE "+guestapi.PathWorkspace, (*guest).unmount)
 	handle("PUT "+guestapi.PathFreeze, (*guest).freeze)
 	handle("DELETE "+guestapi.PathFreeze, (*guest).thaw)
+	handle("POST "+guestapi.PathListeners, (*guest).listeners)
+	handle("POST "+guestapi.PathDial, (*guest).dialLocal)
 	return mux
 }
 
@@ -94,7 +97,8 @@ func (g *guest) dialControl(d *Driver) (net.Conn, error) {
 
 // dialPort connects to a service of the guest.
 func (g *guest) dialPort(d *Driver, port uint16) (net.Conn, error) {
-	if port != 7 && port != 22 {
+	web := g.listens(port)
+	if port != 7 && port != 22 && !web {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "nothing listens on port %d of sandbox %d", port, g.in.rec.Spec.VMID)
 	}
 	guestEnd, hostEnd, err := g.pipe(d)
@@ -103,6 +107,10 @@ func (g *guest) dialPort(d *Driver, port uint16) (net.Conn, error) {
 	}
 	g.in.h.spawn(func() {
 		defer guestEnd.Close() //nolint:errcheck // no caller to report it to
+		if web {
+			g.serveWeb(guestEnd, port)
+			return
+		}
 		if port == 22 {
 			if _, err := io.WriteString(guestEnd, "SSH-2.0-fake\r\n"); err != nil {
 				return

@@ -13,8 +13,12 @@ import (
 // damaged is a file of a volume whose file system has errors.
 const damaged = volumePath + "damaged"
 
-// maintain simulates the scripts of the maintenance of workspaces.
+// maintain simulates the scripts of the command line, by their names: that of cp, and
+// those of the maintenance of workspaces.
 func (p *process) maintain(name string, args []string) int {
+	if name == "agentlab-cp" {
+		return p.copyFiles(args)
+	}
 	files := map[string]string{}
 	if !p.g.in.h.volumeFiles(p.g.in.rec.Spec.UID, func(v *volume) { files = v.Files }) {
 		fmt.Fprintln(p.errOut, "the guest has no workspace")

@@ -129,6 +129,8 @@ func (p *process) command(argv []string) int {
 		return p.sleep(argv[1:])
 	case "volume":
 		return p.volume(argv[1:])
+	case "listen":
+		return p.g.listen(argv[1:])
 	case "egress":
 		return p.g.egress(argv[1:])
 	case "agent-runner":

@@ -202,7 +202,7 @@ func TestPrepare(t *testing.T) {
 	if err := os.WriteFile(settings, []byte("the image's"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"OPENAI_BASE_URL": "http://h/v1?a=\"b\"\né", "OPENAI_MODEL": "m"}
+	env := map[string]string{"OPENAI_BASE_URL": "http://h/v1?a=\"b\"\né", "OPENAI_MODEL": "m", "CODEX_AUTH_JSON": `{"tokens":{}}`}
 	for range 2 {
 		if err := Prepare(home, dir, `{"a":1}`, env); err != nil {
 			t.Fatal(err)
@@ -222,10 +222,17 @@ func TestPrepare(t *testing.T) {
 	if to, _ := os.Readlink(codex); filepath.Dir(to) != dir {
 		t.Errorf("config.toml is not on the tmpfs: %q", to)
 	}
+	auth := filepath.Join(home, ".codex/auth.json")
+	if p, err := os.ReadFile(auth); string(p) != `{"tokens":{}}` {
+		t.Errorf("auth.json %q %v", p, err)
+	}
+	if to, _ := os.Readlink(auth); filepath.Dir(to) != dir {
+		t.Errorf("auth.json is not on the tmpfs: %q", to)
+	}
 	if err := Unprepare(home, dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, link := range []string{settings, codex} {
+	for _, link := range []string{settings, codex, auth} {
 		if _, err := os.Lstat(link); err == nil {
 			t.Errorf("%s is left", link)
 		}
@@ -344,15 +351,16 @@ func TestLockIsTheSupervisors(t *testing.T) {
 func TestSuperviseStop(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
+		grace  time.Duration
 		code   int
 	}{
-		"ends by TERM": {"echo ready; sleep 600", 143},
-		"needs KILL":   {"trap '' TERM; echo ready; while :; do sleep 0.05; done", 137},
-		"exits well":   {"trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", 0},
+		"ends by TERM": {"echo ready; sleep 600", time.Minute, 143},
+		"needs KILL":   {"trap '' TERM; echo ready; while :; do sleep 0.05; done", 300 * time.Millisecond, 137},
+		"exits well":   {"trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", time.Minute, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, end, pid := supervised(t, Plan{Grace: 300 * time.Millisecond}, c.script)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			dir, end, pid := supervised(t, Plan{Grace: c.grace}, c.script)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			for {
 				if p, _ := os.ReadFile(filepath.Join(dir, "log")); string(p) == "ready\n" {

@@ -15,14 +15,18 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
-const usage = `agentlab-agent runs a coding agent headless, with every permission granted.
+const usage = `agentlab-agent runs a coding agent with every permission granted.
 
 Usage:
   agentlab-agent run --agent NAME [--task-file FILE]   run a task; FILE "-", the default, is standard input
   agentlab-agent versions [--json]                     list the installed agents and their versions
+  agentlab-agent open [--session NAME] [--dir DIR] [--agent NAME [--resume] | --run COMMAND] [--detach] [-- ARGS]
+                                                       attach to a terminal, in which an agent runs
+  agentlab-agent repo COMMAND                          read and update the repository of a session
   agentlab-agent --version
 
 Agents: claude, codex, opencode, gemini, shell (the task is a bash script).
@@ -50,6 +54,14 @@ func mainTo(stdout io.Writer, args []string) int {
 		return runMain(stdout, args[1:])
 	case "versions":
 		return versionsMain(stdout, args[1:])
+	case "open":
+		return openMain(args[1:])
+	case "repo":
+		return repocmd.Main(args[1:])
+	case "close": // internal: before a work tree is removed
+		return closeMain(args[1:])
+	case "tui": // internal: in a window of open
+		return tuiMain(args[1:])
 	case "supervise": // internal: see Supervise
 		if len(args) == 2 {
 			return Supervise(args[1])

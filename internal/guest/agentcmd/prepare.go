@@ -19,7 +19,8 @@ import (
 //
 //   - settings, if not empty, become Claude Code's user settings;
 //   - OPENAI_BASE_URL in env configures a Codex provider with that address,
-//     which reads its key from OPENAI_API_KEY.
+//     which reads its key from OPENAI_API_KEY;
+//   - CODEX_AUTH_JSON in env is Codex's sign-in, its file auth.json.
 func Prepare(home, dir, settings string, env map[string]string) error {
 	var errs []error
 	if settings != "" {
@@ -28,11 +29,14 @@ func Prepare(home, dir, settings string, env map[string]string) error {
 	if base := env["OPENAI_BASE_URL"]; base != "" {
 		errs = append(errs, linkFile(home, dir, ".codex/config.toml", codexConfig(base, env["OPENAI_MODEL"])))
 	}
+	if auth := env["CODEX_AUTH_JSON"]; auth != "" {
+		errs = append(errs, linkFile(home, dir, ".codex/auth.json", auth))
+	}
 	return errors.Join(errs...)
 }
 
 // managedFiles lists the files below home that Prepare may replace by links.
-var managedFiles = append([]string{".claude/settings.json", ".codex/config.toml", ".ssh/config"}, instructionFiles...)
+var managedFiles = append([]string{".claude/settings.json", ".codex/config.toml", ".codex/auth.json", ".ssh/config"}, instructionFiles...)
 
 // instructionFiles are where the agents look in home for the instructions of their
 // user.

@@ -29,6 +29,7 @@ const (
 	// while another process keeps its output open.
 	drainIdle = 200 * time.Millisecond
 	drainMax  = 5 * time.Second
+	lingerMax = time.Minute // for a client that is slow to read
 )
 
 func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +65,7 @@ func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
 // openStream returns a client on the request's connection, which end closes.
 // It returns nil after an error, which it has answered.
 func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (c *client, end func()) {
-	conn, in, ok := upgrade(w, r)
+	conn, in, ok := upgrade(w, r, guestapi.StreamProtocol)
 	if !ok {
 		return nil, nil
 	}
@@ -76,11 +77,11 @@ func (s *Server) openStream(w http.ResponseWriter, r *http.Request) (c *client, 
 	}
 }
 
-// upgrade changes the request's connection to a stream of frames. After an
+// upgrade changes the request's connection to a stream of the protocol. After an
 // error it has answered the request.
-func upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *bufio.Reader, bool) {
-	if r.Header.Get("Upgrade") != guestapi.StreamProtocol {
-		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "an Upgrade to %s is needed", guestapi.StreamProtocol))
+func upgrade(w http.ResponseWriter, r *http.Request, protocol string) (net.Conn, *bufio.Reader, bool) {
+	if r.Header.Get("Upgrade") != protocol {
+		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "an Upgrade to %s is needed", protocol))
 		return nil, nil, false
 	}
 	conn, rw, err := http.NewResponseController(w).Hijack()
@@ -90,7 +91,7 @@ func upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *bufio.Reader, b
 	}
 	_ = conn.SetDeadline(time.Time{})
 	_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
-		guestapi.StreamProtocol+"\r\n\r\n")
+		protocol+"\r\n\r\n")
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, false
@@ -100,16 +101,18 @@ func upgrade(w http.ResponseWriter, r *http.Request) (net.Conn, *bufio.Reader, b
 
 // client is the far end of an upgraded connection.
 type client struct {
-	conn net.Conn
-	in   *stream.Reader
-	out  *stream.Writer
-	gone context.Context // done when the client or the server has ended
-	cut  context.CancelFunc
-	wg   sync.WaitGroup
+	conn   net.Conn
+	in     *stream.Reader
+	out    *stream.Writer
+	server context.Context
+	gone   context.Context // done when the client or the server has ended
+	cut    context.CancelFunc
+	exited bool // the exit status was sent
+	wg     sync.WaitGroup
 }
 
 func newClient(ctx context.Context, conn net.Conn, in io.Reader) *client {
-	c := &client{conn: conn, in: stream.NewReader(in), out: stream.NewWriter(conn)}
+	c := &client{conn: conn, in: stream.NewReader(in), out: stream.NewWriter(conn), server: ctx}
 	c.gone, c.cut = context.WithCancel(ctx)
 	c.wg.Go(func() {
 		t := time.NewTicker(pingEvery)
@@ -141,15 +144,31 @@ func (c *client) receive(fn func(stream.Type, []byte) error) {
 	})
 }
 
-func (c *client) exit(st stream.ExitStatus) { _ = c.out.JSON(stream.Exit, st) }
+func (c *client) exit(st stream.ExitStatus) { c.exited = c.out.JSON(stream.Exit, st) == nil }
 
 // close closes the connection and waits for the goroutines of newClient and
 // receive.
 func (c *client) close() {
 	c.cut()
+	if c.exited {
+		c.linger()
+	}
 	_ = c.conn.Close()
 	_ = c.conn.SetDeadline(time.Unix(1, 0)) // wakes readers that Close does not
 	c.wg.Wait()
+}
+
+// linger drops what the client still sends, until the client has closed the connection.
+// It may send input that the command did not read. A TCP connection that is closed
+// with unread data is reset, and then the client loses the output and the exit status
+// that have not reached it.
+func (c *client) linger() {
+	_ = c.conn.SetReadDeadline(time.Now().Add(lingerMax))
+	stop := context.AfterFunc(c.server, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_ = stream.CloseWrite(c.conn)
+	c.wg.Wait()
+	_, _ = io.Copy(io.Discard, c.conn)
 }
 
 // waitAsync runs cmd.Wait; the channel is closed when the process has ended.

@@ -125,6 +125,8 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
 	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)
 	mux.HandleFunc("POST "+guestapi.PathPower, s.handlePower)
+	mux.HandleFunc("POST "+guestapi.PathListeners, s.handleListeners)
+	mux.HandleFunc("POST "+guestapi.PathDial, s.handleDial)
 	var handler http.Handler = mux
 	if cfg.Answered != nil {
 		handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 )
 
 // account is a line of passwd(5) and the groups of group(5).
@@ -89,7 +90,7 @@ func (s *Server) environ(a account, term string) []string {
 	if term != "" {
 		env = append(env, "TERM="+term)
 	}
-	return env
+	return s.addPrograms(env, a)
 }
 
 // maxBootstrapped is the maximum size of the file with the answer to the
@@ -122,6 +123,24 @@ func (s *Server) secretEnv(a account) map[string]string {
 		}
 	}
 	return env
+}
+
+// addPrograms appends the directory of agentlab-msg and agentlab-lease to the search
+// path in env, if a is the agent's user. The last value of a variable in env counts.
+func (s *Server) addPrograms(env []string, a account) []string {
+	if a.name != s.cfg.User {
+		return env
+	}
+	path := ""
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
+			path = v
+		}
+	}
+	if path != "" {
+		path += ":"
+	}
+	return append(env, "PATH="+path+s.path(filepath.Join(secretsDir, msgcmd.Dir)))
 }
 
 // envFile reads KEY=value lines, with or without quotes.

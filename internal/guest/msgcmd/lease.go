@@ -3,6 +3,7 @@ package msgcmd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -40,6 +41,9 @@ func runLease(ctx context.Context, dir string, args []string, out, errOut io.Wri
 	err := f.Parse(args)
 	if err == nil && (f.NArg() > 0 || want.Minutes < 0) {
 		err = errUsage
+	}
+	if errors.Is(err, flag.ErrHelp) {
+		return help(out, leaseUsage)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(errOut, "%s: %v\n\n%s", Lease, err, leaseUsage)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -52,7 +53,8 @@ const (
 	Lease      = "agentlab-lease"
 	DirEnv     = "AGENTLAB_MESSAGES" // variable with that directory; default defaultDir
 	configFile = "messages.json"
-	defaultDir = "/run/agentlab/secrets/messages"
+	Dir        = "messages" // name of that directory, in the run directory of the runner
+	defaultDir = "/run/agentlab/secrets/" + Dir
 )
 
 // Programs reports whether this package implements the program with a name.
@@ -104,6 +106,9 @@ var errUsage = errors.New("wrong usage")
 
 func run(ctx context.Context, dir string, args []string, in io.Reader, out, errOut io.Writer) int {
 	o, name, err := parse(args, in)
+	if errors.Is(err, flag.ErrHelp) {
+		return help(out, usage)
+	}
 	if err != nil {
 		_, _ = fmt.Fprintf(errOut, "agentlab-msg: %v\n\n%s", err, usage)
 		return 2
@@ -121,7 +126,18 @@ func run(ctx context.Context, dir string, args []string, in io.Reader, out, errO
 	return 0
 }
 
+// help prints a usage text that was asked for and returns the exit code.
+func help(out io.Writer, text string) int {
+	if _, err := io.WriteString(out, text); err != nil {
+		return 1
+	}
+	return 0
+}
+
 func parse(args []string, in io.Reader) (o options, name string, err error) {
+	if len(args) == 1 && slices.Contains([]string{"--help", "-help", "-h", "help"}, args[0]) {
+		return o, "", flag.ErrHelp
+	}
 	if len(args) == 0 || args[0] != "post" && args[0] != "tail" {
 		return o, "", errUsage
 	}
@@ -249,27 +265,13 @@ func write(out io.Writer, m guestapi.Message, asJSON bool) error {
 	if asJSON {
 		p, err := json.Marshal(m)
 		if err == nil {
-			_, err = fmt.Fprintln(out, escape(string(p)))
+			_, err = fmt.Fprintln(out, agentlab.EscapeJSON(string(p)))
 		}
 		return err
 	}
 	_, err := fmt.Fprintf(out, "%d  %s  %s  %s  %s\n", m.ID, m.Time.UTC().Format(time.RFC3339), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind),
 		agentlab.WithoutControls(strings.TrimSpace(m.Text+" "+string(m.JSON))))
 	return err
-}
-
-// escape replaces what controls a terminal in the strings of a JSON text, in which
-// nothing else has such runes.
-func escape(s string) string {
-	var b strings.Builder
-	for _, r := range s {
-		if agentlab.ControlsTerminal(r) {
-			fmt.Fprintf(&b, `\u%04x`, r)
-		} else {
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
 }
 
 // answerError is an answer with an error.

@@ -40,9 +40,10 @@ type checkpointer struct {
 	rp    repo
 	tmp   string
 	n     int
-	full  *scratchRepo // of the full bundle that the controller has; nil: none
+	full  *scratchRepo // of the full bundle that the controller has; nil: none, or not known
 	size  int64        // of that bundle
-	state string       // that the controller has
+	state string       // that the controller has; "" if that is not known
+	sent  bool         // the controller may have a bundle
 }
 
 // startCheckpoints sends checkpoints until the returned function is called.
@@ -123,7 +124,7 @@ func (c *checkpointer) run(ctx context.Context) {
 			pause = max(t.Commits, pace(t.Commits, took)-time.Since(began))
 		default:
 			failures++
-			pause = min(t.Checkpoint*time.Duration(failures), maxPause)
+			pause = retryPause(t, failures, took, err)
 			if text := c.r.red.String(err.Error()); text != failed {
 				failed = text
 				c.r.log.Warn("no checkpoint could be sent", "err", text)
@@ -132,6 +133,21 @@ func (c *checkpointer) run(ctx context.Context) {
 		next = began.Add(pace(t.Checkpoint, took))
 	}
 }
+
+// retryPause returns the time until the next try after a checkpoint has failed several
+// times. It grows, because what is wrong in the guest costs CPU and disk each time. But
+// a controller that was away gets a checkpoint soon after its return.
+func retryPause(t Timing, failures int, took time.Duration, err error) time.Duration {
+	if sending, ok := errors.AsType[*sendError](err); ok && transient(sending.error) {
+		return pace(t.Checkpoint, took)
+	}
+	return min(t.Checkpoint*time.Duration(failures), maxPause)
+}
+
+// sendError is the error of the upload of a checkpoint.
+type sendError struct{ error }
+
+func (e *sendError) Unwrap() error { return e.error }
 
 // refs returns HEAD and the branches of the agent's repository.
 func (c *checkpointer) refs() (string, error) {
@@ -170,26 +186,40 @@ func (c *checkpointer) take(ctx context.Context) (took time.Duration, err error)
 		}
 	}()
 	state := fmt.Sprint(t.branches, t.primary, t.tree)
-	if state == c.state || c.full == nil && t.primary == c.rp.Base && len(t.branches) == 0 && t.changes == "" {
+	if state == c.state || !c.sent && t.primary == c.rp.Base && len(t.branches) == 0 && t.changes == "" {
 		return time.Since(began), nil
 	}
 	u, err := c.pack(ctx, t)
+	if err != nil && ctx.Err() == nil && t.dropStash() {
+		u, err = c.pack(ctx, t)
+	}
 	took = time.Since(began)
 	if err != nil {
 		return took, err
 	}
 	defer func() { _ = os.Remove(u.file) }()
+	// Without an answer, it is not known what the controller has. It may have
+	// replaced the full bundle, and then an increment to the old one is useless.
+	c.sent, c.state = true, ""
+	if u.Path == agentlab.ArtifactCheckpoint {
+		c.setFull(nil, 0)
+	}
 	if err := c.r.put(ctx, u, checkpointPut); err != nil {
-		return took, err
+		return took, &sendError{err}
 	}
 	c.state = state
 	if u.Path == agentlab.ArtifactCheckpoint {
-		if c.full != nil {
-			_ = os.RemoveAll(c.full.path)
-		}
-		c.full, c.size = t, u.Size
+		c.setFull(t, u.Size)
 	}
 	return took, nil
+}
+
+// setFull replaces the scratch repository of the full bundle.
+func (c *checkpointer) setFull(t *scratchRepo, size int64) {
+	if c.full != nil {
+		_ = os.RemoveAll(c.full.path)
+	}
+	c.full, c.size = t, size
 }
 
 // scratch makes a scratch repository with the agent's commits and a commit of

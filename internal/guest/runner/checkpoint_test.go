@@ -1,7 +1,14 @@
 package runner
 
 import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -104,6 +111,7 @@ func TestCheckpoints(t *testing.T) {
 		`echo draft > new.txt`,
 		`echo final > new.txt; git checkout -q -b other; git add -A; git commit -qm other; git checkout -q -; echo 4 >> a`,
 		`git add -A; git commit -qm 4`,
+		`echo stashed >> a; git stash -q`,
 		`exit 3`)
 	w.step(1)
 	w.s.Wait("commits", func() bool { return w.file(w.branch, "c") == "3" })
@@ -127,6 +135,8 @@ func TestCheckpoints(t *testing.T) {
 		t.Error("there was no increment")
 	}
 	w.step(5)
+	w.s.Wait("stashed changes", func() bool { return w.file("refs/heads/"+stashBranch, "a") == "1\n4\nstashed" })
+	w.step(6)
 	p.wait()
 	if rep := w.s.Final(); rep.Status != "FAILED" || rep.Result.Commits != 4 || w.s.File(agentlab.ArtifactResult) == "" {
 		t.Errorf("%+v", rep)
@@ -241,5 +251,87 @@ func TestPace(t *testing.T) {
 		if took <= 20*time.Second && pace(least, took)+took > maxAge {
 			t.Errorf("%v: too old", took)
 		}
+	}
+}
+
+// After an absence of the controller, the next checkpoint is not later than after
+// another one; other failures delay it.
+func TestPauseAfterAFailedCheckpoint(t *testing.T) {
+	timing := Timing{}.withDefaults()
+	for _, c := range []struct {
+		err  error
+		want time.Duration
+	}{
+		{&sendError{&callError{status: http.StatusServiceUnavailable}}, timing.Checkpoint},
+		{&sendError{io.EOF}, timing.Checkpoint},
+		{&sendError{&callError{status: http.StatusRequestEntityTooLarge}}, maxPause},
+		{errLargeCheckpoint, maxPause},
+	} {
+		if got := retryPause(timing, 100, time.Second, c.err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
+// If the controller has stored a full bundle and its answer is lost, the next
+// checkpoint does not continue the full bundle that was replaced.
+func TestCheckpointAfterALostAnswer(t *testing.T) {
+	dir, stored, lose := newRepo(t, nil), map[string]string{}, func() {}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		name := path.Base(r.URL.Path)
+		if stored[name] = string(p); name == agentlab.ArtifactCheckpoint {
+			delete(stored, agentlab.ArtifactIncrement) // it is older
+		}
+		lose()
+		_ = json.NewEncoder(w).Encode(guestapi.UploadAck{Size: int64(len(p))})
+	}))
+	defer srv.Close()
+	g, err := newGit("", &guestapi.Job{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := runGit(t, dir, "rev-parse", "HEAD")
+	r := &Runner{cfg: Config{MinFull: 100_000, Timing: quick.withDefaults()}, git: g, job: &guestapi.Job{ID: "job"}, api: newAPI(srv.URL, quick)}
+	r.resp.Artifact = &guestapi.ArtifactTarget{Endpoint: srv.URL}
+	c := &checkpointer{r: r, tmp: t.TempDir(), rp: repo{Path: dir, Base: base, Branch: "work", Heads: map[string]string{"main": base}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	take := func(name, content string) error {
+		writeFile(t, filepath.Join(dir, name), content)
+		_, err := c.take(ctx)
+		return err
+	}
+	if err := take("draft", "1"); err != nil {
+		t.Fatal(err)
+	}
+	large := make([]byte, 200_000)
+	_, _ = rand.Read(large)
+	lose = func() {
+		cancel()
+		panic(http.ErrAbortHandler)
+	}
+	if err := take("large", string(large)); err == nil || len(stored[agentlab.ArtifactCheckpoint]) < len(large) {
+		t.Fatalf("%v, %d bytes", err, len(stored[agentlab.ArtifactCheckpoint]))
+	}
+	lose, ctx = func() {}, t.Context()
+	if err := take("large", "no longer"); err != nil {
+		t.Fatal(err)
+	}
+	client := t.TempDir()
+	runGit(t, client, "clone", "-q", dir, ".")
+	for _, name := range []string{agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement} {
+		if stored[name] == "" {
+			continue
+		}
+		file := filepath.Join(t.TempDir(), name)
+		writeFile(t, file, stored[name])
+		runGit(t, client, "fetch", "-q", file, "+"+guestapi.RefChanges+":changes")
+	}
+	if got := runGit(t, client, "show", "changes:large"); got != "no longer" {
+		t.Errorf("the checkpoint has a file of %d bytes", len(got))
 	}
 }

@@ -71,8 +71,12 @@ type scratchRepo struct {
 	changes  string // commit of the uncommitted changes; "" if there are none
 	tree     string // of changes
 	branches map[string]string
-	local    bool // its commits stay in this sandbox: no limit on the uncommitted changes
+	stash    string // branch of the stashed changes; "" if there are none
+	local    bool   // its commits stay in this sandbox: no limit on the uncommitted changes
 }
+
+// stashBranch is the branch in bundles with what the agent has stashed and not applied.
+const stashBranch = "agentlab-stash"
 
 const (
 	emptyTree    = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -138,6 +142,15 @@ func (r *Runner) newScratchRepo(rp repo, path string, borrowed ...string) (*scra
 		t.branches[rp.Branch] = t.primary
 	} else {
 		delete(t.branches, rp.Branch)
+	}
+	if rp.Made || r.job.Salvage { // those on a workspace remain there
+		stash, err := src.stash()
+		if err != nil {
+			return nil, err
+		}
+		if heads[stashBranch] == "" && stash != "" {
+			t.branches[stashBranch], t.stash = stash, stashBranch
+		}
 	}
 	if t.noBase = rp.Base == ""; t.noBase {
 		t.base = emptyTree
@@ -211,6 +224,17 @@ func (t *scratchRepo) copyIndex(src *gitDir) error {
 	return os.Chtimes(name, st.ModTime(), st.ModTime())
 }
 
+// dropStash leaves out the stashed changes, which may be damaged. It returns false if
+// there are none.
+func (t *scratchRepo) dropStash() bool {
+	if t.stash == "" {
+		return false
+	}
+	delete(t.branches, t.stash)
+	t.stash = ""
+	return true
+}
+
 func (t *scratchRepo) refs() []string {
 	var out []string
 	for name := range t.branches {
@@ -263,7 +287,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 		}
 	}
 	refs := t.refs()
-	if c.Result.Commits == 0 && len(t.branches) == 1 {
+	if c.Result.Commits == 0 && len(t.branches) == 1 && t.stash == "" {
 		refs = nil // it only moved back to an older commit
 	}
 	if t.changes != "" {
@@ -274,6 +298,14 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 	}
 	name := filepath.Join(tmp, artBundle)
 	_, err := r.git.run(ctx, t.work, t.env, slices.Concat([]string{"bundle", "create", "--quiet", name}, refs, exclude)...)
+	if err != nil && ctx.Err() == nil && t.dropStash() {
+		c.warn("the stashed changes cannot be packed: %v", err)
+		r.collectCommits(ctx, t, tmp, c)
+		return
+	}
+	if t.stash != "" && err == nil {
+		c.warn("stashed changes are in the branch %s of %s", t.stash, artBundle)
+	}
 	if err != nil {
 		c.warn("the commits cannot be packed: %v", err)
 		return

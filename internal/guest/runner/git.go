@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 )
 
 // git runs the runner's git commands. The repository is hostile, so nothing in it
@@ -81,18 +82,16 @@ func orURL(a, b string) string {
 // credentialHelper returns a credential helper that runs one shell and one
 // cat, and only if a server asks for a credential.
 func credentialHelper(d dir) string {
-	return fmt.Sprintf("!f() { test \"$1\" = get && cat %s; }; f", shellQuote(d.path(fileGitCred)))
+	return fmt.Sprintf("!f() { test \"$1\" = get && cat %s; }; f", agentcmd.ShellQuote(d.path(fileGitCred)))
 }
 
 func sshCommand(d dir, key string) string {
-	cmd := "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ConnectTimeout=30 -o ServerAliveInterval=15 -o UserKnownHostsFile=" + shellQuote(d.path(fileKnownHosts))
+	cmd := "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=accept-new -o ConnectTimeout=30 -o ServerAliveInterval=15 -o UserKnownHostsFile=" + agentcmd.ShellQuote(d.path(fileKnownHosts))
 	if key == "" {
 		return cmd + " -o IdentityFile=none -o IdentitiesOnly=yes"
 	}
-	return cmd + " -o IdentitiesOnly=yes -i " + shellQuote(key)
+	return cmd + " -o IdentitiesOnly=yes -i " + agentcmd.ShellQuote(key)
 }
-
-func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // credentialScope returns the scheme and host of the token, as a pattern of
 // git's credential configuration; "" if it is for another kind of URL.

@@ -380,6 +380,51 @@ git merge -q x || truncate -s 65M file.txt`,
 	}
 }
 
+// What the agent has stashed is in a branch of the bundle.
+func TestStashedChangesAreSent(t *testing.T) {
+	const stash = "echo stashed > file.txt; echo new > new.txt; git stash -q -u"
+	for name, c := range map[string]struct {
+		script  string
+		commits int
+	}{
+		"only":          {stash, 0},
+		"packed":        {stash + "; git pack-refs --all", 0},
+		"and a commit":  {stash + "; git commit -q --allow-empty -m work", 1},
+		"and a change":  {stash + "; echo draft > draft.txt", 0},
+		"on the commit": {"git commit -q --allow-empty -m work; " + stash, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			repo := newRepo(t, nil)
+			s := gitSandbox(t, newGitServer(t, "").add(t, "repo", repo), "", 0, c.script)
+			rep := s.finish()
+			if rep.Status != "COMPLETED" || rep.Result.Commits != c.commits || !strings.Contains(rep.Message, stashBranch) {
+				t.Errorf("%+v %+v", rep, rep.Result)
+			}
+			name := filepath.Join(t.TempDir(), "result.bundle")
+			writeFile(t, name, s.File(artBundle))
+			runGit(t, repo, "fetch", "-q", name, stashBranch+":stashed")
+			runGit(t, repo, "stash", "apply", "-q", "stashed")
+			for file, want := range map[string]string{"file.txt": "stashed\n", "new.txt": "new\n"} {
+				if got, err := os.ReadFile(filepath.Join(repo, file)); err != nil || string(got) != want {
+					t.Errorf("%s: %q, %v", file, got, err)
+				}
+			}
+		})
+	}
+}
+
+// Stashed changes that are damaged do not keep the commits from the bundle.
+func TestDamagedStash(t *testing.T) {
+	repo := newRepo(t, nil)
+	s := gitSandbox(t, newGitServer(t, "").add(t, "repo", repo), "", 0,
+		"git commit -q --allow-empty -m work; echo "+strings.Repeat("1", 40)+" > .git/refs/stash")
+	rep := s.finish()
+	if rep.Status != "COMPLETED" || rep.Result.Commits != 1 || !strings.Contains(rep.Message, "stashed changes cannot be packed") {
+		t.Errorf("%+v %+v", rep, rep.Result)
+	}
+	s.fetchable(repo, rep)
+}
+
 // What is too large or is no file stays behind, with a warning, and the rest
 // is sent. What the agent hides in the index does not matter.
 func TestUncommittedIsBounded(t *testing.T) {

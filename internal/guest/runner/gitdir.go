@@ -104,11 +104,11 @@ func validBranch(name string) bool { return name != "" && agentlab.ValidateRef(n
 
 // heads returns the branches with their commits. Branches with names or
 // content that git would not accept are omitted.
+//
+// Git may pack the branches at the same time: it writes packed-refs before it
+// removes their own files, so these are read first.
 func (g *gitDir) heads() (map[string]string, error) {
 	out := map[string]string{}
-	if err := g.packed(out); err != nil {
-		return nil, err
-	}
 	n := 0
 	err := fs.WalkDir(g.root.FS(), "refs/heads", func(p string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
@@ -127,10 +127,23 @@ func (g *gitDir) heads() (map[string]string, error) {
 		}
 		return nil
 	})
+	if err == nil {
+		err = g.packed(out)
+	}
 	return out, err
 }
 
+// packed adds the branches in packed-refs that are not in out.
 func (g *gitDir) packed(out map[string]string) error {
+	return g.eachPacked(func(ref, commit string) {
+		if name, ok := strings.CutPrefix(ref, "refs/heads/"); ok && out[name] == "" && validBranch(name) {
+			out[name] = commit
+		}
+	})
+}
+
+// eachPacked calls fn for each ref in packed-refs.
+func (g *gitDir) eachPacked(fn func(ref, commit string)) error {
 	p, err := readSmall(g.root, "packed-refs", maxPackedRefs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -140,12 +153,26 @@ func (g *gitDir) packed(out map[string]string) error {
 	}
 	sc := bufio.NewScanner(strings.NewReader(string(p)))
 	for sc.Scan() {
-		commit, ref, _ := strings.Cut(sc.Text(), " ")
-		if name, ok := strings.CutPrefix(ref, "refs/heads/"); ok && validBranch(name) && isCommit(commit) {
-			out[name] = commit
+		if commit, ref, _ := strings.Cut(sc.Text(), " "); isCommit(commit) {
+			fn(ref, commit)
 		}
 	}
 	return sc.Err()
+}
+
+// stash returns the commit of the newest stashed changes; "" if there are none.
+func (g *gitDir) stash() (commit string, err error) {
+	const name = "refs/stash"
+	p, err := readSmall(g.root, name, maxRefFile)
+	if loose := strings.TrimSpace(string(p)); err == nil && isCommit(loose) {
+		return loose, nil
+	}
+	err = g.eachPacked(func(ref, id string) {
+		if ref == name {
+			commit = id
+		}
+	})
+	return commit, err
 }
 
 // branchOff makes branch at commit and HEAD point to it. Index and work tree

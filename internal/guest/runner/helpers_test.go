@@ -167,6 +167,20 @@ func (s *sandbox) start() *process {
 	return p
 }
 
+// changeBoot changes what a runner that was killed has stored of its start, for example
+// the end of the job's time.
+func (s *sandbox) changeBoot(change func(*boot)) {
+	s.t.Helper()
+	var b boot
+	if ok, err := dir(s.cfg.RunDir).load(fileBoot, &b); err != nil || !ok {
+		s.t.Fatalf("%v, %v", ok, err)
+	}
+	change(&b)
+	if err := dir(s.cfg.RunDir).save(fileBoot, b); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 func (p *process) kill() {
 	_ = p.cmd.Process.Signal(syscall.SIGKILL)
 	<-p.end

@@ -91,10 +91,48 @@ func (r *Runner) takePrepared(want repo) (repo, error) {
 	return got, nil
 }
 
+// checkoutPath is the file in the home of the agent with the path of the checkout. A
+// job that extracts the work on this disk has the path of its profile as it is then.
+const (
+	checkoutPath    = ".agentlab-checkout"
+	maxCheckoutPath = 4 << 10
+)
+
+// notePath stores the path of the checkout for takeLeft.
+func (r *Runner) notePath(rp repo) {
+	home, err := os.OpenRoot(r.cfg.Home)
+	if err == nil {
+		_ = home.Remove(checkoutPath) // of the repository's commands, or of a run that was killed
+		err = home.WriteFile(checkoutPath, []byte(rp.Path), 0o600)
+		err = errors.Join(err, home.Close())
+	}
+	if err != nil {
+		r.log.Warn("the path of the checkout is not stored on the disk", "err", err)
+	}
+}
+
+// leftPath returns the path that notePath stored, or else the path of the job.
+func (r *Runner) leftPath(ofJob string) string {
+	home, err := os.OpenRoot(r.cfg.Home)
+	if err != nil {
+		return ofJob
+	}
+	defer func() { _ = home.Close() }()
+	text, err := readSmall(home, checkoutPath, maxCheckoutPath)
+	at := string(text)
+	if err != nil || !filepath.IsAbs(at) || filepath.Clean(at) != at || at == "/" {
+		return ofJob
+	}
+	if st, err := os.Lstat(at); err != nil || !st.IsDir() {
+		return ofJob
+	}
+	return at
+}
+
 // takeLeft returns the checkout that an earlier job left on this disk when its VM
 // ended. Without what that job knew about it, everything in it counts as work.
 func (r *Runner) takeLeft(ctx context.Context, want repo) (repo, error) {
-	want.Made = false
+	want.Made, want.Path = false, r.leftPath(want.Path)
 	switch st, err := os.Lstat(want.Path); {
 	case err != nil:
 		return want, fmt.Errorf("there is no work on this disk: %w", err)

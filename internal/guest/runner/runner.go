@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -121,7 +122,7 @@ func (r *Runner) runJob(ctx context.Context, fresh bool) error {
 		return err
 	}
 	if r.control.abandoned() {
-		return r.finishSandbox(ctx, rp)
+		return r.finishSandbox(rp, false)
 	}
 	final, err := r.finish(ctx, out, rp, func() error {
 		unship()
@@ -241,6 +242,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 	if err := leaveCheckout(got); err != nil {
 		return r.failed("clone", err), nil
 	}
+	r.notePath(got)
 	*rp = got
 	return outcome{}, r.dir.save(fileRepo, got)
 }
@@ -312,15 +314,35 @@ func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func
 		c.warn("the end of the log could not be sent: %v", err)
 	}
 	r.addLog(c)
-	if err := r.uploadAll(ctx, c); err != nil && out.Status == "COMPLETED" {
-		out.Status, out.Phase, out.Message = "FAILED", "upload", err.Error()
+	uploadErr := r.uploadAll(ctx, c)
+	if uploadErr != nil && out.Status == "COMPLETED" {
+		out.Status, out.Phase, out.Message = "FAILED", "upload", uploadErr.Error()
 	}
 	if ctx.Err() != nil {
 		return final, ctx.Err()
 	}
+	if uploadErr != nil || !r.stored(rp, c) {
+		if err := r.dir.save(fileUnsent, true); err != nil {
+			return final, err
+		}
+	}
 	final = r.finalReport(out, c)
 	r.uploadReport(ctx, r.jobReport(final, out), c)
 	return final, r.dir.save(fileFinal, final)
+}
+
+// stored reports whether the controller has the work in the repository, or without one
+// all outputs.
+func (r *Runner) stored(rp repo, c *collected) bool {
+	switch result := agentlab.JobResult(c.Result); {
+	case !r.uploads():
+		return true
+	case rp.None:
+		return !slices.ContainsFunc(c.Files, func(u upload) bool { return u.Size < 0 })
+	case !result.HasWork():
+		return result.Known()
+	}
+	return slices.ContainsFunc(c.Files, func(u upload) bool { return u.Path == artBundle && u.Size >= 0 })
 }
 
 // addLog adds the log directly after the work itself.
@@ -377,19 +399,20 @@ func (r *Runner) reportFinal(ctx context.Context, final guestapi.Report, rp repo
 		r.log.Error("the controller does not accept the final report", "err", r.red.String(err.Error()))
 	}
 	r.log.Info("the job has ended", "status", final.Status)
-	return r.finishSandbox(ctx, rp)
+	return r.finishSandbox(rp, err == nil && !r.dir.has(fileUnsent))
 }
 
-// finishSandbox deletes secrets, and the checkout unless the sandbox is kept. A
-// sandbox that was only prepared is handed over instead.
-func (r *Runner) finishSandbox(_ context.Context, rp repo) error {
+// finishSandbox deletes secrets, and the checkout if its work is stored and the sandbox
+// is not kept: otherwise the controller may keep the disk for the work. A sandbox that
+// was only prepared is handed over instead.
+func (r *Runner) finishSandbox(rp repo, stored bool) error {
 	if rp.Path != "" {
 		r.sweepTmp(rp.Path)
 	}
 	if r.job.Agent == agentlab.AgentNone && !r.job.Prepare {
 		return r.publishSecrets(rp)
 	}
-	if rp.Path != "" && rp.Made && !r.job.Keepalive && !r.job.Prepare {
+	if rp.Path != "" && rp.Made && stored && !r.job.Keepalive && !r.job.Prepare {
 		if err := os.RemoveAll(rp.Path); err != nil { // files of root stay; the VM is deleted anyway
 			r.log.Warn("the checkout is not removed whole", "err", err)
 		}
@@ -404,7 +427,7 @@ func (r *Runner) publishSecrets(rp repo) error {
 	resp := r.resp
 	resp.Job, resp.Artifact, resp.Runner = nil, nil, guestapi.RunnerTarget{}
 	errs := []error{r.dir.save(fileResponse, resp)}
-	for _, name := range []string{fileRepo, fileStop, fileOutcome, fileFinal, fileLog, fileWorkdirLock} {
+	for _, name := range []string{fileRepo, fileStop, fileOutcome, fileUnsent, fileFinal, fileLog, fileWorkdirLock} {
 		if err := os.Remove(r.dir.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -168,8 +168,13 @@ func TestPreparedSandbox(t *testing.T) {
 		if err != nil || string(out) != secret+"\nalias ll='ls -l'\n" {
 			t.Errorf("a shell over ssh: %q %v", out, err)
 		}
-		if out, err := exec.Command("env", "-i", "HOME="+s.cfg.Home, "bash", "-uec", ". ~/.bashrc; echo ${API_KEY-unset}").Output(); err != nil || string(out) != "unset\n" {
+		if out, err = exec.Command("env", "-i", "HOME="+s.cfg.Home, "bash", "-uec", ". ~/.bashrc; echo ${API_KEY-unset}").Output(); err != nil || string(out) != "unset\n" {
 			t.Errorf("another shell: %q %v", out, err)
+		}
+		path := "/usr/bin:/bin:" + dir(s.cfg.RunDir).path(dirMessages)
+		out, err = exec.Command("env", "-i", "HOME="+s.cfg.Home, "PATH=/usr/bin:/bin", "bash", "-uec", ". ~/.bashrc; . ~/.bashrc; echo $PATH").Output()
+		if err != nil || string(out) != path+"\n" {
+			t.Errorf("search path %q, %v, want %q", out, err, path)
 		}
 	}
 	check()
@@ -279,9 +284,14 @@ func TestBootstrapIsRetried(t *testing.T) {
 
 func TestTimeout(t *testing.T) {
 	job := shellJob(`trap 'echo got TERM; sleep 0.1; exit 0' TERM; echo started; while :; do sleep 0.05; done`)
-	job.Seconds = 1
+	job.Seconds = 3600
 	s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
-	rep := s.finish()
+	p := s.start()
+	s.Wait("start", func() bool { return strings.Contains(s.Log(), "started") })
+	s.Expire()
+	p.wait()
+	s.wiped()
+	rep := s.Final()
 	if rep.Status != "TIMEOUT" || !strings.Contains(s.Log(), "got TERM") {
 		t.Errorf("%+v log %q", rep, s.Log())
 	}
@@ -415,6 +425,38 @@ func TestUploadRefused(t *testing.T) {
 	}
 	if !slices.Contains(s.Paths(), "report.json") {
 		t.Errorf("artifacts %q", s.Paths())
+	}
+	s.isLeft("big")
+}
+
+// isLeft checks that a file of the checkout is left on the disk, which the controller
+// keeps for work that it does not have.
+func (s *sandbox) isLeft(name string) {
+	s.t.Helper()
+	if _, err := os.Stat(filepath.Join(s.cfg.ClonePath, name)); err != nil {
+		s.t.Errorf("the work is deleted: %v", err)
+	}
+}
+
+// The controller ended the job, or no longer accepts the runner, before it had the work.
+func TestWorkIsLeftOnTheDisk(t *testing.T) {
+	for name, end := range map[string]func(s *sandbox){"ended": (*sandbox).End, "revoked": (*sandbox).Revoke} {
+		t.Run(name, func(t *testing.T) {
+			repo := newRepo(t, nil)
+			job := shellJob(`echo 1 > a; git add a; git commit -qm 1; echo started; while [ ! -e ../go ]; do sleep 0.02; done`)
+			job.RepoURL = newGitServer(t, "").add(t, "repo", repo)
+			s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
+			done := make(chan error, 1)
+			go func() { done <- s.run() }()
+			s.Wait("start", func() bool { return strings.Contains(s.Log(), "started") })
+			end(s)
+			writeFile(t, filepath.Join(filepath.Dir(s.cfg.ClonePath), "go"), "")
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			s.wiped()
+			s.isLeft("a")
+		})
 	}
 }
 

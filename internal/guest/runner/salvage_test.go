@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 // the description of the checkout.
 func TestSalvage(t *testing.T) {
 	for name, c := range map[string]struct {
-		change  string // in the checkout
+		change  string // in the checkout; $HOME is that of the agent
 		status  string
 		commits int // 0: not checked
 		want    string
@@ -22,6 +23,9 @@ func TestSalvage(t *testing.T) {
 		"garbage":              {"echo '{' > .git/agentlab-checkout.json", "COMPLETED", 4, "all commits are collected"},
 		"a commit that is not": {`sed -i 's/"Base": *"[0-9a-f]*"/"Base":"` + strings.Repeat("1", 40) + `"/' .git/agentlab-checkout.json`, "COMPLETED", 4, "all commits are collected"},
 		"a pipe":               {"rm .git/agentlab-checkout.json; mkfifo .git/agentlab-checkout.json", "COMPLETED", 4, "all commits are collected"},
+		"another path in job":  {"mkdir ../other", "COMPLETED", 1, ""},
+		"another note":         {"echo /dev/null > $HOME/.agentlab-checkout", "COMPLETED", 1, ""},
+		"no note":              {"rm -f $HOME/.agentlab-checkout; mkfifo $HOME/.agentlab-checkout", "COMPLETED", 1, ""},
 		"no repository":        {"rm -rf .git", "COMPLETED", 0, ""},
 		"a damaged repository": {"rm -rf .git; echo gitdir: / > .git", "FAILED", 0, "the repository cannot be read"},
 		"a file":               {`cd ..; rm -rf "$OLDPWD"; touch "$OLDPWD"`, "FAILED", 0, "is not a directory"},
@@ -30,9 +34,12 @@ func TestSalvage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, _ := prepared(t, "true")
 			runShell(t, s.cfg.ClonePath, "echo new > n; git add n; git commit -qm work; echo more >> n; echo fresh > untracked")
-			runShell(t, s.cfg.ClonePath, c.change)
+			runShell(t, s.cfg.ClonePath, "export HOME="+s.cfg.Home+"; "+c.change)
 			job := shellJob("touch ../ran")
 			job.Salvage, job.NoPush, job.Branch, job.RepoURL = true, true, "agentlab/job-parent", "http://127.0.0.1:1/gone"
+			if name == "another path in job" { // the profile has changed
+				job.ClonePath = filepath.Join(filepath.Dir(s.cfg.ClonePath), "other")
+			}
 			next := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
 			next.cfg.ClonePath, next.cfg.Home = s.cfg.ClonePath, s.cfg.Home
 			rep := next.finish()

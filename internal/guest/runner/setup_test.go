@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -43,21 +44,28 @@ func TestSetupRunsBeforeTheAgent(t *testing.T) {
 func TestSetupEndsTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		command string
-		seconds int64
-		status  string
 		message string
 	}{
-		"fails":      {"true\nfalse\ntouch ../ran", 0, "FAILED", `setup[1] "true\nfalse\ntouch ../ran" exited with code 1`},
-		"pipe fails": {"exit 3 | cat", 0, "FAILED", `setup[1] "exit 3 | cat" exited with code 3`},
-		"too long":   {"sleep 600", 2, "FAILED", `setup[1] "sleep 600" was stopped: setup may take half of the job's time, 1s`},
-		"ignores it": {"trap 'exit 0' TERM; sleep 600 & wait", 2, "FAILED", "was stopped: setup may take half of the job's time, 1s"},
+		"fails":      {"true\nfalse\ntouch ../ran", `setup[1] "true\nfalse\ntouch ../ran" exited with code 1`},
+		"pipe fails": {"exit 3 | cat", `setup[1] "exit 3 | cat" exited with code 3`},
+		"too long":   {"echo waiting; sleep 600", `setup[1] "echo waiting; sleep 600" was stopped: setup may take half of the job's time, 1h0m0s`},
+		"ignores it": {"trap 'exit 0' TERM; echo waiting; sleep 600 & wait", "was stopped: setup may take half of the job's time, 1h0m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := shellJob("touch ../ran")
-			job.Seconds = c.seconds
+			job.Seconds = 7200
 			s := setupSandbox(t, job, "echo one", c.command, "touch ../ran")
-			rep := s.finish()
-			if rep.Status != c.status || !strings.Contains(rep.Message, c.message) || strings.Contains(s.Log(), "setup[2]") {
+			p := s.start()
+			if strings.Contains(c.command, "waiting") { // until the next runner finds that the time of setup is over
+				s.Wait("setup", func() bool { return strings.Contains(s.Log(), "waiting\n") })
+				p.kill()
+				s.changeBoot(func(b *boot) { b.At, b.Deadline = b.At-time.Hour, b.Deadline-time.Hour })
+				p = s.start()
+			}
+			p.wait()
+			s.wiped()
+			rep := s.Final()
+			if rep.Status != "FAILED" || !strings.Contains(rep.Message, c.message) || strings.Contains(s.Log(), "setup[2]") {
 				t.Errorf("%+v, log %q", rep, s.Log())
 			}
 			if _, err := os.Stat(filepath.Join(filepath.Dir(s.cfg.ClonePath), "ran")); err == nil {

@@ -113,8 +113,10 @@ func (r *Runner) fetch(ctx context.Context, doc guestapi.Bootstrap) (guestapi.Bo
 // secretsOf returns every secret value of this sandbox.
 func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string {
 	out := []string{doc.Token, resp.Runner.Token, resp.Messages.Token}
-	for _, v := range resp.Env {
-		out = append(out, v)
+	for name, v := range resp.Env {
+		if !slices.Contains(redact.OpenVariables, name) {
+			out = append(append(out, v), redact.SettingsSecrets(v)...)
+		}
 	}
 	if resp.Git != nil {
 		out = append(out, resp.Git.Token, resp.Git.SSHPrivateKey)
@@ -133,14 +135,14 @@ func secretsOf(doc guestapi.Bootstrap, resp guestapi.BootstrapResponse) []string
 // stage writes the secrets in the formats that programs need, all of them
 // below the run directory.
 func (r *Runner) stage() error {
-	if err := sshEnvironment(r.cfg.Home, r.dir.path(fileEnv)); err != nil {
-		r.log.Warn("ssh sessions do not have the environment of the secrets", "err", err)
+	if err := shellEnvironment(r.cfg.Home, r.dir.path(fileEnv), r.dir.path(dirMessages)); err != nil {
+		r.log.Warn("ssh sessions do not have the environment of the secrets, and shells do not find agentlab-msg", "err", err)
 	}
 	vars := r.agentVars()
 	var env strings.Builder
-	fmt.Fprintf(&env, "export PATH=\"$PATH\":%s\n", shellQuote(r.dir.path(dirMessages)))
+	fmt.Fprintf(&env, "export PATH=\"$PATH\":%s\n", agentcmd.ShellQuote(r.dir.path(dirMessages)))
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		fmt.Fprintf(&env, "export %s=%s\n", k, shellQuote(vars[k]))
+		fmt.Fprintf(&env, "export %s=%s\n", k, agentcmd.ShellQuote(vars[k]))
 	}
 	return errors.Join(
 		os.WriteFile(r.dir.path(fileEnv), []byte(env.String()), 0o600),
@@ -161,17 +163,20 @@ func (r *Runner) stageMessages() error {
 	return errors.Join(msgcmd.Install(r.dir.path(dirMessages), r.cfg.Exe, cfg), agentcmd.Instruct(r.cfg.Home, string(r.dir)))
 }
 
-// maxShellFile is the maximum size of a shell's file that sshEnvironment
+// maxShellFile is the maximum size of a shell's file that shellEnvironment
 // changes.
 const maxShellFile = 1 << 20
 
-// sshEnvironment makes the shells of ssh sessions read the environment of the
+// shellEnvironment makes the shells of ssh sessions read the environment of the
 // secrets. (Commands and terminals of guest control get it from guestd.) Other
 // shells, including those of an agent, do not: some agents hide keys from the
-// commands that they run. The file belongs to the agent, which may have
+// commands that they run. All shells search the directory programs, because login
+// shells reset the search path. The file belongs to the agent, which may have
 // changed it in any way; if it cannot be changed, it is left unchanged.
-func sshEnvironment(home, env string) error {
-	line := fmt.Sprintf("[ -z \"${SSH_CONNECTION-}\" ] || [ ! -r %[1]s ] || . %[1]s # agentlab\n", shellQuote(env))
+func shellEnvironment(home, env, programs string) error {
+	line := fmt.Sprintf("[ -z \"${SSH_CONNECTION-}\" ] || [ ! -r %[1]s ] || . %[1]s # agentlab\n"+
+		"case \":${PATH-}:\" in *:%[2]s:*) ;; *) PATH=\"${PATH:+$PATH:}\"%[2]s; export PATH ;; esac # agentlab\n",
+		agentcmd.ShellQuote(env), agentcmd.ShellQuote(programs))
 	name := filepath.Join(home, ".bashrc")
 	if to, err := filepath.EvalSymlinks(name); err == nil {
 		name = to

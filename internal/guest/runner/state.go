@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
 )
 
 // The files of the run directory, in addition to those of the agent's
@@ -22,11 +23,12 @@ const (
 	fileRepo       = "repo.json"      // the repository is in place
 	fileStop       = "stop.json"      // the agent must be stopped, and why
 	fileOutcome    = "outcome.json"   // how the work ended
+	fileUnsent     = "unsent.json"    // the controller does not have all work in the checkout
 	fileFinal      = "final.json"     // the final report
 	fileTask       = "task"
 	fileLog        = "agent.log" // redacted
 	fileEnv        = "env.sh"
-	dirMessages    = "messages"       // agentlab-msg and its configuration; package agentcmd knows the name
+	dirMessages    = msgcmd.Dir       // agentlab-msg and its configuration; package agentcmd knows the name
 	fileGitCred    = "git-credential" //nolint:gosec // a file name
 	fileSSHKey     = "ssh-key"
 	fileKnownHosts = "ssh-known-hosts"

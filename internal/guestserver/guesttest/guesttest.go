@@ -162,17 +162,6 @@ func (c *Controller) Fail(err error) {
 	c.down = err
 }
 
-// Direct sets the directive for the runner.
-func (c *Controller) Direct(stop string) { c.DirectFor(stop, "") }
-
-// DirectFor is Direct with a reason.
-func (c *Controller) DirectFor(stop, reason string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stop, c.reason = stop, reason
-	c.wake()
-}
-
 // Revoke invalidates all grants.
 func (c *Controller) Revoke() {
 	c.mu.Lock()
@@ -380,35 +369,6 @@ func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guesta
 	c.reports = append(c.reports, r)
 	c.wake()
 	return c.now(), nil
-}
-
-func (c *Controller) now() guestapi.Directive {
-	d := guestapi.Directive{Stop: c.stop, Reason: c.reason}
-	if !c.deadline.IsZero() {
-		d.SecondsLeft = max(1, int64(time.Until(c.deadline).Seconds()))
-	}
-	return d
-}
-
-// Directive implements guestserver.Jobs.
-func (c *Controller) Directive(ctx context.Context, _ int, wait time.Duration) (guestapi.Directive, error) {
-	timeout := time.NewTimer(wait)
-	defer timeout.Stop()
-	for {
-		c.mu.Lock()
-		d, changed, down := c.now(), c.changed, c.down
-		c.mu.Unlock()
-		if down != nil || d.Stop != "" {
-			return d, down
-		}
-		select {
-		case <-changed:
-		case <-timeout.C:
-			return d, nil
-		case <-ctx.Done():
-			return d, ctx.Err()
-		}
-	}
 }
 
 // Get implements guestserver.Jobs.

@@ -132,7 +132,7 @@ func TestTrap12(t *testing.T) {
 // disk, or reports that nothing was done.
 func TestTrap13(t *testing.T) {
 	w := pvenode.ShortWaits()
-	w.Proxy = 300 * time.Millisecond
+	w.Proxy = 5 * time.Second // no other call takes that long
 	b := newBench(t, pvenode.Config{Waits: w})
 	b.clone(101)
 	hold := make(chan struct{})

@@ -1,0 +1,70 @@
+package guestapi
+
+// The repository of a session in its sandbox.
+const (
+	RepoDir      = "/work/repo" // on the workspace of the session
+	ProjectDir   = "/workspace" // a link to RepoDir
+	WorktreesDir = ".worktrees" // in RepoDir; has the work trees of further branches
+)
+
+// Limits on what a guest reports about a repository.
+const (
+	MaxRepoState    = 8 << 20 // bytes of a RepoState as JSON
+	MaxRepoBranches = 10000
+	MaxWorktrees    = 200
+)
+
+// RepoInit is the input of 'agentlab-agent repo init'.
+type RepoInit struct {
+	Branch    string `json:"branch"`               // that is checked out in a new repository
+	Origin    string `json:"origin,omitempty"`     // URL of the remote origin, unless the repository has one
+	UserName  string `json:"user_name,omitempty"`  // of new commits, unless the guest has one
+	UserEmail string `json:"user_email,omitempty"` // as UserName
+}
+
+// RepoState is the output of 'agentlab-agent repo state'.
+type RepoState struct {
+	Branches  map[string]string `json:"branches"`  // commits by the names of branches
+	Worktrees []RepoWorktree    `json:"worktrees"` // the first is RepoDir
+}
+
+// RepoWorktree is a work tree of a session.
+type RepoWorktree struct {
+	Dir         string `json:"dir"`              // relative to RepoDir; "" is RepoDir itself
+	Branch      string `json:"branch,omitempty"` // "" if its HEAD is detached
+	Head        string `json:"head,omitempty"`   // "" before the first commit
+	Uncommitted int    `json:"uncommitted"`      // files with uncommitted changes
+}
+
+// RepoPack is the input of 'agentlab-agent repo pack', which writes a git bundle, or
+// nothing if the receiver has everything.
+type RepoPack struct {
+	Branches []string `json:"branches"`
+	Have     []string `json:"have"` // commits that the receiver has, with their history
+	// Changes has the uncommitted changes of the work tree in Dir added, as a commit
+	// on top of its HEAD in RefChanges.
+	Changes bool   `json:"changes,omitempty"`
+	Dir     string `json:"dir,omitempty"`
+}
+
+// RepoReceive is the first line of the input of 'agentlab-agent repo receive'. A git
+// bundle follows it, unless the repository has all commits.
+type RepoReceive struct {
+	Updates []RepoUpdate `json:"updates"`
+	// Changes is a commit whose difference from its first parent is applied to the
+	// work tree in Dir.
+	Changes string `json:"changes,omitempty"`
+	Dir     string `json:"dir,omitempty"`
+}
+
+// RepoUpdate sets a branch, and the work tree that has it checked out.
+type RepoUpdate struct {
+	Branch string `json:"branch"`
+	Commit string `json:"commit"` // "" deletes the branch
+	Force  bool   `json:"force,omitempty"`
+}
+
+// RepoReceived is the output of 'agentlab-agent repo receive'.
+type RepoReceived struct {
+	Errors map[string]string `json:"errors"` // why a branch was not updated
+}

@@ -1,0 +1,289 @@
+// Package repocmd implements 'agentlab-agent repo', with which the host reads and
+// updates the repository of a session. It runs in the guest as the agent. Therefore
+// the host trusts nothing of its output.
+package repocmd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+)
+
+const usage = `usage: agentlab-agent repo init|state|pack|receive
+       agentlab-agent repo worktree add BRANCH [START]
+       agentlab-agent repo worktree remove [--force] BRANCH
+`
+
+// Main runs a command on the repository in guestapi.RepoDir and returns its exit
+// code; args do not include "repo".
+func Main(args []string) int {
+	r := repo{dir: guestapi.RepoDir}
+	if err := r.run(args, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "agentlab-agent: %s\n", err)
+		if errors.Is(err, errUsage) {
+			return 2
+		}
+		return 1
+	}
+	return 0
+}
+
+var errUsage = errors.New("wrong usage\n" + usage)
+
+// repo is the repository of a session.
+type repo struct{ dir string }
+
+func (r repo) run(args []string, in io.Reader, out io.Writer) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	switch verb, rest := args[0], args[1:]; {
+	case verb == "worktree" && len(rest) > 1:
+		return r.worktree(rest[0], rest[1:])
+	case len(rest) > 0:
+		return errUsage
+	case verb == "init":
+		return decode(in, r.init)
+	case verb == "state":
+		st, err := r.state()
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(out).Encode(st)
+	case verb == "pack":
+		return decode(in, func(p guestapi.RepoPack) error { return r.pack(p, out) })
+	case verb == "receive":
+		got, err := r.receive(in)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(out).Encode(got)
+	}
+	return errUsage
+}
+
+func decode[T any](in io.Reader, fn func(T) error) error {
+	var v T
+	if err := json.NewDecoder(in).Decode(&v); err != nil {
+		return fmt.Errorf("the input is not valid: %w", err)
+	}
+	return fn(v)
+}
+
+// command is a run of git.
+type command struct {
+	dir string // default: the repository
+	in  io.Reader
+	out io.Writer // default: returned
+	env []string
+}
+
+func (r repo) git(args ...string) (string, error) { return r.runGit(command{}, args...) }
+
+func (r repo) runGit(c command, args ...string) (string, error) {
+	if c.dir == "" {
+		c.dir = r.dir
+	}
+	cmd := exec.CommandContext(context.Background(), "git", args...) //nolint:gosec // the guest's own git, as its own user
+	cmd.Dir, cmd.Stdin = c.dir, c.in
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "GIT_") {
+			cmd.Env = append(cmd.Env, kv)
+		}
+	}
+	cmd.Env = append(append(cmd.Env, "LC_ALL=C", "GIT_TERMINAL_PROMPT=0"), c.env...)
+	var stdout bytes.Buffer
+	stderr := bounded.Tail{Max: 4 << 10}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if c.out != nil {
+		cmd.Stdout = c.out
+	}
+	if err := cmd.Run(); err != nil {
+		if text := strings.TrimSpace(stderr.String()); text != "" {
+			err = errors.New(text)
+		}
+		return stdout.String(), fmt.Errorf("git %s: %w", args[0], err)
+	}
+	return strings.TrimSuffix(stdout.String(), "\n"), nil
+}
+
+// init makes the repository unless it exists, and configures it.
+func (r repo) init(p guestapi.RepoInit) error {
+	if err := agentlab.ValidateRef(p.Branch); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.dir, 0o755); err != nil { //nolint:gosec // as git makes it
+		return err
+	}
+	if _, err := os.Lstat(filepath.Join(r.dir, ".git")); errors.Is(err, os.ErrNotExist) {
+		if _, err := r.git("init", "--quiet", "--initial-branch="+p.Branch); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	// Unlike git's default, commits survive the loss of the VM.
+	for _, kv := range [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}, {"remote.origin.url", p.Origin}, {"user.name", p.UserName}, {"user.email", p.UserEmail}} {
+		if kv[1] == "" {
+			continue
+		}
+		if _, err := r.git("config", "--get", kv[0]); err == nil {
+			continue
+		}
+		if _, err := r.git("config", kv[0], kv[1]); err != nil {
+			return err
+		}
+		if kv[0] == "remote.origin.url" {
+			if _, err := r.git("config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.excludeWorktrees(); err != nil {
+		return err
+	}
+	return r.sync()
+}
+
+// sync writes the file system of the repository to its disk, so that everything reported
+// to the host is still there after the VM was lost.
+func (r repo) sync() error {
+	dir, err := os.Open(r.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	return unix.Syncfs(int(dir.Fd())) //nolint:gosec // a file descriptor fits an int
+}
+
+// excludeWorktrees has git ignore the directory of work trees.
+func (r repo) excludeWorktrees() error {
+	name := filepath.Join(r.dir, ".git", "info", "exclude")
+	line := "/" + guestapi.WorktreesDir + "/"
+	old, err := os.ReadFile(name) //nolint:gosec // of the agent, who runs this
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if slices.Contains(strings.Split(string(old), "\n"), line) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // as git makes it
+		return err
+	}
+	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
+		old = append(old, '\n')
+	}
+	return os.WriteFile(name, append(old, line+"\n"...), 0o644) //nolint:gosec // as git makes it
+}
+
+// state returns the branches and work trees.
+func (r repo) state() (guestapi.RepoState, error) {
+	st := guestapi.RepoState{Branches: map[string]string{}}
+	if _, err := os.Lstat(filepath.Join(r.dir, ".git")); errors.Is(err, os.ErrNotExist) {
+		return st, nil
+	}
+	refs, err := r.git("for-each-ref", fmt.Sprintf("--count=%d", guestapi.MaxRepoBranches), "--format=%(objectname) %(refname:strip=2)", "refs/heads")
+	if err != nil {
+		return st, err
+	}
+	for line := range strings.Lines(refs) {
+		commit, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		st.Branches[name] = commit
+	}
+	list, err := r.git("worktree", "list", "--porcelain", "-z")
+	if err != nil {
+		return st, err
+	}
+	for entry := range strings.SplitSeq(strings.TrimSuffix(list, "\x00\x00"), "\x00\x00") {
+		w, ok := r.parseWorktree(entry)
+		if !ok || len(st.Worktrees) == guestapi.MaxWorktrees {
+			continue
+		}
+		changed, err := r.runGit(command{dir: filepath.Join(r.dir, w.Dir)}, "status", "--porcelain", "-z", "--no-renames")
+		if err != nil {
+			return st, err
+		}
+		w.Uncommitted = strings.Count(changed, "\x00")
+		st.Worktrees = append(st.Worktrees, w)
+	}
+	return st, nil
+}
+
+// parseWorktree reads an entry of git worktree list --porcelain. ok is false for one
+// that is not in the repository's directory, or whose files are missing.
+func (r repo) parseWorktree(entry string) (w guestapi.RepoWorktree, ok bool) {
+	for line := range strings.SplitSeq(entry, "\x00") {
+		key, value, _ := strings.Cut(line, " ")
+		switch key {
+		case "worktree":
+			top, err := filepath.EvalSymlinks(r.dir)
+			if err != nil {
+				return w, false
+			}
+			rel, err := filepath.Rel(top, value)
+			if err != nil || rel != "." && !strings.HasPrefix(rel, guestapi.WorktreesDir+"/") {
+				return w, false
+			}
+			w.Dir = strings.TrimPrefix(rel, ".")
+			if rel != "." {
+				w.Dir = rel
+			}
+		case "HEAD":
+			if strings.Trim(value, "0") != "" {
+				w.Head = value
+			}
+		case "branch":
+			w.Branch = strings.TrimPrefix(value, "refs/heads/")
+		case "bare", "prunable":
+			return w, false
+		}
+	}
+	return w, true
+}
+
+// worktree adds or removes the work tree of a branch.
+func (r repo) worktree(verb string, args []string) error {
+	force := args[0] == "--force"
+	if force {
+		args = args[1:]
+	}
+	if len(args) == 0 || verb == "remove" && len(args) > 1 || len(args) > 2 {
+		return errUsage
+	}
+	branch := args[0]
+	if err := agentlab.ValidateRef(branch); err != nil {
+		return err
+	}
+	dir := filepath.Join(r.dir, guestapi.WorktreesDir, branch)
+	switch verb {
+	case "add":
+		add := []string{"worktree", "add", "--quiet", dir, branch}
+		if _, err := r.git("rev-parse", "--verify", "--quiet", "refs/heads/"+branch); err != nil {
+			add = append([]string{"worktree", "add", "--quiet", "-b", branch, dir}, args[1:]...)
+		}
+		_, err := r.git(add...)
+		return err
+	case "remove":
+		remove := []string{"worktree", "remove", dir}
+		if force {
+			remove = []string{"worktree", "remove", "--force", dir}
+		}
+		_, err := r.git(remove...)
+		return err
+	}
+	return errUsage
+}

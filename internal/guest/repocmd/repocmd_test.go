@@ -1,0 +1,256 @@
+package repocmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// git runs git in dir with a configuration of its own.
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %q: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func commit(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	write(t, filepath.Join(dir, name), text)
+	git(t, dir, "add", name)
+	git(t, dir, "commit", "-qm", name)
+	return git(t, dir, "rev-parse", "HEAD")
+}
+
+// lab is the repository of a session, and one of a host.
+type lab struct {
+	*testing.T
+	repo
+	host string
+}
+
+func newLab(t *testing.T) lab {
+	t.Helper()
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	write(t, filepath.Join(home, ".gitconfig"), "[user]\n\tname = T\n\temail = t@localhost\n")
+	l := lab{T: t, repo: repo{dir: filepath.Join(t.TempDir(), "repo")}, host: t.TempDir()}
+	git(t, l.host, "init", "-q", "-b", "main")
+	return l
+}
+
+// call runs a command of the guest.
+func (l lab) call(in any, args ...string) (string, error) {
+	l.Helper()
+	var input bytes.Buffer
+	switch in := in.(type) {
+	case []byte:
+		input.Write(in)
+	case nil:
+	default:
+		if err := json.NewEncoder(&input).Encode(in); err != nil {
+			l.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	err := l.run(args, &input, &out)
+	return out.String(), err
+}
+
+func (l lab) ok(in any, args ...string) string {
+	l.Helper()
+	out, err := l.call(in, args...)
+	if err != nil {
+		l.Fatalf("%q: %v", args, err)
+	}
+	return out
+}
+
+// send sends commits of the host as a bundle.
+func (l lab) send(p guestapi.RepoReceive, revs ...string) guestapi.RepoReceived {
+	l.Helper()
+	line, err := json.Marshal(p)
+	if err != nil {
+		l.Fatal(err)
+	}
+	in := append(line, '\n')
+	if len(revs) > 0 {
+		file := filepath.Join(l.TempDir(), "bundle")
+		git(l.T, l.host, append([]string{"bundle", "create", "-q", file}, revs...)...)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			l.Fatal(err)
+		}
+		in = append(in, text...)
+	}
+	var got guestapi.RepoReceived
+	if err := json.Unmarshal([]byte(l.ok(in, "receive")), &got); err != nil {
+		l.Fatal(err)
+	}
+	return got
+}
+
+func (l lab) stateNow() (st guestapi.RepoState) {
+	l.Helper()
+	if err := json.Unmarshal([]byte(l.ok(nil, "state")), &st); err != nil {
+		l.Fatal(err)
+	}
+	return st
+}
+
+func TestReceive(t *testing.T) {
+	l := newLab(t)
+	first := commit(t, l.host, "a", "1")
+	for range 2 { // it is idempotent
+		l.ok(guestapi.RepoInit{Branch: "main", Origin: "https://host.example/a/b.git"}, "init")
+	}
+	up := func(commit string) guestapi.RepoReceive {
+		return guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "main", Commit: commit}}}
+	}
+	if got := l.send(up(first), "main"); len(got.Errors) > 0 {
+		t.Fatal(got)
+	}
+	if p, _ := os.ReadFile(filepath.Join(l.dir, "a")); string(p) != "1" {
+		t.Errorf("the file is %q", p)
+	}
+	if st := l.stateNow(); st.Branches["main"] != first || len(st.Worktrees) != 1 || st.Worktrees[0] != (guestapi.RepoWorktree{Branch: "main", Head: first}) {
+		t.Errorf("%+v", st)
+	}
+	second := commit(t, l.host, "a", "2")
+	write(t, filepath.Join(l.dir, "a"), "changed")
+	if got := l.send(up(second), "main"); !strings.Contains(got.Errors["main"], "unstaged changes") {
+		t.Errorf("a work tree with changes was updated: %v", got)
+	}
+	git(t, l.dir, "checkout", "-q", "a")
+	if got := l.send(up(second)); len(got.Errors) > 0 { // the objects are there
+		t.Error(got)
+	}
+	git(t, l.dir, "commit", "-q", "--allow-empty", "-m", "of the agent")
+	third := commit(t, l.host, "a", "3")
+	if got := l.send(up(third), "main"); !strings.Contains(got.Errors["main"], "non-fast-forward") {
+		t.Errorf("commits were lost: %v", got)
+	}
+	p := up(third)
+	p.Updates[0].Force = true
+	if got := l.send(p, "main"); len(got.Errors) > 0 {
+		t.Error(got)
+	}
+	if got := l.send(up("")); !strings.Contains(got.Errors["main"], "current branch") {
+		t.Errorf("the current branch was deleted: %v", got)
+	}
+	if got := l.send(guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "../x", Commit: third}}}); got.Errors["../x"] == "" {
+		t.Error("a name that is not one of a branch was set")
+	}
+	if got := git(t, l.dir, "config", "remote.origin.url"); got != "https://host.example/a/b.git" {
+		t.Error(got)
+	}
+}
+
+func TestReceiveChanges(t *testing.T) {
+	l := newLab(t)
+	write(t, filepath.Join(l.host, "gone"), "x")
+	git(t, l.host, "add", "gone")
+	head := commit(t, l.host, "a", "1\n")
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	write(t, filepath.Join(l.host, "a"), "2\n")
+	write(t, filepath.Join(l.host, "new"), "\x00binary")
+	if err := os.Remove(filepath.Join(l.host, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	git(t, l.host, "add", "-A")
+	changes := git(t, l.host, "commit-tree", git(t, l.host, "write-tree"), "-p", "HEAD", "-m", "changes")
+	git(t, l.host, "update-ref", guestapi.RefChanges, changes)
+	p := guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "main", Commit: head}}, Changes: changes}
+	if got := l.send(p, "main", guestapi.RefChanges); len(got.Errors) > 0 {
+		t.Fatal(got)
+	}
+	if got := git(t, l.dir, "status", "--porcelain"); got != "M a\n D gone\n?? new" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestPack(t *testing.T) {
+	l := newLab(t)
+	head := commit(t, l.host, "a", "1")
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	l.send(guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "main", Commit: head}}}, "main")
+	ask := guestapi.RepoPack{Branches: []string{"main"}, Have: []string{head, strings.Repeat("ab", 20)}, Changes: true}
+	if out := l.ok(ask, "pack"); out != "" {
+		t.Errorf("%d bytes without anything new", len(out))
+	}
+	fetch := func() {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "bundle")
+		write(t, file, l.ok(ask, "pack"))
+		git(t, l.host, "fetch", "-q", file, "refs/*:refs/got/*")
+	}
+	second := commit(t, l.dir, "b", "2")
+	fetch()
+	if got := git(t, l.host, "rev-parse", "refs/got/heads/main"); got != second {
+		t.Error(got)
+	}
+	write(t, filepath.Join(l.dir, "a"), "changed")
+	write(t, filepath.Join(l.dir, "untracked"), "new")
+	before := git(t, l.dir, "status", "--porcelain")
+	fetch()
+	if got := git(t, l.host, "diff", "--name-status", "refs/got/heads/main", "refs/got/agentlab/changes"); got != "M\ta\nA\tuntracked" {
+		t.Errorf("%q", got)
+	}
+	if after := git(t, l.dir, "status", "--porcelain"); after != before {
+		t.Errorf("the index has changed: %q, before %q", after, before)
+	}
+	for _, p := range []guestapi.RepoPack{{Branches: []string{"--all"}}, {Branches: []string{"missing"}}, {Changes: true, Dir: "../.."}} {
+		if _, err := l.call(p, "pack"); err == nil {
+			t.Errorf("%+v was accepted", p)
+		}
+	}
+}
+
+func TestWorktrees(t *testing.T) {
+	l := newLab(t)
+	head := commit(t, l.host, "a", "1")
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	l.send(guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "main", Commit: head}}}, "main")
+	l.ok(nil, "worktree", "add", "feature/x", "main")
+	write(t, filepath.Join(l.dir, ".worktrees/feature/x/new"), "new")
+	st := l.stateNow()
+	if want := (guestapi.RepoWorktree{Dir: ".worktrees/feature/x", Branch: "feature/x", Head: head, Uncommitted: 1}); len(st.Worktrees) != 2 || st.Worktrees[1] != want || st.Worktrees[0].Uncommitted != 0 {
+		t.Errorf("%+v", st)
+	}
+	ask := guestapi.RepoPack{Branches: []string{"feature/x"}, Have: []string{head}, Changes: true, Dir: ".worktrees/feature/x"}
+	if out := l.ok(ask, "pack"); !strings.Contains(out, guestapi.RefChanges) {
+		t.Error("no changes of the work tree")
+	}
+	if _, err := l.call(nil, "worktree", "remove", "feature/x"); err == nil {
+		t.Error("a work tree with changes was removed")
+	}
+	l.ok(nil, "worktree", "remove", "--force", "feature/x")
+	if st := l.stateNow(); len(st.Worktrees) != 1 || st.Branches["feature/x"] != head {
+		t.Errorf("%+v", st)
+	}
+	for _, args := range [][]string{{"worktree"}, {"worktree", "add"}, {"worktree", "move", "x"}, {"x"}, {}, {"state", "x"}, {"worktree", "add", "-x"}} {
+		if _, err := l.call(nil, args...); err == nil {
+			t.Errorf("%q was accepted", args)
+		}
+	}
+}
