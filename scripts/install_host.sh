@@ -139,6 +139,7 @@ binaries() {
 		fi
 		copy "$from/$name" "$bin/$name" 0755
 	done
+	[[ $(readlink "$bin/git-remote-agentlab") == agentlab ]] || run ln -sfn agentlab "$bin/git-remote-agentlab"
 }
 
 # back restores the previous programs.
@@ -192,7 +193,7 @@ uninstall() {
 	if command -v nft >/dev/null && nft list table inet agentlab >/dev/null 2>&1; then
 		note "the firewall of the bridge remains active until the next boot; to remove it, run this before removing agentlabd: net/apply.sh --remove --apply"
 	fi
-	for name in "${programs[@]}"; do drop "$bin/$name"; done
+	for name in "${programs[@]}" git-remote-agentlab; do drop "$bin/$name"; done
 	for file in "$share" "${previous%/*}"; do
 		[[ ! -e $file ]] || run rm -rf --one-file-system -- "$file"
 	done

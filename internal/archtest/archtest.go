@@ -45,7 +45,7 @@ type Layer struct {
 var leaves = []string{
 	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostspace", "internal/lazyre", "internal/link",
 	"internal/lock", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/sshkey", "internal/stream",
-	"internal/strictyaml", "internal/version",
+	"internal/strictyaml", "internal/termfilter", "internal/version",
 }
 
 // doubles are the packages below internal that only tests link.
@@ -250,7 +250,7 @@ var Layers = append(driverLayers(), []Layer{
 
 // serviceNames are the service packages.
 var serviceNames = []string{
-	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/gc", "internal/job",
+	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/devproxy", "internal/gc", "internal/job",
 	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
 }
 

@@ -94,13 +94,15 @@ func attemptID(ctx context.Context, c *client.Client, job string, number int) (s
 }
 
 // attemptCell describes a job in a list: the number of its attempts, which
-// attempt it is, or that it prepares the sandbox of attempts.
+// attempt it is, which job it salvages, or that it prepares the sandbox of attempts.
 func attemptCell(j api.Job) string {
 	switch {
 	case j.AttemptCount > 0:
 		return fmt.Sprintf("%d attempts", j.AttemptCount)
 	case j.Attempt > 0:
 		return fmt.Sprintf("%d of %s", j.Attempt, j.ParentID)
+	case j.Salvages != "":
+		return "salvages " + j.Salvages
 	case j.ParentID != "":
 		return "prepares " + j.ParentID
 	}

@@ -127,12 +127,15 @@ func (a *App) markRunning(cmd *cobra.Command) {
 func (a *App) Root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentlab",
-		Short: "Run AI coding agents unattended in disposable virtual machines",
-		Long: `AgentLab runs AI coding agents unattended, with every permission granted, in
-disposable virtual machines, without risk to this machine, its network or your
-secrets.
+		Short: "Run AI coding agents in disposable virtual machines",
+		Long: `AgentLab runs AI coding agents, with every permission granted, in disposable virtual
+machines, without risk to this machine, its network or your secrets.
 
-Start here:
+Start here, in a Git repository:
+  agentlab claude
+  agentlab sync
+
+Or unattended:
   agentlab job run --repo . --agent claude --task "Fix the failing test"
   agentlab job list
   agentlab sandbox new --name play && agentlab ssh play`,
@@ -152,7 +155,8 @@ Start here:
 	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
 
 	root.AddGroup(
-		&cobra.Group{ID: "work", Title: "Work:"},
+		&cobra.Group{ID: "interactive", Title: "Interactive work:"},
+		&cobra.Group{ID: "work", Title: "Jobs and sandboxes:"},
 		&cobra.Group{ID: "setup", Title: "Setup:"},
 		&cobra.Group{ID: "operate", Title: "Operation:"},
 	)
@@ -162,13 +166,29 @@ Start here:
 			root.AddCommand(c)
 		}
 	}
-	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.attachCmd(), a.logsCmd())
-	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.profileCmd(), a.secretsCmd())
-	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.daemonCmd(), a.dbCmd())
-	root.AddCommand(a.proxyCmd())
+	for _, name := range interactiveAgents {
+		add("interactive", a.agentCmd(name))
+	}
+	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())
+	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.logsCmd())
+	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.profileCmd(), a.secretsCmd(), a.loginCmd(), a.logoutCmd())
+	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
+	root.AddCommand(a.proxyCmd(), a.versionCmd())
 	a.complete(root)
 	a.markRunning(root)
 	return root
+}
+
+func (a *App) versionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: exactArgs(), GroupID: "operate",
+		RunE: func(*cobra.Command, []string) error {
+			return a.emit(map[string]string{"version": version.String()}, func() error {
+				_, err := fmt.Fprintf(a.Stdout, "agentlab %s\n", version.String())
+				return err
+			})
+		},
+	}
 }
 
 // setHelpTexts replaces the help texts of what cobra adds to the command tree.
@@ -276,18 +296,22 @@ func (a *App) progressf(format string, args ...any) {
 }
 
 // printJSON writes v as one indented JSON document.
-func (a *App) printJSON(v any) error {
-	enc := json.NewEncoder(a.Stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
-}
+func (a *App) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
 
 // printJSONLine writes v as one line of JSON, for streams.
-func (a *App) printJSONLine(v any) error {
-	enc := json.NewEncoder(a.Stdout)
+func (a *App) printJSONLine(v any) error { return writeJSON(a.Stdout, v, "") }
+
+// writeJSON writes v as JSON in which no text of a guest controls a terminal.
+func writeJSON(w io.Writer, v any, indent string) error {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetIndent("", indent)
 	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, agentlab.EscapeJSON(b.String()))
+	return err
 }
 
 // terminal returns r as a file and reports whether it is a terminal.

@@ -48,7 +48,7 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var said bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &said, socket: socket}

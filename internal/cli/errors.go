@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -119,7 +118,7 @@ func (a *App) printError(err error) {
 		out.Code, out.Message, out.Hint = "interrupted", "interrupted", ""
 	}
 	if a.json {
-		_ = json.NewEncoder(a.Stderr).Encode(map[string]errorJSON{"error": out})
+		_ = writeJSON(a.Stderr, map[string]errorJSON{"error": out}, "")
 		return
 	}
 	// Text of builds and guests may be part of it.

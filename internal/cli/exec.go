@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/termfilter"
 )
 
 func (a *App) execCmd() *cobra.Command {
@@ -122,35 +122,11 @@ func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req gu
 	if req.TTY {
 		defer a.noticeLease(ctx, c, sandbox)()
 	}
-	return a.interact(ctx, conn, interactive, req.TTY)
-}
-
-func (a *App) attachCmd() *cobra.Command {
-	var session string
-	cmd := &cobra.Command{
-		Use:   "attach SANDBOX",
-		Short: "Attach to a persistent terminal in a sandbox",
-		Long: `Attach to a terminal in a sandbox. It is created on first use, keeps running when
-you detach, and shows its recent output when you attach again. Detach with
-Ctrl-] .`,
-		Args: exactArgs("SANDBOX"),
+	var in io.Reader
+	if interactive {
+		in = a.Stdin
 	}
-	cmd.Flags().StringVar(&session, "session", "main", "name of the terminal")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if _, tty := terminal(a.Stdin); !tty {
-			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", args[0])
-		}
-		req := guestapi.AttachRequest{Session: session}
-		req.Rows, req.Cols, req.Term = a.windowSize()
-		conn, err := c.Attach(ctx, args[0], req)
-		if err != nil {
-			return err
-		}
-		a.progressf("attached to terminal %q; detach with Ctrl-]", session)
-		defer a.noticeLease(ctx, c, args[0])()
-		return a.interact(ctx, conn, true, true)
-	})
-	return cmd
+	return a.interact(ctx, conn, in, req.TTY)
 }
 
 // detachKey is Ctrl-], as in telnet and virsh console.
@@ -170,9 +146,9 @@ func (a *App) windowSize() (rows, cols uint16, name string) {
 	return rows, cols, name
 }
 
-// interact connects standard streams with a process over conn and returns its
-// exit code as an error.
-func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) error {
+// interact connects in, unless it is nil, and the standard output streams with a
+// process over conn, and returns its exit code as an error.
+func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty bool) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
@@ -185,12 +161,12 @@ func (a *App) interact(ctx context.Context, conn net.Conn, stdin, tty bool) erro
 		defer restore()
 	}
 	detached := make(chan struct{})
-	if stdin {
-		go a.pumpStdin(conn, w, tty, detached)
-	} else if err := w.Frame(stream.StdinEOF, nil); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
+	if in != nil {
+		go pumpStdin(in, conn, w, tty, detached)
+	} else {
+		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
 	}
-	status, err := a.pumpOutput(conn)
+	status, err := readOutput(conn, outputWriter{guestWriter(a.Stdout)}, outputWriter{guestWriter(a.Stderr)})
 	select {
 	case <-detached:
 		return nil
@@ -220,10 +196,10 @@ func guestStatus(code int) error {
 	return statusError(code)
 }
 
-func (a *App) pumpStdin(conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {
+func pumpStdin(in io.Reader, conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := a.Stdin.Read(buf)
+		n, err := in.Read(buf)
 		data := buf[:n]
 		if tty {
 			if i := strings.IndexByte(string(data), detachKey); i >= 0 {
@@ -242,26 +218,24 @@ func (a *App) pumpStdin(conn io.Closer, w *stream.Writer, tty bool, detached cha
 	}
 }
 
-func (a *App) pumpOutput(conn io.Reader) (stream.ExitStatus, error) {
-	var status stream.ExitStatus
-	r := stream.NewReader(conn)
-	for {
-		t, p, err := r.Next()
-		if err != nil {
-			return status, err
-		}
-		switch t {
-		case stream.Stdout:
-			_, err = a.Stdout.Write(p)
-		case stream.Stderr:
-			_, err = a.Stderr.Write(p)
-		case stream.Exit:
-			return status, json.Unmarshal(p, &status)
-		}
-		if err != nil {
-			return status, fmt.Errorf("cannot write output: %w", err)
-		}
+// outputWriter names the fault of a standard stream.
+type outputWriter struct{ io.Writer }
+
+func (w outputWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	if err != nil {
+		err = fmt.Errorf("cannot write output: %w", err)
 	}
+	return n, err
+}
+
+// guestWriter returns w for the output of a guest. A terminal gets no sequence that makes
+// it act for the guest; other files get each byte.
+func guestWriter(w io.Writer) io.Writer {
+	if _, tty := terminal(w); tty {
+		return termfilter.New(w, termfilter.Options{Clipboard: true})
+	}
+	return w
 }
 
 // rawTerminal sets the terminal to raw mode and forwards size changes. Without a

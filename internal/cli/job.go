@@ -92,6 +92,7 @@ func (a *App) showJob(j api.Job) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
+	a.noteCheckpoint(j)
 	if err := a.attemptTable(j); err != nil {
 		return err
 	}
@@ -111,6 +112,16 @@ func (a *App) showJob(j api.Job) error {
 		}
 	}
 	return nil
+}
+
+// noteCheckpoint names the commands for the work of a job that ended without a result,
+// if there is a checkpoint.
+func (a *App) noteCheckpoint(j api.Job) {
+	taken := checkpointTime(j)
+	if taken == "" || !agentlab.JobStatus(j.Status).Final() {
+		return
+	}
+	a.progressf("  the checkpoint of %s has its work\n  → agentlab job fetch %s\n  → agentlab job diff %s", taken, j.ID, j.ID)
 }
 
 // relation returns what a job does for another one, with a label.
@@ -138,7 +149,8 @@ func (a *App) jobCancelCmd() *cobra.Command {
 		Use: "cancel JOB", Short: "Cancel a job and keep its results", Args: exactArgs("JOB"),
 		Long: `Cancel a job. Its agent is stopped, and its results are uploaded. A job that
 has exceeded its time and is uploading its results ends at once with status
-TIMEOUT.`,
+TIMEOUT. The sandbox of a job that has not started is destroyed, also with
+--keepalive.`,
 	}
 	waitFlag(cmd, &wait, "wait until the job has ended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {

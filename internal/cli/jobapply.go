@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
 
@@ -44,14 +43,14 @@ the changes are those of its last checkpoint.`,
 			return a.emit(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
 		}
 		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
-			return a.applyChanges(ctx, b, j, dir, args[1:], force)
+			return a.applyChanges(ctx, b, jobSource(j, b), dir, args[1:], force)
 		})
 	})
 	return cmd
 }
 
-func (a *App) applyChanges(ctx context.Context, b *checkedBundle, j api.Job, dir string, paths []string, force bool) error {
-	ch, err := openChanges(ctx, b, j)
+func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, paths []string, force bool) error {
+	ch, err := openChanges(ctx, b, of)
 	if err != nil {
 		return err
 	}
@@ -64,14 +63,14 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, j api.Job, dir
 		return err
 	}
 	defer func() { _ = w.root.Close() }()
-	if list, err = w.chosen(list, paths); err != nil {
+	if list, err = w.chosen(list, paths, of); err != nil {
 		return err
 	}
-	p := &applyPlan{ch: ch, job: j.ID, w: w, dir: dir, room: maxApplied}
+	p := &applyPlan{ch: ch, w: w, dir: dir, room: maxApplied}
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
-	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the job's changes into them?", joinSomeNames(p.dirty))) {
+	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(p.dirty), of.kind)) {
 		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(p.dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
@@ -84,17 +83,18 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, j api.Job, dir
 				WithHint("fix this and run the command again; it skips files that are already applied")
 		}
 	}
-	return a.printApplied(p, j)
+	return a.printApplied(p)
 }
 
-func (a *App) printApplied(p *applyPlan, j api.Job) error {
+func (a *App) printApplied(p *applyPlan) error {
+	of := p.ch.of
 	names := []string{}
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	doc := map[string]any{"job_id": j.ID, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}
-	if cp := p.ch.checkpoint(j); cp != nil {
-		doc["checkpoint"] = cp
+	doc := map[string]any{of.kind + "_id": of.id, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}
+	if of.checkpoint != nil {
+		doc["checkpoint"] = of.checkpoint
 	}
 	return a.emit(doc, func() error {
 		for _, name := range names {
@@ -104,8 +104,8 @@ func (a *App) printApplied(p *applyPlan, j api.Job) error {
 			a.progressf("note: the submodule %s is not changed", sanitize(name))
 		}
 		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
-		if n := j.Result.Commits; n > 0 {
-			a.progressf("note: the job also has %s\n  → agentlab job fetch %s", agentlab.Plural(n, "commit"), j.ID)
+		if n := of.newCommits; n > 0 {
+			a.progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
 		}
 		return nil
 	})
@@ -202,10 +202,10 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 
 // chosen checks the paths of all changes, and returns those of the named files
 // and directories. Names are relative to the current directory.
-func (w *workTree) chosen(list []change, paths []string) ([]change, error) {
+func (w *workTree) chosen(list []change, paths []string, of changeSource) ([]change, error) {
 	for _, c := range list {
 		if err := safePath(c.path); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "the job's changes contain the path %q: %w; nothing was applied", c.path, err)
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q: %w; nothing was applied", of.kind, c.path, err)
 		}
 	}
 	if len(paths) == 0 {
@@ -230,7 +230,7 @@ func (w *workTree) chosen(list []change, paths []string) ([]change, error) {
 			}
 		}
 		if !found {
-			return nil, agentlab.Errorf(agentlab.CodeNotFound, "the job has no uncommitted change of %s", p).WithHint("list the changes: agentlab job diff --stat JOB")
+			return nil, agentlab.Errorf(agentlab.CodeNotFound, "the %s has no uncommitted change of %s", of.kind, p).WithHint("list the changes: %s --stat", of.diff)
 		}
 	}
 	return out, nil

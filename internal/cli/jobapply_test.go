@@ -72,7 +72,7 @@ func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdo
 	defer b.close()
 	var out, notes bytes.Buffer
 	a := &App{Stdout: &out, Stderr: &notes, Stdin: strings.NewReader("y\n")}
-	err = a.applyChanges(t.Context(), b, api.Job{ID: "j"}, dir, paths, force)
+	err = a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, paths, force)
 	return out.String(), err
 }
 
@@ -237,8 +237,8 @@ func TestApplyConflictReasons(t *testing.T) {
 	userGit(t, user, "rm", "-q", "gone.txt")
 	_, err := apply(t, user, bundle, true)
 	for _, want := range []string{
-		"dir (the path dir is a directory here)", "run.sh (the job deleted it, but it differs from the job's version)",
-		"gone.txt (the file does not exist)", "fresh (the job created it, but the path exists)", "nothing was applied",
+		"dir (the path dir is a directory here)", "run.sh (it was deleted in the sandbox, but it differs from the version there)",
+		"gone.txt (the file does not exist)", "fresh (it was created in the sandbox, but the path exists)", "nothing was applied",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in %v", want, err)

@@ -68,7 +68,7 @@ func TestApplyBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	ch, err := openChanges(t.Context(), b, api.Job{ID: "j"})
+	ch, err := openChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestApplyBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = w.root.Close() }()
-	p := &applyPlan{ch: ch, job: "j", w: w, dir: dir, room: 4<<20 - 1}
+	p := &applyPlan{ch: ch, w: w, dir: dir, room: 4<<20 - 1}
 	if err := p.make(t.Context(), list); agentlab.CodeOf(err) != agentlab.CodeLimit || agentlab.HintOf(err) == "" {
 		t.Errorf("got %v, want the code limit", err)
 	}

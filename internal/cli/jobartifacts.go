@@ -73,7 +73,7 @@ func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	return j.ID, err
 }
 
-// copyOut copies an artifact to standard output. A guest wrote it: on a terminal
+// copyOut copies a file of a guest to standard output. The guest wrote it: on a terminal
 // it is printed only if it is text, without control characters, unless force is
 // set.
 func copyOut(w io.Writer, r io.Reader, force bool) error {
@@ -84,8 +84,8 @@ func copyOut(w io.Writer, r io.Reader, force bool) error {
 			return err
 		}
 		if bytes.IndexByte(head, 0) >= 0 {
-			return agentlab.Errorf(agentlab.CodeInvalid, "the artifact is binary and standard output is a terminal").
-				WithHint("use --out FILE or a pipe, or --force to print it")
+			return agentlab.Errorf(agentlab.CodeInvalid, "the file is binary and standard output is a terminal").
+				WithHint("write it to a file or a pipe, or print it with --force")
 		}
 		r = in
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -48,21 +49,10 @@ result, the changes are those of its last checkpoint.`,
 		if noChanges(j) {
 			a.progressf("job %s has no uncommitted changes", j.ID)
 			a.noteModuleDiffs(j)
-			return a.emit(diffDocument(j, []changedFile{}, "", stat), silent)
+			return a.emit(jobSource(j, nil).document([]changedFile{}, "", stat), silent)
 		}
 		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
-			ch, err := openChanges(ctx, b, j)
-			if err != nil {
-				return err
-			}
-			if a.json {
-				return a.diffJSON(ctx, ch, j, stat)
-			}
-			format := "--binary" // a patch
-			if stat {
-				format = "--stat"
-			}
-			return ch.diff(ctx, logWriter(a.Stdout), format)
+			return a.showChanges(ctx, b, jobSource(j, b), stat)
 		})
 	})
 	return cmd
@@ -89,20 +79,72 @@ func (a *App) noteModuleDiffs(j api.Job) {
 	}
 }
 
-// changes are the uncommitted changes of a job: the difference of two trees.
+// changeSource is where uncommitted changes come from: a job or a session.
+type changeSource struct {
+	kind, id    string
+	commits     string // command that gets the commits
+	apply, diff string // commands for the uncommitted changes
+	merge       string // how conflicts are resolved
+	newCommits  int    // that the source has besides
+	checkpoint  *checkpoint
+}
+
+func jobSource(j api.Job, b *checkedBundle) changeSource {
+	s := changeSource{
+		kind: "job", id: j.ID, commits: "agentlab job fetch " + j.ID,
+		apply: "agentlab job apply " + j.ID, diff: "agentlab job diff " + j.ID,
+		merge:      fmt.Sprintf("agentlab job fetch --with-changes %[1]s, then git cherry-pick --no-commit refs/agentlab/%[1]s-changes", j.ID),
+		newCommits: j.Result.Commits,
+	}
+	if b != nil {
+		s.checkpoint = b.checkpoint(j)
+	}
+	return s
+}
+
+// document is the output about changed files under --json.
+func (s changeSource) document(files []changedFile, patch string, stat bool) map[string]any {
+	out := map[string]any{s.kind + "_id": s.id, "files": files}
+	if !stat {
+		out["patch"] = patch
+	}
+	if s.checkpoint != nil {
+		out["checkpoint"] = s.checkpoint
+	}
+	return out
+}
+
+// showChanges prints the uncommitted changes in a bundle.
+func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource, stat bool) error {
+	ch, err := openChanges(ctx, b, of)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.diffJSON(ctx, ch, stat)
+	}
+	format := "--binary" // a patch
+	if stat {
+		format = "--stat"
+	}
+	return ch.diff(ctx, logWriter(a.Stdout), format)
+}
+
+// changes are the uncommitted changes of a source: the difference of two trees.
 type changes struct {
 	*checkedBundle
 	from, to string
+	of       changeSource
 }
 
 // openChanges returns the uncommitted changes in a bundle.
-func openChanges(ctx context.Context, b *checkedBundle, j api.Job) (changes, error) {
+func openChanges(ctx context.Context, b *checkedBundle, of changeSource) (changes, error) {
 	commit := b.header.refs[guestapi.RefChanges]
 	if commit == "" {
-		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "job %s has no uncommitted changes", j.ID).
-			WithHint("fetch its commits: agentlab job fetch %s", j.ID)
+		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "%s %s has no uncommitted changes", of.kind, of.id).
+			WithHint("fetch its commits: %s", of.commits)
 	}
-	ch := changes{checkedBundle: b, from: emptyTree, to: commit}
+	ch := changes{checkedBundle: b, from: emptyTree, to: commit, of: of}
 	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
 		ch.from = parent
 	} else if ctx.Err() != nil {
@@ -129,7 +171,7 @@ type changedFile struct {
 	Deleted int    `json:"deleted"`
 }
 
-func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) error {
+func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
 	list, err := ch.list(ctx)
 	if err != nil {
 		return err
@@ -160,20 +202,7 @@ func (a *App) diffJSON(ctx context.Context, ch changes, j api.Job, stat bool) er
 			return err
 		}
 	}
-	doc := diffDocument(j, files, patch.String(), stat)
-	if cp := ch.checkpoint(j); cp != nil {
-		doc["checkpoint"] = cp
-	}
-	return a.printJSON(doc)
-}
-
-// diffDocument is the output of 'job diff' under --json.
-func diffDocument(j api.Job, files []changedFile, patch string, stat bool) map[string]any {
-	out := map[string]any{"job_id": j.ID, "files": files}
-	if !stat {
-		out["patch"] = patch
-	}
-	return out
+	return a.printJSON(ch.of.document(files, patch.String(), stat))
 }
 
 // change is one file that differs.
@@ -204,7 +233,7 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 	}
 	if len(list) > maxChanges {
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
-			WithHint("fetch them as a commit: agentlab job fetch --with-changes")
+			WithHint("merge them with git instead: %s", ch.of.merge)
 	}
 	return list, nil
 }

@@ -202,6 +202,9 @@ func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo 
 	}
 	refs := []string{resultBranch(j), guestapi.RefChanges}
 	b, err := openBundle(ctx, dir, filepath.Join(dir, work[0].Path), repo, refs...)
+	if errors.Is(err, errNoRefs) && work[0].Path == agentlab.ArtifactResult { // it has only other branches
+		return noCommits(j)
+	}
 	if err != nil {
 		return bundleFault(ctx, j, err)
 	}

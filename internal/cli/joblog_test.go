@@ -131,7 +131,8 @@ func refuse(w http.ResponseWriter, code agentlab.Code, status int) {
 
 // After the job's end, a log is read on for as long as bytes arrive.
 func TestSlowLogIsReadToItsEnd(t *testing.T) {
-	const lines, pause, idle = 40, 100 * time.Millisecond, 3 * time.Second
+	t.Parallel()
+	const lines, pause, idle = 110, 100 * time.Millisecond, 10 * time.Second
 	var out bytes.Buffer
 	code, errs := followed(t, &out, idle, true, func(w http.ResponseWriter, r *http.Request) {
 		tick := time.NewTicker(pause)
@@ -153,8 +154,9 @@ func TestSlowLogIsReadToItsEnd(t *testing.T) {
 
 // The rest of a log that does not arrive is an error.
 func TestLostLogIsAnError(t *testing.T) {
+	t.Parallel()
 	var out bytes.Buffer
-	code, errs := followed(t, &out, 100*time.Millisecond, true, func(w http.ResponseWriter, r *http.Request) {
+	code, errs := followed(t, &out, 5*time.Second, true, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintln(w, "one")
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()

@@ -42,7 +42,6 @@ const maxApplied = 1 << 30
 // nothing in the work tree.
 type applyPlan struct {
 	ch      changes
-	job     string // its id
 	w       *workTree
 	dir     string // for temporary files
 	room    int64  // bytes that may still be unpacked there
@@ -137,11 +136,11 @@ func mismatch(c change, ours fileVersion) string {
 	case ours.mode == modeNone:
 		return "the file does not exist"
 	case c.oldMode == modeNone:
-		return "the job created it, but the path exists"
+		return "it was created in the sandbox, but the path exists"
 	case c.newMode == modeNone:
-		return "the job deleted it, but it differs from the job's version"
+		return "it was deleted in the sandbox, but it differs from the version there"
 	}
-	return "it is not the regular file that the job changed"
+	return "it is not the regular file that was changed in the sandbox"
 }
 
 func (p *applyPlan) conflict(list []conflict) error {
@@ -150,7 +149,7 @@ func (p *applyPlan) conflict(list []conflict) error {
 		names = append(names, c.path+" ("+c.why+")")
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", joinSomeNames(names)).
-		WithHint("resolve it with git: agentlab job fetch --with-changes %s, then git cherry-pick --no-commit refs/agentlab/%s-changes; or name the other files", p.job, p.job)
+		WithHint("resolve it with git: %s; or name the other files", p.ch.of.merge)
 }
 
 // errInTheWay means that the path of a change, or a parent, has another type.
@@ -253,7 +252,7 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 		}
 		if p.room -= size; size < 0 || p.room < 0 {
 			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", byteSize(maxApplied)).
-				WithHint("apply some of them: agentlab job apply %s PATH; list them: agentlab job diff --stat %s", p.job, p.job)
+				WithHint("apply some of them: %s PATH; list them: %s --stat", p.ch.of.apply, p.ch.of.diff)
 		}
 		f, err := os.OpenFile(p.blobFile(blob), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
@@ -276,7 +275,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 	for i, s := range p.steps {
 		if s.newMode == modeLink {
 			if err := safeLink(s.path, s.content); err != nil {
-				return agentlab.Errorf(agentlab.CodeDenied, "the job's symbolic link %s is not allowed: %w; nothing was applied", sanitize(s.path), err)
+				return agentlab.Errorf(agentlab.CodeDenied, "the symbolic link %s is not allowed: %w; nothing was applied", sanitize(s.path), err)
 			}
 		}
 		if s.ours == "" {

@@ -107,6 +107,7 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 		f.req.Keepalive = &f.keepalive
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
+	f.workspace.ofSession = f.req.Session != "" || f.branch != ""
 	var err error
 	if f.req.WorkspaceSelection, err = f.workspace.selection(workspaceNameOf(f.repo), "--repo"); err != nil {
 		return err
@@ -364,13 +365,14 @@ func (a *App) summarise(j api.Job) {
 	}
 	if j.Result.Commits > 0 {
 		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
-		if j.Bundled || j.Winner > 0 { // attempts push nothing
+		if j.Bundled || j.Winner > 0 || j.Salvages != "" { // attempts and salvage jobs push nothing
 			a.progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
 	if i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.PrepareLog }); i >= 0 && j.Status == string(agentlab.JobFailed) {
 		a.progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
 	}
+	a.noteCheckpoint(j)
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
 		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)

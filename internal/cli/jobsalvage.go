@@ -14,7 +14,7 @@ func (a *App) jobSalvageCmd() *cobra.Command {
 		Use: "salvage JOB", Short: "Extract the work of a job whose VM was lost", Args: exactArgs("JOB"),
 		Long: `Extract the commits, the uncommitted changes and the declared outputs of a job that
 ended before they were stored. AgentLab keeps the disk of the sandbox of such a job
-for retention.salvage_hours ('agentlab job show' and 'agentlab sandbox list' name it).
+for retention.salvage_hours ('agentlab job show' names it).
 
 A new job boots a copy of the disk in a sandbox without a network and without
 secrets, and uploads what it finds; no agent runs. Its result is used like that of

@@ -71,7 +71,8 @@ func (a *App) msgTailCmd() *cobra.Command {
 	flags.BoolVarP(&follow, "follow", "f", false, "print new messages as they are posted")
 	flags.Int64Var(&q.After, "after", 0, "only messages with a larger ID")
 	q.Limit = 100
-	count(flags, &q.Limit, "limit", "print at most this many, the newest; not with --follow")
+	between(flags, &q.Limit, "limit", 1, 1000, "print at most this many: the newest, or the first ones after --after")
+	cmd.MarkFlagsMutuallyExclusive("limit", "follow")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
 			for m, err := range c.FollowMessages(ctx, q) {

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -75,5 +77,26 @@ func TestArtifactOnATerminal(t *testing.T) {
 	_ = w.Close()
 	if p, _ := io.ReadAll(r); string(p) != binary {
 		t.Errorf("%q", p)
+	}
+}
+
+// JSON on a terminal has no character of a guest that controls the terminal, and the
+// same values.
+func TestJSONDoesNotControlATerminal(t *testing.T) {
+	const hostile = "\u009b2J\u202e\x1b]0;x\a <b>"
+	var out, errOut bytes.Buffer
+	a := &App{Stdout: &out, Stderr: &errOut, json: true}
+	if err := errors.Join(a.printJSON(map[string]string{"text": hostile}), a.printJSONLine([]string{hostile})); err != nil {
+		t.Fatal(err)
+	}
+	a.printError(errors.New(hostile))
+	for _, text := range []string{out.String(), errOut.String()} {
+		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && agentlab.ControlsTerminal(r) }) || text == "" {
+			t.Errorf("%q", text)
+		}
+	}
+	var doc struct{ Text string }
+	if err := json.NewDecoder(&out).Decode(&doc); err != nil || doc.Text != hostile {
+		t.Errorf("%q, %v", doc.Text, err)
 	}
 }

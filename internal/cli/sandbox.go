@@ -172,6 +172,9 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 			t.row("Kept for:", "work of the job that is not stored (agentlab job salvage "+sb.JobID+")")
 		}
 	}
+	if sb.WorkspaceID != "" {
+		t.row("Workspace:", sb.WorkspaceID)
+	}
 	t.row("Profile:", sb.Profile)
 	t.row("Image:", sb.Image)
 	if sb.FromSnapshot != "" {
@@ -311,10 +314,10 @@ mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
 	cmd.Flags().BoolVar(&purge, "purge", false, "destroy also those that have, or are kept for, work of their jobs that is not stored")
 	cmd.Flags().BoolVar(&orphan, "orphan", false, "destroy orphans, after confirmation")
-	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation")
+	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation; sandboxes never need one")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if yes && !orphan || orphan && !wait {
-			return usageErrorf("--yes requires --orphan, and --orphan cannot be used with --no-wait")
+		if orphan && !wait {
+			return usageErrorf("--orphan cannot be used with --no-wait").WithHint("remove --no-wait")
 		}
 		if orphan {
 			return a.destroyOrphans(ctx, c, args, yes, force)

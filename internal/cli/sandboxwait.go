@@ -18,6 +18,8 @@ func isUp(sb api.Sandbox) bool {
 	return false
 }
 
+func isOnDisk(sb api.Sandbox) bool { return sb.OnDisk }
+
 func isStopped(sb api.Sandbox) bool { return sb.State == string(agentlab.SandboxStopped) }
 
 func isDestroyed(sb api.Sandbox) bool { return sb.State == string(agentlab.SandboxDestroyed) }
@@ -33,6 +35,28 @@ func lastEvent(ctx context.Context, c *client.Client, sandbox string) (int64, er
 		return 0, err
 	}
 	return list.Items[len(list.Items)-1].ID, nil
+}
+
+// lastSessionEvent returns the ID of the newest event about the current sandbox of a
+// session; 0 if it has none, or if that cannot be read.
+func lastSessionEvent(ctx context.Context, c *client.Client, session string) int64 {
+	s, err := c.Session(ctx, session)
+	if err != nil {
+		return 0
+	}
+	return lastSandboxEvent(ctx, c, s)
+}
+
+// lastSandboxEvent is lastSessionEvent of a session that has been read.
+func lastSandboxEvent(ctx context.Context, c *client.Client, s api.Session) int64 {
+	if s.SandboxVMID == 0 {
+		return 0
+	}
+	after, err := lastEvent(ctx, c, fmt.Sprint(s.SandboxVMID))
+	if err != nil {
+		return 0
+	}
+	return after
 }
 
 // waitSandbox shows the events of a sandbox until done holds. after is the ID of
@@ -119,6 +143,9 @@ func sandboxFailed(sb api.Sandbox) error {
 	err := agentlab.Errorf(agentlab.CodeUnavailable, "%s", text)
 	if sb.State == string(agentlab.SandboxDestroyed) || sb.Desired == string(agentlab.DesiredDestroyed) { // it has no log
 		return err.WithHint("see 'agentlab sandbox show %d'", sb.VMID)
+	}
+	if sb.BootedAt == nil && sb.WorkspaceID != "" { // its VM may never have existed
+		return err.WithHint("see 'agentlab workspace show %s', then 'agentlab sandbox destroy %d'", sb.WorkspaceID, sb.VMID)
 	}
 	return err.WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 }

@@ -121,14 +121,14 @@ func stopDaemon(t *testing.T, home string) {
 		return
 	}
 	if !gone(pid) {
-		t.Errorf("daemon %d did not stop within 10 s", pid)
+		t.Errorf("daemon %d did not stop within a minute", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }
 
-// gone waits up to 10 s for a process that is not our child to end.
+// gone waits up to a minute for a process that is not our child to end.
 func gone(pid int) bool {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if !guard.Alive(pid) {
 			return true
 		}

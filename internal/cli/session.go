@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,12 +42,14 @@ names another one.`,
 	flags.StringVar(&r.Profile, "profile", "", "profile of its sandboxes and jobs (see 'agentlab profile list')")
 	flags.StringVar(&r.Branch, "branch", "", "Git branch that its jobs work on")
 	flags.StringVar(&w.name, "workspace", "", "workspace: ID, name, or new:NAME (default: a new one with the name of the session)")
-	flags.Func("size", "size of a new workspace in GiB (default: 20)", w.setSize)
+	flags.Func("size", "size of a new workspace in GiB (default: 20)", gibFlag(&w.sizeGB))
 	flags.StringVar(&w.storage, "storage", "", "storage of a new workspace, one of the backend's (default: the configured one)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) (err error) {
 		r.Name = args[0]
 		if w.name == "" {
 			r.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage}
+		} else if (w.sizeGB != 0 || w.storage != "") && !strings.HasPrefix(w.name, "new:") {
+			return usageErrorf("--size and --storage are for a new workspace").WithHint("use --workspace new:%s, or remove them", w.name)
 		} else if r.WorkspaceSelection, err = w.selection("", ""); err != nil {
 			return err
 		}
@@ -110,9 +113,10 @@ func (a *App) resumeSession(ctx context.Context, c *client.Client, cmd *cobra.Co
 	if cmd.Flags().Changed("keepalive") {
 		r.Keepalive = &f.keepalive
 	}
+	after := lastSessionEvent(ctx, c, name)
 	sb, err := c.ResumeSession(ctx, name, r)
-	if err == nil && f.wait {
-		sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+	if err == nil && f.wait && !isUp(sb) {
+		sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
 	}
 	if err != nil {
 		return err
@@ -145,13 +149,14 @@ sandbox is suspended to disk instead: resume continues its processes.`,
 	cmd.Flags().BoolVar(&suspend, "suspend", false, "suspend the sandbox to disk; not every backend can")
 	waitFlag(cmd, &wait, "wait until the sandbox is destroyed or suspended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		done := isDestroyed
+		if suspend {
+			done = isOnDisk
+		}
+		after := lastSessionEvent(ctx, c, args[0])
 		sb, err := c.StopSession(ctx, args[0], suspend)
-		if err == nil && wait {
-			done := isDestroyed
-			if suspend {
-				done = func(sb api.Sandbox) bool { return sb.OnDisk }
-			}
-			sb, err = a.waitSandbox(ctx, c, sb, 0, done)
+		if err == nil && wait && !done(sb) {
+			sb, err = a.waitSandbox(ctx, c, sb, after, done)
 		}
 		if err != nil {
 			return err
@@ -235,10 +240,17 @@ for confirmation, unless it gets --yes.`,
 		if !yes && !a.confirm(question) {
 			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
-		if err := c.DeleteSession(ctx, args[0], keep); err != nil {
+		s, err := c.Session(ctx, args[0]) // for the ID of its workspace
+		if err != nil {
 			return err
 		}
-		return a.done(struct{}{}, "session %s is deleted", args[0])
+		if err := c.DeleteSession(ctx, s.ID, keep); err != nil {
+			return err
+		}
+		if keep {
+			return a.done(struct{}{}, "session %s is deleted; its workspace %s is kept", s.Name, s.WorkspaceID)
+		}
+		return a.done(struct{}{}, "session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
 	})
 	return cmd
 }

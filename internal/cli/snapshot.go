@@ -142,15 +142,20 @@ func (a *App) snapshotListCmd() *cobra.Command {
 
 func (a *App) snapshotDeleteCmd() *cobra.Command {
 	var name string
-	var wait bool
+	var wait, yes bool
 	cmd := &cobra.Command{
 		Use: "delete SANDBOX --name NAME", Short: "Delete a snapshot", Args: exactArgs("SANDBOX"),
 		Long: `Delete a snapshot of a sandbox, which may no longer exist. The sandboxes that were
-created from it do not change.`,
+created from it do not change. The command asks for confirmation, unless it gets
+--yes.`,
 	}
 	nameFlag(cmd, &name, "name of the snapshot")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until it is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of sandbox %s?", name, args[0])) {
+			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
+		}
 		after, err := lastEvent(ctx, c, "") // the sandbox may no longer exist
 		if err != nil {
 			return err

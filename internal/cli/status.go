@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -66,7 +67,7 @@ func (a *App) printStatus(s api.Status) error {
 		for _, m := range s.Memory {
 			unique += m.UniqueBytes
 		}
-		t.row("Host memory:", fmt.Sprintf("%s of %d running sandboxes, without what they share", byteSize(unique), len(s.Memory)))
+		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", byteSize(unique), agentlab.Plural(len(s.Memory), "running sandbox")))
 	}
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {
@@ -110,7 +111,8 @@ func (a *App) eventsCmd() *cobra.Command {
 	flags.StringVar(&q.JobID, "job", "", "only events of this job")
 	flags.Int64Var(&q.After, "after", 0, "only events with a larger ID")
 	q.Limit = 100
-	count(flags, &q.Limit, "limit", "print at most this many, the newest; not with --follow")
+	between(flags, &q.Limit, "limit", 1, 10000, "print at most this many: the newest, or the first ones after --after")
+	cmd.MarkFlagsMutuallyExclusive("limit", "follow")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
 			if q.After == 0 && q.Sandbox == "" && q.JobID == "" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,9 @@ type missingCommit string
 
 func (missingCommit) Error() string        { return errLacksBase.Error() }
 func (missingCommit) Is(target error) bool { return target == errLacksBase }
+
+// errNoRefs means that a bundle has none of the refs that are wanted.
+var errNoRefs = errors.New("it does not have")
 
 // maxBundleHeader limits the header of a bundle.
 const maxBundleHeader = 1 << 20
@@ -117,6 +121,9 @@ func (b *checkedBundle) close() {
 	}
 }
 
+// dir is a directory for temporary files, which is deleted after use.
+func (b *checkedBundle) dir() string { return filepath.Dir(b.bare) }
+
 // base returns the commits that the user's repository must have.
 func (b *checkedBundle) base() []string { return b.files[0].header.needs }
 
@@ -131,7 +138,7 @@ func (b *checkedBundle) check(ctx context.Context, f *bundleFile, refs []string)
 		}
 	}
 	if len(commits) == 0 {
-		return fmt.Errorf("it has no %s", strings.Join(refs, " or "))
+		return fmt.Errorf("%w %s", errNoRefs, strings.Join(refs, " or "))
 	}
 	if _, err := f.Seek(f.header.size, io.SeekStart); err != nil {
 		return err

@@ -79,7 +79,7 @@ func (a *App) workspaceCreateCmd() *cobra.Command {
 		Use: "create NAME", Short: "Create an empty workspace", Args: exactArgs("NAME"),
 		Example: "  agentlab workspace create data --size 80",
 	}
-	between(cmd.Flags(), &r.SizeGB, "size", 0, 1<<16, "size in GiB (default: 20)")
+	cmd.Flags().Func("size", "size in GiB (default: 20)", gibFlag(&r.SizeGB))
 	cmd.Flags().StringVar(&r.Storage, "storage", "", "one of the backend's storages (default: the configured one)")
 	waitFlag(cmd, &wait, "wait until the workspace is ready")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
@@ -99,6 +99,9 @@ func (a *App) workspaceListCmd() *cobra.Command {
 			return err
 		}
 		return a.emit(list, func() error {
+			if trash {
+				return a.trashTable(list.Items)
+			}
 			t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "SANDBOX", "STORAGE", "BACKEND", "AGE")
 			for _, w := range list.Items {
 				t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(workspaceUser(w)), orDash(w.Storage), w.Backend, a.age(w.CreatedAt))
@@ -107,6 +110,23 @@ func (a *App) workspaceListCmd() *cobra.Command {
 		})
 	})
 	return cmd
+}
+
+// trashTable prints deleted workspaces with the time of their deletion.
+func (a *App) trashTable(list []api.Workspace) error {
+	t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "STORAGE", "BACKEND", "DELETED")
+	for _, w := range list {
+		at := "-"
+		if w.TrashedAt != nil {
+			at = localTime(*w.TrashedAt)
+		}
+		t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(w.Storage), w.Backend, at)
+	}
+	if err := t.flush(); err != nil || len(list) == 0 {
+		return err
+	}
+	a.progressf("a workspace is deleted for good retention.trash_days after DELETED\n  → agentlab workspace undelete NAME")
+	return nil
 }
 
 // workspaceUser returns the name of the sandbox that has a workspace, with the number

@@ -22,6 +22,8 @@ type workspaceChoice struct {
 	sizeGB           int
 	create, stateful bool
 	wait             time.Duration
+
+	ofSession bool // the workspace is that of a session, and only wait can be chosen
 }
 
 // workspaceFlags adds the flags for the workspace of a new sandbox. stateful is how
@@ -29,19 +31,22 @@ type workspaceChoice struct {
 func workspaceFlags(flags *pflag.FlagSet, w *workspaceChoice, stateful string) {
 	flags.StringVar(&w.name, "workspace", "", "workspace to mount at /work: ID, name, or new:NAME to create it (see 'agentlab workspace')")
 	flags.BoolVar(&w.create, "workspace-create", false, "create the workspace unless it exists")
-	flags.Func("workspace-size", "size of a new workspace in GiB (default: 20)", w.setSize)
+	flags.Func("workspace-size", "size of a new workspace in GiB (default: 20)", gibFlag(&w.sizeGB))
 	flags.StringVar(&w.storage, "workspace-storage", "", "storage of a new workspace, one of the backend's (default: the configured one)")
-	flags.DurationVar(&w.wait, "workspace-wait", 0, "how long to wait while another sandbox has the workspace, e.g. 10m (default: not at all)")
+	flags.DurationVar(&w.wait, "workspace-wait", 0, "how long to wait while another sandbox has the workspace, e.g. 10m (default: not at all, and 1h for a job in a session)")
 	flags.BoolVar(&w.stateful, "stateful", false, "use a workspace "+stateful+": create it unless it exists, and wait up to 10m for it")
 }
 
-func (w *workspaceChoice) setSize(s string) error {
-	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSuffix(s, "iB"), "G"))
-	if err != nil || n < 1 || n > 1<<16 {
-		return fmt.Errorf("%q is not a number of GiB from 1 to %d", s, 1<<16)
+// gibFlag returns the function that sets the size of a new workspace.
+func gibFlag(to *int) func(string) error {
+	return func(s string) error {
+		n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSuffix(s, "iB"), "G"))
+		if err != nil || n < 1 || n > 1<<16 {
+			return fmt.Errorf("%q is not a number of GiB from 1 to %d", s, 1<<16)
+		}
+		*to = n
+		return nil
 	}
-	w.sizeGB = n
-	return nil
 }
 
 // statefulWait is how long --stateful waits for its workspace.
@@ -63,8 +68,10 @@ func (w workspaceChoice) selection(name, from string) (out api.WorkspaceSelectio
 	}
 	name, isNew := strings.CutPrefix(w.name, "new:")
 	switch {
-	case w.name == "" && (w.create || w.sizeGB != 0 || w.storage != "" || w.wait != 0):
-		return out, usageErrorf("a flag for the workspace needs --workspace")
+	case w.name == "" && w.ofSession && (w.create || w.sizeGB != 0 || w.storage != ""):
+		return out, usageErrorf("a session has its own workspace").WithHint("remove --workspace-create, --workspace-size and --workspace-storage; see 'agentlab session create'")
+	case w.name == "" && !w.ofSession && (w.create || w.sizeGB != 0 || w.storage != "" || w.wait != 0):
+		return out, usageErrorf("a flag for the workspace needs --workspace").WithHint("add --workspace NAME")
 	case w.wait < 0 || w.wait > agentlab.MaxWorkspaceWait:
 		return out, usageErrorf("--workspace-wait %s is not between 0 and %s", w.wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait))
 	case (w.sizeGB != 0 || w.storage != "") && !isNew && !w.create:

@@ -567,5 +567,5 @@ func (l *lab) canarySnapshots(t *testing.T, secret string, nothing func(*testing
 	nothing(t, "with a snapshot, and a memory on disk")
 	l.ok("sandbox", "destroy", "--force", "bare")
 	nothing(t, "with the snapshot of a destroyed sandbox")
-	l.ok("sandbox", "snapshot", "delete", "bare", "--name", "one")
+	l.ok("sandbox", "snapshot", "delete", "bare", "--name", "one", "--yes")
 }

@@ -56,8 +56,9 @@ func TestPrivateModelGateway(t *testing.T) {
 	l, peer := newPrivateLab(t)
 	llm := fakellm.New(agentScript...)
 	peer.Net.HandleHTTP(gatewayName, 4000, llm)
-	l.secret("env.ANTHROPIC_BASE_URL", "http://"+gatewayAddr+":4000")
-	l.secret("env.ANTHROPIC_AUTH_TOKEN", "sk-test-anthropic")
+	if r := l.runInput("", strings.NewReader("sk-test-anthropic"), "login", "claude", "--base-url", "http://"+gatewayAddr+":4000/v1"); r.code != 0 || !strings.Contains(r.stderr, "no profile allows "+gatewayAddr+":4000 yet") {
+		t.Fatalf("login: %v", r)
+	}
 	l.profile("closed", "name: closed\nsecrets_bundle: default\n")
 	l.profile("opened", "name: opened\nsecrets_bundle: default\nnetwork: {private: [{host: "+gatewayAddr+", port: 4000, reason: our model gateway}]}\n")
 	repo := sampleRepo(t)

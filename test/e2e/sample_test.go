@@ -8,16 +8,18 @@ import (
 
 // Tests that take minutes. A run that is not full has some of each group.
 var (
-	// agentTests have a real agent work for a scripted model.
+	// agentTests run real programs of npm in a guest: an agent that works for a scripted
+	// model, or a server for development.
 	agentTests = []string{
 		"TestRealAgents/claude", "TestRealAgents/codex", "TestInnerSandbox/claude", "TestAgentByHand",
-		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway",
+		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway", "TestInteractiveAgents",
+		"TestHotReloadInABrowser",
 	}
 	// stateTests have state that outlives its sandbox. On the fake backend much is
 	// tested in every run (internal/workspace, internal/sandbox, internal/job).
 	stateTests = []string{
 		"TestRandomOperationsOnRealWorkspaces", "TestWorkspaceMaintenance", "TestSessionContinues", "TestJobsShareAWorkspace",
-		"TestWorkSurvivesALostVM", "TestGoldenProfiles",
+		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer",
 	}
 )
 

@@ -91,7 +91,7 @@ func (l *lab) settledSnapshots(t *testing.T) {
 	}
 	for _, n := range saved.Items {
 		if n.Name != "clean" {
-			l.ok("sandbox", "snapshot", "delete", "original", "--name", n.Name)
+			l.ok("sandbox", "snapshot", "delete", "original", "--name", n.Name, "--yes")
 		}
 	}
 	if !eventually(settleLimit, func() bool {

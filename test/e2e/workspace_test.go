@@ -14,7 +14,7 @@ import (
 // the next one, with what it had written.
 func TestJobsShareAWorkspace(t *testing.T) {
 	t.Parallel()
-	sampled(t, 3, stateTests)
+	sampled(t, 2, stateTests)
 	l := newLab(t)
 	repo := sampleRepo(t)
 	j, r := l.job("--repo", repo, "--agent", "shell", "--workspace", "new:data", "--workspace-size", "1G", "--task",
@@ -87,7 +87,7 @@ func (l *lab) sandbox(t *testing.T, name string) (sb api.Sandbox) {
 // Seed 001 §4: a session continues in a new sandbox, and in a suspended one.
 func TestSessionContinues(t *testing.T) {
 	t.Parallel()
-	sampled(t, 3, stateTests)
+	sampled(t, 2, stateTests)
 	l := newLab(t)
 	repo := sampleRepo(t)
 	l.ok("session", "create", "fix", "--size", "1")

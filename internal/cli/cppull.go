@@ -1,0 +1,254 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// pullScript writes an archive of a file or, if $2 is tree, of a directory. A link that
+// the user names is followed.
+const pullScript = homePath + `
+if [ -d "$p" ]; then
+  [ "$2" = tree ] || exit 21
+  exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --hard-dereference \
+    --exclude='.git/*' --directory="$p" .
+fi
+[ -e "$p" ] || exit 20
+[ -f "$p" ] || exit 22
+exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --dereference --absolute-names -- "$p"`
+
+// homePath begins a script of cp whose $1 is a path.
+const homePath = `set -euo pipefail
+p=$1
+case $p in "~"|"~/"*) p=$HOME${p#"~"};; esac`
+
+// pull copies a file or a directory of a sandbox to a local path.
+func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to string, opt copyOptions) error {
+	target, err := findTarget(from, to)
+	if err == nil {
+		err = target.free(from, opt.force)
+	}
+	if err != nil {
+		return err
+	}
+	parent, err := os.OpenRoot(target.parent)
+	if err != nil {
+		return localFault(target.parent, err)
+	}
+	defer func() { _ = parent.Close() }()
+	stage := ".agentlab-cp-" + rand.Text()
+	if err := parent.Mkdir(stage, 0o700); err != nil {
+		return localFault(target.parent, err)
+	}
+	defer func() { _ = parent.RemoveAll(stage) }()
+	root, err := parent.OpenRoot(stage)
+	if err != nil {
+		return localFault(target.parent, err)
+	}
+	defer func() { _ = root.Close() }()
+	got := copied{Source: from.String()}
+	isDir := false
+	m := a.newMeter()
+	defer m.done()
+	got.Changed, err = a.fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
+		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { m.moved("receiving", got) })
+		return err
+	})
+	m.done()
+	if err != nil {
+		return err
+	}
+	name, err := target.name(from, isDir)
+	if err != nil {
+		return err
+	}
+	if err := (installer{parent, opt.force}).install(path.Join(stage, "top"), name); err != nil {
+		return err
+	}
+	got.Destination = filepath.Join(target.parent, name)
+	return a.finishCopy(got)
+}
+
+// moved shows how much of a copy of unknown size was sent or received.
+func (m *meter) moved(what string, got copied) {
+	m.show(func() string {
+		rate := int64(float64(got.Bytes) / max(m.now().Sub(m.began).Seconds(), 0.001))
+		return fmt.Sprintf("%s: %s, %s/s", what, byteSize(got.Bytes), byteSize(rate))
+	})
+}
+
+// fetchArchive runs pullScript, and read with the archive that it writes. read ends at
+// the end of the archive. changed reports that files changed while they were read.
+func (a *App) fetchArchive(ctx context.Context, c *client.Client, from copyPath, user, kind string, read func(io.Reader) error) (changed bool, err error) {
+	return a.readArchive(ctx, c, from, user, pullScript, []string{from.path, kind}, nil, read)
+}
+
+// readArchive runs a script, and read with the archive that it writes, like fetchArchive.
+func (a *App) readArchive(ctx context.Context, c *client.Client, from copyPath, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
+	in, raw := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := read(in)
+		_ = in.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
+		done <- err
+	}()
+	code, text, err := a.copyScript(ctx, c, from.sandbox, user, script, args, list, raw)
+	_ = raw.CloseWithError(cmp.Or(err, io.EOF))
+	bad := <-done
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case err != nil && errors.Is(bad, err): // it ended the archive
+		return false, err
+	case err == nil && code > copyChanged: // then the archive is incomplete
+		return false, copyFault(from, code, text)
+	case bad != nil:
+		return false, bad // what the guest sent is why the transfer ended
+	}
+	return code == copyChanged, err
+}
+
+// pullFile copies a file of a sandbox to standard output.
+func (a *App) pullFile(ctx context.Context, c *client.Client, from copyPath, opt copyOptions) error {
+	_, err := a.fetchArchive(ctx, c, from, opt.user, "file", func(archive io.Reader) error {
+		return readOneFile(archive, int64(opt.gib)<<30, func(r io.Reader) error { return copyOut(a.Stdout, r, opt.force) })
+	})
+	return err
+}
+
+// target is where a copy goes: the directory parent, or a name in it.
+type target struct {
+	parent string
+	last   string // "" if parent is what the user named
+	slash  bool   // the user wrote a slash after the name
+}
+
+// findTarget looks up a local destination, which need not exist.
+func findTarget(from copyPath, to string) (target, error) {
+	st, err := os.Stat(to)
+	switch {
+	case err == nil && st.IsDir():
+		return target{parent: filepath.Clean(to)}, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return target{}, localFault(to, err)
+	}
+	clean := filepath.Clean(to)
+	t := target{filepath.Dir(clean), filepath.Base(clean), strings.HasSuffix(to, "/")}
+	if isGitDir(t.last) {
+		return t, agentlab.Errorf(agentlab.CodeDenied, "%s is not copied from a sandbox: git runs programs that its configuration names", from).
+			WithHint("fetch commits instead")
+	}
+	if st, err := os.Stat(t.parent); err != nil || !st.IsDir() {
+		return t, agentlab.Errorf(agentlab.CodeNotFound, "the directory %s does not exist", t.parent).WithHint("mkdir -p %s", shellQuote(t.parent))
+	}
+	return t, nil
+}
+
+// free returns an error, before anything is copied, if a file has the name of the copy.
+func (t target) free(from copyPath, force bool) error {
+	at := filepath.Join(t.parent, cmp.Or(t.last, from.base()))
+	if st, err := os.Lstat(at); force || err != nil || st.IsDir() {
+		return nil //nolint:nilerr // there is none
+	}
+	return agentlab.Errorf(agentlab.CodeExists, "%s exists", at).WithHint("use --force to replace it")
+}
+
+// name returns the path of the copy in the parent directory.
+func (t target) name(from copyPath, isDir bool) (string, error) {
+	switch {
+	case t.last != "" && t.slash && !isDir:
+		return "", agentlab.Errorf(agentlab.CodeNotFound, "the directory %s does not exist", filepath.Join(t.parent, t.last)).WithHint("create it, or remove the slash")
+	case t.last != "":
+		return t.last, nil
+	case isDir && from.content():
+		return ".", nil
+	case isGitDir(from.base()):
+		return "", agentlab.Errorf(agentlab.CodeDenied, "%s is not copied from a sandbox: git runs programs that its configuration names", from).
+			WithHint("fetch commits instead")
+	}
+	return from.base(), nil
+}
+
+// installer moves extracted files to their place in a directory.
+type installer struct {
+	root  *os.Root
+	force bool // replace existing files
+}
+
+// install moves a file or directory. If both are directories, it moves the content; it
+// changes nothing if that is not possible.
+func (i installer) install(from, to string) error {
+	if err := i.check(from, to); err != nil {
+		return err
+	}
+	return i.move(from, to)
+}
+
+// check returns an error if something exists that cannot be replaced.
+func (i installer) check(from, to string) error {
+	return i.walk(from, to, func(_, to string, have fs.FileInfo) error {
+		if have != nil && !i.force {
+			return agentlab.Errorf(agentlab.CodeExists, "%s exists", to).WithHint("use --force to replace existing files")
+		}
+		return nil
+	})
+}
+
+// move moves what check has checked.
+func (i installer) move(from, to string) error {
+	return i.walk(from, to, func(from, to string, _ fs.FileInfo) error {
+		if err := i.root.Rename(from, to); err != nil {
+			return localFault(to, err)
+		}
+		return nil
+	})
+}
+
+// walk calls fn for each file, and for each directory that is new.
+func (i installer) walk(from, to string, fn func(from, to string, have fs.FileInfo) error) error {
+	have, err := i.root.Lstat(to)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fn(from, to, nil)
+	}
+	if err != nil {
+		return localFault(to, err)
+	}
+	is, err := i.root.Lstat(from)
+	switch {
+	case err != nil:
+		return localFault(from, err)
+	case is.IsDir() && !have.IsDir():
+		return agentlab.Errorf(agentlab.CodeExists, "%s exists and is not a directory", to).WithHint("remove it, or choose another destination")
+	case !is.IsDir() && have.IsDir():
+		return agentlab.Errorf(agentlab.CodeExists, "%s is a directory, and a file in the sandbox", to).WithHint("remove it, or choose another destination")
+	case !is.IsDir():
+		return fn(from, to, have)
+	}
+	dir, err := i.root.Open(from)
+	if err != nil {
+		return localFault(from, err)
+	}
+	names, err := dir.Readdirnames(-1)
+	_ = dir.Close()
+	if err != nil {
+		return localFault(from, err)
+	}
+	for _, name := range names {
+		if err := i.walk(path.Join(from, name), path.Join(to, name), fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}

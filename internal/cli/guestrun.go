@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+)
+
+// guestRun runs a command in a sandbox with stdin, which may be nil. Its standard
+// output goes to stdout, which limits it: an error of stdout ends the command. The
+// error for another exit code than 0 has the end of its standard error.
+func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
+	conn, err := c.Exec(ctx, sandbox, req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	w := stream.NewWriter(conn)
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		if stdin != nil {
+			_, err = io.Copy(w.Data(stream.Stdin), stdin)
+		}
+		_ = w.Frame(stream.StdinEOF, nil)
+		sent <- err
+	}()
+	errOut := &bounded.Tail{Max: 4 << 10}
+	status, err := readOutput(conn, stdout, errOut)
+	_ = conn.Close() // ends the goroutine
+	inErr := <-sent
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
+	case status.Code == 0:
+		return nil
+	}
+	text := sanitize(strings.TrimSpace(errOut.String() + "\n" + status.Error))
+	if text == "" && inErr != nil {
+		text = inErr.Error()
+	}
+	return guestFault(req, status.Code, text)
+}
+
+// guestFault is the error for a command of a guest that failed.
+func guestFault(req guestapi.ExecRequest, code int, text string) error {
+	if agentlabProgram := len(req.Command) > 0 && req.Command[0] == "agentlab-agent"; agentlabProgram && (code == 127 || code == 2) {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox has another version of AgentLab: %s", text).
+			WithHint("build it again: agentlab image build NAME; then create a sandbox from it")
+	}
+	if text == "" {
+		text = "no message"
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", sanitize(strings.Join(req.Command, " ")), code, text)
+}
+
+// readOutput copies the output of a command until it ends.
+func readOutput(conn io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, err error) {
+	r := stream.NewReader(conn)
+	for {
+		t, p, err := r.Next()
+		if err != nil {
+			return status, err
+		}
+		switch t {
+		case stream.Stdout:
+			_, err = stdout.Write(p)
+		case stream.Stderr:
+			_, err = stderr.Write(p)
+		case stream.Exit:
+			return status, json.Unmarshal(p, &status)
+		}
+		if err != nil {
+			return status, err
+		}
+	}
+}

@@ -1,0 +1,219 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// RemoteHelper is the name of the program that git runs for URLs with the scheme
+// agentlab; see gitremote-helpers(7).
+const RemoteHelper = "git-remote-agentlab"
+
+// remoteScheme begins the URL of a session: agentlab://SESSION.
+const remoteScheme = "agentlab://"
+
+// remoteHelper serves one run of git fetch, push or clone.
+type remoteHelper struct {
+	a    *App
+	repo sessionRepo
+	in   *bufio.Scanner
+	out  *bufio.Writer
+	// state is that of the last list.
+	state guestapi.RepoState
+}
+
+// MainRemoteHelper runs git-remote-agentlab and returns its exit code; args do not
+// include the program's name.
+func MainRemoteHelper(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	a := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	if err := a.serveGit(ctx, args); err != nil {
+		a.printError(err)
+		return exitCode(err)
+	}
+	return 0
+}
+
+// serveGit answers git's commands until it ends.
+func (a *App) serveGit(ctx context.Context, args []string) error {
+	if len(args) != 2 {
+		return usageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
+			WithHint("in a repository: git fetch agentlab://SESSION; 'agentlab start' adds the remote agentlab")
+	}
+	name := strings.TrimSuffix(strings.TrimPrefix(args[1], remoteScheme), "/")
+	gitDir := os.Getenv("GIT_DIR")
+	if gitDir == "" {
+		return usageErrorf("GIT_DIR is not set").WithHint("run 'git fetch' instead of %s", RemoteHelper)
+	}
+	path, err := filepath.Abs(gitDir)
+	if err != nil {
+		return err
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	sb, err := a.runningSandbox(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	h := &remoteHelper{a: a, repo: sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: path}, in: bufio.NewScanner(a.Stdin), out: bufio.NewWriter(a.Stdout)}
+	for h.in.Scan() {
+		more, err := h.command(ctx, h.in.Text())
+		if err != nil {
+			return err
+		}
+		if err := h.out.Flush(); err != nil || !more {
+			return err
+		}
+	}
+	return h.in.Err()
+}
+
+// runningSandbox returns the sandbox of a session, and continues it if it is stopped.
+func (a *App) runningSandbox(ctx context.Context, c *client.Client, session string) (api.Sandbox, error) {
+	s, err := c.Session(ctx, session)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return a.resumeForWork(ctx, c, s, 0)
+}
+
+// command answers a command. more is false after the last one.
+func (h *remoteHelper) command(ctx context.Context, line string) (more bool, err error) {
+	verb, rest, _ := strings.Cut(line, " ")
+	switch verb {
+	case "":
+		return false, nil
+	case "capabilities":
+		fmt.Fprint(h.out, "fetch\npush\noption\n\n")
+		return true, nil
+	case "option":
+		fmt.Fprintln(h.out, "unsupported")
+		return true, nil
+	case "list":
+		return true, h.list(ctx)
+	case "fetch":
+		return true, h.fetch(ctx, h.batch(rest, "fetch "))
+	case "push":
+		return true, h.push(ctx, h.batch(rest, "push "))
+	}
+	return false, usageErrorf("git sent the unknown command %q", verb).WithHint("use git 2.30 or later")
+}
+
+// batch returns the arguments of consecutive commands, which an empty line ends.
+func (h *remoteHelper) batch(first, prefix string) []string {
+	list := []string{first}
+	for h.in.Scan() && h.in.Text() != "" {
+		list = append(list, strings.TrimPrefix(h.in.Text(), prefix))
+	}
+	return list
+}
+
+func (h *remoteHelper) list(ctx context.Context) (err error) {
+	if h.state, err = h.repo.state(ctx); err != nil {
+		return err
+	}
+	if len(h.state.Worktrees) == 0 {
+		return agentlab.Errorf(agentlab.CodeNotFound, "the session has no repository yet").WithHint("push one: agentlab start")
+	}
+	for name, commit := range h.state.Branches {
+		fmt.Fprintf(h.out, "%s refs/heads/%s\n", commit, name)
+	}
+	if main := h.state.Worktrees[0]; h.state.Branches[main.Branch] != "" {
+		fmt.Fprintf(h.out, "@refs/heads/%s HEAD\n", main.Branch)
+	}
+	fmt.Fprintln(h.out)
+	return nil
+}
+
+// fetch gets the objects of branches. Git sets its refs afterwards.
+func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
+	var branches []string
+	for _, line := range wanted {
+		_, ref, _ := strings.Cut(line, " ")
+		branch, ok := strings.CutPrefix(ref, "refs/heads/")
+		if ref == "HEAD" {
+			branch, ok = h.state.Worktrees[0].Branch, true
+		}
+		if !ok || h.state.Branches[branch] == "" {
+			return agentlab.Errorf(agentlab.CodeNotFound, "the session has no %q", ref)
+		}
+		if !slices.Contains(branches, branch) {
+			branches = append(branches, branch)
+		}
+	}
+	err := h.repo.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+		if b == nil {
+			return nil
+		}
+		return b.keep(ctx, nil)
+	})
+	if err != nil {
+		return err
+	}
+	for _, branch := range branches { // it may have been reset since the list
+		if _, err := git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
+			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
+		}
+	}
+	fmt.Fprintln(h.out)
+	return nil
+}
+
+// push sets branches of the session.
+func (h *remoteHelper) push(ctx context.Context, specs []string) error {
+	var p pushed
+	faults := map[string]string{}
+	for _, spec := range specs {
+		var u guestapi.RepoUpdate
+		spec, u.Force = strings.CutPrefix(spec, "+")
+		from, to, _ := strings.Cut(spec, ":")
+		branch, ok := strings.CutPrefix(to, "refs/heads/")
+		if !ok || branch == "" || agentlab.ValidateRef(branch) != nil {
+			faults[to] = "only branches can be pushed to a session"
+			continue
+		}
+		u.Branch = branch
+		if from != "" {
+			commit, err := git(ctx, h.repo.path, "rev-parse", "--verify", "--quiet", "--end-of-options", from+"^{commit}")
+			if err != nil || !isCommit(lastLine(commit)) {
+				faults[to] = "not a commit"
+				continue
+			}
+			u.Commit = lastLine(commit)
+		}
+		p.updates = append(p.updates, u)
+	}
+	m := h.a.newMeter()
+	defer m.done()
+	got, err := h.repo.push(ctx, p, h.state.Branches, m)
+	if err != nil {
+		return err
+	}
+	for _, u := range p.updates {
+		faults["refs/heads/"+u.Branch] = got[u.Branch]
+	}
+	for ref, fault := range faults {
+		if fault == "" {
+			fmt.Fprintf(h.out, "ok %s\n", ref)
+		} else {
+			fmt.Fprintf(h.out, "error %s %s\n", ref, strings.ReplaceAll(fault, "\n", " "))
+		}
+	}
+	fmt.Fprintln(h.out)
+	return nil
+}

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// remoteName is the remote of the session of a repository. A session of another branch
+// has its own remote: remoteName, a hyphen and the name of the branch.
+const remoteName = "agentlab"
+
+// repoLink connects a repository of the user with a session. The repository's
+// configuration has it, as a remote with the URL agentlab://SESSION.
+type repoLink struct {
+	path    string // top of the work tree
+	remote  string
+	session string // ID, or the name of a session that is being created; "" if there is none
+}
+
+// findLink returns the link of the repository that contains path. With a branch, it
+// is that of the session of the branch.
+func findLink(ctx context.Context, path, branch string) (repoLink, error) {
+	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
+	if err != nil {
+		return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not in the work tree of a git repository: %v", path, err).
+			WithHint("change to a repository, or create one: git init && git add . && git commit -m First")
+	}
+	l := repoLink{path: top, remote: remoteName}
+	if branch != "" {
+		if err := agentlab.ValidateRef(branch); err != nil {
+			return l, err
+		}
+		l.remote += "-" + agentlab.SessionNameOf(branch)
+	}
+	url, err := git(ctx, top, "config", "--local", "--get", "remote."+l.remote+".url")
+	if err != nil {
+		return l, nil //nolint:nilerr // there is no such remote
+	}
+	name, ours := strings.CutPrefix(url, remoteScheme)
+	if !ours {
+		return l, agentlab.Errorf(agentlab.CodeConflict, "the remote %s of this repository is not a session (%s)", l.remote, sanitize(url)).
+			WithHint("rename it: git remote rename %s NAME", l.remote)
+	}
+	l.session = name
+	return l, nil
+}
+
+// projectName is the name of the session of a repository, from that of its directory.
+func (l repoLink) projectName(branch string) string {
+	name := agentlab.SessionNameOf(filepath.Base(l.path))
+	if branch != "" {
+		name = agentlab.SessionNameOf(name[:min(len(name), 20)] + "-" + branch)
+	}
+	if name == "" || agentlab.ValidateSessionName(name) != nil {
+		name = "repo-" + l.hash()
+	}
+	return name
+}
+
+// hash is a short hash of the path.
+func (l repoLink) hash() string {
+	sum := sha256.Sum256([]byte(l.path))
+	return hex.EncodeToString(sum[:3])
+}
+
+// set writes the link to the configuration of the repository.
+func (l *repoLink) set(ctx context.Context, session string) error {
+	for _, kv := range [][2]string{
+		{"url", remoteScheme + session},
+		{"fetch", "+refs/heads/*:" + l.ref("*")},
+		{"tagOpt", "--no-tags"},
+		{"skipFetchAll", "true"}, // it would start the sandbox
+	} {
+		if _, err := git(ctx, l.path, "config", "--local", "remote."+l.remote+"."+kv[0], kv[1]); err != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the remote %s cannot be written to the configuration of %s: %w", l.remote, l.path, err)
+		}
+	}
+	l.session = session
+	return nil
+}
+
+// remove deletes the remote from the configuration of the repository, and its refs.
+func (l *repoLink) remove(ctx context.Context) error {
+	_, err := git(ctx, l.path, "remote", "remove", l.remote)
+	l.session = ""
+	return err
+}
+
+// ref is the local ref of a branch of the session.
+func (l repoLink) ref(branch string) string { return "refs/remotes/" + l.remote + "/" + branch }
+
+// ensureSession returns the session of a repository, and creates it if there is none.
+// The name is written to the repository first: after a crash in between, the next call
+// creates that session instead of a second one.
+func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile string) (s api.Session, created bool, err error) {
+	if l.session != "" {
+		if s, err = c.Session(ctx, l.session); err == nil {
+			return s, false, l.set(ctx, s.ID)
+		}
+		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return s, false, err
+		}
+	}
+	name := l.session
+	if name == "" || agentlab.IsSessionID(name) { // of a session that was deleted
+		name = l.projectName(branch)
+		switch _, err := c.Session(ctx, name); agentlab.CodeOf(err) {
+		case agentlab.CodeNotFound:
+		case "":
+			name = agentlab.SessionNameOf(name[:min(len(name), 30)] + "-" + l.hash()) // another repository has that name
+		default:
+			return s, false, err
+		}
+		if err := l.set(ctx, name); err != nil {
+			return s, false, err
+		}
+	}
+	r := api.SessionCreate{Name: name, Profile: profile, IfMissing: true}
+	if s, err = c.CreateSession(ctx, r); err != nil {
+		return s, false, err
+	}
+	return s, true, l.set(ctx, s.ID)
+}
+
+// chosenSession returns the session that an argument names, or without one that of the
+// repository in the current directory. The repository's link is returned with it if
+// there is one.
+func (a *App) chosenSession(ctx context.Context, c *client.Client, arg string) (api.Session, repoLink, error) {
+	l, err := findLink(ctx, ".", "")
+	if arg != "" {
+		s, serr := c.Session(ctx, arg)
+		if serr == nil && err == nil && l.session != s.ID {
+			l = a.otherLink(ctx, l, s.ID)
+		}
+		return s, l, serr
+	}
+	if err != nil {
+		return api.Session{}, l, err
+	}
+	if l.session == "" {
+		return api.Session{}, l, agentlab.Errorf(agentlab.CodeNotFound, "the repository %s has no session", l.path).
+			WithHint("start one: agentlab start; list those of other repositories: agentlab ls")
+	}
+	s, err := c.Session(ctx, l.session)
+	return s, l, err
+}
+
+// otherLink returns the link of a repository with a session that is not its first.
+func (a *App) otherLink(ctx context.Context, l repoLink, id string) repoLink {
+	none := repoLink{path: l.path}
+	out, err := git(ctx, l.path, "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.url$`)
+	if err != nil {
+		return none
+	}
+	for line := range strings.Lines(out) {
+		key, url, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if url == remoteScheme+id {
+			return repoLink{path: l.path, remote: strings.TrimSuffix(strings.TrimPrefix(key, "remote."), ".url"), session: id}
+		}
+	}
+	return none
+}

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/profiles"
+)
+
+func TestSessionizerRepos(t *testing.T) {
+	t.Parallel()
+	got, err := parseRepos("# x\no/a\n  o/b\t~/src/b # mine\no/c https://example.com/c.git\n", "/home/u")
+	want := []listedRepo{{"o/a", ""}, {"o/b", "/home/u/src/b"}, {"o/c", "https://example.com/c.git"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, bad := range []string{"a", "a/b/c", "../x", "-o/r", "o/..", "o/r\nO/R", "o/r ext::sh", "o/r rel/path"} {
+		if got, err := parseRepos(bad, "/home/u"); err == nil {
+			t.Errorf("%q is accepted: %v", bad, got)
+		}
+	}
+}
+
+func TestSessionizerNames(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, name := range []string{"anthropics/claude-code", "a-b/c", "a/b-c", "_/_", strings.Repeat("x", 90) + "/" + strings.Repeat("y.", 40) + "y"} {
+		got := listedRepo{name: name}.sessionName()
+		if agentlab.ValidateSessionName(got) != nil || len(got) > 40 || seen[got] {
+			t.Errorf("%s: %q", name, got)
+		}
+		seen[got] = true
+	}
+	if got := (listedRepo{name: "Anthropics/Claude-Code"}).sessionName(); !seen[got] || !strings.HasPrefix(got, "agent-anthropics-claude-code-") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSessionizerResources(t *testing.T) {
+	t.Parallel()
+	cfg, err := parseResources([]byte("defaults: {cpus: 2, memory: 512MiB}\noverrides:\n  o/r: {disk: 1TiB, network: profile}\n"))
+	if err != nil || cfg.MaxConcurrent != 10 {
+		t.Fatal(cfg, err)
+	}
+	if p, err := cfg.planFor("O/R"); err != nil || p != (vmPlan{2, 512, 1024, "interactive", false}) {
+		t.Errorf("got %+v, %v", p, err)
+	}
+	if p, err := cfg.planFor("o/other"); err != nil || p != (vmPlan{2, 512, 50, "interactive", true}) {
+		t.Errorf("got %+v, %v", p, err)
+	}
+	for _, bad := range []string{"cpu: 1", "defaults: {cpus: -1}", "defaults: {memory: 8}", "defaults: {disk: 1500MiB}", "overrides: {x: {cpus: 1}}", "max_concurrent: 0", "defaults: {network: open}"} {
+		if _, err := parseResources([]byte(bad)); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+	if _, err := parseResources([]byte(sessionizerExamples[resourcesFile])); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSessionizerProfile(t *testing.T) {
+	t.Parallel()
+	base, err := profiles.FS.ReadFile("interactive.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := parseAllowlist(sessionizerExamples[allowlistFile])
+	if err != nil || len(rules) == 0 {
+		t.Fatal(rules, err)
+	}
+	p := vmPlan{3, 1024, 20, "interactive", true}
+	text, err := p.profileText("agent-x", string(base), rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := map[string]any{}
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	network, _ := doc["network"].(map[string]any)
+	if doc["name"] != "agent-x" || network["mode"] != "allowlist" || !strings.Contains(text, `"cores": 3`) || !strings.Contains(text, `"secrets_bundle": "default"`) {
+		t.Error(text)
+	}
+	if _, err := p.profileText("agent-x", "network: {mode: \"off\"}", rules); err == nil {
+		t.Error("an allow list opens the network of a profile that has none")
+	}
+	if _, err := parseAllowlist("# nothing\n"); err == nil {
+		t.Error("an empty allow list is accepted")
+	}
+}
+
+func TestSessionizerPlan(t *testing.T) {
+	t.Parallel()
+	lines := menu([]sessionizerEntry{{Repo: "o/new"}, {Repo: "o/up", Running: true}})
+	if want := []string{"[RUNNING] o/up", menuSeparator, "o/new"}; !slices.Equal(lines, want) {
+		t.Errorf("got %q", lines)
+	}
+	for line, want := range map[string]string{"[RUNNING] o/up\n": "o/up", menuSeparator + "\n": "", "o/new\n": "o/new"} {
+		if got := chosenLine(line); got != want {
+			t.Errorf("%q: got %q", line, got)
+		}
+	}
+	windows := tmuxWindows([]string{"agentlab"}, "agent-x")
+	cmds := tmuxCommands("agent-x", "/d", false, nil, windows)
+	if len(cmds) != 5 || cmds[0][0] != "new-session" || cmds[1][0] != "new-window" {
+		t.Errorf("got %q", cmds)
+	}
+	cmds = tmuxCommands("agent-x", "/d", true, []string{"vim", "server", "git", "scratch"}, windows)
+	if len(cmds) != 1 || !slices.Contains(cmds[0], "agent") || !slices.Contains(cmds[0], "attach") {
+		t.Errorf("got %q", cmds)
+	}
+}

@@ -1,0 +1,208 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// tmuxWindow is a window of the local tmux session of a repository.
+type tmuxWindow struct {
+	name    string
+	command []string
+}
+
+// guestPrograms are the windows and their programs; "" is a shell. That of the agent is
+// the main terminal of the session.
+var guestPrograms = [][2]string{
+	{"vim", "command -v vim >/dev/null && vim ."},
+	{"server", ""},
+	{agentWindow, ""},
+	{"git", "if command -v lazygit >/dev/null; then lazygit; else git status; fi"},
+	{"scratch", ""},
+}
+
+const agentWindow = "agent"
+
+// holdOnFailure runs a command and keeps its window open if it fails.
+const holdOnFailure = `"$@" || { printf '\n[%s: exit code %s; press Enter to close]' "$0" "$?"; read -r _; }`
+
+// tmuxWindows plans the windows of a session. program is the command line that runs
+// agentlab.
+func tmuxWindows(program []string, session string) (windows []tmuxWindow) {
+	for _, p := range guestPrograms {
+		command := []string{"attach", session}
+		if p[0] != agentWindow {
+			command = append(command, "--session", p[0], "--run", p[1])
+		}
+		windows = append(windows, tmuxWindow{p[0], slices.Concat([]string{"sh", "-c", holdOnFailure, p[0]}, program, command)})
+	}
+	return windows
+}
+
+// tmuxCommands plans the commands that create the windows that are missing. exists is
+// whether there is the session, have the names of its windows.
+func tmuxCommands(name, dir string, exists bool, have []string, windows []tmuxWindow) (cmds [][]string) {
+	for _, w := range windows {
+		switch {
+		case !exists:
+			cmds = append(cmds, slices.Concat([]string{"new-session", "-d", "-s", name, "-n", w.name, "-c", dir}, w.command))
+			exists = true
+		case !slices.Contains(have, w.name):
+			cmds = append(cmds, slices.Concat([]string{"new-window", "-d", "-t", "=" + name + ":", "-n", w.name, "-c", dir}, w.command))
+		}
+	}
+	return cmds
+}
+
+// needProgram returns the path of a program, or how to install it.
+func needProgram(name, why string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s is not installed; it %s", name, why).
+			WithHint("install it, e.g. with: sudo apt install %[1]s, or: brew install %[1]s", name)
+	}
+	return path, nil
+}
+
+// localTmux runs the user's own tmux.
+func localTmux(ctx context.Context, args ...string) (string, error) {
+	path, err := needProgram("tmux", "has the windows of a session")
+	if err != nil {
+		return "", err
+	}
+	var errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
+	cmd.Stderr = &errOut
+	out, err := cmd.Output()
+	if err != nil {
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "tmux %s failed: %s: %w", args[0], sanitize(strings.TrimSpace(errOut.String())), err)
+	}
+	return string(out), err
+}
+
+// hasTmux reports whether there is a local tmux session.
+func hasTmux(ctx context.Context, name string) bool {
+	_, err := localTmux(ctx, "has-session", "-t", "="+name)
+	return err == nil
+}
+
+// ensureTmux creates the local tmux session of a repository, and windows that it lacks.
+func (a *App) ensureTmux(ctx context.Context, e sessionizerEntry) error {
+	program, err := a.selfCommand()
+	if err != nil {
+		return err
+	}
+	exists := hasTmux(ctx, e.tmux())
+	var have []string
+	if exists {
+		out, err := localTmux(ctx, "list-windows", "-t", "="+e.tmux()+":", "-F", "#{window_name}")
+		if err != nil {
+			return err
+		}
+		have = strings.Fields(out)
+	}
+	for _, args := range tmuxCommands(e.tmux(), e.dir, exists, have, tmuxWindows(program, e.Session)) {
+		if _, err := localTmux(ctx, args...); err != nil {
+			return err
+		}
+	}
+	if !exists { // the names stay, whatever runs in the windows
+		for _, p := range guestPrograms {
+			for _, option := range []string{"automatic-rename", "allow-rename"} {
+				if _, err := localTmux(ctx, "set-option", "-w", "-t", "="+e.tmux()+":="+p[0], option, "off"); err != nil {
+					return err
+				}
+			}
+		}
+		_, err = localTmux(ctx, "select-window", "-t", "="+e.tmux()+":="+agentWindow)
+	}
+	return err
+}
+
+// killTmux ends the local tmux session of a repository, if there is one.
+func (a *App) killTmux(ctx context.Context, name string) error {
+	if _, err := exec.LookPath("tmux"); err != nil || !hasTmux(ctx, name) {
+		return nil //nolint:nilerr // without tmux there is no session
+	}
+	_, err := localTmux(ctx, "kill-session", "-t", "="+name)
+	return err
+}
+
+// switchTmux shows a local tmux session: in the tmux that this runs in, or by attaching
+// to it.
+func (a *App) switchTmux(ctx context.Context, name string) error {
+	if os.Getenv("TMUX") != "" {
+		_, err := localTmux(ctx, "switch-client", "-t", "="+name)
+		return err
+	}
+	tty, ok := terminal(a.Stdin)
+	if !ok {
+		a.progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
+		return nil
+	}
+	path, err := needProgram("tmux", "has the windows of a session")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, path, "attach-session", "-t", "="+name) //nolint:gosec // no shell
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, a.Stdout, a.Stderr
+	return cmd.Run()
+}
+
+// selfCommand is the command line of this program for windows of tmux, whose server has
+// an environment of its own. Tokens are not part of it.
+func (a *App) selfCommand() ([]string, error) {
+	path, err := exec.LookPath(os.Args[0])
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the program agentlab is not found: %w", err)
+	}
+	command := []string{"env"}
+	for _, name := range []string{"AGENTLAB_HOME", "AGENTLAB_HOST", "AGENTLAB_TOKEN_FILE", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"} {
+		if v := os.Getenv(name); v != "" {
+			command = append(command, name+"="+v)
+		}
+	}
+	command = append(command, path)
+	for _, f := range [][2]string{{"--socket", a.socket}, {"--host", a.host}, {"--token-file", a.tokenFile}} {
+		if f[1] != "" {
+			command = append(command, f[0]+"="+f[1])
+		}
+	}
+	return command, nil
+}
+
+// pick shows the selection in fzf. "" means that the user left it.
+func (a *App) pick(ctx context.Context, lines []string) (string, error) {
+	path, err := needProgram("fzf", "shows the selection")
+	if err != nil {
+		return "", err
+	}
+	if _, tty := terminal(a.Stdin); !tty {
+		return "", usageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
+	}
+	for {
+		cmd := exec.CommandContext(ctx, path, "--no-multi", "--no-sort", "--prompt=repository> ") //nolint:gosec // no shell
+		cmd.Stdin, cmd.Stderr = strings.NewReader(strings.Join(lines, "\n")+"\n"), a.Stderr
+		out, err := cmd.Output()
+		if e, ok := errors.AsType[*exec.ExitError](err); ok && (e.ExitCode() == 130 || e.ExitCode() == 1) {
+			return "", nil // left, or nothing matches
+		}
+		if err != nil {
+			return "", agentlab.Errorf(agentlab.CodeUnavailable, "fzf failed: %w", err)
+		}
+		if repo := chosenLine(string(out)); repo != "" {
+			return repo, nil
+		}
+	}
+}

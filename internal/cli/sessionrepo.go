@@ -1,0 +1,271 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+)
+
+const (
+	maxGuestBundle = 4 << 30 // bytes of commits that a guest sends at once
+	maxHave        = 5000    // commits that are offered as known
+)
+
+// sessionRepo is the repository of a session, in its running sandbox. Git on this
+// machine never talks to the guest: bundles are exchanged, and those of the guest are
+// checked before anything of them is used.
+type sessionRepo struct {
+	c       *client.Client
+	sandbox string
+	path    string // the user's repository
+}
+
+// call runs a command of 'agentlab-agent repo'.
+func (r sessionRepo) call(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
+	req := guestapi.ExecRequest{Command: append([]string{"agentlab-agent", "repo"}, args...)}
+	return guestRun(ctx, r.c, r.sandbox, req, in, out)
+}
+
+// callJSON is call with documents as input and output.
+func (r sessionRepo) callJSON(ctx context.Context, in, out any, args ...string) error {
+	var stdin bytes.Buffer
+	if in != nil {
+		if err := json.NewEncoder(&stdin).Encode(in); err != nil {
+			return err
+		}
+	}
+	return r.callFor(ctx, &stdin, out, args...)
+}
+
+// callFor is call with a document as output, unless that is nil.
+func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ...string) error {
+	got := bounded.Head{Max: guestapi.MaxRepoState, Fail: errOutputTooLarge}
+	if err := r.call(ctx, in, &got, args...); err != nil || out == nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
+		return guestInvalid("the answer is not valid JSON")
+	}
+	return nil
+}
+
+// guestInvalid is the error for an answer of a guest that no AgentLab gives.
+func guestInvalid(format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data about its repository: %w", fmt.Errorf(format, args...)).
+		WithHint("nothing was changed; inspect the sandbox: agentlab attach, or delete it")
+}
+
+// state returns the checked state of the repository.
+func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err error) {
+	if err := r.callFor(ctx, nil, &st, "state"); err != nil {
+		return st, err
+	}
+	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 {
+		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
+	}
+	for name, commit := range st.Branches {
+		if name == "" || agentlab.ValidateRef(name) != nil || !isCommit(commit) {
+			return st, guestInvalid("branch %.100q is at %.50q", name, commit)
+		}
+	}
+	for i, w := range st.Worktrees {
+		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
+		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || safePath(inside) != nil)
+		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !isCommit(w.Head) || w.Uncommitted < 0 {
+			return st, guestInvalid("work tree %.100q", w.Dir)
+		}
+	}
+	return st, nil
+}
+
+// isCommit reports whether s has the format of a commit's ID. Bundles are limited to
+// repositories with SHA-1.
+func isCommit(s string) bool { return len(s) == 40 && agentlab.IsHex(s, 40) }
+
+// fetch gets the commits of branches, and with changes the uncommitted changes of the
+// work tree in dir. It calls fn with the checked bundle, or with nil if the user's
+// repository has everything.
+func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool, dir string, fn func(*checkedBundle) error) error {
+	have, err := knownCommits(ctx, r.path)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp("", "agentlab-sync-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	name := filepath.Join(tmp, "guest.bundle")
+	file, err := os.Create(name) //nolint:gosec // in our own directory
+	if err != nil {
+		return err
+	}
+	var in bytes.Buffer
+	if err := json.NewEncoder(&in).Encode(guestapi.RepoPack{Branches: branches, Have: have, Changes: changes, Dir: dir}); err != nil {
+		return err
+	}
+	out := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: errOutputTooLarge}
+	err = r.call(ctx, &in, out, "pack")
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	if out.Left == maxGuestBundle {
+		return fn(nil)
+	}
+	refs := []string{guestapi.RefChanges}
+	for _, branch := range branches {
+		refs = append(refs, "refs/heads/"+branch)
+	}
+	b, err := openBundle(ctx, tmp, name, r.path, refs...)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return agentlab.Errorf(agentlab.CodeDenied, "git rejects the commits of the sandbox: %s", sanitize(err.Error())).
+			WithHint("nothing was fetched")
+	}
+	defer b.close()
+	return fn(b)
+}
+
+// knownCommits returns the commits of the refs of a repository.
+func knownCommits(ctx context.Context, path string) ([]string, error) {
+	out, err := git(ctx, path, "for-each-ref", fmt.Sprintf("--count=%d", maxHave), "--sort=-creatordate",
+		"--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end)")
+	if err != nil {
+		return nil, err
+	}
+	ids := strings.Fields(out)
+	if head, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD"); err == nil && isCommit(head) {
+		ids = append(ids, head)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids), nil
+}
+
+// pushed is what a push sends.
+type pushed struct {
+	updates []guestapi.RepoUpdate
+	changes string // commit of uncommitted changes for the work tree in dir
+	dir     string
+}
+
+// push sends commits and sets branches. It returns why branches were not updated.
+func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string, m *meter) (map[string]string, error) {
+	tmp, err := os.MkdirTemp("", "agentlab-push-*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	bundle, err := r.pack(ctx, tmp, p, known, m)
+	if err != nil {
+		return nil, err
+	}
+	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.updates, Changes: p.changes, Dir: p.dir})
+	if err != nil {
+		return nil, err
+	}
+	in := io.Reader(bytes.NewReader(append(line, '\n')))
+	if bundle != nil {
+		defer func() { _ = bundle.Close() }()
+		st, err := bundle.Stat()
+		if err != nil {
+			return nil, err
+		}
+		m.start()
+		in = io.MultiReader(in, &meterReader{r: bundle, m: m, what: "sending", total: st.Size()})
+	}
+	var got guestapi.RepoReceived
+	if err := r.callFor(ctx, in, &got, "receive"); err != nil {
+		return nil, err
+	}
+	m.done()
+	faults := map[string]string{}
+	for _, u := range p.updates { // only what was asked for
+		if fault, failed := got.Errors[u.Branch]; failed {
+			faults[u.Branch] = agentlab.Cut(sanitize(fault), 300)
+		}
+	}
+	return faults, nil
+}
+
+// pack makes a bundle of what the sandbox lacks; nil if that is nothing.
+func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known map[string]string, m *meter) (*os.File, error) {
+	objects, err := git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return nil, err
+	}
+	bare, err := scratchRepo(ctx, tmp, objects)
+	if err != nil {
+		return nil, err
+	}
+	var set, revs strings.Builder
+	var refs []string
+	add := func(ref, commit string) {
+		refs = append(refs, ref)
+		fmt.Fprintf(&set, "update %s %s\n", ref, commit)
+		revs.WriteString(commit + "\n")
+	}
+	for _, u := range p.updates {
+		if u.Commit != "" {
+			add("refs/heads/"+u.Branch, u.Commit)
+		}
+	}
+	if p.changes != "" {
+		add(guestapi.RefChanges, p.changes)
+	}
+	if len(refs) == 0 {
+		return nil, nil
+	}
+	if _, err := (gitInput{stdin: strings.NewReader(set.String())}).run(ctx, bare, "--git-dir="+bare, "update-ref", "--stdin"); err != nil {
+		return nil, err
+	}
+	not, err := notRevs(ctx, bare, known)
+	if err != nil {
+		return nil, err
+	}
+	in := gitInput{stdin: strings.NewReader(revs.String() + not)}
+	if n, err := in.run(ctx, bare, "--git-dir="+bare, "rev-list", "--count", "--stdin"); err != nil || n == "0" {
+		return nil, err
+	}
+	name := filepath.Join(tmp, "push.bundle")
+	in = gitInput{stdin: strings.NewReader(not), stderr: &gitProgress{m: m, what: "packing " + r.path}}
+	args := append([]string{"--git-dir=" + bare, "bundle", "create", "--all-progress", name}, refs...)
+	if _, err := in.run(ctx, bare, append(args, "--stdin")...); err != nil {
+		return nil, err
+	}
+	return os.Open(name) //nolint:gosec // our own temporary file
+}
+
+// notRevs returns revisions that exclude the commits that exist.
+func notRevs(ctx context.Context, bare string, commits map[string]string) (string, error) {
+	var ids strings.Builder
+	for _, id := range commits {
+		ids.WriteString(id + "\n")
+	}
+	out, err := gitInput{stdin: strings.NewReader(ids.String())}.run(ctx, bare, "--git-dir="+bare, "cat-file", "--batch-check=%(objectname) %(objecttype)")
+	if err != nil {
+		return "", err
+	}
+	var not strings.Builder
+	for line := range strings.Lines(out) {
+		if id, ok := strings.CutSuffix(strings.TrimSuffix(line, "\n"), " commit"); ok {
+			not.WriteString("^" + id + "\n")
+		}
+	}
+	return not.String(), nil
+}

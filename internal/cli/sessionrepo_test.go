@@ -1,0 +1,392 @@
+package cli
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
+)
+
+// guestFunc answers a command of the host in place of a guest.
+type guestFunc func(verb string, in []byte) (out []byte, errOut string, code int)
+
+// guestClient returns a client whose sandboxes all are guest.
+func guestClient(t *testing.T, guest guestFunc) *client.Client {
+	t.Helper()
+	return commandClient(t, func(command []string, in []byte) ([]byte, string, int) { return guest(command[2], in) })
+}
+
+// commandClient returns a client whose sandboxes all run commands with guest.
+func commandClient(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) *client.Client {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "al")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var req guestapi.ExecRequest
+		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+			t.Error(err)
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guestapi.StreamProtocol+"\r\n\r\n")
+		var in []byte
+		for frames := stream.NewReader(rw.Reader); ; {
+			kind, p, err := frames.Next()
+			if err != nil || kind == stream.StdinEOF {
+				break
+			}
+			in = append(in, p...)
+		}
+		out, errOut, code := guest(req.Command, in)
+		answer := stream.NewWriter(conn)
+		_, _ = answer.Data(stream.Stdout).Write(out)
+		_, _ = answer.Data(stream.Stderr).Write([]byte(errOut))
+		_ = answer.JSON(stream.Exit, stream.ExitStatus{Code: code})
+	})}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return client.New(filepath.Join(dir, "s"))
+}
+
+// sessionWorld is a repository of the user and the one of a session.
+type sessionWorld struct {
+	*testing.T
+	user, guest string
+	app         *App
+	notes       bytes.Buffer
+}
+
+func newSessionWorld(t *testing.T) *sessionWorld {
+	w := &sessionWorld{T: t, user: sampleRepo(t), guest: filepath.Join(t.TempDir(), "guest")}
+	userGit(t, w.user, "clone", "-q", w.user, w.guest)
+	w.app = &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &w.notes}
+	return w
+}
+
+// honest answers as 'agentlab-agent repo' does.
+func (w *sessionWorld) honest(verb string, in []byte) (out []byte, errOut string, code int) {
+	w.Helper()
+	switch verb {
+	case "state":
+		st := guestapi.RepoState{
+			Branches:  map[string]string{"trunk": userGit(w.T, w.guest, "rev-parse", "trunk")},
+			Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}},
+		}
+		out, _ = json.Marshal(st)
+	case "pack":
+		var p guestapi.RepoPack
+		if err := json.Unmarshal(in, &p); err != nil {
+			w.Error(err)
+		}
+		return w.bundle("trunk", "^origin/trunk"), "", 0
+	}
+	return out, "", 0
+}
+
+func (w *sessionWorld) bundle(revs ...string) []byte {
+	w.Helper()
+	name := filepath.Join(w.TempDir(), "bundle")
+	userGit(w.T, w.guest, append([]string{"bundle", "create", "-q", name}, revs...)...)
+	p, err := os.ReadFile(name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return p
+}
+
+func (w *sessionWorld) commit(files map[string]string) string {
+	w.Helper()
+	put(w.T, w.guest, files)
+	userGit(w.T, w.guest, "add", "-A")
+	userGit(w.T, w.guest, "commit", "-q", "-m", "of the guest")
+	return userGit(w.T, w.guest, "rev-parse", "HEAD")
+}
+
+// open returns the session with a guest that answers so.
+func (w *sessionWorld) open(guest guestFunc) (*openedSession, error) {
+	w.Helper()
+	s := &openedSession{
+		sessionRepo: sessionRepo{c: guestClient(w.T, guest), sandbox: "1", path: w.user},
+		session:     api.Session{ID: "se-1", Name: "s"},
+		link:        repoLink{path: w.user, remote: remoteName, session: "se-1"},
+	}
+	var err error
+	s.state, err = s.sessionRepo.state(w.Context())
+	return s, err
+}
+
+// refs are the refs of the user's repository.
+func (w *sessionWorld) refs() string { return userGit(w.T, w.user, "for-each-ref") }
+
+func TestSync(t *testing.T) {
+	w := newSessionWorld(t)
+	head := w.commit(map[string]string{"new": "1"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := w.app.fetchSession(t.Context(), s)
+	if err != nil || len(got.Fetched) != 1 || got.Fetched[0].Commit != head || got.Fetched[0].Commits != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	m, err := w.app.mergeSession(t.Context(), s, "", "")
+	if err != nil || m == nil || m.Branch != "trunk" || m.Commit != head || !m.FastForward {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if m, err := w.app.mergeSession(t.Context(), s, "", ""); m != nil || err != nil {
+		t.Errorf("a second time: %+v, %v", m, err)
+	}
+	if m, err := w.app.mergeSession(t.Context(), s, "review", ""); err != nil || m.Commit != head {
+		t.Errorf("into a new branch: %+v, %v", m, err)
+	}
+	userGit(t, w.user, "branch", "-q", "other", "trunk~1")
+	userGit(t, w.user, "checkout", "-q", "other")
+	put(t, w.user, map[string]string{"new": "conflict"})
+	userGit(t, w.user, "add", "-A")
+	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	if _, err := w.app.mergeSession(t.Context(), s, "", "trunk"); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "git merge --abort") {
+		t.Errorf("a conflict: %v (%s)", err, agentlab.HintOf(err))
+	}
+	userGit(t, w.user, "merge", "--abort")
+	userGit(t, w.user, "branch", "-q", "-f", "review", "other")
+	if _, err := w.app.mergeSession(t.Context(), s, "review", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("commits of a branch were lost: %v", err)
+	}
+}
+
+// Nothing that a guest answers changes anything but the refs of its session.
+func TestHostileSession(t *testing.T) {
+	good := strings.Repeat("ab", 20)
+	state := func(text string) func(*sessionWorld) guestFunc {
+		return func(*sessionWorld) guestFunc {
+			return func(string, []byte) ([]byte, string, int) { return []byte(text), "", 0 }
+		}
+	}
+	trees := `"worktrees":[{"dir":""}]`
+	pack := func(bundle func(*sessionWorld) []byte) func(*sessionWorld) guestFunc {
+		return func(w *sessionWorld) guestFunc {
+			return func(verb string, in []byte) ([]byte, string, int) {
+				if verb == "pack" {
+					return bundle(w), "", 0
+				}
+				return w.honest(verb, in)
+			}
+		}
+	}
+	for name, attack := range map[string]func(*sessionWorld) guestFunc{
+		"not JSON":               state("x"),
+		"endless state":          state(`{"branches":{"` + strings.Repeat("a", guestapi.MaxRepoState) + `"`),
+		"branch leaves refs":     state(`{"branches":{"../../heads/trunk":"` + good + `"},` + trees + `}`),
+		"branch is an option":    state(`{"branches":{"--upload-pack=x":"` + good + `"},` + trees + `}`),
+		"branch is empty":        state(`{"branches":{"":"` + good + `"},` + trees + `}`),
+		"branch has controls":    state(`{"branches":{"a\u001b[31m":"` + good + `"},` + trees + `}`),
+		"branch has a newline":   state(`{"branches":{"a\nupdate refs/heads/trunk":"` + good + `"},` + trees + `}`),
+		"commit is an option":    state(`{"branches":{"a":"--all"},` + trees + `}`),
+		"commit is a ref":        state(`{"branches":{"a":"refs/heads/trunk"},` + trees + `}`),
+		"first tree elsewhere":   state(`{"branches":{},"worktrees":[{"dir":"../x"}]}`),
+		"tree leaves the folder": state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/../../x"}]}`),
+		"tree is absolute":       state(`{"branches":{},"worktrees":[{"dir":""},{"dir":"/etc"}]}`),
+		"tree in .git":           state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/.git/x"}]}`),
+		"negative count":         state(`{"branches":{},"worktrees":[{"dir":"","uncommitted":-1}]}`),
+		"branches without trees": state(`{"branches":{"a":"` + good + `"},"worktrees":[]}`),
+		"commit that is nowhere": func(w *sessionWorld) guestFunc {
+			return func(verb string, in []byte) ([]byte, string, int) {
+				if verb == "state" {
+					return []byte(`{"branches":{"trunk":"` + good + `"},` + trees + `}`), "", 0
+				}
+				return nil, "", 0
+			}
+		},
+		"command fails": func(w *sessionWorld) guestFunc {
+			return func(string, []byte) ([]byte, string, int) { return nil, "\x1b]0;title\a", 1 }
+		},
+		"bundle is garbage":   pack(func(*sessionWorld) []byte { return []byte("garbage") }),
+		"bundle without pack": pack(func(*sessionWorld) []byte { return []byte("# v2 git bundle\n" + good + " refs/heads/trunk\n\n") }),
+		"bundle of other refs": pack(func(w *sessionWorld) []byte {
+			w.commit(map[string]string{"x": "x"})
+			userGit(w.T, w.guest, "branch", "-q", "other")
+			return w.bundle("other", "^origin/trunk")
+		}),
+		"bundle has .git": pack(func(w *sessionWorld) []byte {
+			put(w.T, w.guest, map[string]string{"config": "[core]\n"})
+			blob := userGit(w.T, w.guest, "hash-object", "-w", "config")
+			sub := mktree(w, "100644 blob "+blob+"\tconfig\n")
+			tree := mktree(w, "040000 tree "+sub+"\t.git\n")
+			userGit(w.T, w.guest, "update-ref", "refs/heads/trunk", userGit(w.T, w.guest, "commit-tree", "-p", "trunk", "-m", "x", tree))
+			return w.bundle("trunk", "^origin/trunk")
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newSessionWorld(t)
+			before := w.refs()
+			s, err := w.open(attack(w))
+			if err == nil {
+				_, err = w.app.fetchSession(t.Context(), s)
+			}
+			if err == nil {
+				t.Error("it was accepted")
+			} else if strings.ContainsAny(err.Error()+agentlab.HintOf(err), "\x1b\a\n") {
+				t.Errorf("the error has control characters: %q", err)
+			}
+			if after := w.refs(); after != before {
+				t.Errorf("refs have changed:\n%s\nbefore:\n%s", after, before)
+			}
+		})
+	}
+}
+
+// mktree writes a tree without git's checks of names.
+func mktree(w *sessionWorld, entries string) string {
+	w.Helper()
+	out, err := gitInput{stdin: strings.NewReader(entries)}.run(w.Context(), w.guest, "-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "mktree", "--missing")
+	if err != nil {
+		w.Fatal(err)
+	}
+	return out
+}
+
+// A guest's commits choose filters and merge drivers by .gitattributes; those of the
+// user's configuration, and hooks, are not run.
+func TestSyncRunsNothing(t *testing.T) {
+	w := newSessionWorld(t)
+	marker := filepath.Join(t.TempDir(), "ran")
+	run := "touch " + marker + "; cat"
+	for key, value := range map[string]string{
+		"filter.evil.smudge": run, "filter.evil.clean": run, "filter.evil.required": "true",
+		"merge.evil.driver": "touch " + marker, "diff.evil.textconv": run, "core.fsmonitor": "touch " + marker,
+		"commit.gpgSign": "true", "gpg.program": "touch " + marker,
+	} {
+		userGit(t, w.user, "config", key, value)
+	}
+	for _, hook := range []string{"post-merge", "post-checkout", "reference-transaction", "pre-merge-commit", "commit-msg", "prepare-commit-msg"} {
+		name := filepath.Join(w.user, ".git/hooks", hook)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755)); err != nil { //nolint:gosec // a hook
+			t.Fatal(err)
+		}
+	}
+	put(t, w.user, map[string]string{"both": "1\n2\n3\n4\n5\n6\n7\n8\nmine\n"})
+	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "add", "-A")
+	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "commit", "-q", "-m", "mine")
+	w.commit(map[string]string{".gitattributes": "* filter=evil merge=evil diff=evil\n", "new": "1"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	m, err := w.app.mergeSession(t.Context(), s, "", "")
+	if err != nil || m == nil || m.FastForward {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if p, err := os.ReadFile(filepath.Join(w.user, "new")); string(p) != "1" {
+		t.Errorf("the merge has %q, %v", p, err)
+	}
+	if _, err := os.Lstat(marker); err == nil {
+		t.Error("a program of the user's configuration was run")
+	}
+}
+
+// The answer of a guest to a push is shown without control characters, and only for the
+// branches that were pushed.
+func TestPushAnswers(t *testing.T) {
+	w := newSessionWorld(t)
+	put(t, w.user, map[string]string{"new": "1"})
+	userGit(t, w.user, "add", "-A")
+	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	var sent guestapi.RepoReceive
+	var bundle []byte
+	s, err := w.open(func(verb string, in []byte) ([]byte, string, int) {
+		if verb != "receive" {
+			return w.honest(verb, in)
+		}
+		var line []byte
+		line, bundle, _ = bytes.Cut(in, []byte("\n"))
+		if err := json.Unmarshal(line, &sent); err != nil {
+			t.Error(err)
+		}
+		return []byte(`{"errors":{"trunk":"no\u001b[31m\nok refs/heads/x","elsewhere":"x"}}`), "", 0
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := userGit(t, w.user, "rev-parse", "HEAD")
+	got, err := s.push(t.Context(), pushed{updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, s.state.Branches, w.app.newMeter())
+	if err != nil || len(got) != 1 || strings.ContainsAny(got["trunk"], "\x1b\n") || !strings.HasPrefix(got["trunk"], "no") {
+		t.Errorf("%q, %v", got, err)
+	}
+	if len(sent.Updates) != 1 || sent.Updates[0].Commit != head || !bytes.HasPrefix(bundle, []byte("# v2 git bundle\n-"+s.state.Branches["trunk"])) {
+		t.Errorf("sent %+v, bundle %.80q", sent, bundle)
+	}
+}
+
+// A sync that fails, on a full disk or because another git holds a lock, leaves the
+// repository as it was, and works when it is repeated (seed 004, edge cases).
+func TestSyncThatFails(t *testing.T) {
+	smalldisk.Run(t, "32m", func(t *testing.T, dir string) {
+		w := newSessionWorld(t)
+		small := filepath.Join(dir, "user")
+		userGit(t, w.user, "clone", "-q", w.user, small)
+		userGit(t, small, "remote", "remove", "origin")
+		w.user = small
+		big := make([]byte, 4<<20)
+		_, _ = rand.Read(big)
+		w.commit(map[string]string{"big": string(big)})
+		s, err := w.open(w.honest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := w.refs() + userGit(t, small, "--no-optional-locks", "status", "--porcelain")
+		fails := func(why string) {
+			t.Helper()
+			if _, err := w.app.fetchSession(t.Context(), s); err == nil {
+				t.Errorf("%s: it succeeded", why)
+			}
+			if after := w.refs() + userGit(t, small, "--no-optional-locks", "status", "--porcelain"); after != before {
+				t.Errorf("%s: refs have changed:\n%s", why, after)
+			}
+			userGit(t, small, "fsck", "--strict")
+		}
+		smalldisk.Fill(t, dir, 1<<20)
+		fails("full disk")
+		if err := os.Remove(filepath.Join(dir, "fill")); err != nil {
+			t.Fatal(err)
+		}
+		lock := filepath.Join(small, ".git/refs/remotes/agentlab/trunk.lock")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(lock), 0o755), os.WriteFile(lock, nil, 0o600)); err != nil { //nolint:gosec // as git makes it
+			t.Fatal(err)
+		}
+		fails("lock")
+		if err := os.Remove(lock); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := w.app.fetchSession(t.Context(), s); err != nil || len(got.Fetched) != 1 {
+			t.Errorf("afterwards: %+v, %v", got, err)
+		}
+	})
+}

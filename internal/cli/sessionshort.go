@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// lsCmd is 'session list' for the interactive workflow.
+func (a *App) lsCmd() *cobra.Command {
+	cmd := a.sessionListCmd()
+	cmd.Use, cmd.Aliases, cmd.Short = "ls", nil, "List sessions"
+	return cmd
+}
+
+func (a *App) stopCmd() *cobra.Command {
+	var suspend, wait bool
+	cmd := &cobra.Command{
+		Use: "stop [SESSION]", Short: "Stop the sandbox of a session; its disk stays", Args: cobra.MaximumNArgs(1),
+		Long: `Stop the sandbox of the session of this repository. Its disk and workspace stay, and
+'agentlab start' starts it again. With --suspend its processes are saved to disk, too,
+and continue then. To delete a session, see 'agentlab rm'.`,
+	}
+	cmd.Flags().BoolVar(&suspend, "suspend", false, "save the processes to disk; not every backend can")
+	waitFlag(cmd, &wait, "wait until the sandbox is stopped")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		s, _, err := a.chosenSession(ctx, c, firstOf(args))
+		if err != nil {
+			return err
+		}
+		if s.Sandbox == "" {
+			return a.done(s, "session %s has no running sandbox", s.Name)
+		}
+		sb, err := a.stopSandbox(ctx, c, s, suspend, wait)
+		if err != nil {
+			return err
+		}
+		return a.done(sb, "session %s: sandbox %s is %s\n  → agentlab start", s.Name, sb.Name, sb.State)
+	})
+	return cmd
+}
+
+// stopSandbox stops the sandbox of a session, or suspends it to disk.
+func (a *App) stopSandbox(ctx context.Context, c *client.Client, s api.Session, suspend, wait bool) (sb api.Sandbox, err error) {
+	after := lastSandboxEvent(ctx, c, s)
+	done := isStopped
+	if suspend {
+		done = isOnDisk
+		sb, err = c.StopSession(ctx, s.ID, true)
+	} else {
+		sb, err = c.StopSandbox(ctx, fmt.Sprint(s.SandboxVMID), api.SandboxStop{})
+	}
+	if err == nil && wait && !done(sb) {
+		sb, err = a.waitSandbox(ctx, c, sb, after, done)
+	}
+	return sb, err
+}
+
+func (a *App) rmCmd() *cobra.Command {
+	var how removal
+	cmd := &cobra.Command{
+		Use: "rm [SESSION]", Short: "Delete a session with its sandbox", Args: cobra.MaximumNArgs(1),
+		Long: `Delete the session of this repository with its sandbox, and the remote that 'agentlab
+start' added. The workspace goes to the trash, from which 'agentlab workspace undelete'
+returns it. A session with commits or changes that this repository does not have is not
+deleted without --force; the sandbox is started to find out.`,
+	}
+	cmd.Flags().BoolVar(&how.yes, "yes", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&how.force, "force", false, "also delete work that is not in this repository")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		s, l, err := a.chosenSession(ctx, c, firstOf(args))
+		if err != nil {
+			return err
+		}
+		l.session = s.ID
+		if err := a.removeSession(ctx, c, &l, how); err != nil {
+			return err
+		}
+		return a.emit(s, silent)
+	})
+	return cmd
+}
+
+func (a *App) attachCmd() *cobra.Command {
+	var terminalFlag, run string
+	cmd := &cobra.Command{
+		Use:   "attach [SESSION[/WORKTREE]|SANDBOX]",
+		Short: "Attach to a persistent terminal in a session or sandbox",
+		Long: `Attach to the terminal of a session, by default that of this repository, or to that of
+one of its work trees: a tmux session, which keeps running when you detach with Ctrl-] or
+when the connection is lost.
+
+A sandbox without a session has a terminal, too, which shows its recent output when
+you attach again.`,
+		Example: `  agentlab attach
+  agentlab attach app/fix-12
+  agentlab attach play`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	cmd.Flags().StringVar(&terminalFlag, "session", "main", "name of the terminal; another name makes a further one")
+	cmd.Flags().StringVar(&run, "run", "", "command that a new terminal of a session runs first, in the syntax of sh")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		name, worktree, _ := strings.Cut(firstOf(args), "/")
+		if _, tty := terminal(a.Stdin); !tty {
+			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
+		}
+		s, l, err := a.chosenSession(ctx, c, name)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound && name != "" && worktree == "" && run == "" {
+			return a.attachSandbox(ctx, c, name, terminalFlag)
+		}
+		if err != nil {
+			return err
+		}
+		sb, err := a.resumeForWork(ctx, c, s, 0)
+		if err != nil {
+			return err
+		}
+		o := startOptions{agent: shellOnly, worktree: worktree, terminal: terminalFlag, run: run}
+		dir := guestapi.RepoDir
+		if worktree != "" {
+			w := &openedSession{sessionRepo{c, fmt.Sprint(sb.VMID), l.path}, s, l, guestapi.RepoState{}}
+			if w.state, err = w.sessionRepo.state(ctx); err != nil {
+				return err
+			}
+			t, err := w.worktree(worktree)
+			if err != nil {
+				return err
+			}
+			dir = joinGuest(t.Dir)
+		}
+		open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: "/"}
+		return a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open)
+	})
+	return cmd
+}
+
+// attachSandbox attaches to a terminal of a sandbox that has no session.
+func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name string) error {
+	req := guestapi.AttachRequest{Session: name}
+	req.Rows, req.Cols, req.Term = a.windowSize()
+	conn, err := c.Attach(ctx, sandbox, req)
+	if err != nil {
+		return err
+	}
+	a.progressf("attached to terminal %q; detach with Ctrl-]", name)
+	defer a.noticeLease(ctx, c, sandbox)()
+	return a.interact(ctx, conn, a.Stdin, true)
+}

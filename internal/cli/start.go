@@ -1,0 +1,455 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// interactiveAgents are the agents with a terminal interface. Each is a command.
+var interactiveAgents = []string{"claude", "codex", "opencode", "gemini"}
+
+// startOptions has the flags of 'agentlab start' and of the agents' commands.
+type startOptions struct {
+	path, agent, profile, backend string
+	terminal, run                 string // name and first command of the terminal
+	branch, worktree              string
+	fresh, detach, resume, yes    bool
+	withChanges                   bool
+	noEnv                         bool
+	ttl                           time.Duration
+	args                          []string // of the agent
+	sync                          string
+}
+
+// shellOnly is the value of --agent for a shell instead of an agent.
+const shellOnly = "none"
+
+func (o *startOptions) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.profile, "profile", "interactive", "profile of a new session (see 'agentlab profile list')")
+	f.StringVar(&o.backend, "backend", "", "fail unless the daemon uses this backend")
+	f.StringVar(&o.branch, "branch", "", "use the session of this branch, with its own VM, and check the branch out in it")
+	f.StringVar(&o.worktree, "worktree", "", "work in the work tree of this branch, in the VM of the session; it is created if it is missing")
+	f.BoolVar(&o.fresh, "fresh", false, "delete the session with its sandbox first, and start a new one")
+	f.BoolVar(&o.yes, "yes", false, "with --fresh: delete without confirmation")
+	f.BoolVar(&o.detach, "detach", false, "do not attach to the terminal")
+	f.BoolVar(&o.resume, "resume", false, "continue the last conversation of the agent")
+	f.BoolVar(&o.noEnv, "no-env", false, "do not send the files .env, .env.* and .envrc that git does not track (see 'agentlab sync-env')")
+	f.BoolVar(&o.withChanges, "with-changes", false, "carry uncommitted changes into the sandbox; they also stay here")
+	f.Var(durationFlag{&o.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
+	f.StringVar(&o.sync, "sync", "", "when to fetch commits while attached: manual, on-commit or on-idle (default: git config agentlab.sync, or manual)")
+}
+
+func (a *App) startCmd() *cobra.Command {
+	var o startOptions
+	cmd := &cobra.Command{
+		Use:   "start [PATH] [-- AGENT-ARG...]",
+		Short: "Start or continue the session of a repository, and attach to its agent",
+		Long: `Start or continue the session of a Git repository: a persistent VM with a copy of
+the repository at /workspace, in which an agent works with every permission. The
+commits of the current branch are pushed into the VM; its work comes back with
+'agentlab sync'. Nothing in the VM can access this machine.
+
+The terminal keeps running when you detach (Ctrl-], or Ctrl-B D). The state of the
+session persists until 'agentlab rm'.`,
+		Example: `  agentlab start
+  agentlab start ~/src/app --agent codex
+  agentlab start --worktree fix-12
+  agentlab start --detach --json`,
+	}
+	o.add(cmd)
+	cmd.Flags().StringVar(&o.agent, "agent", "", "agent to run: claude, codex, opencode, gemini, or none for a shell (default: git config agentlab.agent, or claude)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		n := cmd.ArgsLenAtDash()
+		if n < 0 {
+			n = len(args)
+		}
+		if n > 1 {
+			return usageErrorf("unexpected argument %q", args[1]).WithHint("arguments of the agent follow --")
+		}
+		o.path = "."
+		if n == 1 {
+			o.path = args[0]
+		}
+		o.args = args[n:]
+		return a.start(ctx, c, o)
+	})
+	return cmd
+}
+
+// agentCmd returns the command that starts a session with an agent.
+func (a *App) agentCmd(name string) *cobra.Command {
+	o := startOptions{path: ".", agent: name}
+	cmd := &cobra.Command{
+		Use:   name + " [flags] [-- ARG...]",
+		Short: "Run " + name + " in the session of this repository",
+		Long: fmt.Sprintf(`Run %[1]s in the session of the repository in the current directory, with every
+permission, in its VM. It is 'agentlab start --agent %[1]s'. Words after -- are
+arguments of %[1]s. If it is running already, attach to it.`, name),
+		Example: fmt.Sprintf("  agentlab %[1]s\n  agentlab %[1]s --resume\n  agentlab %[1]s --worktree fix-12", name),
+	}
+	o.add(cmd)
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if n := cmd.ArgsLenAtDash(); n != 0 && len(args) > 0 {
+			return usageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
+		}
+		o.args = args
+		return a.start(ctx, c, o)
+	})
+	return cmd
+}
+
+// check checks options that do not depend on the daemon, and completes the agent.
+func (o *startOptions) check(ctx context.Context, top string) error {
+	if o.agent == "" {
+		o.agent = "claude"
+		if configured, err := git(ctx, top, "config", "--get", "agentlab.agent"); err == nil && configured != "" {
+			o.agent = configured
+		}
+	}
+	if o.agent != shellOnly && !slices.Contains(interactiveAgents, o.agent) {
+		return usageErrorf("unknown agent %q", o.agent).WithHint("choose one of %s, or %s for a shell", strings.Join(interactiveAgents, ", "), shellOnly)
+	}
+	if o.agent == shellOnly && (o.resume || len(o.args) > 0) {
+		return usageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
+	}
+	if o.worktree != "" {
+		if err := agentlab.ValidateRef(o.worktree); err != nil {
+			return err
+		}
+	}
+	var err error
+	o.sync, err = syncMode(ctx, top, o.sync)
+	return err
+}
+
+// started is the output of 'agentlab start' under --json.
+type started struct {
+	Session  api.Session `json:"session"`
+	Sandbox  api.Sandbox `json:"sandbox"`
+	Created  bool        `json:"created"` // the session
+	Worktree string      `json:"worktree,omitempty"`
+	Dir      string      `json:"dir"` // in the guest
+}
+
+func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error {
+	l, err := findLink(ctx, o.path, o.branch)
+	if err == nil {
+		err = o.check(ctx, l.path)
+	}
+	if err != nil {
+		return err
+	}
+	if o.backend != "" {
+		st, err := c.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if st.Backend != o.backend {
+			return agentlab.Errorf(agentlab.CodeUnsupported, "the daemon uses the backend %s, not %s", st.Backend, o.backend).
+				WithHint("set backend in config.yaml, or use --host for another daemon")
+		}
+	}
+	head, err := a.sourceHead(ctx, l.path, o.branch)
+	if err != nil {
+		return err
+	}
+	if o.fresh && l.session != "" {
+		if err := a.removeSession(ctx, c, &l, removal{yes: o.yes}); err != nil {
+			return err
+		}
+	}
+	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile)
+	if err != nil {
+		return err
+	}
+	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
+	if err != nil {
+		return err
+	}
+	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
+	if err := a.sendCode(ctx, r, l, head, o); err != nil {
+		return err
+	}
+	dir, err := a.worktreeDir(ctx, r, o.worktree, head)
+	if err != nil {
+		return err
+	}
+	if !o.noEnv {
+		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
+		if err != nil {
+			return err
+		}
+		if n := len(sent.Files); n > 0 {
+			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
+		}
+	}
+	got := started{Session: s, Sandbox: sb, Created: created, Worktree: o.worktree, Dir: dir}
+	open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}
+	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json {
+		if !tty && !o.detach && !a.json {
+			a.progressf("note: standard input is not a terminal, so nothing is attached")
+		}
+		return a.startDetached(ctx, c, got, open, o)
+	}
+	return a.work(ctx, c, l, got, open, o.sync)
+}
+
+// startDetached starts the agent in the background.
+func (a *App) startDetached(ctx context.Context, c *client.Client, got started, open guestapi.ExecRequest, o startOptions) error {
+	open.TTY = false
+	open.Command = slices.Insert(open.Command, 2, "--detach")
+	if err := guestRun(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
+		return err
+	}
+	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, got.Dir, got.Session.Name)
+}
+
+// openCommand returns the command that attaches to the terminal of a work tree.
+func openCommand(o startOptions, dir string) []string {
+	name := "main"
+	switch {
+	case o.terminal != "" && o.terminal != name:
+		name = tmuxName(o.terminal)
+	case o.worktree != "":
+		name = terminalName(o.worktree)
+	}
+	cmd := []string{"agentlab-agent", "open", "--session", name, "--dir", dir}
+	if o.run != "" {
+		cmd = append(cmd, "--run", o.run)
+	}
+	if o.agent == shellOnly {
+		return cmd
+	}
+	cmd = append(cmd, "--agent", o.agent)
+	if o.resume {
+		cmd = append(cmd, "--resume")
+	}
+	return append(append(cmd, "--"), o.args...)
+}
+
+// terminalName is the name of the terminal of a work tree.
+func terminalName(branch string) string { return tmuxName("worktree/" + branch) }
+
+// tmuxName returns a name without the characters that tmux reserves.
+func tmuxName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune(":. \\", r) {
+			return '_'
+		}
+		return r
+	}, name)
+}
+
+// lossNoticed limits the time until the daemon finds out that a VM has ended.
+const lossNoticed = time.Minute
+
+// resumeForWork continues the sandbox of a session and waits until commands run in it.
+// After a crash of the host the daemon may not have found out yet that a VM has ended:
+// then the session is resumed again.
+func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
+	for began := time.Now(); ; {
+		after := lastSandboxEvent(ctx, c, s)
+		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
+		if err == nil && !isUp(sb) {
+			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+		}
+		if err != nil {
+			return sb, err
+		}
+		err = guestRun(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
+		if err == nil || ctx.Err() != nil || time.Since(began) > lossNoticed {
+			return sb, err
+		}
+		s.SandboxVMID = sb.VMID
+		if err := sleepOr(ctx, time.Second); err != nil {
+			return sb, err
+		}
+	}
+}
+
+// sleepOr waits, or returns the error of an ended context.
+func sleepOr(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// sourceHead returns the commit and branch that a start pushes.
+func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
+	src, err := findSource(ctx, path, branch)
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
+		return src, agentlab.Errorf(agentlab.CodeInvalid, "%s", e.Message).WithHint("commit something first: git add . && git commit -m First")
+	}
+	if err == nil && !isCommit(src.commit) {
+		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path)
+	}
+	return src, err
+}
+
+// sendCode makes the repository in the guest and pushes a branch to it. Work in the
+// guest is never overwritten: then the branch there stays, with a note about the reason.
+func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
+	if err := a.initGuestRepo(ctx, r, src); err != nil {
+		return err
+	}
+	st, err := r.state(ctx)
+	if err != nil {
+		return err
+	}
+	isNew := len(st.Branches) == 0
+	p := pushed{}
+	if at := st.Branches[src.branch]; at != src.commit {
+		switch note := a.behind(ctx, l.path, at, src.commit); {
+		case note != "":
+			a.progressf("note: %s of the session is kept: %s\n  → agentlab sync", src.branch, note)
+		default:
+			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
+		}
+	}
+	if isNew {
+		if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
+			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
+		}
+		a.warnUnsent(ctx, src)
+	}
+	if p.changes, err = a.carriedChanges(ctx, l.path, isNew, o); err != nil {
+		return err
+	}
+	if len(p.updates) == 0 && p.changes == "" {
+		return nil
+	}
+	m := a.newMeter()
+	defer m.done()
+	faults, err := r.push(ctx, p, st.Branches, m)
+	m.done()
+	if err != nil {
+		return err
+	}
+	for branch, fault := range faults {
+		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
+	}
+	if len(faults) < len(p.updates) {
+		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+	}
+	return nil
+}
+
+// behind returns why the branch of a session at a commit must not be set to another
+// one; "" if that only adds commits.
+func (a *App) behind(ctx context.Context, path, at, to string) string {
+	if at == "" {
+		return ""
+	}
+	if _, err := git(ctx, path, "cat-file", "-e", at+"^{commit}"); err != nil {
+		return "it has commits that are not here"
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", at, to); err == nil {
+		return ""
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", to, at); err == nil {
+		return "it has commits that are not merged here"
+	}
+	return "it and the branch here have diverged"
+}
+
+// initGuestRepo makes the repository and the link /workspace.
+func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource) error {
+	in := guestapi.RepoInit{Branch: src.branch}
+	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+		in.Origin = url
+	}
+	if err := r.callJSON(ctx, in, nil, "init"); err != nil {
+		return err
+	}
+	// The link is convenience: an image without it works, too.
+	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
+	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
+		a.progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
+	}
+	return nil
+}
+
+// defaultBranch returns the default branch of the remote origin, which agents compare
+// their work with.
+func defaultBranch(ctx context.Context, path string) (name, commit string) {
+	ref, err := git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
+	name, ok := strings.CutPrefix(ref, "refs/remotes/origin/")
+	if err != nil || !ok || agentlab.ValidateRef(name) != nil {
+		return "", ""
+	}
+	commit, err = git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil || !isCommit(commit) {
+		return "", ""
+	}
+	return name, commit
+}
+
+// carriedChanges returns a commit of the uncommitted changes that the user wants in
+// the sandbox.
+func (a *App) carriedChanges(ctx context.Context, path string, isNew bool, o startOptions) (commit string, err error) {
+	commit, n, err := commitChanges(ctx, path)
+	if err != nil || n == 0 {
+		if o.withChanges && err == nil {
+			a.progressf("note: there are no uncommitted changes to carry")
+		}
+		return "", err
+	}
+	what := agentlab.Plural(n, "file") + " with uncommitted changes"
+	if o.withChanges || isNew && a.confirm("There are "+what+". Carry them into the sandbox?") {
+		a.progressf("carrying %s into the sandbox; they also stay here", what)
+		return commit, nil
+	}
+	a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", what)
+	return "", nil
+}
+
+// commitChanges makes a commit of the uncommitted changes of a work tree on top of
+// HEAD, with an index of its own: the index, branches and files do not change. It
+// returns how many files differ.
+func commitChanges(ctx context.Context, path string) (commit string, files int, err error) {
+	env, err := disableFilters(ctx, path)
+	if err != nil {
+		return "", 0, err
+	}
+	status, err := gitInput{env: env, raw: true}.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
+	if files = strings.Count(status, "\x00"); err != nil || files == 0 {
+		return "", 0, err
+	}
+	dir, err := os.MkdirTemp("", "agentlab-changes-*")
+	if err != nil {
+		return "", 0, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	env = append(env, "GIT_INDEX_FILE="+filepath.Join(dir, "index"),
+		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost", "GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost")
+	in := gitInput{env: env}
+	for _, args := range [][]string{{"read-tree", "HEAD"}, {"add", "--all", "--", "."}} {
+		if _, err := in.run(ctx, path, args...); err != nil {
+			return "", 0, err
+		}
+	}
+	tree, err := in.run(ctx, path, "write-tree")
+	if err != nil {
+		return "", 0, err
+	}
+	commit, err = in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
+	return commit, files, err
+}

@@ -1,0 +1,344 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// synced is the output of 'agentlab sync' under --json.
+type synced struct {
+	SessionID   string        `json:"session_id"`
+	Fetched     []fetchedHead `json:"fetched"` // branches that have changed
+	Merged      *merged       `json:"merged,omitempty"`
+	Uncommitted int           `json:"uncommitted"` // files in the session with uncommitted changes
+}
+
+// fetchedHead is a branch of a session that was fetched.
+type fetchedHead struct {
+	Branch  string `json:"branch"`
+	Ref     string `json:"ref"` // local
+	Commit  string `json:"commit"`
+	Commits int    `json:"commits"` // that the ref did not have
+}
+
+// merged is a local branch that has the work of a session.
+type merged struct {
+	Branch      string `json:"branch"`
+	Commit      string `json:"commit"`
+	FastForward bool   `json:"fast_forward"`
+}
+
+func (a *App) syncCmd() *cobra.Command {
+	var into, worktree string
+	var fetchOnly, artifacts bool
+	o := artifactOptions{gib: 16}
+	cmd := &cobra.Command{
+		Use:   "sync [SESSION] | sync --artifacts [PATTERN...]",
+		Short: "Fetch the commits or the artifacts of a session",
+		Long: `Fetch the commits of the session of this repository and merge them into the current
+branch: fast-forward if possible, else with a merge commit. Conflicts remain in the
+work tree, as after 'git merge'. All branches of the session are in
+refs/remotes/agentlab. No other ref of this repository changes.
+
+Everything is checked before git uses it. No hook, filter or other program of the
+repository runs. Uncommitted changes in the sandbox stay there; see 'agentlab diff'
+and 'agentlab apply'.
+
+With --artifacts, files that git does not carry are copied instead, and no commits:
+those that match a PATTERN, or else the outputs of .agentlab.yaml in the work tree here.
+Only regular files are copied. A file that git tracks here is never replaced, and any
+other existing file only with --force. What .agentlabignore names is left out. Either
+everything is copied, or nothing.`,
+		Example: `  agentlab sync
+  agentlab sync --into review
+  agentlab sync --worktree fix-12
+  agentlab sync --fetch-only && git log -p HEAD..agentlab/main
+  agentlab sync --artifacts
+  agentlab sync --artifacts 'dist/**' '*.log' --force`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if artifacts {
+				return nil
+			}
+			return cobra.MaximumNArgs(1)(cmd, args)
+		},
+	}
+	cmd.Flags().BoolVar(&artifacts, "artifacts", false, "copy files that git does not carry, and no commits")
+	cmd.Flags().BoolVar(&o.force, "force", false, "with --artifacts: replace existing files that git does not track")
+	between(cmd.Flags(), &o.gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
+	cmd.Flags().StringVar(&into, "into", "", "branch to merge into; it is created if it is missing (default: the current one)")
+	cmd.Flags().StringVar(&worktree, "worktree", "", "merge this branch of the session, or copy artifacts from its work tree (default: the one with the name of the current branch; for artifacts /workspace)")
+	cmd.Flags().BoolVar(&fetchOnly, "fetch-only", false, "fetch, and merge nothing")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if fetchOnly && into != "" {
+			return usageErrorf("--fetch-only and --into cannot be used together")
+		}
+		switch {
+		case artifacts && (fetchOnly || into != ""):
+			return usageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
+		case artifacts:
+			o.patterns, o.worktree = args, worktree
+			return a.syncArtifacts(ctx, c, o)
+		case o.force || cmd.Flags().Changed("max-size"):
+			return usageErrorf("--force and --max-size require --artifacts")
+		}
+		w, err := a.openSession(ctx, c, firstOf(args))
+		if err != nil {
+			return err
+		}
+		got, err := a.fetchSession(ctx, w)
+		if err == nil && !fetchOnly {
+			got.Merged, err = a.mergeSession(ctx, w, into, worktree)
+		}
+		if err != nil {
+			return err
+		}
+		return a.emit(got, func() error { return a.printSynced(w, got) })
+	})
+	return cmd
+}
+
+func firstOf(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
+}
+
+// openedSession is a session with its running sandbox and the user's repository.
+type openedSession struct {
+	sessionRepo
+
+	session api.Session
+	link    repoLink
+	state   guestapi.RepoState
+}
+
+// openSession starts the sandbox of a session if necessary, and reads the state of its
+// repository.
+func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*openedSession, error) {
+	s, l, err := a.chosenSession(ctx, c, arg)
+	if err != nil {
+		return nil, err
+	}
+	if l.remote == "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "session %s is not one of the repository in the current directory", s.Name).
+			WithHint("change to its repository, or fetch its commits: git fetch %s%s", remoteScheme, s.ID)
+	}
+	sb, err := a.resumeForWork(ctx, c, s, 0)
+	if err != nil {
+		return nil, err
+	}
+	w := &openedSession{sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, s, l, guestapi.RepoState{}}
+	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")
+	}
+	return w, err
+}
+
+// worktree returns the work tree of a branch; "" is the main one.
+func (w *openedSession) worktree(branch string) (guestapi.RepoWorktree, error) {
+	if branch == "" {
+		return w.state.Worktrees[0], nil
+	}
+	for _, t := range w.state.Worktrees {
+		if t.Branch == branch || t.Dir == guestapi.WorktreesDir+"/"+branch {
+			return t, nil
+		}
+	}
+	return guestapi.RepoWorktree{}, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no work tree of branch %s", w.session.Name, branch).
+		WithHint("list them: agentlab worktree list")
+}
+
+// fetchSession fetches all branches of a session. The refs are set in one step.
+func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error) {
+	got := synced{SessionID: w.session.ID, Fetched: []fetchedHead{}}
+	for _, t := range w.state.Worktrees {
+		got.Uncommitted += t.Uncommitted
+	}
+	heads := maps.Clone(w.state.Branches)
+	branches := slices.Sorted(maps.Keys(heads))
+	err := w.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+		if b == nil {
+			return nil
+		}
+		for _, branch := range branches { // they may have moved since the state was read
+			if commit := b.header.refs["refs/heads/"+branch]; commit != "" {
+				heads[branch] = commit
+			}
+		}
+		return b.keep(ctx, nil)
+	})
+	if err != nil {
+		return got, err
+	}
+	var update strings.Builder
+	for _, branch := range branches {
+		h := fetchedHead{Branch: branch, Ref: w.link.ref(branch), Commit: heads[branch]}
+		old, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", h.Ref)
+		if err == nil && old == h.Commit {
+			continue
+		}
+		h.Commits = countNew(ctx, w.path, h.Commit)
+		fmt.Fprintf(&update, "update %s %s\n", h.Ref, h.Commit)
+		got.Fetched = append(got.Fetched, h)
+	}
+	if len(got.Fetched) == 0 {
+		return got, nil
+	}
+	if _, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
+		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", sanitize(err.Error())).
+			WithHint("no ref was changed; run the command again")
+	}
+	return got, nil
+}
+
+// countNew returns how many commits up to a commit no ref has yet; 0 if that is unknown.
+func countNew(ctx context.Context, path, commit string) (n int) {
+	out, err := git(ctx, path, "rev-list", "--count", commit, "--not", "--all")
+	if err == nil {
+		_, _ = fmt.Sscan(out, &n)
+	}
+	return n
+}
+
+func (a *App) printSynced(w *openedSession, got synced) error {
+	for _, h := range got.Fetched {
+		fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
+	}
+	switch m := got.Merged; {
+	case m != nil:
+		a.progressf("branch %s is at %.12s now\n  → git log -p ORIG_HEAD..%s", m.Branch, m.Commit, m.Branch)
+	case len(got.Fetched) == 0:
+		a.progressf("there is nothing new")
+	}
+	if got.Uncommitted > 0 {
+		a.progressf("note: %s in the session with uncommitted changes\n  → agentlab diff\n  → agentlab apply", agentlab.Plural(got.Uncommitted, "file"))
+	}
+	return nil
+}
+
+// mergeSession merges a branch of a session into a local one; nil means that it had
+// everything.
+func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, error) {
+	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+	from := worktree
+	if from == "" {
+		if from = current; w.state.Branches[from] == "" || into != "" {
+			from = w.state.Worktrees[0].Branch
+		}
+	}
+	if w.state.Branches[from] == "" {
+		return nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
+			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
+	}
+	ref := w.link.ref(from)
+	if into != "" && into != current {
+		return a.forwardBranch(ctx, w.path, into, ref)
+	}
+	if current == "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
+			WithHint("the commits are fetched; merge them with --into BRANCH")
+	}
+	return a.mergeRef(ctx, w.path, current, ref)
+}
+
+// forwardBranch sets a branch that is not checked out to a descendant, or creates it.
+func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*merged, error) {
+	if err := agentlab.ValidateRef(branch); err != nil {
+		return nil, err
+	}
+	to, err := git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	full := "refs/heads/" + branch
+	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
+	switch {
+	case err != nil:
+		old = strings.Repeat("0", 40)
+	case old == to:
+		return nil, nil
+	default:
+		if _, err := git(ctx, path, "merge-base", "--is-ancestor", old, to); err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has commits that the session lacks", branch).
+				WithHint("the commits are fetched; merge them: git checkout %s && git merge %s", branch, strings.TrimPrefix(ref, "refs/remotes/"))
+		}
+	}
+	if used, _ := git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
+			WithHint("run 'agentlab sync' there")
+	}
+	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, old); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
+	}
+	return &merged{Branch: branch, Commit: to, FastForward: true}, nil
+}
+
+// mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
+// tree for the user.
+func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, error) {
+	old, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", ref, "HEAD"); err == nil {
+		return nil, nil
+	}
+	env, err := disableFilters(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	drivers, err := plainMergeDrivers(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	in := gitInput{env: append(env, "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true")}
+	_, err = in.run(ctx, path, append(drivers, "merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash", ref)...)
+	if err != nil && ctx.Err() == nil {
+		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s", branch).
+				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
+		}
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(err.Error())).
+			WithHint("the commits are fetched; commit or stash your changes and run the command again, or merge with git: git merge %s", strings.TrimPrefix(ref, "refs/remotes/"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	to, _ := git(ctx, path, "rev-parse", ref)
+	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
+	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil}, nil
+}
+
+// plainMergeDrivers returns options that replace the merge drivers of the configuration,
+// which a guest's .gitattributes can choose, by git's merge of lines.
+func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
+	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
+	if err != nil {
+		return nil, err
+	}
+	var options []string
+	for key := range strings.SplitSeq(keys, "\x00") {
+		if name, ok := strings.CutSuffix(key, ".driver"); ok && strings.HasPrefix(name, "merge.") {
+			if strings.Contains(key, "=") {
+				return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the merge driver %q has an equals sign in its name", key).WithHint("rename it in the configuration of git")
+			}
+			options = append(options, "-c", key+"=git merge-file --marker-size=%L %A %O %B")
+		}
+	}
+	return options, nil
+}

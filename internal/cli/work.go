@@ -1,0 +1,299 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// The modes of synchronization while a terminal is attached (seed 004, FR-022).
+const (
+	syncManual   = "manual"
+	syncOnCommit = "on-commit"
+	syncOnIdle   = "on-idle"
+)
+
+// How often the branches of a session are read, and for how many reads they must stay
+// the same to be idle.
+const (
+	syncEvery  = 5 * time.Second
+	idleRounds = 4
+)
+
+// syncMode returns the mode of a flag, or else of the configuration of a repository.
+func syncMode(ctx context.Context, path, flag string) (string, error) {
+	mode := flag
+	if mode == "" {
+		mode, _ = git(ctx, path, "config", "--get", "agentlab.sync")
+	}
+	switch mode {
+	case "":
+		return syncManual, nil
+	case syncManual, syncOnCommit, syncOnIdle:
+		return mode, nil
+	}
+	return "", usageErrorf("unknown mode of synchronization %q", mode).WithHint("use one of %s, %s, %s", syncManual, syncOnCommit, syncOnIdle)
+}
+
+// work attaches to the terminal of a session until the user detaches.
+func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
+	sandbox := fmt.Sprint(got.Sandbox.VMID)
+	a.progressf("attaching to %s of session %s; detach with Ctrl-]", got.Dir, got.Session.Name)
+	auto := a.startSync(ctx, &openedSession{sessionRepo{c, sandbox, l.path}, got.Session, l, guestapi.RepoState{}}, mode)
+	err := a.openTerminal(ctx, c, sandbox, open)
+	auto.stop()
+	if err != nil {
+		return err
+	}
+	auto.report(a)
+	a.progressf("session %s keeps running\n  → agentlab sync\n  → agentlab stop %s", got.Session.Name, got.Session.Name)
+	return nil
+}
+
+// autoSync fetches the commits of a session in the background while a terminal is
+// attached, and forwards the branch that is checked out if that loses nothing. It prints
+// nothing before the terminal has ended.
+type autoSync struct {
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+	commits int
+	err     error // of the last attempt
+}
+
+func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *autoSync {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &autoSync{cancel: cancel}
+	if mode == syncManual {
+		return s
+	}
+	s.done.Go(func() {
+		tick := time.NewTicker(syncEvery)
+		defer tick.Stop()
+		var seen, fetched map[string]string
+		same := 0
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			st, err := w.sessionRepo.state(ctx)
+			if err != nil { // the sandbox may be away for a while
+				continue
+			}
+			if same++; !maps.Equal(st.Branches, seen) {
+				seen, same = st.Branches, 0
+			}
+			if maps.Equal(st.Branches, fetched) || mode == syncOnIdle && same < idleRounds {
+				continue
+			}
+			if w.state = st; s.once(ctx, a, w) {
+				fetched = st.Branches
+			}
+		}
+	})
+	return s
+}
+
+// once fetches and forwards. It reports whether the commits were fetched.
+func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
+	got, err := a.fetchSession(ctx, w)
+	if err == nil {
+		for _, h := range got.Fetched {
+			s.commits += h.Commits
+		}
+		current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+		if ref := w.link.ref(current); w.state.Branches[current] != "" {
+			if _, aerr := git(ctx, w.path, "merge-base", "--is-ancestor", "HEAD", ref); aerr == nil {
+				_, err = a.mergeRef(ctx, w.path, current, ref)
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		s.err = err
+	}
+	return err == nil
+}
+
+// stop ends the synchronization and waits for it.
+func (s *autoSync) stop() {
+	s.cancel()
+	s.done.Wait()
+}
+
+func (s *autoSync) report(a *App) {
+	if s.commits > 0 {
+		a.progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
+	}
+	if s.err != nil {
+		a.progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
+	}
+}
+
+func (a *App) sessionDiffCmd() *cobra.Command {
+	var worktree string
+	var stat bool
+	cmd := &cobra.Command{
+		Use: "diff [SESSION]", Short: "Show the uncommitted changes in a session", Args: cobra.MaximumNArgs(1),
+		Long: `Show the uncommitted changes in the session of this repository, against the last
+commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
+	}
+	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
+	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.withChanges(ctx, c, firstOf(args), worktree, func(b *checkedBundle, of changeSource) error {
+			if b == nil {
+				a.progressf("session %s has no uncommitted changes", of.id)
+				return a.emit(of.document([]changedFile{}, "", stat), silent)
+			}
+			return a.showChanges(ctx, b, of, stat)
+		})
+	})
+	return cmd
+}
+
+func (a *App) sessionApplyCmd() *cobra.Command {
+	var name, worktree string
+	var force bool
+	cmd := &cobra.Command{
+		Use: "apply [PATH...]", Short: "Apply the uncommitted changes in a session to the work tree",
+		Long: `Apply the uncommitted changes in the session of this repository to the work tree here;
+with paths, only those of these files and directories. A file that differs from the
+one that was changed is merged (three-way). If a file cannot be merged, nothing is
+applied. The index and branches do not change, and the changes stay in the session.`,
+		Example: "  agentlab diff --stat\n  agentlab apply src",
+	}
+	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
+	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
+	cmd.Flags().BoolVar(&force, "force", false, "merge into files with uncommitted changes without confirmation")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
+		return a.withChanges(ctx, c, name, worktree, func(b *checkedBundle, of changeSource) error {
+			if b == nil {
+				a.progressf("nothing to apply: session %s has no uncommitted changes", of.id)
+				return a.emit(map[string]any{"session_id": of.id, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
+			}
+			return a.applyChanges(ctx, b, of, b.dir(), paths, force)
+		})
+	})
+	return cmd
+}
+
+// withChanges calls fn with the uncommitted changes of a work tree of a session; nil if
+// there are none.
+func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, fn func(*checkedBundle, changeSource) error) error {
+	w, err := a.openSession(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	t, err := w.worktree(worktree)
+	if err != nil {
+		return err
+	}
+	of := changeSource{
+		kind: "session", id: w.session.ID, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
+		merge: "commit the changes in the session, then agentlab sync",
+	}
+	if t.Uncommitted == 0 {
+		return fn(nil, of)
+	}
+	var branches []string // the commits that the changes are on top of
+	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
+		branches = []string{t.Branch}
+	}
+	return w.fetch(ctx, branches, true, t.Dir, func(b *checkedBundle) error {
+		if b != nil && b.header.refs[guestapi.RefChanges] == "" {
+			b = nil // they have been committed since
+		}
+		return fn(b, of)
+	})
+}
+
+// removal says how a session is removed.
+type removal struct{ yes, force bool }
+
+// removeSession deletes a session with its sandbox, after a check for work that is only
+// there. Its workspace goes to the trash.
+func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, how removal) error {
+	s, err := c.Session(ctx, l.session)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !how.force {
+		left, err := a.unsynced(ctx, c, s, *l)
+		if err != nil {
+			return agentlab.Errorf(agentlab.CodeOf(err), "cannot find out whether session %s has work that is not here: %w", s.Name, err).
+				WithHint("delete it nevertheless, its workspace goes to the trash: agentlab rm --force %s", s.Name)
+		}
+		if len(left) > 0 {
+			return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
+				WithHint("get it: agentlab sync, agentlab apply; or delete it nevertheless, its workspace goes to the trash: agentlab rm --force %s", s.Name)
+		}
+	}
+	if !how.yes && !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
+		return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
+	}
+	if s.Sandbox != "" {
+		after := lastSandboxEvent(ctx, c, s)
+		sb, err := c.StopSession(ctx, s.ID, false)
+		if err == nil && !isDestroyed(sb) {
+			_, err = a.waitSandbox(ctx, c, sb, after, isDestroyed)
+		}
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeConflict { // it has none
+			return err
+		}
+	}
+	if err := c.DeleteSession(ctx, s.ID, false); err != nil {
+		return err
+	}
+	a.progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
+	if l.remote == "" {
+		return nil
+	}
+	return l.remove(ctx)
+}
+
+// unsynced lists the work of a session that the user's repository does not have. The
+// sandbox is started for that if necessary: unknown is not absent.
+func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) ([]string, error) {
+	if l.remote == "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
+	}
+	if len(s.History) == 0 {
+		return nil, nil // it never had a sandbox
+	}
+	sb, err := a.resumeForWork(ctx, c, s, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, branch := range slices.Sorted(maps.Keys(st.Branches)) {
+		found, err := git(ctx, l.path, "for-each-ref", "--count=1", "--contains", st.Branches[branch])
+		if err != nil || found == "" {
+			left = append(left, "commits of "+branch)
+		}
+	}
+	for _, t := range st.Worktrees {
+		if t.Uncommitted > 0 {
+			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), joinGuest(t.Dir)))
+		}
+	}
+	return left, nil
+}

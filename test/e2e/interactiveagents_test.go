@@ -1,0 +1,195 @@
+package e2e
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/test/fakellm"
+)
+
+// onTerminal is a command of the user on a terminal.
+type onTerminal struct {
+	l   *lab
+	cmd *exec.Cmd
+	tty *os.File
+	// done is closed when the output has ended.
+	done chan struct{}
+	out  bounded.Tail
+}
+
+// terminal starts agentlab on a terminal, in a repository, and drops its output.
+func (l *lab) terminal(repo string, args ...string) *onTerminal {
+	l.Helper()
+	o := l.terminalTo(repo, args...)
+	o.drain()
+	return o
+}
+
+// drain reads and drops the rest of the output.
+func (o *onTerminal) drain() {
+	go func() {
+		defer close(o.done)
+		_, _ = io.Copy(&o.out, o.tty) // ends with an error when the other side closes
+	}()
+}
+
+// terminalTo starts agentlab on a terminal, whose output the caller reads.
+func (l *lab) terminalTo(repo string, args ...string) *onTerminal {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	l.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), args...)
+	cmd.Dir, cmd.Env = repo, append(l.env, "TERM=xterm-256color", "COLORTERM=truecolor")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 120})
+	if err != nil {
+		l.Fatal(err)
+	}
+	o := &onTerminal{l: l, cmd: cmd, tty: tty, done: make(chan struct{}), out: bounded.Tail{Max: 4 << 10}}
+	l.Cleanup(func() { _ = tty.Close() })
+	return o
+}
+
+func (o *onTerminal) keys(text string) {
+	o.l.Helper()
+	if _, err := o.tty.WriteString(text); err != nil {
+		o.l.Fatal(err)
+	}
+}
+
+// detach leaves the terminal with Ctrl-] and expects success.
+func (o *onTerminal) detach() {
+	o.l.Helper()
+	o.keys("\x1d")
+	<-o.done
+	if err := o.cmd.Wait(); err != nil {
+		o.l.Errorf("%v ended with %v", o.cmd.Args[1:], err)
+	}
+}
+
+// screen returns what a terminal in a sandbox shows.
+func (l *lab) screen(session, terminal string) string {
+	l.Helper()
+	r := l.run("", "exec", l.sandboxOf(session), "--", "tmux", "-L", "agentlab", "capture-pane", "-p", "-t", "="+terminal+":")
+	return r.stdout + r.stderr
+}
+
+// dialogs are words of the questions of agents that must not appear.
+var dialogs = []string{"trust this folder", "Trust this folder", "Do you trust", "Choose the text style", "Select login method", "Detected a custom API key", "Sign in with", "Yes, I accept", "Make auto mode", "How would you like to authenticate"}
+
+// shows waits until the screen has a text, and fails if it has a question.
+func (l *lab) shows(session, terminal, want string) {
+	l.Helper()
+	var got string
+	if !eventually(5*time.Minute, func() bool {
+		got = l.screen(session, terminal)
+		return strings.Contains(got, want) || hasDialog(got) != ""
+	}) || hasDialog(got) != "" {
+		l.Fatalf("no %q on the screen (question: %q):\n%s", want, hasDialog(got), got)
+	}
+}
+
+func hasDialog(screen string) string {
+	for _, d := range dialogs {
+		if strings.Contains(screen, d) {
+			return d
+		}
+	}
+	return ""
+}
+
+// Real coding agents work on a terminal without a question (seed 004, user story 1,
+// scenario 3, SC-002). Two of them work in two work trees. After everything was killed,
+// both continue with their work and their conversation.
+func TestInteractiveAgents(t *testing.T) {
+	t.Parallel()
+	sampled(t, 2, agentTests)
+	l, n := newNetLab(t)
+	llm := fakellm.New(agentScript...)
+	n.HandleHTTP("llm.example.com", 80, llm)
+	for k, v := range map[string]string{
+		"env.ANTHROPIC_BASE_URL": "http://llm.example.com", "env.ANTHROPIC_API_KEY": "sk-ant-test-0123456789-0123456789-0123456789",
+		"env.OPENAI_BASE_URL": "http://llm.example.com/v1", "env.OPENAI_API_KEY": "sk-test-openai",
+	} {
+		l.secret(k, v)
+	}
+	l.workProfile("work", "agents")
+	repo := filepath.Join(t.TempDir(), "app")
+	if err := os.Rename(sampleRepo(t), repo); err != nil {
+		t.Fatal(err)
+	}
+	const task, second = "Fix the greeting so that its test passes, and commit.", "worktree/second"
+	claude := l.terminal(repo, "claude", "--profile", "work")
+	claude.sessionUp("app")
+	l.shows("app", "main", "bypass permissions on")
+	codex := l.terminal(repo, "codex", "--worktree", "second")
+	l.shows("app", second, "YOLO mode")
+	claude.keys(task)
+	l.shows("app", "main", "passes, and commit")
+	claude.keys("\r")
+	codex.keys(task)
+	l.shows("app", second, "passes, and commit")
+	codex.keys("\r")
+	for _, terminal := range []string{"main", second} {
+		l.shows("app", terminal, "I mended the greeting")
+	}
+	claude.detach()
+	codex.detach()
+	l.in(repo, "sync")
+	if got := git(t, repo, "show", "HEAD:greeting.txt"); got != "hello" {
+		t.Errorf("after sync the file is %q", got)
+	}
+	l.in(repo, "sync", "--worktree", "second", "--into", "second")
+	if got := git(t, repo, "show", "second:greeting.txt"); got != "hello" {
+		t.Errorf("the file of the work tree is %q", got)
+	}
+
+	l.guest("app", "echo unfinished > work.txt; sync") // the kernel would write it within 30 seconds
+	for _, pid := range l.processes() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if !eventually(settleLimit, func() bool { return len(l.processes()) == 0 }) { // a daemon that dies can still have its socket
+		t.Fatal("killed processes remain")
+	}
+	claude = l.terminal(repo, "claude", "--resume")
+	claude.sessionUp("app")
+	l.shows("app", "main", "Fix the greeting so that")
+	codex = l.terminal(repo, "codex", "--worktree", "second", "--resume")
+	l.shows("app", second, "Fix the greeting so that")
+	if got := l.guest("app", "cat work.txt; cat .worktrees/second/greeting.txt"); got != "unfinished\nhello" {
+		t.Errorf("after the end of everything: %q", got)
+	}
+	claude.detach()
+	codex.detach()
+	if r := l.run(repo, "rm", "--yes"); r.code == 0 || !strings.Contains(r.stderr, "1 file with uncommitted changes") {
+		t.Errorf("unsynced work was deleted: %v", r)
+	}
+	l.in(repo, "rm", "--yes", "--force")
+}
+
+// sessionUp waits until the sandbox of a session is up, which a command starts.
+func (o *onTerminal) sessionUp(session string) {
+	l := o.l
+	l.Helper()
+	var r result
+	if !eventually(commandLimit, func() bool {
+		select {
+		case <-o.done:
+			l.Fatalf("%v has ended:\n%s", o.cmd.Args[1:], o.out.String())
+		default:
+		}
+		r = l.run("", "--json", "session", "show", session)
+		return strings.Contains(r.stdout, `"state": "READY"`)
+	}) {
+		l.Fatalf("%v\n%s", r, o.out.String())
+	}
+}
