@@ -2,9 +2,12 @@ package cli_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -72,6 +75,7 @@ func scriptParams(t *testing.T, dir string) testscript.Params {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"capture":    capture,
+			"freeports":  freePorts,
 			"killdaemon": killDaemon,
 		},
 	}
@@ -88,6 +92,33 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("no match for %s", args[1])
 	}
 	ts.Setenv(args[0], m[1])
+}
+
+// freePorts VAR... sets the variables to TCP ports on which no process listens, in
+// ascending order. The ports are below those that the kernel gives to clients, so that
+// no connection of another test takes them.
+func freePorts(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: freeports VAR...")
+	}
+	const first, last = 16384, 32767
+	var ports []int
+	for tries := 0; len(ports) < len(args); tries++ {
+		if tries == last-first {
+			ts.Fatalf("no free TCP port")
+		}
+		port := first + rand.IntN(last-first+1)
+		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		if err != nil || slices.Contains(ports, port) {
+			continue
+		}
+		ts.Check(l.Close())
+		ports = append(ports, port)
+	}
+	slices.Sort(ports)
+	for i, name := range args {
+		ts.Setenv(name, strconv.Itoa(ports[i]))
+	}
 }
 
 // daemonPID reads the pid that the daemon noted in its lock file.
