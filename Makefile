@@ -69,11 +69,15 @@ build: ## static binaries for this machine into bin/
 	@ln -sfn agentlab bin/git-remote-agentlab
 	@echo "bin/: $(PROGRAMS) $(VERSION)"
 
-build-all: ## static binaries for amd64 and arm64 into dist/
+build-all: ## static binaries for amd64 and arm64, and agentlab for macOS, into dist/
 	@for arch in amd64 arm64; do mkdir -p dist/$$arch; \
 	  for p in $(PROGRAMS); do GOOS=linux GOARCH=$$arch $(BUILD) -o dist/$$arch/$$p ./cmd/$$p || exit 1; done; \
 	  ln -sfn agentlab dist/$$arch/git-remote-agentlab; \
 	  echo "dist/$$arch: $(PROGRAMS) $(VERSION)"; done
+	@for arch in amd64 arm64; do mkdir -p dist/darwin-$$arch; \
+	  GOOS=darwin GOARCH=$$arch $(BUILD) -o dist/darwin-$$arch/agentlab ./cmd/agentlab || exit 1; \
+	  ln -sfn agentlab dist/darwin-$$arch/git-remote-agentlab; \
+	  echo "dist/darwin-$$arch: agentlab $(VERSION)"; done
 
 check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
 	@scripts/deps.sh run agents test

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -101,6 +102,10 @@ func ping(ctx context.Context, socket string) error {
 // startDaemon starts the user-mode daemon in the background and waits until
 // it answers.
 func (a *App) startDaemon(ctx context.Context) error {
+	if runtime.GOOS != "linux" {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "agentlabd does not run on %s", runtime.GOOS).
+			WithHint("run it on a Linux machine, and set --host or AGENTLAB_HOST to its URL (docs/access.md)")
+	}
 	p, err := a.paths()
 	if err != nil {
 		return err

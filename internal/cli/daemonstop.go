@@ -46,14 +46,14 @@ func (a *App) daemonStop(ctx context.Context) error {
 	return nil
 }
 
-// watchDaemon returns the process that serves c as its ID and a pidfd, which the
-// caller closes. The second call of Status ensures that the ID was not reused.
+// watchDaemon returns the process that serves c as its ID and a descriptor of
+// openProcess, which the caller closes. The second call of Status ensures that the ID was not reused.
 func watchDaemon(ctx context.Context, c *client.Client) (pid, pidfd int, err error) {
 	before, err := c.Status(ctx)
 	if err != nil {
 		return 0, -1, err
 	}
-	pidfd, err = unix.PidfdOpen(before.PID, 0)
+	pidfd, err = openProcess(before.PID)
 	if err != nil {
 		return 0, -1, agentlab.Errorf(agentlab.CodeUnavailable, "cannot watch the daemon (pid %d): %w", before.PID, err).
 			WithHint("run the command again; stop a daemon of another PID namespace there")

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -123,8 +122,7 @@ func (a *App) edit(ctx context.Context, file string) error {
 // runs in another directory than this process.
 func privateMemory() (string, error) {
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm", "/run"} {
-		var fs unix.Statfs_t
-		if !filepath.IsAbs(dir) || unix.Statfs(dir, &fs) != nil || fs.Type != unix.TMPFS_MAGIC {
+		if !filepath.IsAbs(dir) || !inMemory(dir) {
 			continue
 		}
 		if tmp, err := os.MkdirTemp(dir, "agentlab-edit-*"); err == nil { // mode 0700

@@ -11,9 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 // Approximate peak disk usage of a build: the tree and its image.
@@ -150,12 +149,12 @@ func hasSubIDs(file string, u *user.User) bool {
 }
 
 func (r *Recipe) checkSpace(dir string) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	free, err := hostspace.FreeBytes(dir)
+	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "the free space of %s cannot be determined: %w", dir, err)
 	}
 	need := int64(min(spaceBase+spaceAgent*len(r.npm()), spaceMax))
-	if free := int64(st.Bavail) * st.Bsize; free < need { //nolint:gosec // no file system has 2^63 blocks
+	if free < need {
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%s has %d MB free, and building %s takes up to %d MB", dir, free>>20, r.Name, need>>20).
 			WithHint("free some space, or remove images with 'agentlab image rm'")
 	}

@@ -1,16 +1,16 @@
 // Package sockpath opens unix sockets at paths of any length.
 //
 // The kernel limits the name of a unix socket to 107 bytes, and the path of a
-// sandbox's directory may be longer. A longer path is accessed through an open
-// descriptor of its directory, /proc/self/fd/N/NAME, so the limit (then about
-// 85 bytes) applies only to the last element.
+// sandbox's directory may be longer. On Linux a longer path is accessed through an
+// open descriptor of its directory, /proc/self/fd/N/NAME, so the limit (then about
+// 85 bytes) applies only to the last element. Elsewhere a path that is longer than
+// the limit is an error.
 package sockpath
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -24,10 +24,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
-
-// maxName is the maximum length of a socket name in the kernel (sun_path
-// without its NUL).
-const maxName = 107
 
 // Listen creates the socket at path with the given permissions, which it has
 // from the moment when it is visible. Its directory must exist.
@@ -65,9 +61,9 @@ func listen(path string, mode fs.FileMode, takeover bool) (_ net.Listener, err e
 	// Bound under a temporary name, then renamed, so that no process finds
 	// a socket with other permissions or one that does not listen yet.
 	tmp := "." + rand.Text()[:10]
-	name := fmt.Sprintf("/proc/self/fd/%d/", d.Fd())
-	if len(name)+len(base) > maxName {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the socket name %q is too long", base)
+	name := dirName(d)
+	if len(name)+max(len(base), len(tmp)) > maxName {
+		return nil, tooLong(base)
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: name + tmp, Net: "unix"})
 	if err != nil {
@@ -146,15 +142,15 @@ func checkExisting(path string, takeover bool) error {
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	name := path
 	if len(path) > maxName {
-		d, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		short, release, err := shorten(path)
 		if err != nil {
 			return nil, fault(path, err)
 		}
-		defer func() { _ = unix.Close(d) }()
-		name = fmt.Sprintf("/proc/self/fd/%d/%s", d, filepath.Base(path))
-		if len(name) > maxName {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "the socket name %q is too long", filepath.Base(path))
+		defer release()
+		if len(short) > maxName {
+			return nil, tooLong(filepath.Base(path))
 		}
+		name = short
 	}
 	var nd net.Dialer
 	c, err := nd.DialContext(ctx, "unix", name)
@@ -162,6 +158,10 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 		return nil, fault(path, err)
 	}
 	return c, nil
+}
+
+func tooLong(name string) error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "the socket name %q is too long", name)
 }
 
 // fault returns err with the requested path instead of the one under /proc.
@@ -200,15 +200,13 @@ func PeerOf(c net.Conn) (Peer, error) {
 	if err != nil {
 		return Peer{}, err
 	}
-	var cred *unix.Ucred
+	var p Peer
 	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
+	err = raw.Control(func(fd uintptr) { p, credErr = peerOf(int(fd)) }) //nolint:gosec // a file descriptor fits an int
 	if err = errors.Join(err, credErr); err != nil {
 		return Peer{}, err
 	}
-	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
+	return p, nil
 }
 
 // listener removes its own socket, but not that of a successor, when it is
