@@ -63,6 +63,9 @@ var (
 	}, func(w api.Workspace) cobra.Completion {
 		return cobra.CompletionWithDesc(w.Name, fmt.Sprintf("%s, %d GiB", w.State, w.SizeGB))
 	})
+	listSessions = listOf((*client.Client).Sessions, func(s api.Session) cobra.Completion {
+		return cobra.CompletionWithDesc(s.Name, "session, profile "+s.Profile)
+	})
 	listTrash = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
 		return c.Workspaces(ctx, true)
 	}, func(w api.Workspace) cobra.Completion { return cobra.CompletionWithDesc(w.ID, w.Name) })
@@ -79,7 +82,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "WORKSPACE": listWorkspaces,
+	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "WORKSPACE": listWorkspaces,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 

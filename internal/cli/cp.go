@@ -58,9 +58,10 @@ func (a *App) cpCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cp SOURCE DESTINATION", Short: "Copy files between this machine and a sandbox", Args: exactArgs("SOURCE", "DESTINATION"),
 		Long: `Copy a file or a directory between this machine and a sandbox. One of SOURCE and
-DESTINATION is SANDBOX:PATH, with a PATH relative to the home of the user in the
-sandbox; write ./a:b for a local name with a colon. The other is a local path, or -
-for standard input or output, with the content of one file.
+DESTINATION is SANDBOX:PATH, or SESSION:PATH for the sandbox of a session, with a PATH
+relative to the home of the user in the sandbox; write ./a:b for a local name with a
+colon. The other is a local path, or - for standard input or output, with the content
+of one file.
 
 If DESTINATION is a directory, the source is copied into it. If SOURCE ends with /.,
 the content of the directory is copied, and not the directory itself. Existing files
@@ -97,6 +98,14 @@ directory, or larger than --max-size, is refused.`,
 			return usageErrorf("a path is empty").WithHint("write SANDBOX:. for the home directory")
 		case strings.ContainsRune(from.path+to.path, 0):
 			return usageErrorf("a path contains a zero byte")
+		}
+		var err error
+		if from, err = from.resolve(ctx, c); err == nil {
+			to, err = to.resolve(ctx, c)
+		}
+		switch {
+		case err != nil:
+			return err
 		case to.sandbox != "":
 			return a.push(ctx, c, from.path, to, opt)
 		case to.path == "-" && a.json:
@@ -130,6 +139,16 @@ func splitCopy(arg string) copyPath {
 	return copyPath{sandbox, name}
 }
 
+// resolve returns the path with the sandbox of a session instead of its name.
+func (p copyPath) resolve(ctx context.Context, c *client.Client) (copyPath, error) {
+	if p.sandbox == "" {
+		return p, nil
+	}
+	var err error
+	p.sandbox, err = sandboxArg(ctx, c, p.sandbox)
+	return p, err
+}
+
 // content reports whether the path of a directory means its content, because it has no
 // name of its own.
 func (p copyPath) content() bool {
@@ -146,7 +165,7 @@ func (a *App) completeCopy(cmd *cobra.Command, given []string, begin string) ([]
 	if len(given) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	names := a.names(cmd.Context(), begin, listSandboxes)
+	names := a.names(cmd.Context(), begin, listSandboxes, listSessions)
 	for i, found := range names {
 		name, about, _ := strings.Cut(found, "\t")
 		names[i] = cobra.CompletionWithDesc(name+":", about)

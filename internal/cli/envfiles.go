@@ -115,7 +115,7 @@ func listFiles(ctx context.Context, top string, args, patterns []string) ([]stri
 func (a *App) syncEnvCmd() *cobra.Command {
 	var repo, dir string
 	cmd := &cobra.Command{
-		Use: "sync-env SANDBOX", Short: "Send the .env files of a repository to a sandbox", Args: exactArgs("SANDBOX"),
+		Use: "sync-env SANDBOX|SESSION", Short: "Send the .env files of a repository to a sandbox", Args: exactArgs("SANDBOX|SESSION"),
 		Long: `Send the files .env, .env.* and .envrc of a repository to the same places below a
 directory of a sandbox. Files that git tracks are not sent: they arrive with the
 commits. Directories that git ignores as a whole, other repositories, and what the file
@@ -129,7 +129,11 @@ AgentLab does not know their values: it does not redact them in logs.`,
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
 	cmd.Flags().StringVar(&dir, "dir", "/workspace", "directory in the sandbox")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sent, err := a.sendEnvFiles(ctx, c, args[0], repo, dir)
+		sandbox, err := sandboxArg(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		sent, err := a.sendEnvFiles(ctx, c, sandbox, repo, dir)
 		if err != nil {
 			return err
 		}

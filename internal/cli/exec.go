@@ -28,10 +28,10 @@ func (a *App) execCmd() *cobra.Command {
 	var env []string
 	var interactive bool
 	cmd := &cobra.Command{
-		Use:   "exec SANDBOX [flags] [--] COMMAND [ARG...]",
+		Use:   "exec SANDBOX|SESSION [flags] [--] COMMAND [ARG...]",
 		Short: "Run a command in a sandbox and exit with its code",
-		Long: `Run a command in a sandbox and exit with its code. Flags of exec precede COMMAND;
-all words after COMMAND are its arguments.`,
+		Long: `Run a command in a sandbox, or in that of a session, and exit with its code. Flags of
+exec precede COMMAND; all words after COMMAND are its arguments.`,
 		Example: `  agentlab exec play uname -a
   agentlab exec play --user root -- apt-get install -y make
   tar c src | agentlab exec -i play tar x -C /tmp
@@ -57,6 +57,9 @@ all words after COMMAND are its arguments.`,
 			return err
 		}
 		return a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			if sandbox, err = sandboxArg(ctx, c, sandbox); err != nil {
+				return err
+			}
 			return a.exec(ctx, c, sandbox, req, interactive)
 		})(cmd, nil)
 	}

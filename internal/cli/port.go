@@ -36,9 +36,7 @@ sandbox without one. See docs/devservers.md.`,
 }
 
 func (a *App) portListCmd() *cobra.Command {
-	cmd := query(a, "list [SANDBOX]", "List the ports on which processes of sandboxes listen", optionalArg("SANDBOX"), func(ctx context.Context, c *client.Client, args []string) (api.List[api.Port], error) {
-		return c.Ports(ctx, strings.Join(args, ""))
-	}, func(list api.List[api.Port]) error {
+	cmd := query(a, "list [SANDBOX|SESSION]", "List the ports on which processes of sandboxes listen", optionalArg("SANDBOX|SESSION"), portsOf, func(list api.List[api.Port]) error {
 		t := newTable(a.Stdout, "SANDBOX", "PORT", "WORKTREE", "PROGRAM", "URL", "NOTE")
 		for _, p := range list.Items {
 			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(sanitize(p.Worktree)), orDash(sanitize(p.Program)), orDash(p.URL), orDash(sanitize(p.Problem)))
@@ -47,6 +45,18 @@ func (a *App) portListCmd() *cobra.Command {
 	})
 	cmd.Aliases = []string{"ls"}
 	return cmd
+}
+
+// portsOf lists the ports of the sandbox or session in args, or of all sandboxes.
+func portsOf(ctx context.Context, c *client.Client, args []string) (api.List[api.Port], error) {
+	sandbox := firstOf(args)
+	if sandbox != "" {
+		var err error
+		if sandbox, err = sandboxArg(ctx, c, sandbox); err != nil {
+			return api.List[api.Port]{}, err
+		}
+	}
+	return c.Ports(ctx, sandbox)
 }
 
 // optionalArg accepts at most one argument.
@@ -81,7 +91,7 @@ const maxForwarded = 256
 
 func (a *App) portForwardCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "forward SANDBOX [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports of a sandbox",
+		Use: "forward SANDBOX|SESSION [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports of a sandbox",
 		Long: `Forward TCP ports of this machine's loopback to ports of a sandbox, through the
 daemon, until the command is interrupted. LOCAL is the port of this machine; it is the
 same as REMOTE if it is not given, and a free one if it is 0. REMOTE may be bound to the
@@ -90,7 +100,7 @@ loopback of the sandbox only.`,
   agentlab port forward play 15432:5432 0:6379`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return exactArgs("SANDBOX", "[LOCAL:]REMOTE")(cmd, args)
+				return exactArgs("SANDBOX|SESSION", "[LOCAL:]REMOTE")(cmd, args)
 			}
 			return nil
 		},
@@ -104,7 +114,11 @@ loopback of the sandbox only.`,
 			}
 			list = append(list, f)
 		}
-		sb, err := c.Sandbox(ctx, args[0])
+		name, err := sandboxArg(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		sb, err := c.Sandbox(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -196,17 +210,17 @@ func (a *App) openCmd() *cobra.Command {
 	var port int
 	var show bool
 	cmd := &cobra.Command{
-		Use: "open [SANDBOX]", Short: "Open a development server of a sandbox in the browser",
+		Use: "open [SANDBOX|SESSION]", Short: "Open a development server of a sandbox in the browser",
 		Long: `Open a port on which a process of a sandbox listens in the browser. Without --port and
 with several ports, it is the only one of the main checkout, or an error lists them.`,
 		Example: `  agentlab open play
   agentlab open play --port 5173 --print`,
-		Args: optionalArg("SANDBOX"),
+		Args: optionalArg("SANDBOX|SESSION"),
 	}
 	cmd.Flags().IntVar(&port, "port", 0, "port in the sandbox")
 	cmd.Flags().BoolVar(&show, "print", false, "print the URL instead of opening it")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		list, err := c.Ports(ctx, strings.Join(args, ""))
+		list, err := portsOf(ctx, c, args)
 		if err != nil {
 			return err
 		}

@@ -33,11 +33,11 @@ func (a *App) sshCmd() *cobra.Command {
 	var user string
 	var show bool
 	cmd := &cobra.Command{
-		Use:   "ssh SANDBOX [-- SSH-ARG...]",
+		Use:   "ssh SANDBOX|SESSION [-- SSH-ARG...]",
 		Short: "Open an SSH session in a sandbox",
-		Long: `Open an SSH session in a sandbox. The session uses its own key, verifies the
-sandbox's host key through the daemon, and connects through the daemon: no port
-is opened on this machine. Your SSH configuration, agent and keys are not used.
+		Long: `Open an SSH connection to a sandbox, or to that of a session. It uses its own key,
+verifies the sandbox's host key through the daemon, and connects through the daemon:
+no port is opened on this machine. Your SSH configuration, agent and keys are not used.
 
 With --print, print the ssh command instead, for scp, rsync or an editor. Its key
 is valid for new connections for ten minutes. The key is in a directory
@@ -47,7 +47,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
   agentlab ssh play -- 'cd /tmp/repo && git log'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageErrorf("SANDBOX is missing").WithHint("usage: agentlab ssh SANDBOX [-- SSH-ARG...]")
+				return usageErrorf("SANDBOX is missing").WithHint("usage: agentlab ssh SANDBOX|SESSION [-- SSH-ARG...]")
 			}
 			return nil
 		},
@@ -55,7 +55,11 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 	cmd.Flags().StringVarP(&user, "user", "u", "", "user (default agent)")
 	cmd.Flags().BoolVar(&show, "print", false, "print the ssh command instead of running it")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sb, err := c.Sandbox(ctx, args[0])
+		name, err := sandboxArg(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		sb, err := c.Sandbox(ctx, name)
 		if err != nil {
 			return err
 		}
