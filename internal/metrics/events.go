@@ -30,7 +30,7 @@ var (
 var eventMetrics = []eventMetric{
 	{metric{name: "agentlab_sandboxes_created_total", help: "Sandboxes that were requested."}, agentlab.EventSandboxCreated, "", nil, ""},
 	{metric{name: "agentlab_sandbox_transitions_total", help: "Changes of the state of sandboxes, by the new state.", label: "state", values: texts(agentlab.SandboxStates)}, agentlab.EventSandboxState, "to", nil, ""},
-	{metric{name: "agentlab_sandbox_start_seconds", help: "Time from the request of a sandbox to the first answer of its guest: cold means a boot, clone a copy of a template, pool a sandbox of the warm pool, snapshot a fork or a copy of a snapshot.", label: "path", values: []string{"cold", "clone", "pool", "snapshot"}, buckets: startBuckets},
+	{metric{name: "agentlab_sandbox_start_seconds", help: "Time from the request of a sandbox, or from the lease of its workspace if it waited for that, to the first answer of its guest: cold means a boot, clone a copy of a template, pool a sandbox of the warm pool, snapshot a fork or a copy of a snapshot.", label: "path", values: []string{"cold", "clone", "pool", "snapshot"}, buckets: startBuckets},
 		agentlab.EventSandboxState, "start", map[string]string{string(agentlab.StartBoot): "cold", string(agentlab.StartTemplate): "clone"}, "start_seconds"},
 	{metric{name: "agentlab_sandbox_forks_total", help: "Forks of sandboxes."}, agentlab.EventSandboxForked, "", nil, ""},
 	{metric{name: "agentlab_snapshot_operations_total", help: "Steps of snapshots of sandboxes, by the new state. A snapshot that was not saved goes from SAVING to DELETING or DELETED.", label: "state", values: snapshotSteps}, agentlab.EventSandboxSnapshot, "state", nil, ""},

@@ -374,6 +374,10 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	begun, err := s.startBegun(ctx, sb)
+	if err != nil {
+		return err
+	}
 	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
@@ -384,7 +388,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		now.BootedAt = s.clock().UTC()
 		now.Start = startKind(*now, in)
-		return []agentlab.Event{startedEvent(*now, sb.State)}, nil
+		return []agentlab.Event{startedEvent(*now, sb.State, begun)}, nil
 	})
 	if err == nil {
 		s.poolQuietNow(ctx)
@@ -393,6 +397,19 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		})
 	}
 	return err
+}
+
+// startBegun returns when the start of a sandbox began: when it was requested, or when
+// it got the lease of its workspace, for which it may have waited for hours.
+func (s *Service) startBegun(ctx context.Context, sb agentlab.Sandbox) (time.Time, error) {
+	if sb.Workspace == "" || !sb.BootedAt.IsZero() {
+		return sb.CreatedAt, nil
+	}
+	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
+	if ok && l.AcquiredAt.After(sb.CreatedAt) {
+		return l.AcquiredAt, err
+	}
+	return sb.CreatedAt, err
 }
 
 // startKind returns how the first guest of a sandbox was started.

@@ -27,9 +27,9 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 }
 
 // startedEvent is the event of a sandbox whose guest answers for the first time:
-// how it started, and how long that took since it was requested.
-func startedEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
-	return stateEventWith(map[string]any{"start": sb.Start, "start_seconds": sb.BootedAt.Sub(sb.CreatedAt).Seconds()}, sb, from)
+// how it started, and how long that took since begun.
+func startedEvent(sb agentlab.Sandbox, from agentlab.SandboxState, begun time.Time) agentlab.Event {
+	return stateEventWith(map[string]any{"start": sb.Start, "start_seconds": sb.BootedAt.Sub(begun).Seconds()}, sb, from)
 }
 
 // stateEvent is the event of a new state.

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -180,4 +181,34 @@ func TestSnapshotOutlivesItsSandbox(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The time that a sandbox waits for its workspace is not part of its start, which the
+// histogram of starts measures.
+func TestStartSecondsLeaveOutTheWaitForAWorkspace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		first := w.create(onWorkspace("data", 0))
+		w.until(first.VMID, agentlab.SandboxReady)
+		second := w.create(onWorkspace("data", time.Hour))
+		time.Sleep(30 * time.Minute) // of the bubble
+		w.gone(first.VMID)
+		w.until(second.VMID, agentlab.SandboxReady)
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			var data struct {
+				Start   string
+				Seconds *float64 `json:"start_seconds"`
+			}
+			if err := json.Unmarshal([]byte(e.Data), &data); err != nil {
+				w.Fatal(err)
+			}
+			if e.SandboxVMID != second.VMID || data.Start == "" {
+				continue
+			}
+			if data.Seconds == nil || *data.Seconds < 0 || *data.Seconds > 60 {
+				w.Errorf("a start after a wait of 30 minutes: %s", e.Data)
+			}
+			return
+		}
+		w.Error("no event of the start")
+	})
 }
