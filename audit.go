@@ -20,6 +20,7 @@ const RuleAuditLimit = "audit.limit"
 type EgressFilter struct {
 	AfterID int64     // only later entries
 	VMID    int       // 0 means any
+	UID     string    // of the sandbox; "" means any
 	JobID   string    // "" means any
 	Denied  bool      // only refused decisions, and the entries of RuleAuditLimit
 	Since   time.Time // only at or after this time; zero means any
@@ -30,7 +31,7 @@ type EgressFilter struct {
 // Match reports whether the filter selects an entry, without regard to Limit
 // and Tail.
 func (f EgressFilter) Match(e EgressEntry) bool {
-	return e.ID > f.AfterID && (f.VMID == 0 || f.VMID == e.VMID) && (f.JobID == "" || f.JobID == e.JobID) &&
+	return e.ID > f.AfterID && (f.VMID == 0 || f.VMID == e.VMID) && (f.UID == "" || f.UID == e.UID) && (f.JobID == "" || f.JobID == e.JobID) &&
 		(!f.Denied || !e.Allow) && (f.Since.IsZero() || !e.Last.Before(f.Since))
 }
 

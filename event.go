@@ -50,6 +50,7 @@ const (
 	EventWorkspaceLease    = "workspace.lease"
 	EventSession           = "session"
 
+	EventImageBuild     = "image.build" // progress of an image that a sandbox waits for
 	EventJobCreated     = "job.created"
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"

@@ -118,19 +118,19 @@ type SandboxFilter struct {
 
 // EventFilter selects events in ascending order of ID.
 type EventFilter struct {
-	AfterID     int64     // only later events
-	Kinds       []string  // empty means all
-	SandboxVMID int       // 0 means any
-	JobID       string    // "" means any
-	Limit       int       // maximum number; 0 means no limit
-	Tail        bool      // with Limit, the last ones instead of the first
-	Since       time.Time // only events at or after this time; zero means any
+	AfterID     int64    // only later events
+	Kinds       []string // empty means all
+	SandboxVMID int      // 0 means any
+	JobIDs      []string // of these jobs; empty means any
+	Limit       int      // maximum number; 0 means no limit
+	Tail        bool     // with Limit, the last ones instead of the first
+	From        int64    // only this event and later ones
 }
 
 // Match reports whether an event is selected, ignoring Limit and Tail.
 func (f EventFilter) Match(e Event) bool {
 	return e.ID > f.AfterID && (len(f.Kinds) == 0 || slices.Contains(f.Kinds, e.Kind)) &&
-		(f.SandboxVMID == 0 || f.SandboxVMID == e.SandboxVMID) && (f.JobID == "" || f.JobID == e.JobID) && !e.Time.Before(f.Since)
+		(f.SandboxVMID == 0 || f.SandboxVMID == e.SandboxVMID) && (len(f.JobIDs) == 0 || slices.Contains(f.JobIDs, e.JobID)) && e.ID >= f.From
 }
 
 // Grant is a permission that a sandbox gets when it exchanges its bootstrap

@@ -12,20 +12,20 @@ func TestEventFilterMatch(t *testing.T) {
 		f    EventFilter
 		want bool
 	}{
-		"everything":      {EventFilter{}, true},
-		"limit and tail":  {EventFilter{Limit: 1, Tail: true}, true},
-		"earlier id":      {EventFilter{AfterID: 6}, true},
-		"same id":         {EventFilter{AfterID: 7}, false},
-		"kind":            {EventFilter{Kinds: []string{EventJobPhase, EventJobStatus}}, true},
-		"other kind":      {EventFilter{Kinds: []string{EventJobPhase}}, false},
-		"sandbox":         {EventFilter{SandboxVMID: 1000}, true},
-		"other sandbox":   {EventFilter{SandboxVMID: 1001}, false},
-		"job":             {EventFilter{JobID: "job-a"}, true},
-		"other job":       {EventFilter{JobID: "job-b"}, false},
-		"since then":      {EventFilter{Since: at}, true},
-		"since later":     {EventFilter{Since: at.Add(1)}, false},
-		"all together":    {EventFilter{AfterID: 1, Kinds: []string{EventJobStatus}, SandboxVMID: 1000, JobID: "job-a", Since: at}, true},
-		"all but the job": {EventFilter{AfterID: 1, Kinds: []string{EventJobStatus}, SandboxVMID: 1000, JobID: "job-b", Since: at}, false},
+		"everything":       {EventFilter{}, true},
+		"limit and tail":   {EventFilter{Limit: 1, Tail: true}, true},
+		"earlier id":       {EventFilter{AfterID: 6}, true},
+		"same id":          {EventFilter{AfterID: 7}, false},
+		"kind":             {EventFilter{Kinds: []string{EventJobPhase, EventJobStatus}}, true},
+		"other kind":       {EventFilter{Kinds: []string{EventJobPhase}}, false},
+		"sandbox":          {EventFilter{SandboxVMID: 1000}, true},
+		"other sandbox":    {EventFilter{SandboxVMID: 1001}, false},
+		"job":              {EventFilter{JobIDs: []string{"job-a"}}, true},
+		"other job":        {EventFilter{JobIDs: []string{"job-b"}}, false},
+		"from it":          {EventFilter{From: 7}, true},
+		"from a later one": {EventFilter{From: 8}, false},
+		"all together":     {EventFilter{AfterID: 1, Kinds: []string{EventJobStatus}, SandboxVMID: 1000, JobIDs: []string{"job-a"}, From: 7}, true},
+		"all but the job":  {EventFilter{AfterID: 1, Kinds: []string{EventJobStatus}, SandboxVMID: 1000, JobIDs: []string{"job-b"}, From: 7}, false},
 	} {
 		if got := test.f.Match(e); got != test.want {
 			t.Errorf("%s: %v", name, got)

@@ -22,6 +22,9 @@ type EventQuery struct {
 	Kind    string // only events of this kind; "" means all
 	Sandbox string // only events of this sandbox (VMID or name)
 	JobID   string // only events of this job
+	// Attempts adds the events of the attempts of the job, and of the job that prepares
+	// their sandbox.
+	Attempts bool
 	// After is the ID of the last known event. 0 means the newest events for
 	// Events, all events for FollowEvents. -1 means new events only, for
 	// FollowEvents.
@@ -36,6 +39,7 @@ func (q EventQuery) values() url.Values {
 	set(v, "kind", q.Kind)
 	set(v, "sandbox", q.Sandbox)
 	set(v, "job", q.JobID)
+	set(v, "attempts", q.Attempts)
 	set(v, "after", q.After)
 	return v
 }

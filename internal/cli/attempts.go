@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -62,10 +63,21 @@ func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
 }
 
 // watchAttempts shows the events of a job with several attempts until it has
-// ended. Their logs are not mixed.
+// ended: its own, those of the job that prepares a sandbox for them, and of each
+// attempt how far it is. The logs of the attempts are not mixed.
 func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
 	a.progressf("  → %s", logsOfAttempt(id))
-	j, err := a.followJob(ctx, c, id, a.showEvent)
+	attempts, last := map[string]bool{}, ""
+	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id, Attempts: true}, func(e api.Event) {
+		if e.Kind == agentlab.EventJobCreated && e.Data["attempt"] != nil {
+			attempts[e.JobID] = true
+		}
+		wanted := !attempts[e.JobID] || slices.Contains([]string{agentlab.EventJobCreated, agentlab.EventJobStatus, agentlab.EventJobPhase, agentlab.EventImageBuild}, e.Kind)
+		if wanted && e.Message != last { // all attempts can wait for one image
+			last = e.Message
+			a.showEvent(e)
+		}
+	})
 	j.ID = id
 	return j, err
 }

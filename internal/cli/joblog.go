@@ -95,7 +95,7 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.
 	})
 	denied, stopDenied := context.WithCancel(ctx)
 	log.Go(func() { a.showDenials(denied, c, id) })
-	j, err := a.followJob(ctx, c, id, show)
+	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id}, show)
 	j.ID = id
 	close(ended)
 	stopDenied()
@@ -189,18 +189,17 @@ func (l *idleLimit) set(change func()) {
 
 // waitJob returns the job when it is final.
 func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	return a.followJob(ctx, c, id, func(api.Event) {})
+	return a.followJob(ctx, c, client.EventQuery{JobID: id}, func(api.Event) {})
 }
 
-// followJob calls show for each event of the job and returns the job when it is
+// followJob calls show for each event of the query and returns its job when it is
 // final. It starts the user's daemon again if that has died. Without the right
 // to read events it polls the job.
-func (a *App) followJob(ctx context.Context, c *client.Client, id string, show func(api.Event)) (api.Job, error) {
-	q := client.EventQuery{JobID: id}
+func (a *App) followJob(ctx context.Context, c *client.Client, q client.EventQuery, show func(api.Event)) (api.Job, error) {
 	for {
 		j, err := followJobOnce(ctx, c, &q, show)
 		if agentlab.CodeOf(err) == agentlab.CodeDenied {
-			j, err = pollJob(ctx, c, id)
+			j, err = pollJob(ctx, c, q.JobID)
 		}
 		if ctx.Err() != nil {
 			return api.Job{}, ctx.Err()
@@ -221,7 +220,7 @@ func followJobOnce(ctx context.Context, c *client.Client, q *client.EventQuery, 
 		}
 		q.After = e.ID
 		show(e)
-		if e.Kind != agentlab.EventJobStatus {
+		if e.Kind != agentlab.EventJobStatus || e.JobID != q.JobID {
 			continue
 		}
 		// When this event is read, the job may have ended: its last event is shown too.

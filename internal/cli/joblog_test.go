@@ -233,7 +233,7 @@ func TestLastEventOfJobIsShown(t *testing.T) {
 	defer cancel()
 	a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
 	var shown []int64
-	j, err := a.followJob(ctx, client.New(serveAPI(t, mux)), id, func(e api.Event) { shown = append(shown, e.ID) })
+	j, err := a.followJob(ctx, client.New(serveAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })
 	if err != nil || j.Status != string(agentlab.JobCompleted) || !slices.Equal(shown, []int64{1, 2}) {
 		t.Errorf("%+v, %v; shown: %v", j, err, shown)
 	}

@@ -101,7 +101,7 @@ the job in it has ended, and show its progress; the exit code is that of
 // prints the sandbox.
 func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbox) error {
 	a.progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
-	j, err := a.followJob(ctx, c, sb.JobID, func(e api.Event) {
+	j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(e api.Event) {
 		if e.ID > a.shown { // others were events of the sandbox, too
 			a.showEvent(e)
 		}

@@ -77,7 +77,7 @@ func (b *collector) sandboxOf(ctx context.Context, dir string, j agentlab.Job) {
 func (b *collector) aboutJob(ctx context.Context, dir string, j agentlab.Job) {
 	a := b.archive
 	a.doc(dir+"job.json", j)
-	events, err := b.cfg.Rows.Events(ctx, agentlab.EventFilter{JobID: j.ID, Limit: maxRows + 1, Tail: true})
+	events, err := b.cfg.Rows.Events(ctx, agentlab.EventFilter{JobIDs: []string{j.ID}, Limit: maxRows + 1, Tail: true})
 	addRows(a, dir+"events.jsonl", newestRows, eventLines(events), err)
 	denied, err := b.cfg.Egress.List(ctx, agentlab.EgressFilter{JobID: j.ID, Denied: true, Limit: maxRows + 1, Tail: true})
 	addRows(a, dir+"egress-denials.jsonl", newestRows, denied, err)
@@ -107,7 +107,7 @@ func (b *collector) aboutSandbox(ctx context.Context, dir string, sb agentlab.Sa
 	a.doc(dir+"sandbox.json", sb)
 	events, err := b.cfg.Rows.Events(ctx, agentlab.EventFilter{SandboxVMID: sb.VMID, Limit: maxRows + 1, Tail: true})
 	addRows(a, dir+"events.jsonl", newestRows, eventLines(events), err)
-	denied, err := b.cfg.Egress.List(ctx, agentlab.EgressFilter{VMID: sb.VMID, Denied: true, Limit: maxRows + 1, Tail: true})
+	denied, err := b.cfg.Egress.List(ctx, agentlab.EgressFilter{VMID: sb.VMID, UID: sb.UID, Denied: true, Limit: maxRows + 1, Tail: true})
 	addRows(a, dir+"egress-denials.jsonl", newestRows, denied, err)
 	snapshots, err := b.cfg.Rows.Snapshots(ctx, agentlab.SnapshotFilter{SandboxUID: sb.UID})
 	addRows(a, dir+"snapshots.jsonl", newestRows, snapshots, err)

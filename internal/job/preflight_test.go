@@ -212,7 +212,7 @@ func TestDeniedModelEndsJob(t *testing.T) {
 				if took := time.Since(began); took > time.Minute {
 					t.Errorf("after %s", took)
 				}
-				events, err := w.store.Events(context.Background(), agentlab.EventFilter{JobID: j.ID})
+				events, err := w.store.Events(context.Background(), agentlab.EventFilter{JobIDs: []string{j.ID}})
 				done := slices.IndexFunc(events, func(e agentlab.Event) bool { return strings.HasPrefix(e.Message, "job "+j.ID+": done") })
 				if err != nil || done < 0 || events[done].Message != "job "+j.ID+": done: "+j.Reason {
 					t.Errorf("the events do not name the reason: %+v, %v", events, err)

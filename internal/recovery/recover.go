@@ -271,11 +271,11 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
 		sb.Handle = in.Ref.Handle
 		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err == nil {
-			err = st.RecoverSandbox(ctx, sb)
+			err = st.RecoverSandbox(ctx, sb, recoveredEvent(sb))
 		}
 		if agentlab.CodeOf(err) == agentlab.CodeExists { // another sandbox has the name
 			sb.Name = fmt.Sprintf("recovered-%d", sb.VMID)
-			err = st.RecoverSandbox(ctx, sb)
+			err = st.RecoverSandbox(ctx, sb, recoveredEvent(sb))
 		}
 		if err == nil {
 			out.Sandboxes++
@@ -388,6 +388,13 @@ func linkJob(ctx context.Context, st *store.Store, sp backend.Spec) (string, err
 		return "", nil
 	}
 	return id, err
+}
+
+// recoveredEvent is where the events of a recovered sandbox begin: those before it may
+// be about an earlier sandbox with the same number.
+func recoveredEvent(sb agentlab.Sandbox) agentlab.Event {
+	return agentlab.NewEvent(agentlab.EventSandboxCreated, map[string]any{"name": sb.Name, "image": sb.Image, "recovered": true},
+		"sandbox %s was found on the backend", sb.Name).About(sb.VMID, sb.JobID)
 }
 
 func recoverSandbox(sp backend.Spec, driver string, now time.Time) agentlab.Sandbox {

@@ -351,7 +351,7 @@ func TestImageBuild(t *testing.T) {
 		if w.images.calls != 1 {
 			w.Errorf("the image was ensured %d times", w.images.calls)
 		}
-		told := w.events(sandbox.EventImageBuild)
+		told := w.events(agentlab.EventImageBuild)
 		if len(told) < 4 || told[0].Message != "building base" {
 			w.Fatalf("progress: %v", told)
 		}

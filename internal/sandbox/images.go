@@ -9,9 +9,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// EventImageBuild is the progress of an image that a sandbox waits for.
-const EventImageBuild = "image.build"
-
 // imageResult is the result of ensuring an image.
 type imageResult struct {
 	ref string
@@ -107,7 +104,7 @@ func (s *Service) imageProgress(ctx context.Context, name, line string) {
 		if err != nil || sb.State.Final() {
 			continue
 		}
-		evs = append(evs, event(EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
+		evs = append(evs, event(agentlab.EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
 	}
 	if err := s.cfg.Store.AppendEvents(ctx, evs...); err != nil && ctx.Err() == nil {
 		s.log.Warn("progress of an image was not recorded", "image", name, "err", err)

@@ -25,13 +25,16 @@ type egressInput struct {
 }
 
 func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamResponse, error) {
-	of, err := s.eventFilter(ctx, &eventsInput{After: in.After, LastEventID: in.LastEventID, Sandbox: in.Sandbox, Job: in.Job})
+	after, sb, j, err := s.ofLog(ctx, in.After, in.LastEventID, in.Sandbox, in.Job)
 	if err != nil {
 		return nil, err
 	}
-	f := agentlab.EgressFilter{AfterID: of.AfterID, VMID: of.SandboxVMID, JobID: of.JobID, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
-	if f.Since.Before(of.Since) {
-		f.Since = of.Since
+	f := agentlab.EgressFilter{AfterID: after, Denied: in.Denied, Since: in.Since, Limit: in.Limit}
+	if sb != nil {
+		f.VMID, f.UID = sb.VMID, sb.UID
+	}
+	if j != nil {
+		f.JobID = j.ID
 	}
 	if in.Follow {
 		return s.followEgress(f), nil

@@ -51,7 +51,7 @@ func (st *stub) addEgress(n int) {
 	defer st.mu.Unlock()
 	for range n {
 		id := int64(len(st.egress) + 1)
-		st.egress = append(st.egress, agentlab.EgressEntry{ID: id, UID: "u", JobID: stubJobID, EgressRecord: agentlab.EgressRecord{
+		st.egress = append(st.egress, agentlab.EgressEntry{ID: id, UID: ownUID, JobID: stubJobID, EgressRecord: agentlab.EgressRecord{
 			Seq: id, VMID: 1, Time: time.Unix(id, 0), Last: time.Unix(id, 0), Proto: "dns", Name: fmt.Sprintf("n%d.example", id), Allow: id%2 == 0, Rule: "mode.nat", Count: 1,
 		}})
 	}

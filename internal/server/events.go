@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -21,6 +20,7 @@ type eventsInput struct {
 	Kind        string `query:"kind" doc:"Only events of this kind, e.g. job.status"`
 	Sandbox     string `query:"sandbox" doc:"Only events of this sandbox (VMID or name)"`
 	Job         string `query:"job" doc:"Only events of this job"`
+	Attempts    bool   `query:"attempts" doc:"With job: also events of its attempts, and of the job that prepares their sandbox"`
 	Limit       int    `query:"limit" minimum:"1" maximum:"10000" default:"100" doc:"Maximum length of a list"`
 	Follow      bool   `query:"follow" doc:"Respond with an event stream: first ready, then one message per event. To resume, set after to the ID of the last message"`
 	CursorInput
@@ -56,49 +56,68 @@ func jsonBody(v any) *huma.StreamResponse {
 }
 
 func (s *Server) eventFilter(ctx context.Context, in *eventsInput) (agentlab.EventFilter, error) {
-	f := agentlab.EventFilter{AfterID: in.After, Kinds: optionalFilter(in.Kind), JobID: in.Job, Limit: in.Limit}
-	if in.Cursor != "" {
-		var err error
-		if f.AfterID, err = in.afterID("events"); err != nil {
-			return f, err
+	f := agentlab.EventFilter{Kinds: optionalFilter(in.Kind), Limit: in.Limit}
+	after, sb, j, err := s.ofLog(ctx, in.After, in.LastEventID, in.Sandbox, in.Job)
+	f.AfterID = after
+	if err == nil && in.Cursor != "" && in.LastEventID == "" {
+		f.AfterID, err = in.afterID("events")
+	}
+	if err == nil && j != nil {
+		f.JobIDs = []string{j.ID}
+		if in.Attempts {
+			err = s.addAttempts(ctx, &f, *j)
 		}
 	}
-	if in.LastEventID != "" {
-		id, err := strconv.ParseInt(in.LastEventID, 10, 64)
-		if err != nil || id < 0 {
-			return f, agentlab.Errorf(agentlab.CodeInvalid, "it is not an event ID").WithField("Last-Event-ID")
-		}
-		f.AfterID = id
+	if err != nil || sb == nil {
+		return f, err
 	}
-	jobVMID := 0 // unknown: no job was requested, or it has no sandbox yet
-	if in.Job != "" {
-		j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
-		if err != nil {
-			return f, err
-		}
-		f.JobID, jobVMID = j.ID, j.SandboxVMID
+	// Events before its creation are about an earlier sandbox with the same number.
+	// Their order counts, because the clock may have been set.
+	f.SandboxVMID = sb.VMID
+	created, err := s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{SandboxVMID: sb.VMID, Kinds: []string{agentlab.EventSandboxCreated}, Tail: true, Limit: 1})
+	if len(created) > 0 { // otherwise retention has deleted it, and those before it
+		f.From = created[0].ID
 	}
-	if in.Sandbox != "" {
-		sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
-		if err != nil {
-			return f, err
-		}
-		if jobVMID != 0 && jobVMID != sb.VMID {
-			return f, agentlab.Errorf(agentlab.CodeInvalid, "job %s belongs to sandbox %d, not to %s", in.Job, jobVMID, in.Sandbox).WithField("job").
-				WithHint("set only the job or only the sandbox")
-		}
-		f.SandboxVMID = sb.VMID
-		if !sb.CreatedAt.IsZero() {
-			f.Since = sb.CreatedAt.Add(-clockSlack)
-		}
-	}
-	return f, nil
+	return f, err
 }
 
-// clockSlack is how long before the creation of a sandbox, by a clock that may
-// have been set, an event may be about it. Older events are about an earlier
-// sandbox with the same number, which was deleted at least a day before.
-const clockSlack = time.Hour
+// ofLog returns where a list or stream of a log begins, and of which sandbox and job it
+// is; nil means of any.
+func (s *Server) ofLog(ctx context.Context, after int64, last, sandbox, job string) (int64, *agentlab.Sandbox, *agentlab.Job, error) {
+	if last != "" {
+		id, err := strconv.ParseInt(last, 10, 64)
+		if err != nil || id < 0 {
+			return 0, nil, nil, agentlab.Errorf(agentlab.CodeInvalid, "it is not an event ID").WithField("Last-Event-ID")
+		}
+		after = id
+	}
+	var ofJob *agentlab.Job
+	if job != "" {
+		j, err := s.cfg.Services.Jobs.Get(ctx, job)
+		if err != nil {
+			return 0, nil, nil, err
+		}
+		ofJob = &j
+	}
+	if sandbox == "" {
+		return after, nil, ofJob, nil
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, sandbox)
+	if err == nil && ofJob != nil && ofJob.SandboxVMID != 0 && ofJob.SandboxVMID != sb.VMID { // 0: it has no sandbox yet
+		err = agentlab.Errorf(agentlab.CodeInvalid, "job %s belongs to sandbox %d, not to %s", job, ofJob.SandboxVMID, sandbox).WithField("job").
+			WithHint("set only the job or only the sandbox")
+	}
+	return after, &sb, ofJob, err
+}
+
+// addAttempts adds the jobs of which a job consists.
+func (s *Server) addAttempts(ctx context.Context, f *agentlab.EventFilter, j agentlab.Job) error {
+	parts, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{ParentID: j.ID})
+	for _, p := range parts {
+		f.JobIDs = append(f.JobIDs, p.ID)
+	}
+	return err
+}
 
 // followEvents sends the stored events after f.AfterID and then new ones, each
 // exactly once. A caller that does not read is disconnected and may connect

@@ -85,7 +85,7 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 		return api.Job{}, err
 	}
 	out := toJob(j)
-	events, err := s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{JobID: j.ID, Limit: jobEvents, Tail: true})
+	events, err := s.cfg.Services.Events.Events(ctx, agentlab.EventFilter{JobIDs: []string{j.ID}, Limit: jobEvents, Tail: true})
 	if err != nil {
 		return api.Job{}, err
 	}

@@ -12,33 +12,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/auth"
 )
 
-// youngSandboxes knows one that was made lately.
-type youngSandboxes struct {
-	knownSandboxes
-	at time.Time
-}
-
-func (s youngSandboxes) Get(ctx context.Context, name string) (agentlab.Sandbox, error) {
-	sb, err := s.knownSandboxes.Get(ctx, name)
-	sb.CreatedAt = s.at
-	return sb, err
-}
-
 // A number comes free when its sandbox has been gone for long. What is on
 // record of that one is not about the sandbox that has the number now, and
 // nothing for a token that is bound to it.
 func TestReusedVMID(t *testing.T) {
 	now := time.Now()
-	l := startAccess(t, func(c *Config) {
-		c.Services.Sandboxes = youngSandboxes{c.Services.Sandboxes.(knownSandboxes), now}
-	})
+	l := startAccess(t)
 	l.err = nil
-	for i, at := range []time.Time{now.Add(-24 * time.Hour), now} {
-		text := []string{"earlier", "its own"}[i]
-		l.commit(agentlab.Event{Kind: "x", SandboxVMID: 1, Time: at, Message: text})
+	for _, e := range []struct{ kind, uid, text string }{{"x", otherUID, "earlier"}, {agentlab.EventSandboxCreated, ownUID, "created"}, {"x", ownUID, "its own"}} {
+		l.commit(agentlab.Event{Kind: e.kind, SandboxVMID: 1, Time: now, Message: e.text})
 		l.mu.Lock()
-		l.egress = append(l.egress, agentlab.EgressEntry{ID: int64(i + 1), UID: "u", EgressRecord: agentlab.EgressRecord{Seq: 1, VMID: 1, Time: at, Last: at, Name: text}})
+		l.egress = append(l.egress, agentlab.EgressEntry{ID: int64(len(l.egress) + 1), UID: e.uid, EgressRecord: agentlab.EgressRecord{Seq: 1, VMID: 1, Time: now, Last: now, Name: e.text}})
 		l.mu.Unlock()
+		now = now.Add(-2 * time.Hour) // the clock is set back after each
 	}
 	bound := l.make(t, auth.Request{Role: agentlab.RoleRead, Sandboxes: []agentlab.TokenSandbox{{UID: ownUID, VMID: 1, Name: "box"}}})
 	for _, path := range []string{

@@ -242,6 +242,9 @@ func egressWhere(f agentlab.EgressFilter) *filter {
 	if f.VMID != 0 {
 		where.add("sandbox_vmid = ?", f.VMID)
 	}
+	if f.UID != "" {
+		where.add("sandbox_uid = ?", f.UID)
+	}
 	if f.JobID != "" {
 		where.add("job_id = ? AND job_id <> ''", f.JobID)
 	}

@@ -87,16 +87,14 @@ func (s *Store) Events(ctx context.Context, f agentlab.EventFilter) ([]agentlab.
 
 func eventList(f agentlab.EventFilter) (tail string, args []any) {
 	var where filter
-	where.add("id > ?", f.AfterID)
+	where.add("id > ?", max(f.AfterID, f.From-1))
 	addIn(&where, "kind", f.Kinds)
 	if f.SandboxVMID != 0 {
 		where.add("sandbox_vmid = ? AND sandbox_vmid <> 0", f.SandboxVMID)
 	}
-	if f.JobID != "" {
-		where.add("job_id = ? AND job_id <> ''", f.JobID)
-	}
-	if !f.Since.IsZero() {
-		where.add("ts >= ?", timeCol{&f.Since})
+	if len(f.JobIDs) > 0 {
+		addIn(&where, "job_id", f.JobIDs)
+		where.add("job_id <> ''") // as in the index
 	}
 	return where.tail(newestFirst(f.Tail), f.Limit), where.args
 }

@@ -236,11 +236,11 @@ func TestEventFilters(t *testing.T) {
 		{"after", agentlab.EventFilter{AfterID: 4}, "45"},
 		{"kinds", agentlab.EventFilter{Kinds: []string{"a", "c"}}, "0235"},
 		{"sandbox", agentlab.EventFilter{SandboxVMID: 5}, "024"},
-		{"job", agentlab.EventFilter{JobID: "job-x", Limit: 2}, "02"},
+		{"job", agentlab.EventFilter{JobIDs: []string{"job-x"}, Limit: 2}, "02"},
 		{"tail", agentlab.EventFilter{Tail: true, Limit: 2}, "45"},
-		{"tail of a job", agentlab.EventFilter{Tail: true, Limit: 2, JobID: "job-x"}, "24"},
+		{"tail of a job", agentlab.EventFilter{Tail: true, Limit: 2, JobIDs: []string{"job-x"}}, "24"},
 		{"tail of all", agentlab.EventFilter{Tail: true}, "012345"},
-		{"since", agentlab.EventFilter{Since: epoch.Add(4 * time.Second)}, "345"},
+		{"from", agentlab.EventFilter{From: 4, AfterID: 1}, "345"},
 	} {
 		got := ""
 		for _, e := range must(s.Events(ctx, tc.f))(t) {

@@ -77,15 +77,15 @@ func TestListsUseIndexes(t *testing.T) {
 			return combinations([]func(*agentlab.EventFilter){
 				func(f *agentlab.EventFilter) { f.Kinds = []string{"a"} },
 				func(f *agentlab.EventFilter) { f.SandboxVMID = 7 },
-				func(f *agentlab.EventFilter) { f.JobID = "job-x" },
-				func(f *agentlab.EventFilter) { f.Since = epoch.Add(time.Hour) },
+				func(f *agentlab.EventFilter) { f.JobIDs = []string{"job-x"} },
+				func(f *agentlab.EventFilter) { f.From = 7 },
 				func(f *agentlab.EventFilter) { f.Tail = true },
 				func(f *agentlab.EventFilter) { f.Limit = 10 },
 			}, eventList)
 		},
 		egress.selectSQL: func() ([]string, [][]any) {
 			return combinations([]func(*agentlab.EgressFilter){
-				func(f *agentlab.EgressFilter) { f.VMID = 7 },
+				func(f *agentlab.EgressFilter) { f.VMID, f.UID = 7, "uid" },
 				func(f *agentlab.EgressFilter) { f.JobID = "job-x" },
 				func(f *agentlab.EgressFilter) { f.Denied = true },
 				func(f *agentlab.EgressFilter) { f.Since = epoch.Add(time.Hour) },

@@ -192,7 +192,7 @@ func TestJobRoundTrip(t *testing.T) {
 	if again := must(s.Job(ctx, j.ID))(t); *again.ExitCode != 4 || !reflect.DeepEqual(got, again) {
 		t.Errorf("exit code %d", *again.ExitCode)
 	}
-	if evs := must(s.Events(ctx, agentlab.EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].JobID != j.ID {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{JobIDs: []string{j.ID}}))(t); len(evs) != 1 || evs[0].JobID != j.ID {
 		t.Errorf("events %+v", evs)
 	}
 }

@@ -72,7 +72,7 @@ func TestConsumeBootstrapHasOneWinner(t *testing.T) {
 	if found != 1 {
 		t.Errorf("%d grants", found)
 	}
-	if evs := must(s.Events(ctx, agentlab.EventFilter{JobID: j.ID}))(t); len(evs) != 1 || evs[0].SandboxVMID != sb.VMID {
+	if evs := must(s.Events(ctx, agentlab.EventFilter{JobIDs: []string{j.ID}}))(t); len(evs) != 1 || evs[0].SandboxVMID != sb.VMID {
 		t.Errorf("events %+v", evs)
 	}
 }
