@@ -76,22 +76,23 @@ func (c *Client) FollowEvents(ctx context.Context, q EventQuery) iter.Seq2[api.E
 	})
 }
 
-// follow calls once, which reads one connection to its end, until the caller
-// stops or an error is final. after returns the ID of the last message.
+// follow calls once, which reads one connection to its end and sets connected if a
+// daemon accepted it, until the caller stops or an error is final. after returns the ID of the last message.
 func follow[T any](ctx context.Context, after func() int64,
 	once func(ctx context.Context, connected *bool, yield func(T, error) bool) (stopped bool, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		connected := false
 		for failures := 0; ; {
-			before := after()
-			stopped, err := once(ctx, &connected, yield)
+			before, begun, accepted := after(), time.Now(), false
+			stopped, err := once(ctx, &accepted, yield)
 			if stopped || ctx.Err() != nil {
 				return
 			}
-			if after() != before {
+			connected = connected || accepted
+			if after() != before || accepted && time.Since(begun) > lastRetry { // a quiet stream is healthy, too
 				failures = 0
 			}
-			failures++
+			failures = min(failures+1, maxRetries+1)
 			if err != nil && (!connected || agentlab.CodeOf(err) != agentlab.CodeUnavailable || failures > maxRetries) {
 				var zero T
 				yield(zero, err)
