@@ -114,7 +114,9 @@ func addRows[T any](a *archive, name string, newest bool, rows []T, err error) {
 }
 
 // tail adds the end of a log. The reader begins skip bytes after its beginning;
-// if that is not 0, the first tailMargin bytes are read but not added.
+// if that is not 0, the first tailMargin bytes are read but not added. A first line
+// and a last word that were cut are left out: the patterns of credentials match whole
+// ones.
 func (a *archive) tail(name string, skip int64, r io.Reader) error {
 	end := tailBuffer{discard: skip > 0}
 	w := a.redact.Writer(&end)
@@ -136,7 +138,16 @@ func (a *archive) tail(name string, skip int64, r io.Reader) error {
 	text, note := string(end.buf), ""
 	if skip > 0 || end.cut {
 		note = fmt.Sprintf("only the end of %d bytes", skip+before+n)
-		text = text[strings.IndexByte(text, '\n')+1:]
+		if i := strings.IndexAny(text, "\r\n"); i >= 0 {
+			text = text[i+1:]
+		} else {
+			text = ""
+		}
+	}
+	if l, ok := r.(*io.LimitedReader); ok && l.N == 0 { // the log may have grown, or be longer
+		if n, _ := io.ReadFull(l.R, make([]byte, 1)); n > 0 {
+			text = text[:strings.LastIndexAny(text, " \t\r\n")+1]
+		}
 	}
 	a.put(name, a.clean(text), note)
 	return nil

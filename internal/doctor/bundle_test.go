@@ -251,15 +251,40 @@ func TestBundleIsBounded(t *testing.T) {
 // A secret whose first half is before the part of a log that is kept is not cut
 // into a half that is not found.
 func TestTailCutsNoSecret(t *testing.T) {
-	for shift := range len(canary) {
-		a := newArchive(api.DoctorJob, "", redact.New(canary))
-		text := strings.Repeat(canary, (maxTail+tailMargin)/len(canary)+2)
+	const secret = "line one of\n" + canary // a line that is cut is left out
+	for shift := range len(secret) {
+		a := newArchive(api.DoctorJob, "", redact.New(secret))
+		text := strings.Repeat(secret+"\n", (maxTail+tailMargin)/len(secret)+2)
 		if err := a.tail("log", 1, strings.NewReader(text[shift:])); err != nil {
 			t.Fatal(err)
 		}
-		if got := string(a.data["log"]); strings.ReplaceAll(got, redact.Replacement, "") != "" {
+		if got := string(a.data["log"]); strings.ReplaceAll(got, redact.Replacement+"\n", "") != "" || got == "" {
 			t.Fatalf("shift %d: %.60q", shift, got)
 		}
+	}
+}
+
+// The patterns of credentials do not match a part of one, so a word that a limit cuts is
+// left out.
+func TestTailCutsNoWord(t *testing.T) {
+	const token = "agentlab_abcdefghijkmnpqrstuvwxyz"
+	const text = "first\nuse " + token + " or not"
+	for limit := range len(text) + 2 {
+		a := newArchive(api.DoctorJob, "", nil)
+		if err := a.tail("log", 0, io.LimitReader(strings.NewReader(text), int64(limit))); err != nil {
+			t.Fatal(err)
+		}
+		got := string(a.data["log"])
+		if !strings.HasPrefix("first\nuse "+redact.Replacement+" or not", got) || limit >= len(text) && !strings.HasSuffix(got, "not") {
+			t.Errorf("%d bytes: %q", limit, got)
+		}
+	}
+	a := newArchive(api.DoctorJob, "", nil)
+	if err := a.tail("log", 0, strings.NewReader(token+strings.Repeat(" x", (maxTail-20)/2)+"\rlast")); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(a.data["log"]); got != "last" {
+		t.Errorf("the log begins with %.60q", got)
 	}
 }
 
