@@ -160,7 +160,7 @@ type Sandbox struct {
 	Handle    string    // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
-	CreatedAt      time.Time // UTC
+	CreatedAt      time.Time // UTC; moves with the clock of the host when that jumps, like BootedAt
 	UpdatedAt      time.Time // UTC
 	BootedAt       time.Time // UTC; zero until the first answer of agent-runner
 }

@@ -141,12 +141,29 @@ func TestClockJumpedMovesEnds(t *testing.T) {
 	if err := s.CreateJob(t.Context(), ended, nil); err != nil {
 		t.Fatal(err)
 	}
+	var leases []agentlab.WorkspaceLease
+	for _, name := range []string{"has it", "waits"} {
+		use := agentlab.WorkspaceUse{ID: "ws-aaaaaaaaaaaaa", Wait: time.Hour}
+		if len(leases) == 0 {
+			use.New = &agentlab.Workspace{ID: "ws-aaaaaaaaaaaaa", UID: agentlab.NewUID(), Name: "data", Backend: "fake", SizeGB: 1, State: agentlab.WorkspaceCreating}
+			use.Created = agentlab.Event{Kind: agentlab.EventWorkspaceState}
+		}
+		sb := must(s.AllocateSandbox(t.Context(), newSandbox(strings.ReplaceAll(name, " ", "-")), agentlab.Allocation{First: 2000, Last: 2009, Workspace: &use}))(t)
+		l, _, err := s.WorkspaceLease(t.Context(), sb.UID)
+		leases = append(leases, must(l, err)(t))
+	}
 	if err := s.ClockJumped(t.Context(), shift, "seen", agentlab.Event{Kind: agentlab.EventClock, Message: "jump"}); err != nil {
 		t.Fatal(err)
 	}
 	s.clock.advance(shift)
-	if got := must(s.Sandbox(t.Context(), sb.VMID))(t); !got.LeaseExpiresAt.Equal(sb.LeaseExpiresAt.Add(shift)) {
-		t.Errorf("lease %s", got.LeaseExpiresAt)
+	if got := must(s.Sandbox(t.Context(), sb.VMID))(t); !got.LeaseExpiresAt.Equal(sb.LeaseExpiresAt.Add(shift)) || !got.CreatedAt.Equal(sb.CreatedAt.Add(shift)) {
+		t.Errorf("lease %s, created %s", got.LeaseExpiresAt, got.CreatedAt) // a lease can be renewed until a time after the creation
+	}
+	for i, l := range leases {
+		got, _, err := s.WorkspaceLease(t.Context(), l.UID)
+		if err != nil || got.Acquired() != (i == 0) || !got.WaitUntil.Equal(l.WaitUntil.Add(shift)) {
+			t.Errorf("lease of a workspace %+v, %v", got, err)
+		}
 	}
 	if got := must(s.Job(t.Context(), j.ID))(t); !got.DeadlineAt.Equal(epoch.Add(time.Hour + shift)) {
 		t.Errorf("deadline %s", got.DeadlineAt)

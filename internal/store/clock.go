@@ -9,11 +9,12 @@ import (
 
 // ClockJumped moves end times by shift, so that the remaining times are the
 // same as before the host's clock jumped: leases of sandboxes, deadlines of
-// jobs, and the tokens of their guests. API tokens keep their times. fact is
-// the new value of FactClock.
+// jobs, the tokens of their guests, and the waits for workspaces. The times of the
+// creation and the boot of sandboxes move too, because limits count from them. API
+// tokens keep their times. fact is the new value of FactClock.
 func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact string, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
-		for _, move := range []func(*tx, time.Duration) error{moveLeases, moveDeadlines, moveTokens, moveGrants} {
+		for _, move := range []func(*tx, time.Duration) error{moveLeases, moveDeadlines, moveTokens, moveGrants, moveWaits} {
 			if shift == 0 {
 				break
 			}
@@ -30,7 +31,10 @@ func (s *Store) ClockJumped(ctx context.Context, shift time.Duration, fact strin
 
 func moveLeases(w *tx, shift time.Duration) error {
 	return updateAll(w, sandboxes, "WHERE state <> 'DESTROYED'", func(sb *agentlab.Sandbox) {
-		sb.LeaseExpiresAt = sb.LeaseExpiresAt.Add(shift)
+		sb.LeaseExpiresAt, sb.CreatedAt = sb.LeaseExpiresAt.Add(shift), sb.CreatedAt.Add(shift)
+		if !sb.BootedAt.IsZero() {
+			sb.BootedAt = sb.BootedAt.Add(shift)
+		}
 		w.done.Sandboxes = append(w.done.Sandboxes, *sb)
 	})
 }
@@ -45,6 +49,15 @@ func moveTokens(w *tx, shift time.Duration) error {
 
 func moveGrants(w *tx, shift time.Duration) error {
 	return updateAll(w, grants, "", func(g *agentlab.Grant) { g.ExpiresAt = g.ExpiresAt.Add(shift) })
+}
+
+func moveWaits(w *tx, shift time.Duration) error {
+	return updateAll(w, workspaceLeases, "", func(l *agentlab.WorkspaceLease) {
+		l.RequestedAt, l.WaitUntil = l.RequestedAt.Add(shift), l.WaitUntil.Add(shift)
+		if l.Acquired() {
+			l.AcquiredAt = l.AcquiredAt.Add(shift)
+		}
+	})
 }
 
 func updateAll[T any](w *tx, t *table[T], where string, move func(*T)) error {
