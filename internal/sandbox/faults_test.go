@@ -13,7 +13,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 func fakeFault(op fake.Op, err error) fake.Fault { return fake.Fault{Op: op, Err: err} }
