@@ -344,12 +344,12 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attac
 	if err := agentlab.ValidateName(name); err != nil {
 		return none, err
 	}
-	if err := s.checkAttached(attached); err != nil {
-		return none, err
-	}
 	v, err := s.Get(ctx, idOrName)
 	if err == nil {
 		err = s.reachable(v)
+	}
+	if err == nil {
+		err = s.checkAttached(v, attached)
 	}
 	if err != nil {
 		return none, err

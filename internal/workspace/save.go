@@ -24,7 +24,7 @@ func (s *Service) savesAttached() bool {
 }
 
 // checkAttached returns an error if a workspace that a sandbox has cannot be saved so.
-func (s *Service) checkAttached(attached agentlab.WorkspaceConsistency) error {
+func (s *Service) checkAttached(v agentlab.Workspace, attached agentlab.WorkspaceConsistency) error {
 	switch {
 	case attached == "":
 		return nil
@@ -32,7 +32,7 @@ func (s *Service) checkAttached(attached agentlab.WorkspaceConsistency) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not one of %q", attached, agentlab.AttachedConsistencies).WithField("attached")
 	case !s.savesAttached():
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save a workspace while a sandbox has it", s.cfg.Driver.Info().Name).WithField("attached").
-			WithHint("detach it first: agentlab workspace detach")
+			WithHint("detach it first, and omit --attached: agentlab workspace detach %s", v.Name)
 	}
 	return nil
 }

@@ -638,6 +638,15 @@ type plain struct{ backend.Driver }
 
 type other struct{ *fake.Driver }
 
+// onlyDetached is a driver that does not save volumes while they are attached.
+type onlyDetached struct{ *fake.Driver }
+
+func (d onlyDetached) Info() backend.Info {
+	info := d.Driver.Info()
+	info.Capabilities.AttachedVolumeSnapshots = false
+	return info
+}
+
 func (o other) Info() backend.Info {
 	info := o.Driver.Info()
 	info.Name = "other"
@@ -651,6 +660,12 @@ func TestOtherBackends(t *testing.T) {
 		s := New(Config{Store: w.store, Driver: plain{w.driver}})
 		for _, err := range []error{second(s.Create(ctx, "x", 1, "")), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x", "")), second(s.Check(ctx, ""))} {
 			w.refused(err, agentlab.CodeUnsupported)
+		}
+		d := New(Config{Store: w.store, Driver: onlyDetached{w.driver}})
+		err := second(d.SaveSnapshot(ctx, v.ID, "x", agentlab.ConsistencyCrash))
+		w.refused(err, agentlab.CodeUnsupported)
+		if hint := agentlab.HintOf(err); !strings.HasSuffix(hint, "agentlab workspace detach data") {
+			t.Errorf("the hint is %q", hint)
 		}
 		o := New(Config{Store: w.store, Driver: other{w.driver}})
 		for _, err := range []error{second(o.Resize(ctx, "data", 8)), second(o.Delete(ctx, "data", true)), second(o.Fork(ctx, "data", "x", "")), second(o.Check(ctx, "data"))} {
