@@ -56,6 +56,7 @@ for set in "${@:-run}"; do
         if grep -qs '^ID=debian' /etc/os-release; then # the packages of Ubuntu have no browser
             need chromium-headless-shell chromium-headless-shell "a browser for development servers in sandboxes"
         fi
+        need rsync rsync "copies files of a sandbox through OpenSSH"
         need tmux tmux "the windows of 'agentlab sessionizer'"
         need fzf fzf "the selection of 'agentlab sessionizer'"
         need /usr/include/linux/capability.h linux-libc-dev "defines the numbers of capabilities"

@@ -210,15 +210,22 @@ func (a *App) openCmd() *cobra.Command {
 	var port int
 	var show bool
 	cmd := &cobra.Command{
-		Use: "open [SANDBOX|SESSION]", Short: "Open a development server of a sandbox in the browser",
+		Use: "open [SANDBOX|SESSION]", Short: "Open a sandbox's server in the browser, or its files in an editor",
 		Long: `Open a port on which a process of a sandbox listens in the browser. Without --port and
-with several ports, it is the only one of the main checkout, or an error lists them.`,
+with several ports, it is the only one of the main checkout, or an error lists them.
+
+The commands below open the repository of a session in an editor of this machine
+instead. A sandbox with the name of an editor is opened by its VMID.`,
 		Example: `  agentlab open play
-  agentlab open play --port 5173 --print`,
+  agentlab open play --port 5173 --print
+  agentlab open vscode`,
 		Args: optionalArg("SANDBOX|SESSION"),
 	}
 	cmd.Flags().IntVar(&port, "port", 0, "port in the sandbox")
 	cmd.Flags().BoolVar(&show, "print", false, "print the URL instead of opening it")
+	for _, e := range editors {
+		cmd.AddCommand(a.openEditorCmd(e))
+	}
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		list, err := portsOf(ctx, c, args)
 		if err != nil {
@@ -261,12 +268,17 @@ func choosePort(list []api.Port, port int) (api.Port, error) {
 	return api.Port{}, agentlab.Errorf(agentlab.CodeConflict, "there are %d ports: %s", len(all), strings.Join(urls, " ")).WithHint("name the sandbox, and the port with --port")
 }
 
+// desktopOpener is the program that opens a URL with the desktop's program for it.
+func desktopOpener() string {
+	if runtime.GOOS == "darwin" {
+		return "open"
+	}
+	return "xdg-open"
+}
+
 // openBrowser starts the browser of the desktop.
 func openBrowser(ctx context.Context, url string) error {
-	program := "xdg-open"
-	if runtime.GOOS == "darwin" {
-		program = "open"
-	}
+	program := desktopOpener()
 	err := exec.CommandContext(ctx, program, url).Run() //nolint:gosec // the daemon's URL
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s did not open the browser: %w", program, err).WithHint("open %s", url)

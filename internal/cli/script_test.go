@@ -2,8 +2,6 @@ package cli_test
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -95,24 +93,15 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // freePorts VAR... sets the variables to TCP ports on which no process listens, in
-// ascending order. The ports are below those that the kernel gives to clients, so that
-// no connection of another test takes them.
+// ascending order.
 func freePorts(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: freeports VAR...")
 	}
-	const first, last = 16384, 32767
 	var ports []int
-	for tries := 0; len(ports) < len(args); tries++ {
-		if tries == last-first {
-			ts.Fatalf("no free TCP port")
-		}
-		port := first + rand.IntN(last-first+1)
-		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-		if err != nil || slices.Contains(ports, port) {
-			continue
-		}
-		ts.Check(l.Close())
+	for range args {
+		port, err := guard.FreePort(ports...)
+		ts.Check(err)
 		ports = append(ports, port)
 	}
 	slices.Sort(ports)

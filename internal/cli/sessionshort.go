@@ -124,22 +124,29 @@ you attach again.`,
 			return err
 		}
 		o := startOptions{agent: shellOnly, worktree: worktree, terminal: terminalFlag, run: run}
-		dir := guestapi.RepoDir
-		if worktree != "" {
-			w := &openedSession{sessionRepo{c, fmt.Sprint(sb.VMID), l.path}, s, l, guestapi.RepoState{}}
-			if w.state, err = w.sessionRepo.state(ctx); err != nil {
-				return err
-			}
-			t, err := w.worktree(worktree)
-			if err != nil {
-				return err
-			}
-			dir = joinGuest(t.Dir)
+		dir, err := workDir(ctx, c, s, sb, l, worktree)
+		if err != nil {
+			return err
 		}
 		open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: "/"}
 		return a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open)
 	})
 	return cmd
+}
+
+// workDir returns the directory of a work tree in the running sandbox of a session; ""
+// means the main one.
+func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, worktree string) (string, error) {
+	if worktree == "" {
+		return guestapi.RepoDir, nil
+	}
+	w := &openedSession{sessionRepo{c, fmt.Sprint(sb.VMID), l.path}, s, l, guestapi.RepoState{}}
+	var err error
+	if w.state, err = w.sessionRepo.state(ctx); err != nil {
+		return "", err
+	}
+	t, err := w.worktree(worktree)
+	return joinGuest(t.Dir), err
 }
 
 // attachSandbox attaches to a terminal of a sandbox that has no session.

@@ -135,21 +135,11 @@ func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, 
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "ssh is not installed").
 			WithHint("install it (e.g. with: sudo apt install openssh-client), or use 'agentlab exec -ti %d bash'", sb.VMID)
 	}
-	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	public, private, err := newSSHKey()
 	if err != nil {
 		return nil, err
 	}
-	sshPub, err := ssh.NewPublicKey(pub)
-	if err != nil {
-		return nil, err
-	}
-	block, err := ssh.MarshalPrivateKey(priv, "agentlab")
-	if err != nil {
-		return nil, err
-	}
-	target, err := c.SSHKey(ctx, strconv.Itoa(sb.VMID), api.SSHKey{
-		User: user, PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(sshPub))), Seconds: sshKeySeconds,
-	})
+	target, err := authorizeSSH(ctx, c, strconv.Itoa(sb.VMID), user, public)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +149,7 @@ func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, 
 		return nil, err
 	}
 	key, hosts := filepath.Join(dir, "key"), filepath.Join(dir, "known_hosts")
-	if err := os.WriteFile(key, pem.EncodeToMemory(block), 0o600); err != nil {
+	if err := os.WriteFile(key, private, 0o600); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(hosts, []byte(known), 0o600); err != nil {
@@ -178,6 +168,31 @@ func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, 
 		"-o", "ProxyCommand=" + proxy,
 		target.User + "@" + alias,
 	}, nil
+}
+
+// newSSHKey returns a new key: its public part, and the private one as a file for ssh.
+func newSSHKey() (ssh.PublicKey, []byte, error) {
+	pub, priv, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	public, err := ssh.NewPublicKey(pub)
+	if err != nil {
+		return nil, nil, err
+	}
+	block, err := ssh.MarshalPrivateKey(priv, "agentlab")
+	if err != nil {
+		return nil, nil, err
+	}
+	return public, pem.EncodeToMemory(block), nil
+}
+
+// authorizeSSH permits new connections with a key for sshKeySeconds. A user of ""
+// means agent.
+func authorizeSSH(ctx context.Context, c *client.Client, sandbox, user string, key ssh.PublicKey) (api.SSHTarget, error) {
+	return c.SSHKey(ctx, sandbox, api.SSHKey{
+		User: user, PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))), Seconds: sshKeySeconds,
+	})
 }
 
 // knownHosts formats the host keys of a guest as a known_hosts file. It rejects
@@ -242,23 +257,28 @@ func (a *App) proxyCmd() *cobra.Command {
 			if err != nil || port == 0 {
 				return usageErrorf("%q is not a port", args[1])
 			}
-			conn, err := c.Dial(ctx, args[0], uint16(port))
-			if err != nil {
-				return err
-			}
-			defer func() { _ = conn.Close() }()
-			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-			defer stop()
-			var closing sync.Once
-			go func() {
-				_, _ = io.Copy(conn, a.Stdin)
-				closing.Do(func() { _ = stream.CloseWrite(conn) })
-			}()
-			_, err = io.Copy(a.Stdout, conn)
-			if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
-				return statusError(exitInterrupted)
-			}
-			return err
+			return a.proxy(ctx, c, args[0], uint16(port))
 		}),
 	}
+}
+
+// proxy connects standard input and output to a TCP port of the guest.
+func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port uint16) error {
+	conn, err := c.Dial(ctx, sandbox, port)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	var closing sync.Once
+	go func() {
+		_, _ = io.Copy(conn, a.Stdin)
+		closing.Do(func() { _ = stream.CloseWrite(conn) })
+	}()
+	_, err = io.Copy(a.Stdout, conn)
+	if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
+		return statusError(exitInterrupted)
+	}
+	return err
 }

@@ -123,6 +123,7 @@ func TestSessionRepository(t *testing.T) {
 		t.Errorf("after the push the session is at %s, not %s", b, a)
 	}
 
+	l.checkEditors(session)
 	l.checkWorktrees(repo, session)
 	l.checkRemoval(repo, session)
 }

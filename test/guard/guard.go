@@ -7,10 +7,13 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -159,4 +162,23 @@ func Alive(pid int) bool {
 	}
 	threads, err := os.ReadDir(dir + "/task")
 	return err == nil && len(threads) > 1
+}
+
+// FreePort returns a TCP port of the loopback on which no process listens, other than
+// those in not. It is below the ports that the kernel gives to clients, so that no
+// connection of another test takes it.
+func FreePort(not ...int) (int, error) {
+	const first, last = 16384, 32767
+	err := errors.New("no free TCP port")
+	for range last - first {
+		port := first + rand.IntN(last-first+1) //nolint:gosec // no secret
+		var l net.Listener
+		if l, err = net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}); err != nil {
+			continue
+		}
+		if err = l.Close(); err == nil && !slices.Contains(not, port) {
+			return port, nil
+		}
+	}
+	return 0, err
 }
