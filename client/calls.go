@@ -164,6 +164,13 @@ func (c *Client) PutProfile(ctx context.Context, name string, yaml string) (api.
 	return send[api.Profile](ctx, c, http.MethodPut, nil, strings.NewReader(yaml), "application/yaml", "profiles", name)
 }
 
+// RemoveProfile deletes a profile of the user, if its YAML has that SHA-256 (in
+// hexadecimal). Codes: not_found, conflict.
+func (c *Client) RemoveProfile(ctx context.Context, name, sum string) error {
+	_, err := send[none](ctx, c, http.MethodDelete, url.Values{"sha256": {sum}}, nil, "", "profiles", name)
+	return err
+}
+
 // ValidateProfile checks the YAML of a profile and stores nothing. The error
 // has code unsupported if the configured backend does not support a setting.
 func (c *Client) ValidateProfile(ctx context.Context, yaml string) (api.Profile, error) {

@@ -2,11 +2,14 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,6 +43,8 @@ type sessionizerEntry struct {
 	Sandbox string `json:"sandbox,omitempty"`
 	State   string `json:"state,omitempty"`
 	Running bool   `json:"running"`
+	// Worktrees are the branches of the work trees of a running session.
+	Worktrees []string `json:"worktrees,omitempty"`
 
 	repo listedRepo
 	dir  string // the repository on this machine
@@ -53,17 +58,19 @@ func (e sessionizerEntry) tmux() string { return e.repo.sessionName() }
 func (a *App) sessionizerCmd() *cobra.Command {
 	var f sessionizerFlags
 	cmd := &cobra.Command{
-		Use:   "sessionizer [OWNER/REPO]",
+		Use:   "sessionizer [OWNER/REPO[/WORKTREE]]",
 		Short: "Choose a repository, and work on it in tmux windows that show its VM",
 		Long: `Choose a repository of repos.txt or a running one in fzf, start its session if it does
 not run, and switch to its local tmux session. Its windows vim, server, agent, git and
-scratch show terminals in the VM.
+scratch show terminals in the VM. The work trees of running sessions are listed too, as
+OWNER/REPO/BRANCH: each has a window with its own terminal.
 
 The files repos.txt, resources.yaml and network-allowlist.txt are in the directory
 sessionizer of the configuration directory; they are created with examples. A
 repository without a path is cloned to this machine first.`,
 		Example: `  agentlab sessionizer
   agentlab sessionizer octocat/hello-world
+  agentlab sessionizer octocat/hello-world/fix-12
   agentlab sessionizer --list
   agentlab sessionizer --stop octocat/hello-world
   agentlab sessionizer --destroy octocat/hello-world`,
@@ -184,7 +191,48 @@ func (s *sessionizer) entries(ctx context.Context) (out []sessionizerEntry, err 
 		}
 		out = append(out, e)
 	}
+	s.findWorktrees(ctx, out)
 	return out, nil
+}
+
+// worktreesLimit is how long the list waits for the work trees of running sessions.
+const worktreesLimit = 10 * time.Second
+
+// findWorktrees sets the work trees of running sessions. A sandbox that does not answer
+// in time has none in the list.
+func (s *sessionizer) findWorktrees(ctx context.Context, entries []sessionizerEntry) {
+	ctx, cancel := context.WithTimeout(ctx, worktreesLimit)
+	defer cancel()
+	faults := make([]error, len(entries))
+	var all sync.WaitGroup
+	for i := range entries {
+		if e := &entries[i]; e.Running {
+			all.Go(func() { e.Worktrees, faults[i] = s.worktrees(ctx, *e) })
+		}
+	}
+	all.Wait()
+	for i, err := range faults {
+		if err != nil {
+			s.progressf("note: the work trees of %s are not listed: %v", entries[i].Repo, err)
+		}
+	}
+}
+
+// worktrees returns the branches of the work trees of a running session, without the
+// main one. They have been checked: a branch is printable and has no space.
+func (s *sessionizer) worktrees(ctx context.Context, e sessionizerEntry) ([]string, error) {
+	st, err := sessionRepo{c: s.c, sandbox: fmt.Sprint(e.at.SandboxVMID), path: e.dir}.state(ctx)
+	if err != nil || len(st.Worktrees) == 0 {
+		return nil, err
+	}
+	var branches []string
+	for _, t := range st.Worktrees[1:] {
+		if t.Branch != "" {
+			branches = append(branches, t.Branch)
+		}
+	}
+	slices.Sort(branches)
+	return branches, nil
 }
 
 // one is the entry of the repository with a name.
@@ -220,6 +268,9 @@ func (s *sessionizer) list(ctx context.Context) error {
 		t := newTable(s.Stdout, "REPOSITORY", "SESSION", "SANDBOX", "STATE")
 		for _, e := range entries {
 			t.row(e.Repo, e.Session, orDash(e.Sandbox), orDash(e.State))
+			for _, branch := range e.Worktrees {
+				t.row(e.Repo+"/"+branch, e.Session, orDash(e.Sandbox), orDash(e.State))
+			}
 		}
 		return t.flush()
 	})
@@ -245,13 +296,22 @@ func (s *sessionizer) stop(ctx context.Context, name string) error {
 
 func (s *sessionizer) destroy(ctx context.Context, name string) error {
 	e, err := s.existing(ctx, name)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound && e.repo.name != "" { // an earlier call may have been interrupted
+		if perr := s.removeProfile(ctx, e); perr != nil {
+			return perr
+		}
+	}
 	if err != nil {
 		return err
 	}
-	if err := s.removeSession(ctx, s.c, &e.link, removal{yes: s.f.yes, force: s.f.force}); err != nil {
+	how := removal{yes: s.f.yes, force: s.f.force, command: "agentlab sessionizer --destroy " + e.Repo}
+	if err := s.removeSession(ctx, s.c, &e.link, how); err != nil {
 		return err
 	}
 	if err := s.killTmux(ctx, e.tmux()); err != nil {
+		return err
+	}
+	if err := s.removeProfile(ctx, e); err != nil {
 		return err
 	}
 	return s.emit(e, silent)
@@ -274,6 +334,7 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 			return err
 		}
 	}
+	name, branch := splitWorktree(name)
 	e, err := s.one(ctx, name)
 	if err != nil {
 		return err
@@ -283,10 +344,29 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	if err := s.ensureTmux(ctx, e); err != nil || s.f.detach {
+	if branch != "" {
+		found, err := s.worktrees(ctx, e)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(found, branch) {
+			return agentlab.Errorf(agentlab.CodeNotFound, "session %s has no work tree of branch %s", e.Session, branch).
+				WithHint("add it, in %s: agentlab worktree add BRANCH", e.dir)
+		}
+	}
+	if err := s.ensureTmux(ctx, e, branch); err != nil || s.f.detach {
 		return err
 	}
 	return s.switchTmux(ctx, e.tmux())
+}
+
+// splitWorktree splits OWNER/REPO/BRANCH, where BRANCH is that of a work tree. Without
+// one, the name is returned as it is.
+func splitWorktree(name string) (repo, branch string) {
+	if parts := strings.SplitN(name, "/", 3); len(parts) == 3 {
+		return parts[0] + "/" + parts[1], parts[2]
+	}
+	return name, ""
 }
 
 // start starts the session of a repository in the background.
@@ -386,41 +466,4 @@ func (s *sessionizer) usersGit(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stderr, s.Stderr
 	return cmd.Run()
-}
-
-// putProfile writes the profile of a repository and returns its name. A session that
-// was made with another profile keeps that.
-func (s *sessionizer) putProfile(ctx context.Context, e sessionizerEntry) (string, error) {
-	name := e.repo.sessionName()
-	if e.Session != "" && e.at.Profile != name {
-		s.progressf("note: session %s keeps its profile %s, so the files in %s do not apply", e.Session, e.at.Profile, s.dir)
-		return e.at.Profile, nil
-	}
-	plan, err := s.cfg.planFor(e.Repo)
-	if err != nil {
-		return "", err
-	}
-	var rules []string
-	if plan.allowlist {
-		text, err := readSessionizerFile(s.dir, allowlistFile)
-		if err == nil {
-			rules, err = parseAllowlist(text)
-		}
-		if err != nil {
-			return "", err
-		}
-	}
-	base, err := s.c.Profile(ctx, plan.profile)
-	if err != nil {
-		return "", err
-	}
-	text, err := plan.profileText(name, base.YAML, rules)
-	if err != nil {
-		return "", err
-	}
-	if old, err := s.c.Profile(ctx, name); err == nil && old.YAML == text {
-		return name, nil
-	}
-	_, err = s.c.PutProfile(ctx, name, text)
-	return name, err
 }

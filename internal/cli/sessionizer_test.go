@@ -86,6 +86,9 @@ func TestSessionizerProfile(t *testing.T) {
 	if doc["name"] != "agent-x" || network["mode"] != "allowlist" || !strings.Contains(text, `"cores": 3`) || !strings.Contains(text, `"secrets_bundle": "default"`) {
 		t.Error(text)
 	}
+	if !writtenBySessionizer(text) || writtenBySessionizer(text+"# mine\n") || writtenBySessionizer(string(base)) || writtenBySessionizer("") {
+		t.Error("the profile's own text is not recognized, or another one is")
+	}
 	if _, err := p.profileText("agent-x", "network: {mode: \"off\"}", rules); err == nil {
 		t.Error("an allow list opens the network of a profile that has none")
 	}
@@ -96,16 +99,16 @@ func TestSessionizerProfile(t *testing.T) {
 
 func TestSessionizerPlan(t *testing.T) {
 	t.Parallel()
-	lines := menu([]sessionizerEntry{{Repo: "o/new"}, {Repo: "o/up", Running: true}})
-	if want := []string{"[RUNNING] o/up", menuSeparator, "o/new"}; !slices.Equal(lines, want) {
+	lines := menu([]sessionizerEntry{{Repo: "o/new"}, {Repo: "o/up", Running: true, Worktrees: []string{"fix/12"}}})
+	if want := []string{"[RUNNING] o/up", "[RUNNING] o/up/fix/12", menuSeparator, "o/new"}; !slices.Equal(lines, want) {
 		t.Errorf("got %q", lines)
 	}
-	for line, want := range map[string]string{"[RUNNING] o/up\n": "o/up", menuSeparator + "\n": "", "o/new\n": "o/new"} {
+	for line, want := range map[string]string{"[RUNNING] o/up\n": "o/up", "[RUNNING] o/up/fix/12\n": "o/up/fix/12", menuSeparator + "\n": "", "o/new\n": "o/new"} {
 		if got := chosenLine(line); got != want {
 			t.Errorf("%q: got %q", line, got)
 		}
 	}
-	windows := tmuxWindows([]string{"agentlab"}, "agent-x")
+	windows := tmuxWindows([]string{"agentlab"}, "agent-x", "")
 	cmds := tmuxCommands("agent-x", "/d", false, nil, windows)
 	if len(cmds) != 5 || cmds[0][0] != "new-session" || cmds[1][0] != "new-window" {
 		t.Errorf("got %q", cmds)
@@ -113,5 +116,23 @@ func TestSessionizerPlan(t *testing.T) {
 	cmds = tmuxCommands("agent-x", "/d", true, []string{"vim", "server", "git", "scratch"}, windows)
 	if len(cmds) != 1 || !slices.Contains(cmds[0], "agent") || !slices.Contains(cmds[0], "attach") {
 		t.Errorf("got %q", cmds)
+	}
+	cmds = tmuxCommands("agent-x", "/d", true, []string{"vim", "server", "agent", "git", "scratch"}, tmuxWindows([]string{"agentlab"}, "agent-x", "fix/12"))
+	if len(cmds) != 1 || !slices.Contains(cmds[0], "worktree/fix/12") || !slices.Contains(cmds[0], "agent-x/fix/12") {
+		t.Errorf("got %q", cmds)
+	}
+	for name, want := range map[string][2]string{"o/r": {"o/r", ""}, "o/r/fix/12": {"o/r", "fix/12"}, "o": {"o", ""}} {
+		if repo, branch := splitWorktree(name); repo != want[0] || branch != want[1] {
+			t.Errorf("%s: got %q, %q", name, repo, branch)
+		}
+	}
+	// tmux expands the names of windows.
+	seen := map[string]bool{}
+	for _, branch := range []string{"#(id)", "#{pane_id}", "_(id)", "a.b", "a_b", "a:b", "x;"} {
+		name := worktreeWindow(branch)
+		if strings.ContainsAny(name, "#(){}.:;") || seen[name] {
+			t.Errorf("%s: the window %q", branch, name)
+		}
+		seen[name] = true
 	}
 }

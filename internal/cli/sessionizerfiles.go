@@ -343,7 +343,20 @@ func (p vmPlan) profileText(name, base string, rules []string) (string, error) {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	err := enc.Encode(doc)
-	return out.String(), err
+	return profileMark(out.String()) + out.String(), err
+}
+
+// profileMark is the first line of the profiles that the sessionizer writes. It has a
+// checksum of the rest, so that a profile that was edited is not taken for one of them.
+func profileMark(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "# sessionizer " + hex.EncodeToString(sum[:]) + "\n"
+}
+
+// writtenBySessionizer reports whether a profile is exactly as the sessionizer wrote it.
+func writtenBySessionizer(text string) bool {
+	_, rest, ok := strings.Cut(text, "\n")
+	return ok && text == profileMark(rest)+rest
 }
 
 // readSessionizerFile reads a file in dir, which is created with an example if it is
@@ -386,12 +399,16 @@ const (
 	menuSeparator = "─────────────────────────────────"
 )
 
-// menu returns the lines of the selection: running repositories, a separator, others.
+// menu returns the lines of the selection: running repositories with their work trees,
+// a separator, others.
 func menu(entries []sessionizerEntry) []string {
 	var running, others []string
 	for _, e := range entries {
 		if e.Running {
 			running = append(running, runningMark+e.Repo)
+			for _, branch := range e.Worktrees {
+				running = append(running, runningMark+e.Repo+"/"+branch)
+			}
 		} else {
 			others = append(others, e.Repo)
 		}
@@ -402,7 +419,8 @@ func menu(entries []sessionizerEntry) []string {
 	return slices.Concat(running, others)
 }
 
-// chosenLine returns the repository of a line of menu; "" for the separator.
+// chosenLine returns the repository or work tree of a line of menu; "" for the
+// separator.
 func chosenLine(line string) string {
 	line = strings.TrimSpace(strings.TrimPrefix(strings.TrimRight(line, "\n"), runningMark))
 	if line == menuSeparator {

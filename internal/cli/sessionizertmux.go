@@ -3,6 +3,8 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 	"os/exec"
@@ -34,17 +36,40 @@ const agentWindow = "agent"
 // holdOnFailure runs a command and keeps its window open if it fails.
 const holdOnFailure = `"$@" || { printf '\n[%s: exit code %s; press Enter to close]' "$0" "$?"; read -r _; }`
 
-// tmuxWindows plans the windows of a session. program is the command line that runs
-// agentlab.
-func tmuxWindows(program []string, session string) (windows []tmuxWindow) {
+// tmuxWindows plans the windows of a session, and that of the work tree of a branch,
+// unless it is "". program is the command line that runs agentlab.
+func tmuxWindows(program []string, session, branch string) (windows []tmuxWindow) {
+	add := func(name string, command ...string) {
+		windows = append(windows, tmuxWindow{name, slices.Concat([]string{"sh", "-c", holdOnFailure, name}, program, command)})
+	}
 	for _, p := range guestPrograms {
-		command := []string{"attach", session}
-		if p[0] != agentWindow {
-			command = append(command, "--session", p[0], "--run", p[1])
+		if p[0] == agentWindow {
+			add(p[0], "attach", session)
+		} else {
+			add(p[0], "attach", session, "--session", p[0], "--run", p[1])
 		}
-		windows = append(windows, tmuxWindow{p[0], slices.Concat([]string{"sh", "-c", holdOnFailure, p[0]}, program, command)})
+	}
+	if branch != "" {
+		add(worktreeWindow(branch), "attach", session+"/"+branch)
 	}
 	return windows
+}
+
+// worktreeWindow is the name of the window of a work tree. A guest chooses names of
+// branches, and tmux expands a name: #(COMMAND) would run here. A name that is changed
+// gets a hash, so that another branch does not have it.
+func worktreeWindow(branch string) string {
+	safe := strings.Map(func(r rune) rune {
+		if strings.ContainsRune("-_/", r) || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, branch)
+	if safe != branch {
+		sum := sha256.Sum256([]byte(branch))
+		safe += "-" + hex.EncodeToString(sum[:3])
+	}
+	return "worktree/" + safe
 }
 
 // tmuxCommands plans the commands that create the windows that are missing. exists is
@@ -72,8 +97,15 @@ func needProgram(name, why string) (string, error) {
 	return path, nil
 }
 
-// localTmux runs the user's own tmux.
+// localTmux runs the user's own tmux with one command: a semicolon at the end of an
+// argument does not begin another one.
 func localTmux(ctx context.Context, args ...string) (string, error) {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if rest, ok := strings.CutSuffix(arg, ";"); ok {
+			args[i] = rest + `\;`
+		}
+	}
 	path, err := needProgram("tmux", "has the windows of a session")
 	if err != nil {
 		return "", err
@@ -95,7 +127,8 @@ func hasTmux(ctx context.Context, name string) bool {
 }
 
 // ensureTmux creates the local tmux session of a repository, and windows that it lacks.
-func (a *App) ensureTmux(ctx context.Context, e sessionizerEntry) error {
+// With the branch of a work tree, the window of that is selected.
+func (a *App) ensureTmux(ctx context.Context, e sessionizerEntry, branch string) error {
 	program, err := a.selfCommand()
 	if err != nil {
 		return err
@@ -109,21 +142,30 @@ func (a *App) ensureTmux(ctx context.Context, e sessionizerEntry) error {
 		}
 		have = strings.Fields(out)
 	}
-	for _, args := range tmuxCommands(e.tmux(), e.dir, exists, have, tmuxWindows(program, e.Session)) {
+	windows := tmuxWindows(program, e.Session, branch)
+	for _, args := range tmuxCommands(e.tmux(), e.dir, exists, have, windows) {
 		if _, err := localTmux(ctx, args...); err != nil {
 			return err
 		}
 	}
-	if !exists { // the names stay, whatever runs in the windows
-		for _, p := range guestPrograms {
-			for _, option := range []string{"automatic-rename", "allow-rename"} {
-				if _, err := localTmux(ctx, "set-option", "-w", "-t", "="+e.tmux()+":="+p[0], option, "off"); err != nil {
-					return err
-				}
+	for _, w := range windows { // the names stay, whatever runs in the windows
+		if exists && slices.Contains(have, w.name) {
+			continue
+		}
+		for _, option := range []string{"automatic-rename", "allow-rename"} {
+			if _, err := localTmux(ctx, "set-option", "-w", "-t", "="+e.tmux()+":="+w.name, option, "off"); err != nil {
+				return err
 			}
 		}
-		_, err = localTmux(ctx, "select-window", "-t", "="+e.tmux()+":="+agentWindow)
 	}
+	selected := agentWindow
+	switch {
+	case branch != "":
+		selected = worktreeWindow(branch)
+	case exists: // the one that the user left
+		return nil
+	}
+	_, err = localTmux(ctx, "select-window", "-t", "="+e.tmux()+":="+selected)
 	return err
 }
 

@@ -219,8 +219,11 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	})
 }
 
-// removal says how a session is removed.
-type removal struct{ yes, force bool }
+// removal says how a session is removed. command is the one that the user runs for it.
+type removal struct {
+	yes, force bool
+	command    string
+}
 
 // removeSession deletes a session with its sandbox, after a check for work that is only
 // there. Its workspace goes to the trash.
@@ -232,15 +235,18 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if err != nil {
 		return err
 	}
+	if how.command == "" {
+		how.command = "agentlab rm " + s.Name
+	}
 	if !how.force {
 		left, err := a.unsynced(ctx, c, s, *l)
 		if err != nil {
 			return agentlab.Errorf(agentlab.CodeOf(err), "cannot find out whether session %s has work that is not here: %w", s.Name, err).
-				WithHint("delete it nevertheless, its workspace goes to the trash: agentlab rm --force %s", s.Name)
+				WithHint("delete it nevertheless, its workspace goes to the trash: %s --force", how.command)
 		}
 		if len(left) > 0 {
 			return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-				WithHint("get it: agentlab sync, agentlab apply; or delete it nevertheless, its workspace goes to the trash: agentlab rm --force %s", s.Name)
+				WithHint("get it, in %s: agentlab sync, agentlab apply; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, how.command)
 		}
 	}
 	if !how.yes && !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -276,6 +278,18 @@ func TestLibraries(t *testing.T) {
 	}
 	if p, err := h.client.Profile(ctx, "mine"); err != nil || p.YAML != text || p.Source != filepath.Join(h.paths.Profiles(), "mine.yaml") {
 		t.Errorf("%+v, %v", p, err)
+	}
+	sum := sha256.Sum256([]byte(text))
+	for _, want := range []struct {
+		sum  string
+		code agentlab.Code
+	}{{"", agentlab.CodeInvalid}, {"00", agentlab.CodeConflict}, {hex.EncodeToString(sum[:]), ""}, {hex.EncodeToString(sum[:]), agentlab.CodeNotFound}} {
+		if err := h.client.RemoveProfile(ctx, "mine", want.sum); agentlab.CodeOf(err) != want.code {
+			t.Errorf("remove %q: %v, not %q", want.sum, err, want.code)
+		}
+	}
+	if _, err := h.client.Profile(ctx, "mine"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		t.Errorf("a removed profile: %v", err)
 	}
 	if _, err := h.client.ValidateProfile(ctx, "name: x\nmounts: [/]\n"); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("%v", err)

@@ -2,6 +2,8 @@ package profile
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -195,6 +197,31 @@ func (l *Library) Put(name, yaml string) (Entry, error) {
 		return Entry{}, err
 	}
 	return e, nil
+}
+
+// Remove deletes the user's profile with that name, if its text has that SHA-256 (in
+// hexadecimal); conflict if it has another one. Sandboxes and jobs keep the profile that
+// they were created with.
+func (l *Library) Remove(name, sum string) error {
+	if err := agentlab.ValidateName(name); err != nil {
+		return err
+	}
+	path := l.path(name)
+	data, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return agentlab.Errorf(agentlab.CodeNotFound, "profile %q has no file", name).WithField("profile")
+	}
+	if err != nil {
+		return fileFault(path, err)
+	}
+	if got := sha256.Sum256(data); hex.EncodeToString(got[:]) != sum {
+		return agentlab.Errorf(agentlab.CodeConflict, "profile %q has another text than the one to remove", name).
+			WithField("sha256").WithHint("look at it: agentlab profile show %s", name)
+	}
+	if err := os.Remove(path); err != nil {
+		return fileFault(path, err)
+	}
+	return nil
 }
 
 func (l *Library) path(name string) string { return filepath.Join(l.dir, name+".yaml") }

@@ -37,6 +37,15 @@ func (s *Server) putProfile(_ context.Context, in *putProfileInput) (api.Profile
 	return toProfile(e), err
 }
 
+type removeProfileInput struct {
+	Profile string `path:"profile" doc:"Name of a profile"`
+	SHA256  string `query:"sha256" required:"true" doc:"SHA-256 of the text to remove, in hexadecimal; another text is not removed"`
+}
+
+func (s *Server) removeProfile(_ context.Context, in *removeProfileInput) (none, error) {
+	return none{}, s.cfg.Services.Profiles.Remove(in.Profile, in.SHA256)
+}
+
 type validateProfileInput struct{ Payload payload }
 
 // validateProfile returns an error for a text that does not parse and for

@@ -88,6 +88,7 @@ func (s *Server) routes() []route {
 		{post, profiles + "/validate", AccessRead, "profile.read", noTarget, anyOrigin, 200, "validate-profile", "Validate a profile without storing it", upload("application/yaml", s.validateProfile)},
 		{get, profile, AccessRead, "profile.read", noTarget, anyOrigin, 200, "profile", "Show a profile with its YAML", call(s.getProfile)},
 		{put, profile, AccessAdmin, "profile.write", noTarget, anyOrigin, 200, "put-profile", "Create or replace a profile", upload("application/yaml", s.putProfile)},
+		{del, profile, AccessAdmin, "profile.write", noTarget, anyOrigin, 204, "remove-profile", "Remove the user's profile with this text", call(s.removeProfile)},
 
 		{get, vault, AccessRead, "secret.read", noTarget, anyOrigin, 200, "secrets", "List secrets bundles and their keys, without values", listing(s.listBundles)},
 		{post, vault, AccessAdmin, "secret.write", noTarget, localOnly, 204, "create-secrets", "Create an empty secrets bundle", call(s.createBundle)},

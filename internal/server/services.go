@@ -142,6 +142,7 @@ type Profiles interface {
 	List() ([]profile.Entry, error)
 	Find(name string) (profile.Entry, error)
 	Put(name, yaml string) (profile.Entry, error)
+	Remove(name, sum string) error
 	Check(yaml string) profile.Entry
 }
 

@@ -260,6 +260,9 @@ func (s stubProfiles) List() ([]profile.Entry, error) { return nil, s.called("pr
 func (s stubProfiles) Find(name string) (profile.Entry, error) {
 	return s.entry(name), s.called("profile.get")
 }
+func (s stubProfiles) Remove(name, sum string) error {
+	return s.called("profile.remove " + name + " " + sum)
+}
 func (s stubProfiles) Put(name, yaml string) (profile.Entry, error) {
 	s.yaml = yaml
 	return profile.Entry{Name: name, YAML: yaml}, s.called("profile.put")

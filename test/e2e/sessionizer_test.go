@@ -124,6 +124,8 @@ func TestSessionizer(t *testing.T) {
 	m.keys("=outer:", "app", "Enter")
 	m.client(session)
 
+	m.worktrees(app, session)
+
 	m.tmux("switch-client", "-t", "=outer")
 	if r := l.run("", "sessionizer", "--no-input", "other/repo"); r.code == 0 || !strings.Contains(r.stderr, "max_concurrent") {
 		t.Errorf("a third VM was started: %v", r)
@@ -133,13 +135,63 @@ func TestSessionizer(t *testing.T) {
 		t.Errorf("after stop:\n%s", got)
 	}
 	m.in("sessionizer", "--destroy", "me/two", "--yes")
-	if got := l.ok("sessionizer", "--list"); strings.Contains(got, "me/two") {
+	if got := l.ok("sessionizer", "--list") + l.ok("profile", "list"); strings.Contains(got, "me/two") || strings.Contains(got, second) {
 		t.Errorf("after destroy:\n%s", got)
 	}
 	if got := m.tmux("list-sessions", "-F", "#S"); got != "outer" {
 		t.Errorf("sessions of tmux: %q", got)
 	}
+	// A profile that the user has changed is the user's.
+	profile := filepath.Join(l.home, "config", "profiles", session+".yaml")
+	text, err := os.ReadFile(profile)
+	if err == nil {
+		err = os.WriteFile(profile, append(text, "# mine\n"...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	m.in("sessionizer", "--destroy", "me/app", "--yes")
+	if got := l.ok("profile", "show", session); !strings.Contains(got, "# mine") {
+		t.Errorf("the changed profile: %s", got)
+	}
+}
+
+// worktrees checks that the work trees of a running session are in the list, and that a
+// window shows the one that is selected. The guest chooses the names of branches.
+func (m *tmuxLab) worktrees(repo, session string) {
+	m.Helper()
+	ran := filepath.Join(m.TempDir(), "ran")
+	hostile := "odd#(touch${IFS}" + ran + ");"
+	m.lab.in(repo, "worktree", "add", "fix/12")
+	m.lab.in(repo, "worktree", "add", hostile)
+	if got := m.ok("sessionizer", "--list"); !strings.Contains(got, "me/app/fix/12 ") || !strings.Contains(got, "me/app/"+hostile) {
+		m.Errorf("work trees in the list:\n%s", got)
+	}
+	m.tmux("switch-client", "-t", "=outer")
+	m.keys("=outer:", "clear; agentlab sessionizer --agent none", "Enter")
+	m.sees("=outer:", "[RUNNING] me/app/fix/12")
+	m.keys("=outer:", "fix/12", "Enter")
+	m.client(session)
+	window := "=" + session + ":=worktree/fix/12"
+	if got := m.tmux("display-message", "-p", "-t", "="+session+":", "#W"); got != "worktree/fix/12" {
+		m.Errorf("the window %q is selected", got)
+	}
+	m.sees(window, "agent@")
+	m.keys(window, "echo $(pwd)-$((40+2))", "Enter")
+	m.sees(window, "/.worktrees/fix/12-42")
+
+	m.in("sessionizer", "--detach", "me/app/"+hostile)
+	if got := m.tmux("list-windows", "-t", "="+session, "-F", "#W"); !strings.Contains(got, "worktree/odd__touch") {
+		m.Errorf("no window of the branch %s: %q", hostile, got)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		m.Errorf("tmux ran the name of a branch")
+	}
+	cmd := exec.Command(filepath.Join(m.bin, "agentlab"), "sessionizer", "--detach", "me/app/none")
+	cmd.Env = m.env
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "has no work tree of branch none") {
+		m.Errorf("a work tree that does not exist: %v\n%s", err, out)
+	}
 }
 
 // in runs agentlab with the user's tmux.
