@@ -213,7 +213,7 @@ func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath
 	}
 	var names []string
 	for name := range strings.SplitSeq(list.String(), "\x00") {
-		if !slices.ContainsFunc(patterns, func(p string) bool { return doublestar.MatchUnvalidated(p, name) }) {
+		if name == "" || !slices.ContainsFunc(patterns, func(p string) bool { return doublestar.MatchUnvalidated(p, name) }) {
 			continue
 		}
 		if len(name) > maxEntryName || !localName(name) || path.Clean(name) != name {

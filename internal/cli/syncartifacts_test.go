@@ -115,6 +115,10 @@ func TestSyncArtifacts(t *testing.T) {
 	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Equal(got.Files, []string{"only.log"}) {
 		t.Errorf("%+v %v", got, err)
 	}
+	o.patterns = []string{"**"}
+	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Contains(got.Files, "only.log") {
+		t.Errorf("%+v %v", got, err)
+	}
 	o.patterns = []string{"nothing/**"}
 	if _, err = w.app.pullArtifacts(t.Context(), s, o); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Error(err)
