@@ -96,6 +96,20 @@ func (l *repoLink) remove(ctx context.Context) error {
 // ref is the local ref of a branch of the session.
 func (l repoLink) ref(branch string) string { return "refs/remotes/" + l.remote + "/" + branch }
 
+// heads are the commits of the branches of the session that were fetched.
+func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
+	out, err := git(ctx, l.path, "for-each-ref", "--format=%(objectname) %(refname:strip=3)", strings.TrimSuffix(l.ref(""), "/"))
+	if err != nil {
+		return nil, err
+	}
+	heads := map[string]string{}
+	for line := range strings.Lines(out) {
+		commit, branch, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		heads[branch] = commit
+	}
+	return heads, nil
+}
+
 // ensureSession returns the session of a repository, and creates it if there is none.
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.

@@ -179,6 +179,54 @@ func TestSync(t *testing.T) {
 	}
 }
 
+// A user without an identity in git's configuration can have one in the environment.
+func TestMergeHasTheIdentityOfTheUser(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("GIT_AUTHOR_NAME", "Author")
+	t.Setenv("GIT_AUTHOR_EMAIL", "author@example.com")
+	t.Setenv("GIT_COMMITTER_NAME", "Committer")
+	t.Setenv("GIT_COMMITTER_EMAIL", "committer@example.com")
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"theirs": "1"})
+	put(t, w.user, map[string]string{"mine": "1"})
+	userGit(t, w.user, "add", "-A")
+	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	s, err := w.open(w.honest)
+	if err == nil {
+		_, err = w.app.fetchSession(t.Context(), s)
+	}
+	if err == nil {
+		_, err = w.app.mergeSession(t.Context(), s, "", "")
+	}
+	if got := userGit(t, w.user, "log", "-1", "--format=%an %ce"); err != nil || got != "Author committer@example.com" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A sync without new commits asks the guest for nothing more than its state.
+func TestSyncOfNothingIsShort(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	packs := 0
+	s, err := w.open(func(verb string, in []byte) ([]byte, string, int) {
+		if verb == "pack" {
+			packs++
+		}
+		return w.honest(verb, in)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if packs != 1 {
+		t.Errorf("the guest packed %d times", packs)
+	}
+}
+
 // Nothing that a guest answers changes anything but the refs of its session.
 func TestHostileSession(t *testing.T) {
 	good := strings.Repeat("ab", 20)

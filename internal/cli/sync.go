@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -165,9 +166,17 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	for _, t := range w.state.Worktrees {
 		got.Uncommitted += t.Uncommitted
 	}
+	have, err := w.link.heads(ctx)
+	if err != nil {
+		return got, err
+	}
 	heads := maps.Clone(w.state.Branches)
+	maps.DeleteFunc(heads, func(branch, commit string) bool { return have[branch] == commit })
+	if len(heads) == 0 {
+		return got, nil
+	}
 	branches := slices.Sorted(maps.Keys(heads))
-	err := w.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+	err = w.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
 		if b == nil {
 			return nil
 		}
@@ -184,8 +193,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	var update strings.Builder
 	for _, branch := range branches {
 		h := fetchedHead{Branch: branch, Ref: w.link.ref(branch), Commit: heads[branch]}
-		old, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", h.Ref)
-		if err == nil && old == h.Commit {
+		if have[branch] == h.Commit { // it was reset there
 			continue
 		}
 		h.Commits = countNew(ctx, w.path, h.Commit)
@@ -302,7 +310,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	if err != nil {
 		return nil, err
 	}
-	in := gitInput{env: append(env, "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true")}
+	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true")}
 	_, err = in.run(ctx, path, append(drivers, "merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash", ref)...)
 	if err != nil && ctx.Err() == nil {
 		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
@@ -322,6 +330,17 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	to, _ := git(ctx, path, "rev-parse", ref)
 	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
 	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil}, nil
+}
+
+// identity is the variables of the user's environment that name the author and the
+// committer of a merge.
+func identity() (env []string) {
+	for _, kv := range os.Environ() {
+		if strings.HasPrefix(kv, "GIT_AUTHOR_") || strings.HasPrefix(kv, "GIT_COMMITTER_") {
+			env = append(env, kv)
+		}
+	}
+	return env
 }
 
 // plainMergeDrivers returns options that replace the merge drivers of the configuration,
