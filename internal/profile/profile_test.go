@@ -317,6 +317,19 @@ func TestShippedProfiles(t *testing.T) {
 	}
 }
 
+// A session has the resources of seed 004, FR-025, unless its user chooses others.
+func TestInteractiveProfile(t *testing.T) {
+	dir := t.TempDir()
+	p, err := NewLibrary(dir, qemu).Use("interactive")
+	if err != nil || p.Resources.Cores != 4 || p.Resources.MemoryMB != 8192 || !p.Keepalive {
+		t.Errorf("%+v, %v", p, err)
+	}
+	write(t, dir, "interactive.yaml", "name: interactive\nresources: {cores: 2, memory_mb: 1024}")
+	if p, err := NewLibrary(dir, qemu).Use("interactive"); err != nil || p.Resources.Cores != 2 || p.Resources.MemoryMB != 1024 {
+		t.Errorf("the user's: %+v, %v", p, err)
+	}
+}
+
 func write(t *testing.T, dir, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
