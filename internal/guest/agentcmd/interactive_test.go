@@ -3,6 +3,7 @@ package agentcmd
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -159,9 +160,11 @@ func newTerminalLab(t *testing.T) *terminalLab {
 	if err := os.Symlink(exe, filepath.Join(bin, "agentlab-agent")); err != nil {
 		t.Fatal(err)
 	}
-	agent := "#!/bin/bash\necho \"claude has: $*\"\nread -r line\necho \"claude ends\"\n"
-	if err := os.WriteFile(filepath.Join(bin, "claude"), []byte(agent), 0o755); err != nil { //nolint:gosec // a program
-		t.Fatal(err)
+	for _, name := range []string{"claude", "codex"} {
+		agent := fmt.Sprintf("#!/bin/bash\necho \"%[1]s has: $*\"\nread -r line\necho \"%[1]s ends\"\n", name)
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(agent), 0o755); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
 	}
 	l := &terminalLab{T: t, dir: t.TempDir(), env: []string{
 		"PATH=" + bin + ":" + filepath.Dir(tmux) + ":/usr/bin:/bin", "HOME=" + home, "TMUX_TMPDIR=" + sockets, "TERM=xterm-256color", "SHELL=/bin/bash",
@@ -260,7 +263,19 @@ func TestOpen(t *testing.T) {
 	if got := l.tmux("list-sessions", "-F", "#S"); got != "main\n" {
 		t.Errorf("after close: %q", got)
 	}
-	if out, err := l.agentlab("open", "--dir", l.dir, "--agent", "codex", "--detach").CombinedOutput(); err == nil || !strings.Contains(string(out), "not installed") {
+	if out, err := l.agentlab("open", "--dir", l.dir, "--agent", "gemini", "--detach").CombinedOutput(); err == nil || !strings.Contains(string(out), "not installed") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Each agent has a window of its own, which a further open selects.
+func TestOpenSecondAgent(t *testing.T) {
+	l := newTerminalLab(t)
+	l.open("--agent", "claude", "--detach")
+	l.open("--agent", "codex", "--detach")
+	l.shows("=main:=codex", "codex has:")
+	l.open("--agent", "claude", "--detach")
+	if got := l.tmux("list-windows", "-a", "-F", "#W #{window_active}"); got != "claude 1\ncodex 0\n" {
+		t.Errorf("windows: %q", got)
 	}
 }

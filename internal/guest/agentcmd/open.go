@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -184,12 +185,15 @@ func (t *tmux) ensure(o opening) error {
 		return nil
 	}
 	window := "=" + o.session + ":=" + name
-	ended, err := t.run("display-message", "-p", "-t", window, "#{"+optionEnded+"}")
-	switch {
-	case err != nil:
+	windows, err := t.run("list-windows", "-t", "="+o.session, "-F", "#{window_name}=#{"+optionEnded+"}")
+	if err != nil {
+		return err
+	}
+	switch windows := strings.Split(windows, "\n"); {
+	case !slices.ContainsFunc(windows, func(w string) bool { return strings.HasPrefix(w, name+"=") }):
 		_, err = t.run(withCommand([]string{"new-window", "-t", "=" + o.session + ":", "-n", name, "-c", o.dir}, command)...)
 		return err
-	case ended != "":
+	case slices.Contains(windows, name+"=1"):
 		if _, err := t.run("set-option", "-w", "-u", "-t", window, optionEnded, ";", "respawn-window", "-k", "-t", window, "-c", o.dir, command); err != nil {
 			return err
 		}
