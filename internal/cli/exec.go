@@ -169,7 +169,11 @@ func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty boo
 	} else {
 		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
 	}
-	status, err := readOutput(conn, outputWriter{guestWriter(a.Stdout)}, outputWriter{guestWriter(a.Stderr)})
+	out := guestWriter(a.Stdout)
+	status, err := readOutput(conn, outputWriter{out}, outputWriter{guestWriter(a.Stderr)})
+	if f, ok := out.(*termfilter.Writer); ok && tty {
+		_ = f.Restore() // the error of the output is in err
+	}
 	select {
 	case <-detached:
 		return nil

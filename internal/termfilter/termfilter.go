@@ -76,6 +76,8 @@ type Writer struct {
 	char  [utf8.UTFMax]byte
 	chars int // bytes in char
 
+	changes changes
+
 	out []byte
 	err error
 }
@@ -266,6 +268,9 @@ func (f *Writer) escapeByte(c byte) {
 	}
 	f.state = ground
 	if !f.long && allowedEscape(f.seq, c) {
+		if len(f.seq) == 0 && (c == '=' || c == '>') {
+			f.changes.keypad = c == '='
+		}
 		f.passSequence("\x1b", f.seq, string(c))
 	}
 }
@@ -280,6 +285,7 @@ func (f *Writer) csiByte(c byte) {
 		return
 	}
 	if params, ok := allowedCSI(f.seq, c); ok {
+		f.changes.noteCSI(params, c)
 		f.passSequence("\x1b[", params, string(c))
 	}
 }
