@@ -58,7 +58,7 @@ endif
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs demo image deps clean
+.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs record demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -133,6 +133,10 @@ mutation: ## check that a test fails for each disabled rule of the network polic
 docs: ## regenerate the generated documents
 	$(GOTEST) ./internal/server ./internal/cli ./internal/backends ./internal/egress/probe ./internal/image ./internal/metrics \
 	  -run '^Test(Generated|AccessMatrix|CommandReference|Reference|Document)$$' -update
+
+record: deps ## record the terminal session of the README again, with a real agent in a real VM
+	AGENTLAB_TEST_RECORD=$(CURDIR)/docs/workflow.cast $(GOTEST) ./test/e2e -run '^TestWorkflow$$'
+	$(GOTEST) ./test/cast -run '^TestWorkflowRecording$$' -update
 
 demo: ## a job in a real VM, from an empty machine to a fetched commit
 	@scripts/deps.sh run

@@ -19,7 +19,7 @@ import (
 // testOnly are packages and modules of others that only tests use.
 var testOnly = []string{
 	"testing", "net/http/httptest", "github.com/rogpeppe/go-internal", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/diskfs/go-diskfs",
-	"github.com/chromedp",
+	"github.com/chromedp", "github.com/charmbracelet/x/vt",
 }
 
 // switches are how the names of environment variables begin that only tests
