@@ -26,9 +26,19 @@ type Profile struct {
 	ArtifactTTL     time.Duration // retention period of artifacts; 0 means the configured default
 	InnerSandbox    string        // "" or InnerBubblewrap: the agent runs in a nested sandbox inside the VM
 	InnerArgs       []string      // further options of the inner sandbox
+	Terminal        string        // one of Terminals; "" means the default, tmux
 	CACertificates  []string      // certificates that guests trust in addition to those of the image, each as PEM
 	YAML            string        // source text, for 'profile show'
 }
 
 // InnerBubblewrap is the inner sandbox made by bubblewrap(1).
 const InnerBubblewrap = "bubblewrap"
+
+// The programs that keep the terminals of sessions running.
+const (
+	TerminalTmux   = "tmux"
+	TerminalZellij = "zellij"
+)
+
+// Terminals are all of them; the first is the default.
+var Terminals = []string{TerminalTmux, TerminalZellij}

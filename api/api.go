@@ -196,6 +196,7 @@ type Profile struct {
 	Workspace  string `json:"workspace"`
 	Keepalive  bool   `json:"keepalive"`
 	TTLMinutes int    `json:"ttl_minutes"`
+	Terminal   string `json:"terminal,omitempty" doc:"What keeps the terminals of its sessions running: tmux, the default, or zellij"`
 	Source     string `json:"source" doc:"Its file, or \"built-in\""`
 	YAML       string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
 	Usable     bool   `json:"usable"`

@@ -62,7 +62,7 @@ func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ..
 
 // guestInvalid is the error for an answer of a guest that no AgentLab gives.
 func guestInvalid(format string, args ...any) error {
-	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data about its repository: %w", fmt.Errorf(format, args...)).
+	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data: %w", fmt.Errorf(format, args...)).
 		WithHint("nothing was changed; inspect the sandbox: agentlab attach, or delete it")
 }
 

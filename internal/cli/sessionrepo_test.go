@@ -33,6 +33,12 @@ func guestClient(t *testing.T, guest guestFunc) *client.Client {
 // commandClient returns a client whose sandboxes all run commands with guest.
 func commandClient(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) *client.Client {
 	t.Helper()
+	return handlerClient(t, commandHandler(t, guest))
+}
+
+// handlerClient returns a client of an HTTP handler.
+func handlerClient(t *testing.T, h http.Handler) *client.Client {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "al")
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +48,15 @@ func commandClient(t *testing.T, guest func(command []string, in []byte) (out []
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := &http.Server{Handler: h} //nolint:gosec // a test
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return client.New(filepath.Join(dir, "s"))
+}
+
+// commandHandler runs the commands of requests with guest.
+func commandHandler(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
 		var req guestapi.ExecRequest
 		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
 			t.Error(err)
@@ -67,10 +81,7 @@ func commandClient(t *testing.T, guest func(command []string, in []byte) (out []
 		_, _ = answer.Data(stream.Stdout).Write(out)
 		_, _ = answer.Data(stream.Stderr).Write([]byte(errOut))
 		_ = answer.JSON(stream.Exit, stream.ExitStatus{Code: code})
-	})}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return client.New(filepath.Join(dir, "s"))
+	}
 }
 
 // sessionWorld is a repository of the user and the one of a session.

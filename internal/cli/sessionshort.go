@@ -90,46 +90,47 @@ deleted without --force; the sandbox is started to find out.`,
 }
 
 func (a *App) attachCmd() *cobra.Command {
-	var terminalFlag, run string
+	o := startOptions{agent: shellOnly}
+	var web bool
 	cmd := &cobra.Command{
 		Use:   "attach [SESSION[/WORKTREE]|SANDBOX]",
 		Short: "Attach to a persistent terminal in a session or sandbox",
 		Long: `Attach to the terminal of a session, by default that of this repository, or to that of
-one of its work trees: a tmux session, which keeps running when you detach with Ctrl-] or
+one of its work trees. tmux or Zellij keeps it running when you detach with Ctrl-] or
 when the connection is lost.
+
+With --web, print the URL of the terminal for a browser, and the token for the login.
+Zellij has a web server, tmux has none.
 
 A sandbox without a session has a terminal, too, which shows its recent output when
 you attach again.`,
 		Example: `  agentlab attach
   agentlab attach app/fix-12
+  agentlab attach --web
   agentlab attach play`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().StringVar(&terminalFlag, "session", "main", "name of the terminal; another name makes a further one")
-	cmd.Flags().StringVar(&run, "run", "", "command that a new terminal of a session runs first, in the syntax of sh")
+	cmd.Flags().StringVar(&o.terminal, "session", "main", "name of the terminal; another name makes a further one")
+	cmd.Flags().StringVar(&o.run, "run", "", "command that a new terminal of a session runs first, in the syntax of sh")
+	cmd.Flags().BoolVar(&web, "web", false, "print the URL and the token for a browser instead of attaching")
+	multiplexerFlag(cmd, &o.multiplexer)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		name, worktree, _ := strings.Cut(firstOf(args), "/")
-		if _, tty := terminal(a.Stdin); !tty {
+		o.worktree = worktree
+		if _, tty := terminal(a.Stdin); !tty && !web {
 			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
+		if err := checkMultiplexer(o.multiplexer); err != nil {
+			return err
+		}
 		s, l, err := a.chosenSession(ctx, c, name)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound && name != "" && worktree == "" && run == "" {
-			return a.attachSandbox(ctx, c, name, terminalFlag)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound && name != "" && worktree == "" && o.run == "" && !web && o.multiplexer == "" {
+			return a.attachSandbox(ctx, c, name, o.terminal)
 		}
 		if err != nil {
 			return err
 		}
-		sb, err := a.resumeForWork(ctx, c, s, 0)
-		if err != nil {
-			return err
-		}
-		o := startOptions{agent: shellOnly, worktree: worktree, terminal: terminalFlag, run: run}
-		dir, err := workDir(ctx, c, s, sb, l, worktree)
-		if err != nil {
-			return err
-		}
-		open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: "/"}
-		return a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open)
+		return a.attachSession(ctx, c, s, l, o, web)
 	})
 	return cmd
 }
@@ -147,6 +148,27 @@ func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbo
 	}
 	t, err := w.worktree(worktree)
 	return joinGuest(t.Dir), err
+}
+
+// attachSession attaches to a terminal of a session, or with web prints its URL.
+func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l repoLink, o startOptions, web bool) error {
+	sb, err := a.resumeForWork(ctx, c, s, 0)
+	if err != nil {
+		return err
+	}
+	sandbox := fmt.Sprint(sb.VMID)
+	dir, err := workDir(ctx, c, s, sb, l, o.worktree)
+	if err != nil {
+		return err
+	}
+	if err := a.chooseMultiplexer(ctx, c, s, sandbox, o.multiplexer); err != nil {
+		return err
+	}
+	open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: "/"}
+	if web {
+		return a.openTerminalWeb(ctx, c, s, sandbox, open)
+	}
+	return a.openTerminal(ctx, c, sandbox, open)
 }
 
 // attachSandbox attaches to a terminal of a sandbox that has no session.

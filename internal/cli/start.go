@@ -26,6 +26,7 @@ var interactiveAgents = []string{"claude", "codex", "opencode", "gemini"}
 type startOptions struct {
 	path, agent, profile, backend string
 	terminal, run                 string // name and first command of the terminal
+	multiplexer                   string // "" means the one of the session or the profile
 	branch, worktree              string
 	fresh, detach, resume, yes    bool
 	withChanges                   bool
@@ -51,6 +52,7 @@ func (o *startOptions) add(cmd *cobra.Command) {
 	f.BoolVar(&o.noEnv, "no-env", false, "do not send the files .env, .env.* and .envrc that git does not track (see 'agentlab sync-env')")
 	f.BoolVar(&o.withChanges, "with-changes", false, "carry uncommitted changes into the sandbox; they also stay here")
 	f.Var(durationFlag{&o.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
+	multiplexerFlag(cmd, &o.multiplexer)
 	f.StringVar(&o.sync, "sync", "", "when to fetch commits while attached: manual, on-commit or on-idle (default: git config agentlab.sync, or manual)")
 }
 
@@ -132,6 +134,9 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 			return err
 		}
 	}
+	if err := checkMultiplexer(o.multiplexer); err != nil {
+		return err
+	}
 	var err error
 	o.sync, err = syncMode(ctx, top, o.sync)
 	return err
@@ -182,6 +187,9 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 		return err
 	}
 	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
+	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, o.multiplexer); err != nil {
+		return err
+	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
 		return err
 	}

@@ -31,13 +31,18 @@ func TestReference(t *testing.T) {
 	} else if string(have) != want {
 		t.Errorf("%s is out of date: go test ./internal/image -run TestReference -update", document)
 	}
-	// The example is a recipe, but for what stands in it as "…".
-	_, example, _ := strings.Cut(want, "```yaml\n")
-	example, _, _ = strings.Cut(example, "```")
-	example = strings.Replace(example, "sha256: …", "sha256: "+strings.Repeat("0", 64), 1)
-	example = strings.Replace(example, "      …\n", "", 1)
-	if _, err := ParseRecipe([]byte(example)); err != nil {
-		t.Errorf("the example is not a recipe: %v", err)
+	// The examples are recipes, but for what stands in them as "…".
+	examples := strings.Split(want, "```yaml\n")[1:]
+	if len(examples) < 2 {
+		t.Errorf("%d examples", len(examples))
+	}
+	for _, example := range examples {
+		example, _, _ = strings.Cut(example, "```")
+		example = strings.ReplaceAll(example, "sha256: …", "sha256: "+strings.Repeat("0", 64))
+		example = strings.Replace(example, "      …\n", "", 1)
+		if _, err := ParseRecipe([]byte(example)); err != nil {
+			t.Errorf("not a recipe: %v\n%s", err, example)
+		}
 	}
 }
 

@@ -78,6 +78,7 @@ type behavior struct {
 	KeepaliveDefault  bool     `yaml:"keepalive_default"`
 	GuestLeaseRenew   bool     `yaml:"guest_lease_renew"`
 	TTLMinutesDefault int      `yaml:"ttl_minutes_default"` // default 180
+	Terminal          string   `yaml:"terminal"`            // tmux (default) or zellij
 	InnerSandbox      string   `yaml:"inner_sandbox"`       // none (default) or bubblewrap
 	InnerSandboxArgs  []string `yaml:"inner_sandbox_args"`  // further options of bwrap
 }
@@ -161,6 +162,11 @@ func (d *Doc) validate() error {
 	if p := d.Repo.ClonePath; p != "" && (!path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsFunc(p, func(r rune) bool { return r < ' ' })) {
 		return invalid("repo.clone_path", "%q is not the absolute path of a directory", p)
 	}
+	if t := d.Behavior.Terminal; t != "" {
+		if err := oneOf("behavior.terminal", t, agentlab.Terminals); err != nil {
+			return err
+		}
+	}
 	if err := d.validateInner(); err != nil {
 		return err
 	}
@@ -205,6 +211,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		ClonePath:       d.Repo.ClonePath,
 		UploadArtifacts: d.Artifacts.Upload,
 		ArtifactTTL:     time.Duration(d.Artifacts.TTLDays) * 24 * time.Hour,
+		Terminal:        d.Behavior.Terminal,
 		InnerSandbox:    d.innerSandbox(),
 		InnerArgs:       d.Behavior.InnerSandboxArgs,
 		CACertificates:  d.cas,

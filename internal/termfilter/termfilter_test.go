@@ -189,6 +189,24 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
+// What Zellij 0.45 writes passes: the constants of zellij-client/src/lib.rs,
+// os_input_output.rs and stdin_handler.rs, and zellij-server/src/tab/clipboard.rs. Its
+// question about kitty's graphics does not pass; without an answer it draws none.
+func TestZellijPassesUnchanged(t *testing.T) {
+	text := "\x1b[?1049h\x1b[?1l\x1b=\x1b[r\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?12l\x1b[>1u\x1b[?2031h\x1b[?996n" +
+		"\x1b[?2004h\x1b[?1004h\x1b[14t\x1b[16t\x1b]11;?\x1b\\\x1b]10;?\x1b\\\x1b[?2026$p\x1b]4;5;?\x1b\\\x1b[c" +
+		"\x1b[?1000h\x1b[?1002h\x1b[?1003h\x1b[?1015h\x1b[?1006h" +
+		"\x1b[?2026h\x1b[?25l\x1b[3;1H\x1b[m\x1b[38;2;1;2;3m\x1b[48;5;4m\x1b[4:3mtext │\x1b[2 q\x1b[?25h\x1b[?2026l\x1bP=1s\x1b\\x\x1bP=2s\x1b\\" +
+		"\x1b]0;main | claude\x07\x1b]8;id=3;https://example.com/\x1b\\link\x1b]8;;\x1b\\\x1b]52;c;" + base64.StdEncoding.EncodeToString([]byte("copied")) + "\x1b\\" +
+		"\x1b[?1006l\x1b[?1015l\x1b[?1003l\x1b[?1002l\x1b[?1000l\x1b[<1u\x1b[?2031l\x1b[?1004l\x1b[?1049l\x1b[m\x1b[?25h\x1b[24;1HBye from Zellij!\n"
+	if got := filtered(text, whole); got != text {
+		t.Errorf("%q, want %q", got, text)
+	}
+	if got := filtered("a\x1b_Ga=q,i=31,s=1,v=1,t=d,f=24;AAAA\x1b\\b", whole); got != "ab" {
+		t.Errorf("the question about graphics passes: %q", got)
+	}
+}
+
 // A session of tmux with less and vim in a terminal passes unchanged.
 func TestTmuxPassesUnchanged(t *testing.T) {
 	tmux, err := exec.LookPath("tmux")

@@ -19,10 +19,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
+// workspaceEnv is the variable with the directory of the workspace for processes of tests.
+const workspaceEnv = "AGENTLAB_TEST_WORKSPACE"
+
 // The test binary is agentlab-agent when it is called so.
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == "agentlab-agent" {
+	if dir := os.Getenv(workspaceEnv); dir != "" {
+		workspaceDir = dir
+	}
+	switch filepath.Base(os.Args[0]) {
+	case "agentlab-agent":
 		os.Exit(Main(os.Args[1:]))
+	case "zellij":
+		os.Exit(fakeZellijMain(os.Args[1:]))
 	}
 	os.Exit(m.Run())
 }

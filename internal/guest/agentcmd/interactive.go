@@ -79,8 +79,8 @@ func runTUI(name string, resume bool, args []string) error {
 	if t.dir, err = os.Getwd(); err != nil {
 		return err
 	}
-	if st, err := os.Stat(filepath.Join(guestapi.WorkspaceDir, stateDir)); err == nil && st.IsDir() {
-		t.state = filepath.Join(guestapi.WorkspaceDir, stateDir)
+	if st, err := os.Stat(filepath.Join(workspaceDir, stateDir)); err == nil && st.IsDir() {
+		t.state = filepath.Join(workspaceDir, stateDir)
 	}
 	path, argv, env, err := t.command()
 	if err != nil {

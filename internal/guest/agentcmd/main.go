@@ -55,11 +55,15 @@ func mainTo(stdout io.Writer, args []string) int {
 	case "versions":
 		return versionsMain(stdout, args[1:])
 	case "open":
-		return openMain(args[1:])
+		return openMain(stdout, args[1:])
+	case "terminal": // internal: before open
+		return terminalMain(stdout, args[1:])
 	case "repo":
 		return repocmd.Main(args[1:])
 	case "close": // internal: before a work tree is removed
 		return closeMain(args[1:])
+	case "pane": // internal: in a pane of Zellij
+		return paneMain(args[1:])
 	case "tui": // internal: in a window of open
 		return tuiMain(args[1:])
 	case "supervise": // internal: see Supervise
