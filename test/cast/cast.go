@@ -89,8 +89,8 @@ func Parse(r io.Reader) (*Cast, error) {
 // Times of a recording that are not those of the programs.
 const (
 	maxIdle   = time.Second            // without output; longer times are shortened
-	readPause = time.Second            // before typing, to read what the last step showed
-	keyPause  = 300 * time.Millisecond // before other steps
+	readPause = 2 * time.Second        // before a step, to read what the last one showed
+	keyPause  = 300 * time.Millisecond // after typing
 	keyTime   = 50 * time.Millisecond
 	together  = 100 * time.Millisecond // output of this time is one event
 )
@@ -182,10 +182,10 @@ func (r *Recorder) Cast() *Cast {
 			took += e.At
 		}
 		switch {
-		case s.typed:
-			begin += readPause
-		case i > 0:
+		case i > 0 && r.steps[i-1].typed:
 			begin += keyPause
+		case i > 0:
+			begin += readPause
 		}
 		scale := 1.0
 		if took > s.limit || s.typed && took > 0 {

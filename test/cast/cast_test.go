@@ -46,7 +46,7 @@ func TestWorkflowRecording(t *testing.T) {
 	}
 	var before time.Duration
 	for _, e := range c.Events {
-		if e.At-before > 2*time.Second {
+		if e.At-before > 3*time.Second {
 			t.Errorf("nothing happens from %v to %v", before, e.At)
 		}
 		before = e.At
@@ -141,7 +141,7 @@ func TestRecorder(t *testing.T) {
 		t.Errorf("got %q", text)
 	}
 	last := got.Events[len(got.Events)-1].At
-	if n := len(got.Events); n != 10 || last != 3300*time.Millisecond || got.Events[2].At != 1550*time.Millisecond {
+	if n := len(got.Events); n != 10 || last != 5*time.Second || got.Events[2].At != 3250*time.Millisecond {
 		t.Errorf("%d events, the third at %v, the last at %v", n, got.Events[2].At, last)
 	}
 	svg := got.SVG()
