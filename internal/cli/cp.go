@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -13,7 +12,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // copyOptions are the flags of cp.
@@ -199,19 +197,9 @@ func (a *App) finishCopy(r copied) error {
 	return a.done(r, "copied %s to %s (%s, %s)", sanitize(r.Source), sanitize(r.Destination), agentlab.Plural(r.Files, "file"), byteSize(r.Bytes))
 }
 
-// copyScript runs a script of cp in a sandbox. It returns the exit code and what the
-// script wrote to standard error, without control characters.
-func (a *App) copyScript(ctx context.Context, c *client.Client, sandbox, user, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	said := &bounded.Tail{Max: maxToolOutput}
-	tool := App{Stdin: in, Stdout: out, Stderr: said, Now: a.Now}
-	err = tool.exec(ctx, c, sandbox, guestapi.ExecRequest{
-		Command: append([]string{"bash", "-c", script, "agentlab-cp"}, args...), User: user,
-		Env: map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""},
-	}, in != nil)
-	if status, ok := errors.AsType[statusError](err); ok {
-		code, err = int(status), nil
-	}
-	return code, strings.TrimSpace(sanitizeLines(said.String())), err
+// copyScript runs a script of cp, as runScript does.
+func copyScript(ctx context.Context, c *client.Client, sandbox, user, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return runScript(ctx, c, sandbox, guestapi.ExecRequest{User: user}, "agentlab-cp", script, args, in, out)
 }
 
 // The exit codes of the scripts of cp. Those of tar are below.

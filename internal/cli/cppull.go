@@ -104,7 +104,7 @@ func (a *App) readArchive(ctx context.Context, c *client.Client, from copyPath, 
 		_ = in.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		done <- err
 	}()
-	code, text, err := a.copyScript(ctx, c, from.sandbox, user, script, args, list, raw)
+	code, text, err := copyScript(ctx, c, from.sandbox, user, script, args, list, raw)
 	_ = raw.CloseWithError(cmp.Or(err, io.EOF))
 	bad := <-done
 	switch {

@@ -124,8 +124,8 @@ func (a *App) sendArchive(ctx context.Context, c *client.Client, to copyPath, us
 		done <- err
 		_ = raw.CloseWithError(err) // the guest refuses an archive without its last entry
 	}()
-	code, text, err := a.copyScript(ctx, c, to.sandbox, user, pushScript, args, out, &bytes.Buffer{})
-	_ = out.CloseWithError(errGuestEnded)
+	code, text, err := copyScript(ctx, c, to.sandbox, user, pushScript, args, guestInput{out}, &bytes.Buffer{})
+	_ = out.CloseWithError(errGuestEnded) // if it did not run
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -192,15 +192,20 @@ func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty boo
 }
 
 // guestStatus returns the exit code of a guest's process as an error, nil for 0.
-// Codes that no process can have become 255: truncated, 256 would mean success.
 func guestStatus(code int) error {
-	switch {
-	case code == 0:
+	if code == 0 {
 		return nil
-	case code < 0 || code > 255:
-		return statusError(255)
 	}
-	return statusError(code)
+	return statusError(exitByte(code))
+}
+
+// exitByte returns an exit code of a guest. Those that no process can have become 255:
+// truncated, 256 would mean success.
+func exitByte(code int) int {
+	if code < 0 || code > 255 {
+		return 255
+	}
+	return code
 }
 
 func pumpStdin(in io.Reader, conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {

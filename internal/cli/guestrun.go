@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"strings"
 
@@ -36,9 +37,25 @@ func sandboxArg(ctx context.Context, c *client.Client, arg string) (string, erro
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
 func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
+	errOut := &bounded.Tail{Max: 4 << 10}
+	status, inErr, err := guestCapture(ctx, c, sandbox, req, stdin, stdout, errOut)
+	if err != nil || status.Code == 0 {
+		return err
+	}
+	text := sanitize(strings.TrimSpace(errOut.String() + "\n" + status.Error))
+	if text == "" && inErr != nil {
+		text = inErr.Error()
+	}
+	return guestFault(req, status.Code, text)
+}
+
+// guestCapture runs a command in a sandbox, and returns how it ended and the error of
+// stdin, which may be nil. When it returns, nothing reads stdin any more: a stdin that
+// can block is an io.Closer, which it closes.
+func guestCapture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {
-		return err
+		return status, nil, err
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -53,24 +70,40 @@ func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestap
 		_ = w.Frame(stream.StdinEOF, nil)
 		sent <- err
 	}()
-	errOut := &bounded.Tail{Max: 4 << 10}
-	status, err := readOutput(conn, stdout, errOut)
+	status, err = readOutput(conn, stdout, stderr)
 	_ = conn.Close() // ends the goroutine
-	inErr := <-sent
+	if in, ok := stdin.(io.Closer); ok {
+		_ = in.Close()
+	}
+	inErr = <-sent
+	status.Code = exitByte(status.Code)
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		err = ctx.Err()
 	case err != nil:
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
-	case status.Code == 0:
-		return nil
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
-	text := sanitize(strings.TrimSpace(errOut.String() + "\n" + status.Error))
-	if text == "" && inErr != nil {
-		text = inErr.Error()
-	}
-	return guestFault(req, status.Code, text)
+	return status, inErr, err
 }
+
+// runScript runs a script with bash, as the user and in the directory of req. in is as
+// in guestCapture. It returns the exit code and the end of what the script wrote to
+// standard error, without control characters.
+func runScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	said := &bounded.Tail{Max: maxToolOutput}
+	req.Command = append([]string{"bash", "-c", script, name}, args...)
+	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
+	status, _, err := guestCapture(ctx, c, sandbox, req, in, out, said)
+	return status.Code, strings.TrimSpace(sanitizeLines(said.String() + "\n" + status.Error)), err
+}
+
+// guestInput is an archive that a guest reads. The end of the guest ends it.
+type guestInput struct{ *io.PipeReader }
+
+func (g guestInput) Close() error { return g.CloseWithError(errGuestEnded) }
+
+// errGuestEnded ends the transfer of an archive that the guest no longer reads.
+var errGuestEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
 
 // guestFault is the error for a command of a guest that failed.
 func guestFault(req guestapi.ExecRequest, code int, text string) error {

@@ -265,7 +265,7 @@ func safePath(p string) error {
 		return fmt.Errorf("not a clean relative path")
 	}
 	for part := range strings.SplitSeq(p, "/") {
-		if strings.EqualFold(part, ".git") || strings.EqualFold(part, "git~1") {
+		if isGitDir(part) {
 			return fmt.Errorf("inside %s", part)
 		}
 	}

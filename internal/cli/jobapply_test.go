@@ -215,7 +215,7 @@ func TestApplyHostileChanges(t *testing.T) {
 	if got, _ := os.ReadDir(outside); len(got) != 0 {
 		t.Errorf("a file was written to %v", got)
 	}
-	for _, p := range []string{"", ".", "..", "../x", "/x", "a/../../x", "a//b", "a/", ".git", ".git/hooks/x", "a/.GIT/config", "a/.git", "GIT~1/x", `a\..\b`} {
+	for _, p := range []string{"", ".", "..", "../x", "/x", "a/../../x", "a//b", "a/", ".git", ".git/hooks/x", "a/.GIT/config", "a/.git", "GIT~1/x", `a\..\b`, ".g\u200cit/config", "a/.git. ./x", ".git::$INDEX_ALLOCATION/config", "git~1 /x"} {
 		if safePath(p) == nil {
 			t.Errorf("the path %q is taken", p)
 		}

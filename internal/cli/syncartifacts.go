@@ -202,7 +202,7 @@ func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath
 		args = append(args, ":(literal)"+base)
 	}
 	list := bounded.Head{Max: maxArtifactList, Fail: errOutputTooLarge}
-	code, text, err := a.copyScript(ctx, c, from.sandbox, "", artifactListScript, args, nil, &list)
+	code, text, err := copyScript(ctx, c, from.sandbox, "", artifactListScript, args, nil, &list)
 	switch {
 	case errors.Is(err, errOutputTooLarge):
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "the session has too many files that git does not carry").WithHint("choose patterns that begin with a directory")

@@ -171,7 +171,9 @@ func (u *unpacker) entry(h *tar.Header, in io.Reader) error {
 
 // isGitDir reports whether git could take a name for .git on some file system.
 func isGitDir(name string) bool {
-	// HFS+ ignores some characters, and NTFS trailing dots and blanks.
+	// HFS+ ignores some characters. NTFS ignores trailing dots and blanks, and what is
+	// behind a colon names a stream of the file.
+	name, _, _ = strings.Cut(name, ":")
 	plain := strings.Map(func(r rune) rune {
 		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
 			return -1

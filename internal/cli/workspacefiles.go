@@ -88,19 +88,9 @@ func (a *App) endMaintenance(ctx context.Context, c *client.Client, sb api.Sandb
 }
 
 // guestTool runs a script as root in a maintenance sandbox. name is its name in
-// messages, args are its arguments. It returns the exit code and the end of what the
-// script wrote to standard error.
-func (a *App) guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	said := &bounded.Tail{Max: maxToolOutput}
-	tool := App{Stdin: in, Stdout: out, Stderr: said, Now: a.Now}
-	err = tool.exec(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{
-		Command: append([]string{"bash", "-c", script, name}, args...), User: "root", Dir: "/",
-		Env: map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-	}, in != nil)
-	if status, ok := errors.AsType[statusError](err); ok {
-		code, err = int(status), nil
-	}
-	return code, strings.TrimSpace(sanitizeLines(said.String())), err
+// messages, args are its arguments; the rest is as in runScript.
+func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return runScript(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
 }
 
 // toolError is the error of a tool that has failed.
@@ -166,7 +156,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 	var res fsckResult
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
 	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
-		code, said, err := a.guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
+		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
 		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(sanitizeLines(out.String()))}
 		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
 		switch {
@@ -272,7 +262,7 @@ func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w ap
 		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		checked <- err
 	}()
-	code, said, err := a.guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
+	code, said, err := guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
 	_ = raw.Close()
 	if bad := <-checked; bad != nil && (err != nil || code == 0) {
 		err = bad // what the guest sent is why the transfer ended
@@ -379,8 +369,8 @@ func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in 
 		_ = raw.CloseWithError(err)
 		checked <- err
 	}()
-	code, said, err := a.guestTool(ctx, c, sb, "agentlab-import", importScript, nil, to, &bytes.Buffer{})
-	_ = to.CloseWithError(errGuestEnded)
+	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestInput{to}, &bytes.Buffer{})
+	_ = to.CloseWithError(errGuestEnded) // if it did not run
 	bad := <-checked
 	switch {
 	case bad != nil && !errors.Is(bad, errGuestEnded):
@@ -394,6 +384,3 @@ func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in 
 	}
 	return nil
 }
-
-// errGuestEnded ends the transfer of an archive that the guest no longer reads.
-var errGuestEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
