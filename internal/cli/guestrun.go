@@ -50,8 +50,8 @@ func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestap
 }
 
 // guestCapture runs a command in a sandbox, and returns how it ended and the error of
-// stdin, which may be nil. When it returns, nothing reads stdin any more: a stdin that
-// can block is an io.Closer, which it closes.
+// stdin, which may be nil. It returns after the last read of stdin: a stdin
+// that can block is an io.Closer, which it closes.
 func guestCapture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {

@@ -16,15 +16,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 const (
-	projectFile      = ".agentlab.yaml"
-	maxProjectFile   = 64 << 10
-	maxArtifactGlobs = 100
-	maxArtifacts     = 10000    // files that one sync copies
-	maxArtifactList  = 64 << 20 // bytes of the names that a guest lists
+	projectFile     = projectfile.Name
+	maxArtifacts    = 10000    // files that one sync copies
+	maxArtifactList = 64 << 20 // bytes of the names that a guest lists
 )
 
 // artifactListScript lists the files of the work tree $1 that git does not track, below
@@ -113,19 +112,15 @@ func artifactPatterns(top string, args []string) ([]string, error) {
 		}
 		patterns = p.Outputs
 	}
-	switch {
-	case len(patterns) == 0:
+	if len(patterns) == 0 {
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "no artifacts are declared: %s of this work tree has no outputs", projectFile).
 			WithHint("add them, e.g. outputs: [\"dist/**\"], or name patterns: agentlab sync --artifacts 'dist/**'")
-	case len(patterns) > maxArtifactGlobs:
-		return nil, agentlab.Errorf(agentlab.CodeLimit, "%s: %d patterns are more than %d", where, len(patterns), maxArtifactGlobs)
+	}
+	if err := projectfile.CheckOutputs(patterns); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeOf(err), "%s: %w", where, err).WithHint("%s", agentlab.HintOf(err))
 	}
 	clean := make([]string, len(patterns))
 	for i, p := range patterns {
-		if p == "" || len(p) > 512 || path.IsAbs(p) || strings.ContainsRune(p, 0) || slices.Contains(strings.Split(p, "/"), "..") || !doublestar.ValidatePattern(p) {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s: %.60q is not a pattern of files inside the repository", where, p).
-				WithHint("patterns are relative to the top of the work tree; * matches in a directory, and ** in all below")
-		}
 		clean[i] = path.Clean(p)
 	}
 	return clean, nil
@@ -142,8 +137,8 @@ func readProjectFile(top string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err == nil && (!st.Mode().IsRegular() || st.Size() > maxProjectFile) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file of at most %s", projectFile, byteSize(maxProjectFile))
+	if err == nil && (!st.Mode().IsRegular() || st.Size() > projectfile.MaxBytes) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file of at most %s", projectFile, byteSize(projectfile.MaxBytes))
 	}
 	var text []byte
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 )
 
 // artifactSession returns the session of a guest whose files are those of w.guest. If
@@ -198,7 +199,7 @@ func TestArtifactPatterns(t *testing.T) {
 		"absolute":         {"", []string{"/etc/*"}, nil, agentlab.CodeInvalid},
 		"not a pattern":    {"", []string{"[a"}, nil, agentlab.CodeInvalid},
 		"hidden parent":    {"", []string{"a/../../b"}, nil, agentlab.CodeInvalid},
-		"too large a file": {strings.Repeat("#", maxProjectFile+1), nil, nil, agentlab.CodeInvalid},
+		"too large a file": {strings.Repeat("#", projectfile.MaxBytes+1), nil, nil, agentlab.CodeInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := t.TempDir()

@@ -14,17 +14,14 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
-// projectFile is a repository's file with settings of its jobs.
-const projectFile = ".agentlab.yaml"
-
 const (
-	maxProjectFile = 64 << 10
-	maxPatterns    = 100
-	maxOutputs     = 1000
-	maxVisited     = 500000 // maximum number of directory entries that one job's patterns check
+	projectFile = projectfile.Name
+	maxOutputs  = 1000
+	maxVisited  = 500000 // maximum number of directory entries that one job's patterns check
 )
 
 // project is the content of .agentlab.yaml.
@@ -38,7 +35,7 @@ type project struct {
 // unknown key is an error with its line. A missing file means an empty one.
 func readProject(root *os.Root) (project, error) {
 	var p project
-	text, err := readSmall(root, projectFile, maxProjectFile)
+	text, err := readSmall(root, projectFile, projectfile.MaxBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, nil
 	}
@@ -62,13 +59,8 @@ func readProject(root *os.Root) (project, error) {
 }
 
 func (p project) check() error {
-	if len(p.Outputs) > maxPatterns {
-		return fmt.Errorf("outputs: %d patterns are more than %d", len(p.Outputs), maxPatterns)
-	}
-	for i, glob := range p.Outputs {
-		if glob == "" || len(glob) > 512 || path.IsAbs(glob) || slices.Contains(strings.Split(glob, "/"), "..") || !doublestar.ValidatePattern(glob) {
-			return fmt.Errorf("outputs[%d]: %.60q is not a pattern of files inside the repository", i, glob)
-		}
+	if err := projectfile.CheckOutputs(p.Outputs); err != nil {
+		return fmt.Errorf("outputs: %w", err)
 	}
 	return checkSetup(p.Setup)
 }
