@@ -18,6 +18,8 @@ type Workspace struct {
 	CreatedAt time.Time  `json:"created_at"`
 	TrashedAt *time.Time `json:"trashed_at,omitempty" doc:"When it was deleted; it is in the trash since then"`
 
+	DeleteAfter *time.Time `json:"delete_after,omitempty" doc:"Of one in the trash: when its retention ends, after which it is deleted for good"`
+
 	Leases []WorkspaceLease `json:"leases,omitempty" doc:"The sandbox that has it, then those that wait for it, in their order"`
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -112,21 +113,25 @@ func (a *App) workspaceListCmd() *cobra.Command {
 	return cmd
 }
 
-// trashTable prints deleted workspaces with the time of their deletion.
+// trashTable prints deleted workspaces with the time of their deletion, and when their
+// retention ends.
 func (a *App) trashTable(list []api.Workspace) error {
-	t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "STORAGE", "BACKEND", "DELETED")
+	t := newTable(a.Stdout, "NAME", "ID", "STATE", "SIZE", "USED", "STORAGE", "BACKEND", "DELETED", "KEPT UNTIL")
 	for _, w := range list {
-		at := "-"
-		if w.TrashedAt != nil {
-			at = localTime(*w.TrashedAt)
-		}
-		t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(w.Storage), w.Backend, at)
+		t.row(w.Name, w.ID, w.State, fmt.Sprintf("%d GiB", w.SizeGB), usedBytes(w.Bytes), orDash(w.Storage), w.Backend, timeOrDash(w.TrashedAt), timeOrDash(w.DeleteAfter))
 	}
 	if err := t.flush(); err != nil || len(list) == 0 {
 		return err
 	}
-	a.progressf("a workspace is deleted for good retention.trash_days after DELETED\n  → agentlab workspace undelete NAME")
+	a.progressf("a workspace is deleted for good after KEPT UNTIL (retention.trash_days)\n  → agentlab workspace undelete NAME")
 	return nil
+}
+
+func timeOrDash(t *time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return localTime(*t)
 }
 
 // workspaceUser returns the name of the sandbox that has a workspace, with the number
@@ -161,7 +166,7 @@ func (a *App) workspaceShowCmd() *cobra.Command {
 			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", localTime(w.CreatedAt)},
 		}
 		if w.TrashedAt != nil {
-			rows = append(rows, [2]string{"Deleted:", localTime(*w.TrashedAt)})
+			rows = append(rows, [2]string{"Deleted:", localTime(*w.TrashedAt)}, [2]string{"Kept until:", timeOrDash(w.DeleteAfter)})
 		}
 		t := newTable(a.Stdout, "Workspace:", w.Name)
 		for _, r := range rows {

@@ -157,6 +157,7 @@ func (d *Daemon) openAPI(a config.API) error {
 		Logger:   d.log.With("part", "api"),
 		Version:  version.Get().Version,
 		Proxied:  d.services.settings.UpstreamProxy.URL != "",
+		Trash:    config.Days(d.services.settings.Retention.TrashDays),
 	})
 	if err != nil {
 		return err

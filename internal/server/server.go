@@ -37,6 +37,9 @@ type Config struct {
 	Logger   *slog.Logger
 	Version  string // of the daemon, for the OpenAPI document
 	Proxied  bool   // sandboxes use an upstream proxy
+	// Trash is how long a deleted workspace stays in the trash. 0 means that this is
+	// not known.
+	Trash time.Duration
 	// MaxBundleBytes is the maximum size of an uploaded git bundle. 0
 	// means 4 GiB.
 	MaxBundleBytes int64

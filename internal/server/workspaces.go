@@ -71,6 +71,10 @@ func (s *Server) toWorkspace(v agentlab.Workspace, err error) (api.Workspace, er
 	if !v.TrashedAt.IsZero() {
 		at := v.TrashedAt.UTC()
 		out.TrashedAt = &at
+		if s.cfg.Trash > 0 {
+			end := at.Add(s.cfg.Trash)
+			out.DeleteAfter = &end
+		}
 	}
 	return out, nil
 }
