@@ -262,8 +262,8 @@ func (r *Runner) collectChanges(ctx context.Context, t *scratchRepo, c *collecte
 
 func (c *collected) warnLeft(names []string) {
 	if len(names) > 0 {
-		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are not regular files or are too large: %.200q",
-			len(names), strings.Join(names[:min(3, len(names))], " "))
+		c.warn("%d uncommitted file(s) are not sent, because they cannot be read, are not regular files or exceed the limits of %d MiB each and %d MiB together: %.200q",
+			len(names), maxChangedFile>>20, maxChangedBytes>>20, strings.Join(names[:min(3, len(names))], " "))
 	}
 }
 

@@ -433,7 +433,7 @@ func TestUncommittedIsBounded(t *testing.T) {
 	s := gitSandbox(t, url, "", 0, `truncate -s 70M huge; mkfifo pipe; git init -q nested; (cd nested; echo n > n; git add n; git commit -qm n)
 echo changed > file.txt; ln -s /etc/passwd link; echo garbage > .git/index`)
 	rep := s.finish()
-	if rep.Status != "COMPLETED" || rep.Result.Uncommitted != 2 || !strings.Contains(rep.Message, "2 uncommitted file(s) are not sent") || !strings.Contains(rep.Message, "huge") {
+	if rep.Status != "COMPLETED" || rep.Result.Uncommitted != 2 || !strings.Contains(rep.Message, "2 uncommitted file(s) are not sent") || !strings.Contains(rep.Message, "huge") || !strings.Contains(rep.Message, "limits of 64 MiB each and 256 MiB together") {
 		t.Fatalf("%+v %+v", rep, rep.Result)
 	}
 	name := filepath.Join(t.TempDir(), "result.bundle")
