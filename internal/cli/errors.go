@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -43,29 +46,62 @@ func usageErrorf(format string, args ...any) usageError {
 	return usageError{err: agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
 }
 
-// argumentFlags maps the fields of requests that arguments and flags set to the
-// names of the flags.
+// argumentFlags maps the fields of requests that arguments and flags set to the names of
+// the flags, if they are others than flagNames returns; "" is an argument.
 var argumentFlags = map[string]string{
-	"name": "name", "ttl": "ttl", "image": "image", "repo": "repo", "ref": "ref", "resources.cores": "cores", "resources.memory_mb": "memory-mb",
-	"from_snapshot": "from-snapshot", "name_prefix": "name-prefix",
-	"secrets_bundle": "bundle", "target": "", "verbs": "verb",
+	"repo_url": "repo", "bundle_id": "repo", "secrets_bundle": "bundle", "verbs": "verb", "sandboxes": "sandbox",
+	"attempts.count": "attempts", "attempts.agents": "attempt-agent", "attempts.tasks": "attempt-task-file", "attempts.pick": "pick",
+	"target": "", "text": "", "command": "", "add": "", "remove": "",
+}
+
+// flagNames returns the names that the flag of a field of a request can have:
+// workspace_wait_seconds is --workspace-wait, resources.cores --cores, and size_gb is
+// --size or --workspace-size.
+func flagNames(field string) []string {
+	if name, ok := argumentFlag(field); ok {
+		return []string{name}
+	}
+	last := strings.ReplaceAll(field[strings.LastIndexByte(field, '.')+1:], "_", "-")
+	names := []string{last}
+	for _, unit := range []string{"-minutes", "-seconds", "-gb", "-id"} {
+		if short, ok := strings.CutSuffix(last, unit); ok {
+			names = append(names, short)
+		}
+	}
+	for _, name := range names {
+		names = append(names, "workspace-"+name)
+	}
+	return names
+}
+
+func argumentFlag(field string) (name string, ok bool) {
+	name, ok = argumentFlags[strings.TrimPrefix(field, "job.")]
+	return name, ok
 }
 
 // argumentError returns an error of the daemon about an argument or flag as a
 // usage error.
 func argumentError(cmd *cobra.Command, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
-	if _, content := errors.AsType[contentError](err); !ok || content || e.Code != agentlab.CodeInvalid {
+	if _, content := errors.AsType[contentError](err); !ok || content || e.Code != agentlab.CodeInvalid || e.Field == "" {
 		return err
 	}
-	name, ok := argumentFlags[e.Field]
-	if !ok {
-		return err
+	for _, name := range flagNames(e.Field) {
+		if cmd.Flags().Changed(name) {
+			return usageError{e, name}
+		}
 	}
-	if !cmd.Flags().Changed(name) {
-		name = ""
+	if name, ok := argumentFlag(e.Field); ok && name == "" || isArgument(cmd, e.Field) {
+		return usageError{e, ""}
 	}
-	return usageError{e, name}
+	return err
+}
+
+// isArgument reports whether an argument of a command has the name of a field, as NAME
+// in "create NAME".
+func isArgument(cmd *cobra.Command, field string) bool {
+	field = strings.ToUpper(field[strings.LastIndexByte(field, '.')+1:])
+	return slices.ContainsFunc(strings.FieldsFunc(cmd.Use, func(r rune) bool { return !unicode.IsLetter(r) && r != '_' }), func(word string) bool { return word == field })
 }
 
 // contentError is an error about a file that was sent to the daemon.

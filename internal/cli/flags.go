@@ -190,7 +190,11 @@ func waitFlag(cmd *cobra.Command, p *bool, usage string) {
 // the flag itself keeps its message, field and hint.
 func flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return usageError{e, argumentFlags[e.Field]}
+		name := ""
+		if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.Field != "" {
+			name = bad.GetFlag().Name
+		}
+		return usageError{e, name}
 	}
 	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 }
