@@ -73,7 +73,7 @@ func requestFields(t *testing.T) []string {
 // ownFields are set by the CLI itself, so that no user can correct them.
 var ownFields = []string{
 	"cols", "rows", "term", "cursor", "offset", "oldest", "parent", "destroyed", "enabled", "if_missing", "job.workspace_create.if_missing",
-	"workspace_create.if_missing", "maintenance", "memory", "public_key", "reference", "seconds", "state", "version", "json",
+	"workspace_create.if_missing", "maintenance", "memory", "public_key", "reference", "seconds", "state", "version", "json", "sha256",
 }
 
 // Each field of a request is set by a flag or an argument of some command, which the
