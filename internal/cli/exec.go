@@ -169,10 +169,12 @@ func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty boo
 	} else {
 		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
 	}
-	out := guestWriter(a.Stdout)
-	status, err := readOutput(conn, outputWriter{out}, outputWriter{guestWriter(a.Stderr)})
-	if f, ok := out.(*termfilter.Writer); ok && tty {
-		_ = f.Restore() // the error of the output is in err
+	stdout, stderr := guestWriter(a.Stdout), guestWriter(a.Stderr)
+	status, err := readOutput(conn, outputWriter{stdout}, outputWriter{stderr})
+	for _, w := range []io.Writer{stdout, stderr} { // the guest's program may still run, or be lost
+		if f, ok := w.(*termfilter.Writer); ok {
+			_ = f.Reset() // the terminal is gone
+		}
 	}
 	select {
 	case <-detached:
@@ -250,9 +252,8 @@ func guestWriter(w io.Writer) io.Writer {
 	return w
 }
 
-// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
-// terminal it does nothing.
-func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
+// rawMode sets the terminal to raw mode. Without a terminal it does nothing.
+func (a *App) rawMode() (restore func(), err error) {
 	in, tty := terminal(a.Stdin)
 	if !tty {
 		return func() {}, nil
@@ -261,6 +262,16 @@ func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
 	old, err := term.MakeRaw(fd)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot set the terminal to raw mode: %w", err)
+	}
+	return func() { _ = term.Restore(fd, old) }, nil
+}
+
+// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
+// terminal it does nothing.
+func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
+	leave, err := a.rawMode()
+	if _, tty := terminal(a.Stdin); err != nil || !tty {
+		return leave, err
 	}
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, unix.SIGWINCH)
@@ -274,6 +285,6 @@ func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
 	return func() {
 		signal.Stop(changes)
 		close(changes)
-		_ = term.Restore(fd, old)
+		leave()
 	}, nil
 }

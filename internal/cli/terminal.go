@@ -1,14 +1,19 @@
 package cli
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
 // Limits on the attempts to reconnect a terminal.
@@ -17,12 +22,16 @@ const (
 	reconnectMax   = 10 * time.Minute
 )
 
+// errDetached is the end of a wait by the detach key.
+var errDetached = errors.New("detached")
+
 // openTerminal attaches to a terminal of a sandbox until the user detaches or the
 // terminal ends. A lost connection is made again: the terminal keeps running in the
 // sandbox.
 func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) error {
 	in := newRelay(a.Stdin)
 	defer a.noticeLease(ctx, c, sandbox)()
+	boot := bootID(ctx, c, sandbox)
 	for {
 		open.Rows, open.Cols, open.Term = a.windowSize()
 		conn, err := c.Exec(ctx, sandbox, open)
@@ -34,42 +43,106 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return err
 		}
-		a.progressf("\r\nthe connection to the sandbox was lost; connecting again")
-		if err := a.waitReachable(ctx, c, sandbox); err != nil {
+		a.progressf("the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)")
+		if err := a.awaitSandbox(ctx, c, sandbox, in); err != nil {
+			if errors.Is(err, errDetached) {
+				return nil
+			}
 			return err
 		}
-		open.Command = open.Command[:attachOnly(open.Command)]
+		now := bootID(ctx, c, sandbox)
+		open.Command = reopen(open.Command, boot != "" && now != "" && now != boot)
 	}
 }
 
-// attachOnly returns how many words of a command of 'agentlab-agent open' attach
-// without starting an agent.
-func attachOnly(command []string) int {
-	for i, w := range command {
-		if w == "--agent" {
-			return i
-		}
+// bootID returns the identifier of the current boot of a guest; "" if it is unknown.
+func bootID(ctx context.Context, c *client.Client, sandbox string) string {
+	out := &bounded.Tail{Max: 64}
+	if err := guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"cat", "/proc/sys/kernel/random/boot_id"}, Dir: "/"}, nil, out); err != nil {
+		return ""
 	}
-	return len(command)
+	return out.String()
+}
+
+// reopen returns the command of 'agentlab-agent open' that attaches again. An agent that
+// the user has ended is not started again, but one that ended with its VM continues its
+// conversation. Its arguments are not repeated: they may be a task.
+func reopen(command []string, rebooted bool) []string {
+	i := slices.Index(command, "--agent")
+	switch {
+	case i < 0:
+		return command
+	case !rebooted:
+		return command[:i:i]
+	}
+	return append(command[:i+2:i+2], "--resume")
+}
+
+// awaitSandbox is waitReachable with the keys of an attached terminal: Ctrl-C and the
+// detach key end it. Other keys are dropped: the screen that they are for is not shown.
+func (a *App) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
+	restore, err := a.rawMode()
+	if err != nil {
+		return err
+	}
+	defer restore()
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	var keys sync.WaitGroup
+	keys.Go(func() {
+		buf := make([]byte, 1024)
+		for r := in.reader(done); ; {
+			n, err := r.Read(buf)
+			if err != nil {
+				return
+			}
+			switch i := bytes.IndexAny(buf[:n], "\x03\x1d"); {
+			case i < 0:
+			case buf[i] == detachKey:
+				cancel(errDetached)
+			default:
+				cancel(context.Canceled)
+			}
+		}
+	})
+	defer keys.Wait()
+	defer cancel(nil)
+	defer close(done)
+	err = a.waitReachable(ctx, c, sandbox)
+	if errors.Is(context.Cause(ctx), errDetached) {
+		return errDetached
+	}
+	return err
 }
 
 // waitReachable waits until a sandbox is up, as after a restart of the daemon or while
-// it is suspended. It fails if the sandbox has ended.
+// it is suspended. It starts the daemon if necessary and if that was not selected
+// explicitly. It fails if the sandbox has ended.
 func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox string) error {
-	ctx, cancel := context.WithTimeout(ctx, reconnectMax)
-	defer cancel()
+	limit := time.NewTimer(reconnectMax)
+	defer limit.Stop()
 	tick := time.NewTicker(reconnectEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
 			return agentlab.Errorf(agentlab.CodeTimeout, "the sandbox could not be reached for %v", reconnectMax).
 				WithHint("see its state: agentlab sandbox show %s", sandbox)
 		case <-tick.C:
 		}
 		sb, err := c.Sandbox(ctx, sandbox)
 		switch {
-		case agentlab.CodeOf(err) == agentlab.CodeUnavailable: // the daemon restarts
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case agentlab.CodeOf(err) == agentlab.CodeUnavailable:
+			if a.explicitDaemon() {
+				continue // it is started elsewhere
+			}
+			if _, err := a.connect(ctx); err != nil {
+				return cmp.Or(ctx.Err(), err)
+			}
 		case err != nil:
 			return err
 		case isUp(sb):

@@ -76,7 +76,7 @@ type Writer struct {
 	char  [utf8.UTFMax]byte
 	chars int // bytes in char
 
-	changes changes
+	changes changes // of the terminal, by what passed
 
 	out []byte
 	err error
@@ -268,9 +268,6 @@ func (f *Writer) escapeByte(c byte) {
 	}
 	f.state = ground
 	if !f.long && allowedEscape(f.seq, c) {
-		if len(f.seq) == 0 && (c == '=' || c == '>') {
-			f.changes.keypad = c == '='
-		}
 		f.passSequence("\x1b", f.seq, string(c))
 	}
 }
@@ -285,7 +282,6 @@ func (f *Writer) csiByte(c byte) {
 		return
 	}
 	if params, ok := allowedCSI(f.seq, c); ok {
-		f.changes.noteCSI(params, c)
 		f.passSequence("\x1b[", params, string(c))
 	}
 }
@@ -352,6 +348,7 @@ func (f *Writer) collect(c byte, limit int) {
 }
 
 func (f *Writer) passSequence(intro string, body []byte, end string) {
+	f.changes.note(intro, body, end)
 	f.out = append(f.out, intro...)
 	f.out = append(f.out, body...)
 	f.out = append(f.out, end...)
