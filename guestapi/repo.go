@@ -26,6 +26,9 @@ type RepoInit struct {
 type RepoState struct {
 	Branches  map[string]string `json:"branches"`  // commits by the names of branches
 	Worktrees []RepoWorktree    `json:"worktrees"` // the first is RepoDir
+	// Elsewhere counts work that is in none of them: stashes, files with uncommitted
+	// changes in work trees outside of RepoDir, and commits that only their HEAD has.
+	Elsewhere int `json:"elsewhere,omitempty"`
 }
 
 // RepoWorktree is a work tree of a session.

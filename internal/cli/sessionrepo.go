@@ -71,7 +71,7 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	if err := r.callFor(ctx, nil, &st, "state"); err != nil {
 		return st, err
 	}
-	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 {
+	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 {
 		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
 	}
 	for name, commit := range st.Branches {
@@ -81,7 +81,7 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	}
 	for i, w := range st.Worktrees {
 		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
-		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || safePath(inside) != nil)
+		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || safePath(inside) != nil || !agentlab.IsPrintable(inside))
 		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !isCommit(w.Head) || w.Uncommitted < 0 {
 			return st, guestInvalid("work tree %.100q", w.Dir)
 		}

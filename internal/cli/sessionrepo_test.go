@@ -238,12 +238,46 @@ func TestSyncOfNothingIsShort(t *testing.T) {
 	}
 }
 
+// A session is removed only if all its work is here, on more than the refs of the session,
+// which are removed with it.
+func TestWorkOnlyInSession(t *testing.T) {
+	w := newSessionWorld(t)
+	l := repoLink{path: w.user, remote: remoteName}
+	st := guestapi.RepoState{
+		Branches:  map[string]string{"trunk": userGit(t, w.user, "rev-parse", "trunk")},
+		Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}},
+	}
+	check := func(want string) {
+		t.Helper()
+		if left := strings.Join(onlyInSession(t.Context(), l, st), "; "); left != want {
+			t.Errorf("got %q, want %q", left, want)
+		}
+	}
+	check("")
+	head := w.commit(map[string]string{"new": "1"})
+	st.Branches["fix"] = head
+	check("commits of fix")
+	userGit(t, w.user, "fetch", "-q", w.guest, "+trunk:refs/remotes/agentlab/fix")
+	check("commits of fix, which only refs/remotes/agentlab/* has")
+	userGit(t, w.user, "branch", "-q", "mine", "refs/remotes/agentlab/fix")
+	check("")
+	st.Worktrees = append(st.Worktrees, guestapi.RepoWorktree{Dir: ".worktrees/x", Head: strings.Repeat("ab", 20), Uncommitted: 2})
+	check("commits of the detached HEAD of /work/repo/.worktrees/x; 2 files with uncommitted changes in /work/repo/.worktrees/x")
+	st.Worktrees, st.Elsewhere = st.Worktrees[:1], 1
+	check("stashes or work trees outside of /work/repo")
+}
+
 // Nothing that a guest answers changes anything but the refs of its session.
 func TestHostileSession(t *testing.T) {
 	good := strings.Repeat("ab", 20)
 	state := func(text string) func(*sessionWorld) guestFunc {
 		return func(*sessionWorld) guestFunc {
-			return func(string, []byte) ([]byte, string, int) { return []byte(text), "", 0 }
+			return func(verb string, _ []byte) ([]byte, string, int) {
+				if verb != "state" {
+					return nil, "", 0 // otherwise a bundle would be what is refused
+				}
+				return []byte(text), "", 0
+			}
 		}
 	}
 	trees := `"worktrees":[{"dir":""}]`
@@ -271,6 +305,8 @@ func TestHostileSession(t *testing.T) {
 		"tree leaves the folder": state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/../../x"}]}`),
 		"tree is absolute":       state(`{"branches":{},"worktrees":[{"dir":""},{"dir":"/etc"}]}`),
 		"tree in .git":           state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/.git/x"}]}`),
+		"tree has controls":      state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/\u001b]0;x\u0007","branch":"a"}]}`),
+		"negative rest":          state(`{"branches":{},"worktrees":[{"dir":""}],"elsewhere":-1}`),
 		"negative count":         state(`{"branches":{},"worktrees":[{"dir":"","uncommitted":-1}]}`),
 		"branches without trees": state(`{"branches":{"a":"` + good + `"},"worktrees":[]}`),
 		"commit that is nowhere": func(w *sessionWorld) guestFunc {

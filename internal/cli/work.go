@@ -238,19 +238,16 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if how.command == "" {
 		how.command = "agentlab rm " + s.Name
 	}
-	if !how.force {
-		left, err := a.unsynced(ctx, c, s, *l)
-		if err != nil {
-			return agentlab.Errorf(agentlab.CodeOf(err), "cannot find out whether session %s has work that is not here: %w", s.Name, err).
-				WithHint("delete it nevertheless, its workspace goes to the trash: %s --force", how.command)
-		}
-		if len(left) > 0 {
-			return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-				WithHint("get it, in %s: agentlab sync, agentlab apply; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, how.command)
-		}
+	if err := a.checkSynced(ctx, c, s, *l, how); err != nil {
+		return err
 	}
-	if !how.yes && !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
-		return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
+	if !how.yes {
+		if !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
+			return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
+		}
+		if err := a.checkSynced(ctx, c, s, *l, how); err != nil { // its agent worked on while the question was open
+			return err
+		}
 	}
 	if s.Sandbox != "" {
 		after := lastSandboxEvent(ctx, c, s)
@@ -272,6 +269,24 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	return l.remove(ctx)
 }
 
+// checkSynced returns an error if a session has work that the user's repository does not
+// have, unless it is removed with force.
+func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, l repoLink, how removal) error {
+	if how.force {
+		return nil
+	}
+	left, err := a.unsynced(ctx, c, s, l)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(err), "cannot find out whether session %s has work that is not here: %w", s.Name, err).
+			WithHint("delete it nevertheless, its workspace goes to the trash: %s --force", how.command)
+	}
+	if len(left) > 0 {
+		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
+			WithHint("get it, in %s: agentlab sync, agentlab apply, git merge; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, how.command)
+	}
+	return nil
+}
+
 // unsynced lists the work of a session that the user's repository does not have. The
 // sandbox is started for that if necessary: unknown is not absent.
 func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) ([]string, error) {
@@ -289,17 +304,39 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 	if err != nil {
 		return nil, err
 	}
-	var left []string
-	for _, branch := range slices.Sorted(maps.Keys(st.Branches)) {
-		found, err := git(ctx, l.path, "for-each-ref", "--count=1", "--contains", st.Branches[branch])
-		if err != nil || found == "" {
-			left = append(left, "commits of "+branch)
+	return onlyInSession(ctx, l, st), nil
+}
+
+// onlyInSession lists the work in a session that its repository here does not have. Refs
+// of the session do not count: they are deleted with it.
+func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left []string) {
+	if len(st.Branches) == guestapi.MaxRepoBranches || len(st.Worktrees) == guestapi.MaxWorktrees {
+		left = append(left, "more branches or work trees than are listed")
+	}
+	missing := func(what, commit string) {
+		found, err := git(ctx, l.path, "for-each-ref", "--format=%(refname)", "--contains", commit)
+		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.ref("")) })
+		switch {
+		case err == nil && elsewhere:
+		case err == nil && found != "":
+			left = append(left, "commits of "+what+", which only "+l.ref("*")+" has")
+		default:
+			left = append(left, "commits of "+what)
 		}
 	}
+	for _, branch := range slices.Sorted(maps.Keys(st.Branches)) {
+		missing(branch, st.Branches[branch])
+	}
 	for _, t := range st.Worktrees {
+		if t.Branch == "" && t.Head != "" {
+			missing("the detached HEAD of "+joinGuest(t.Dir), t.Head)
+		}
 		if t.Uncommitted > 0 {
 			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), joinGuest(t.Dir)))
 		}
 	}
-	return left, nil
+	if st.Elsewhere > 0 {
+		left = append(left, "stashes or work trees outside of "+guestapi.RepoDir)
+	}
+	return left
 }

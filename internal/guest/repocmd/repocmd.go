@@ -194,6 +194,9 @@ func (r repo) excludeWorktrees() error {
 func (r repo) state() (guestapi.RepoState, error) {
 	st := guestapi.RepoState{Branches: map[string]string{}}
 	if _, err := os.Lstat(filepath.Join(r.dir, ".git")); errors.Is(err, os.ErrNotExist) {
+		if files, _ := os.ReadDir(r.dir); len(files) > 0 {
+			return st, fmt.Errorf("%s has files, and is not a git repository", r.dir)
+		}
 		return st, nil
 	}
 	refs, err := r.git("for-each-ref", fmt.Sprintf("--count=%d", guestapi.MaxRepoBranches), "--format=%(objectname) %(refname:strip=2)", "refs/heads")
@@ -211,16 +214,67 @@ func (r repo) state() (guestapi.RepoState, error) {
 	for entry := range strings.SplitSeq(strings.TrimSuffix(list, "\x00\x00"), "\x00\x00") {
 		w, ok := r.parseWorktree(entry)
 		if !ok || len(st.Worktrees) == guestapi.MaxWorktrees {
+			n, err := r.elsewhere(entry)
+			if err != nil {
+				return st, err
+			}
+			st.Elsewhere += n
 			continue
 		}
-		changed, err := r.runGit(command{dir: filepath.Join(r.dir, w.Dir)}, "status", "--porcelain", "-z", "--no-renames")
+		if w.Uncommitted, err = r.uncommitted(filepath.Join(r.dir, w.Dir)); err != nil {
+			return st, err
+		}
+		st.Worktrees = append(st.Worktrees, w)
+	}
+	if _, err := r.git("rev-parse", "--verify", "--quiet", "refs/stash"); err == nil {
+		n, err := r.count("--walk-reflogs", "refs/stash")
 		if err != nil {
 			return st, err
 		}
-		w.Uncommitted = strings.Count(changed, "\x00")
-		st.Worktrees = append(st.Worktrees, w)
+		st.Elsewhere += max(n, 1)
 	}
 	return st, nil
+}
+
+// uncommitted returns how many files of a work tree have uncommitted changes, whatever
+// the configuration hides.
+func (r repo) uncommitted(dir string) (int, error) {
+	changed, err := r.runGit(command{dir: dir}, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
+	return strings.Count(changed, "\x00"), err
+}
+
+// count returns how many commits rev-list lists.
+func (r repo) count(args ...string) (n int, err error) {
+	out, err := r.git(append([]string{"rev-list", "--count"}, args...)...)
+	if err == nil {
+		_, err = fmt.Sscan(out, &n)
+	}
+	return n, err
+}
+
+// elsewhere counts the work in a work tree that parseWorktree leaves out.
+func (r repo) elsewhere(entry string) (n int, err error) {
+	fields := map[string]string{}
+	for line := range strings.SplitSeq(entry, "\x00") {
+		key, value, _ := strings.Cut(line, " ")
+		fields[key] = value
+	}
+	if _, bare := fields["bare"]; bare {
+		return 0, nil
+	}
+	if head := fields["HEAD"]; strings.Trim(head, "0") != "" {
+		if n, err = r.count(head, "--not", "--branches"); err != nil {
+			return 0, err
+		}
+	}
+	if _, missing := fields["prunable"]; missing {
+		return n, nil
+	}
+	changed, err := r.uncommitted(fields["worktree"])
+	if err != nil {
+		return n + 1, nil //nolint:nilerr // unknown is not absent
+	}
+	return n + changed, nil
 }
 
 // parseWorktree reads an entry of git worktree list --porcelain. ok is false for one
@@ -281,6 +335,10 @@ func (r repo) worktree(verb string, args []string) error {
 		remove := []string{"worktree", "remove", dir}
 		if force {
 			remove = []string{"worktree", "remove", "--force", dir}
+		} else if head, err := r.runGit(command{dir: dir}, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+			if n, err := r.count(head, "--not", "--branches", "--remotes", "--tags"); err != nil || n > 0 {
+				return errors.Join(err, errors.New("its HEAD has commits that are on no branch"))
+			}
 		}
 		_, err := r.git(remove...)
 		return err

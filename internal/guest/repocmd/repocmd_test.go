@@ -254,3 +254,57 @@ func TestWorktrees(t *testing.T) {
 		}
 	}
 }
+
+// Work that is on no branch and in no listed work tree is counted, and not removed.
+func TestWorkElsewhere(t *testing.T) {
+	l := newLab(t)
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	commit(t, l.dir, "a", "1")
+	if st := l.stateNow(); st.Elsewhere != 0 {
+		t.Errorf("%+v", st)
+	}
+	write(t, filepath.Join(l.dir, "a"), "2")
+	git(t, l.dir, "stash", "-q")
+	write(t, filepath.Join(l.dir, "a"), "3")
+	git(t, l.dir, "stash", "-q")
+	if st := l.stateNow(); st.Elsewhere != 2 {
+		t.Errorf("stashes: %+v", st)
+	}
+	git(t, l.dir, "stash", "clear")
+	outside := filepath.Join(t.TempDir(), "outside")
+	git(t, l.dir, "worktree", "add", "-q", "--detach", outside)
+	if st := l.stateNow(); st.Elsewhere != 0 {
+		t.Errorf("a work tree without changes: %+v", st)
+	}
+	commit(t, outside, "b", "1")
+	write(t, filepath.Join(outside, "new"), "x")
+	if st := l.stateNow(); st.Elsewhere != 2 {
+		t.Errorf("a commit and a file in a work tree outside: %+v", st)
+	}
+	if err := os.RemoveAll(outside); err != nil {
+		t.Fatal(err)
+	}
+	if st := l.stateNow(); st.Elsewhere != 1 {
+		t.Errorf("a commit of a work tree whose files are missing: %+v", st)
+	}
+	git(t, l.dir, "config", "status.showUntrackedFiles", "no")
+	write(t, filepath.Join(l.dir, "untracked"), "x")
+	if st := l.stateNow(); st.Worktrees[0].Uncommitted != 1 {
+		t.Errorf("an untracked file that the configuration hides: %+v", st)
+	}
+	l.ok(nil, "worktree", "add", "fix")
+	tree := filepath.Join(l.dir, ".worktrees/fix")
+	git(t, tree, "checkout", "-q", "--detach")
+	head := commit(t, tree, "c", "1")
+	if _, err := l.call(nil, "worktree", "remove", "fix"); err == nil || !strings.Contains(err.Error(), "on no branch") {
+		t.Errorf("a work tree with a commit of its own: %v", err)
+	}
+	git(t, l.dir, "branch", "-q", "kept", head)
+	l.ok(nil, "worktree", "remove", "fix")
+	if err := os.RemoveAll(filepath.Join(l.dir, ".git")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.call(nil, "state"); err == nil {
+		t.Error("files without a repository are reported as nothing")
+	}
+}
