@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -408,56 +406,4 @@ func defaultBranch(ctx context.Context, path string) (name, commit string) {
 		return "", ""
 	}
 	return name, commit
-}
-
-// carriedChanges returns a commit of the uncommitted changes that the user wants in
-// the sandbox.
-func (a *App) carriedChanges(ctx context.Context, path string, isNew bool, o startOptions) (commit string, err error) {
-	commit, n, err := commitChanges(ctx, path)
-	if err != nil || n == 0 {
-		if o.withChanges && err == nil {
-			a.progressf("note: there are no uncommitted changes to carry")
-		}
-		return "", err
-	}
-	what := agentlab.Plural(n, "file") + " with uncommitted changes"
-	if o.withChanges || isNew && a.confirm("There are "+what+". Carry them into the sandbox?") {
-		a.progressf("carrying %s into the sandbox; they also stay here", what)
-		return commit, nil
-	}
-	a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", what)
-	return "", nil
-}
-
-// commitChanges makes a commit of the uncommitted changes of a work tree on top of
-// HEAD, with an index of its own: the index, branches and files do not change. It
-// returns how many files differ.
-func commitChanges(ctx context.Context, path string) (commit string, files int, err error) {
-	env, err := disableFilters(ctx, path)
-	if err != nil {
-		return "", 0, err
-	}
-	status, err := gitInput{env: env, raw: true}.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
-	if files = strings.Count(status, "\x00"); err != nil || files == 0 {
-		return "", 0, err
-	}
-	dir, err := os.MkdirTemp("", "agentlab-changes-*")
-	if err != nil {
-		return "", 0, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	env = append(env, "GIT_INDEX_FILE="+filepath.Join(dir, "index"),
-		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost", "GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost")
-	in := gitInput{env: env}
-	for _, args := range [][]string{{"read-tree", "HEAD"}, {"add", "--all", "--", "."}} {
-		if _, err := in.run(ctx, path, args...); err != nil {
-			return "", 0, err
-		}
-	}
-	tree, err := in.run(ctx, path, "write-tree")
-	if err != nil {
-		return "", 0, err
-	}
-	commit, err = in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
-	return commit, files, err
 }

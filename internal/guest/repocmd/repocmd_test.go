@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
@@ -306,5 +307,36 @@ func TestWorkElsewhere(t *testing.T) {
 	}
 	if _, err := l.call(nil, "state"); err == nil {
 		t.Error("files without a repository are reported as nothing")
+	}
+}
+
+// A change in the second in which git wrote the index, which has the same size, is found.
+func TestPackChangeRightAfterIndex(t *testing.T) {
+	l := newLab(t)
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	name, now := filepath.Join(l.dir, "a"), time.Now().Add(-time.Minute).Truncate(time.Second)
+	write(t, name, "1")
+	git(t, l.dir, "config", "core.trustctime", "false")
+	if err := os.Chtimes(name, now, now); err != nil {
+		t.Fatal(err)
+	}
+	git(t, l.dir, "add", "a")
+	git(t, l.dir, "commit", "-qm", "x")
+	file, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.WriteString("2"); err != nil {
+		t.Fatal(err)
+	}
+	_ = file.Close()
+	for _, n := range []string{name, filepath.Join(l.dir, ".git/index")} {
+		if err := os.Chtimes(n, now, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := guestapi.RepoPack{Have: []string{git(t, l.dir, "rev-parse", "HEAD")}, Changes: true}
+	if out := l.ok(ask, "pack"); !strings.Contains(out, guestapi.RefChanges) {
+		t.Error("the change is missing")
 	}
 }

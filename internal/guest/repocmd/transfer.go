@@ -85,12 +85,7 @@ func (r repo) changes(dir string) (made bool, err error) {
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	index := filepath.Join(tmp, "index")
-	// The times in the index save git from reading unchanged files.
-	if old, err := os.ReadFile(filepath.Join(gitDir, "index")); err == nil { //nolint:gosec // of the agent, who runs this
-		if err := os.WriteFile(index, old, 0o600); err != nil {
-			return false, err
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
+	if err := copyIndex(filepath.Join(gitDir, "index"), index); err != nil {
 		return false, err
 	}
 	c.env = []string{"GIT_INDEX_FILE=" + index}
@@ -115,6 +110,27 @@ func (r repo) changes(dir string) (made bool, err error) {
 	}
 	_, err = r.git("update-ref", guestapi.RefChanges, id)
 	return err == nil, err
+}
+
+// copyIndex copies an index of git, which can be missing: the times in it save git from
+// reading unchanged files. The copy has the time of the index: git compares it with that
+// of files to find those that were changed right after the index.
+func copyIndex(from, to string) error {
+	st, err := os.Stat(from)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(from) //nolint:gosec // of the agent, who runs this
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(to, text, 0o600); err != nil {
+		return err
+	}
+	return os.Chtimes(to, st.ModTime(), st.ModTime())
 }
 
 // maxReceive limits the first line of the input of receive, in bytes.

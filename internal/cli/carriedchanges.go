@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// carriedChanges returns a commit of the uncommitted changes that the user wants in
+// the sandbox.
+func (a *App) carriedChanges(ctx context.Context, path string, isNew bool, o startOptions) (commit string, err error) {
+	env, err := disableFilters(ctx, path)
+	if err != nil {
+		return "", err
+	}
+	names, filtered, err := changedNames(ctx, path, env)
+	if err != nil {
+		return "", err
+	}
+	if len(filtered) > 0 {
+		a.progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(filtered))
+	}
+	if len(names) == 0 {
+		if o.withChanges {
+			a.progressf("note: there are no uncommitted changes to carry")
+		}
+		return "", nil
+	}
+	what := agentlab.Plural(len(names), "file") + " with uncommitted changes"
+	if o.withChanges || isNew && a.confirm("There are "+what+". Carry them into the sandbox?") {
+		a.progressf("carrying %s into the sandbox; they also stay here", what)
+		return commitChanges(ctx, path, env, names)
+	}
+	a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", what)
+	return "", nil
+}
+
+// changedNames returns the files with uncommitted changes, and apart from them those with
+// a filter that is configured: without the filter, which is not run, git would take the
+// file of the work tree for the content, such as a secret that the filter encrypts. env
+// disables the filters.
+func changedNames(ctx context.Context, path string, env []string) (names, filtered []string, err error) {
+	in := gitInput{env: env, raw: true}
+	status, err := in.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []string
+	for line := range strings.SplitSeq(status, "\x00") {
+		if len(line) > 3 {
+			all = append(all, line[3:])
+		}
+	}
+	if len(all) == 0 {
+		return nil, nil, nil
+	}
+	in.stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
+	attrs, err := in.run(ctx, path, "check-attr", "-z", "--stdin", "filter")
+	if err != nil {
+		return nil, nil, err
+	}
+	fields := strings.Split(attrs, "\x00") // name, "filter" and the value, of each file
+	for i := 0; i+2 < len(fields); i += 3 {
+		clean := "filter." + fields[i+2] + ".clean"
+		has := false
+		for _, kv := range env {
+			has = has || strings.HasSuffix(kv, "="+clean)
+		}
+		if has {
+			filtered = append(filtered, fields[i])
+		} else {
+			names = append(names, fields[i])
+		}
+	}
+	return names, filtered, nil
+}
+
+// commitChanges makes a commit of changed files on top of HEAD, with a copy of the index:
+// the index, branches and files do not change. The copy has what git knows about all
+// other files, so that it does not take them for changed ones, such as those of which the
+// user hides the local version (skip-worktree).
+func commitChanges(ctx context.Context, path string, env, names []string) (commit string, err error) {
+	index, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "index")
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "agentlab-changes-*")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	copied := filepath.Join(dir, "index")
+	if err := copyIndex(index, copied); err != nil {
+		return "", err
+	}
+	in := gitInput{env: append(env, "GIT_INDEX_FILE="+copied, "GIT_LITERAL_PATHSPECS=1",
+		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost", "GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost")}
+	known, err := gitInput{env: in.env, raw: true}.run(ctx, path, "ls-files", "-z", "--cached")
+	if err != nil {
+		return "", err
+	}
+	indexed := map[string]bool{}
+	for name := range strings.SplitSeq(known, "\x00") {
+		indexed[name] = true
+	}
+	var list strings.Builder
+	for _, name := range names {
+		// A file whose removal is staged is unknown to git add.
+		if _, err := os.Lstat(filepath.Join(path, name)); err == nil || indexed[name] {
+			list.WriteString(name + "\x00")
+		}
+	}
+	if list.Len() > 0 { // without names, git would add everything
+		add := in
+		add.stdin = strings.NewReader(list.String())
+		if _, err := add.run(ctx, path, "add", "--all", "--pathspec-from-file=-", "--pathspec-file-nul"); err != nil {
+			return "", err
+		}
+	}
+	tree, err := in.run(ctx, path, "write-tree")
+	if err != nil {
+		return "", err
+	}
+	return in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
+}
+
+// copyIndex copies an index of git, which can be missing, with its time: git compares it
+// with that of files to find those that were changed right after the index.
+func copyIndex(from, to string) error {
+	st, err := os.Stat(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(from) //nolint:gosec // of the user's repository
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(to, text, 0o600); err != nil {
+		return err
+	}
+	return os.Chtimes(to, st.ModTime(), st.ModTime())
+}
