@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -71,7 +73,13 @@ type gitInput struct {
 	env     []string
 	limited bool // git reads objects of a guest
 	raw     bool // returned output is not trimmed
+	// whole is for changes of the work tree: an interrupt does not end them halfway,
+	// unless they take longer than gitGrace.
+	whole bool
 }
+
+// gitGrace is how long git may run after an interrupt.
+const gitGrace = 30 * time.Second
 
 // git runs git in dir without prompts and returns its standard output.
 func git(ctx context.Context, dir string, args ...string) (string, error) {
@@ -96,6 +104,13 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // arguments are checked by the callers
 	cmd.Env = append(gitEnv(), in.env...)
 	cmd.Stdin = in.stdin
+	// On SIGTERM git removes its locks and temporary files. A kill would leave a lock, with
+	// which git refuses all later changes.
+	cmd.WaitDelay, cmd.Cancel = gitGrace, func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	if in.whole {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for all of a group
+		cmd.Cancel = func() error { return os.ErrProcessDone }
+	}
 	var stdout bytes.Buffer
 	stderr := bounded.Tail{Max: 64 << 10}
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

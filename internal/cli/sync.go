@@ -310,7 +310,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	if err != nil {
 		return nil, err
 	}
-	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true")}
+	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true}
 	_, err = in.run(ctx, path, append(drivers, "merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash", ref)...)
 	if err != nil && ctx.Err() == nil {
 		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
