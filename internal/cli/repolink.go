@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // remoteName is the remote of the session of a repository. A session of another branch
@@ -114,33 +117,98 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
 func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile string) (s api.Session, created bool, err error) {
-	if l.session != "" {
-		if s, err = c.Session(ctx, l.session); err == nil {
+	unlock, err := l.lock(ctx)
+	if err != nil {
+		return s, false, err
+	}
+	defer unlock()
+	if *l, err = findLink(ctx, l.path, branch); err != nil { // another command may have created it
+		return s, false, err
+	}
+	name := l.session
+	if name != "" {
+		s, err = c.Session(ctx, name)
+		switch {
+		case err == nil && l.owns(s, branch):
 			return s, false, l.set(ctx, s.ID)
-		}
-		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		case err == nil: // of another repository, since this one was interrupted
+			name = ""
+		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
 			return s, false, err
 		}
 	}
-	name := l.session
 	if name == "" || agentlab.IsSessionID(name) { // of a session that was deleted
-		name = l.projectName(branch)
-		switch _, err := c.Session(ctx, name); agentlab.CodeOf(err) {
-		case agentlab.CodeNotFound:
-		case "":
-			name = agentlab.SessionNameOf(name[:min(len(name), 30)] + "-" + l.hash()) // another repository has that name
-		default:
+		if name, err = l.freeName(ctx, c, branch); err != nil {
 			return s, false, err
 		}
 		if err := l.set(ctx, name); err != nil {
 			return s, false, err
 		}
 	}
-	r := api.SessionCreate{Name: name, Profile: profile, IfMissing: true}
-	if s, err = c.CreateSession(ctx, r); err != nil {
+	plain := name == l.projectName(branch)
+	s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: !plain})
+	if plain && agentlab.CodeOf(err) == agentlab.CodeExists { // another repository was faster
+		name = l.longName(branch)
+		if err := l.set(ctx, name); err != nil {
+			return s, false, err
+		}
+		s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: true})
+	}
+	if err != nil {
 		return s, false, err
 	}
 	return s, true, l.set(ctx, s.ID)
+}
+
+// lock waits until no other command creates the session of the repository.
+func (l repoLink) lock(ctx context.Context) (unlock func(), err error) {
+	dir, err := git(ctx, l.path, "rev-parse", "--path-format=absolute", "--git-common-dir")
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(dir) //nolint:gosec // of the user's repository
+	if err != nil {
+		return nil, localFault(dir, err)
+	}
+	for {
+		held, err := lock.TryFile(f)
+		if err == nil && !held {
+			err = sleepOr(ctx, 100*time.Millisecond)
+		}
+		if err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+		if held {
+			return func() { _ = f.Close() }, nil
+		}
+	}
+}
+
+// owns reports whether a session that was found by the link is that of this repository.
+// A name of which the repository has not recorded the ID may be another repository's, if
+// it is only that of the directory.
+func (l repoLink) owns(s api.Session, branch string) bool {
+	return l.session == s.ID || l.session != l.projectName(branch) || len(s.History) == 0
+}
+
+// freeName returns the name of the directory, or longName if a session has that.
+func (l repoLink) freeName(ctx context.Context, c *client.Client, branch string) (string, error) {
+	name := l.projectName(branch)
+	switch _, err := c.Session(ctx, name); agentlab.CodeOf(err) {
+	case agentlab.CodeNotFound:
+		return name, nil
+	case "":
+		return l.longName(branch), nil
+	default:
+		return "", err
+	}
+}
+
+// longName is projectName with a hash of the path, which no other repository has.
+func (l repoLink) longName(branch string) string {
+	name := l.projectName(branch)
+	return agentlab.SessionNameOf(name[:min(len(name), 30)] + "-" + l.hash())
 }
 
 // chosenSession returns the session that an argument names, or without one that of the

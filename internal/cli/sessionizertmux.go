@@ -75,6 +75,7 @@ func worktreeWindow(branch string) string {
 // tmuxCommands plans the commands that create the windows that are missing. exists is
 // whether there is the session, have the names of its windows.
 func tmuxCommands(name, dir string, exists bool, have []string, windows []tmuxWindow) (cmds [][]string) {
+	dir = strings.ReplaceAll(dir, "#", "##") // tmux expands it, and runs what is in #()
 	for _, w := range windows {
 		switch {
 		case !exists:
