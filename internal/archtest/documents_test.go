@@ -6,18 +6,15 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 )
 
-// docs/limits.md names for each limit the test that attacks it. A test that has
-// another name by now, or is gone, proves nothing.
-func TestLimitsNameTests(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs", "limits.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+// declaredTests are the names of all tests.
+func declaredTests(t *testing.T) map[string]bool {
+	t.Helper()
 	there := map[string]bool{}
-	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9_]+)\(`)
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)[A-Za-z0-9_]+)\(`)
 	for _, s := range sources(t) {
 		if !s.test {
 			continue
@@ -30,6 +27,17 @@ func TestLimitsNameTests(t *testing.T) {
 			there[string(m[1])] = true
 		}
 	}
+	return there
+}
+
+// docs/limits.md names for each limit the test that attacks it. A test that has
+// another name by now, or is gone, proves nothing.
+func TestLimitsNameTests(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "docs", "limits.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := declaredTests(t)
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+)`").FindAllSubmatch(text, -1)
 	if len(named) < 50 {
 		t.Fatalf("only %d tests are named; this test reads the page wrongly", len(named))
@@ -37,6 +45,45 @@ func TestLimitsNameTests(t *testing.T) {
 	for _, m := range named {
 		if name := string(m[1]); !there[name] {
 			t.Errorf("docs/limits.md names %s, and there is no such test", name)
+		}
+	}
+}
+
+// test/e2e/acceptance_test.go names the tests and scripts of acceptance criteria: all that
+// exist, and none that does not. No criterion of seed 004 that is built is missing.
+func TestCriteriaHaveTests(t *testing.T) {
+	code, err := os.ReadFile(filepath.Join(root, "test", "e2e", "acceptance_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, _, _ := strings.Cut(string(code), "\nfunc ")
+	there := declaredTests(t)
+	for _, name := range regexp.MustCompile(`\b(?:Test|Benchmark)[A-Z][A-Za-z0-9]+`).FindAllString(table, -1) {
+		if !there[name] {
+			t.Errorf("%s does not exist", name)
+		}
+	}
+	scripts, err := filepath.Glob(filepath.Join(root, "test", "e2e", "testdata", "acceptance", "*.txtar"))
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("%d scripts, %v", len(scripts), err)
+	}
+	for _, path := range scripts {
+		if name := strings.TrimSuffix(filepath.Base(path), ".txtar"); !regexp.MustCompile(`\b` + name + `\b`).MatchString(table) {
+			t.Errorf("the script %s is of no criterion", name)
+		}
+	}
+	var ids []string
+	for prefix, numbers := range map[string]string{
+		"US": "1.1 1.2 1.3 2.1 2.2 2.3 3.1 3.2 3.3 4.1 4.2 4.3", "EDGE.": "1 2 3 4 5", "SC-00": "1 2 3 4 5 6 7",
+		"FR-0": "01 02 03 04 05 06 07 08 09 10 11 12 13 14 23 25 26",
+	} {
+		for number := range strings.FieldsSeq(numbers) {
+			ids = append(ids, prefix+number)
+		}
+	}
+	for _, id := range ids {
+		if !regexp.MustCompile(`(?m)^//\t` + regexp.QuoteMeta(id) + ` .*(Test|Benchmark|work-comes-back|see )`).MatchString(table) {
+			t.Errorf("criterion %s of seed 004 has no test", id)
 		}
 	}
 }

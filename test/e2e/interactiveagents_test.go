@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -57,6 +58,21 @@ func (l *lab) terminalTo(repo string, args ...string) *onTerminal {
 	o := &onTerminal{l: l, cmd: cmd, tty: tty, done: make(chan struct{}), out: bounded.Tail{Max: 4 << 10}}
 	l.Cleanup(func() { _ = tty.Close() })
 	return o
+}
+
+// until reads the output, which nothing drains, until it has a text. It returns what it
+// read.
+func (o *onTerminal) until(text string) string {
+	o.l.Helper()
+	var seen bytes.Buffer
+	for buf := make([]byte, 32<<10); !bytes.Contains(seen.Bytes(), []byte(text)); {
+		n, err := o.tty.Read(buf)
+		if err != nil {
+			o.l.Fatalf("%v: no %q in %q", o.cmd.Args[1:], text, seen.String())
+		}
+		seen.Write(buf[:n])
+	}
+	return seen.String()
 }
 
 func (o *onTerminal) keys(text string) {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -22,14 +21,7 @@ func (l *lab) untilShown(repo, text string, args ...string) time.Duration {
 	l.Helper()
 	began := time.Now()
 	o := l.terminalTo(repo, args...)
-	var seen bytes.Buffer
-	for buf := make([]byte, 32<<10); !bytes.Contains(seen.Bytes(), []byte(text)); {
-		n, err := o.tty.Read(buf)
-		if err != nil {
-			l.Fatalf("agentlab %v: no %q in %q", args, text, seen.String())
-		}
-		seen.Write(buf[:n])
-	}
+	o.until(text)
 	took := time.Since(began)
 	o.drain()
 	o.detach()
