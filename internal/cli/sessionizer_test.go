@@ -113,8 +113,8 @@ func TestSessionizerPlan(t *testing.T) {
 	if len(cmds) != 5 || cmds[0][0] != "new-session" || cmds[1][0] != "new-window" {
 		t.Errorf("got %q", cmds)
 	}
-	if cmds := tmuxCommands("agent-x", "/d#(touch x)", false, nil, windows); !slices.Contains(cmds[0], "/d##(touch x)") {
-		t.Errorf("tmux would run a part of the directory's name: %q", cmds[0])
+	if odd := tmuxCommands("agent-x", "/d#(touch x)", false, nil, windows); !slices.Contains(odd[0], "/d##(touch x)") {
+		t.Errorf("tmux would run a part of the directory's name: %q", odd[0])
 	}
 	cmds = tmuxCommands("agent-x", "/d", true, []string{"vim", "server", "git", "scratch"}, windows)
 	if len(cmds) != 1 || !slices.Contains(cmds[0], "agent") || !slices.Contains(cmds[0], "attach") {
