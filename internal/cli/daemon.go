@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -129,8 +130,10 @@ func (a *App) startDaemon(ctx context.Context) error {
 	cmd.Stderr = startLog
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
+	// A shell may delete its directory for temporary files at its end; the daemon stays.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "TMPDIR=") })
 	if p.Home != "" { // AGENTLAB_HOME may be relative; the daemon's working directory is /
-		cmd.Env = append(os.Environ(), "AGENTLAB_HOME="+p.Home)
+		cmd.Env = append(cmd.Env, "AGENTLAB_HOME="+p.Home)
 	}
 	if err := cmd.Start(); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot start %s: %w", binary, err)

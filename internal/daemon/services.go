@@ -100,6 +100,7 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.records = recovery.NewRecords(recovery.RecordsConfig{
 		Dir: s.cfg.Paths.Records(), Store: s.store, Keep: config.Days(s.settings.Retention.ArtifactsDays), Clock: s.cfg.Clock, Logger: s.log.With("part", "records"),
 	})
+	undo.add(s.records.Close)
 	if err := s.clock.Load(ctx, s.store); err != nil {
 		return err
 	}
@@ -337,15 +338,8 @@ func (s *services) committed(c store.Commit) {
 }
 
 // start runs the loops until ctx ends. The channel is closed when all have
-// ended; fail is called when a loop ends by itself. The records end last: they
-// copy what the other loops commit.
+// ended; fail is called when a loop ends by itself.
 func (s *services) start(ctx context.Context, fail func(part string, err error)) <-chan struct{} {
-	untilCommitted, committed := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		fail("records", s.records.Run(untilCommitted))
-	}()
 	var wg sync.WaitGroup
 	run := func(part string, loop func(context.Context) error) {
 		wg.Go(func() { fail(part, loop(ctx)) })
@@ -356,13 +350,15 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	run("gc", s.gc.Run)
 	run("space", func(ctx context.Context) error { return s.space.Run(ctx, s.store) })
 	run("backups", s.backups.Run)
+	run("records", s.records.Run)
 	run("ports", s.ports.Run)
 	run("clock", s.clock.Run)
 	run("audit", s.audit.Run)
 	run("host network", func(ctx context.Context) error { return s.hostNetwork.Run(ctx, os.Geteuid() == 0) })
 	run("images", func(ctx context.Context) error { s.images.Sweep(ctx); return nil })
+	done := make(chan struct{})
 	go func() {
-		defer committed()
+		defer close(done)
 		wg.Wait()
 	}()
 	return done

@@ -1,7 +1,6 @@
 package recovery
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -65,16 +64,11 @@ func (h *home) use(t *testing.T) {
 	}
 }
 
-// writeRecords writes the records that are due, as a daemon does until its end.
+// writeRecords writes the records that are due, as a daemon does at its end.
 func (h *home) writeRecords(t *testing.T, st *store.Store) {
 	t.Helper()
 	r := NewRecords(RecordsConfig{Dir: h.paths.Records(), Store: st, Clock: time.Now, Logger: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(t.Context())
-	if err := r.catchUp(ctx); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	if err := r.Run(ctx); err != nil {
+	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -117,12 +117,23 @@ func (r *Records) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-r.wake:
+			r.writeDue(ctx)
 		case <-ctx.Done():
-			r.writeDue(context.WithoutCancel(ctx)) // the latest commits
 			return nil
 		}
-		r.writeDue(context.WithoutCancel(ctx)) // also if ctx ended at the same time
 	}
+}
+
+// Close writes the records that are missing or old. A commit is visible before Changed
+// is called for it, and guests report the ends of jobs until the driver is closed. So it
+// compares all records with their rows. It never fails: the next start writes the rest.
+func (r *Records) Close() error {
+	ctx := context.Background()
+	if err := r.catchUp(ctx); err != nil {
+		r.cfg.Logger.Error("the records of jobs were not completed", "err", err)
+	}
+	r.writeDue(ctx)
+	return nil
 }
 
 // writeDue writes the records that are due.
