@@ -77,11 +77,8 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err := p.merge(ctx); err != nil {
 		return err
 	}
-	for _, s := range p.steps {
-		if err := w.write(s); err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", sanitize(s.path), err).
-				WithHint("fix this and run the command again; it skips files that are already applied")
-		}
+	if err := p.apply(); err != nil {
+		return err
 	}
 	return a.printApplied(p)
 }

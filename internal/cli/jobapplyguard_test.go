@@ -1,6 +1,9 @@
 package cli
 
 import (
+	"errors"
+	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -59,15 +62,41 @@ func TestApplyToHiddenChanges(t *testing.T) {
 	}
 }
 
-// A small pack must not fill the disk with what it unpacks to.
-func TestApplyBounded(t *testing.T) {
-	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("x", 4<<20)})
+// A file that the user changes while the command asks a question is not replaced, and
+// nothing else is.
+func TestApplyAfterAnEdit(t *testing.T) {
+	for name, edit := range map[string]func(user string){
+		"changed": func(user string) { put(t, user, map[string]string{"lines.txt": "mine\n"}) },
+		"created": func(user string) { put(t, user, map[string]string{"new": "mine\n"}) },
+		"deleted": func(user string) { _ = os.Remove(filepath.Join(user, "lines.txt")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			user, bundle := agentLeft(t, map[string]string{"a": "agent\n", "lines.txt": "agent\n", "new": "agent\n"})
+			p, list := newPlan(t, user, bundle, maxApplied)
+			if err := errors.Join(p.make(t.Context(), list), p.merge(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			edit(user)
+			before := tree(t, user)
+			if err := p.apply(); agentlab.CodeOf(err) != agentlab.CodeConflict || !maps.Equal(tree(t, user), before) {
+				t.Errorf("got %v; the work tree is %q", err, tree(t, user))
+			}
+			if _, err := apply(t, user, bundle, true, filepath.Join(user, "a")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// newPlan returns an empty plan and the changes in a bundle.
+func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []change) {
+	t.Helper()
 	dir := t.TempDir()
 	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.close()
+	t.Cleanup(b.close)
 	ch, err := openChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b))
 	if err != nil {
 		t.Fatal(err)
@@ -80,12 +109,18 @@ func TestApplyBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = w.root.Close() }()
-	p := &applyPlan{ch: ch, w: w, dir: dir, room: 4<<20 - 1}
+	t.Cleanup(func() { _ = w.root.Close() })
+	return &applyPlan{ch: ch, w: w, dir: dir, room: room}, list
+}
+
+// A small pack must not fill the disk with what it unpacks to.
+func TestApplyBounded(t *testing.T) {
+	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("x", 4<<20)})
+	p, list := newPlan(t, user, bundle, 4<<20-1)
 	if err := p.make(t.Context(), list); agentlab.CodeOf(err) != agentlab.CodeLimit || agentlab.HintOf(err) == "" {
 		t.Errorf("got %v, want the code limit", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "blob-*")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(p.dir, "blob-*")); len(left) != 0 {
 		t.Errorf("it was unpacked to %v", left)
 	}
 }

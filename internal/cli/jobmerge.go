@@ -57,6 +57,7 @@ type applyStep struct {
 	content string      // temporary file with the content, or a link's target; "" deletes
 	perm    fs.FileMode // 0 keeps the permissions of the file
 	ours    string      // temporary file with the user's version, if it must be merged
+	seen    fs.FileInfo // of the user's version; nil if there was none
 }
 
 // fileVersion is a file of the work tree.
@@ -64,6 +65,7 @@ type fileVersion struct {
 	mode, blob string
 	file       string // a copy, if git does not have the blob
 	dirty      bool
+	seen       fs.FileInfo // nil if it does not exist
 }
 
 func regular(mode string) bool { return mode == modeFile || mode == modeProgram }
@@ -91,7 +93,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			p.same++
 			continue
 		}
-		step := applyStep{change: c, perm: permOf(c)}
+		step := applyStep{change: c, perm: permOf(c), seen: ours.seen}
 		if ours.blob != c.oldBlob || regular(ours.mode) != regular(c.oldMode) {
 			if !regular(ours.mode) || !regular(c.oldMode) || !regular(c.newMode) {
 				conflicts = append(conflicts, conflict{c.path, mismatch(c, ours)})
@@ -177,16 +179,16 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	case err != nil:
 		return fileVersion{}, err
 	case isTracked && !p.w.dirty[name] && !p.w.hidden[name]:
-		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
+		return fileVersion{mode: tracked.mode, blob: tracked.blob, seen: st}, nil
 	case st.Mode()&fs.ModeSymlink != 0:
 		target, err := p.w.root.Readlink(name)
-		return fileVersion{mode: modeLink, blob: blobName([]byte(target)), dirty: true}, err
+		return fileVersion{mode: modeLink, blob: blobName([]byte(target)), dirty: true, seen: st}, err
 	case st.IsDir():
 		return fileVersion{}, inTheWay(name, "a directory here")
 	case !st.Mode().IsRegular():
 		return fileVersion{}, inTheWay(name, "not a regular file here")
 	}
-	v := fileVersion{mode: modeFile, dirty: true, file: filepath.Join(p.dir, "ours-"+rand.Text())}
+	v := fileVersion{mode: modeFile, dirty: true, seen: st, file: filepath.Join(p.dir, "ours-"+rand.Text())}
 	if st.Mode()&0o100 != 0 {
 		v.mode = modeProgram
 	}
@@ -195,7 +197,7 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 		return v, err
 	}
 	if v.blob = blobName(text); p.w.hidden[name] && v.blob == tracked.blob {
-		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
+		return fileVersion{mode: tracked.mode, blob: tracked.blob, seen: st}, nil
 	}
 	return v, os.WriteFile(v.file, text, 0o600)
 }
@@ -328,6 +330,41 @@ func safeLink(name, content string) error {
 		return safePath(to)
 	}
 	return nil
+}
+
+// apply writes all steps, unless the user has changed one of their files.
+func (p *applyPlan) apply() error {
+	for _, s := range p.steps {
+		if err := p.w.unchanged(s); err != nil {
+			return err
+		}
+	}
+	for _, s := range p.steps {
+		if err := p.w.unchanged(s); err != nil {
+			return err
+		}
+		if err := p.w.write(s); err != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", sanitize(s.path), err).
+				WithHint("fix this and run the command again; it skips files that are already applied")
+		}
+	}
+	return nil
+}
+
+// unchanged returns an error if the user has changed the file of a step since the plan
+// was made, as in an editor while a question waits for its answer.
+func (w *workTree) unchanged(s applyStep) error {
+	st, err := w.root.Lstat(s.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && s.seen == nil:
+		return nil
+	case err == nil && s.seen != nil && os.SameFile(st, s.seen) && st.Mode() == s.seen.Mode() && st.Size() == s.seen.Size() && st.ModTime().Equal(s.seen.ModTime()):
+		return nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "%s has changed since the command began", sanitize(s.path)).
+		WithHint("run the command again; it skips files that are already applied")
 }
 
 // write applies a step. Files are replaced atomically. os.Root prevents links
