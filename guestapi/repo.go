@@ -58,6 +58,9 @@ type RepoReceive struct {
 	// work tree in Dir.
 	Changes string `json:"changes,omitempty"`
 	Dir     string `json:"dir,omitempty"`
+	// Checkout is a branch to check out in RepoDir after the updates, unless that has
+	// uncommitted changes. The state of the repository shows whether it is.
+	Checkout string `json:"checkout,omitempty"`
 }
 
 // RepoUpdate sets a branch, and the work tree that has it checked out.

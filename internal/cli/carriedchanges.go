@@ -11,14 +11,33 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
+// askChanges asks whether a new session gets the uncommitted changes, before anything is
+// created.
+func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error {
+	if l.session != "" && !o.fresh || o.withChanges {
+		return nil
+	}
+	env, err := disableFilters(ctx, l.path)
+	if err != nil {
+		return err
+	}
+	names, _, err := changedNames(ctx, l.path, env)
+	if err == nil && len(names) > 0 {
+		o.withChanges = a.confirm("There are " + uncommittedFiles(len(names)) + ". Carry them into the sandbox?")
+	}
+	return err
+}
+
+func uncommittedFiles(n int) string { return agentlab.Plural(n, "file") + " with uncommitted changes" }
+
 // carriedChanges returns a commit of the uncommitted changes that the user wants in
 // the sandbox.
-func (a *App) carriedChanges(ctx context.Context, path string, isNew bool, o startOptions) (commit string, err error) {
-	env, err := disableFilters(ctx, path)
+func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (commit string, err error) {
+	env, err := disableFilters(ctx, l.path)
 	if err != nil {
 		return "", err
 	}
-	names, filtered, err := changedNames(ctx, path, env)
+	names, filtered, err := changedNames(ctx, l.path, env)
 	if err != nil {
 		return "", err
 	}
@@ -31,13 +50,19 @@ func (a *App) carriedChanges(ctx context.Context, path string, isNew bool, o sta
 		}
 		return "", nil
 	}
-	what := agentlab.Plural(len(names), "file") + " with uncommitted changes"
-	if o.withChanges || isNew && a.confirm("There are "+what+". Carry them into the sandbox?") {
-		a.progressf("carrying %s into the sandbox; they also stay here", what)
-		return commitChanges(ctx, path, env, names)
+	commit, err = commitChanges(ctx, l.path, env, names)
+	if err != nil {
+		return "", err
 	}
-	a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", what)
-	return "", nil
+	if o.withChanges {
+		a.progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
+		return commit, nil
+	}
+	tree, err := git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
+	if err == nil && l.key(ctx, carriedKey) != tree {
+		a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
+	}
+	return "", err
 }
 
 // changedNames returns the files with uncommitted changes, and apart from them those with

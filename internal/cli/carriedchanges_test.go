@@ -33,7 +33,7 @@ func TestCarriedChangesHaveNoSecrets(t *testing.T) {
 	userGit(t, repo, "rm", "-q", "gone")
 	before := userGit(t, repo, "ls-files", "--stage", "-v")
 	app := &App{Stdin: strings.NewReader(""), Stderr: io.Discard}
-	commit, err := app.carriedChanges(t.Context(), repo, true, startOptions{withChanges: true})
+	commit, err := app.carriedChanges(t.Context(), &repoLink{path: repo, remote: remoteName}, startOptions{withChanges: true})
 	if err != nil {
 		t.Fatal(err)
 	}

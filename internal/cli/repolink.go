@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,6 +25,7 @@ const remoteName = "agentlab"
 type repoLink struct {
 	path    string // top of the work tree
 	remote  string
+	branch  string // that the session is for; "" if it is that of the repository
 	session string // ID, or the name of a session that is being created; "" if there is none
 }
 
@@ -55,6 +57,18 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 	return l, nil
 }
 
+// currentLink is findLink for the branch that is checked out if that has a session of its
+// own, and otherwise for the repository.
+func currentLink(ctx context.Context, path string) (repoLink, error) {
+	if branch, err := git(ctx, path, "symbolic-ref", "--quiet", "--short", "HEAD"); err == nil && branch != "" {
+		if l, err := findLink(ctx, path, branch); err == nil && l.session != "" {
+			l.branch = branch
+			return l, nil
+		}
+	}
+	return findLink(ctx, path, "")
+}
+
 // projectName is the name of the session of a repository, from that of its directory.
 func (l repoLink) projectName(branch string) string {
 	name := agentlab.SessionNameOf(filepath.Base(l.path))
@@ -74,19 +88,65 @@ func (l repoLink) hash() string {
 }
 
 // set writes the link to the configuration of the repository.
-func (l *repoLink) set(ctx context.Context, session string) error {
+// profile is that of the session, "" to keep what it has.
+func (l *repoLink) set(ctx context.Context, session, profile string) error {
 	for _, kv := range [][2]string{
 		{"url", remoteScheme + session},
+		{profileKey, profile},
 		{"fetch", "+refs/heads/*:" + l.ref("*")},
 		{"tagOpt", "--no-tags"},
 		{"skipFetchAll", "true"}, // it would start the sandbox
 	} {
-		if _, err := git(ctx, l.path, "config", "--local", "remote."+l.remote+"."+kv[0], kv[1]); err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the remote %s cannot be written to the configuration of %s: %w", l.remote, l.path, err)
+		if kv[1] == "" {
+			continue
+		}
+		if err := l.setKey(ctx, kv[0], kv[1]); err != nil {
+			return err
 		}
 	}
 	l.session = session
 	return nil
+}
+
+func (l *repoLink) setKey(ctx context.Context, name, value string) error {
+	if _, err := git(ctx, l.path, "config", "--local", "remote."+l.remote+"."+name, value); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "the remote %s cannot be written to the configuration of %s: %w", l.remote, l.path, err)
+	}
+	return nil
+}
+
+// profileKey is the name in the configuration of a remote for the profile of its session.
+// A session that takes the place of a deleted one has the same profile: otherwise the new
+// one could have more network than the user chose for the repository.
+const profileKey = "agentlabProfile"
+
+// profile returns the profile of the session, also after the session was deleted, or else
+// the default.
+func (l *repoLink) profile(ctx context.Context) string {
+	return cmp.Or(l.key(ctx, profileKey), defaultProfile)
+}
+
+// carriedKey is like profileKey, for the tree with the uncommitted changes that were
+// carried into the session last.
+const carriedKey = "agentlabCarried"
+
+// key returns a value of the remote in the configuration; "" if it is not there.
+func (l *repoLink) key(ctx context.Context, name string) string {
+	value, _ := git(ctx, l.path, "config", "--local", "--get", "remote."+l.remote+"."+name)
+	return value
+}
+
+// keepProfile writes the profile of the session to the link, for a session that replaces
+// it.
+func (l *repoLink) keepProfile(ctx context.Context, c *client.Client) error {
+	s, err := c.Session(ctx, l.session)
+	switch agentlab.CodeOf(err) {
+	case "":
+		return l.set(ctx, l.session, s.Profile)
+	case agentlab.CodeNotFound:
+		return nil
+	}
+	return err
 }
 
 // remove deletes the remote from the configuration of the repository, and its refs.
@@ -113,7 +173,8 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 	return heads, nil
 }
 
-// ensureSession returns the session of a repository, and creates it if there is none.
+// ensureSession returns the session of a repository, and creates it if there is none. An
+// empty profile is that of the session that was there before, or else the default.
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
 func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile string) (s api.Session, created bool, err error) {
@@ -130,18 +191,29 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 		s, err = c.Session(ctx, name)
 		switch {
 		case err == nil && l.owns(s, branch):
-			return s, false, l.set(ctx, s.ID)
+			if err := sameProfile(s, profile); err != nil {
+				return s, false, err
+			}
+			return s, false, l.set(ctx, s.ID, s.Profile)
 		case err == nil: // of another repository, since this one was interrupted
 			name = ""
 		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
 			return s, false, err
 		}
 	}
+	if profile == "" {
+		profile = l.profile(ctx)
+	}
 	if name == "" || agentlab.IsSessionID(name) { // of a session that was deleted
 		if name, err = l.freeName(ctx, c, branch); err != nil {
 			return s, false, err
 		}
-		if err := l.set(ctx, name); err != nil {
+		if err := l.set(ctx, name, ""); err != nil {
+			return s, false, err
+		}
+	}
+	if l.key(ctx, carriedKey) != "" { // into the session that was there before
+		if err := l.setKey(ctx, carriedKey, "none"); err != nil {
 			return s, false, err
 		}
 	}
@@ -149,7 +221,7 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 	s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: !plain})
 	if plain && agentlab.CodeOf(err) == agentlab.CodeExists { // another repository was faster
 		name = l.longName(branch)
-		if err := l.set(ctx, name); err != nil {
+		if err := l.set(ctx, name, ""); err != nil {
 			return s, false, err
 		}
 		s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: true})
@@ -157,7 +229,16 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if err != nil {
 		return s, false, err
 	}
-	return s, true, l.set(ctx, s.ID)
+	return s, true, l.set(ctx, s.ID, s.Profile)
+}
+
+// sameProfile returns an error for a profile that a session does not have.
+func sameProfile(s api.Session, profile string) error {
+	if profile == "" || profile == s.Profile {
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s has the profile %s, not %s", s.Name, s.Profile, sanitize(profile)).
+		WithHint("continue it without --profile, or replace it by a new one with --fresh --profile %s", sanitize(profile))
 }
 
 // lock waits until no other command creates the session of the repository.
@@ -215,10 +296,11 @@ func (l repoLink) longName(branch string) string {
 // repository in the current directory. The repository's link is returned with it if
 // there is one.
 func (a *App) chosenSession(ctx context.Context, c *client.Client, arg string) (api.Session, repoLink, error) {
-	l, err := findLink(ctx, ".", "")
+	l, err := currentLink(ctx, ".")
 	if arg != "" {
 		s, serr := c.Session(ctx, arg)
 		if serr == nil && err == nil && l.session != s.ID {
+			l = repoLink{path: l.path}
 			l = a.otherLink(ctx, l, s.ID)
 		}
 		return s, l, serr
@@ -237,7 +319,7 @@ func (a *App) chosenSession(ctx context.Context, c *client.Client, arg string) (
 // otherLink returns the link of a repository with a session that is not its first.
 func (a *App) otherLink(ctx context.Context, l repoLink, id string) repoLink {
 	none := repoLink{path: l.path}
-	out, err := git(ctx, l.path, "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.url$`)
+	out, err := git(ctx, l.path, "config", "--local", "--get-regexp", `^remote\.agentlab(-.*)?\.url$`)
 	if err != nil {
 		return none
 	}

@@ -48,7 +48,7 @@ func (s *sessionStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewDecoder(r.Body).Decode(&c)
 		switch got := s.find(c.Name); {
 		case got == nil:
-			s.all = append(s.all, api.Session{ID: agentlab.NewSessionID(), Name: c.Name})
+			s.all = append(s.all, api.Session{ID: agentlab.NewSessionID(), Name: c.Name, Profile: c.Profile})
 			answer = s.all[len(s.all)-1]
 		case c.IfMissing:
 			answer = *got
@@ -100,7 +100,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 		return s
 	}
 	first, second := appRepo(t), appRepo(t)
-	if err := first.set(t.Context(), "app"); err != nil { // and then it was killed
+	if err := first.set(t.Context(), "app", ""); err != nil { // and then it was killed
 		t.Fatal(err)
 	}
 	theirs := ensure(second)
@@ -114,14 +114,14 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	}
 
 	third := appRepo(t)
-	if err := third.set(t.Context(), "app"); err != nil {
+	if err := third.set(t.Context(), "app", ""); err != nil {
 		t.Fatal(err)
 	}
 	store.all = nil
 	if s := ensure(third); s.Name != "app" {
 		t.Errorf("after a crash before the session was created: %+v", s)
 	}
-	if err := third.set(t.Context(), "app"); err != nil { // killed before the ID was written
+	if err := third.set(t.Context(), "app", ""); err != nil { // killed before the ID was written
 		t.Fatal(err)
 	}
 	if s := ensure(third); s.Name != "app" || len(store.all) != 1 {

@@ -385,15 +385,17 @@ func (s *sessionizer) start(ctx context.Context, e *sessionizerEntry) error {
 		return err
 	}
 	if e.Session == "" { // also after the session of the link was deleted
-		if err := e.link.set(ctx, e.repo.sessionName()); err != nil {
+		if err := e.link.set(ctx, e.repo.sessionName(), profile); err != nil {
 			return err
 		}
+	} else {
+		profile = "" // it has one
 	}
 	// The windows of another sandbox cannot continue.
 	if err := s.killTmux(ctx, e.tmux()); err != nil {
 		return err
 	}
-	if err := s.App.start(ctx, s.c, startOptions{path: e.dir, agent: s.f.agent, profile: profile, detach: true}); err != nil {
+	if err := s.App.start(ctx, s.c, startOptions{path: e.dir, agent: s.f.agent, profile: profile, detach: true, main: true}); err != nil {
 		return err
 	}
 	*e, err = s.existing(ctx, e.Repo)

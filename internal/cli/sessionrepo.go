@@ -159,9 +159,10 @@ func knownCommits(ctx context.Context, path string) ([]string, error) {
 
 // pushed is what a push sends.
 type pushed struct {
-	updates []guestapi.RepoUpdate
-	changes string // commit of uncommitted changes for the work tree in dir
-	dir     string
+	updates  []guestapi.RepoUpdate
+	checkout string // branch to check out in the main work tree
+	changes  string // commit of uncommitted changes for the work tree in dir
+	dir      string
 }
 
 // push sends commits and sets branches. It returns why branches were not updated.
@@ -175,7 +176,7 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string
 	if err != nil {
 		return nil, err
 	}
-	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.updates, Changes: p.changes, Dir: p.dir})
+	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.updates, Changes: p.changes, Dir: p.dir, Checkout: p.checkout})
 	if err != nil {
 		return nil, err
 	}

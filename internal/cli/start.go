@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -27,6 +26,7 @@ type startOptions struct {
 	multiplexer                   string // "" means the one of the session or the profile
 	branch, worktree              string
 	fresh, detach, resume, yes    bool
+	main                          bool // the session of the repository, whatever branch is checked out
 	withChanges                   bool
 	noEnv                         bool
 	ttl                           time.Duration
@@ -34,12 +34,15 @@ type startOptions struct {
 	sync                          string
 }
 
+// defaultProfile is the profile of a session that is created without --profile.
+const defaultProfile = "interactive"
+
 // shellOnly is the value of --agent for a shell instead of an agent.
 const shellOnly = "none"
 
 func (o *startOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.profile, "profile", "interactive", "profile of a new session (see 'agentlab profile list')")
+	f.StringVar(&o.profile, "profile", "", "profile of a new session (default: "+defaultProfile+"; with --fresh that of the old session; see 'agentlab profile list')")
 	f.StringVar(&o.backend, "backend", "", "fail unless the daemon uses this backend")
 	f.StringVar(&o.branch, "branch", "", "use the session of this branch, with its own VM, and check the branch out in it")
 	f.StringVar(&o.worktree, "worktree", "", "work in the work tree of this branch, in the VM of the session; it is created if it is missing")
@@ -150,7 +153,7 @@ type started struct {
 }
 
 func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error {
-	l, err := findLink(ctx, o.path, o.branch)
+	l, err := a.startLink(ctx, &o)
 	if err == nil {
 		err = o.check(ctx, l.path)
 	}
@@ -171,8 +174,11 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err != nil {
 		return err
 	}
+	if err := a.askChanges(ctx, l, &o); err != nil {
+		return err
+	}
 	if o.fresh && l.session != "" {
-		if err := a.removeSession(ctx, c, &l, removal{yes: o.yes}); err != nil {
+		if err := a.removeForFresh(ctx, c, &l, o); err != nil {
 			return err
 		}
 	}
@@ -213,6 +219,33 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 		return a.startDetached(ctx, c, got, open, o)
 	}
 	return a.work(ctx, c, l, got, open, o.sync)
+}
+
+// startLink returns the link of the session that is started: with --branch that of the
+// branch, and without it the one that the other commands use in this repository, too.
+func (a *App) startLink(ctx context.Context, o *startOptions) (repoLink, error) {
+	if o.branch != "" || o.main {
+		return findLink(ctx, o.path, o.branch)
+	}
+	l, err := currentLink(ctx, o.path)
+	if o.branch = l.branch; l.branch != "" {
+		a.progressf("branch %s has a session of its own", l.branch)
+	}
+	return l, err
+}
+
+// removeForFresh deletes a session that a new one replaces. The link stays: with it the
+// profile survives an interrupt before the new session exists.
+func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink, o startOptions) error {
+	if o.profile != "" {
+		if _, err := c.Profile(ctx, o.profile); err != nil {
+			return err
+		}
+	}
+	if err := l.keepProfile(ctx, c); err != nil {
+		return err
+	}
+	return a.removeSession(ctx, c, l, removal{yes: o.yes, keepLink: true})
 }
 
 // startDetached starts the agent in the background.
@@ -296,114 +329,4 @@ func sleepOr(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
-}
-
-// sourceHead returns the commit and branch that a start pushes.
-func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
-	src, err := findSource(ctx, path, branch)
-	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
-		return src, agentlab.Errorf(agentlab.CodeInvalid, "%s", e.Message).WithHint("commit something first: git add . && git commit -m First")
-	}
-	if err == nil && !isCommit(src.commit) {
-		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path)
-	}
-	return src, err
-}
-
-// sendCode makes the repository in the guest and pushes a branch to it. Work in the
-// guest is never overwritten: then the branch there stays, with a note about the reason.
-func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
-	if err := a.initGuestRepo(ctx, r, src); err != nil {
-		return err
-	}
-	st, err := r.state(ctx)
-	if err != nil {
-		return err
-	}
-	isNew := len(st.Branches) == 0
-	p := pushed{}
-	if at := st.Branches[src.branch]; at != src.commit {
-		switch note := a.behind(ctx, l.path, at, src.commit); {
-		case note != "":
-			a.progressf("note: %s of the session is kept: %s\n  → agentlab sync", src.branch, note)
-		default:
-			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
-		}
-	}
-	if isNew {
-		if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
-			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
-		}
-		a.warnUnsent(ctx, src)
-	}
-	if p.changes, err = a.carriedChanges(ctx, l.path, isNew, o); err != nil {
-		return err
-	}
-	if len(p.updates) == 0 && p.changes == "" {
-		return nil
-	}
-	m := a.newMeter()
-	defer m.done()
-	faults, err := r.push(ctx, p, st.Branches, m)
-	m.done()
-	if err != nil {
-		return err
-	}
-	for branch, fault := range faults {
-		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
-	}
-	if len(faults) < len(p.updates) {
-		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
-	}
-	return nil
-}
-
-// behind returns why the branch of a session at a commit must not be set to another
-// one; "" if that only adds commits.
-func (a *App) behind(ctx context.Context, path, at, to string) string {
-	if at == "" {
-		return ""
-	}
-	if _, err := git(ctx, path, "cat-file", "-e", at+"^{commit}"); err != nil {
-		return "it has commits that are not here"
-	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", at, to); err == nil {
-		return ""
-	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", to, at); err == nil {
-		return "it has commits that are not merged here"
-	}
-	return "it and the branch here have diverged"
-}
-
-// initGuestRepo makes the repository and the link /workspace.
-func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource) error {
-	in := guestapi.RepoInit{Branch: src.branch}
-	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
-		in.Origin = url
-	}
-	if err := r.callJSON(ctx, in, nil, "init"); err != nil {
-		return err
-	}
-	// The link is convenience: an image without it works, too.
-	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
-	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
-		a.progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
-	}
-	return nil
-}
-
-// defaultBranch returns the default branch of the remote origin, which agents compare
-// their work with.
-func defaultBranch(ctx context.Context, path string) (name, commit string) {
-	ref, err := git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
-	name, ok := strings.CutPrefix(ref, "refs/remotes/origin/")
-	if err != nil || !ok || agentlab.ValidateRef(name) != nil {
-		return "", ""
-	}
-	commit, err = git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil || !isCommit(commit) {
-		return "", ""
-	}
-	return name, commit
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -21,7 +22,10 @@ type synced struct {
 	SessionID   string        `json:"session_id"`
 	Fetched     []fetchedHead `json:"fetched"` // branches that have changed
 	Merged      *merged       `json:"merged,omitempty"`
-	Uncommitted int           `json:"uncommitted"` // files in the session with uncommitted changes
+	NotMerged   string        `json:"not_merged,omitempty"` // why nothing was merged
+	Uncommitted int           `json:"uncommitted"`          // files in the session with uncommitted changes
+
+	next string // command that merges
 }
 
 // fetchedHead is a branch of a session that was fetched.
@@ -35,12 +39,15 @@ type fetchedHead struct {
 // merged is a local branch that has the work of a session.
 type merged struct {
 	Branch      string `json:"branch"`
+	From        string `json:"from"` // branch of the session
 	Commit      string `json:"commit"`
 	FastForward bool   `json:"fast_forward"`
+
+	old string // commit that the branch had before; "" if it is new
 }
 
 func (a *App) syncCmd() *cobra.Command {
-	var into, worktree string
+	var into, worktree, session string
 	var fetchOnly, artifacts bool
 	o := artifactOptions{gib: 16}
 	cmd := &cobra.Command{
@@ -78,6 +85,7 @@ everything is copied, or nothing.`,
 	between(cmd.Flags(), &o.gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
 	cmd.Flags().StringVar(&into, "into", "", "branch to merge into; it is created if it is missing (default: the current one)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "merge this branch of the session, or copy artifacts from its work tree (default: the one with the name of the current branch; for artifacts /workspace)")
+	cmd.Flags().StringVar(&session, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().BoolVar(&fetchOnly, "fetch-only", false, "fetch, and merge nothing")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if fetchOnly && into != "" {
@@ -87,25 +95,39 @@ everything is copied, or nothing.`,
 		case artifacts && (fetchOnly || into != ""):
 			return usageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
 		case artifacts:
-			o.patterns, o.worktree = args, worktree
+			o.patterns, o.worktree, o.session = args, worktree, session
 			return a.syncArtifacts(ctx, c, o)
 		case o.force || cmd.Flags().Changed("max-size"):
 			return usageErrorf("--force and --max-size require --artifacts")
 		}
-		w, err := a.openSession(ctx, c, firstOf(args))
+		if session != "" && len(args) > 0 {
+			return usageErrorf("a session and --session cannot be used together")
+		}
+		w, err := a.openSession(ctx, c, cmp.Or(session, firstOf(args)))
 		if err != nil {
 			return err
 		}
-		got, err := a.fetchSession(ctx, w)
-		if err == nil && !fetchOnly {
-			got.Merged, err = a.mergeSession(ctx, w, into, worktree)
-		}
-		if err != nil {
-			return err
-		}
-		return a.emit(got, func() error { return a.printSynced(w, got) })
+		return a.syncCommits(ctx, w, into, worktree, fetchOnly)
 	})
 	return cmd
+}
+
+// syncCommits fetches the commits of a session, and merges a branch of it.
+func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree string, fetchOnly bool) error {
+	got, err := a.fetchSession(ctx, w)
+	if err != nil {
+		return err
+	}
+	if !fetchOnly {
+		if got.Merged, err = a.mergeSession(ctx, w, into, worktree); err != nil {
+			a.printHeads(w, got) // they stay
+			return err
+		}
+		if got.Merged == nil {
+			got.NotMerged, got.next = a.notMerged(ctx, w, into, worktree)
+		}
+	}
+	return a.emit(got, func() error { return a.printSynced(w, got) })
 }
 
 func firstOf(args []string) string {
@@ -219,45 +241,127 @@ func countNew(ctx context.Context, path, commit string) (n int) {
 	return n
 }
 
-func (a *App) printSynced(w *openedSession, got synced) error {
+// printHeads prints the refs that were fetched; with --json they are in the document.
+func (a *App) printHeads(w *openedSession, got synced) {
 	for _, h := range got.Fetched {
-		fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
+		if !a.json {
+			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
+		}
 	}
+}
+
+func (a *App) printSynced(w *openedSession, got synced) error {
+	a.printHeads(w, got)
 	switch m := got.Merged; {
+	case m != nil && m.old == "":
+		a.progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
 	case m != nil:
-		a.progressf("branch %s is at %.12s now\n  → git log -p ORIG_HEAD..%s", m.Branch, m.Commit, m.Branch)
+		a.progressf("merged %s of the session: branch %s is at %.12s now\n  → git log -p %.12s..%s", m.From, m.Branch, m.Commit, m.old, m.Branch)
+	case got.NotMerged != "":
+		a.progressf("nothing is merged: %s", got.NotMerged)
 	case len(got.Fetched) == 0:
 		a.progressf("there is nothing new")
 	}
-	if got.Uncommitted > 0 {
-		a.progressf("note: %s in the session with uncommitted changes\n  → agentlab diff\n  → agentlab apply", agentlab.Plural(got.Uncommitted, "file"))
+	if got.next != "" {
+		a.progressf("  → %s", got.next)
+	}
+	for _, t := range w.state.Worktrees {
+		if t.Uncommitted == 0 {
+			continue
+		}
+		of := w.option()
+		if t.Dir != "" {
+			of += " --worktree " + strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/")
+		}
+		a.progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), shownGuest(t.Dir), of, of)
 	}
 	return nil
+}
+
+// option returns the option that selects the session in a command, if one is needed: ""
+// for the session that commands use by themselves.
+func (w *openedSession) option() string {
+	if w.link.remote == remoteName {
+		return ""
+	}
+	return " --session " + w.session.Name
+}
+
+// notMerged returns why a sync has merged nothing, and a command that merges what the
+// session has and the branch lacks; "" if there is none.
+func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
+	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
+	if w.state.Branches[from] == "" {
+		why = "the session has no branch " + from
+	} else {
+		why = "branch " + target + " has all commits of " + from
+	}
+	for _, t := range w.state.Worktrees {
+		if t.Branch == "" || t.Branch == from || w.state.Branches[t.Branch] == "" {
+			continue
+		}
+		out, err := git(ctx, w.path, "rev-list", "--count", w.link.ref(t.Branch), "--not", "refs/heads/"+target)
+		if err != nil || out == "0" {
+			continue
+		}
+		why += fmt.Sprintf("; %s of the session has %s that %s lacks", t.Branch, commitCount(out), target)
+		if next == "" {
+			next = "agentlab sync" + w.option() + " --worktree " + t.Branch
+			if into != "" {
+				next += " --into " + into
+			}
+		}
+	}
+	return why, next
+}
+
+func commitCount(n string) string {
+	if n == "1" {
+		return "1 commit"
+	}
+	return n + " commits"
+}
+
+// mergeSource returns the branch of the session that a sync merges.
+func (w *openedSession) mergeSource(current, into, worktree string) string {
+	switch {
+	case worktree != "":
+		return worktree
+	case into != "" || current == "":
+		return w.state.Worktrees[0].Branch
+	}
+	return current
 }
 
 // mergeSession merges a branch of a session into a local one; nil means that it had
 // everything.
 func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, error) {
 	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
-	from := worktree
-	if from == "" {
-		if from = current; w.state.Branches[from] == "" || into != "" {
-			from = w.state.Worktrees[0].Branch
-		}
-	}
+	from := w.mergeSource(current, into, worktree)
 	if w.state.Branches[from] == "" {
+		if worktree == "" && into == "" && current != "" {
+			return nil, nil // notMerged says that the session has no such branch
+		}
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
 			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
 	}
 	ref := w.link.ref(from)
-	if into != "" && into != current {
-		return a.forwardBranch(ctx, w.path, into, ref)
-	}
-	if current == "" {
+	var m *merged
+	var err error
+	switch {
+	case into != "" && into != current:
+		m, err = a.forwardBranch(ctx, w.path, into, ref)
+	case current == "":
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
 			WithHint("the commits are fetched; merge them with --into BRANCH")
+	default:
+		m, err = a.mergeRef(ctx, w.path, current, ref)
 	}
-	return a.mergeRef(ctx, w.path, current, ref)
+	if m != nil {
+		m.From = from
+	}
+	return m, err
 }
 
 // forwardBranch sets a branch that is not checked out to a descendant, or creates it.
@@ -273,7 +377,7 @@ func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*mer
 	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
 	switch {
 	case err != nil:
-		old = strings.Repeat("0", 40)
+		old = ""
 	case old == to:
 		return nil, nil
 	default:
@@ -286,10 +390,10 @@ func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*mer
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
 			WithHint("run 'agentlab sync' there")
 	}
-	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, old); err != nil {
+	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, noBlob)); err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
 	}
-	return &merged{Branch: branch, Commit: to, FastForward: true}, nil
+	return &merged{Branch: branch, Commit: to, FastForward: true, old: old}, nil
 }
 
 // mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
@@ -314,7 +418,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	_, err = in.run(ctx, path, append(drivers, "merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash", ref)...)
 	if err != nil && ctx.Err() == nil {
 		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s", branch).
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s%s", branch, a.conflicted(ctx, path)).
 				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
 		}
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(err.Error())).
@@ -329,7 +433,16 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	}
 	to, _ := git(ctx, path, "rev-parse", ref)
 	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
-	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil}, nil
+	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil, old: old}, nil
+}
+
+// conflicted lists the files with conflicts after a merge, for the end of a sentence.
+func (a *App) conflicted(ctx context.Context, path string) string {
+	out, err := gitInput{raw: true}.run(ctx, path, "diff", "--name-only", "--diff-filter=U", "--no-ext-diff", "--no-textconv", "-z")
+	if err != nil || out == "" {
+		return ""
+	}
+	return " in " + joinSomeNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
 }
 
 // identity is the variables of the user's environment that name the author and the

@@ -48,6 +48,7 @@ var privateNames = []string{".gitattributes", ".gitignore", ".gitmodules", proje
 type artifactOptions struct {
 	patterns []string
 	worktree string
+	session  string
 	force    bool
 	gib      int
 }
@@ -72,7 +73,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 	if o.patterns, err = artifactPatterns(l.path, o.patterns); err != nil { // before a VM is started
 		return err
 	}
-	w, err := a.openSession(ctx, c, "")
+	w, err := a.openSession(ctx, c, o.session)
 	if err != nil {
 		return err
 	}

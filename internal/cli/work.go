@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -142,17 +143,21 @@ func (s *autoSync) report(a *App) {
 }
 
 func (a *App) sessionDiffCmd() *cobra.Command {
-	var worktree string
+	var name, worktree string
 	var stat bool
 	cmd := &cobra.Command{
 		Use: "diff [SESSION]", Short: "Show the uncommitted changes in a session", Args: cobra.MaximumNArgs(1),
 		Long: `Show the uncommitted changes in the session of this repository, against the last
 commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
 	}
+	cmd.Flags().StringVar(&name, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		return a.withChanges(ctx, c, firstOf(args), worktree, func(b *checkedBundle, of changeSource) error {
+		if name != "" && len(args) > 0 {
+			return usageErrorf("a session and --session cannot be used together")
+		}
+		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
 				a.progressf("session %s has no uncommitted changes", of.id)
 				return a.emit(of.document([]changedFile{}, "", stat), silent)
@@ -222,6 +227,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 // removal says how a session is removed. command is the one that the user runs for it.
 type removal struct {
 	yes, force bool
+	keepLink   bool // of the repository; only the session is deleted
 	command    string
 }
 
@@ -263,7 +269,7 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		return err
 	}
 	a.progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
-	if l.remote == "" {
+	if l.remote == "" || how.keepLink {
 		return nil
 	}
 	return l.remove(ctx)
@@ -282,7 +288,7 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 	}
 	if len(left) > 0 {
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-			WithHint("get it, in %s: agentlab sync, agentlab apply, git merge; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, how.command)
+			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, how.command)
 	}
 	return nil
 }
@@ -300,11 +306,14 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 	if err != nil {
 		return nil, err
 	}
-	st, err := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}.state(ctx)
-	if err != nil {
+	w := &openedSession{sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, s, l, guestapi.RepoState{}}
+	if w.state, err = w.sessionRepo.state(ctx); err != nil {
 		return nil, err
 	}
-	return onlyInSession(ctx, l, st), nil
+	if err := w.leaveOutApplied(ctx); err != nil {
+		return nil, err
+	}
+	return onlyInSession(ctx, l, w.state), nil
 }
 
 // onlyInSession lists the work in a session that its repository here does not have. Refs
@@ -339,4 +348,60 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 		left = append(left, "stashes or work trees outside of "+guestapi.RepoDir)
 	}
 	return left
+}
+
+// leaveOutApplied reduces the state to the uncommitted changes that the user's work tree
+// does not have.
+func (w *openedSession) leaveOutApplied(ctx context.Context) error {
+	for i, t := range w.state.Worktrees {
+		if t.Uncommitted == 0 {
+			continue
+		}
+		n, err := w.uncommittedElsewhere(ctx, t)
+		if err != nil {
+			return err
+		}
+		w.state.Worktrees[i].Uncommitted = n
+	}
+	return nil
+}
+
+// uncommittedElsewhere returns how many files with uncommitted changes of a work tree of
+// the session differ from the user's. The content is compared, which the guest sends: a
+// guest that lies loses its own work.
+func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.RepoWorktree) (n int, err error) {
+	var branches []string
+	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
+		branches = []string{t.Branch}
+	}
+	err = w.fetch(ctx, branches, true, t.Dir, func(b *checkedBundle) error {
+		if b == nil || b.header.refs[guestapi.RefChanges] == "" {
+			n = t.Uncommitted // the guest contradicts itself
+			return nil
+		}
+		ch, err := openChanges(ctx, b, changeSource{kind: "session", id: w.session.ID})
+		if err != nil {
+			return err
+		}
+		list, err := ch.list(ctx)
+		if err != nil {
+			return err
+		}
+		tree, err := openWorkTree(ctx, b.path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tree.root.Close() }()
+		if list, err = tree.chosen(list, nil, ch.of); err != nil {
+			return err
+		}
+		p := &applyPlan{ch: ch, w: tree, dir: b.dir()}
+		for _, c := range list {
+			if ours, err := p.version(c.path); err != nil || ours.mode != c.newMode || ours.blob != c.newBlob {
+				n++
+			}
+		}
+		return nil
+	})
+	return n, err
 }

@@ -98,6 +98,11 @@ func joinGuest(dir string) string {
 	return strings.TrimSuffix(guestapi.RepoDir+"/"+dir, "/")
 }
 
+// shownGuest is joinGuest with the name that users see.
+func shownGuest(dir string) string {
+	return strings.TrimSuffix(guestapi.ProjectDir+"/"+dir, "/")
+}
+
 func (a *App) worktreeListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "list [SESSION]", Aliases: []string{"ls"}, Short: "List the work trees of a session", Args: cobra.MaximumNArgs(1)}
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {

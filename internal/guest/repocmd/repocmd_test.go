@@ -167,6 +167,30 @@ func TestReceive(t *testing.T) {
 	}
 }
 
+// A branch is checked out only in a work tree without changes.
+func TestReceiveChecksOut(t *testing.T) {
+	l := newLab(t)
+	head := commit(t, l.host, "a", "1")
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	l.send(guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: "main", Commit: head}}}, "main")
+	send := func(branch, want string) {
+		t.Helper()
+		l.send(guestapi.RepoReceive{Updates: []guestapi.RepoUpdate{{Branch: branch, Commit: head}}, Checkout: branch})
+		if st := l.stateNow(); st.Worktrees[0].Branch != want || st.Branches[branch] != head {
+			t.Errorf("%s: %+v, want %s", branch, st, want)
+		}
+	}
+	send("topic", "topic")
+	write(t, filepath.Join(l.dir, "a"), "changed")
+	send("second", "topic")
+	git(t, l.dir, "checkout", "-q", "a")
+	l.ok(nil, "worktree", "add", "third")
+	send("third", "topic")
+	if _, err := l.call([]byte(`{"checkout":"--detach"}`+"\n"), "receive"); err == nil {
+		t.Error("an option was accepted")
+	}
+}
+
 func TestReceiveChanges(t *testing.T) {
 	l := newLab(t)
 	write(t, filepath.Join(l.host, "gone"), "x")

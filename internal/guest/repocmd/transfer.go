@@ -156,6 +156,11 @@ func (r repo) receive(in io.Reader) (guestapi.RepoReceived, error) {
 			got.Errors[u.Branch] = err.Error()
 		}
 	}
+	if p.Checkout != "" && len(got.Errors) == 0 {
+		if err := r.checkout(p.Checkout); err != nil {
+			return got, err
+		}
+	}
 	if p.Changes != "" {
 		if err := r.apply(p.Dir, p.Changes); err != nil {
 			return got, err
@@ -202,6 +207,25 @@ func (r repo) update(u guestapi.RepoUpdate) error {
 			return errors.New(strings.TrimPrefix(strings.TrimPrefix(f[2], "[rejected] "), "[remote rejected] "))
 		}
 	}
+	return err
+}
+
+// checkout checks out a branch in the main work tree, unless that has uncommitted changes
+// or another work tree has the branch.
+func (r repo) checkout(branch string) error {
+	if err := agentlab.ValidateRef(branch); err != nil {
+		return err
+	}
+	st, err := r.state()
+	if err != nil {
+		return err
+	}
+	for i, w := range st.Worktrees {
+		if w.Branch == branch || i == 0 && w.Uncommitted > 0 {
+			return nil
+		}
+	}
+	_, err = r.git("checkout", "--quiet", branch, "--")
 	return err
 }
 

@@ -1,0 +1,207 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// sourceHead returns the commit and branch that a start pushes.
+func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
+	src, err := findSource(ctx, path, branch)
+	if branch != "" && agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		begin, what := "refs/remotes/origin/"+branch, "origin/"+branch
+		if src, err = findSource(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			src, err = findSource(ctx, path, "")
+			what = "the current commit"
+		}
+		if src.branch = branch; err == nil {
+			a.progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.commit)
+		}
+	}
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
+		return src, agentlab.Errorf(agentlab.CodeInvalid, "%s", e.Message).WithHint("commit something first: git add . && git commit -m First")
+	}
+	if err == nil && !isCommit(src.commit) {
+		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path)
+	}
+	return src, err
+}
+
+// sendCode makes the repository in the guest and pushes a branch to it, which is checked
+// out there. Work in the guest is never overwritten: then the branch there stays, with a
+// note about the reason.
+func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
+	if err := a.initGuestRepo(ctx, r, src); err != nil {
+		return err
+	}
+	st, err := r.state(ctx)
+	if err != nil {
+		return err
+	}
+	isNew := len(st.Branches) == 0
+	p := pushed{}
+	if at := st.Branches[src.branch]; at != src.commit {
+		switch note := a.behind(ctx, l.path, at, src.commit); {
+		case note != "":
+			a.progressf("note: %s of the session is kept: %s\n  → agentlab sync", src.branch, note)
+		default:
+			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
+		}
+	}
+	if isNew {
+		if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
+			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
+		}
+		a.warnUnsent(ctx, src.withoutModules())
+	}
+	stays := ""
+	if o.worktree == "" {
+		if stays = checkoutFault(ctx, l.path, st, src.branch); stays == "" {
+			p.checkout = src.branch
+		}
+	}
+	if p.changes, err = a.carriedChanges(ctx, &l, o); err != nil {
+		return err
+	}
+	if err := a.pushCode(ctx, r, p, st, src); err != nil {
+		return err
+	}
+	if p.changes != "" {
+		tree, err := git(ctx, l.path, "rev-parse", "--verify", p.changes+"^{tree}")
+		if err != nil {
+			return err
+		}
+		if err := l.setKey(ctx, carriedKey, tree); err != nil {
+			return err
+		}
+	}
+	if stays != "" {
+		a.progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.branch)
+	}
+	return nil
+}
+
+// pushCode sends commits and changes to a session, if there are any to send.
+func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi.RepoState, src localSource) error {
+	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
+		p.checkout = ""
+	}
+	if len(p.updates) == 0 && p.changes == "" && p.checkout == "" {
+		return nil
+	}
+	m := a.newMeter()
+	defer m.done()
+	faults, err := r.push(ctx, p, st.Branches, m)
+	m.done()
+	if err != nil {
+		return err
+	}
+	for branch, fault := range faults {
+		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
+	}
+	if len(faults) < len(p.updates) {
+		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+	}
+	if p.checkout == "" {
+		return nil
+	}
+	if st, err = r.state(ctx); err != nil {
+		return err
+	}
+	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
+		a.progressf("/workspace is on %s now", p.checkout)
+	} else {
+		a.progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.checkout, p.checkout)
+	}
+	return nil
+}
+
+// checkoutFault returns why a start does not check out a branch in /workspace; "" if it
+// does, because nothing there is lost or in the way of an agent.
+func checkoutFault(ctx context.Context, path string, st guestapi.RepoState, branch string) string {
+	if len(st.Worktrees) == 0 || st.Worktrees[0].Branch == branch {
+		return ""
+	}
+	at := st.Worktrees[0]
+	switch {
+	case at.Uncommitted > 0:
+		return "it has " + agentlab.Plural(at.Uncommitted, "file") + " with uncommitted changes"
+	case at.Branch == "":
+		return "the session has checked that out"
+	case slices.ContainsFunc(st.Worktrees[1:], func(t guestapi.RepoWorktree) bool { return t.Branch == branch }):
+		return branch + " has a work tree of its own"
+	}
+	if _, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
+		return "that branch was made in the session"
+	}
+	if at.Head != "" {
+		if _, err := git(ctx, path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
+			return "it has commits that are not here; get them first: agentlab sync"
+		}
+	}
+	return ""
+}
+
+// branchOrDetached names what a work tree has checked out.
+func branchOrDetached(branch string) string {
+	if branch == "" {
+		return "a detached HEAD"
+	}
+	return "branch " + branch
+}
+
+// behind returns why the branch of a session at a commit must not be set to another
+// one; "" if that only adds commits.
+func (a *App) behind(ctx context.Context, path, at, to string) string {
+	if at == "" {
+		return ""
+	}
+	if _, err := git(ctx, path, "cat-file", "-e", at+"^{commit}"); err != nil {
+		return "it has commits that are not here"
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", at, to); err == nil {
+		return ""
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", to, at); err == nil {
+		return "it has commits that are not merged here"
+	}
+	return "it and the branch here have diverged"
+}
+
+// initGuestRepo makes the repository and the link /workspace.
+func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource) error {
+	in := guestapi.RepoInit{Branch: src.branch}
+	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+		in.Origin = url
+	}
+	if err := r.callJSON(ctx, in, nil, "init"); err != nil {
+		return err
+	}
+	// The link is convenience: an image without it works, too.
+	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
+	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
+		a.progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
+	}
+	return nil
+}
+
+// defaultBranch returns the default branch of the remote origin, which agents compare
+// their work with.
+func defaultBranch(ctx context.Context, path string) (name, commit string) {
+	ref, err := git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
+	name, ok := strings.CutPrefix(ref, "refs/remotes/origin/")
+	if err != nil || !ok || agentlab.ValidateRef(name) != nil {
+		return "", ""
+	}
+	commit, err = git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil || !isCommit(commit) {
+		return "", ""
+	}
+	return name, commit
+}

@@ -1,0 +1,281 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// real answers as 'agentlab-agent repo' does in a guest that has no further work trees.
+func (w *sessionWorld) real(verb string, in []byte) (out []byte, errOut string, code int) {
+	w.Helper()
+	switch verb {
+	case "state":
+		st := guestapi.RepoState{Branches: map[string]string{}, Worktrees: []guestapi.RepoWorktree{{
+			Branch: userGit(w.T, w.guest, "branch", "--show-current"), Head: userGit(w.T, w.guest, "rev-parse", "HEAD"),
+			Uncommitted: len(strings.Fields(userGit(w.T, w.guest, "status", "--porcelain"))) / 2,
+		}}}
+		for line := range strings.Lines(userGit(w.T, w.guest, "for-each-ref", "--format=%(objectname) %(refname:strip=2)", "refs/heads")) {
+			commit, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+			st.Branches[name] = commit
+		}
+		out, _ = json.Marshal(st)
+	case "pack":
+		var p guestapi.RepoPack
+		if err := json.Unmarshal(in, &p); err != nil {
+			w.Error(err)
+		}
+		revs := append(p.Branches, "^origin/trunk")
+		if p.Changes {
+			userGit(w.T, w.guest, "add", "-A")
+			tree := userGit(w.T, w.guest, "write-tree")
+			userGit(w.T, w.guest, "update-ref", guestapi.RefChanges, userGit(w.T, w.guest, "commit-tree", tree, "-p", "HEAD", "-m", "x"))
+			userGit(w.T, w.guest, "reset", "-q")
+			revs = append(revs, guestapi.RefChanges)
+		}
+		return w.bundle(revs...), "", 0
+	}
+	return out, "", 0
+}
+
+// opened returns the session, with its commits fetched.
+func (w *sessionWorld) opened() *openedSession {
+	w.Helper()
+	s, err := w.open(w.real)
+	if err == nil {
+		_, err = w.app.fetchSession(w.Context(), s)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s
+}
+
+// A sync that merges nothing gives the reason, and the command that merges.
+func TestSyncThatMergesNothing(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	s := w.opened()
+	userGit(t, w.user, "checkout", "-q", "-b", "topic")
+	before := userGit(t, w.user, "rev-parse", "HEAD")
+	for _, has := range []bool{false, true} {
+		if has {
+			userGit(t, w.guest, "branch", "-q", "topic", "origin/trunk")
+			userGit(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
+			s = w.opened()
+		}
+		m, err := w.app.mergeSession(t.Context(), s, "", "")
+		if m != nil || err != nil || userGit(t, w.user, "rev-parse", "HEAD") != before {
+			t.Fatalf("another branch was merged: %+v, %v", m, err)
+		}
+		why, next := w.app.notMerged(t.Context(), s, "", "")
+		want := "the session has no branch topic"
+		if has {
+			want = "branch topic has all commits of topic"
+		}
+		if why != want+"; trunk of the session has 1 commit that topic lacks" || next != "agentlab sync --worktree trunk" {
+			t.Errorf("%q, %q", why, next)
+		}
+	}
+	m, err := w.app.mergeSession(t.Context(), s, "", "trunk")
+	if err != nil || m.From != "trunk" || m.old != before {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if why, next := w.app.notMerged(t.Context(), s, "", ""); why != "branch topic has all commits of topic" || next != "" {
+		t.Errorf("%q, %q", why, next)
+	}
+}
+
+// What is printed after a sync is true: a new branch has no commit before it, and
+// uncommitted changes are named with their work tree.
+func TestSyncPrints(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	s := w.opened()
+	m, err := w.app.mergeSession(t.Context(), s, "review", "trunk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.state.Worktrees = append(s.state.Worktrees, guestapi.RepoWorktree{Dir: ".worktrees/fix-12", Branch: "fix-12", Uncommitted: 3})
+	if err := w.app.printSynced(s, synced{Merged: m}); err != nil {
+		t.Fatal(err)
+	}
+	notes := w.notes.String()
+	if strings.Contains(notes, "ORIG_HEAD") || !strings.Contains(notes, "git log -p review\n") ||
+		!strings.Contains(notes, "3 files with uncommitted changes in /workspace/.worktrees/fix-12 of the session\n  → agentlab diff --worktree fix-12\n") {
+		t.Error(notes)
+	}
+}
+
+func TestConflictNamesFiles(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"both": "theirs"})
+	put(t, w.user, map[string]string{"both": "mine"})
+	userGit(t, w.user, "add", "-A")
+	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	if _, err := w.app.mergeSession(t.Context(), w.opened(), "", ""); err == nil || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in both") {
+		t.Error(err)
+	}
+}
+
+// Uncommitted changes that the user's work tree has, too, are not lost with the session.
+func TestAppliedChangesAreHere(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
+	left := func(want int) {
+		t.Helper()
+		s := w.opened()
+		if err := s.leaveOutApplied(t.Context()); err != nil || s.state.Worktrees[0].Uncommitted != want {
+			t.Errorf("%+v, %v, want %d", s.state, err, want)
+		}
+	}
+	left(2)
+	put(t, w.user, map[string]string{"a.txt": "changed"})
+	left(1)
+	put(t, w.user, map[string]string{"more": "2"})
+	left(0)
+	put(t, w.user, map[string]string{"more": "3"})
+	left(1)
+}
+
+// A branch with a session of its own uses that one.
+func TestCurrentLink(t *testing.T) {
+	repo := sampleRepo(t)
+	for _, session := range []string{"", "fix-9"} {
+		l, err := findLink(t.Context(), repo, session)
+		if err == nil {
+			err = l.set(t.Context(), "of-"+session, "")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	userGit(t, repo, "branch", "other")
+	userGit(t, repo, "branch", "fix-9")
+	for branch, want := range map[string]string{"trunk": "of-", "other": "of-", "fix-9": "of-fix-9"} {
+		userGit(t, repo, "checkout", "-q", branch)
+		if l, err := currentLink(t.Context(), repo); err != nil || l.session != want {
+			t.Errorf("%s: %+v, %v", branch, l, err)
+		}
+	}
+}
+
+// --branch accepts a branch that does not exist yet, as --worktree does.
+func TestSourceOfANewBranch(t *testing.T) {
+	repo := sampleRepo(t)
+	var notes bytes.Buffer
+	a := &App{Stderr: &notes}
+	head := userGit(t, repo, "rev-parse", "HEAD")
+	src, err := a.sourceHead(t.Context(), repo, "fix-12")
+	if err != nil || src.branch != "fix-12" || src.commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
+		t.Errorf("%+v, %v, %s", src, err, notes.String())
+	}
+	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
+	userGit(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
+	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.branch != "fix-12" || src.commit != head {
+		t.Errorf("a branch of origin: %+v, %v", src, err)
+	}
+}
+
+// A start checks its branch out in the session where that is in nobody's way.
+func TestStartChecksOut(t *testing.T) {
+	w := newSessionWorld(t)
+	userGit(t, w.user, "checkout", "-q", "-b", "topic")
+	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
+	src, err := findSource(t.Context(), w.user, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sent guestapi.RepoReceive
+	guest := func(verb string, in []byte) ([]byte, string, int) {
+		if verb == "receive" {
+			line, _, _ := bytes.Cut(in, []byte("\n"))
+			if err := json.Unmarshal(line, &sent); err != nil {
+				t.Error(err)
+			}
+			if sent.Checkout != "" {
+				userGit(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
+			}
+			return []byte(`{"errors":{}}`), "", 0
+		}
+		return w.real(verb, in)
+	}
+	start := func(checkout, note string) {
+		t.Helper()
+		sent = guestapi.RepoReceive{}
+		w.notes.Reset()
+		c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+			if command[0] != "agentlab-agent" {
+				return nil, "", 0
+			}
+			return guest(command[2], in)
+		})
+		r := sessionRepo{c: c, sandbox: "1", path: w.user}
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, startOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
+			t.Errorf("checkout %q: %s", sent.Checkout, w.notes.String())
+		}
+	}
+	put(t, w.guest, map[string]string{"more": "2"})
+	start("", "/workspace stays on branch trunk: it has 1 file with uncommitted changes\n  → beside it: agentlab start --worktree topic\n")
+	w.commit(map[string]string{"more": "3"})
+	start("", "/workspace stays on branch trunk: it has commits that are not here; get them first: agentlab sync\n")
+	userGit(t, w.guest, "checkout", "-q", "-b", "of-the-agent", "origin/trunk")
+	start("", "/workspace stays on branch of-the-agent: that branch was made in the session")
+	userGit(t, w.guest, "checkout", "-q", "trunk")
+	userGit(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
+	start("topic", "/workspace is on topic now")
+	start("", "pushed topic")
+}
+
+// A session gets no submodules, and a start lists them.
+func TestSessionsGetNoSubmodules(t *testing.T) {
+	src, err := findSource(t.Context(), userModules(t), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var notes bytes.Buffer
+	(&App{Stdout: io.Discard, Stderr: &notes}).warnUnsent(t.Context(), src.withoutModules())
+	if got := notes.String(); !strings.Contains(got, "the submodule lib/a is not sent: sessions get no submodules\n  → in the session: git submodule update --init lib/a\n") {
+		t.Error(got)
+	}
+}
+
+// Changes that were carried are in the sandbox: a later start does not deny it.
+func TestCarriedChangesAreNotReported(t *testing.T) {
+	w := newSessionWorld(t)
+	put(t, w.user, map[string]string{"local": "1"})
+	l := &repoLink{path: w.user, remote: remoteName}
+	note := func() string {
+		t.Helper()
+		w.notes.Reset()
+		if commit, err := w.app.carriedChanges(t.Context(), l, startOptions{}); commit != "" || err != nil {
+			t.Fatal(commit, err)
+		}
+		return w.notes.String()
+	}
+	if got := note(); !strings.Contains(got, "not in the sandbox") {
+		t.Error(got)
+	}
+	commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
+	if err == nil {
+		err = l.setKey(t.Context(), carriedKey, userGit(t, w.user, "rev-parse", commit+"^{tree}"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := note(); got != "" {
+		t.Errorf("it was carried, but: %s", got)
+	}
+	put(t, w.user, map[string]string{"local": "2"})
+	if got := note(); !strings.Contains(got, "not in the sandbox") {
+		t.Errorf("it has changed since: %q", got)
+	}
+}
