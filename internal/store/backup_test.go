@@ -148,8 +148,8 @@ func TestClockJumpedMovesEnds(t *testing.T) {
 			use.New = &agentlab.Workspace{ID: "ws-aaaaaaaaaaaaa", UID: agentlab.NewUID(), Name: "data", Backend: "fake", SizeGB: 1, State: agentlab.WorkspaceCreating}
 			use.Created = agentlab.Event{Kind: agentlab.EventWorkspaceState}
 		}
-		sb := must(s.AllocateSandbox(t.Context(), newSandbox(strings.ReplaceAll(name, " ", "-")), agentlab.Allocation{First: 2000, Last: 2009, Workspace: &use}))(t)
-		l, _, err := s.WorkspaceLease(t.Context(), sb.UID)
+		user := must(s.AllocateSandbox(t.Context(), newSandbox(strings.ReplaceAll(name, " ", "-")), agentlab.Allocation{First: 2000, Last: 2009, Workspace: &use}))(t)
+		l, _, err := s.WorkspaceLease(t.Context(), user.UID)
 		leases = append(leases, must(l, err)(t))
 	}
 	if err := s.ClockJumped(t.Context(), shift, "seen", agentlab.Event{Kind: agentlab.EventClock, Message: "jump"}); err != nil {
