@@ -212,6 +212,7 @@ const (
 	copyNotADir  = 24
 	copyNoTarget = 25
 	copyCut      = 26
+	copyUnsized  = 27 // as files of /proc are
 )
 
 // copyFault returns the error for the exit code of a script of cp.
@@ -227,6 +228,9 @@ func copyFault(at copyPath, code int, text string) error {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is neither a file nor a directory", at)
 	case copyExists:
 		return agentlab.Errorf(agentlab.CodeExists, "%s:%s exists", at.sandbox, last).WithHint("use --force to replace existing files")
+	case copyUnsized:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has content but no size, as files of the kernel", at).
+			WithHint("agentlab exec %s -- cat %s > FILE", at.sandbox, shellQuote(at.path))
 	case copyNotADir:
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s exists and is not a directory", at)
 	case copyNoTarget:

@@ -260,6 +260,9 @@ func TestPushDoesNotFollowLinks(t *testing.T) {
 func TestPullScript(t *testing.T) {
 	guest := t.TempDir()
 	fill(t, guest, map[string]string{"dir/x": "text", "dir/.git/config": "no", "link": "-> dir", "flink": "-> dir/x", "-rf": "text", "odd\n": "text", "dangling": "-> none"})
+	if err := os.WriteFile(filepath.Join(guest, "empty"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := exec.Command("mkfifo", filepath.Join(guest, "pipe")).CombinedOutput(); err != nil { //nolint:noctx // ends at once
 		t.Fatalf("%s, %v", out, err)
 	}
@@ -268,6 +271,8 @@ func TestPullScript(t *testing.T) {
 		code       int
 	}{
 		"missing":     {"none", "tree", 20},
+		"no size":     {"/proc/cpuinfo", "tree", 27},
+		"empty":       {"empty", "tree", 0},
 		"dangling":    {"dangling", "tree", 20},
 		"pipe":        {"pipe", "tree", 22},
 		"directory":   {"dir", "file", 21},

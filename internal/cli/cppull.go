@@ -27,6 +27,7 @@ if [ -d "$p" ]; then
 fi
 [ -e "$p" ] || exit 20
 [ -f "$p" ] || exit 22
+[ -s "$p" ] || [ "$(head --bytes=1 -- "$p" | wc --bytes)" = 0 ] || exit 27
 exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --dereference --absolute-names -- "$p"`
 
 // homePath begins a script of cp whose $1 is a path.

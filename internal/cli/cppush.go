@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,7 @@ import (
 const pushScript = homePath + `
 kind=$2 base=$3 mode=$4 force=$5
 exists() { [[ -e $1 || -L $1 ]]; }
-taken() { printf '%s\n' "$1" >&2; exit 23; }
+taken() { case $1 in *$'\n'*) printf '%q\n' "$1";; *) printf '%s\n' "$1";; esac >&2; exit 23; }
 if [[ -d $p ]]; then
   dir=$p to=$p
   [[ $kind == content ]] || to=${p%/}/$base
@@ -166,7 +167,7 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 	st, err := os.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, agentlab.Errorf(agentlab.CodeNotFound, "%s does not exist", name)
+		return nil, agentlab.Errorf(agentlab.CodeNotFound, "%s does not exist on this machine", name).WithHint("check the path; a path in a sandbox is SANDBOX:PATH")
 	case err != nil:
 		return nil, localFault(name, err)
 	case st.IsDir():
@@ -229,7 +230,7 @@ func (p *packer) pack(to io.Writer) (err error) {
 	case p.size < 0:
 		err = p.parts(w)
 	default:
-		err = p.content(w, p.file, p.name, p.mode, p.size)
+		err = p.content(w, p.file, p.name, p.mode, p.size, time.Time{})
 	}
 	if err == nil && p.root == nil {
 		err = p.end(w)
@@ -249,7 +250,7 @@ func (p *packer) parts(w *tar.Writer) error {
 		if err != nil && !ended {
 			return localFault(p.name, err)
 		}
-		if err := p.content(w, bytes.NewReader(part[:n]), p.name, p.mode, int64(n)); err != nil || ended {
+		if err := p.content(w, bytes.NewReader(part[:n]), p.name, p.mode, int64(n), time.Time{}); err != nil || ended {
 			return err
 		}
 	}
@@ -267,12 +268,12 @@ func (p *packer) end(w *tar.Writer) error {
 }
 
 // content sends the entry of a file.
-func (p *packer) content(w *tar.Writer, from io.Reader, name string, mode fs.FileMode, size int64) error {
+func (p *packer) content(w *tar.Writer, from io.Reader, name string, mode fs.FileMode, size int64, changed time.Time) error {
 	as := "part"
 	if p.root != nil {
 		as = "new/" + name
 	}
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: as, Mode: int64(mode.Perm()), Size: size, Format: tar.FormatPAX}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: as, Mode: int64(mode.Perm()), Size: size, ModTime: changed, Format: tar.FormatPAX}); err != nil {
 		return err
 	}
 	n, err := io.Copy(&sentWriter{w, p}, io.LimitReader(from, size))
@@ -334,14 +335,18 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 			return localFault(name, err)
 		}
 		p.got.Directories++
-		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Join("new", name) + "/", Mode: int64(st.Mode().Perm()), Format: tar.FormatPAX})
+		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Join("new", name) + "/", Mode: int64(st.Mode().Perm()), ModTime: st.ModTime(), Format: tar.FormatPAX})
 	case d.Type() == fs.ModeSymlink:
 		to, err := p.root.Readlink(name)
 		if err != nil {
 			return localFault(name, err)
 		}
+		st, err := d.Info()
+		if err != nil {
+			return localFault(name, err)
+		}
 		p.got.Links++
-		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: path.Join("new", name), Linkname: to, Mode: 0o777, Format: tar.FormatPAX})
+		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: path.Join("new", name), Linkname: to, Mode: 0o777, ModTime: st.ModTime(), Format: tar.FormatPAX})
 	case !d.Type().IsRegular():
 		p.got.skip(name, "it is a pipe, a device or a socket")
 		return nil
@@ -355,7 +360,7 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 	if err != nil {
 		return localFault(name, err)
 	}
-	if err := p.content(w, f, name, st.Mode(), st.Size()); err != nil {
+	if err := p.content(w, f, name, st.Mode(), st.Size(), st.ModTime()); err != nil {
 		return err
 	}
 	p.got.Files++

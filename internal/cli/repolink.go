@@ -34,6 +34,13 @@ type repoLink struct {
 func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
 	if err != nil {
+		if _, serr := os.Stat(path); serr != nil {
+			return repoLink{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no directory %s", path).WithHint("check the path, or clone the repository first")
+		}
+		if bare, berr := git(ctx, path, "rev-parse", "--is-bare-repository"); berr == nil && bare == "true" {
+			return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is a bare repository, which has no work tree", path).
+				WithHint("clone it, and start there: git clone %s", shellQuote(path))
+		}
 		return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not in the work tree of a git repository: %v", path, err).
 			WithHint("change to a repository, or create one: git init && git add . && git commit -m First")
 	}

@@ -28,7 +28,8 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 		return src, agentlab.Errorf(agentlab.CodeInvalid, "%s", e.Message).WithHint("commit something first: git add . && git commit -m First")
 	}
 	if err == nil && !isCommit(src.commit) {
-		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path)
+		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path).
+			WithHint("convert a copy of it: git fast-export --all, and git fast-import in a repository of git init --object-format=sha1")
 	}
 	return src, err
 }

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -277,5 +281,46 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	put(t, w.user, map[string]string{"local": "2"})
 	if got := note(); !strings.Contains(got, "not in the sandbox") {
 		t.Errorf("it has changed since: %q", got)
+	}
+}
+
+// What is not a work tree of a repository gets a hint that fits.
+func TestLinkOfNoWorkTree(t *testing.T) {
+	bare := filepath.Join(t.TempDir(), "bare.git")
+	userGit(t, sampleRepo(t), "clone", "-q", "--bare", ".", bare)
+	for path, want := range map[string]string{bare: "git clone " + bare, filepath.Join(bare, "none"): "check the path", t.TempDir(): "git init"} {
+		if _, err := findLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
+			t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
+		}
+	}
+}
+
+func TestShownPath(t *testing.T) {
+	for dir, want := range map[string]string{"/work/repo": "/workspace", "/work/repo/.worktrees/a": "/workspace/.worktrees/a", "/srv": "/srv"} {
+		if got := shownPath(dir); got != want {
+			t.Errorf("%s: %s", dir, got)
+		}
+	}
+}
+
+// A conflict names the whole file, and copies have the times of their sources.
+func TestPushNamesAndTimes(t *testing.T) {
+	host, guest := t.TempDir(), t.TempDir()
+	fill(t, host, map[string]string{"tree/a\nb": "1", "tree/sub/x": "1"})
+	old := time.Date(2020, 2, 3, 4, 5, 6, 0, time.UTC)
+	if err := os.Chtimes(filepath.Join(host, "tree/sub/x"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if _, code, text := pushTo(t, guest, filepath.Join(host, "tree"), "copy", "", nil); code != 0 {
+		t.Fatal(code, text)
+	}
+	if st, err := os.Stat(filepath.Join(guest, "copy/sub/x")); err != nil || !st.ModTime().Equal(old) {
+		t.Errorf("%v, %v", st, err)
+	}
+	if err := os.Remove(filepath.Join(host, "tree/sub/x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != copyExists || !strings.Contains(text, `a\nb`) || strings.Contains(strings.TrimSpace(text), "\n") {
+		t.Errorf("%d, %q", code, text)
 	}
 }

@@ -255,7 +255,7 @@ func (a *App) startDetached(ctx context.Context, c *client.Client, got started, 
 	if err := guestRun(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
 		return err
 	}
-	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, got.Dir, got.Session.Name)
+	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, shownPath(got.Dir), got.Session.Name)
 }
 
 // openCommand returns the command that attaches to the terminal of a work tree.

@@ -50,7 +50,7 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 // work attaches to the terminal of a session until the user detaches.
 func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
-	a.progressf("attaching to %s of session %s; detach with Ctrl-]", got.Dir, got.Session.Name)
+	a.progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, &openedSession{sessionRepo{c, sandbox, l.path}, got.Session, l, guestapi.RepoState{}}, mode)
 	err := a.openTerminal(ctx, c, sandbox, open)
 	auto.stop()

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
@@ -49,7 +50,7 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 			return err
 		}
 		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0], "dir": dir},
-			"work tree %s\n  → agentlab claude --worktree %s", dir, args[0])
+			"work tree %s\n  → agentlab claude --worktree %s", shownPath(dir), args[0])
 	})
 	return cmd
 }
@@ -99,8 +100,21 @@ func joinGuest(dir string) string {
 }
 
 // shownGuest is joinGuest with the name that users see.
-func shownGuest(dir string) string {
-	return strings.TrimSuffix(guestapi.ProjectDir+"/"+dir, "/")
+func shownGuest(dir string) string { return shownPath(joinGuest(dir)) }
+
+// shownPath returns a path in the repository of a session with the name that users see.
+func shownPath(dir string) string {
+	if rest, ok := strings.CutPrefix(dir, guestapi.RepoDir); ok {
+		return guestapi.ProjectDir + rest
+	}
+	return dir
+}
+
+// listedWorktree is a work tree under --json.
+type listedWorktree struct {
+	guestapi.RepoWorktree
+
+	Dir string `json:"dir"` // absolute
 }
 
 func (a *App) worktreeListCmd() *cobra.Command {
@@ -110,10 +124,14 @@ func (a *App) worktreeListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.emit(w.state.Worktrees, func() error {
+		doc := api.List[listedWorktree]{Items: []listedWorktree{}}
+		for _, tree := range w.state.Worktrees {
+			doc.Items = append(doc.Items, listedWorktree{tree, joinGuest(tree.Dir)})
+		}
+		return a.emit(doc, func() error {
 			t := newTable(a.Stdout, "BRANCH", "COMMIT", "UNCOMMITTED", "DIRECTORY")
 			for _, tree := range w.state.Worktrees {
-				t.row(orDash(tree.Branch), orDash(tree.Head[:min(12, len(tree.Head))]), fmt.Sprint(tree.Uncommitted), joinGuest(tree.Dir))
+				t.row(orDash(tree.Branch), orDash(tree.Head[:min(12, len(tree.Head))]), fmt.Sprint(tree.Uncommitted), shownGuest(tree.Dir))
 			}
 			return t.flush()
 		})
@@ -159,7 +177,7 @@ uncommitted changes is not removed without --force.`,
 		if err := w.call(ctx, nil, io.Discard, append(command, strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/"))...); err != nil {
 			return err
 		}
-		return a.done(struct{}{}, "work tree of %s is removed", args[0])
+		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0]}, "work tree of %s is removed", args[0])
 	})
 	return cmd
 }

@@ -145,7 +145,7 @@ func (l *lab) checkWorktrees(repo, session string) {
 	l.Helper()
 	l.in(repo, "worktree", "add", "fix/1")
 	l.guest(session, "cd .worktrees/fix/1; echo x > x; git add x; git commit -qm X; echo y > y")
-	if list := l.in(repo, "worktree", "list"); !strings.Contains(list, "/work/repo/.worktrees/fix/1") {
+	if list := l.in(repo, "worktree", "list"); !strings.Contains(list, "/workspace/.worktrees/fix/1") {
 		l.Errorf("work trees:\n%s", list)
 	}
 	if got := l.guest(session, "git status --porcelain"); got != "" {

@@ -139,7 +139,7 @@ func TestReceive(t *testing.T) {
 	}
 	second := commit(t, l.host, "a", "2")
 	write(t, filepath.Join(l.dir, "a"), "changed")
-	if got := l.send(up(second), "main"); !strings.Contains(got.Errors["main"], "unstaged changes") {
+	if got := l.send(up(second), "main"); !strings.Contains(got.Errors["main"], "uncommitted changes") {
 		t.Errorf("a work tree with changes was updated: %v", got)
 	}
 	git(t, l.dir, "checkout", "-q", "a")

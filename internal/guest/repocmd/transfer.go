@@ -204,7 +204,11 @@ func (r repo) update(u guestapi.RepoUpdate) error {
 	}
 	for line := range strings.Lines(out) {
 		if f := strings.Split(strings.TrimSpace(line), "\t"); len(f) == 3 && f[0] == "!" {
-			return errors.New(strings.TrimPrefix(strings.TrimPrefix(f[2], "[rejected] "), "[remote rejected] "))
+			text := strings.Trim(strings.TrimPrefix(strings.TrimPrefix(f[2], "[rejected] "), "[remote rejected] "), "()")
+			if strings.HasPrefix(text, "Working directory has ") { // unstaged or staged changes
+				text = "its work tree has uncommitted changes"
+			}
+			return errors.New(text)
 		}
 	}
 	return err
