@@ -32,21 +32,21 @@ import (
 //
 // The acceptance criteria of seed 004, in its order: user stories with the numbers of their
 // scenarios, edge cases, requirements and success criteria. Criteria that are not listed are
-// those of user stories 5 to 7, and FR-022 and FR-024, which have no test of a VM yet.
+// those of user stories 5 to 7.
 //
 //	US1.1   start                                work-comes-back; TestSessionRepository; with an agent TestInteractiveAgents
-//	US1.2   changes come back                    work-comes-back; TestSessionRepository
+//	US1.2   changes come back                    work-comes-back; TestSessionRepository; automatically TestSessionTerminals
 //	US1.3   no questions                         TestInteractiveAgents; TestClaudeSettings, TestOtherSettings (internal/guest/agentcmd)
-//	US2.1   attach                               TestOpen (internal/guest/agentcmd)
-//	US2.2   work trees                           work-comes-back; TestWorktrees (internal/guest/repocmd)
-//	US2.3   a terminal and agent for each        two agents TestInteractiveAgents
+//	US2.1   attach                               TestSessionTerminals; TestOpen (internal/guest/agentcmd)
+//	US2.2   work trees                           work-comes-back; TestSessionTerminals; TestWorktrees (internal/guest/repocmd)
+//	US2.3   a terminal and agent for each        TestSessionTerminals; two agents TestInteractiveAgents
 //	US3.1   commits                              work-comes-back; TestSessionRepository; TestSync (internal/cli)
 //	US3.2   artifacts                            work-comes-back; TestSyncArtifacts (internal/cli)
 //	US3.3   the host starts all transfers        TestNoCredentialsInASession; TestProbeTable
 //	US4.1   ports by name                        TestDevServers, TestHotReloadInABrowser; TestNamesBelowLocal (internal/devproxy)
 //	US4.2   ports of work trees                  TestDevServers; TestWorktreesHaveNames (internal/devproxy)
 //	US4.3   a stopped sandbox                    TestDevServers; TestStoppedSandbox (internal/devproxy)
-//	EDGE.1  the VM crashes                       TestInteractiveAgents
+//	EDGE.1  the VM crashes                       TestSessionTerminals; with agents TestInteractiveAgents
 //	EDGE.2  conflicts                            work-comes-back; TestSync (internal/cli)
 //	EDGE.3  uncommitted changes on the host      work-comes-back; TestSessionRepository
 //	EDGE.4  a full disk                          TestSyncThatFails (internal/cli)
@@ -59,13 +59,15 @@ import (
 //	FR-006  host-initiated sync                  see US3.1, US3.3
 //	FR-007  other files                          see US3.2, FR-023
 //	FR-008  host-initiated transfers             see US3.3
-//	FR-009  terminals                            TestInteractiveAgents; the sessionizer TestSessionizer
+//	FR-009  terminals                            TestSessionTerminals; TestInteractiveAgents; the sessionizer TestSessionizer
 //	FR-010  Zellij                               TestOpenInZellij, TestZellijWeb (internal/guest/agentcmd)
 //	FR-011  terminals of host and guest          TestSessionizer; TestOpen (internal/guest/agentcmd)
 //	FR-012  ports by name                        see US4.1
 //	FR-013  backends                             TestConformance (internal/backend/qemu and others)
 //	FR-014  the backend by default               TestConformance (internal/backend/qemu)
+//	FR-022  modes of sync                        TestSessionTerminals
 //	FR-023  environment files                    work-comes-back; TestFindEnvFiles, TestPackNamedFiles (internal/cli)
+//	FR-024  direnv                               TestSessionTerminals
 //	FR-025  resources                            TestInteractiveProfile (internal/profile)
 //	FR-026  state persists, --fresh              work-comes-back; TestSessionRepository; TestSessionContinues
 //	SC-001  start to a working agent             BenchmarkInteractive

@@ -19,7 +19,7 @@ var (
 	// tested in every run (internal/workspace, internal/sandbox, internal/job).
 	stateTests = []string{
 		"TestRandomOperationsOnRealWorkspaces", "TestWorkspaceMaintenance", "TestSessionContinues", "TestJobsShareAWorkspace",
-		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer",
+		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer", "TestSessionTerminals",
 	}
 )
 
