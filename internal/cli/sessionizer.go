@@ -123,6 +123,9 @@ func (s *sessionizer) load() error {
 	if err != nil {
 		return err
 	}
+	if _, err = readSessionizerFile(s.dir, allowlistFile); err != nil { // it is created with the others
+		return err
+	}
 	if text, err = readSessionizerFile(s.dir, resourcesFile); err != nil {
 		return err
 	}
