@@ -23,7 +23,7 @@ func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error
 	}
 	names, _, err := changedNames(ctx, l.path, env)
 	if err == nil && len(names) > 0 {
-		o.withChanges = a.confirm("There are " + uncommittedFiles(len(names)) + ". Carry them into the sandbox?")
+		o.withChanges = a.confirm("Carry " + uncommittedFiles(len(names)) + " into the sandbox?")
 	}
 	return err
 }
@@ -60,7 +60,7 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 	}
 	tree, err := git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
 	if err == nil && l.key(ctx, carriedKey) != tree {
-		a.progressf("note: %s are not in the sandbox\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
+		a.progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
 	}
 	return "", err
 }

@@ -82,6 +82,7 @@ func (a *App) noteModuleDiffs(j api.Job) {
 // changeSource is where uncommitted changes come from: a job or a session.
 type changeSource struct {
 	kind, id    string
+	name        string // of a session
 	commits     string // command that gets the commits
 	apply, diff string // commands for the uncommitted changes
 	merge       string // how conflicts are resolved

@@ -383,6 +383,7 @@ func allowedBy(ctx context.Context, c *client.Client, target string) ([]string, 
 func (a *App) describeLogin(v vendor, r signIn, base *url.URL) {
 	a.progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
 	a.progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
+	a.progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
 	switch {
 	case base == nil:
 	case len(r.Allowed) > 0:

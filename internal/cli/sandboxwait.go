@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -65,7 +67,13 @@ func lastSandboxEvent(ctx context.Context, c *client.Client, s api.Session) int6
 // unless it was in that state before, and if the daemon gave the request up.
 func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(api.Sandbox) bool) (api.Sandbox, error) {
 	was, vmid := sb.State, fmt.Sprint(sb.VMID)
-	for e, err := range c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	began := time.Now()
+	quiet := func() {
+		a.progressf("%s  still waiting for sandbox %s, for %s; the first build of an image takes minutes", time.Now().Local().Format("15:04:05"), sb.Name, time.Since(began).Round(time.Second))
+	}
+	for e, err := range whenQuiet(c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}), quietAfter, quiet) {
 		if err != nil {
 			return sb, err
 		}
@@ -95,6 +103,45 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// quietAfter is the time without an event after which a wait prints that it continues.
+const quietAfter = 20 * time.Second
+
+// whenQuiet returns a sequence with the same elements, and calls quiet whenever none has
+// come for a while.
+func whenQuiet[T any](seq iter.Seq2[T, error], after time.Duration, quiet func()) iter.Seq2[T, error] {
+	type element struct {
+		v   T
+		err error
+	}
+	return func(yield func(T, error) bool) {
+		elements, stop := make(chan element), make(chan struct{})
+		defer close(stop)
+		go func() {
+			defer close(elements)
+			for v, err := range seq {
+				select {
+				case elements <- element{v, err}:
+				case <-stop:
+					return
+				}
+			}
+		}()
+		tick := time.NewTicker(after)
+		defer tick.Stop()
+		for {
+			select {
+			case e, ok := <-elements:
+				if !ok || !yield(e.v, e.err) {
+					return
+				}
+				tick.Reset(after)
+			case <-tick.C:
+				quiet()
+			}
+		}
+	}
 }
 
 // replaced returns an error if another request has changed what was requested. A

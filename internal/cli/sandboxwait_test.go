@@ -1,8 +1,12 @@
 package cli
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -33,4 +37,29 @@ func TestSandboxFailedHint(t *testing.T) {
 			t.Errorf("%s: %q, hint %q", state, err, agentlab.HintOf(err))
 		}
 	}
+}
+
+// A wait without events prints that it continues.
+func TestWhenQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := func(yield func(int, error) bool) {
+			for i := range 3 {
+				time.Sleep(time.Duration(i) * 25 * time.Second)
+				if !yield(i, nil) {
+					return
+				}
+			}
+		}
+		var got []string
+		for i, err := range whenQuiet(source, 20*time.Second, func() { got = append(got, "quiet") }) {
+			got = append(got, fmt.Sprint(i, err))
+		}
+		if want := []string{"0 <nil>", "quiet", "1 <nil>", "quiet", "quiet", "2 <nil>"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		for range whenQuiet(source, time.Hour, func() {}) {
+			break
+		}
+		time.Sleep(time.Minute) // the source ends, too: synctest checks it
+	})
 }

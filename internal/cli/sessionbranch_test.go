@@ -265,7 +265,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 		}
 		return w.notes.String()
 	}
-	if got := note(); !strings.Contains(got, "not in the sandbox") {
+	if got := note(); !strings.Contains(got, "the sandbox does not have") {
 		t.Error(got)
 	}
 	commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
@@ -279,7 +279,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 		t.Errorf("it was carried, but: %s", got)
 	}
 	put(t, w.user, map[string]string{"local": "2"})
-	if got := note(); !strings.Contains(got, "not in the sandbox") {
+	if got := note(); !strings.Contains(got, "the sandbox does not have") {
 		t.Errorf("it has changed since: %q", got)
 	}
 }

@@ -182,36 +182,19 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 			return err
 		}
 	}
+	if err := a.warnBeforeStart(ctx, c, l, o); err != nil {
+		return err
+	}
 	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile)
 	if err != nil {
 		return err
 	}
-	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
+	got, open, err := a.prepareWork(ctx, c, l, head, s, o)
 	if err != nil {
+		a.noteUnfinished(s, err)
 		return err
 	}
-	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
-	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, o.multiplexer); err != nil {
-		return err
-	}
-	if err := a.sendCode(ctx, r, l, head, o); err != nil {
-		return err
-	}
-	dir, err := a.worktreeDir(ctx, r, o.worktree, head)
-	if err != nil {
-		return err
-	}
-	if !o.noEnv {
-		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
-		if err != nil {
-			return err
-		}
-		if n := len(sent.Files); n > 0 {
-			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
-		}
-	}
-	got := started{Session: s, Sandbox: sb, Created: created, Worktree: o.worktree, Dir: dir}
-	open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}
+	got.Created = created
 	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json {
 		if !tty && !o.detach && !a.json {
 			a.progressf("note: standard input is not a terminal, so nothing is attached")
@@ -248,6 +231,37 @@ func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink,
 	return a.removeSession(ctx, c, l, removal{yes: o.yes, keepLink: true})
 }
 
+// prepareWork starts the sandbox of a session and sends it the repository. It returns
+// the command of its terminal.
+func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head localSource, s api.Session, o startOptions) (got started, open guestapi.ExecRequest, err error) {
+	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
+	if err != nil {
+		return got, open, err
+	}
+	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
+	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, o.multiplexer); err != nil {
+		return got, open, err
+	}
+	if err := a.sendCode(ctx, r, l, head, o); err != nil {
+		return got, open, err
+	}
+	dir, err := a.worktreeDir(ctx, r, o.worktree, head)
+	if err != nil {
+		return got, open, err
+	}
+	if !o.noEnv {
+		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
+		if err != nil {
+			return got, open, err
+		}
+		if n := len(sent.Files); n > 0 {
+			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
+		}
+	}
+	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
+	return got, guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}, nil
+}
+
 // startDetached starts the agent in the background.
 func (a *App) startDetached(ctx context.Context, c *client.Client, got started, open guestapi.ExecRequest, o startOptions) error {
 	open.TTY = false
@@ -255,7 +269,11 @@ func (a *App) startDetached(ctx context.Context, c *client.Client, got started, 
 	if err := guestRun(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
 		return err
 	}
-	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, shownPath(got.Dir), got.Session.Name)
+	terminal := got.Session.Name
+	if got.Worktree != "" {
+		terminal += "/" + got.Worktree
+	}
+	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, shownPath(got.Dir), terminal)
 }
 
 // openCommand returns the command that attaches to the terminal of a work tree.

@@ -161,6 +161,9 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 	if err != nil {
 		return nil, err
 	}
+	if !isUp(api.Sandbox{State: s.State}) {
+		a.progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
+	}
 	w := &openedSession{sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, s, l, guestapi.RepoState{}}
 	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")

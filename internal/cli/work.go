@@ -159,7 +159,7 @@ commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
 		}
 		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
-				a.progressf("session %s has no uncommitted changes", of.id)
+				a.progressf("session %s has no uncommitted changes", of.name)
 				return a.emit(of.document([]changedFile{}, "", stat), silent)
 			}
 			return a.showChanges(ctx, b, of, stat)
@@ -185,7 +185,7 @@ applied. The index and branches do not change, and the changes stay in the sessi
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
 		return a.withChanges(ctx, c, name, worktree, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
-				a.progressf("nothing to apply: session %s has no uncommitted changes", of.id)
+				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
 				return a.emit(map[string]any{"session_id": of.id, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
 			}
 			return a.applyChanges(ctx, b, of, b.dir(), paths, force)
@@ -206,7 +206,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 		return err
 	}
 	of := changeSource{
-		kind: "session", id: w.session.ID, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
+		kind: "session", id: w.session.ID, name: w.session.Name, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
 		merge: "commit the changes in the session, then agentlab sync",
 	}
 	if t.Uncommitted == 0 {
@@ -264,6 +264,9 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeConflict { // it has none
 			return err
 		}
+	}
+	if err := a.destroyFailed(ctx, c, s); err != nil {
+		return err
 	}
 	if err := c.DeleteSession(ctx, s.ID, false); err != nil {
 		return err

@@ -35,7 +35,8 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	case agentlab.SandboxStopped:
 		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
 	}
-	return sb, conflict(sb, "and does not run", "")
+	return sb, conflict(sb, "and does not run",
+		"see the reason: agentlab sandbox show %[1]d; a session continues in a new sandbox: agentlab start; else destroy it: agentlab sandbox destroy %[1]d", vmid)
 }
 
 // Exec starts a command in the guest. The connection carries frames of package

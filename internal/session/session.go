@@ -178,6 +178,7 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 		return agentlab.Sandbox{}, err
 	}
 	sb, ok, err := s.Sandbox(ctx, v)
+	resumed := event(v, agentlab.SessionResumed)
 	switch {
 	case err != nil:
 		return sb, err
@@ -191,12 +192,13 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 		return sb, nil
 	default:
 		sb, err = s.createSandbox(ctx, v, ttl, keepalive)
+		resumed.Message = "session " + v.Name + " has a new sandbox"
 	}
 	if err != nil {
 		return sb, err
 	}
-	v.VMID = sb.VMID
-	return sb, s.cfg.Store.AppendEvents(ctx, event(v, agentlab.SessionResumed))
+	resumed.SandboxVMID = sb.VMID
+	return sb, s.cfg.Store.AppendEvents(ctx, resumed)
 }
 
 // createSandbox creates a sandbox with the name of the session, or a similar one if a sandbox

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+// warnBeforeStart says what would disappoint the user minutes later: that the agent has
+// no access to a model, and what is wrong with the host. On a terminal the user decides
+// whether to go on without a model, because agents have a login of their own.
+func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink, o startOptions) error {
+	profile := cmp.Or(o.profile, l.profile(ctx))
+	if l.session != "" {
+		s, err := c.Session(ctx, l.session)
+		if err == nil && isUp(api.Sandbox{State: s.State}) {
+			return nil
+		}
+		if err == nil {
+			profile = s.Profile
+		}
+	}
+	if st, err := c.Status(ctx); err == nil {
+		a.noteHost(st.Findings)
+	}
+	if o.agent == shellOnly {
+		return nil
+	}
+	// A session is not a job, but its agent needs the same model. Other faults come from
+	// the start itself.
+	err := c.ValidateJob(ctx, api.JobCreate{Profile: profile, Agent: o.agent, Task: "-"})
+	if agentlab.CodeOf(err) != agentlab.CodePreflight {
+		return nil
+	}
+	a.progressf("warning: %s\n  → store a credential: agentlab login %s; or log in inside the agent", sanitize(err.Error()), o.agent)
+	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.confirm("Start it nevertheless?") {
+		return nil
+	}
+	return usageErrorf("nothing was started: not confirmed").WithHint("agentlab login %s", o.agent)
+}
+
+// noteHost says what the last check of the host has found, such as that CPUs are
+// emulated: it can make a sandbox slow, or fail.
+func (a *App) noteHost(all []api.Finding) {
+	var found []string
+	for _, f := range all {
+		if f.Level != levelOK {
+			found = append(found, sanitize(f.Name+": "+f.Detail))
+		}
+	}
+	if len(found) > 0 {
+		a.progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
+	}
+}
+
+// noteUnfinished says what remains of a start that ended early. Its sandbox is made or
+// started by the daemon, which continues.
+func (a *App) noteUnfinished(s api.Session, err error) {
+	if !errors.Is(err, context.Canceled) && agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		return
+	}
+	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s", s.Name)
+}
+
+// destroyFailed destroys the former sandboxes of a session that have failed: a resume
+// replaces them, and leaves them for a look at their logs. Their work is on the
+// workspace. The number of one can be that of another sandbox by now.
+func (a *App) destroyFailed(ctx context.Context, c *client.Client, s api.Session) error {
+	for _, h := range s.History {
+		sb, err := c.Sandbox(ctx, fmt.Sprint(h.SandboxVMID))
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		state := agentlab.SandboxState(sb.State)
+		if sb.UID != h.SandboxUID || state != agentlab.SandboxFailed && state != agentlab.SandboxTimeout {
+			continue
+		}
+		r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+		done := func(sb api.Sandbox) bool { return isDestroyed(sb) || isKept(sb) }
+		if r.err == nil && !done(r.sb) {
+			_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, done)
+		}
+		if r.err != nil {
+			return r.err
+		}
+	}
+	return nil
+}
