@@ -219,7 +219,7 @@ func TestVerify(t *testing.T) {
 	if r.code != 0 || !strings.Contains(r.stdout, "not fully checked: 2 skipped") || !strings.Contains(r.stdout, " 0 failed") {
 		t.Errorf("a site that is not there: %v", r)
 	}
-	if r := l.run("", "verify", "--sandbox", "box", "--site", "10.0.0.1"); r.code != 1 || !strings.Contains(r.stderr, "host name") {
+	if r := l.run("", "verify", "--sandbox", "box", "--site", "10.0.0.1"); r.code != 2 || !strings.Contains(r.stderr, "host name") {
 		t.Errorf("an address as site: %v", r)
 	}
 	l.ok("sandbox", "destroy", "box")
