@@ -31,23 +31,31 @@ func checkMultiplexer(name string) error {
 	return nil
 }
 
-// chooseMultiplexer has the guest use a multiplexer for the terminals of a session: that
-// of the flag, or else that of the profile unless the session has another one. The guest
-// remembers it on the workspace.
-func (a *App) chooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox, name string) error {
-	args := []string{"agentlab-agent", "terminal"}
-	if name == "" {
-		p, err := c.Profile(ctx, s.Profile)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return nil // the profile of an old session
-		}
-		if err != nil || p.Terminal == "" {
-			return err
-		}
-		args, name = append(args, "--default"), p.Terminal
+// multiplexerChoice returns the command that has the guest use a multiplexer for the
+// terminals of a session: name, the one of the flag, or else that of the profile unless
+// the session has another one. It returns nil if neither names one.
+func multiplexerChoice(ctx context.Context, c *client.Client, s api.Session, name string) ([]string, error) {
+	choose := []string{"agentlab-agent", "terminal"}
+	if name != "" {
+		return append(choose, name), nil
+	}
+	p, err := c.Profile(ctx, s.Profile)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound: // the profile of an old session
+		return nil, nil
+	case err != nil || p.Terminal == "":
+		return nil, err
+	}
+	return append(choose, "--default", p.Terminal), nil
+}
+
+// chooseMultiplexer runs a multiplexerChoice. The guest remembers it on the workspace.
+func (a *App) chooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox string, choice []string) error {
+	if choice == nil {
+		return nil
 	}
 	var got guestapi.TerminalChoice
-	if err := guestDocument(ctx, c, sandbox, guestapi.ExecRequest{Command: append(args, name)}, &got); err != nil {
+	if err := guestDocument(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got); err != nil {
 		return err
 	}
 	switch {

@@ -49,7 +49,11 @@ func TestChooseMultiplexer(t *testing.T) {
 		{"zellij", "", strings.Repeat(" ", maxGuestDocument+1) + `{"name":"zellij"}`, "agentlab-agent terminal zellij", agentlab.CodeUnavailable, "too large"},
 	} {
 		c, commands := terminalDaemon(t, api.Profile{Terminal: tc.profile}, tc.answer, 0)
-		err := (&App{}).chooseMultiplexer(t.Context(), c, api.Session{Name: "app", Profile: "interactive"}, "7", tc.flag)
+		s := api.Session{Name: "app", Profile: "interactive"}
+		choice, err := multiplexerChoice(t.Context(), c, s, tc.flag)
+		if err == nil {
+			err = (&App{}).chooseMultiplexer(t.Context(), c, s, "7", choice)
+		}
 		text := ""
 		if err != nil {
 			text = err.Error() + agentlab.HintOf(err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -152,6 +153,22 @@ func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbo
 
 // attachSession attaches to a terminal of a session, or with web prints its URL.
 func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l repoLink, o startOptions, web bool) error {
+	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+	if err != nil {
+		return err
+	}
+	open := guestapi.ExecRequest{Command: openCommand(o, guestapi.RepoDir), TTY: true, Dir: "/"}
+	if choice == nil && o.worktree == "" && !web { // the terminal is the first command: the user waits for it
+		var conn net.Conn
+		sb, err := a.resumeFor(ctx, c, s, 0, func(sandbox string) (err error) {
+			conn, err = a.connectTerminal(ctx, c, sandbox, open)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+	}
 	sb, err := a.resumeForWork(ctx, c, s, 0)
 	if err != nil {
 		return err
@@ -161,14 +178,14 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if err != nil {
 		return err
 	}
-	if err := a.chooseMultiplexer(ctx, c, s, sandbox, o.multiplexer); err != nil {
+	if err := a.chooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
 		return err
 	}
-	open := guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: "/"}
+	open.Command = openCommand(o, dir)
 	if web {
 		return a.openTerminalWeb(ctx, c, s, sandbox, open)
 	}
-	return a.openTerminal(ctx, c, sandbox, open)
+	return a.openTerminal(ctx, c, sandbox, open, nil)
 }
 
 // attachSandbox attaches to a terminal of a sandbox that has no session.

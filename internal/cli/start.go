@@ -239,7 +239,11 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 		return got, open, err
 	}
 	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
-	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, o.multiplexer); err != nil {
+	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+	if err != nil {
+		return got, open, err
+	}
+	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
 		return got, open, err
 	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
@@ -319,6 +323,14 @@ const lossNoticed = time.Minute
 // After a crash of the host the daemon may not have found out yet that a VM has ended:
 // then the session is resumed again.
 func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
+	return a.resumeFor(ctx, c, s, ttl, func(sandbox string) error {
+		return guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
+	})
+}
+
+// resumeFor is resumeForWork with the caller's first use of the sandbox. try returns an
+// error if the VM has ended; then it runs again.
+func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration, try func(sandbox string) error) (api.Sandbox, error) {
 	for began := time.Now(); ; {
 		after := lastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
@@ -328,7 +340,7 @@ func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session
 		if err != nil {
 			return sb, err
 		}
-		err = guestRun(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
+		err = try(fmt.Sprint(sb.VMID))
 		if err == nil || ctx.Err() != nil || time.Since(began) > lossNoticed {
 			return sb, err
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -27,14 +28,20 @@ var errDetached = errors.New("detached")
 
 // openTerminal attaches to a terminal of a sandbox until the user detaches or the
 // terminal ends. A lost connection is made again: the terminal keeps running in the
-// sandbox.
-func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) error {
+// sandbox. conn is the first connection; nil makes it.
+func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest, conn net.Conn) error {
 	in := newRelay(a.Stdin)
 	defer a.noticeLease(ctx, c, sandbox)()
-	boot := bootID(ctx, c, sandbox)
-	for {
-		open.Rows, open.Cols, open.Term = a.windowSize()
-		conn, err := c.Exec(ctx, sandbox, open)
+	agent := slices.Contains(open.Command, "--agent") // only it depends on the boot, see reopen
+	boot := ""
+	if agent {
+		boot = bootID(ctx, c, sandbox)
+	}
+	for ; ; conn = nil {
+		var err error
+		if conn == nil {
+			conn, err = a.connectTerminal(ctx, c, sandbox, open)
+		}
 		if err == nil {
 			done := make(chan struct{})
 			err = a.interact(ctx, conn, in.reader(done), true)
@@ -50,9 +57,17 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 			}
 			return err
 		}
-		now := bootID(ctx, c, sandbox)
-		open.Command = reopen(open.Command, boot != "" && now != "" && now != boot)
+		if agent {
+			now := bootID(ctx, c, sandbox)
+			open.Command = reopen(open.Command, boot != "" && now != "" && now != boot)
+		}
 	}
+}
+
+// connectTerminal runs the command of a terminal with the size of the user's.
+func (a *App) connectTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) (net.Conn, error) {
+	open.Rows, open.Cols, open.Term = a.windowSize()
+	return c.Exec(ctx, sandbox, open)
 }
 
 // bootID returns the identifier of the current boot of a guest; "" if it is unknown.

@@ -52,7 +52,7 @@ func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got starte
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
 	a.progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, &openedSession{sessionRepo{c, sandbox, l.path}, got.Session, l, guestapi.RepoState{}}, mode)
-	err := a.openTerminal(ctx, c, sandbox, open)
+	err := a.openTerminal(ctx, c, sandbox, open, nil)
 	auto.stop()
 	if err != nil {
 		return err

@@ -279,3 +279,46 @@ func TestOpenSecondAgent(t *testing.T) {
 		t.Errorf("windows: %q", got)
 	}
 }
+
+// A shell needs one process of tmux, because the user waits for it, whether its terminal
+// exists or not.
+func TestOpenShell(t *testing.T) {
+	l := newTerminalLab(t)
+	log := filepath.Join(t.TempDir(), "calls")
+	tmux, err := exec.LookPath("tmux")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/sh\necho call >>" + log + "\nexec " + tmux + ` "$@"` + "\n"
+	if err := os.WriteFile(filepath.Join(filepath.Dir(l.agentlab("open").Path), "tmux"), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	attach := func(run, want string) {
+		cmd := l.agentlab("open", "--dir", l.dir, "--run", run)
+		tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		for buf := make([]byte, 4096); !strings.Contains(out.String(), want); {
+			n, err := tty.Read(buf)
+			if err != nil {
+				t.Fatalf("%v: %q", err, out.String())
+			}
+			out.Write(buf[:n])
+		}
+		_ = tty.Close() // the connection is lost
+		_ = cmd.Wait()  // its code is that of a lost terminal
+	}
+	attach("echo first-$((40+2))", "first-42")
+	attach("echo second-$((40+2))", "first-42")
+	if got := l.tmux("list-windows", "-a", "-F", "#S #W"); got != "main shell\n" {
+		t.Errorf("windows: %q", got)
+	}
+	if got := l.tmux("capture-pane", "-p", "-t", "=main:"); strings.Contains(got, "second-42") {
+		t.Errorf("a terminal that existed ran a command:\n%s", got)
+	}
+	if got, err := os.ReadFile(log); err != nil || string(got) != "call\ncall\n" {
+		t.Errorf("processes of tmux for two attaches: %q, %v", got, err)
+	}
+}

@@ -115,9 +115,6 @@ func (o opening) run(stdout io.Writer) error {
 	if m == nil {
 		return o.withoutMultiplexer()
 	}
-	if err := m.ensure(o); err != nil {
-		return err
-	}
 	switch {
 	case o.web:
 		w, err := m.web(o)
@@ -126,7 +123,7 @@ func (o opening) run(stdout io.Writer) error {
 		}
 		return json.NewEncoder(stdout).Encode(w)
 	case o.detach:
-		return nil
+		return m.ensure(o)
 	}
 	return m.attach(o)
 }

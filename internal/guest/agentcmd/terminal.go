@@ -17,9 +17,11 @@ import (
 type multiplexer interface {
 	// ensure starts a terminal, and its agent, if they do not run.
 	ensure(o opening) error
-	// attach replaces this process by a client of a terminal. It returns only an error.
+	// attach is ensure, and then replaces this process by a client of the terminal. It
+	// returns only an error.
 	attach(o opening) error
-	// web starts the web server of the terminals. Its port is 0 if there is none.
+	// web is ensure, and then starts the web server of the terminals. Its port is 0 if
+	// there is none.
 	web(o opening) (guestapi.TerminalWeb, error)
 	// end ends a terminal with its programs, if it exists.
 	end(terminal string) error

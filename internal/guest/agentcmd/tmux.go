@@ -57,15 +57,8 @@ func (t *tmux) run(args ...string) (string, error) {
 // ensure makes the session and its window. A window of an agent that has ended has
 // a shell: the agent takes its place.
 func (t *tmux) ensure(o opening) error {
-	name, command := "shell", ""
-	if o.first != "" {
-		command = o.first + "; exec bash --login"
-	}
-	if o.agent != "" {
-		name, command = o.agent, o.command()
-	}
 	if _, err := t.run("has-session", "-t", "="+o.session); err != nil {
-		_, err := t.run(withCommand([]string{"new-session", "-d", "-s", o.session, "-n", name, "-c", o.dir}, command)...)
+		_, err := t.run(append([]string{"new-session", "-d"}, o.newSession()...)...)
 		if err == nil || !strings.Contains(err.Error(), "duplicate session") {
 			return err
 		}
@@ -73,6 +66,7 @@ func (t *tmux) ensure(o opening) error {
 	if o.agent == "" {
 		return nil
 	}
+	name, command := o.agent, o.command()
 	window := "=" + o.session + ":=" + name
 	windows, err := t.run("list-windows", "-t", "="+o.session, "-F", "#{window_name}=#{"+optionEnded+"}")
 	if err != nil {
@@ -80,7 +74,7 @@ func (t *tmux) ensure(o opening) error {
 	}
 	switch windows := strings.Split(windows, "\n"); {
 	case !slices.ContainsFunc(windows, func(w string) bool { return strings.HasPrefix(w, name+"=") }):
-		_, err = t.run(withCommand([]string{"new-window", "-t", "=" + o.session + ":", "-n", name, "-c", o.dir}, command)...)
+		_, err = t.run("new-window", "-t", "="+o.session+":", "-n", name, "-c", o.dir, command)
 		return err
 	case slices.Contains(windows, name+"=1"):
 		if _, err := t.run("set-option", "-w", "-u", "-t", window, optionEnded, ";", "respawn-window", "-k", "-t", window, "-c", o.dir, command); err != nil {
@@ -96,11 +90,16 @@ func (t *tmux) ensure(o opening) error {
 // optionEnded is the option of a window whose agent has ended.
 const optionEnded = "@agentlab_ended"
 
-func withCommand(args []string, command string) []string {
-	if command == "" {
-		return args
+// newSession is the arguments of tmux for a new session.
+func (o opening) newSession() []string {
+	args := []string{"-s", o.session, "-c", o.dir, "-n"}
+	switch {
+	case o.agent != "":
+		return append(args, o.agent, o.command())
+	case o.first != "":
+		return append(args, "shell", o.first+"; exec bash --login")
 	}
-	return append(args, command)
+	return append(args, "shell")
 }
 
 // command is the command of the agent's window, in the syntax of sh. A shell follows
@@ -129,15 +128,24 @@ func (t *tmux) running() bool {
 }
 
 // web implements multiplexer: tmux has no web server.
-func (t *tmux) web(opening) (guestapi.TerminalWeb, error) { return guestapi.TerminalWeb{}, nil }
+func (t *tmux) web(o opening) (guestapi.TerminalWeb, error) {
+	return guestapi.TerminalWeb{}, t.ensure(o)
+}
 
-// attach replaces this process by a client of tmux.
+// attach implements multiplexer. A shell needs one process: the user waits for it.
 func (t *tmux) attach(o opening) error {
+	args := append([]string{"new-session", "-A"}, o.newSession()...)
+	if o.agent != "" {
+		if err := t.ensure(o); err != nil {
+			return err
+		}
+		args = []string{"attach-session", "-t", "=" + o.session}
+	}
 	env := os.Environ()
 	if !knownTerminal(os.Getenv("TERM")) {
 		env = append(env, "TERM=xterm-256color")
 	}
-	return syscall.Exec(t.path, t.args("attach-session", "-t", "="+o.session), env) //nolint:gosec // tmux of the image
+	return syscall.Exec(t.path, t.args(args...), env) //nolint:gosec // tmux of the image
 }
 
 // knownTerminal reports whether this machine has a description of a terminal.

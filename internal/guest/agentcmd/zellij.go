@@ -57,20 +57,35 @@ func (z *zellij) run(args ...string) (string, error) {
 
 // ensure implements multiplexer.
 func (z *zellij) ensure(o opening) error {
-	name := z.session(o)
-	socket := z.file(name, ".sock")
+	_, err := z.open(o)
+	return err
+}
+
+// open returns the name of the session that an opening means, which it starts if it does
+// not run.
+func (z *zellij) open(o opening) (name string, err error) {
 	list, err := z.sessions()
 	if err != nil {
-		return err
+		return "", err
 	}
-	wait, existed := paneWait, slices.Contains(list, name)
+	name = z.session(o, list)
+	existed := slices.Contains(list, name)
+	if existed && o.agent == "" {
+		return name, nil
+	}
+	if !existed {
+		if err := z.create(name, o); err != nil {
+			return "", err
+		}
+	}
+	return name, z.fill(name, o, existed)
+}
+
+// fill starts the programs of a session that has just been made, or that existed.
+func (z *zellij) fill(name string, o opening, existed bool) error {
+	socket, wait := z.file(name, ".sock"), paneWait
 	if existed {
 		wait = oldPane
-	} else if err := z.create(name, o); err != nil {
-		return err
-	}
-	if existed && o.agent == "" {
-		return nil
 	}
 	req := paneRequest{Command: o.tuiOrFirst(), Dir: o.dir}
 	reply, err := askPane(socket, req, wait)
@@ -204,15 +219,14 @@ var notInName = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 const maxZellijName = 32
 
 // session is the name of the session that an opening means: that of its agent, or else
-// the one that the terminal has shown last.
-func (z *zellij) session(o opening) string {
+// the one that the terminal has shown last. list has the sessions that run.
+func (z *zellij) session(o opening, list []string) string {
 	terminal := zellijName(o.session)
 	if o.agent != "" {
 		return terminal + "." + o.agent
 	}
 	p, err := os.ReadFile(z.file(terminal, ".current"))
-	list, lerr := z.sessions()
-	if current := string(p); err == nil && lerr == nil && slices.Contains(list, current) {
+	if current := string(p); err == nil && slices.Contains(list, current) {
 		return current
 	}
 	return terminal
@@ -239,7 +253,11 @@ func (z *zellij) sessions() ([]string, error) {
 
 // attach implements multiplexer.
 func (z *zellij) attach(o opening) error {
-	return syscall.Exec(z.path, []string{"zellij", "attach", z.session(o)}, z.env()) //nolint:gosec // zellij of the image
+	name, err := z.open(o)
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(z.path, []string{"zellij", "attach", name}, z.env()) //nolint:gosec // zellij of the image
 }
 
 // end implements multiplexer.

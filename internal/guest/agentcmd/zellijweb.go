@@ -25,10 +25,12 @@ var webToken = regexp.MustCompile(`(?m)^(\S+): (\S+)$`)
 // web implements multiplexer: it starts the web server unless it runs, and makes a token
 // for it. The token that it made before becomes invalid.
 func (z *zellij) web(o opening) (w guestapi.TerminalWeb, err error) {
+	if w.Session, err = z.open(o); err != nil {
+		return w, err
+	}
 	if w.Port, err = z.webServer(); err != nil {
 		return w, err
 	}
-	w.Session = z.session(o)
 	at := filepath.Join(z.dir, "web-token")
 	if p, err := os.ReadFile(at); err == nil { //nolint:gosec // ours
 		_, _ = z.run("web", "--revoke-token", string(p)) // the user may have done it

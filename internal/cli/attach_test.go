@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// The terminal is the first command of an attach in a running sandbox, because the user
+// waits for it. If the VM has ended unnoticed, the session is resumed again.
+func TestAttachIsOneCommand(t *testing.T) {
+	var commands []string
+	resumed := 0
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/profiles/interactive", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(api.Profile{}) })
+	mux.HandleFunc("POST /v1/sessions/s1/resume", func(w http.ResponseWriter, _ *http.Request) {
+		resumed++
+		_ = json.NewEncoder(w).Encode(api.Sandbox{VMID: 6 + resumed, State: string(agentlab.SandboxReady)})
+	})
+	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	mux.HandleFunc("POST /v1/sandboxes/8/exec", commandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
+		commands = append(commands, strings.Join(command, " "))
+		return []byte("shown"), "", 0
+	}))
+	var out strings.Builder
+	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: io.Discard}
+	err := a.attachSession(t.Context(), handlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
+	if err != nil || out.String() != "shown" || resumed != 2 {
+		t.Errorf("%v, %q, resumed %d times", err, out.String(), resumed)
+	}
+	if want := []string{"agentlab-agent open --session main --dir " + guestapi.RepoDir}; !slices.Equal(commands, want) {
+		t.Errorf("ran %q", commands)
+	}
+}
