@@ -80,7 +80,7 @@ func TestSession(t *testing.T) {
 				actions = append(actions, strings.TrimPrefix(e.Message[strings.LastIndex(e.Message, " "):], " "))
 			}
 		}
-		if got := strings.Join(actions, " "); got != "created resumed suspended resumed stopped resumed renamed deleted" {
+		if got := strings.Join(actions, " "); got != "created sandbox suspended resumed stopped sandbox renamed deleted" {
 			t.Errorf("actions: %s", got)
 		}
 		if v := w.workspaceOf(s.WorkspaceID); v.State != agentlab.WorkspaceTrashed {
