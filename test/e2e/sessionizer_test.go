@@ -99,7 +99,7 @@ func TestSessionizer(t *testing.T) {
 	m := newTmuxLab(l)
 	m.keys("=outer:", "agentlab sessionizer --agent none", "Enter")
 	m.sees("=outer:", "me/two")
-	m.keys("=outer:", "app", "Enter")
+	m.pick("app")
 	session := m.sessionOf("me/app")
 	m.client(session)
 	if got := m.tmux("list-windows", "-t", "="+session, "-F", "#W"); got != "vim\nserver\nagent\ngit\nscratch" {
@@ -121,7 +121,7 @@ func TestSessionizer(t *testing.T) {
 	m.tmux("switch-client", "-t", "=outer")
 	m.keys("=outer:", "clear; agentlab sessionizer --agent none", "Enter")
 	m.sees("=outer:", "[RUNNING] me/app")
-	m.keys("=outer:", "app", "Enter")
+	m.pick("app")
 	m.client(session)
 
 	m.worktrees(app, session)
@@ -156,6 +156,15 @@ func TestSessionizer(t *testing.T) {
 	}
 }
 
+// pick selects the only entry with a text in fzf. fzf searches in the background: an
+// Enter before the end of the search selects what was first.
+func (m *tmuxLab) pick(text string) {
+	m.Helper()
+	m.keys("=outer:", text)
+	m.sees("=outer:", " 1/")
+	m.keys("=outer:", "Enter")
+}
+
 // worktrees checks that the work trees of a running session are in the list, and that a
 // window shows the one that is selected. The guest chooses the names of branches.
 func (m *tmuxLab) worktrees(repo, session string) {
@@ -170,7 +179,7 @@ func (m *tmuxLab) worktrees(repo, session string) {
 	m.tmux("switch-client", "-t", "=outer")
 	m.keys("=outer:", "clear; agentlab sessionizer --agent none", "Enter")
 	m.sees("=outer:", "[RUNNING] me/app/fix/12")
-	m.keys("=outer:", "fix/12", "Enter")
+	m.pick("fix/12")
 	m.client(session)
 	window := "=" + session + ":=worktree/fix/12"
 	if got := m.tmux("display-message", "-p", "-t", "="+session+":", "#W"); got != "worktree/fix/12" {
