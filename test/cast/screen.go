@@ -30,9 +30,12 @@ func NewScreen(width, height int) *Screen {
 // Write shows output.
 func (s *Screen) Write(text string) { _, _ = s.term.WriteString(text) }
 
-// Close ends the terminal.
+// Close ends the terminal. It closes the pipe of the answers: Close of the emulator sets a
+// variable that the goroutine reads.
 func (s *Screen) Close() {
-	_ = s.term.Close()
+	if pipe, ok := s.term.InputPipe().(io.Closer); ok {
+		_ = pipe.Close()
+	}
 	<-s.done
 }
 
