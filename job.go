@@ -62,7 +62,7 @@ type Job struct {
 	Mode      string // "dangerous" (every permission granted) is the only mode today
 	TTL       time.Duration
 	Keepalive bool   // keep the sandbox after the job ended
-	NoSetup   bool   // do not run the setup commands of the repository
+	NoSetup   bool   // do not run the setup commands of the repository, and start no services
 	Branch    string // of the work; "" means agentlab/ID
 
 	// A job with several attempts has no sandbox: each attempt is a job of

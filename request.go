@@ -21,7 +21,7 @@ type JobRequest struct {
 	Keepalive *bool
 
 	NoPreflight bool // skip the check of the agent's key and model endpoint
-	NoSetup     bool // do not run the setup commands of the repository
+	NoSetup     bool // do not run the setup commands of the repository, and start no services
 
 	Attempts *JobAttempts // nil means that the job runs its agent once
 

@@ -153,7 +153,7 @@ type JobCreate struct {
 	NoPreflight bool         `json:"no_preflight,omitempty" doc:"Skip the check that the agent has an API key and can reach its model"`
 	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one. If the backend can fork, the sandboxes are copies of one that another job has prepared"`
 
-	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup in the repository's .agentlab.yaml"`
+	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup and start no services of the repository's .agentlab.yaml"`
 }
 
 // Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses

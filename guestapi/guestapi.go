@@ -145,7 +145,7 @@ type Job struct {
 	// Keepalive means that the sandbox is kept after the job, so the checkout
 	// is not deleted. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
-	NoSetup   bool `json:"no_setup,omitempty"` // do not run the commands under setup in the repository's .agentlab.yaml
+	NoSetup   bool `json:"no_setup,omitempty"` // do not run the commands under setup and start no services of the repository's .agentlab.yaml
 	// Branch is the branch of the work; default agentlab/ID.
 	Branch string `json:"branch,omitempty"`
 	// Judge is a shell command that judges the agent's work in the checkout

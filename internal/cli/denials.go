@@ -25,7 +25,7 @@ func preflightFlag(flags *pflag.FlagSet, p *bool) {
 
 // setupFlag adds --no-setup.
 func setupFlag(flags *pflag.FlagSet, p *bool) {
-	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup in the repository's .agentlab.yaml")
+	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup and start no services of the repository's .agentlab.yaml")
 }
 
 // showDenials prints each denied request of a job once on standard error, until

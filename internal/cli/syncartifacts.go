@@ -103,6 +103,8 @@ func artifactPatterns(top string, args []string) ([]string, error) {
 			Outputs []string       `yaml:"outputs"`
 			Network strictyaml.Any `yaml:"network"`
 			Setup   strictyaml.Any `yaml:"setup"`
+
+			Services strictyaml.Any `yaml:"services"`
 		}
 		doc, err := strictyaml.Parse(text)
 		if err == nil {

@@ -4,8 +4,11 @@ package projectfile
 
 import (
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/bmatcuk/doublestar/v4"
 
@@ -18,7 +21,8 @@ const (
 	MaxBytes   = 64 << 10
 	MaxOutputs = 100 // patterns
 
-	maxPattern = 512 // bytes
+	maxPattern  = 512 // bytes
+	maxServices = 256 // bytes
 )
 
 // CheckOutputs returns an error unless all patterns name files inside the repository.
@@ -32,6 +36,16 @@ func CheckOutputs(patterns []string) error {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%.60q is not a pattern of files inside the repository", p).
 				WithHint("patterns are relative to the top of the work tree; * matches in a directory, and ** in all below")
 		}
+	}
+	return nil
+}
+
+// CheckServices returns an error unless name is that of a file inside the repository, or
+// empty. Code: invalid.
+func CheckServices(name string) error {
+	if name != "" && (len(name) > maxServices || !filepath.IsLocal(name) || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) || strings.HasPrefix(name, "-")) {
+		return agentlab.Errorf(agentlab.CodeInvalid, "services: %.60q is not a file inside the repository", name).
+			WithHint("name a Compose file, e.g. services: compose.yaml")
 	}
 	return nil
 }

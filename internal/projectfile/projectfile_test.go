@@ -21,3 +21,16 @@ func TestCheckOutputs(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestCheckServices(t *testing.T) {
+	for _, name := range []string{"", "compose.yaml", "deploy/dev compose.yml", "./x.yaml", ".hidden/..x"} {
+		if err := CheckServices(name); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for _, name := range []string{"/etc/x.yaml", "../x.yaml", "a/../../x", "-f", "a\x00b", "a\nb", "\xff", strings.Repeat("a", maxServices+1)} {
+		if err := CheckServices(name); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
+			t.Errorf("%.20q: %v", name, err)
+		}
+	}
+}

@@ -62,6 +62,8 @@ func mainTo(stdout io.Writer, args []string) int {
 		return repocmd.Main(args[1:])
 	case "close": // internal: before a work tree is removed
 		return closeMain(args[1:])
+	case "services": // internal: for the runner
+		return servicesMain(args[1:])
 	case "pane": // internal: in a pane of Zellij
 		return paneMain(args[1:])
 	case "tui": // internal: in a window of open

@@ -112,6 +112,11 @@ func (o opening) run(stdout io.Writer) error {
 	if err := os.Chdir(o.dir); err != nil {
 		return err
 	}
+	if isBelow(o.dir, guestapi.RepoDir) {
+		if err := startEnvironment(guestapi.RepoDir); err != nil {
+			return err
+		}
+	}
 	if m == nil {
 		return o.withoutMultiplexer()
 	}

@@ -32,6 +32,7 @@ type program struct {
 	logBytes   int64         // size at which the job's log is closed for it
 	limit      time.Duration // uptime at which it is stopped; 0: the job's limit only
 	overtime   string        // the message if it was stopped at its limit
+	vm         bool          // it runs in the VM itself, not in a nested sandbox
 	late       bool          // it was asked to stop at its limit
 	supervisor *os.Process   // if this process started it
 }
@@ -147,7 +148,7 @@ func (p *program) start(rp repo) error {
 		Agent: p.agent, TaskFile: p.dir.path(fileTask), Dir: rp.Path, Env: p.env, Secrets: r.secrets,
 		LogFile: r.dir.path(fileLog), LogBytes: p.logBytes, Grace: r.cfg.Timing.Grace,
 	}
-	if in := r.job.Inner; in != nil {
+	if in := r.job.Inner; in != nil && !p.vm {
 		if in.Kind != "bubblewrap" {
 			return fmt.Errorf("the inner sandbox %q is not known to this agent-runner", in.Kind)
 		}

@@ -28,6 +28,8 @@ type repo struct {
 	Made   bool     // created by the runner, which may delete it
 	Setup  []string // commands that prepare the checkout, as the commit has them: a command may change the project file
 
+	Services string // Compose file to start, relative to Path
+
 	Modules map[string]string // commits of the checked-out submodules by path
 	Lender  string            // for a submodule: the repository whose objects it borrows
 }

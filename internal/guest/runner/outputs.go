@@ -29,6 +29,8 @@ type project struct {
 	Outputs []string        `yaml:"outputs"` // globs of files to store as artifacts
 	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
 	Setup   []string        `yaml:"setup"`   // shell commands that prepare the checkout
+
+	Services string `yaml:"services"` // Compose file of the services that the agent needs
 }
 
 // readProject reads the project file of a work tree. It is strict: an
@@ -61,6 +63,9 @@ func readProject(root *os.Root) (project, error) {
 func (p project) check() error {
 	if err := projectfile.CheckOutputs(p.Outputs); err != nil {
 		return fmt.Errorf("outputs: %w", err)
+	}
+	if err := projectfile.CheckServices(p.Services); err != nil {
+		return err
 	}
 	return checkSetup(p.Setup)
 }

@@ -169,6 +169,9 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	if out, err := r.setUp(ctx, *rp); err != nil || out.Status != "" {
 		return out, err
 	}
+	if out, err := r.startServices(ctx, *rp); err != nil || out.Status != "" {
+		return out, err
+	}
 	if r.job.Agent == agentlab.AgentNone && !r.job.Prepare {
 		return outcome{Status: "COMPLETED", Phase: "clone"}, nil
 	}
@@ -238,6 +241,9 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 	}
 	if !r.job.NoSetup && r.job.Prepared == "" {
 		got.Setup = p.Setup
+	}
+	if !r.job.NoSetup {
+		got.Services = p.Services
 	}
 	if err := leaveCheckout(got); err != nil {
 		return r.failed("clone", err), nil
@@ -435,6 +441,7 @@ func (r *Runner) publishSecrets(rp repo) error {
 	for i := range rp.Setup {
 		errs = append(errs, os.RemoveAll(r.dir.path(fmt.Sprintf(dirSetup, i))))
 	}
+	errs = append(errs, os.RemoveAll(r.dir.path(dirServices)))
 	return errors.Join(errs...)
 }
 

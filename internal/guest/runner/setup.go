@@ -44,10 +44,7 @@ func (r *Runner) setUp(ctx context.Context, rp repo) (outcome, error) {
 		return outcome{}, nil
 	}
 	r.control.phase("setup")
-	var limit time.Duration
-	if r.boot.Deadline > 0 {
-		limit = r.boot.At + (r.boot.Deadline-r.boot.At)/2
-	}
+	limit := r.setupLimit()
 	for i, command := range rp.Setup {
 		out, err := r.runSetup(ctx, rp, i, command, limit)
 		if err != nil || out.Status != "COMPLETED" {
@@ -55,6 +52,15 @@ func (r *Runner) setUp(ctx context.Context, rp repo) (outcome, error) {
 		}
 	}
 	return outcome{}, nil
+}
+
+// setupLimit returns the uptime at which half of the job's time is over; 0 if it has no
+// limit.
+func (r *Runner) setupLimit() time.Duration {
+	if r.boot.Deadline <= 0 {
+		return 0
+	}
+	return r.boot.At + (r.boot.Deadline-r.boot.At)/2
 }
 
 func (r *Runner) runSetup(ctx context.Context, rp repo, i int, command string, limit time.Duration) (outcome, error) {

@@ -1,0 +1,81 @@
+package runner
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+)
+
+// Files about the environment of the repository, in the run directory.
+const (
+	dirServices = "services" // of the supervisor
+	fileReason  = "reason"   // why a program failed, in the directory of its supervisor
+	maxReason   = 2 << 10
+)
+
+// startServices starts the services of the checkout and waits until they are healthy. It
+// returns an outcome with a status only if the job ends here.
+func (r *Runner) startServices(ctx context.Context, rp repo) (outcome, error) {
+	if rp.Services == "" {
+		return outcome{}, nil
+	}
+	name := fmt.Sprintf("services %q", rp.Services)
+	return r.runEnvironment(ctx, rp, name, dirServices, "services", "--dir", rp.Path, "--file", rp.Services)
+}
+
+// runEnvironment runs a command of agentlab-agent in the VM, like a command of setup.
+func (r *Runner) runEnvironment(ctx context.Context, rp repo, name, at string, args ...string) (outcome, error) {
+	r.control.phase("setup")
+	p := &program{r: r, name: name, dir: dir(r.dir.path(at)), agent: "shell", env: r.programEnv(rp, r.toolVars()), logBytes: maxSetupLog, limit: r.setupLimit(), vm: true}
+	p.overtime = name + " was stopped: half of the job's time is over"
+	words := []string{"exec", "-a", "agentlab-agent", agentcmd.ShellQuote(r.cfg.Exe)}
+	for _, arg := range append(args, "--reason", p.dir.path(fileReason)) {
+		words = append(words, agentcmd.ShellQuote(arg))
+	}
+	p.task = strings.Join(words, " ")
+	if err := os.Mkdir(string(p.dir), 0o700); err == nil {
+		r.logf("%s", name)
+	} else if !errors.Is(err, fs.ErrExist) {
+		return outcome{}, err
+	}
+	out, err := p.run(ctx, rp, "setup")
+	switch {
+	case ctx.Err() != nil:
+		return out, ctx.Err()
+	case err != nil:
+		return r.failed("setup", err), nil
+	case out.Status == "COMPLETED":
+		return outcome{}, nil
+	case out.ExitCode != nil && out.Status == "FAILED":
+		if why := p.reason(); why != "" {
+			out.Message = name + ": " + why
+		}
+	}
+	r.logf("%s", out.Message)
+	return out, nil
+}
+
+// reason returns why the program failed, as it wrote it; "" if it did not.
+func (p *program) reason() string {
+	root, err := os.OpenRoot(string(p.dir))
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = root.Close() }()
+	text, err := readSmall(root, fileReason, maxReason)
+	return cmp.Or(agentlab.OneLine(string(text), maxReason), errText(err))
+}
+
+func errText(err error) string {
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return err.Error()
+}
