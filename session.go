@@ -12,6 +12,7 @@ type Session struct {
 	ID          string // NewSessionID
 	Name        string // unique
 	Profile     string // of its sandboxes and jobs
+	Image       string // name of the image of its sandboxes; "" means the profile's or the default
 	WorkspaceID string // no other session has it
 	Branch      string // Git branch that its jobs work on, unique; "" if it is for none
 	VMID        int    // its current sandbox, which may no longer exist; 0 if it never had one
@@ -90,6 +91,7 @@ func SessionNameOf(branch string) string {
 type SessionRequest struct {
 	Name      string // "" means one that is made of Branch
 	Profile   string // "" means the default
+	Image     string // name of an image; "" means the profile's or the default
 	Branch    string
 	IfMissing bool // return the session of Branch, or with Name, if there is one
 	// Workspace is the workspace; without a name, a new one with the name of the

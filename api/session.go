@@ -7,6 +7,7 @@ type Session struct {
 	ID          string    `json:"id" doc:"se- and 13 characters"`
 	Name        string    `json:"name" doc:"Unique"`
 	Profile     string    `json:"profile" doc:"Profile of its sandboxes and jobs"`
+	Image       string    `json:"image,omitempty" doc:"Image of its sandboxes; absent if it is the profile's"`
 	WorkspaceID string    `json:"workspace_id"`
 	Branch      string    `json:"branch,omitempty" doc:"Git branch that its jobs work on"`
 	SandboxVMID int       `json:"sandbox_vmid,omitempty" doc:"Its current sandbox; absent if it has none"`
@@ -31,6 +32,7 @@ type SessionSandbox struct {
 type SessionCreate struct {
 	Name      string `json:"name,omitempty" doc:"DNS label; default: made of branch"`
 	Profile   string `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Image     string `json:"image,omitempty" doc:"Image of its sandboxes; default: the profile's"`
 	Branch    string `json:"branch,omitempty" doc:"Git branch that its jobs work on; one session for each branch"`
 	IfMissing bool   `json:"if_missing,omitempty" doc:"Return the session of the branch, or of the name, if there is one"`
 

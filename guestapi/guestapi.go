@@ -145,7 +145,12 @@ type Job struct {
 	// Keepalive means that the sandbox is kept after the job, so the checkout
 	// is not deleted. Secrets are wiped unless Agent is "none".
 	Keepalive bool `json:"keepalive,omitempty"`
-	NoSetup   bool `json:"no_setup,omitempty"` // do not run the commands under setup and start no services of the repository's .agentlab.yaml
+	// Image is the name of the sandbox's image, "" if the controller does not say;
+	// ImageChosen means that it was requested for this job.
+	Image       string `json:"image,omitempty"`
+	ImageChosen bool   `json:"image_chosen,omitempty"`
+
+	NoSetup bool `json:"no_setup,omitempty"` // do not run the commands under setup and start no services of the repository's .agentlab.yaml
 	// Branch is the branch of the work; default agentlab/ID.
 	Branch string `json:"branch,omitempty"`
 	// Judge is a shell command that judges the agent's work in the checkout
@@ -166,6 +171,14 @@ type Job struct {
 	// Inner makes the agent run in a nested sandbox inside this one. nil
 	// means no nested sandbox.
 	Inner *InnerSandbox `json:"inner_sandbox,omitempty"`
+}
+
+// SetupRun is the input of 'agentlab-agent setup', which runs the commands under setup
+// of a session's repository, unless they have run in this sandbox.
+type SetupRun struct {
+	Commands []string `json:"commands"`
+	Dir      string   `json:"dir"`     // the checkout
+	Seconds  int      `json:"seconds"` // time limit of all commands together
 }
 
 // InnerSandbox is a sandbox for the agent alone, inside the virtual machine.

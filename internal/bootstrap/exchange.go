@@ -68,8 +68,15 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		return none, err
 	}
 	resp, grants := s.answer(sb, j, prof, bundle)
-	if prepared != "" && resp.Job != nil {
+	if resp.Job != nil {
 		resp.Job.Prepared = prepared
+		if row.Prepares() { // it has the image of the attempts, which may be the default
+			p, err := s.cfg.Store.Job(ctx, row.ParentID)
+			if err != nil {
+				return none, err
+			}
+			resp.Job.ImageChosen = p.Image != ""
+		}
 	}
 	_, stored, err := s.cfg.Secrets.Delivered(secretsKey(sb))
 	if err != nil {
@@ -251,8 +258,9 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
 		ClonePath: clonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
-		NoSetup: j.NoSetup, Branch: j.Branch,
+		NoSetup: j.NoSetup, Branch: j.Branch, ImageChosen: j.Image != "",
 	}
+	resp.Job.Image, _, _ = strings.Cut(sb.Image, "@")
 	if j.ParentID != "" {
 		resp.Job.Branch, resp.Job.Judge, resp.Job.NoPush, resp.Job.Prepare = agentlab.WorkBranch("", j.ParentID), j.Pick, true, j.Prepares()
 	}

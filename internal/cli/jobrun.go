@@ -314,6 +314,10 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	if err != nil {
 		return err
 	}
+	if err := useProject(ctx, src, &f.req); err != nil {
+		return err
+	}
+	check.Image = f.req.Image
 	check.Ref = src.branch
 	if err := c.ValidateJob(ctx, check); err != nil {
 		return err

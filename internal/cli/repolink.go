@@ -184,7 +184,7 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 // empty profile is that of the session that was there before, or else the default.
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
-func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile string) (s api.Session, created bool, err error) {
+func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile, image string) (s api.Session, created bool, err error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
 		return s, false, err
@@ -225,7 +225,7 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 		}
 	}
 	plain := name == l.projectName(branch)
-	s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: !plain})
+	s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, Image: image, IfMissing: !plain})
 	if plain && agentlab.CodeOf(err) == agentlab.CodeExists { // another repository was faster
 		name = l.longName(branch)
 		if err := l.set(ctx, name, ""); err != nil {

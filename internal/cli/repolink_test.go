@@ -93,7 +93,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	c, app := store.client(t), &App{}
 	ensure := func(l repoLink) api.Session {
 		t.Helper()
-		s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive")
+		s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +135,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	for i := range got {
 		wg.Go(func() {
 			l := fourth
-			s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive")
+			s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive", "")
 			if got[i] = s; err != nil {
 				t.Error(err)
 			}

@@ -131,7 +131,7 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		}
 		return nil
 	}
-	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight, NoSetup: f.noSetup}}
+	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Image: f.req.Image, Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight, NoSetup: f.noSetup}}
 	if f.task == "" {
 		if f.agent != "" {
 			return usageErrorf("--agent requires --task")
@@ -144,6 +144,7 @@ func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFla
 		if err := a.chooseRepo(ctx, c, run, check); err != nil {
 			return err
 		}
+		f.req.Image = run.req.Image
 	}
 	f.req.Job = &run.req
 	return nil

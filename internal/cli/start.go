@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -22,6 +24,8 @@ var interactiveAgents = []string{"claude", "codex", "opencode", "gemini"}
 // startOptions has the flags of 'agentlab start' and of the agents' commands.
 type startOptions struct {
 	path, agent, profile, backend string
+	image                         string // of a new session; "" means that of the repository, or else the profile's
+	noSetup                       bool
 	terminal, run                 string // name and first command of the terminal
 	multiplexer                   string // "" means the one of the session or the profile
 	branch, worktree              string
@@ -43,6 +47,8 @@ const shellOnly = "none"
 func (o *startOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.profile, "profile", "", "profile of a new session (default: "+defaultProfile+"; with --fresh that of the old session; see 'agentlab profile list')")
+	f.StringVar(&o.image, "image", "", "image of a new session (default: image in .agentlab.yaml of the repository, or else the profile's)")
+	f.BoolVar(&o.noSetup, "no-setup", false, "do not run the commands under setup in .agentlab.yaml of the repository")
 	f.StringVar(&o.backend, "backend", "", "fail unless the daemon uses this backend")
 	f.StringVar(&o.branch, "branch", "", "use the session of this branch, with its own VM, and check the branch out in it")
 	f.StringVar(&o.worktree, "worktree", "", "work in the work tree of this branch, in the VM of the session; it is created if it is missing")
@@ -149,7 +155,8 @@ type started struct {
 	Sandbox  api.Sandbox `json:"sandbox"`
 	Created  bool        `json:"created"` // the session
 	Worktree string      `json:"worktree,omitempty"`
-	Dir      string      `json:"dir"` // in the guest
+	Dir      string      `json:"dir"`             // in the guest
+	Setup    string      `json:"setup,omitempty"` // why the commands under setup failed
 }
 
 func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error {
@@ -185,11 +192,15 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.warnBeforeStart(ctx, c, l, o); err != nil {
 		return err
 	}
-	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile)
+	p := a.projectOf(ctx, l.path, head.commit)
+	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile, cmp.Or(o.image, p.Image))
+	if err == nil && !created {
+		err = a.sameImage(s, o.image, p.Image)
+	}
 	if err != nil {
 		return err
 	}
-	got, open, err := a.prepareWork(ctx, c, l, head, s, o)
+	got, open, err := a.prepareWork(ctx, c, l, head, s, p, o)
 	if err != nil {
 		a.noteUnfinished(s, err)
 		return err
@@ -233,7 +244,7 @@ func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink,
 
 // prepareWork starts the sandbox of a session and sends it the repository. It returns
 // the command of its terminal.
-func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head localSource, s api.Session, o startOptions) (got started, open guestapi.ExecRequest, err error) {
+func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head localSource, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
 	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
 	if err != nil {
 		return got, open, err
@@ -263,6 +274,11 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 		}
 	}
 	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
+	if !o.noSetup {
+		if got.Setup, err = a.setUpSession(ctx, c, r.sandbox, p.Setup); err != nil {
+			return got, open, err
+		}
+	}
 	return got, guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}, nil
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
-	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 const (
@@ -98,18 +97,7 @@ func artifactPatterns(top string, args []string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The other keys are for jobs, which check them.
-		var p struct {
-			Outputs []string       `yaml:"outputs"`
-			Network strictyaml.Any `yaml:"network"`
-			Setup   strictyaml.Any `yaml:"setup"`
-
-			Services strictyaml.Any `yaml:"services"`
-		}
-		doc, err := strictyaml.Parse(text)
-		if err == nil {
-			err = doc.Decode(&p)
-		}
+		p, err := projectfile.Parse(text)
 		if err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s: %w", projectFile, err).WithHint("correct it, or name patterns: agentlab sync --artifacts 'dist/**'")
 		}

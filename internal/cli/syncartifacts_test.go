@@ -190,7 +190,7 @@ func TestArtifactPatterns(t *testing.T) {
 		want []string
 		code agentlab.Code
 	}{
-		"declared":         {"outputs: [dist/**, ./a.log]\nsetup: [make]\nnetwork: {policy: none}\n", nil, []string{"dist/**", "a.log"}, ""},
+		"declared":         {"outputs: [dist/**, ./a.log]\nsetup: [make]\nnetwork: {mode: nat}\n", nil, []string{"dist/**", "a.log"}, ""},
 		"arguments":        {"outputs: [dist/**]\n", []string{"*.log"}, []string{"*.log"}, ""},
 		"no file":          {"", nil, nil, agentlab.CodeNotFound},
 		"no outputs":       {"setup: [make]\n", nil, nil, agentlab.CodeNotFound},

@@ -291,7 +291,7 @@ func (w *world) begin() {
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
 	})
 	w.workspaces.UseGuests(w.svc)
-	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, DefaultProfile: "plain"})
+	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)
 	}

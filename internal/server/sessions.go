@@ -50,7 +50,7 @@ func (s *Server) toSession(ctx context.Context, v agentlab.Session, err error) (
 		return api.Session{}, err
 	}
 	out := api.Session{
-		ID: v.ID, Name: v.Name, Profile: v.Profile, WorkspaceID: v.WorkspaceID, Branch: v.Branch,
+		ID: v.ID, Name: v.Name, Profile: v.Profile, Image: v.Image, WorkspaceID: v.WorkspaceID, Branch: v.Branch,
 		CreatedAt: v.CreatedAt.UTC(), UpdatedAt: v.UpdatedAt.UTC(),
 	}
 	sb, ok, err := s.cfg.Services.Sessions.Sandbox(ctx, v)
@@ -63,7 +63,7 @@ func (s *Server) toSession(ctx context.Context, v agentlab.Session, err error) (
 type createSessionInput struct{ Body api.SessionCreate }
 
 func (s *Server) createSession(ctx context.Context, in *createSessionInput) (api.Session, error) {
-	r := agentlab.SessionRequest{Name: in.Body.Name, Profile: in.Body.Profile, Branch: in.Body.Branch, IfMissing: in.Body.IfMissing}
+	r := agentlab.SessionRequest{Name: in.Body.Name, Profile: in.Body.Profile, Image: in.Body.Image, Branch: in.Body.Branch, IfMissing: in.Body.IfMissing}
 	if w := in.Body.WorkspaceCreate; w != nil && in.Body.Workspace == "" {
 		r.Workspace.SizeGB, r.Workspace.Storage = w.SizeGB, w.Storage // of the one with the name of the session
 	} else {

@@ -51,12 +51,18 @@ type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
 
+// Images returns an error if no sandbox can have an image.
+type Images interface {
+	Check(name string) error
+}
+
 // Config is the configuration of a Service. All fields are required.
 type Config struct {
 	Store          Store
 	Workspaces     Workspaces
 	Sandboxes      Sandboxes
 	Profiles       Profiles
+	Images         Images
 	DefaultProfile string // of sessions without a profile in the request
 }
 
@@ -103,6 +109,11 @@ func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentl
 	if err != nil {
 		return none, err
 	}
+	if r.Image != "" {
+		if err := s.cfg.Images.Check(r.Image); err != nil {
+			return none, err
+		}
+	}
 	sel := r.Workspace
 	if sel.Workspace == "" {
 		sel.Workspace, sel.Create = name, true
@@ -111,7 +122,7 @@ func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentl
 	if err != nil {
 		return none, err
 	}
-	return s.add(ctx, agentlab.Session{Name: name, Profile: prof.Name, WorkspaceID: use.ID, Branch: r.Branch}, use)
+	return s.add(ctx, agentlab.Session{Name: name, Profile: prof.Name, Image: r.Image, WorkspaceID: use.ID, Branch: r.Branch}, use)
 }
 
 func (s *Service) find(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
@@ -205,7 +216,7 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 // has that.
 func (s *Service) createSandbox(ctx context.Context, v agentlab.Session, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
 	r := agentlab.SandboxRequest{
-		Name: v.Name, Profile: v.Profile, TTL: ttl, Keepalive: keepalive, Session: v.ID,
+		Name: v.Name, Profile: v.Profile, Image: v.Image, TTL: ttl, Keepalive: keepalive, Session: v.ID,
 		Workspace: &agentlab.WorkspaceSelection{Workspace: v.WorkspaceID},
 	}
 	sb, err := s.cfg.Sandboxes.Create(ctx, r)
@@ -273,7 +284,7 @@ func (s *Service) Fork(ctx context.Context, idOrName, name, snapshot string) (ag
 	if err != nil {
 		return agentlab.Session{}, err
 	}
-	return s.add(ctx, agentlab.Session{Name: name, Profile: src.Profile, WorkspaceID: use.ID}, use)
+	return s.add(ctx, agentlab.Session{Name: name, Profile: src.Profile, Image: src.Image, WorkspaceID: use.ID}, use)
 }
 
 // Rename changes the name of a session. Codes: not_found, exists, invalid.
@@ -308,8 +319,8 @@ func (s *Service) Delete(ctx context.Context, idOrName string, keep bool) error 
 // JobWait is how long a job waits for the workspace of its session by default.
 const JobWait = time.Hour
 
-// ForJob completes the request for a job in a session: with its workspace, its profile
-// and its branch. The profile's default for keepalive does not apply. Codes: not_found, invalid.
+// ForJob completes the request for a job in a session: with its workspace, its profile,
+// its image and its branch. The profile's default for keepalive does not apply. Codes: not_found, invalid.
 func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobRequest) (agentlab.JobRequest, error) {
 	v, err := s.Get(ctx, idOrName)
 	if err != nil {
@@ -326,6 +337,6 @@ func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobReq
 	if r.Keepalive == nil { // a kept sandbox would have the workspace long after the job
 		r.Keepalive = new(bool)
 	}
-	r.Profile, r.Branch = cmp.Or(r.Profile, v.Profile), cmp.Or(r.Branch, v.Branch)
+	r.Profile, r.Image, r.Branch = cmp.Or(r.Profile, v.Profile), cmp.Or(r.Image, v.Image), cmp.Or(r.Branch, v.Branch)
 	return r, nil
 }

@@ -11,6 +11,7 @@ var sessions = newTable("sessions", []string{"id"}, func(s *agentlab.Session) []
 		{"id", &s.ID},
 		{"name", &s.Name},
 		{"profile", &s.Profile},
+		{"image", &s.Image},
 		{"workspace_id", &s.WorkspaceID},
 		{"branch", &s.Branch},
 		{"sandbox_vmid", &s.VMID},

@@ -60,6 +60,8 @@ func mainTo(stdout io.Writer, args []string) int {
 		return terminalMain(stdout, args[1:])
 	case "repo":
 		return repocmd.Main(args[1:])
+	case "setup": // internal: before open
+		return setupMain(os.Stdin, stdout)
 	case "close": // internal: before a work tree is removed
 		return closeMain(args[1:])
 	case "services": // internal: for the runner

@@ -8,20 +8,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 )
-
-// projectNetwork is the network policy in a repository's project file: rules
-// in the syntax of profiles, without presets and list files. The controller
-// adds them as a layer to the profile's policy, so that they narrow it and
-// cannot widen it.
-type projectNetwork struct {
-	Mode  string   `yaml:"mode"` // default: allowlist with an allow list, else nat
-	Allow []string `yaml:"allow"`
-	Deny  []string `yaml:"deny"`
-	Ports []string `yaml:"ports"`
-
-	Strict bool `yaml:"strict"` // do not add the job's own needs: the agent's model and the repository's host
-}
 
 // narrowTimeout is how long the controller may take to apply the narrower
 // policy before the job fails: its agent must not run without it.
@@ -29,7 +17,7 @@ const narrowTimeout = 2 * time.Minute
 
 // narrowNetwork asks the controller to narrow the network policy of this
 // sandbox.
-func (r *Runner) narrowNetwork(ctx context.Context, p *projectNetwork) error {
+func (r *Runner) narrowNetwork(ctx context.Context, p *projectfile.Network) error {
 	if p == nil {
 		return nil
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
-	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 const (
@@ -24,50 +23,24 @@ const (
 	maxVisited  = 500000 // maximum number of directory entries that one job's patterns check
 )
 
-// project is the content of .agentlab.yaml.
-type project struct {
-	Outputs []string        `yaml:"outputs"` // globs of files to store as artifacts
-	Network *projectNetwork `yaml:"network"` // narrows the network policy of the job's sandbox
-	Setup   []string        `yaml:"setup"`   // shell commands that prepare the checkout
-
-	Services string `yaml:"services"` // Compose file of the services that the agent needs
-}
-
-// readProject reads the project file of a work tree. It is strict: an
-// unknown key is an error with its line. A missing file means an empty one.
-func readProject(root *os.Root) (project, error) {
-	var p project
+// readProject reads the project file of a work tree. A missing file means an empty one.
+func readProject(root *os.Root) (projectfile.File, error) {
 	text, err := readSmall(root, projectFile, projectfile.MaxBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		return p, nil
+		return projectfile.File{}, nil
 	}
+	var p projectfile.File
 	if err == nil {
-		var doc *strictyaml.Document
-		if doc, err = strictyaml.Parse(text); err == nil {
-			err = doc.Decode(&p)
-		}
-	}
-	if err == nil {
-		err = p.check()
+		p, err = projectfile.Parse(text)
 	}
 	if err != nil {
 		msg := err.Error()
 		if hint := agentlab.HintOf(err); hint != "" {
 			msg += " (" + hint + ")"
 		}
-		return project{}, fmt.Errorf("%s: %s", projectFile, msg)
+		return projectfile.File{}, fmt.Errorf("%s: %s", projectFile, msg)
 	}
 	return p, nil
-}
-
-func (p project) check() error {
-	if err := projectfile.CheckOutputs(p.Outputs); err != nil {
-		return fmt.Errorf("outputs: %w", err)
-	}
-	if err := projectfile.CheckServices(p.Services); err != nil {
-		return err
-	}
-	return checkSetup(p.Setup)
 }
 
 // collectOutputs finds the files that the project file declares.

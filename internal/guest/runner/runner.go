@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -231,6 +232,9 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 	}
 	p, err := r.checkProject(got)
 	if err == nil {
+		err = r.checkImage(p.Image)
+	}
+	if err == nil {
 		err = r.narrowNetwork(ctx, p.Network)
 	}
 	if ctx.Err() != nil {
@@ -240,7 +244,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 		return r.failed("clone", err), nil
 	}
 	if !r.job.NoSetup && r.job.Prepared == "" {
-		got.Setup = p.Setup
+		got.Setup = p.Setup.Run
 	}
 	if !r.job.NoSetup {
 		got.Services = p.Services
@@ -271,16 +275,26 @@ func (r *Runner) stoppableCheckout(ctx context.Context) (repo, error) {
 
 // checkProject reads the project file before the agent starts: so that an
 // error in it is reported before the agent's work.
-func (r *Runner) checkProject(rp repo) (project, error) {
+func (r *Runner) checkProject(rp repo) (projectfile.File, error) {
 	if rp.None {
-		return project{}, nil
+		return projectfile.File{}, nil
 	}
 	root, err := os.OpenRoot(rp.Path)
 	if err != nil {
-		return project{}, err
+		return projectfile.File{}, err
 	}
 	defer func() { _ = root.Close() }()
 	return readProject(root)
+}
+
+// checkImage returns an error if the repository names another image than that of the
+// sandbox, which the user did not choose for the job. The controller cannot know the
+// name before the repository is cloned.
+func (r *Runner) checkImage(want string) error {
+	if have := r.job.Image; want != "" && have != "" && want != have && !r.job.ImageChosen {
+		return fmt.Errorf("%s asks for the image %s, and this sandbox has %s: add --image %[2]s, or --image %[3]s to run it nevertheless", projectFile, want, have)
+	}
+	return nil
 }
 
 // finish collects and uploads, and returns the final report.

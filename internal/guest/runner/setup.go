@@ -4,33 +4,15 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // dirSetup is the directory of the supervisor of a command of setup, in the
 // run directory.
 const dirSetup = "setup-%d"
 
-// Limits on the commands of setup.
-const (
-	maxSetup        = 50
-	maxSetupCommand = 4 << 10 // bytes
-	maxSetupLog     = maxAgentLog / 4
-)
-
-func checkSetup(commands []string) error {
-	if len(commands) > maxSetup {
-		return fmt.Errorf("setup: %d commands are more than %d", len(commands), maxSetup)
-	}
-	for i, c := range commands {
-		if strings.TrimSpace(c) == "" || len(c) > maxSetupCommand || !utf8.ValidString(c) || strings.ContainsRune(c, 0) {
-			return fmt.Errorf("setup[%d]: %.60q is not a shell command of 1 to %d bytes", i, c, maxSetupCommand)
-		}
-	}
-	return nil
-}
+// maxSetupLog is the size at which the log is closed for the commands of setup.
+const maxSetupLog = maxAgentLog / 4
 
 // setUp runs the commands that prepare the checkout, in their order, each to
 // its end. It returns an outcome with a status only if the job ends here. The

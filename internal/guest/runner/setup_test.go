@@ -137,23 +137,3 @@ func TestSetupOfPreparedSandbox(t *testing.T) {
 		t.Errorf("left: %q %v", left, err)
 	}
 }
-
-func TestSetupIsChecked(t *testing.T) {
-	list := func(n int, command string) []string {
-		return slices.Repeat([]string{command}, n)
-	}
-	for name, c := range map[string]struct {
-		commands []string
-		want     string
-	}{
-		"most":     {list(maxSetup, strings.Repeat("x", maxSetupCommand)), ""},
-		"too many": {list(maxSetup+1, "x"), "setup: 51 commands are more than 50"},
-		"empty":    {[]string{"x", " \n"}, "setup[1]"},
-		"too long": {list(1, strings.Repeat("x", maxSetupCommand+1)), "setup[0]"},
-		"NUL":      {list(1, "a\x00b"), "setup[0]"},
-	} {
-		if err := checkSetup(c.commands); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}

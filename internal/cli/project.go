@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
+)
+
+// Limits on the commands under setup of a session.
+const (
+	setupSeconds   = 30 * 60
+	maxSetupOutput = 16 << 20 // bytes that are shown
+)
+
+// treeEntry is a file of a commit.
+type treeEntry struct {
+	mode, kind, id, name string
+	size                 int64
+}
+
+// treeOf lists the files of a commit: all, or those at paths.
+func treeOf(ctx context.Context, path, commit string, paths ...string) ([]treeEntry, error) {
+	args := append([]string{"ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--"}, paths...)
+	out, err := gitInput{raw: true}.run(ctx, path, args...)
+	if err != nil {
+		return nil, err
+	}
+	var list []treeEntry
+	for line := range strings.SplitSeq(strings.TrimSuffix(out, "\x00"), "\x00") {
+		info, name, _ := strings.Cut(line, "\t")
+		f := strings.Fields(info)
+		if len(f) != 4 {
+			continue
+		}
+		size, _ := strconv.ParseInt(f[3], 10, 64) // "-" for a submodule
+		list = append(list, treeEntry{mode: f[0], kind: f[1], id: f[2], size: size, name: name})
+	}
+	return list, nil
+}
+
+// projectAt returns the project file of a commit; a missing one is empty.
+func projectAt(ctx context.Context, path, commit string) (projectfile.File, error) {
+	list, err := treeOf(ctx, path, commit, projectFile)
+	if err != nil || len(list) == 0 {
+		return projectfile.File{}, err
+	}
+	if e := list[0]; e.kind != "blob" || !strings.HasPrefix(e.mode, "100") || e.size > projectfile.MaxBytes {
+		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", byteSize(projectfile.MaxBytes))
+	}
+	text, err := gitInput{raw: true}.run(ctx, path, "cat-file", "blob", list[0].id)
+	if err != nil {
+		return projectfile.File{}, err
+	}
+	return projectfile.Parse([]byte(text))
+}
+
+// projectOf is projectAt for a session: an error is shown, and the session starts
+// without the file, so that an agent can correct it.
+func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.File {
+	p, err := projectAt(ctx, path, commit)
+	if err != nil && ctx.Err() == nil {
+		a.progressf("warning: %s of commit %.12s is not used: %s", projectFile, commit, sanitize(agentlab.TextWithHint(err)))
+	}
+	return p
+}
+
+// useProject completes the request for a job with the project file of its commit.
+func useProject(ctx context.Context, src localSource, r *api.JobCreate) error {
+	p, err := projectAt(ctx, src.path, src.commit)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
+	}
+	if r.Session == "" { // which has an image of its own
+		r.Image = cmp.Or(r.Image, p.Image)
+	}
+	return nil
+}
+
+// sameImage returns an error for an image that a session does not have. If only the
+// repository names another one, a note says so.
+func (a *App) sameImage(s api.Session, asked, project string) error {
+	switch {
+	case asked != "" && asked != s.Image:
+		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), sanitize(asked)).
+			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", sanitize(asked))
+	case asked == "" && project != "" && project != s.Image:
+		a.progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectFile, project, s.Name, imageOf(s))
+	}
+	return nil
+}
+
+func imageOf(s api.Session) string {
+	if s.Image == "" {
+		return "the image of profile " + s.Profile
+	}
+	return "the image " + s.Image
+}
+
+// setUpSession runs the commands under setup in a session, unless they have run in its
+// sandbox, and shows their output. The session is usable without them: why returns what
+// failed in them.
+func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string, s projectfile.Setup) (why string, err error) {
+	if len(s.Run) == 0 {
+		return "", nil
+	}
+	var in bytes.Buffer
+	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
+		return "", err
+	}
+	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: errOutputTooLarge}
+	err = guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
+	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
+		return "", err
+	}
+	why = sanitize(err.Error())
+	if e, ok := errors.AsType[*agentlab.Error](err); ok {
+		why = sanitize(e.Message)
+	}
+	a.progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectFile, why)
+	return why, nil
+}
