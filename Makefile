@@ -102,9 +102,10 @@ race: ## the tests that need no VM, under the race detector
 	@scripts/deps.sh run agents test race
 	@start=$$(date +%s); $(RACE); rc=$$?; echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
 
-lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, shell scripts
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, also for macOS, shell scripts
 	@scripts/deps.sh lint
 	$(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) run ./...
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
 	$(GO) test ./internal/archtest
 	shellcheck scripts/*.sh scripts/net/*.sh images/build/*.sh .ci/run
 

@@ -7,16 +7,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
-	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -67,18 +64,8 @@ type state struct {
 
 // New returns a Watch of a clock; Load must follow.
 func New(raw func() time.Time, log *slog.Logger) *Watch {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" means that every start counts as after a reboot
-	return &Watch{
-		raw: raw, uptime: sinceBoot, bootID: strings.TrimSpace(string(id)), log: log, check: make(chan struct{}, 1),
-	}
-}
-
-func sinceBoot() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
+	// The ID "" means that every start counts as after a reboot.
+	return &Watch{raw: raw, uptime: hostos.SinceBoot, bootID: hostos.BootID(), log: log, check: make(chan struct{}, 1)}
 }
 
 // Now returns the time of the host's clock. After a jump that is not in the

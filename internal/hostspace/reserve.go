@@ -109,7 +109,7 @@ func allocate(path string) error {
 	if err != nil {
 		return err
 	}
-	err = unix.Fallocate(int(f.Fd()), 0, 0, ReserveBytes) //nolint:gosec // a file descriptor fits an int
+	err = fallocate(f, ReserveBytes)
 	if errors.Is(err, unix.EOPNOTSUPP) || err == nil && !allocated(f) {
 		// The file system cannot allocate blocks, or does not despite its
 		// success. The data must not be compressible.

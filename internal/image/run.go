@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 const (
@@ -114,7 +115,10 @@ func run(ctx context.Context, out *output, env []string, argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the programs are ours; what recipes add is validated
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, pw, pw
 	cmd.WaitDelay = 5 * time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {
+		return errors.Join(err, pr.Close(), pw.Close())
+	}
 
 	capture := &output{log: io.Discard, progress: func(string) {}}
 	read := make(chan struct{})

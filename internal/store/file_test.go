@@ -16,9 +16,8 @@ import (
 	"testing/fstest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
 // newer is the schema of withOneMore, after which no real one comes.
@@ -258,10 +257,7 @@ func TestFullDisk(t *testing.T) {
 // TestFullFileSystem fills a real one, and goes on when there is room again.
 func TestFullFileSystem(t *testing.T) {
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		t.Skipf("a small file system cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	resize := smalldisk.Tmpfs(t, dir, "2m")
 	ctx := t.Context()
 	path := filepath.Join(dir, "agentlab.db")
 	s, err := Open(ctx, path, Options{})
@@ -279,9 +275,7 @@ func TestFullFileSystem(t *testing.T) {
 	if evs := must(s.Events(ctx, agentlab.EventFilter{}))(t); len(evs) != written || written == 0 {
 		t.Errorf("%d events, %d were written", len(evs), written)
 	}
-	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=8m"); err != nil {
-		t.Fatal(err)
-	}
+	resize("8m")
 	if err := s.AppendEvents(ctx, agentlab.Event{Kind: "x"}); err != nil {
 		t.Errorf("with room again: %v", err)
 	}

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
@@ -31,15 +29,7 @@ const (
 type deadline struct {
 	Lease time.Time     `json:"lease"` // backend.Deadline's
 	Boot  string        `json:"boot"`  // boot ID of the host, since whose start At counts
-	At    time.Duration `json:"at_ns"` // on the clock of uptime
-}
-
-// uptime returns the time since the start of the host, including suspended
-// time. This clock cannot be set.
-func uptime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail: Linux has it since 2.6.39
-	return time.Duration(t.Nano())
+	At    time.Duration `json:"at_ns"` // on the clock of hostos.SinceBoot
 }
 
 // set reports whether there is a deadline in this boot of the host.

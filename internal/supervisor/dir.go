@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
 
@@ -250,7 +251,7 @@ func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 	if to.Lease.IsZero() || to.Left <= 0 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "a deadline needs a lease and time that is left, not %s", to.Left).WithField("left")
 	}
-	end := uptime() + to.Left
+	end := hostos.SinceBoot() + to.Left
 	return d.change(ctx, "deadline", func() error {
 		now, err := readDeadline(d.Path)
 		if err != nil {
@@ -262,7 +263,7 @@ func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 		}
 		return noteDeadline(d.Path, next)
 	}, func(ctx context.Context, c client) error {
-		to.Left = end - uptime()
+		to.Left = end - hostos.SinceBoot()
 		return c.setDeadline(ctx, to)
 	})
 }

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"os"
 	"strconv"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // processID identifies a process permanently: a PID can be reused, but not with
@@ -27,10 +25,7 @@ func identify(pid int) (processID, error) {
 }
 
 // BootID identifies the run of the host's kernel; "" means that it is not known.
-func BootID() string {
-	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(b))
-}
+func BootID() string { return hostos.BootID() }
 
 var errNoStat = errors.New("/proc/PID/stat is not as expected")
 
@@ -54,30 +49,6 @@ func parseStartTime(stat []byte) (uint64, error) {
 		return 0, errNoStat
 	}
 	return strconv.ParseUint(string(fields[19]), 10, 64)
-}
-
-// kill sends SIGKILL to the process that p identifies, and to no other. It
-// succeeds if that process has ended.
-func (p processID) kill() error {
-	if p.PID <= 1 || p.Boot != BootID() {
-		return nil
-	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	// Read after the pidfd was opened, so that it is the pidfd's process.
-	if start, err := startTime(p.PID); err != nil || start != p.Start {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
 }
 
 // killNoted kills the process in the file at path, if there is one.

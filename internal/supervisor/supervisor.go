@@ -26,6 +26,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/egresslog"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
@@ -116,7 +117,7 @@ func Run(ctx context.Context, dir string, kinds func(backend string) (Kind, erro
 
 func newSupervisor(dir string, kinds func(string) (Kind, error)) *supervisor {
 	return &supervisor{
-		dir: dir, kinds: kinds, uptime: uptime, consoleTail: bounded.Tail{Max: 16 << 10}, stopSooner: make(chan struct{}, 1),
+		dir: dir, kinds: kinds, uptime: hostos.SinceBoot, consoleTail: bounded.Tail{Max: 16 << 10}, stopSooner: make(chan struct{}, 1),
 		changed: make(chan struct{}), deadlineMoved: make(chan struct{}),
 	}
 }

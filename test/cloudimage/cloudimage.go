@@ -18,7 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,8 +75,8 @@ func Template(ctx context.Context, cache, runner string, log io.Writer) (string,
 	}
 	disk := filepath.Join(dir, "template-"+key(true)[:8]+"-"+sum+".qcow2")
 	if _, err := os.Stat(disk); err == nil {
-		now := syscall.Timespec{Nsec: unix.UTIME_NOW}
-		return disk, syscall.UtimesNano(disk, []syscall.Timespec{now, now})
+		now := time.Now()
+		return disk, os.Chtimes(disk, now, now)
 	}
 	if err := withRunner(ctx, base, runner, disk, log); err != nil {
 		return "", fmt.Errorf("putting agent-runner into the test disk: %w", err)

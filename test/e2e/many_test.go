@@ -10,13 +10,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab/test/sample"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
 // Two jobs at once, each in its own VM, each with its own work.
@@ -178,10 +178,7 @@ func TestHostFaults(t *testing.T) {
 		if err := os.Mkdir(state, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Mount("tmpfs", state, "tmpfs", 0, "size=4m,mode=700"); err != nil {
-			t.Skipf("mounting a small disk needs root: %v", err)
-		}
-		t.Cleanup(func() { _ = syscall.Unmount(state, syscall.MNT_DETACH) })
+		smalldisk.Tmpfs(t, state, "4m")
 		l.ok("daemon", "start")
 		fill, err := os.Create(filepath.Join(state, "fill"))
 		if err != nil {

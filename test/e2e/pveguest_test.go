@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -138,7 +137,7 @@ func (m *lightGuest) plug(b pvenode.Boot) error {
 // it represents the process.
 func (m *lightGuest) live(tid chan<- int) {
 	runtime.LockOSThread()
-	if unix.Gettid() == os.Getpid() {
+	if threadID() == os.Getpid() {
 		defer runtime.UnlockOSThread()
 		ended := make(chan struct{})
 		go func() { // on another thread, since this one is taken
@@ -148,10 +147,8 @@ func (m *lightGuest) live(tid chan<- int) {
 		<-ended
 		return
 	}
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		panic(err) // what follows would be done to the host's network
-	}
-	tid <- unix.Gettid()
+	newNetwork()
+	tid <- threadID()
 	for do := range m.inside {
 		do()
 	}

@@ -223,7 +223,7 @@ type Conn struct {
 func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.at) }
 
 func pair(kind int, at netip.AddrPort) (near, far *Conn, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fds, err := sockets(kind)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a pair of sockets: %w", err)
 	}

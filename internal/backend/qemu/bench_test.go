@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/link"
 )
 
@@ -44,7 +45,10 @@ func rawBoot(b testing.TB, d *Driver, ref backend.Ref) time.Duration {
 	}
 	cmd := exec.Command(cfg.QEMU, vmArgs(h, cfg, fds{net: 3, control: 4, console: 5, qmp: 6})...) //nolint:gosec // a test's arguments
 	cmd.Dir, cmd.ExtraFiles, cmd.Stderr = d.dir(ref), files[:], os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {
+		b.Skip(err)
+	}
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}

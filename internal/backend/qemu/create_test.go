@@ -10,12 +10,12 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
 // still returns a driver on an image of nothing, for what needs no VM.
@@ -124,10 +124,7 @@ func TestDiskFull(t *testing.T) {
 	if err := os.MkdirAll(f.StateDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=128k"); err != nil {
-		t.Skipf("skipped: this needs the right to mount: %v", err)
-	}
-	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	resize := smalldisk.Tmpfs(t, f.StateDir, "128k")
 	d, err := f.open()
 	if err != nil {
 		t.Fatal(err)
@@ -159,9 +156,7 @@ func TestDiskFull(t *testing.T) {
 	if err := os.Remove(fill); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", syscall.MS_REMOUNT, "size=10m"); err != nil {
-		t.Fatal(err)
-	}
+	resize("10m")
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Errorf("with room again: %v", err)
 	}

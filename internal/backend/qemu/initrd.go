@@ -55,7 +55,7 @@ func stampOf(path string) (fileStamp, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return fileStamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return fileStamp{path: path, dev: st.Dev, ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil
+	return fileStamp{path: path, dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil //nolint:unconvert,gosec // on macOS the device is an int32
 }
 
 // file returns the path of the initrd for an archive of modules.

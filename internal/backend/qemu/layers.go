@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -163,7 +162,6 @@ func runQEMUImgFor(ctx context.Context, limit time.Duration, program, dir string
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // our own arguments
 	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	ended, err := startUnprivileged(cmd, nil, false)
 	if err == nil {
 		<-ended

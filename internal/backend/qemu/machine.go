@@ -155,7 +155,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, devices)
 		// The memory of a saved guest has no huge pages. Without them for its
 		// translated code, QEMU occupies less. This process has the same setting.
-		_ = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)
+		noHugePages()
 		filter = &holeFilter{}
 		if err := unix.Stat(filepath.Join(m.dir, fileMemory), &filter.memory); err != nil {
 			return nil, fault(err, "cannot check the saved memory")
@@ -163,7 +163,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	}
 	cmd.Stderr = io.MultiWriter(m.log, &m.stderr)
 	cmd.WaitDelay = 2 * time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	m.cmd, m.oomBefore = cmd, oomKills()
 	if ended, err = startUnprivileged(cmd, filter, m.cfg.Background); err != nil {
 		return nil, fault(err, "cannot start QEMU (%s)", m.cfg.QEMU)
@@ -187,9 +187,9 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 
 // socketPair returns two connected stream sockets, one of them for a child.
 func socketPair() (net.Conn, *os.File, error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	pair, err := privatePair()
 	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
+		return nil, nil, err
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 	defer func() { _ = ours.Close() }()

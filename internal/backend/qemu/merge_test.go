@@ -9,10 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -233,7 +230,7 @@ func TestMergeBeforeStart(t *testing.T) {
 	d.crash = func(point string) { points = append(points, point) }
 	held, err := os.OpenFile(filepath.Join(dir, "shim.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err == nil {
-		err = unix.FcntlFlock(held.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+		err = lockAsSupervisor(held)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -464,10 +461,7 @@ func TestSnapshotsOnFullDisk(t *testing.T) {
 	if err := os.MkdirAll(f.StateDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=32m"); err != nil {
-		t.Skipf("skipped: this needs the right to mount: %v", err)
-	}
-	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	smalldisk.Tmpfs(t, f.StateDir, "32m")
 	d, err := f.open()
 	if err != nil {
 		t.Fatal(err)

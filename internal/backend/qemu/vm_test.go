@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -27,6 +29,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/sample"
+	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
 // box is one sandbox of a test.
@@ -291,7 +294,7 @@ func TestHangup(t *testing.T) {
 	b := newBox(t, warmFixture(t), nil)
 	b.boot()
 	shim := b.noted(shimPID)
-	if sid, err := getsid(shim); err != nil || sid != shim {
+	if sid, err := unix.Getsid(shim); err != nil || sid != shim {
 		t.Errorf("the shim is in session %d, %v; its own is %d", sid, err, shim)
 	}
 	b.ok(syscall.Kill(shim, syscall.SIGHUP))
@@ -305,14 +308,6 @@ func TestHangup(t *testing.T) {
 	if in := b.awaitPower(backend.PowerRunning); in.IP != "10.77.0.2" {
 		t.Errorf("the guest's address is %q", in.IP)
 	}
-}
-
-func getsid(pid int) (int, error) {
-	sid, _, errno := syscall.Syscall(syscall.SYS_GETSID, uintptr(pid), 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(sid), nil
 }
 
 // TestLostDirectory removes a sandbox's directory while it runs.
@@ -364,10 +359,7 @@ func (b *box) pausedNow() (string, error) {
 // for room and lose nothing.
 func TestDiskFullInVM(t *testing.T) {
 	f := vmFixture(t)
-	if err := syscall.Mount("tmpfs", f.StateDir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Skipf("skipped: this needs the right to mount: %v", err)
-	}
-	t.Cleanup(func() { _ = syscall.Unmount(f.StateDir, syscall.MNT_DETACH) })
+	resize := smalldisk.Tmpfs(t, f.StateDir, "64m")
 	t.Cleanup(func() { f.destroyAll(t) })
 	b := newBox(t, f, nil)
 	b.boot()
@@ -387,7 +379,7 @@ func TestDiskFullInVM(t *testing.T) {
 	}
 	paused(true)
 	b.awaitPower(backend.PowerRunning)
-	b.ok(syscall.Mount("tmpfs", f.StateDir, "tmpfs", syscall.MS_REMOUNT, "size=1g"))
+	resize("1g")
 	paused(false)
 	const want = "c619fc9f7806623f00ce535058ab4595b0087aa1040ca3569d9070ebb4188f85  -" // 120000000 times x
 	if got := <-sum; got != want {

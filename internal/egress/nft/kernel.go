@@ -9,9 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 )
 
@@ -36,41 +33,6 @@ func findNFT() (kernel, error) {
 func (k kernel) load(ctx context.Context, text string) error {
 	_, err := k.run(ctx, text, "-f", "-")
 	return err
-}
-
-// familyNames are the families of AgentLab's tables, as the kernel has them.
-var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_ARP: "arp"}
-
-// tables returns the families of AgentLab's loaded tables. It does not use the
-// nft program, which reads all elements of all sets for this: with many learned
-// addresses that takes seconds.
-func (k kernel) tables() ([]string, error) {
-	const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
-	req := nl.NewNetlinkRequest(subsystem|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_UNSPEC, Version: unix.NFNETLINK_V0})
-	answers, err := req.Execute(unix.NETLINK_NETFILTER, subsystem|unix.NFT_MSG_NEWTABLE)
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return nil, agentlab.Errorf(agentlab.CodeDenied, "this user may not read the firewall").WithHint("run it as root")
-	case err != nil:
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot list the tables of the firewall: %w", err)
-	}
-	var found []string
-	for _, a := range answers {
-		if len(a) < nl.SizeofNfgenmsg {
-			continue
-		}
-		attributes, err := nl.ParseRouteAttr(a[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeInternal, "invalid list of tables: %w", err)
-		}
-		for _, at := range attributes {
-			if at.Attr.Type == unix.NFTA_TABLE_NAME && unix.ByteSliceToString(at.Value) == tableName && familyNames[a[0]] != "" {
-				found = append(found, familyNames[a[0]])
-			}
-		}
-	}
-	return found, nil
 }
 
 // list returns a table as loaded in the kernel, without counters and other

@@ -3,11 +3,9 @@ package nft
 import (
 	"context"
 	"maps"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -97,23 +95,6 @@ func (m *Manager) drift(ctx context.Context) ([]string, error) {
 		have.WriteString(out)
 	}
 	return differences(blocks(want, len(m.members) > 0), blocks(have.String(), len(m.members) > 0)), nil
-}
-
-// inScratch loads text in a separate network namespace and returns the
-// kernel's listing.
-func (k kernel) inScratch(ctx context.Context, text string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
-	defer cancel()
-	script := `"$0" -f - && for f in ` + strings.Join(ours, " ") + `; do "$0" -s list table $f ` + tableName + ` || exit 1; done`
-	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", script, k.program) //nolint:gosec // found by this package
-	cmd.Stdin = strings.NewReader(text)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	out, err := cmd.Output()
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the rules could not be loaded into a namespace of their own to compare them: %w", err).
-			WithHint("run it as root")
-	}
-	return string(out), nil
 }
 
 var (

@@ -101,7 +101,7 @@ func policy(t testing.TB, mode string) *egress.Policy {
 // linkPair is what lies between QEMU and the shim: a unix stream socket.
 func linkPair(t testing.TB) (a, b net.Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func Supervise(dir string) int {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
 	// The supervisor ends and reaps all processes that the agent leaves
 	// behind.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+	if err := becomeReaper(); err != nil {
 		fmt.Fprintln(os.Stderr, "agentlab-agent: no subreaper:", err)
 	}
 	log, err := openLog(plan)

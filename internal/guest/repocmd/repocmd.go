@@ -16,8 +16,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
@@ -167,7 +165,7 @@ func (r repo) sync() error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	return unix.Syncfs(int(dir.Fd())) //nolint:gosec // a file descriptor fits an int
+	return syncFS(dir)
 }
 
 // excludeWorktrees has git ignore the directory of work trees.

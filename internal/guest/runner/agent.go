@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -60,7 +61,7 @@ func (p *program) run(ctx context.Context, rp repo, phase string) (outcome, erro
 	}
 	var limit <-chan time.Time
 	if p.limit > 0 {
-		t := time.NewTimer(p.limit - uptime())
+		t := time.NewTimer(p.limit - hostos.SinceBoot())
 		defer t.Stop()
 		limit = t.C
 	}

@@ -75,17 +75,6 @@ func (r *Runner) startCheckpoints(ctx context.Context, rp repo) (stop func()) {
 	}
 }
 
-// lowPriority lowers the priority of this thread for the CPU and the disk. It is
-// not the lowest: an agent that uses all CPUs would stop checkpoints.
-func lowPriority() error {
-	const nice, whoProcess, lowestBestEffort = 10, 1, 2<<13 | 7 // see ioprio_set(2)
-	err := unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
-	if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, whoProcess, 0, lowestBestEffort); errno != 0 {
-		err = errors.Join(err, errno)
-	}
-	return err
-}
-
 // maxAge is the age of the work that a checkpoint may have, if taking it is
 // possible in that time.
 const maxAge = time.Minute

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // control has the controller's requests to the runner and the runner's report.
@@ -97,7 +98,7 @@ func (c *control) applyDirective(d guestapi.Directive) {
 	if d.SecondsLeft <= 0 {
 		return
 	}
-	at := uptime() + time.Duration(d.SecondsLeft)*time.Second
+	at := hostos.SinceBoot() + time.Duration(d.SecondsLeft)*time.Second
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if diff := at - c.deadline; c.deadline == 0 || diff > deadlineSlack || diff < -deadlineSlack {
@@ -179,7 +180,7 @@ func (c *control) clockLoop(ctx context.Context) {
 		c.mu.Unlock()
 		left := time.Duration(1<<62 - 1)
 		if deadline > 0 {
-			if left = deadline - uptime(); left <= 0 {
+			if left = deadline - hostos.SinceBoot(); left <= 0 {
 				c.requestStop(stopRequest{Status: "TIMEOUT"})
 				return
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -63,7 +64,7 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 		if doc, err = r.fetch(ctx, doc); err != nil {
 			return false, err
 		}
-		b := boot{At: uptime(), Began: time.Now().UTC()}
+		b := boot{At: hostos.SinceBoot(), Began: time.Now().UTC()}
 		if r.resp.Job != nil && r.resp.Job.Seconds > 0 {
 			b.Deadline = b.At + time.Duration(r.resp.Job.Seconds)*time.Second
 		}

@@ -87,14 +87,11 @@ func (d dir) open() error {
 	if err := os.Chmod(string(d), 0o700); err != nil { //nolint:gosec // a directory
 		return err
 	}
-	var sfs unix.Statfs_t
-	if err := unix.Statfs(string(d), &sfs); err != nil {
-		return err
+	inMemory, err := isInMemory(string(d))
+	if err == nil && !inMemory {
+		err = fmt.Errorf("%s is not on a tmpfs: secrets would reach a disk", d)
 	}
-	if sfs.Type != unix.TMPFS_MAGIC && sfs.Type != unix.RAMFS_MAGIC {
-		return fmt.Errorf("%s is not on a tmpfs: secrets would reach a disk", d)
-	}
-	return nil
+	return err
 }
 
 // wipe removes everything. The response is removed last but one, and the final
@@ -120,15 +117,6 @@ func (d dir) wipe() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// uptime returns the time since boot, which does not depend on the clock.
-func uptime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0 // every Linux has it
-	}
-	return time.Duration(ts.Nano())
 }
 
 // boot is the fact about the fetch.

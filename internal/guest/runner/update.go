@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
@@ -39,7 +37,7 @@ func (r *Runner) update(ctx context.Context, rp repo, tmp string) (repo, error) 
 	if err := r.fillGitDir(ctx, g, &rp, c.path, old); err != nil {
 		return rp, err
 	}
-	if err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(c.path, ".git"), unix.AT_FDCWD, filepath.Join(rp.Path, ".git"), unix.RENAME_EXCHANGE); err != nil {
+	if err := exchange(filepath.Join(c.path, ".git"), filepath.Join(rp.Path, ".git")); err != nil {
 		return rp, err
 	}
 	if rp.Base != "" {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // startLimit is how long QEMU has to begin; its bridge scripts run in it.
@@ -95,7 +97,10 @@ func (m *Machine) launch(args []string) error {
 	_ = os.Remove(m.spec.file("qmp"))
 	cmd := exec.CommandContext(context.Background(), args[0], args[1:]...) //nolint:gosec // of a test; it outlives the call
 	cmd.Stdout, cmd.Stderr = &m.log, &m.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {
+		return err
+	}
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with this function

@@ -1,0 +1,10 @@
+//go:build !linux
+
+package qemu
+
+import (
+	"errors"
+	"os"
+)
+
+func lockAsSupervisor(*os.File) error { return errors.ErrUnsupported }
