@@ -17,9 +17,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -121,7 +120,10 @@ func runSetup(ctx context.Context, req guestapi.SetupRun, i int, command string,
 	}
 	cmd.Env = append(slices.Clip(cmd.Env), "SHELL=/bin/bash", "AGENTLAB_REPO="+req.Dir)
 	// What a command leaves in the background ends with it. The client's end ends all.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {
+		return err
+	}
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel, cmd.WaitDelay = end, time.Second
 	err := cmd.Start()
@@ -142,9 +144,7 @@ func runSetup(ctx context.Context, req guestapi.SetupRun, i int, command string,
 // waitSetup waits for a command, and then ends what it has left in the background, which
 // may have its output open.
 func waitSetup(cmd *exec.Cmd, end func() error) error {
-	var info unix.Siginfo
-	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
-	}
+	awaitExit(cmd.Process.Pid)
 	_ = end()
 	return cmd.Wait()
 }
