@@ -28,6 +28,7 @@ type Profile struct {
 	InnerArgs       []string      // further options of the inner sandbox
 	Terminal        string        // one of Terminals; "" means the default, tmux
 	CACertificates  []string      // certificates that guests trust in addition to those of the image, each as PEM
+	NoCache         bool          // its sandboxes do not use the registry cache
 	YAML            string        // source text, for 'profile show'
 }
 

@@ -211,6 +211,21 @@ func (c *Client) RemoveTemplates(ctx context.Context) (api.List[api.Template], e
 	return del[api.List[api.Template]](ctx, c, "templates")
 }
 
+// Cache returns the use of the registry cache.
+func (c *Client) Cache(ctx context.Context) (api.Cache, error) {
+	return get[api.Cache](ctx, c, nil, "cache")
+}
+
+// ClearCache removes all objects of the registry cache.
+func (c *Client) ClearCache(ctx context.Context) (api.CacheCleared, error) {
+	return del[api.CacheCleared](ctx, c, "cache")
+}
+
+// ClearCacheOf removes the objects of one kind of registry from the registry cache.
+func (c *Client) ClearCacheOf(ctx context.Context, kind string) (api.CacheCleared, error) {
+	return del[api.CacheCleared](ctx, c, "cache", kind)
+}
+
 // SandboxPolicy returns the network policy of a sandbox, by VMID or name.
 func (c *Client) SandboxPolicy(ctx context.Context, sandbox string) (api.Policy, error) {
 	return get[api.Policy](ctx, c, nil, "sandboxes", sandbox, "policy")

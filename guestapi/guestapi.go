@@ -54,7 +54,20 @@ type BootstrapResponse struct {
 	// Workspace reports that a workspace is mounted at WorkspaceDir: the caches of
 	// package managers, and unless Job has another path the checkout, are on it.
 	Workspace bool `json:"workspace,omitempty"`
+
+	Cache *RegistryCache `json:"cache,omitempty"` // nil: package managers ask their registries
 }
+
+// RegistryCache is the cache of package registries on the controller's address.
+type RegistryCache struct {
+	URL      string   `json:"url"`                 // without a path, e.g. http://10.77.0.1:8844
+	Kinds    []string `json:"kinds"`               // of registries that the policy allows: "apt", "docker", "go", "npm", "pypi"
+	AptHosts []string `json:"apt_hosts,omitempty"` // mirrors for which the cache is a proxy
+}
+
+// PathCache is the path below which the registry cache answers; below it are the
+// kinds of registries.
+const PathCache = "/cache/"
 
 // Git is the credential for the job's remote.
 type Git struct {

@@ -193,13 +193,18 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
 	{
+		Name: "registry cache", Packages: []string{"internal/regcache"},
+		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate"}, leaves),
+		Why: "the registry cache decides by policies and knows no service, driver or store",
+	},
+	{
 		Name: "guestserver", Packages: []string{"internal/guestserver/..."},
 		May: and([]string{".", "guestapi", "internal/artifact", "internal/guestcheck"}, leaves),
 		Why: "the guest plane shares no code with the control plane and calls services through its own interfaces",
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
-		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/secret"}, serviceNames, leaves),
+		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/regcache", "internal/secret"}, serviceNames, leaves),
 		Why: "the server authenticates, decodes, calls one service and encodes; it imports neither the store nor a driver",
 	},
 	{
@@ -220,7 +225,7 @@ var Layers = append(driverLayers(), []Layer{
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
 			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
-			"internal/recovery", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
+			"internal/recovery", "internal/regcache", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon connects all packages; user interfaces and guests are other programs",
 	},

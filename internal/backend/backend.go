@@ -237,6 +237,14 @@ type EgressLogger interface {
 	EgressLog(ctx context.Context, ref Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
 }
 
+// EgressRecorder is implemented by drivers whose egress log also takes decisions
+// that the controller makes for a guest.
+type EgressRecorder interface {
+	// RecordEgress appends a record to the egress log of a sandbox whose VM
+	// runs. It sets Seq and VMID.
+	RecordEgress(ctx context.Context, ref Ref, r agentlab.EgressRecord) error
+}
+
 // Info describes a driver.
 type Info struct {
 	Name         string // "qemu", "proxmox", …

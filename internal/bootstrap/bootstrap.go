@@ -62,6 +62,12 @@ type Secrets interface {
 	SweepDelivered(ctx context.Context, done func(ctx context.Context, id string) (bool, error)) (int, error)
 }
 
+// Cache is the registry cache; *regcache.Service implements it.
+type Cache interface {
+	// Settings returns what a guest needs to use the cache, nil if it must not.
+	Settings(sb agentlab.Sandbox, prof agentlab.Profile) *guestapi.RegistryCache
+}
+
 // Config is the configuration of a Service. Zero durations and sizes take the
 // default.
 type Config struct {
@@ -69,6 +75,7 @@ type Config struct {
 	Profiles Profiles
 	Secrets  Secrets
 	Info     backend.Info // has the URLs of the guest plane
+	Cache    Cache        // nil: there is none
 
 	TokenTTL      time.Duration // lifetime of a bootstrap token; default 10 min
 	Unused        time.Duration // after which an answer may be lost; default 5 s, longer with each token

@@ -231,6 +231,9 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	if p, err := egress.New(sb.Network); err == nil { // the enforcer compiled the same policy
 		resp.Policy.AllowedDomains = p.AllowedDomains()
 	}
+	if s.cfg.Cache != nil {
+		resp.Cache = s.cfg.Cache.Settings(sb, prof)
+	}
 	if b.Git != (secret.Git{}) {
 		g := guestapi.Git(b.Git)
 		resp.Git = &g

@@ -47,6 +47,8 @@ type Config struct {
 
 	Guest Guest `yaml:"guest"`
 
+	Cache Cache `yaml:"cache"`
+
 	HostNetwork HostNetwork `yaml:"host_network"`
 
 	backends []string           // the values that the key backend may have
@@ -170,6 +172,7 @@ func Default(known ...Backend) Config {
 		DevServers:          DevServers{Enabled: true},
 		Network:             Network{Private: []Private{}},
 		Guest:               Guest{CACertificates: []string{}},
+		Cache:               defaultCache(),
 		HostNetwork:         defaultHostNetwork,
 
 		sections: map[string]Section{},
@@ -277,6 +280,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.Guest.validate(); err != nil {
+		return err
+	}
+	if err := c.Cache.validate(); err != nil {
 		return err
 	}
 	if err := c.HostNetwork.validate(); err != nil {

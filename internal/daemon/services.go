@@ -27,6 +27,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/metrics"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/recovery"
+	"github.com/agentlab-vm/agentlab/internal/regcache"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/server"
@@ -70,6 +71,7 @@ type services struct {
 	audit        *audit.Service
 
 	hostNetwork *hostnet.Local
+	cache       *regcache.Service // nil: it is off
 }
 
 // openServices creates the services that the API calls. undo closes what it
@@ -79,7 +81,7 @@ func openServices(ctx context.Context, cfg Config, settings config.Config, log *
 		space: doctor.NewSpace(cfg.Paths.State, cfg.Paths.Images(), cfg.Paths.Reserve(), int64(settings.Limits.MinFreeMB)<<20, log.With("part", "space"))}
 	s.hostNetwork = hostnet.ForHost(settings, cfg.Paths, log.With("part", "host network"))
 	undo.add(s.hostNetwork.Close)
-	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC, s.openMetrics} {
+	for _, open := range []func(context.Context, *cleanup) error{s.openStore, s.openImages, s.openDriver, s.openCache, s.openArtifacts, s.openBootstrap, s.openAudit, s.openJobs, s.openGC, s.openMetrics} {
 		if err := open(ctx, undo); err != nil {
 			return nil, err
 		}
@@ -174,7 +176,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 
 func (s *services) openBootstrap(context.Context, *cleanup) error {
 	s.bootstrap = bootstrap.New(bootstrap.Config{
-		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.driver.Info(),
+		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.driver.Info(), Cache: s.cache,
 		TokenTTL: s.settings.BootstrapTTL(), ArtifactBytes: s.artifacts.Limits().JobBytes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "bootstrap"),
 	})
@@ -226,7 +228,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	})
 	s.messages = message.New(s.store, agentlab.MessageLimits(s.settings.Messages))
 	s.guests = guestserver.New(guestserver.Config{
-		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages, Leases: s.sandboxes,
+		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages, Leases: s.sandboxes, Cache: s.cache,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})
 	s.sandboxes.ServeGuests(s.guests)
@@ -328,6 +330,7 @@ func (s *services) committed(c store.Commit) {
 	for _, sb := range c.Sandboxes {
 		s.audit.SandboxChanged(sb)
 		s.jobs.SandboxChanged(sb)
+		s.cache.SandboxChanged(sb)
 		if sb.State == agentlab.SandboxDestroyed {
 			s.bootstrap.Forget(sb)
 		}
@@ -396,5 +399,6 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Metrics:     s.metrics,
 		HostNetwork: s.hostNetwork,
 		Tokens:      s.tokens,
+		Cache:       s.cache,
 	}
 }

@@ -78,6 +78,7 @@ type Config struct {
 	Bootstrap Bootstrap
 	Messages  Messages
 	Leases    Leases
+	Cache     Cache // nil: there is no registry cache
 	Limits    Limits
 	Clock     func() time.Time // nil means time.Now
 	Logger    *slog.Logger     // nil means none
@@ -104,7 +105,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, mux: newMux()}
+	s := &Server{cfg: cfg, log: cfg.Logger, mux: withCache(newMux(), cfg.Cache)}
 	s.http = &http.Server{
 		Handler:           s.mux,
 		ReadHeaderTimeout: headerTimeout,
@@ -356,6 +357,27 @@ type Artifacts interface {
 	AppendLog(ctx context.Context, jobID string, offset int64, p []byte) (size int64, full bool, err error)
 	// RepoBundle opens the git bundle given for the job.
 	RepoBundle(ctx context.Context, jobID string) (rc io.ReadSeekCloser, size int64, err error)
+}
+
+// Cache is the registry cache. It has its own limits; *regcache.Service implements
+// it.
+type Cache interface {
+	Wants(r *http.Request) bool
+	Serve(vmid int, w http.ResponseWriter, r *http.Request)
+}
+
+// withCache passes requests for the registry cache to it, and all others to next.
+func withCache(next http.Handler, c Cache) http.Handler {
+	if c == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c.Wants(r) {
+			c.Serve(guestOf(r.Context()).vmid, w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // status maps codes to HTTP statuses of the guest plane.

@@ -69,13 +69,15 @@ var (
 	bundleBytes     = metric{name: "agentlab_doctor_bundle_bytes_total", help: "Size of the doctor bundles that were made."}
 	bundleFailures  = metric{name: "agentlab_doctor_bundle_failures_total", help: "Doctor bundles that were not made, by the code of the error.", label: "code", values: codes}
 	workspaceCheck  = metric{name: "agentlab_workspace_check_seconds", help: "Time of a comparison of workspaces with the backend ('agentlab workspace check'), also of one that failed.", buckets: saveBuckets}
+	cacheRequests   = metric{name: "agentlab_cache_requests_total", help: "Requests of sandboxes to the registry cache: hit and miss were answered from the cache and from the upstream, denied by the network policy, bad ones are not for the cache, and error means that the upstream failed or has no such object.", label: "result", values: []string{"hit", "miss", "denied", "bad", "error"}}
+	cacheBytes      = metric{name: "agentlab_cache_bytes_total", help: "Bytes that the registry cache has sent to sandboxes and received from upstreams.", label: "direction", values: []string{"sent", "received"}}
 	buildInfo       = metric{name: "agentlab_build_info", help: "Always 1; the labels are the version of the daemon and the name of its backend.", label: "version, backend"}
 
 	workspaceCheckFailures = metric{name: "agentlab_workspace_check_failures_total", help: "Comparisons of workspaces with the backend that failed, by the code of the error.", label: "code", values: codes}
 
 	directMetrics = []metric{
 		egressDecisions, messagesPosted, storeWrite, storeWait, storeRead, storeFailures, readFailures,
-		bundleTime, bundleBytes, bundleFailures, workspaceCheck, workspaceCheckFailures,
+		bundleTime, bundleBytes, bundleFailures, workspaceCheck, workspaceCheckFailures, cacheRequests, cacheBytes,
 	}
 )
 

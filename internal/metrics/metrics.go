@@ -173,6 +173,19 @@ func (s *Set) BundleMade(size int, took time.Duration, err error) {
 	s.add(bundleBytes, "", float64(size))
 }
 
+// CacheRequest counts one request to the registry cache by its result.
+func (s *Set) CacheRequest(result string) { s.add(cacheRequests, result, 1) }
+
+// CacheBytes counts bytes that the registry cache has sent to sandboxes, or received
+// from upstreams.
+func (s *Set) CacheBytes(received bool, n int64) {
+	direction := "sent"
+	if received {
+		direction = "received"
+	}
+	s.add(cacheBytes, direction, float64(n))
+}
+
 // called observes how long a call took, and counts its error by code.
 func (s *Set) called(seconds, failures metric, took time.Duration, err error) {
 	s.add(seconds, "", took.Seconds())

@@ -48,6 +48,7 @@ type network struct {
 	Ports   []string  `yaml:"ports"`   // 443, 443/udp, 8000-8010, icmp
 	Limits  limits    `yaml:"limits"`  // 0: the backend's default
 	Private []Private `yaml:"private"` // allowed private destinations; all others are denied
+	Cache   bool      `yaml:"cache"`   // default true: use the registry cache of the host, if it is on
 }
 
 // Private is one private destination that the operator allows.
@@ -106,7 +107,7 @@ func parse(data []byte, files listFiles, keys optionKeys) (*Doc, error) {
 		return nil, err
 	}
 	d := &Doc{
-		Network:   network{Mode: agentlab.NetworkNAT},
+		Network:   network{Mode: agentlab.NetworkNAT, Cache: true},
 		Resources: resources{Cores: 2, MemoryMB: 2048},
 		Storage:   storage{Workspace: "none"},
 		Behavior:  behavior{Mode: "dangerous", TTLMinutesDefault: 180},
@@ -215,6 +216,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		InnerSandbox:    d.innerSandbox(),
 		InnerArgs:       d.Behavior.InnerSandboxArgs,
 		CACertificates:  d.cas,
+		NoCache:         !d.Network.Cache,
 		YAML:            d.text,
 	}
 }

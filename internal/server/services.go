@@ -46,6 +46,7 @@ type Services struct {
 	Clock       Clock
 	Metrics     Metrics
 	Tokens      Tokens // nil: the daemon accepts no tokens
+	Cache       Cache
 }
 
 // Tokens stores the tokens of the API and checks them. *auth.Service implements

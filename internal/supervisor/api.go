@@ -25,6 +25,7 @@ const (
 	pathResume   = "/v1/resume"   // POST → status, once they run, or only the host keeps them paused
 	pathSave     = "/v1/save"     // POST SaveTo → status, once the guest is saved; and has ended, if it does not continue
 	pathVolume   = "/v1/volume"   // POST VolumeTo → status, once the VM has the volume, or it is saved
+	pathEgress   = "/v1/egress"   // POST agentlab.EgressRecord → status, once it is in the egress log
 	pathDial     = "/v1/dial"     // POST ?port=N Upgrade: streamUpgrade → a TCP stream to the guest
 
 	streamUpgrade = "agentlab-tcp"
@@ -52,6 +53,7 @@ func (s *supervisor) handler() http.Handler {
 	mux.HandleFunc("POST "+pathStop, s.serveStop)
 	mux.HandleFunc("PUT "+pathNetwork, s.serveNetwork)
 	mux.HandleFunc("PUT "+pathDeadline, s.serveDeadline)
+	mux.HandleFunc("POST "+pathEgress, s.serveEgress)
 	mux.HandleFunc("POST "+pathSave, s.serveSave)
 	mux.HandleFunc("POST "+pathVolume, s.serveVolume)
 	mux.HandleFunc("POST "+pathSuspend, s.serveSuspend(true))

@@ -46,6 +46,15 @@ func (c client) setNetwork(ctx context.Context, n agentlab.Network) error {
 	return err
 }
 
+func (c client) recordEgress(ctx context.Context, r agentlab.EgressRecord) error {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "encode the record: %w", err)
+	}
+	_, err = c.call(ctx, http.MethodPost, pathEgress, body)
+	return err
+}
+
 func (c client) call(ctx context.Context, method, path string, body []byte) (status, error) {
 	var st status
 	conn, resp, err := c.do(ctx, method, path, "", body)

@@ -240,6 +240,11 @@ func (d Dir) Egress(ctx context.Context, after int64, limit int) ([]agentlab.Egr
 	return egresslog.Read(ctx, d.file(fileEgress), after, limit)
 }
 
+// RecordEgress implements backend.EgressRecorder.RecordEgress.
+func (d Dir) RecordEgress(ctx context.Context, r agentlab.EgressRecord) error {
+	return client(d.Path).recordEgress(ctx, r)
+}
+
 // SetNetwork changes the network policy of a VM in any power state. If there
 // is no supervisor to store it, stopped stores it.
 func (d Dir) SetNetwork(ctx context.Context, n agentlab.Network, stopped func() error) error {

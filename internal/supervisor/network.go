@@ -34,6 +34,20 @@ func (s *supervisor) serveNetwork(w http.ResponseWriter, r *http.Request) {
 	writeJSONBody(w, http.StatusOK, s.status())
 }
 
+// maxRecord is the maximum size of a record that a supervisor accepts, in bytes.
+const maxRecord = 16 << 10
+
+// serveEgress appends a decision of the controller to the egress log.
+func (s *supervisor) serveEgress(w http.ResponseWriter, r *http.Request) {
+	var rec agentlab.EgressRecord
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRecord)).Decode(&rec); err != nil {
+		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid record: %w", err))
+		return
+	}
+	s.egressLog.Write(rec)
+	writeJSONBody(w, http.StatusOK, s.status())
+}
+
 // setNetwork compiles, stores and then enforces a policy. After an error the
 // old policy stays. A request whose client has disconnected is dropped, because
 // a later request may have set another policy.

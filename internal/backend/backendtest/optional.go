@@ -17,6 +17,7 @@ var optional = []struct { //nolint:gochecknoglobals // a constant table
 	{"DeadlineSetter", implements[backend.DeadlineSetter]},
 	{"DiskSuspender", implements[backend.DiskSuspender]},
 	{"EgressLogger", implements[backend.EgressLogger]},
+	{"EgressRecorder", implements[backend.EgressRecorder]},
 	{"MemoryReporter", implements[backend.MemoryReporter]},
 	{"NetworkUpdater", implements[backend.NetworkUpdater]},
 	{"NumberChecker", implements[backend.NumberChecker]},

@@ -14,6 +14,7 @@ import (
 
 var (
 	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.EgressRecorder = (*Driver)(nil)
 	_ backend.NetworkUpdater = (*Driver)(nil)
 )
 
@@ -93,6 +94,15 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	i, _ := slices.BinarySearchFunc(in.rec.Egress, after+1, func(r agentlab.EgressRecord, seq int64) int { return int(r.Seq - seq) })
 	out := slices.Clone(in.rec.Egress[i:])
 	return out[:min(limit, len(out))], nil
+}
+
+// RecordEgress implements backend.EgressRecorder.
+func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
+	if err := d.point(ctx, OpRecordEgress, Before, ref); err != nil {
+		return err
+	}
+	r.Seq = 0
+	return d.h.AddEgress(ref, r)
 }
 
 // AddEgress writes records to the egress log of an instance. It sets Seq,

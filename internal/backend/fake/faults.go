@@ -30,6 +30,8 @@ const (
 	OpConsoleLog  Op = "console_log"
 	OpEgressLog   Op = "egress_log"
 
+	OpRecordEgress Op = "record_egress"
+
 	OpUpdateNetwork Op = "update_network"
 	OpSetDeadline   Op = "set_deadline"
 	OpSuspendToDisk Op = "suspend_to_disk"

@@ -115,6 +115,7 @@ var (
 	_ backend.DiskSuspender  = (*Driver)(nil)
 	_ backend.Snapshotter    = (*Driver)(nil)
 	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.EgressRecorder = (*Driver)(nil)
 	_ backend.DeadlineSetter = (*Driver)(nil)
 	_ backend.Templates      = (*Driver)(nil)
 	_ backend.MemoryReporter = (*Driver)(nil)

@@ -74,6 +74,15 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return d.supervised(f).Egress(ctx, after, limit)
 }
 
+// RecordEgress implements backend.EgressRecorder.
+func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
+	f, err := d.load(ref)
+	if err != nil {
+		return err
+	}
+	return d.supervised(f).RecordEgress(ctx, r)
+}
+
 // Memory implements backend.MemoryReporter.
 func (d *Driver) Memory(_ context.Context, ref backend.Ref) (backend.Memory, error) {
 	f, err := d.load(ref)

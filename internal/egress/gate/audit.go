@@ -34,6 +34,21 @@ type recorder struct {
 	done    chan struct{}
 }
 
+// Recorder records decisions that are made outside of a Gate, as a Gate does.
+type Recorder struct{ r *recorder }
+
+// NewRecorder returns a Recorder that passes records to emit, one at a time, in a
+// separate goroutine. Close ends it.
+func NewRecorder(emit func(agentlab.EgressRecord)) *Recorder {
+	return &Recorder{newRecorder(emit, time.Now, Limits{}.withDefaults().AuditRate)}
+}
+
+// Record records a decision. Time, Last and Count are set here.
+func (r *Recorder) Record(d agentlab.EgressRecord) { r.r.record(d) }
+
+// Close passes on the remaining records and waits for it.
+func (r *Recorder) Close() { r.r.close() }
+
 // repeats counts the decisions of a window after its first.
 type repeats struct {
 	first, last time.Time

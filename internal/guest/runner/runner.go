@@ -79,6 +79,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		if err := r.trust(ctx); err != nil {
 			return err
 		}
+		r.useCache(ctx)
 		r.log.Info("there is no job; secrets are staged")
 		return nil
 	}
@@ -211,6 +212,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 	} else if err != nil {
 		return r.failed("clone", err), nil
 	}
+	r.useCache(ctx)
 	if !r.job.Salvage && (r.job.RepoURL != "" || r.job.Bundled) {
 		r.control.phase("clone")
 	}

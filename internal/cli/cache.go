@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) cacheCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "cache", Short: "Manage the registry cache of sandboxes",
+		Long: `Manage the registry cache, through which sandboxes download packages of npm,
+Python, Go, Debian, Ubuntu and Docker, so that several sandboxes download a
+package once. It is off by default; docs/cache.md describes it.`,
+	}
+	cmd.AddCommand(a.cacheStatusCmd(), a.cacheClearCmd())
+	return cmd
+}
+
+func (a *App) cacheStatusCmd() *cobra.Command {
+	return query(a, "status", "Show the use of the registry cache", exactArgs(), all((*client.Client).Cache), func(s api.Cache) error {
+		if !s.Enabled {
+			_, err := fmt.Fprintln(a.Stdout, "The registry cache is off: set cache.enabled: true in config.yaml.")
+			return err
+		}
+		t := newTable(a.Stdout, "KIND", "OBJECTS", "SIZE")
+		total := api.CacheUsage{}
+		for _, u := range s.Use {
+			t.row(u.Kind, fmt.Sprint(u.Objects), byteSize(u.Bytes))
+			total.Objects, total.Bytes = total.Objects+u.Objects, total.Bytes+u.Bytes
+		}
+		t.row("total", fmt.Sprint(total.Objects), byteSize(total.Bytes)+" of "+byteSize(s.MaxBytes))
+		return t.flush()
+	})
+}
+
+func (a *App) cacheClearCmd() *cobra.Command {
+	kinds := []string{"npm", "pypi", "go", "apt", "docker"}
+	cmd := &cobra.Command{
+		Use: "clear [KIND]", Short: "Remove what the registry cache has stored", Args: cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs), ValidArgs: kinds,
+		Long: `Remove what the registry cache has stored, of all registries or of one kind:
+npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
+		Example: `  agentlab cache clear
+  agentlab cache clear apt`,
+	}
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		call := (*client.Client).ClearCache
+		if len(args) == 1 {
+			call = func(c *client.Client, ctx context.Context) (api.CacheCleared, error) {
+				return c.ClearCacheOf(ctx, args[0])
+			} //nolint:revive // as the method
+		}
+		gone, err := call(c, ctx)
+		if err != nil {
+			return err
+		}
+		return a.done(gone, "%s removed (%s)", agentlab.Plural(gone.Objects, "object"), byteSize(gone.Bytes))
+	})
+	return cmd
+}

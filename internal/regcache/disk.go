@@ -1,0 +1,310 @@
+package regcache
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// meta is the first line of the file of an object. What follows is its content.
+type meta struct {
+	URL         string    `json:"url"` // for people
+	Via         []string  `json:"via"` // HOST:PORT of each server that was asked
+	ContentType string    `json:"content_type,omitempty"`
+	ETag        string    `json:"etag,omitempty"`
+	Modified    time.Time `json:"modified,omitzero"`
+	Digest      string    `json:"digest,omitempty"` // sha256:HEX of the content of an index of Docker
+}
+
+// maxMeta is the maximum length of the line of a meta, in bytes.
+const maxMeta = 16 << 10
+
+// store has the objects on disk, each in the file objects/KIND/XX/ID. A file in tmp
+// is being written; it is not an object.
+type store struct {
+	dir string
+	max int64
+
+	mu      sync.Mutex
+	entries map[string]*entry // by kind/id
+	total   int64
+	epoch   int // changes when objects are cleared
+}
+
+// entry is a stored object.
+type entry struct {
+	kind    Kind
+	size    int64     // of the file
+	used    time.Time // last use
+	checked time.Time // when the upstream was last asked; the file's time of modification
+}
+
+// object is an open object.
+type object struct {
+	file *os.File
+	meta meta
+	off  int64 // of the content in the file
+	size int64 // of the content
+
+	checked time.Time
+}
+
+// id returns the name of the object with a key.
+func id(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+func (st *store) tmp() string { return filepath.Join(st.dir, "tmp") }
+
+func (st *store) path(kind Kind, id string) string {
+	return filepath.Join(st.dir, "objects", string(kind), id[:2], id)
+}
+
+// openStore reads the names and sizes of all objects, and removes incomplete ones.
+func openStore(dir string, most int64) (*store, error) {
+	st := &store{dir: dir, max: most, entries: map[string]*entry{}}
+	if err := errors.Join(os.RemoveAll(st.tmp()), os.MkdirAll(st.tmp(), 0o700)); err != nil {
+		return nil, err
+	}
+	for _, kind := range Kinds {
+		base := filepath.Join(dir, "objects", string(kind))
+		err := filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if len(d.Name()) != 2*sha256.Size {
+				return os.Remove(path) //nolint:gosec // the directory belongs to the cache alone
+			}
+			st.entries[string(kind)+"/"+d.Name()] = &entry{kind, info.Size(), info.ModTime(), info.ModTime()}
+			st.total += info.Size()
+			return nil
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	st.evict()
+	return st, nil
+}
+
+// open returns an object, nil if it is not stored. An invalid file is removed.
+func (st *store) open(kind Kind, key string) *object {
+	name := id(key)
+	st.mu.Lock()
+	e := st.entries[string(kind)+"/"+name]
+	if e == nil {
+		st.mu.Unlock()
+		return nil
+	}
+	e.used = time.Now()
+	size, checked := e.size, e.checked
+	st.mu.Unlock()
+	o, err := readObject(st.path(kind, name), size)
+	if err != nil {
+		st.remove(kind, name)
+		return nil
+	}
+	o.checked = checked
+	return o
+}
+
+func readObject(path string, size int64) (*object, error) {
+	f, err := os.Open(path) //nolint:gosec // a file of the cache
+	if err != nil {
+		return nil, err
+	}
+	o := &object{file: f}
+	info, err := f.Stat()
+	if err == nil && info.Size() != size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil {
+		err = o.readMeta()
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	o.size = size - o.off
+	return o, nil
+}
+
+func (o *object) readMeta() error {
+	line, err := bufio.NewReaderSize(io.NewSectionReader(o.file, 0, maxMeta), maxMeta).ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	o.off = int64(len(line))
+	return json.Unmarshal(line, &o.meta)
+}
+
+func (o *object) content() *io.SectionReader { return io.NewSectionReader(o.file, o.off, o.size) }
+
+func (o *object) close() { _ = o.file.Close() }
+
+// draft is an object that is being written.
+type draft struct {
+	st    *store
+	file  *os.File
+	off   int64
+	size  int64 // of the content so far
+	epoch int
+}
+
+// create begins an object.
+func (st *store) create(m meta) (*draft, error) {
+	line, err := json.Marshal(m)
+	if err == nil && len(line) >= maxMeta {
+		err = errors.New("the description of the object is too long")
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(st.tmp(), "")
+	if err != nil {
+		return nil, err
+	}
+	st.mu.Lock()
+	epoch := st.epoch
+	st.mu.Unlock()
+	d := &draft{st: st, file: f, off: int64(len(line) + 1), epoch: epoch}
+	if _, err := io.Copy(f, bytes.NewReader(append(line, '\n'))); err != nil {
+		d.drop()
+		return nil, err
+	}
+	return d, nil
+}
+
+// drop deletes the file. Readers that have it open can read on.
+func (d *draft) drop() { _ = os.Remove(d.file.Name()) }
+
+// keep makes the draft the object of a key.
+func (d *draft) keep(kind Kind, key string) error {
+	name := id(key)
+	path := d.st.path(kind, name)
+	err := d.file.Sync()
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o700)
+	}
+	if err != nil {
+		d.drop()
+		return err
+	}
+	d.st.mu.Lock()
+	defer d.st.mu.Unlock()
+	if d.epoch != d.st.epoch { // the cache was cleared since the download began
+		d.drop()
+		return nil
+	}
+	if err := os.Rename(d.file.Name(), path); err != nil {
+		d.drop()
+		return err
+	}
+	full := string(kind) + "/" + name
+	if old := d.st.entries[full]; old != nil {
+		d.st.total -= old.size
+	}
+	now := time.Now()
+	d.st.entries[full] = &entry{kind, d.off + d.size, now, now}
+	d.st.total += d.off + d.size
+	d.st.evict()
+	return nil
+}
+
+// evict removes the objects that were used least recently until the rest fits.
+// The caller holds the lock, or is alone.
+func (st *store) evict() {
+	if st.total <= st.max {
+		return
+	}
+	names := make([]string, 0, len(st.entries))
+	for name := range st.entries {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return st.entries[a].used.Compare(st.entries[b].used) })
+	for _, name := range names {
+		if st.total <= st.max-st.max/20 { // a little more, so that it is rarely done
+			return
+		}
+		st.removeLocked(name)
+	}
+}
+
+func (st *store) removeLocked(full string) {
+	e := st.entries[full]
+	if e == nil {
+		return
+	}
+	err := os.Remove(st.path(e.kind, strings.TrimPrefix(full, string(e.kind)+"/")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	st.total -= e.size
+	delete(st.entries, full)
+}
+
+func (st *store) remove(kind Kind, name string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.removeLocked(string(kind) + "/" + name)
+}
+
+// touch records that the upstream has confirmed an object.
+func (st *store) touch(kind Kind, key string) {
+	name := id(key)
+	now := time.Now()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if e := st.entries[string(kind)+"/"+name]; e != nil {
+		e.checked, e.used = now, now
+		_ = os.Chtimes(st.path(kind, name), now, now) // otherwise it is checked again after a restart
+	}
+}
+
+func (st *store) usage(kind Kind) Usage {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	u := Usage{Kind: kind}
+	for _, e := range st.entries {
+		if e.kind == kind {
+			u.Objects++
+			u.Bytes += e.size
+		}
+	}
+	return u
+}
+
+func (st *store) clear(kind Kind) (Usage, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.epoch++
+	gone := Usage{Kind: kind}
+	for name, e := range st.entries {
+		if kind != "" && e.kind != kind {
+			continue
+		}
+		st.removeLocked(name)
+		if st.entries[name] != nil {
+			return gone, errors.New("an object of the cache cannot be removed")
+		}
+		gone.Objects++
+		gone.Bytes += e.size
+	}
+	return gone, nil
+}
