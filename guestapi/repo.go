@@ -39,6 +39,16 @@ type RepoWorktree struct {
 	Uncommitted int    `json:"uncommitted"`      // files with uncommitted changes
 }
 
+// RepoPrograms is the output of 'agentlab-agent repo programs DIR': what runs with a
+// working directory in DIR, which is relative to RepoDir.
+type RepoPrograms struct {
+	Names  []string `json:"names"`  // of programs other than shells
+	Shells int      `json:"shells"` // shells that wait for a command
+}
+
+// MaxRepoPrograms limits RepoPrograms.Names.
+const MaxRepoPrograms = 20
+
 // RepoPack is the input of 'agentlab-agent repo pack', which writes a git bundle, or
 // nothing if the receiver has everything.
 type RepoPack struct {

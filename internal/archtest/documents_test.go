@@ -86,6 +86,16 @@ func TestCriteriaHaveTests(t *testing.T) {
 			t.Errorf("criterion %s of seed 004 has no test", id)
 		}
 	}
+	for prefix, most := range map[string]int{
+		"VM.": 3, "NET.": 4, "SZ.": 5, "IMG.": 4, "CFG.": 3, "SEC.": 3, "WF.": 3, "CAN.": 10, "NOT.": 8, "RES.": 3, "PH.": 3,
+	} {
+		for n := range most {
+			id := prefix + strconv.Itoa(n+1)
+			if !regexp.MustCompile(`(?m)^//\t` + regexp.QuoteMeta(id) + ` .*(Test|open: |see )`).MatchString(table) {
+				t.Errorf("requirement %s of seed 003 has no test and no reason", id)
+			}
+		}
+	}
 }
 
 // docs/architecture.md follows `job run` file by file. The section must name

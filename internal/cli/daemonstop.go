@@ -3,12 +3,14 @@ package cli
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -31,7 +33,10 @@ func (a *App) daemonStop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Terminals that lose their connection now do not start another daemon.
+	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
 	if err := c.StopDaemon(ctx); err != nil {
+		_ = os.Remove(stoppedMark(socket))
 		unwatch(ended)
 		return err
 	}
@@ -44,6 +49,19 @@ func (a *App) daemonStop(ctx context.Context) error {
 	}
 	a.progressf("daemon stopped")
 	return nil
+}
+
+// stoppedMark is a file next to the socket of a daemon that a user has stopped. The next
+// daemon removes it.
+func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
+
+// stoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
+func (a *App) stoppedByUser() bool {
+	socket, err := a.socketPath()
+	if err == nil {
+		_, err = os.Stat(stoppedMark(socket))
+	}
+	return err == nil && !a.explicitDaemon()
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of

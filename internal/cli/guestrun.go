@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -107,7 +108,18 @@ var errGuestEnded = errors.New("the guest ended before the end of the archive") 
 
 // guestFault is the error for a command of a guest that failed.
 func guestFault(req guestapi.ExecRequest, code int, text string) error {
-	if agentlabProgram := len(req.Command) > 0 && req.Command[0] == "agentlab-agent"; agentlabProgram && (code == 127 || code == 2) {
+	program := ""
+	if len(req.Command) > 0 {
+		program = req.Command[0]
+	}
+	switch {
+	case code == 127 && program == "agentlab-agent" && strings.Contains(text, "is not installed"): // the message of agentlab-agent
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, "agentlab-agent: ")).
+			WithHint("choose an image that has it, in the profile, and start again with --fresh: agentlab image list")
+	case code == 127 && program != "agentlab-agent":
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", sanitize(program), cmp.Or(text, "it is not installed")).
+			WithHint("install %s in the sandbox, or choose an image that has it", sanitize(program))
+	case program == "agentlab-agent" && (code == 127 || code == 2):
 		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox has another version of AgentLab: %s", text).
 			WithHint("build it again: agentlab image build NAME; then create a sandbox from it")
 	}

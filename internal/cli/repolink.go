@@ -46,14 +46,14 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 	}
 	l := repoLink{path: top, remote: remoteName}
 	if branch != "" {
-		if err := agentlab.ValidateRef(branch); err != nil {
+		if err := checkBranch(branch, "branch"); err != nil {
 			return l, err
 		}
-		l.remote += "-" + agentlab.SessionNameOf(branch)
+		l.branch, l.remote = branch, branchRemote(ctx, top, branch)
 	}
-	url, err := git(ctx, top, "config", "--local", "--get", "remote."+l.remote+".url")
-	if err != nil {
-		return l, nil //nolint:nilerr // there is no such remote
+	url := l.key(ctx, "url")
+	if url == "" {
+		return l, nil
 	}
 	name, ours := strings.CutPrefix(url, remoteScheme)
 	if !ours {
@@ -64,12 +64,28 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 	return l, nil
 }
 
+// branchRemote returns the remote of the session of a branch. Branches such as feature/a
+// and feature-a have the same name without the characters that a remote cannot have: the
+// second one gets a hash.
+func branchRemote(ctx context.Context, path, branch string) string {
+	plain := repoLink{path: path, remote: remoteName + "-" + agentlab.SessionNameOf(branch)}
+	hashed := repoLink{path: path, remote: plain.remote + "-" + shortHash(branch)}
+	if owner := plain.key(ctx, branchKey); hashed.key(ctx, "url") != "" || owner != "" && owner != branch {
+		return hashed.remote
+	}
+	return plain.remote
+}
+
+func shortHash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:3])
+}
+
 // currentLink is findLink for the branch that is checked out if that has a session of its
 // own, and otherwise for the repository.
 func currentLink(ctx context.Context, path string) (repoLink, error) {
 	if branch, err := git(ctx, path, "symbolic-ref", "--quiet", "--short", "HEAD"); err == nil && branch != "" {
 		if l, err := findLink(ctx, path, branch); err == nil && l.session != "" {
-			l.branch = branch
 			return l, nil
 		}
 	}
@@ -88,10 +104,12 @@ func (l repoLink) projectName(branch string) string {
 	return name
 }
 
-// hash is a short hash of the path.
+// hash is a short hash of the path, and of the branch if the session is for one.
 func (l repoLink) hash() string {
-	sum := sha256.Sum256([]byte(l.path))
-	return hex.EncodeToString(sum[:3])
+	if l.branch == "" {
+		return shortHash(l.path)
+	}
+	return shortHash(l.path + "\x00" + l.branch)
 }
 
 // set writes the link to the configuration of the repository.
@@ -100,6 +118,7 @@ func (l *repoLink) set(ctx context.Context, session, profile string) error {
 	for _, kv := range [][2]string{
 		{"url", remoteScheme + session},
 		{profileKey, profile},
+		{branchKey, l.branch},
 		{"fetch", "+refs/heads/*:" + l.ref("*")},
 		{"tagOpt", "--no-tags"},
 		{"skipFetchAll", "true"}, // it would start the sandbox
@@ -126,6 +145,9 @@ func (l *repoLink) setKey(ctx context.Context, name, value string) error {
 // A session that takes the place of a deleted one has the same profile: otherwise the new
 // one could have more network than the user chose for the repository.
 const profileKey = "agentlabProfile"
+
+// branchKey is like profileKey, for the branch that the session is for.
+const branchKey = "agentlabBranch"
 
 // profile returns the profile of the session, also after the session was deleted, or else
 // the default.
@@ -293,7 +315,7 @@ func (l repoLink) freeName(ctx context.Context, c *client.Client, branch string)
 	}
 }
 
-// longName is projectName with a hash of the path, which no other repository has.
+// longName is projectName with a hash of the path and the branch, which no other one has.
 func (l repoLink) longName(branch string) string {
 	name := l.projectName(branch)
 	return agentlab.SessionNameOf(name[:min(len(name), 30)] + "-" + l.hash())

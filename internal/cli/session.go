@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,10 +65,26 @@ names another one.`,
 }
 
 func (a *App) sessionListCmd() *cobra.Command {
-	return query(a, "list", "List sessions", exactArgs(), all((*client.Client).Sessions), func(list api.List[api.Session]) error {
-		t := newTable(a.Stdout, "NAME", "ID", "SANDBOX", "STATE", "BRANCH", "PROFILE", "WORKSPACE", "AGE")
+	var linked map[string]string
+	fetch := func(ctx context.Context, c *client.Client, _ []string) (api.List[api.Session], error) {
+		linked = linkedBranches(ctx)
+		return c.Sessions(ctx)
+	}
+	return query(a, "list", "List sessions", exactArgs(), fetch, func(list api.List[api.Session]) error {
+		// Most sessions are for no branch: their agents work on the one that they like.
+		branch := func(s api.Session) string { return cmp.Or(s.Branch, linked[s.ID]) }
+		head := []string{"NAME", "ID", "SANDBOX", "STATE", "PROFILE", "WORKSPACE", "AGE"}
+		some := slices.ContainsFunc(list.Items, func(s api.Session) bool { return branch(s) != "" })
+		if some {
+			head = slices.Insert(head, 4, "BRANCH")
+		}
+		t := newTable(a.Stdout, head...)
 		for _, s := range list.Items {
-			t.row(s.Name, s.ID, orDash(s.Sandbox), orDash(s.State), orDash(s.Branch), s.Profile, s.WorkspaceID, a.age(s.CreatedAt))
+			row := []any{s.Name, s.ID, orDash(s.Sandbox), orDash(s.State), s.Profile, s.WorkspaceID, a.age(s.CreatedAt)}
+			if some {
+				row = slices.Insert(row, 4, any(orDash(branch(s))))
+			}
+			t.row(row...)
 		}
 		return t.flush()
 	})

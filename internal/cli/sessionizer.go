@@ -46,14 +46,12 @@ type sessionizerEntry struct {
 	// Worktrees are the branches of the work trees of a running session.
 	Worktrees []string `json:"worktrees,omitempty"`
 
-	repo listedRepo
-	dir  string // the repository on this machine
-	link repoLink
-	at   api.Session
+	other bool // a session of a repository that the sessionizer does not know
+	repo  listedRepo
+	dir   string // the repository on this machine
+	link  repoLink
+	at    api.Session
 }
-
-// tmux is the name of the local tmux session.
-func (e sessionizerEntry) tmux() string { return e.repo.sessionName() }
 
 func (a *App) sessionizerCmd() *cobra.Command {
 	var f sessionizerFlags
@@ -63,7 +61,8 @@ func (a *App) sessionizerCmd() *cobra.Command {
 		Long: `Choose a repository of repos.txt or a running one in fzf, start its session if it does
 not run, and switch to its local tmux session. Its windows vim, server, agent, git and
 scratch show terminals in the VM. The work trees of running sessions are listed too, as
-OWNER/REPO/BRANCH: each has a window with its own terminal.
+OWNER/REPO/BRANCH: each has a window with its own terminal. Running sessions of other
+repositories are listed by their names.
 
 The files repos.txt, resources.yaml and network-allowlist.txt are in the directory
 sessionizer of the configuration directory; they are created with examples. A
@@ -77,7 +76,7 @@ repository without a path is cloned to this machine first.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&f.list, "list", false, "list the repositories that have a session")
+	flags.BoolVar(&f.list, "list", false, "list the repositories that have a session, and other running sessions")
 	flags.StringVar(&f.stop, "stop", "", "stop the VM of this repository, OWNER/REPO; its disk stays")
 	flags.StringVar(&f.destroy, "destroy", "", "delete the session of this repository, OWNER/REPO, with its VM")
 	flags.StringVar(&f.agent, "agent", "", "agent to run: claude, codex, opencode, gemini, or none (default: git config agentlab.agent, or claude)")
@@ -169,7 +168,8 @@ func (s *sessionizer) entry(ctx context.Context, r listedRepo, all []api.Session
 	return e, nil
 }
 
-// entries are the repositories of repos.txt and those that have been cloned.
+// entries are the repositories of repos.txt and those that have been cloned, and the
+// running sessions of all others.
 func (s *sessionizer) entries(ctx context.Context) (out []sessionizerEntry, err error) {
 	all, err := s.c.Sessions(ctx)
 	if err != nil {
@@ -195,6 +195,12 @@ func (s *sessionizer) entries(ctx context.Context) (out []sessionizerEntry, err 
 		out = append(out, e)
 	}
 	s.findWorktrees(ctx, out)
+	for _, got := range all.Items {
+		known := slices.ContainsFunc(out, func(e sessionizerEntry) bool { return e.at.ID == got.ID })
+		if e := otherSession(got); !known && e.Running {
+			out = append(out, e)
+		}
+	}
 	return out, nil
 }
 
@@ -238,13 +244,16 @@ func (s *sessionizer) worktrees(ctx context.Context, e sessionizerEntry) ([]stri
 	return branches, nil
 }
 
-// one is the entry of the repository with a name.
+// one is the entry of the repository with a name, or of a session with a name.
 func (s *sessionizer) one(ctx context.Context, name string) (sessionizerEntry, error) {
-	r, err := s.repo(name)
+	all, err := s.c.Sessions(ctx)
 	if err != nil {
 		return sessionizerEntry{}, err
 	}
-	all, err := s.c.Sessions(ctx)
+	if i := slices.IndexFunc(all.Items, func(got api.Session) bool { return got.Name == name }); i >= 0 { // it has no slash
+		return otherSession(all.Items[i]), nil
+	}
+	r, err := s.repo(name)
 	if err != nil {
 		return sessionizerEntry{}, err
 	}
@@ -307,6 +316,9 @@ func (s *sessionizer) destroy(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	if e.other {
+		return usageErrorf("session %s is of a repository that the sessionizer does not know", e.Session).WithHint("delete it in its repository: agentlab rm")
+	}
 	how := removal{yes: s.f.yes, force: s.f.force, command: "agentlab sessionizer --destroy " + e.Repo}
 	if err := s.removeSession(ctx, s.c, &e.link, how); err != nil {
 		return err
@@ -341,6 +353,10 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 	e, err := s.one(ctx, name)
 	if err != nil {
 		return err
+	}
+	if e.other && !e.Running {
+		return usageErrorf("session %s is of a repository that the sessionizer does not know, and does not run", e.Session).
+			WithHint("start it in its repository: agentlab start; or attach to it: agentlab attach %s", e.Session)
 	}
 	if !e.Running {
 		if err := s.start(ctx, &e); err != nil {

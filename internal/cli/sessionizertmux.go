@@ -13,7 +13,24 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 )
+
+// tmux is the name of the local tmux session.
+func (e sessionizerEntry) tmux() string {
+	if e.other {
+		return "agent-session-" + e.Session
+	}
+	return e.repo.sessionName()
+}
+
+// otherSession is the entry of a session that is listed by its own name.
+func otherSession(s api.Session) sessionizerEntry {
+	return sessionizerEntry{
+		Repo: s.Name, Session: s.Name, Sandbox: s.Sandbox, State: s.State, Running: s.Sandbox != "" && isUp(api.Sandbox{State: s.State}),
+		other: true, dir: os.Getenv("HOME"), at: s,
+	}
+}
 
 // tmuxWindow is a window of the local tmux session of a repository.
 type tmuxWindow struct {

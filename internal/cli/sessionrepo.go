@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -29,6 +30,7 @@ type sessionRepo struct {
 	c       *client.Client
 	sandbox string
 	path    string // the user's repository
+	left    *int64 // bytes that fetches may get in total; nil means that only each is limited
 }
 
 // call runs a command of 'agentlab-agent repo'.
@@ -115,15 +117,26 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	if err := json.NewEncoder(&in).Encode(guestapi.RepoPack{Branches: branches, Have: have, Changes: changes, Dir: dir}); err != nil {
 		return err
 	}
-	out := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: errOutputTooLarge}
-	err = r.call(ctx, &in, out, "pack")
+	limit := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: errOutputTooLarge}
+	if r.left != nil {
+		limit.Left, limit.Fail = *r.left, errSyncTotal
+	}
+	most := limit.Left
+	err = r.call(ctx, &in, limit, "pack")
+	if r.left != nil {
+		*r.left = limit.Left
+		if errors.Is(err, errSyncTotal) {
+			*r.left = 0
+			err = agentlab.Errorf(agentlab.CodeLimit, "%w", errSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
+		}
+	}
 	if closeErr := file.Close(); err == nil {
 		err = closeErr
 	}
 	if err != nil {
 		return err
 	}
-	if out.Left == maxGuestBundle {
+	if limit.Left == most {
 		return fn(nil)
 	}
 	refs := []string{guestapi.RefChanges}

@@ -262,9 +262,9 @@ func TestWorkOnlyInSession(t *testing.T) {
 	userGit(t, w.user, "branch", "-q", "mine", "refs/remotes/agentlab/fix")
 	check("")
 	st.Worktrees = append(st.Worktrees, guestapi.RepoWorktree{Dir: ".worktrees/x", Head: strings.Repeat("ab", 20), Uncommitted: 2})
-	check("commits of the detached HEAD of /work/repo/.worktrees/x; 2 files with uncommitted changes in /work/repo/.worktrees/x")
+	check("commits of the detached HEAD of /workspace/.worktrees/x; 2 files with uncommitted changes in /workspace/.worktrees/x")
 	st.Worktrees, st.Elsewhere = st.Worktrees[:1], 1
-	check("stashes or work trees outside of /work/repo")
+	check("stashes or work trees outside of /workspace")
 }
 
 // Nothing that a guest answers changes anything but the refs of its session.

@@ -142,7 +142,7 @@ func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbo
 	if worktree == "" {
 		return guestapi.RepoDir, nil
 	}
-	w := &openedSession{sessionRepo{c, fmt.Sprint(sb.VMID), l.path}, s, l, guestapi.RepoState{}}
+	w := newOpened(c, s, sb, l)
 	var err error
 	if w.state, err = w.sessionRepo.state(ctx); err != nil {
 		return "", err

@@ -136,10 +136,8 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 	if o.agent == shellOnly && (o.resume || len(o.args) > 0) {
 		return usageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
 	}
-	if o.worktree != "" {
-		if err := agentlab.ValidateRef(o.worktree); err != nil {
-			return err
-		}
+	if err := checkBranch(o.worktree, "worktree"); err != nil {
+		return err
 	}
 	if err := checkMultiplexer(o.multiplexer); err != nil {
 		return err

@@ -107,6 +107,7 @@ everything is copied, or nothing.`,
 		if err != nil {
 			return err
 		}
+		defer a.leave(ctx, w)
 		return a.syncCommits(ctx, w, into, worktree, fetchOnly)
 	})
 	return cmd
@@ -144,6 +145,8 @@ type openedSession struct {
 	session api.Session
 	link    repoLink
 	state   guestapi.RepoState
+	// wasStopped is set if the sandbox was stopped or missing before, see leave.
+	wasStopped bool
 }
 
 // openSession starts the sandbox of a session if necessary, and reads the state of its
@@ -161,12 +164,15 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 	if err != nil {
 		return nil, err
 	}
-	if !isUp(api.Sandbox{State: s.State}) {
+	w := newOpened(c, s, sb, l)
+	if !isUp(api.Sandbox{State: s.State}) && !w.wasStopped {
 		a.progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}
-	w := &openedSession{sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, s, l, guestapi.RepoState{}}
 	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")
+	}
+	if err != nil {
+		a.leave(ctx, w)
 	}
 	return w, err
 }
@@ -213,6 +219,9 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return b.keep(ctx, nil)
 	})
 	if err != nil {
+		return got, err
+	}
+	if err := a.clearWay(ctx, w, have, branches); err != nil {
 		return got, err
 	}
 	var update strings.Builder
@@ -369,7 +378,7 @@ func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree
 
 // forwardBranch sets a branch that is not checked out to a descendant, or creates it.
 func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*merged, error) {
-	if err := agentlab.ValidateRef(branch); err != nil {
+	if err := checkBranch(branch, "into"); err != nil {
 		return nil, err
 	}
 	to, err := git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")

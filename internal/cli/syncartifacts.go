@@ -76,6 +76,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 	if err != nil {
 		return err
 	}
+	defer a.leave(ctx, w)
 	got, err := a.pullArtifacts(ctx, w, o)
 	if err != nil {
 		return err

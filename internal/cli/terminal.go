@@ -50,7 +50,11 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return err
 		}
-		a.progressf("the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)")
+		if a.stoppedByUser() {
+			a.progressf("the daemon was stopped; the terminal keeps running in the sandbox, and is connected again when the daemon runs (Ctrl-C or Ctrl-] ends this)\n  → in another terminal: agentlab daemon start")
+		} else {
+			a.progressf("the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)")
+		}
 		if err := a.awaitSandbox(ctx, c, sandbox, in); err != nil {
 			if errors.Is(err, errDetached) {
 				return nil
@@ -152,7 +156,7 @@ func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox strin
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case agentlab.CodeOf(err) == agentlab.CodeUnavailable:
-			if a.explicitDaemon() {
+			if a.explicitDaemon() || a.stoppedByUser() {
 				continue // it is started elsewhere
 			}
 			if _, err := a.connect(ctx); err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -30,7 +31,15 @@ const (
 const (
 	syncEvery  = 5 * time.Second
 	idleRounds = 4
+	// After each fetch the next read is twice as late, until nothing has changed. A guest
+	// that commits all the time so costs little.
+	syncSlowest = 2 * time.Minute
+	// syncTotal is the maximum of commits, in bytes, that one attached terminal fetches.
+	syncTotal = 1 << 30
 )
+
+// errSyncTotal ends the fetch that exceeds syncTotal.
+var errSyncTotal = errors.New("the session sent more than 1 GiB of commits")
 
 // syncMode returns the mode of a flag, or else of the configuration of a repository.
 func syncMode(ctx context.Context, path, flag string) (string, error) {
@@ -51,7 +60,7 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
 	a.progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
-	auto := a.startSync(ctx, &openedSession{sessionRepo{c, sandbox, l.path}, got.Session, l, guestapi.RepoState{}}, mode)
+	auto := a.startSync(ctx, newOpened(c, got.Session, got.Sandbox, l), mode)
 	err := a.openTerminal(ctx, c, sandbox, open, nil)
 	auto.stop()
 	if err != nil {
@@ -70,6 +79,7 @@ type autoSync struct {
 	done    sync.WaitGroup
 	commits int
 	err     error // of the last attempt
+	left    int64 // bytes that may still be fetched
 }
 
 func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *autoSync {
@@ -78,17 +88,13 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 	if mode == syncManual {
 		return s
 	}
+	w.left = &s.left
+	s.left = syncTotal
 	s.done.Go(func() {
-		tick := time.NewTicker(syncEvery)
-		defer tick.Stop()
+		wait := syncEvery
 		var seen, fetched map[string]string
 		same := 0
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+		for sleepOr(ctx, wait) == nil {
 			st, err := w.sessionRepo.state(ctx)
 			if err != nil { // the sandbox may be away for a while
 				continue
@@ -97,15 +103,26 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 				seen, same = st.Branches, 0
 			}
 			if maps.Equal(st.Branches, fetched) || mode == syncOnIdle && same < idleRounds {
+				wait = max(wait/2, syncEvery)
 				continue
 			}
 			if w.state = st; s.once(ctx, a, w) {
 				fetched = st.Branches
 			}
+			if s.left <= 0 {
+				if _, tty := terminal(a.Stderr); tty { // it is in raw mode
+					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", errSyncTotal)
+				}
+				return
+			}
+			wait = nextSync(wait)
 		}
 	})
 	return s
 }
+
+// nextSync returns the time until the next read after one that has fetched.
+func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest) }
 
 // once fetches and forwards. It reports whether the commits were fetched.
 func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
@@ -201,6 +218,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	if err != nil {
 		return err
 	}
+	defer a.leave(ctx, w)
 	t, err := w.worktree(worktree)
 	if err != nil {
 		return err
@@ -298,7 +316,7 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 
 // unsynced lists the work of a session that the user's repository does not have. The
 // sandbox is started for that if necessary: unknown is not absent.
-func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) ([]string, error) {
+func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) (left []string, err error) {
 	if l.remote == "" {
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
 	}
@@ -309,7 +327,12 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 	if err != nil {
 		return nil, err
 	}
-	w := &openedSession{sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, s, l, guestapi.RepoState{}}
+	w := newOpened(c, s, sb, l)
+	defer func() {
+		if err != nil || len(left) > 0 { // else the session is deleted
+			a.leave(ctx, w)
+		}
+	}()
 	if w.state, err = w.sessionRepo.state(ctx); err != nil {
 		return nil, err
 	}
@@ -341,14 +364,14 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	}
 	for _, t := range st.Worktrees {
 		if t.Branch == "" && t.Head != "" {
-			missing("the detached HEAD of "+joinGuest(t.Dir), t.Head)
+			missing("the detached HEAD of "+shownGuest(t.Dir), t.Head)
 		}
 		if t.Uncommitted > 0 {
-			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), joinGuest(t.Dir)))
+			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), shownGuest(t.Dir)))
 		}
 	}
 	if st.Elsewhere > 0 {
-		left = append(left, "stashes or work trees outside of "+guestapi.RepoDir)
+		left = append(left, "stashes or work trees outside of "+guestapi.ProjectDir)
 	}
 	return left
 }

@@ -47,7 +47,11 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 		}
 		dir, err := a.worktreeDir(ctx, w.sessionRepo, args[0], src)
 		if err != nil {
+			a.leave(ctx, w)
 			return err
+		}
+		if w.wasStopped {
+			a.progressf("note: the sandbox of session %[1]s was started for this command, and runs now\n  → agentlab stop %[1]s", w.session.Name)
 		}
 		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0], "dir": dir},
 			"work tree %s\n  → agentlab claude --worktree %s", shownPath(dir), args[0])
@@ -61,7 +65,7 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 	if branch == "" {
 		return guestapi.RepoDir, nil
 	}
-	if err := agentlab.ValidateRef(branch); err != nil {
+	if err := checkBranch(branch, ""); err != nil {
 		return "", err
 	}
 	st, err := r.state(ctx)
@@ -124,6 +128,7 @@ func (a *App) worktreeListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		defer a.leave(ctx, w)
 		doc := api.List[listedWorktree]{Items: []listedWorktree{}}
 		for _, tree := range w.state.Worktrees {
 			doc.Items = append(doc.Items, listedWorktree{tree, joinGuest(tree.Dir)})
@@ -141,19 +146,22 @@ func (a *App) worktreeListCmd() *cobra.Command {
 
 func (a *App) worktreeRemoveCmd() *cobra.Command {
 	var name string
-	var force bool
+	var force, yes bool
 	cmd := &cobra.Command{
 		Use: "rm BRANCH", Short: "Remove a work tree; its branch stays", Args: exactArgs("BRANCH"),
 		Long: `Remove a work tree from the sandbox. Its branch and commits stay. A work tree with
-uncommitted changes is not removed without --force.`,
+uncommitted changes is not removed without --force. Programs that run in it, such as
+its agent, are ended after a confirmation or with --yes.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
-	cmd.Flags().BoolVar(&force, "force", false, "also lose uncommitted changes")
+	cmd.Flags().BoolVar(&force, "force", false, "also lose uncommitted changes, and end what runs in it")
+	cmd.Flags().BoolVar(&yes, "yes", false, "end what runs in it without confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		w, err := a.openSession(ctx, c, name)
 		if err != nil {
 			return err
 		}
+		defer a.leave(ctx, w)
 		t, err := w.worktree(args[0])
 		if err != nil {
 			return err
@@ -164,6 +172,9 @@ uncommitted changes is not removed without --force.`,
 		if t.Uncommitted > 0 && !force {
 			return agentlab.Errorf(agentlab.CodeConflict, "the work tree of %s has %s with uncommitted changes", args[0], agentlab.Plural(t.Uncommitted, "file")).
 				WithHint("apply them: agentlab apply --worktree %s; or lose them: --force", args[0])
+		}
+		if err := a.endPrograms(ctx, w, t, yes || force); err != nil {
+			return err
 		}
 		command := []string{"worktree", "remove"}
 		if force {

@@ -73,6 +73,10 @@ func ResolvePaths(getenv func(string) string, system bool) (Paths, error) {
 // Socket returns the path of the control API's socket.
 func (p Paths) Socket() string { return filepath.Join(p.Run, "agentlabd.sock") }
 
+// StoppedSuffix is the end of the name of a file next to the socket. A user has stopped
+// the daemon with 'agentlab daemon stop', so no client starts another one by itself.
+const StoppedSuffix = ".stopped"
+
 // Lock is the lock file: its holder is the only daemon of p. It is beside the
 // database, which two daemons would damage.
 func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }

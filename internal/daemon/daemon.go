@@ -184,6 +184,7 @@ func (d *Daemon) openAPI(a config.API) error {
 // and the credentials of the peer alone decide the access.
 func (d *Daemon) listen(groups map[string]server.Access) (net.Listener, error) {
 	path := d.cfg.Paths.Socket()
+	_ = os.Remove(path + config.StoppedSuffix)
 	switch {
 	case !d.cfg.Paths.System:
 		return sockpath.Listen(path, 0o600)

@@ -78,6 +78,60 @@ import (
 //	SC-006  the proxy of ports                   BenchmarkDevServer; BenchmarkAdded (internal/devproxy)
 //	SC-007  the same commands on all backends    work-comes-back
 //
+// The requirements of seed 003, in its order. It asks for Lima on macOS; what does not depend
+// on that is tested with QEMU on Linux. "open" has no test, with the reason.
+//
+//	VM.1    no host mounts, no agent socket      TestHostMountsAreRefused (internal/backend/qemu), TestNoCredentialsInASession
+//	VM.2    cpus, memory and disk for each VM    TestSessionizerResources, TestSessionizerProfile (internal/cli)
+//	VM.3    Lima instance on macOS               open: the backend lima does not exist
+//	NET.1   allowed domains only, NXDOMAIN       TestProbeTable, TestEgressFromGuest; the list of the seed TestPresets (internal/egress)
+//	NET.2   ports 80, 443 and 22 only            TestNATWithDenyAndPorts (internal/egress), TestProbeTable; for the sessionizer TestSessionizerProfile (internal/cli)
+//	NET.3   no inbound connections               TestProbeTable
+//	NET.4   all DNS through AgentLab             TestProbeTable; TestAddressIsAllowedOnlyByOurDNSAnswer (internal/egress/gate), TestOnlyAgentLabAnswersDNS (internal/egress/nft)
+//	SZ.1    fzf over repositories and VMs        TestSessionizer; TestSessionizerPlan (internal/cli)
+//	SZ.2    owner/repo without a choice          TestSessionizer
+//	SZ.3    --list                               TestSessionizer; sessionizer.txtar, TestSessionizerOtherSessions (internal/cli)
+//	SZ.4    --stop, --destroy                    TestSessionizer; sessionizer.txtar with TestScripts (internal/cli)
+//	SZ.5    windows vim to scratch               TestSessionizer; TestSessionizerPlan (internal/cli)
+//	IMG.1   coding agents and their settings     TestAgentsImage (internal/image); TestClaudeSettings (internal/guest/agentcmd)
+//	IMG.2   Docker, Node through nvm, lazygit    open: the image dev
+//	IMG.3   Playwright dependencies              open: the image dev
+//	IMG.4   dotfiles for the VM                  open: the image dev; the configuration of tmux TestOpen (internal/guest/agentcmd)
+//	CFG.1   repos.txt                            TestSessionizerRepos (internal/cli)
+//	CFG.2   resources.yaml with overrides        TestSessionizerResources (internal/cli)
+//	CFG.3   network-allowlist.txt                TestSessionizerProfile (internal/cli)
+//	SEC.1   secrets from 1Password at the start  TestReferences, TestReferenceForm (internal/secret)
+//	SEC.2   never in the image                   TestCanary
+//	SEC.3   a fresh login of a subscription      TestInteractiveSubscription
+//	WF.1    a new session                        TestSessionizer
+//	WF.2    switching, running ones first        TestSessionizer; TestSessionizerPlan (internal/cli)
+//	WF.3    destroying                           TestSessionizer
+//	CAN.1   read and write code                  TestRealAgents, TestInteractiveAgents
+//	CAN.2   push branches                        TestJobByURL; TestPushRefused (internal/guest/runner)
+//	CAN.3   pull requests                        open: gh is not in the images; the network TestPresets (internal/egress)
+//	CAN.4   install packages                     TestPresets (internal/egress); real registries open: no test uses the internet
+//	CAN.5   containers                           open: the image dev
+//	CAN.6   development servers                  TestDevServers, TestHotReloadInABrowser
+//	CAN.7   run tests                            TestRealAgents
+//	CAN.8   Playwright                           open: the image dev
+//	CAN.9   allowed domains by HTTP              TestProbeTable
+//	CAN.10  full Claude Code                     TestInteractiveAgents, TestInteractiveSubscription
+//	NOT.1   files of the host                    TestHostMountsAreRefused (internal/backend/qemu), TestHostileGuest
+//	NOT.2   network services of the host         TestProbeTable, TestVerify
+//	NOT.3   push to main                         open: protection of the branch at GitHub; the agent's token TestCredentialStaysAtItsHost (internal/guest/runner)
+//	NOT.4   other domains                        TestProbeTable, TestEgressFromGuest
+//	NOT.5   other ports                          TestProbeTable; TestNATWithDenyAndPorts (internal/egress)
+//	NOT.6   other VMs                            TestProbeTable; TestSandboxesCannotShareAnAddress (internal/egress/nft)
+//	NOT.7   state after the end of a VM          TestSecretsVanish (internal/job), TestCanary
+//	NOT.8   real credentials                     TestNoCredentialsInASession
+//	BLAST   the worst case is a bad branch       TestHostileGuest, TestHostileSession (internal/cli)
+//	RES.1   defaults and overrides               see CFG.2
+//	RES.2   at most 10 VMs, with a question      TestSessionizerConcurrent (internal/cli)
+//	RES.3   no GPU                               TestArgs (internal/backend/qemu)
+//	PH.1    the MVP                              see VM.1, SZ.1 to SZ.5, NET.2, CFG.1
+//	PH.2    domains, dotfiles, tmux, resources   see NET.1, IMG.4, SZ.5, CFG.2
+//	PH.3    1Password, several VMs, monitoring   see SEC.1, RES.2; TestGauges (internal/metrics)
+//
 // A hostile guest against these criteria: TestHostileGuest, and the tables TestHostileSession,
 // TestHostileArchivesAreRefused, TestHostileArtifacts (internal/cli), TestAttacks
 // (internal/termfilter), TestHostileListeners, TestResponseHeaders (internal/devproxy) and

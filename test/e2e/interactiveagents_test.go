@@ -192,6 +192,42 @@ func TestInteractiveAgents(t *testing.T) {
 	l.in(repo, "rm", "--yes", "--force")
 }
 
+// A fresh Claude Code with the token of a subscription shows no onboarding, no login and
+// no question either, and answers.
+func TestInteractiveSubscription(t *testing.T) {
+	t.Parallel()
+	sampled(t, 2, agentTests)
+	l, n := newNetLab(t)
+	llm := fakellm.New(agentScript...)
+	n.HandleHTTP("llm.example.com", 80, llm)
+	l.secret("env.ANTHROPIC_BASE_URL", "http://llm.example.com")
+	const token = "sk-ant-oat01-0123456789-0123456789-0123456789"
+	l.secret("env.CLAUDE_CODE_OAUTH_TOKEN", token)
+	l.workProfile("work", "agents")
+	repo := filepath.Join(t.TempDir(), "app")
+	if err := os.Rename(sampleRepo(t), repo); err != nil {
+		t.Fatal(err)
+	}
+	claude := l.terminal(repo, "claude", "--profile", "work")
+	claude.sessionUp("app")
+	l.shows("app", "main", "bypass permissions on")
+	claude.keys("Fix the greeting so that its test passes, and commit.")
+	l.shows("app", "main", "passes, and commit")
+	claude.keys("\r")
+	l.shows("app", "main", "I mended the greeting")
+	claude.detach()
+	seen := llm.Requests()
+	if len(seen) == 0 {
+		t.Error("the model was not asked")
+	}
+	for _, r := range seen {
+		if r.Auth != token {
+			t.Errorf("the model was asked with %q", r.Auth)
+		}
+	}
+	l.in(repo, "rm", "--yes", "--force")
+}
+
 // sessionUp waits until the sandbox of a session is up, which a command starts.
 func (o *onTerminal) sessionUp(session string) {
 	l := o.l

@@ -12,7 +12,7 @@ var (
 	// model, or a server for development.
 	agentTests = []string{
 		"TestRealAgents/claude", "TestRealAgents/codex", "TestInnerSandbox/claude", "TestAgentByHand",
-		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway", "TestInteractiveAgents", "TestWorkflow",
+		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway", "TestInteractiveAgents", "TestInteractiveSubscription", "TestWorkflow",
 		"TestHotReloadInABrowser",
 	}
 	// stateTests have state that outlives its sandbox. On the fake backend much is

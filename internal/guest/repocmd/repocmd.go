@@ -22,6 +22,7 @@ import (
 )
 
 const usage = `usage: agentlab-agent repo init|state|pack|receive
+       agentlab-agent repo programs DIR
        agentlab-agent repo worktree add BRANCH [START]
        agentlab-agent repo worktree remove [--force] BRANCH
 `
@@ -52,6 +53,12 @@ func (r repo) run(args []string, in io.Reader, out io.Writer) error {
 	switch verb, rest := args[0], args[1:]; {
 	case verb == "worktree" && len(rest) > 1:
 		return r.worktree(rest[0], rest[1:])
+	case verb == "programs" && len(rest) == 1:
+		got, err := r.programs(rest[0])
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(out).Encode(got)
 	case len(rest) > 0:
 		return errUsage
 	case verb == "init":

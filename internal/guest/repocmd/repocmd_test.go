@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -209,8 +210,53 @@ func TestReceiveChanges(t *testing.T) {
 	if got := l.send(p, "main", guestapi.RefChanges); len(got.Errors) > 0 {
 		t.Fatal(got)
 	}
-	if got := git(t, l.dir, "status", "--porcelain"); got != "M a\n D gone\n?? new" {
-		t.Errorf("%q", got)
+	for range 2 { // the second time they are there already
+		if got := git(t, l.dir, "status", "--porcelain"); got != "M a\n D gone\n?? new" {
+			t.Errorf("%q", got)
+		}
+		if got := l.send(p, "main", guestapi.RefChanges); len(got.Errors) > 0 {
+			t.Fatal(got)
+		}
+	}
+}
+
+// Programs are found by their working directory, shells apart from others.
+func TestPrograms(t *testing.T) {
+	l := newLab(t)
+	inside := filepath.Join(l.dir, "a")
+	write(t, filepath.Join(inside, "x"), "")
+	for _, dir := range []string{inside, l.host} {
+		for _, args := range [][]string{{"sleep", "300"}, {"sh"}} {
+			cmd := exec.Command(args[0], args[1:]...)
+			cmd.Dir = dir
+			if _, err := cmd.StdinPipe(); err != nil { // it waits
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+		}
+	}
+	for dir, want := range map[string]guestapi.RepoPrograms{
+		"a": {Names: []string{"sleep"}, Shells: 1}, "": {Names: []string{"sleep"}, Shells: 1},
+	} {
+		if got, err := l.programs(dir); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %+v, %v", dir, got, err)
+		}
+	}
+	if _, err := l.programs("../x"); err == nil {
+		t.Error("a directory outside of the repository was accepted")
+	}
+	for cmdline, want := range map[string]string{
+		"node\x00/usr/bin/claude\x00-c\x00": "claude", "-bash\x00": "bash", "tmux: server\x00": "tmux", "python3\x00-m\x00http.server\x00": "python3", "": "",
+	} {
+		if got := programName(cmdline); got != want {
+			t.Errorf("%q: got %q, want %q", cmdline, got, want)
+		}
 	}
 }
 

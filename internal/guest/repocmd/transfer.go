@@ -247,7 +247,11 @@ func (r repo) apply(dir, commit string) error {
 	if patch.Len() == 0 {
 		return nil
 	}
-	c.in, c.out = &patch, nil
+	c.in, c.out = bytes.NewReader(patch.Bytes()), nil
+	if _, err := r.runGit(c, "apply", "--check", "--reverse", "-"); err == nil {
+		return nil // an earlier call has applied them
+	}
+	c.in = &patch
 	_, err := r.runGit(c, "apply", "--whitespace=nowarn", "-")
 	return err
 }

@@ -1,0 +1,204 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// The error for the name of a branch names the flag, and no field of a request.
+func TestBranchNamesAreChecked(t *testing.T) {
+	for flag, want := range map[string]string{"": `"a..b" is`, "worktree": `--worktree: "a..b" is`} {
+		if err := checkBranch("a..b", flag); exitCode(err) != exitUsage || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v", flag, err)
+		}
+	}
+	if err := errors.Join(checkBranch("", "worktree"), checkBranch("fix/12", "worktree")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A branch of the session that is renamed to one below its old name does not block a
+// sync, and its commits stay here.
+func TestRenamedBranchGivesWay(t *testing.T) {
+	w := newSessionWorld(t)
+	userGit(t, w.guest, "checkout", "-q", "-b", "topic")
+	first := w.commit(map[string]string{"new": "1"})
+	w.opened()
+	for _, names := range [][2]string{{"topic", "topic/more"}, {"topic/more", "topic"}} {
+		userGit(t, w.guest, "branch", "-q", "-m", names[0], "passing")
+		userGit(t, w.guest, "branch", "-q", "-m", "passing", names[1])
+		head := w.commit(map[string]string{"new": names[1]})
+		w.opened()
+		refs := w.refs()
+		if !strings.Contains(refs, head+" commit\trefs/remotes/agentlab/"+names[1]+"\n") && !strings.HasSuffix(refs, "refs/remotes/agentlab/"+names[1]) {
+			t.Errorf("%v: the refs are\n%s", names, refs)
+		}
+		if !strings.Contains(refs, "refs/agentlab/stale/agentlab/"+first) {
+			t.Errorf("%v: the commit of the old name is lost:\n%s", names, refs)
+		}
+	}
+	if !strings.Contains(w.notes.String(), "branch topic of the session is gone") {
+		t.Errorf("no note: %s", &w.notes)
+	}
+}
+
+// Branches of which the names differ only in characters that a session's name cannot have
+// have different sessions and remotes.
+func TestBranchesWithSimilarNames(t *testing.T) {
+	store := &sessionStore{}
+	c, app, at := store.client(t), &App{}, appRepo(t)
+	ids := map[string]string{}
+	for range 2 { // the second time they are found
+		for _, branch := range []string{"feature/a", "feature-a", "feature_a"} {
+			l, err := findLink(t.Context(), at.path, branch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, _, err := app.ensureSession(t.Context(), c, &l, branch, "interactive", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ids[branch] != "" && ids[branch] != s.ID {
+				t.Errorf("%s has another session", branch)
+			}
+			ids[branch] = s.ID
+			userGit(t, at.path, "checkout", "-q", "-B", branch)
+			if got, err := currentLink(t.Context(), at.path); err != nil || got.session != s.ID || got.branch != branch {
+				t.Errorf("on %s: %+v, %v", branch, got, err)
+			}
+		}
+	}
+	if len(store.all) != 3 {
+		t.Errorf("the sessions are %+v", store.all)
+	}
+	t.Chdir(at.path)
+	got := linkedBranches(t.Context())
+	for branch, id := range ids {
+		if got[id] != branch {
+			t.Errorf("the branches are %v, want %s at %s", got, branch, id)
+		}
+	}
+}
+
+// A program that is missing in a sandbox is named.
+func TestMissingProgramIsNamed(t *testing.T) {
+	for command, test := range map[string][2]string{
+		"rsync --server":                {"", "rsync failed (exit code 127): it is not installed"},
+		"agentlab-agent open":           {"agentlab-agent: codex is not installed in this image; x", "codex is not installed in this image; x"},
+		"agentlab-agent repo":           {"", "another version of AgentLab"},
+		"agentlab-agent repo programs ": {"", "another version of AgentLab"},
+	} {
+		err := guestFault(guestapi.ExecRequest{Command: strings.Fields(command)}, 127, test[0])
+		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || !strings.Contains(err.Error(), test[1]) || agentlab.HintOf(err) == "" {
+			t.Errorf("%s: %v (%s)", command, err, agentlab.HintOf(err))
+		}
+	}
+}
+
+// A guest that commits all the time is read less and less often, and fetches stop at a
+// total.
+func TestAutomaticSyncIsBounded(t *testing.T) {
+	wait := syncEvery
+	for range 20 {
+		wait = nextSync(wait)
+	}
+	if wait != 2*time.Minute {
+		t.Errorf("the interval is %s", wait)
+	}
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := int64(100)
+	s.left = &left
+	_, err = w.app.fetchSession(t.Context(), s)
+	if agentlab.CodeOf(err) != agentlab.CodeLimit || !errors.Is(err, errSyncTotal) || left != 0 {
+		t.Errorf("%v, %d bytes left", err, left)
+	}
+	left = 1 << 20
+	if got, err := w.app.fetchSession(t.Context(), s); err != nil || len(got.Fetched) != 1 || left >= 1<<20 {
+		t.Errorf("%+v, %v, %d bytes left", got, err, left)
+	}
+}
+
+// A work tree in which programs run is not removed without a confirmation.
+func TestWorktreeInUse(t *testing.T) {
+	w := newSessionWorld(t)
+	running := guestapi.RepoPrograms{Names: []string{"claude", "vi\x1bte"}, Shells: 2}
+	s, err := w.open(func(verb string, in []byte) ([]byte, string, int) {
+		if verb == "programs" {
+			out, _ := json.Marshal(running)
+			return out, "", 0
+		}
+		return w.honest(verb, in)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := guestapi.RepoWorktree{Dir: guestapi.WorktreesDir + "/fix", Branch: "fix"}
+	err = w.app.endPrograms(t.Context(), s, tree, false)
+	if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "claude, vi") || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("%v", err)
+	}
+	if err := w.app.endPrograms(t.Context(), s, tree, true); err != nil {
+		t.Errorf("confirmed: %v", err)
+	}
+	// A sandbox that is in use is not stopped.
+	s.wasStopped = true
+	w.app.leave(t.Context(), s)
+	if !strings.Contains(w.notes.String(), "still runs: it is in use") {
+		t.Errorf("the notes are %q", &w.notes)
+	}
+	running = guestapi.RepoPrograms{Shells: 1}
+	if err := w.app.endPrograms(t.Context(), s, tree, false); err != nil {
+		t.Errorf("shells that wait: %v", err)
+	}
+	running.Names = make([]string, 1000)
+	if err := w.app.endPrograms(t.Context(), s, tree, false); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		t.Errorf("too many: %v", err)
+	}
+}
+
+// The sessionizer shows running sessions that it has not started.
+func TestSessionizerOtherSessions(t *testing.T) {
+	e := otherSession(api.Session{Name: "app", Sandbox: "app", State: "READY"})
+	if !e.Running || e.Repo != "app" || e.tmux() != "agent-session-app" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// More VMs than max_concurrent are started only after a confirmation or with --yes.
+func TestSessionizerConcurrent(t *testing.T) {
+	running := 2
+	c := handlerClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		list := api.List[api.Sandbox]{Items: []api.Sandbox{{State: "STOPPED"}, {State: "DESTROYED"}}}
+		for range running {
+			list.Items = append(list.Items, api.Sandbox{State: "RUNNING"})
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	s := &sessionizer{App: &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}, c: c, cfg: sessionizerConfig{MaxConcurrent: 3}}
+	if err := s.checkConcurrent(t.Context()); err != nil {
+		t.Errorf("fewer: %v", err)
+	}
+	running = 3
+	if err := s.checkConcurrent(t.Context()); agentlab.CodeOf(err) != agentlab.CodeLimit || agentlab.HintOf(err) == "" {
+		t.Errorf("one more, not confirmed: %v", err)
+	}
+	s.f.yes = true
+	if err := s.checkConcurrent(t.Context()); err != nil {
+		t.Errorf("one more, with --yes: %v", err)
+	}
+}
