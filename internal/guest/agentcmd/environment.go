@@ -18,7 +18,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
-	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 // servicesMain starts the services of a work tree for the runner.
@@ -122,22 +121,13 @@ func declaredServices(dir string) (string, error) {
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > projectfile.MaxBytes) {
 		err = errors.New("it is no small file")
 	}
-	// The other keys are for jobs, which check them.
-	var p struct {
-		Services string         `yaml:"services"`
-		Outputs  strictyaml.Any `yaml:"outputs"`
-		Network  strictyaml.Any `yaml:"network"`
-		Setup    strictyaml.Any `yaml:"setup"`
-	}
+	var p projectfile.File
 	var text []byte
 	if err == nil {
 		text, err = root.ReadFile(projectfile.Name)
 	}
 	if err == nil {
-		err = strictyaml.Decode(text, &p)
-	}
-	if err == nil {
-		err = projectfile.CheckServices(p.Services)
+		p, err = projectfile.Parse(text)
 	}
 	if err != nil {
 		return "", withHint(fmt.Errorf("%s: %w", projectfile.Name, err))
