@@ -20,7 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/regcache"
 )
 
-const zip = "/cache/go/example.com/mod/@v/v1.0.0.zip"
+const module = "/cache/go/example.com/mod/@v/v1.0.0.zip"
 
 // Requests that name no object of an upstream reach none.
 func TestRefusedRequests(t *testing.T) {
@@ -31,12 +31,12 @@ func TestRefusedRequests(t *testing.T) {
 		header       []string
 		want         int
 	}{
-		{"POST", zip, nil, 405},
-		{"PUT", zip, nil, 405},
+		{"POST", module, nil, 405},
+		{"PUT", module, nil, 405},
 		{"DELETE", "/v2/library/alpine/manifests/latest", nil, 405},
-		{"GET", zip, []string{"Authorization", "Bearer x"}, 403},
-		{"GET", zip, []string{"Cookie", "a=b"}, 403},
-		{"GET", zip, []string{"Proxy-Authorization", "Basic eDp5"}, 403},
+		{"GET", module, []string{"Authorization", "Bearer x"}, 403},
+		{"GET", module, []string{"Cookie", "a=b"}, 403},
+		{"GET", module, []string{"Proxy-Authorization", "Basic eDp5"}, 403},
 		{"GET", "/cache/go/../../etc/passwd", nil, 404},
 		{"GET", "/cache/go/example.com/mod/@v/../../../x.zip", nil, 404},
 		{"GET", "/cache/go/example.com/mod/@v/%2e%2e%2fx.zip", nil, 404},
@@ -94,18 +94,18 @@ func TestRedirects(t *testing.T) {
 		t.Errorf("endless redirects: %d", status)
 	}
 	to = "https://cdn.test/x"
-	if status, body, _ := w.get(listed, zip); status != 403 || !strings.Contains(body, "mode.allowlist") {
+	if status, body, _ := w.get(listed, module); status != 403 || !strings.Contains(body, "mode.allowlist") {
 		t.Errorf("to a server that the allowlist does not have: %d %q", status, body)
 	}
 	if r := w.record(listed, "cdn.test"); r.Allow {
 		t.Errorf("%+v", r)
 	}
 	for range 2 {
-		if status, body, _ := w.get(open, zip); status != 200 || body != "from the CDN" {
+		if status, body, _ := w.get(open, module); status != 200 || body != "from the CDN" {
 			t.Errorf("an allowed redirect: %d %q", status, body)
 		}
 	}
-	if status, _, _ := w.get(listed, zip); status != 403 {
+	if status, _, _ := w.get(listed, module); status != 403 {
 		t.Errorf("the stored object from another server: %d", status)
 	}
 	if n := w.times("cdn.test /x"); n != 1 {
@@ -122,13 +122,13 @@ func TestPrivateUpstream(t *testing.T) {
 	sb := w.rows[second]
 	sb.Network.Private = []agentlab.PrivateTarget{{Host: "registry.test", Port: 443, Reason: "our registry"}}
 	w.rows[second] = sb
-	if status, body, _ := w.get(open, zip); status != 403 || !strings.Contains(body, "always.rebinding") {
+	if status, body, _ := w.get(open, module); status != 403 || !strings.Contains(body, "always.rebinding") {
 		t.Errorf("without an entry: %d %q", status, body)
 	}
-	if status, body, _ := w.get(second, zip); status != 200 || body != "private" {
+	if status, body, _ := w.get(second, module); status != 200 || body != "private" {
 		t.Errorf("with an entry: %d %q", status, body)
 	}
-	if status, _, _ := w.get(open, zip); status != 403 {
+	if status, _, _ := w.get(open, module); status != 403 {
 		t.Errorf("the stored object without an entry: %d", status)
 	}
 }
@@ -146,7 +146,7 @@ func TestOversize(t *testing.T) {
 		_, _ = io.WriteString(rw, big)
 	})
 	for range 2 {
-		if status, body, _ := w.get(open, zip); status != 200 || body != big {
+		if status, body, _ := w.get(open, module); status != 200 || body != big {
 			t.Errorf("chunked %t: %d, %d bytes", chunked, status, len(body))
 		}
 		if status, _, _ := w.get(open, "/cache/pypi/simple/x/"); status != 502 {
@@ -164,7 +164,7 @@ func TestFullDisk(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
 	w.upstream("registry.test", text("module content"))
 	for range 2 {
-		for _, path := range []string{zip, "/cache/pypi/simple/x/"} {
+		for _, path := range []string{module, "/cache/pypi/simple/x/"} {
 			if status, body, _ := w.get(open, path); status != 200 || body != "module content" {
 				t.Errorf("%s: %d %q", path, status, body)
 			}
@@ -200,13 +200,13 @@ func TestSlowAndBrokenUpstream(t *testing.T) {
 		}
 	})
 	for _, mode = range []string{"stall", "cut", "silent"} {
-		status, body, _, err := w.try(t.Context(), http.MethodGet, open, zip)
+		status, body, _, err := w.try(t.Context(), http.MethodGet, open, module)
 		if err == nil && status == 200 {
 			t.Errorf("%s: a part is served as a whole: %q", mode, body)
 		}
 	}
 	mode = ""
-	if status, body, _ := w.get(open, zip); status != 200 || body != "module content" {
+	if status, body, _ := w.get(open, module); status != 200 || body != "module content" {
 		t.Errorf("afterwards: %d %q", status, body)
 	}
 }
@@ -225,7 +225,7 @@ func TestCancelledDownload(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, _, _, err := w.try(ctx, http.MethodGet, open, zip)
+		_, _, _, err := w.try(ctx, http.MethodGet, open, module)
 		done <- err
 	}()
 	<-asked
@@ -257,7 +257,7 @@ func wantNoTemps(t *testing.T, dir string) {
 func TestRestart(t *testing.T) {
 	w := newWorld(t)
 	w.upstream("registry.test", text("module content"))
-	w.get(open, zip)
+	w.get(open, module)
 	w.get(open, "/cache/go/example.com/mod/@v/v1.0.1.zip")
 	_ = w.cache.Close()
 	files, err := filepath.Glob(filepath.Join(w.cfg.Dir, "objects", "go", "*", "*"))
@@ -274,7 +274,7 @@ func TestRestart(t *testing.T) {
 	}
 	w.start()
 	wantNoTemps(t, w.cfg.Dir)
-	for _, path := range []string{zip, "/cache/go/example.com/mod/@v/v1.0.1.zip"} {
+	for _, path := range []string{module, "/cache/go/example.com/mod/@v/v1.0.1.zip"} {
 		if status, body, _ := w.get(open, path); status != 200 || body != "module content" {
 			t.Errorf("%s: %d %q", path, status, body)
 		}

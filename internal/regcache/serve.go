@@ -121,20 +121,23 @@ func (s *Service) target(r *http.Request) (*target, error) {
 
 // object serves an object: the stored one, or a download.
 func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWriter, r *http.Request) (string, error) {
-	again := strings.Contains(r.Header.Get("Cache-Control"), "no-cache") && !t.index
-	if o := s.store.open(t.kind, t.key); o != nil && !again {
+	var o *object
+	if t.index || !strings.Contains(r.Header.Get("Cache-Control"), "no-cache") {
+		o = s.store.open(t.kind, t.key)
+	}
+	if o != nil {
 		defer o.close()
 		if !t.index || time.Since(o.checked) < s.cfg.Limits.Fresh {
 			return s.stored(ctx, g, t, o, w, r)
 		}
 	}
 	for attempt := 0; ; attempt++ {
-		f := s.fly(g, t)
+		f, joined := s.fly(g, t)
 		result, err := s.follow(ctx, g, t, f, w, r)
 		f.leave()
 		// The guest that has started the download may have another policy, or may
 		// have been cut.
-		if err != nil && !w.wrote && ctx.Err() == nil && attempt == 0 && f.failed != nil {
+		if err != nil && !w.wrote && ctx.Err() == nil && joined && attempt == 0 {
 			continue
 		}
 		if err != nil && !w.wrote {

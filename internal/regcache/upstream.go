@@ -203,15 +203,15 @@ const maxErrorBody = 16 << 10
 
 // fly joins the download of an object, or starts one for a guest. The caller must
 // leave it.
-func (s *Service) fly(g *guest, t *target) *flight {
+func (s *Service) fly(g *guest, t *target) (f *flight, joined bool) {
 	full := string(t.kind) + "/" + id(t.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f := s.flights[full]; f != nil && f.join() {
-		return f
+		return f, true
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	f := newFlight(cancel)
+	f = newFlight(cancel)
 	f.join()
 	s.flights[full] = f
 	go func() {
@@ -224,7 +224,7 @@ func (s *Service) fly(g *guest, t *target) *flight {
 		}
 		s.mu.Unlock()
 	}()
-	return f
+	return f, false
 }
 
 // download performs a flight.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -26,46 +27,93 @@ const (
 // useCache configures package managers for the registry cache. It writes only the
 // files with the lowest precedence, and no setting that such a file already has:
 // settings of the image, the project, the environment and the user win. A package
-// manager that cannot be configured asks its registry.
+// manager that cannot be configured asks its registry. What an earlier run has
+// written for a kind that is not cached now is removed: the sandbox may be the copy
+// of one with another profile.
 func (r *Runner) useCache(ctx context.Context) {
 	c := r.resp.Cache
 	if c == nil {
-		return
+		c = &guestapi.RegistryCache{URL: r.api.base}
 	}
 	base, err := url.Parse(c.URL)
 	if err != nil || base.Host == "" {
 		r.log.Error("the registry cache is not used", "err", "its URL is not valid")
 		return
 	}
-	for _, kind := range c.Kinds {
-		if err := r.useCacheFor(ctx, kind, base); err != nil {
-			r.log.Warn("a package manager does not use the registry cache", "kind", kind, "err", err)
+	for _, kind := range []string{"npm", "go", "pypi", "apt", "docker"} {
+		use := r.dropCacheFor
+		if slices.Contains(c.Kinds, kind) {
+			use = r.useCacheFor
+		}
+		if err := use(ctx, kind, base); err != nil {
+			r.log.Warn("a package manager is not configured for the registry cache", "kind", kind, "err", err)
 		}
 	}
 }
 
-func (r *Runner) useCacheFor(ctx context.Context, kind string, base *url.URL) error {
+// cacheSetting returns the file in the home with the setting of a package manager,
+// the key of the setting, and its text. The file is "" for others.
+func (r *Runner) cacheSetting(kind string, base *url.URL) (file, key, text string) {
 	at := base.JoinPath(guestapi.PathCache, kind).String()
 	switch kind {
 	case "npm":
-		return setDefault(filepath.Join(r.cfg.Home, ".npmrc"), "registry", "registry="+at+"/\n")
+		file, key, text = ".npmrc", "registry", "registry="+at+"/\n"
 	case "go":
-		return setDefault(filepath.Join(r.cfg.Home, ".config/go/env"), "GOPROXY", "GOPROXY="+at+"|https://proxy.golang.org,direct\n")
+		file, key, text = ".config/go/env", "GOPROXY", "GOPROXY="+at+"|https://proxy.golang.org,direct\n"
 	case "pypi":
-		own := filepath.Join(r.cfg.Home, ".config/pip/pip.conf")
-		for _, file := range []string{pipFile, filepath.Join(r.cfg.Home, ".pip/pip.conf"), own} {
-			// A file may have a section only once, so nothing is added to own.
-			if text, err := os.ReadFile(file); err == nil && (hasKey(string(text), "index-url") || file == own) { //nolint:gosec // fixed paths
-				return nil
-			}
-		}
-		return setDefault(own, "index-url", "[global]\nindex-url = "+at+"/simple/\ntrusted-host = "+base.Host+"\n")
+		file, key, text = ".config/pip/pip.conf", "index-url", "[global]\nindex-url = "+at+"/simple/\ntrusted-host = "+base.Host+"\n"
+	default:
+		return "", "", ""
+	}
+	return filepath.Join(r.cfg.Home, file), key, text
+}
+
+func (r *Runner) useCacheFor(ctx context.Context, kind string, base *url.URL) error {
+	file, key, text := r.cacheSetting(kind, base)
+	switch kind {
 	case "apt":
 		return r.useAptCache(ctx, base)
 	case "docker":
 		return r.useDockerCache(ctx, base)
+	case "pypi":
+		for _, other := range []string{pipFile, filepath.Join(r.cfg.Home, ".pip/pip.conf"), file} {
+			// A file may have a section only once, so nothing is added to the user's own.
+			if old, err := os.ReadFile(other); err == nil && (hasKey(string(old), key) || other == file) { //nolint:gosec // fixed paths
+				return nil
+			}
+		}
 	}
-	return nil // a newer controller
+	return setDefault(file, key, text)
+}
+
+// dropCacheFor removes what useCacheFor has written. Docker asks docker.io when its
+// mirror does not answer.
+func (r *Runner) dropCacheFor(ctx context.Context, kind string, base *url.URL) error {
+	if kind == "apt" {
+		if _, err := os.Stat(aptCacheFile); err != nil {
+			return nil //nolint:nilerr // there is none
+		}
+		_, err := asRoot(ctx, "rm", "-f", aptCacheFile)
+		return err
+	}
+	file, _, text := r.cacheSetting(kind, base)
+	old, err := os.ReadFile(file) //nolint:gosec // a fixed path below the home
+	if err != nil || !strings.Contains(string(old), text) {
+		return nil //nolint:nilerr // there is no such setting
+	}
+	left := strings.Replace(string(old), text, "", 1)
+	if left == "" {
+		return os.Remove(file)
+	}
+	return replaceFile(file, []byte(left))
+}
+
+func replaceFile(file string, text []byte) error {
+	tmp := file + ".agentlab-new"
+	if err := os.WriteFile(tmp, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
 }
 
 // maxSettings is the maximum size of a file that setDefault changes.
@@ -89,11 +137,7 @@ func setDefault(file, key, text string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // it holds nothing secret
 		return err
 	}
-	tmp := file + ".agentlab-new"
-	if err := os.WriteFile(tmp, append(old, text...), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, file)
+	return replaceFile(file, append(old, text...))
 }
 
 // hasKey reports whether a file of settings sets a key.
