@@ -202,3 +202,32 @@ func TestSessionizerConcurrent(t *testing.T) {
 		t.Errorf("one more, with --yes: %v", err)
 	}
 }
+
+// A sandbox that a command has started is stopped again at its end, unless it ran before.
+func TestStoppedSessionIsStoppedAgain(t *testing.T) {
+	w, stops := newSessionWorld(t), 0
+	guest := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte(`{"names":[],"shells":0}`), "", 0 })
+	c := handlerClient(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/exec"):
+			guest(rw, r)
+			return
+		case strings.HasSuffix(r.URL.Path, "/sandboxes/7/stop"):
+			stops++
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(rw).Encode(map[string]any{"vmid": 7, "name": "s", "state": "STOPPED", "items": []any{}})
+	}))
+	for state, want := range map[string]int{"READY": 0, "SUSPENDED": 0, "STOPPED": 1, "": 1} {
+		before := api.Session{ID: "se-1", Name: "s", Sandbox: "s", SandboxVMID: 7, State: state}
+		if state == "" {
+			before.Sandbox, before.SandboxVMID = "", 0
+		}
+		stops = 0
+		w.notes.Reset()
+		w.app.leave(t.Context(), newOpened(c, before, api.Sandbox{VMID: 7, Name: "s", State: "READY"}, repoLink{path: w.user}))
+		if stops != want || want == 1 != strings.Contains(w.notes.String(), "is stopped again") {
+			t.Errorf("%q before: %d stops, %q", state, stops, &w.notes)
+		}
+	}
+}
