@@ -207,7 +207,7 @@ func (s *Service) fly(g *guest, t *target) (f *flight, joined bool) {
 	full := string(t.kind) + "/" + id(t.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.flights[full]; f != nil && f.join() {
+	if f = s.flights[full]; f != nil && f.join() {
 		return f, true
 	}
 	ctx, cancel := context.WithCancel(context.Background())
