@@ -211,7 +211,7 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 		if err != nil {
 			return err
 		}
-		v.Formatted = snap.Formatted // whatever becomes of it, it is what the snapshot has, or damaged
+		v.Formatted = v.Formatted || snap.Formatted // until the restoration succeeds the disk may have either content
 		grows = snap.SizeGB > v.SizeGB
 	}
 	if err := workspaces.update(w, v); err != nil {

@@ -58,12 +58,18 @@ func (s *Service) save(ctx context.Context, v agentlab.Workspace, n agentlab.Wor
 		return n, err
 	}
 	cause := err
+	// A sandbox that has the workspace may have created its file system since the request.
+	current, err := s.cfg.Store.Workspace(ctx, v.ID)
+	if err != nil {
+		return n, err
+	}
 	return s.cfg.Store.UpdateWorkspaceSnapshot(ctx, n.UID, func(now *agentlab.WorkspaceSnapshot) ([]agentlab.Event, error) {
 		if now.State != agentlab.WorkspaceSnapshotSaving {
 			return nil, nil
 		}
 		if now.State = agentlab.WorkspaceSnapshotDeleting; cause == nil {
 			now.State, now.Consistency, now.SizeGB, now.SavedAt = agentlab.WorkspaceSnapshotReady, got, saved.SizeGB, s.clock()
+			now.Formatted = now.Formatted || current.Formatted
 		}
 		return []agentlab.Event{snapshotEvent(v, *now, cause)}, nil
 	})

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -56,11 +57,24 @@ func (s *Service) stepVolume(ctx context.Context, v agentlab.Workspace) error {
 		if d, err = s.snapshotter(); err == nil {
 			err = d.RestoreVolume(ctx, snapshotRef(v, v.Restoring))
 		}
+		if err == nil {
+			if v.Formatted, err = s.savedFormatted(ctx, v); err != nil {
+				return err
+			}
+		}
 	}
 	if err != nil && isTransient(ctx, err) {
 		return err
 	}
 	return s.settle(ctx, v, err)
+}
+
+// savedFormatted reports whether the snapshot to which a workspace was restored has a
+// file system. Only that permits the next guest to create one on the disk.
+func (s *Service) savedFormatted(ctx context.Context, v agentlab.Workspace) (bool, error) {
+	list, err := s.cfg.Store.WorkspaceSnapshots(ctx, v.ID)
+	i := slices.IndexFunc(list, func(n agentlab.WorkspaceSnapshot) bool { return n.UID == v.Restoring })
+	return i < 0 || list[i].Formatted, err
 }
 
 // isTransient reports whether an operation that failed can succeed without another
@@ -135,6 +149,9 @@ func (s *Service) become(ctx context.Context, v agentlab.Workspace, vol backend.
 			return nil, nil
 		}
 		now.State, now.Reason, now.GrowToGB, now.Restoring = state, agentlab.Reason(reason), 0, ""
+		if v.State == agentlab.WorkspaceRestoring {
+			now.Formatted = v.Formatted
+		}
 		if state == agentlab.WorkspaceReady {
 			now.SizeGB, now.Storage, now.Handle = vol.SizeGB, vol.Storage, vol.Ref.Handle
 			if now.ReadyAt.IsZero() {

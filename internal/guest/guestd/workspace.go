@@ -152,7 +152,7 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 			return ws, agentlab.Errorf(agentlab.CodeConflict, "the file system of the workspace cannot be mounted: %w", err)
 		}
 	}
-	if err := growTo(dir, v.dev, uint64(v.bytes)); err != nil { //nolint:gosec // not negative
+	if err := growTo(dir, v.dev, uint64(v.bytes-endBytes)); err != nil { //nolint:gosec // not negative
 		return ws, agentlab.Errorf(agentlab.CodeInternal, "the file system of the workspace cannot be enlarged: %w", err)
 	}
 	if err := own(dir, uid, gid); err != nil {
@@ -208,8 +208,15 @@ func (v volume) prepare(ctx context.Context, format bool) (ws guestapi.Workspace
 		return ws, agentlab.Errorf(agentlab.CodeInternal, "the workspace's disk: %w", err)
 	}
 	_, _, err = ext4Size(sb)
-	if format && (err != nil || label(sb) != guestapi.VolumeSerial) {
+	switch {
+	case format && (err != nil || label(sb) != guestapi.VolumeSerial):
 		return guestapi.Workspace{New: true}, v.format(ctx)
+	case format: // its creation may have been interrupted after its last step
+		if marked, err := v.marked(); err != nil || marked {
+			if err := cmp.Or(err, v.mark(false)); err != nil {
+				return ws, err
+			}
+		}
 	}
 	if err != nil {
 		return ws, agentlab.Errorf(agentlab.CodeConflict, "the workspace has no ext4 file system: %w", err)
@@ -226,22 +233,6 @@ func (v volume) prepare(ctx context.Context, format bool) (ws guestapi.Workspace
 		return ws, agentlab.Errorf(agentlab.CodeConflict, "the file system of the workspace is damaged and was not repaired (e2fsck %d): %s", code, out)
 	}
 	return guestapi.Workspace{Repaired: code != 0}, nil
-}
-
-// format creates the file system. It gets its label when everything else is on the
-// disk: without the label it may be incomplete.
-func (v volume) format(ctx context.Context) error {
-	for _, argv := range [][]string{
-		{"mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1", v.dev},
-		{"sync", v.dev},
-		{"tune2fs", "-L", guestapi.VolumeSerial, v.dev},
-		{"sync", v.dev},
-	} {
-		if out, err := tool(ctx, argv[0], argv[1:]...); err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "the file system of the workspace cannot be created: %s: %w: %s", argv[0], err, out)
-		}
-	}
-	return nil
 }
 
 // label returns the label of the ext4 file system whose superblock is sb.

@@ -118,8 +118,11 @@ func TestWorkspaceMount(t *testing.T) {
 func TestWorkspaceIsFormattedOnce(t *testing.T) {
 	v := loopVolume(t)
 	ctx := t.Context()
-	if out, err := tool(ctx, "mkfs.ext4", "-q", "-F", v.dev); err != nil { // all but the last step
+	if out, err := tool(ctx, "mkfs.ext4", "-q", "-F", v.dev, "63M"); err != nil { // all but the last steps
 		t.Fatalf("%v %s", err, out)
+	}
+	if err := v.mark(true); err != nil {
+		t.Fatal(err)
 	}
 	if ws, err := v.prepare(ctx, true); err != nil || !ws.New {
 		t.Errorf("incomplete: %+v, %v", ws, err)
@@ -134,6 +137,40 @@ func TestWorkspaceIsFormattedOnce(t *testing.T) {
 	}
 	if sb, err := superblock(v.dev); err != nil || !strings.HasPrefix(string(sb), foreign) {
 		t.Errorf("a foreign disk was changed: %q, %v", sb[:40], err)
+	}
+}
+
+// A disk that may hold files gets no new file system, even if the controller permits it.
+func TestNoFileSystemIsCreatedOverData(t *testing.T) {
+	zeros := strings.Repeat("\x00", 1<<20)
+	for name, destroy := range map[string]func(v volume){
+		"superblock": func(v volume) { damage(t, v, sbOffset, zeros[:1024]) },
+		"beginning":  func(v volume) { damage(t, v, 0, zeros) },
+		"label": func(v volume) {
+			if out, err := tool(t.Context(), "tune2fs", "-L", "", v.dev); err != nil {
+				t.Fatalf("%v %s", err, out)
+			}
+		},
+		"foreign": func(v volume) {
+			for at := int64(0); at < v.bytes; at += 1 << 20 {
+				damage(t, v, at, zeros)
+			}
+			damage(t, v, 446, "a partition table")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, dir := loopVolume(t), mountDir(t)
+			if _, err := v.mount(t.Context(), dir, true, 1000, 1000); err != nil {
+				t.Fatal(err)
+			}
+			if err := unmount(dir); err != nil {
+				t.Fatal(err)
+			}
+			destroy(v)
+			if ws, err := v.prepare(t.Context(), true); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "not empty") {
+				t.Errorf("%+v, %v", ws, err)
+			}
+		})
 	}
 }
 
