@@ -308,6 +308,7 @@ const (
 	PathIdentity  = "/v1/identity"         // PUT Identity → Health; idempotent
 	PathWorkspace = "/v1/workspace"        // PUT WorkspaceRequest → Workspace: mounts it; DELETE → {}: unmounts it; both idempotent
 	PathFreeze    = "/v1/workspace/freeze" // PUT FreezeRequest → {}: freezes its file system; DELETE → Thawed: ends that; both idempotent
+	PathSync      = "/v1/sync"             // POST → {}: writes what is in memory to all disks
 	PathExec      = "/v1/exec"             // POST ExecRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
 	PathAttach    = "/v1/attach"           // POST AttachRequest with Upgrade: StreamProtocol → 101, then internal/stream frames
 	PathSSHKey    = "/v1/ssh-key"          // POST SSHKeyRequest → SSHKeyResponse

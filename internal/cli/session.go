@@ -162,7 +162,8 @@ func (a *App) sessionStopCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "stop SESSION", Short: "Destroy the sandbox of a session, or suspend it to disk", Args: exactArgs("SESSION"),
 		Long: `Destroy the sandbox of a session. What is on the workspace stays. With --suspend the
-sandbox is suspended to disk instead: resume continues its processes.`,
+sandbox is suspended to disk instead: resume continues its processes. If it is stopped
+then, or its lease ends, its processes are lost and its files are not.`,
 	}
 	cmd.Flags().BoolVar(&suspend, "suspend", false, "suspend the sandbox to disk; not every backend can")
 	waitFlag(cmd, &wait, "wait until the sandbox is destroyed or suspended")

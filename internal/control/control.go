@@ -43,6 +43,7 @@ const (
 	powerTimeout    = 20 * time.Second
 	freezeTimeout   = 2 * time.Minute // all that processes have written may still be in memory
 	thawTimeout     = time.Minute
+	syncTimeout     = 2 * time.Minute
 	mountTimeout    = 30 * time.Minute // a large file system may be checked, and written at its end
 )
 
@@ -143,6 +144,11 @@ func (c *Client) Thaw(ctx context.Context) (held bool, err error) {
 	var t guestapi.Thawed
 	err = c.call(ctx, thawTimeout, http.MethodDelete, guestapi.PathFreeze, nil, &t)
 	return t.Held && err == nil, err
+}
+
+// Sync makes the guest write what it has in memory to all its disks.
+func (c *Client) Sync(ctx context.Context) error {
+	return c.call(ctx, syncTimeout, http.MethodPost, guestapi.PathSync, nil, nil)
 }
 
 // Power asks the guest's init to "poweroff" or "reboot", and returns when the

@@ -108,8 +108,16 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	return 0, false, err
 }
 
-// suspend suspends the VM of a sandbox.
+// suspendSyncTimeout limits how long a guest may take to write its disks before it is
+// suspended.
+const suspendSyncTimeout = 30 * time.Second
+
+// suspend suspends the VM of a sandbox. Its guest writes its disks first: its memory may
+// be discarded later, and it cannot write them then.
 func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool) error {
+	if err := s.syncGuest(ctx, sb); err != nil {
+		return err
+	}
 	ref := backend.RefOf(sb)
 	if !toDisk {
 		driver, ok := s.cfg.Driver.(backend.Suspender)
@@ -127,6 +135,31 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 	}
 	s.closeGuestListener(sb.VMID)
 	return nil
+}
+
+// syncGuest makes the guest of a sandbox that is about to be suspended write its disks.
+// One that does not is suspended nevertheless, with an event: its memory has what it has
+// not written.
+func (s *Service) syncGuest(ctx context.Context, sb agentlab.Sandbox) error {
+	if sb.State != agentlab.SandboxReady {
+		return nil
+	}
+	sctx, cancel := context.WithTimeout(ctx, suspendSyncTimeout)
+	defer cancel()
+	defer s.asking(sb.VMID)()
+	err := s.control(sb).Sync(sctx)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	tried := false
+	s.withState(sb.VMID, func(m *runtimeState) { tried = !m.tried.IsZero() })
+	s.log.Warn("the guest of a sandbox that is suspended has not written its disks", "vmid", sb.VMID, "err", err)
+	if tried {
+		return nil // there is an event
+	}
+	why := s.redactReason(ctx, sb, err.Error())
+	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "synced": false},
+		"the guest of sandbox %s has not written its disks before it is suspended; what it wrote last is lost if its memory is discarded: %s", sb.Name, why))
 }
 
 // cannot returns the error for a request that an earlier version of the backend

@@ -379,3 +379,53 @@ func TestSuspendToDiskGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// A guest that is suspended has written its disks: nothing that it wrote to files is lost
+// with its memory.
+func TestSuspendedGuestHasWritten(t *testing.T) {
+	for name, end := range map[string]func(w *world, sb agentlab.Sandbox){
+		"stopped": func(w *world, sb agentlab.Sandbox) {
+			must(w.svc.Stop(context.Background(), sb.VMID, 0))(w.T)
+			w.until(sb.VMID, agentlab.SandboxStopped)
+			must(w.svc.Destroy(context.Background(), sb.VMID))(w.T)
+		},
+		"destroyed": func(w *world, sb agentlab.Sandbox) { must(w.svc.Destroy(context.Background(), sb.VMID))(w.T) },
+		"lease":     func(*world, agentlab.Sandbox) {},
+	} {
+		for _, toDisk := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%t", name, toDisk), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					sb := w.create(onWorkspace("data", 0))
+					w.until(sb.VMID, agentlab.SandboxReady)
+					w.sh(sb, "echo hello > /work/unwritten")
+					must(w.svc.Suspend(context.Background(), sb.VMID, toDisk))(w.T)
+					w.until(sb.VMID, agentlab.SandboxSuspended)
+					end(w, sb)
+					w.until(sb.VMID, agentlab.SandboxDestroyed)
+					next := w.create(onWorkspace("data", 0))
+					w.until(next.VMID, agentlab.SandboxReady)
+					if got := w.sh(next, "cat /work/written"); got != "hello" {
+						t.Errorf("what its guest had in memory is lost: %q", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A guest that does not answer is suspended, and an event reports what may be lost.
+func TestSilentGuestIsSuspended(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(agentlab.SandboxRequest{Name: "play"})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.host.Inject(fake.Fault{Op: fake.OpDialControl, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer")})
+		must(w.svc.Suspend(context.Background(), sb.VMID, false))(w.T)
+		w.until(sb.VMID, agentlab.SandboxSuspended)
+		for _, e := range w.events(agentlab.EventSandboxState) {
+			if strings.Contains(e.Message, "has not written its disks") {
+				return
+			}
+		}
+		t.Error("there is no event")
+	})
+}

@@ -74,6 +74,7 @@ func controlMux() http.Handler {
 	handle("DELETE "+guestapi.PathWorkspace, (*guest).unmount)
 	handle("PUT "+guestapi.PathFreeze, (*guest).freeze)
 	handle("DELETE "+guestapi.PathFreeze, (*guest).thaw)
+	handle("POST "+guestapi.PathSync, (*guest).sync)
 	handle("POST "+guestapi.PathListeners, (*guest).listeners)
 	handle("POST "+guestapi.PathDial, (*guest).dialLocal)
 	return mux
@@ -143,8 +144,8 @@ func request[T any](w http.ResponseWriter, r *http.Request) (v T, ok bool) {
 const (
 	// fileSystem is the file that a volume has once a guest has made its file system.
 	fileSystem = volumePath + "lost+found"
-	// unwritten is a file that is only in the memory of the guest, until it unmounts
-	// the volume, which then has the file written.
+	// unwritten is a file that is only in the memory of the guest, until it syncs or
+	// unmounts the volume, which then has the file written.
 	unwritten, written = volumePath + "unwritten", volumePath + "written"
 )
 
@@ -179,15 +180,25 @@ func (g *guest) unmount(w http.ResponseWriter, _ *http.Request) {
 		if _, busy = v.Files[volumePath+"busy"]; busy { // as a process that works there
 			return
 		}
-		if text, ok := v.Files[unwritten]; ok {
-			delete(v.Files, unwritten)
-			v.Files[written] = text
-		}
+		v.write()
 	})
 	if busy {
 		refuse(w, http.StatusConflict, agentlab.CodeBusy, "the workspace is used by sleep (42)")
 		return
 	}
+	reply(w, struct{}{})
+}
+
+// write writes what is in memory to the volume.
+func (v *volume) write() {
+	if text, ok := v.Files[unwritten]; ok {
+		delete(v.Files, unwritten)
+		v.Files[written] = text
+	}
+}
+
+func (g *guest) sync(w http.ResponseWriter, _ *http.Request) {
+	g.in.h.volumeFiles(g.in.rec.Spec.UID, (*volume).write)
 	reply(w, struct{}{})
 }
 

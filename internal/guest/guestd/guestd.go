@@ -117,6 +117,7 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("DELETE "+guestapi.PathWorkspace, s.handleUnmount)
 	mux.HandleFunc("PUT "+guestapi.PathFreeze, s.handleFreeze)
 	mux.HandleFunc("DELETE "+guestapi.PathFreeze, s.handleThaw)
+	mux.HandleFunc("POST "+guestapi.PathSync, s.handleSync)
 	mux.HandleFunc("POST "+guestapi.PathExec, s.handleExec)
 	mux.HandleFunc("POST "+guestapi.PathAttach, s.handleAttach)
 	mux.HandleFunc("POST "+guestapi.PathSSHKey, s.handleSSHKey)

@@ -72,6 +72,13 @@ func (s *Server) handleUnmount(w http.ResponseWriter, _ *http.Request) {
 	reply(w, struct{}{})
 }
 
+// handleSync writes all file systems. It does not wait for workMu: a client that limits
+// the time of a sync does not have to wait for a mount.
+func (s *Server) handleSync(w http.ResponseWriter, _ *http.Request) {
+	unix.Sync()
+	reply(w, struct{}{})
+}
+
 // volume is the disk of a workspace.
 type volume struct {
 	dev   string // its file
