@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
@@ -28,7 +26,7 @@ func frozenServer(t *testing.T, limit time.Duration) (s *Server, v volume, dir s
 	}
 	t.Cleanup(func() {
 		_ = s.Close()
-		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		unprotect(dir)
 	})
 	if err := os.WriteFile(filepath.Join(dir, "before"), []byte("written"), 0o600); err != nil {
 		t.Fatal(err)

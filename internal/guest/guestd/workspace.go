@@ -155,6 +155,9 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a directory that all users may read
 			return ws, err
 		}
+		if err := protect(dir); err != nil {
+			return ws, agentlab.Errorf(agentlab.CodeConflict, "%s cannot be protected: %w", dir, err)
+		}
 		if err := unix.Mount(v.dev, dir, "ext4", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_RELATIME, "errors=remount-ro"); err != nil {
 			return ws, agentlab.Errorf(agentlab.CodeConflict, "the file system of the workspace cannot be mounted: %w", err)
 		}
@@ -172,6 +175,36 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 	ws.Bytes = int64(st.Blocks) * st.Bsize         //nolint:gosec // of a file system that is mounted
 	ws.Used = int64(st.Blocks-st.Bfree) * st.Bsize //nolint:gosec // of a file system that is mounted
 	return ws, nil
+}
+
+// fsImmutable is FS_IMMUTABLE_FL of linux/fs.h.
+const fsImmutable = 0x10
+
+// protect makes the directory at which the volume is about to be mounted one that
+// nobody can write to, for the times when the volume is not mounted there: what was
+// written to it then would be hidden by the next mount, and lost with the VM. The flag
+// also stops root, on file systems that have it.
+func protect(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // a directory that was only read
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	flagged := err == nil
+	if flagged && flags&fsImmutable != 0 {
+		return nil
+	}
+	if err := errors.Join(unix.Fchown(fd, 0, 0), unix.Fchmod(fd, 0o555)); err != nil {
+		return err
+	}
+	if flagged {
+		err = unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags|fsImmutable))
+	}
+	if err != nil && !errors.Is(err, unix.ENOTTY) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return nil
 }
 
 // own gives the directory of a new file system to the agent's user.

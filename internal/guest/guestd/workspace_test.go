@@ -44,8 +44,14 @@ func loopVolume(t *testing.T) volume {
 func mountDir(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "work")
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	t.Cleanup(func() { unprotect(dir) })
 	return dir
+}
+
+// unprotect makes it possible to delete a directory at which a volume was mounted.
+func unprotect(dir string) {
+	_ = unix.Unmount(dir, unix.MNT_DETACH)
+	_ = exec.Command("chattr", "-i", dir).Run() //nolint:noctx // after the test
 }
 
 func damage(t *testing.T, v volume, at int64, with string) {
@@ -110,6 +116,36 @@ func TestWorkspaceMount(t *testing.T) {
 	other := loopVolume(t)
 	if _, err := other.mount(ctx, dir, true, 1000, 1000); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("it is mounted over another one: %v", err)
+	}
+}
+
+// Nothing can be written to the mount point of a workspace that is not mounted.
+func TestMountPointIsProtected(t *testing.T) {
+	v, dir := loopVolume(t), mountDir(t)
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // as in an image
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, 1000, 1000); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := v.mount(t.Context(), dir, true, 1000, 1000); err != nil {
+			t.Fatal(err)
+		}
+		if err := unmount(dir); err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(dir, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o555 {
+			t.Errorf("owner %d, mode %o, %v", st.Uid, st.Mode, err)
+		}
+		attrs, err := exec.CommandContext(t.Context(), "lsattr", "-d", dir).Output()
+		t.Logf("%s %v", attrs, err)
+		if strings.Contains(strings.SplitN(string(attrs), " ", 2)[0], "i") {
+			if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err == nil {
+				t.Error("root can write to it")
+			}
+		}
 	}
 }
 
