@@ -181,7 +181,7 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 const fsImmutable = 0x10
 
 // protect makes the directory at which the volume is about to be mounted one that
-// nobody can write to, for the times when the volume is not mounted there: what was
+// no process can write to, for the times when the volume is not mounted there: what was
 // written to it then would be hidden by the next mount, and lost with the VM. The flag
 // also stops root, on file systems that have it.
 func protect(dir string) error {
