@@ -54,6 +54,7 @@ type Store interface {
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	Job(ctx context.Context, id string) (agentlab.Job, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	RevokeGrants(ctx context.Context, vmid int) error
 	HandOutSandbox(ctx context.Context, vmid int, sb agentlab.Sandbox, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error)

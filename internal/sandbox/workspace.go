@@ -286,6 +286,9 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 			return maxSilencePause, ctx.Err()
 		}
 	}
+	if ended, err := s.endJobWithout(ctx, sb, v, l, cause); ended || err != nil {
+		return 0, err
+	}
 	if err := s.detachVolume(ctx, sb, v); err != nil {
 		return 0, errors.Join(cause, err)
 	}
@@ -322,57 +325,6 @@ func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 		return d.DetachVolume(ctx, backend.RefOf(sb), volumeRef(v))
 	}
 	return nil
-}
-
-// stepRelease detaches the workspace of a sandbox if that was requested, and gives up
-// the place in the queue of one that is stopped or suspended when its time is over.
-// settled means that the row has changed. A request that fails is given up with an
-// event.
-func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
-	rests := sb.State == agentlab.SandboxStopped || sb.State == agentlab.SandboxSuspended
-	late := rests && !l.Acquired() && !s.clock().Before(l.WaitUntil)
-	if err != nil || !ok || l.Release == agentlab.ReleaseNone && !late {
-		return false, err
-	}
-	v, err := s.cfg.Store.Workspace(ctx, l.WorkspaceID)
-	if err != nil {
-		return false, err
-	}
-	if late { // nothing else looks at it, and others may wait
-		if err := s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce); err != nil {
-			return false, err
-		}
-		return true, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, s.notFree(ctx, v, l), "was not attached to sandbox %s", sb.Name))
-	}
-	forced := l.Release == agentlab.ReleaseForced
-	var cause error
-	if l.Acquired() && sb.State.HasVM() {
-		if cause = s.unmount(ctx, sb, unmountTimeout); cause != nil && forced {
-			s.log.Warn("a workspace is detached that its guest has not unmounted", "vmid", sb.VMID, "workspace", v.ID, "err", cause)
-			e := s.workspaceEvent(sb, v, nil, "is taken from sandbox %s without its help; what the guest wrote last may be lost: %s", sb.Name, agentlab.Reason(cause.Error()))
-			if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
-				return false, err
-			}
-			cause = nil
-		}
-	}
-	if cause == nil {
-		cause = s.detachVolume(ctx, sb, v)
-	}
-	if ctx.Err() != nil {
-		return false, ctx.Err()
-	}
-	if cause == nil {
-		s.withState(sb.VMID, func(m *runtimeState) { m.mounted = "" })
-		return true, s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
-	}
-	s.withState(sb.VMID, func(m *runtimeState) { m.mounted = "" }) // parts of it may be done
-	_, err = s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
-		l.Release, l.Reason = agentlab.ReleaseNone, agentlab.Reason(cause.Error())
-		return []agentlab.Event{s.workspaceEvent(sb, v, cause, "was not detached from sandbox %s", sb.Name)}
-	})
-	return err == nil, err
 }
 
 // unmount makes the guest write and unmount the workspace.

@@ -1,0 +1,55 @@
+package sandbox_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// A sandbox whose workspace is taken before its job has ended fails with the reason: the
+// agent never runs without the workspace.
+func TestJobFailsWithoutItsWorkspace(t *testing.T) {
+	for name, test := range map[string]struct {
+		sandbox string
+		job     agentlab.JobStatus // "" if there is no row
+		state   agentlab.SandboxState
+		want    agentlab.SandboxState
+	}{
+		"boots":   {"never-boots", "", agentlab.SandboxBooting, agentlab.SandboxDestroyed},
+		"queued":  {"never-boots", agentlab.JobQueued, agentlab.SandboxBooting, agentlab.SandboxDestroyed},
+		"running": {"play", agentlab.JobRunning, agentlab.SandboxReady, agentlab.SandboxDestroyed},
+		"ended":   {"play", "", agentlab.SandboxReady, agentlab.SandboxReady}, // it was kept, and the row deleted by retention
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				ctx := context.Background()
+				r := onWorkspace("data", 0)
+				r.Name, r.JobID = test.sandbox, agentlab.NewJobID()
+				if test.job != "" {
+					j := agentlab.Job{ID: r.JobID, Task: "work", Agent: "shell", Profile: "yolo-ephemeral", Mode: "dangerous", TTL: time.Hour, Status: test.job}
+					if err := w.store.CreateJob(ctx, j, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				sb := w.create(r)
+				w.until(sb.VMID, test.state)
+				synctest.Wait()
+				if _, err := w.workspaces.Release(ctx, "data", true); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Second) // of the bubble
+				sb = w.until(sb.VMID, test.want)
+				if failed := strings.Contains(sb.Reason, "taken from the sandbox before its job had ended"); failed != (test.want == agentlab.SandboxDestroyed) {
+					t.Errorf("it is %s: %q", sb.State, sb.Reason)
+				}
+				if left := w.leases("data"); len(left) != 0 || w.attachedTo("data") != "" {
+					t.Errorf("leases %v, attached to %q", left, w.attachedTo("data"))
+				}
+			})
+		})
+	}
+}
