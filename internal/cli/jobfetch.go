@@ -205,6 +205,9 @@ func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo 
 	if errors.Is(err, errNoRefs) && work[0].Path == agentlab.ArtifactResult { // it has only other branches
 		return noCommits(j)
 	}
+	if missing, ok := errors.AsType[missingCommit](err); ok && ctx.Err() == nil {
+		return lacksCommit(ctx, c, j, missing)
+	}
 	if err != nil {
 		return bundleFault(ctx, j, err)
 	}
@@ -313,9 +316,28 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 	if ours {
 		code = e.Code
 	}
-	fault := agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, sanitize(err.Error()))
-	if missing, ok := errors.AsType[missingCommit](err); ok {
-		return fault.WithHint("it requires commit %.12s, which this repository lacks; set --repo to the repository of the job", string(missing))
+	return agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, sanitize(err.Error())).
+		WithHint("nothing was fetched; list the artifacts instead: agentlab job artifacts %s", j.ID)
+}
+
+// lacksCommit returns the error for a bundle that requires a commit which the repository
+// lacks. It can be of an earlier job on the same workspace.
+func lacksCommit(ctx context.Context, c *client.Client, j api.Job, missing missingCommit) error {
+	fault := agentlab.Errorf(agentlab.CodeConflict, "git rejects the bundle of job %s: %s", j.ID, missing.Error())
+	for earlier, err := range c.EachJob(ctx, client.JobQuery{}) {
+		if err != nil {
+			return err
+		}
+		if earlier.ID == j.ID || earlier.Result.HeadCommit != string(missing) {
+			continue
+		}
+		if earlier, err = c.Job(ctx, earlier.ID); err != nil {
+			return err
+		}
+		if len(workOf(earlier)) == 0 {
+			return fault.WithHint("it continues commit %.12s of job %s, whose artifacts no longer exist; look for the commit in the workspace: git -C /work/repo log", string(missing), earlier.ID)
+		}
+		return fault.WithHint("it continues commit %.12s of job %s; fetch that first: agentlab job fetch %s", string(missing), earlier.ID, earlier.ID)
 	}
-	return fault.WithHint("nothing was fetched; list the artifacts instead: agentlab job artifacts %s", j.ID)
+	return fault.WithHint("it requires commit %.12s, which this repository lacks and no job has made; set --repo to the repository of the job", string(missing))
 }

@@ -239,15 +239,15 @@ func (c *checkpointer) pack(ctx context.Context, t *scratchRepo) (*upload, error
 	var inc *upload
 	if c.full != nil {
 		// It fails if the agent's git has deleted commits of the full bundle.
-		u, err := c.write(ctx, t, agentlab.ArtifactIncrement, c.full.tips(c.rp.Base))
+		u, err := c.write(ctx, t, agentlab.ArtifactIncrement, c.full.tips())
 		if ctx.Err() != nil || err == nil && u.Size <= max(c.size, c.r.cfg.MinFull) {
 			return u, err
 		}
 		inc = u
 	}
 	var base []string
-	if !t.noBase {
-		base = []string{t.base}
+	if t.sent != "" {
+		base = []string{t.sent}
 	}
 	u, err := c.write(ctx, t, agentlab.ArtifactCheckpoint, base)
 	if err != nil && inc != nil && ctx.Err() == nil {
@@ -259,9 +259,9 @@ func (c *checkpointer) pack(ctx context.Context, t *scratchRepo) (*upload, error
 	return u, err
 }
 
-// tips returns the commits that a bundle of t contains, and its base.
-func (t *scratchRepo) tips(base string) []string {
-	all := append(slices.Collect(maps.Values(t.branches)), base, t.primary, t.changes)
+// tips returns the commits that a bundle of t contains or requires.
+func (t *scratchRepo) tips() []string {
+	all := append(slices.Collect(maps.Values(t.branches)), t.sent, t.primary, t.changes)
 	slices.Sort(all)
 	all = slices.Compact(all)
 	return slices.DeleteFunc(all, func(s string) bool { return s == "" })

@@ -23,6 +23,7 @@ type repo struct {
 	Path   string
 	None   bool   // the job has no repository: Path is an empty directory
 	Base   string // commit that was checked out; "" if there is none
+	Sent   string // commit that the receiver of the result has, if that is not Base: the work continues that of an earlier job
 	Branch string // the branch that was created for the work
 	Heads  map[string]string
 	Made   bool     // created by the runner, which may delete it

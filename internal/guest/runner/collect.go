@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,6 +67,7 @@ type scratchRepo struct {
 	work     string
 	borrowed []string // object directories from which the repository borrows in addition
 	base     string   // commit, or the empty tree
+	sent     string   // commit that the receiver has; "" if it has none
 	noBase   bool
 	primary  string // commit of the result
 	changes  string // commit of the uncommitted changes; "" if there are none
@@ -107,7 +109,7 @@ func (r *Runner) newScratchRepo(rp repo, path string, borrowed ...string) (*scra
 		return nil, err
 	}
 	defer src.close()
-	t := &scratchRepo{g: r.git, path: path, work: rp.Path, borrowed: borrowed, base: rp.Base, branches: map[string]string{}}
+	t := &scratchRepo{g: r.git, path: path, work: rp.Path, borrowed: borrowed, base: rp.Base, sent: cmp.Or(rp.Sent, rp.Base), branches: map[string]string{}}
 	if rp.Lender != "" { // git does not follow a relative path in the alternates of alternates
 		t.borrowed = append(t.borrowed, filepath.Join(rp.Lender, ".git", "objects"))
 	}
@@ -297,7 +299,15 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 		return
 	}
 	name := filepath.Join(tmp, artBundle)
+	if t.sent != "" {
+		exclude = []string{"^" + t.sent}
+	}
 	_, err := r.git.run(ctx, t.work, t.env, slices.Concat([]string{"bundle", "create", "--quiet", name}, refs, exclude)...)
+	if err != nil && ctx.Err() == nil && !t.noBase && t.sent != t.base { // for example, it has only commits that were sent
+		t.sent = t.base
+		r.collectCommits(ctx, t, tmp, c)
+		return
+	}
 	if err != nil && ctx.Err() == nil && t.dropStash() {
 		c.warn("the stashed changes cannot be packed: %v", err)
 		r.collectCommits(ctx, t, tmp, c)

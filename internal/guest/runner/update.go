@@ -147,11 +147,16 @@ func (r *Runner) fillGitDir(ctx context.Context, g *gitDir, rp *repo, clone stri
 			return err
 		}
 	}
+	sent := rp.Base
 	if at := old.heads[rp.Branch]; at != "" && r.job.Branch != "" && r.job.Ref == "" {
 		rp.Base = at // the work on the branch continues
 	}
 	if err := r.mergeShallow(ctx, g, clone, old); err != nil {
 		return err
+	}
+	// Where the history is cut, the receiver may have other commits than the checkout.
+	if _, err := g.root.Lstat("shallow"); errors.Is(err, fs.ErrNotExist) && sent != rp.Base {
+		rp.Sent = sent
 	}
 	for _, objects := range []string{filepath.Join(rp.Path, ".git/objects"), filepath.Join(old.path, "objects")} {
 		if err := linkObjects(ctx, objects, filepath.Join(clone, ".git/objects")); err != nil {

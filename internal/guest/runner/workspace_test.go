@@ -166,6 +166,18 @@ func TestBranchesOnAWorkspace(t *testing.T) {
 	if !strings.HasSuffix(s.Log(), "\n1\n") || rep.Result.Commits != 1 || rep.Result.Branch != "feature" {
 		t.Errorf("log %q, %+v", s.Log(), rep.Result)
 	}
+	// The repository lacks the commits of the first job.
+	bundle := filepath.Join(t.TempDir(), "result.bundle")
+	writeFile(t, bundle, s.File(artBundle))
+	runGit(t, repo, "fetch", "-q", bundle, "refs/heads/feature:refs/agentlab/second")
+	if got := runGit(t, repo, "log", "--format=%s", "main..refs/agentlab/second"); got != "2\n1" {
+		t.Errorf("fetched %q", got)
+	}
+	third, _ := run("", `echo 3 > two`)
+	writeFile(t, bundle, third.File(artBundle))
+	fresh := t.TempDir()
+	runGit(t, fresh, "clone", "-q", "--no-local", "--single-branch", "--branch", "main", repo, ".")
+	runGit(t, fresh, "fetch", "-q", bundle, guestapi.RefChanges+":refs/agentlab/changes")
 	if got := w.read(branchSaved+s.JobID+"/main", "mine"); got != "mine" {
 		t.Errorf("the commit on main was lost: %q", got)
 	}
