@@ -52,10 +52,14 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 }
 
 // Check returns the error that Create would return for a request, except
-// errors about its git bundle or its sandbox. It changes nothing.
+// errors about its git bundle, its sandbox, and the leases of its workspace. It changes
+// nothing.
 func (s *Service) Check(ctx context.Context, r agentlab.JobRequest) error {
-	_, err := s.plan(ctx, r)
-	return err
+	p, err := s.plan(ctx, r)
+	if err != nil {
+		return err
+	}
+	return s.cfg.Sandboxes.CheckWorkspace(ctx, p.sandbox)
 }
 
 // planned is a requested job.

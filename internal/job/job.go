@@ -43,6 +43,7 @@ type Store interface {
 // Sandboxes manages sandboxes; *sandbox.Service implements it.
 type Sandboxes interface {
 	Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error)
+	CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
 	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	MarkRunning(ctx context.Context, vmid int) error

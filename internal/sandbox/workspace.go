@@ -35,6 +35,13 @@ const (
 	lastTimeout    = 30 * time.Second
 )
 
+// CheckWorkspace returns the error of Create for the workspace of a request, except that
+// another sandbox has it. It changes nothing.
+func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error {
+	_, err := s.selectWorkspace(ctx, r)
+	return err
+}
+
 // selectWorkspace returns the workspace of a new sandbox; nil if it wants none.
 func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest) (*agentlab.WorkspaceUse, error) {
 	if r.Workspace == nil {
