@@ -14,7 +14,7 @@ type Session struct {
 	Profile     string // of its sandboxes and jobs
 	Image       string // name of the image of its sandboxes; "" means the profile's or the default
 	WorkspaceID string // no other session has it
-	Branch      string // Git branch that its jobs work on, unique; "" if it is for none
+	Branch      string // Git branch that its jobs work on; "" if it is for none. Branches of several repositories can have the same name
 	VMID        int    // its current sandbox, which may no longer exist; 0 if it never had one
 	UID         string // of its current sandbox
 	CreatedAt   time.Time
@@ -93,7 +93,7 @@ type SessionRequest struct {
 	Profile   string // "" means the default
 	Image     string // name of an image; "" means the profile's or the default
 	Branch    string
-	IfMissing bool // return the session of Branch, or with Name, if there is one
+	IfMissing bool // return the session with Name, or without a name that of Branch, if there is one
 	// Workspace is the workspace; without a name, a new one with the name of the
 	// session.
 	Workspace WorkspaceSelection

@@ -33,8 +33,8 @@ type SessionCreate struct {
 	Name      string `json:"name,omitempty" doc:"DNS label; default: made of branch"`
 	Profile   string `json:"profile,omitempty" doc:"Default: the configured default profile"`
 	Image     string `json:"image,omitempty" doc:"Image of its sandboxes; default: the profile's"`
-	Branch    string `json:"branch,omitempty" doc:"Git branch that its jobs work on; one session for each branch"`
-	IfMissing bool   `json:"if_missing,omitempty" doc:"Return the session of the branch, or of the name, if there is one"`
+	Branch    string `json:"branch,omitempty" doc:"Git branch that its jobs work on"`
+	IfMissing bool   `json:"if_missing,omitempty" doc:"Return the session with the name, or without a name that of the branch, if there is one"`
 
 	WorkspaceSelection
 }

@@ -25,6 +25,7 @@ type jobRunFlags struct {
 	attemptTasks   []string // files
 	workspace      workspaceChoice
 	branch         string
+	identity       repoIdentity // for --stateful
 	req            api.JobCreate
 }
 
@@ -71,7 +72,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	attemptFlags(flags, f)
-	workspaceFlags(flags, &f.workspace, "named like the repository")
+	workspaceFlags(flags, &f.workspace, "of the repository, whose name has a hash of its path or URL")
 	flags.StringVar(&f.req.Session, "session", "", "session to run in: on its workspace, with its profile, on its branch")
 	flags.StringVar(&f.branch, "branch", "", "run in the session of this Git branch, which is created unless it exists, and work on the branch")
 	preflightFlag(flags, &f.req.NoPreflight)
@@ -82,7 +83,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	cmd.MarkFlagsMutuallyExclusive("session", "branch", "workspace", "stateful")
 	cmd.MarkFlagsMutuallyExclusive("agent", "attempt-agent")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := a.prepareRun(f, cmd); err != nil {
+		if err := a.prepareRun(cmd.Context(), f, cmd); err != nil {
 			return err
 		}
 		c, err := a.connect(cmd.Context())
@@ -96,7 +97,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 
 // prepareRun completes the request, and checks it as far as possible without
 // the daemon, so that a usage error does not start one.
-func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
+func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command) error {
 	if f.taskFile != "" {
 		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
@@ -109,8 +110,11 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 	}
 	f.req.TTLMinutes = int(f.ttl / time.Minute)
 	f.workspace.ofSession = f.req.Session != "" || f.branch != ""
-	var err error
-	if f.req.WorkspaceSelection, err = f.workspace.selection(workspaceNameOf(f.repo), "--repo"); err != nil {
+	stateful, err := f.statefulName(ctx)
+	if err != nil {
+		return err
+	}
+	if f.req.WorkspaceSelection, err = f.workspace.selection(stateful, "--repo"); err != nil {
 		return err
 	}
 	if err := a.prepareAttempts(f); err != nil {
@@ -140,6 +144,15 @@ func (a *App) prepareRun(f *jobRunFlags, cmd *cobra.Command) error {
 		return usageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
 	}
 	return nil
+}
+
+// statefulName returns the name of the workspace of --stateful; "" without a repository.
+func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error) {
+	if f.repo == "" || !f.workspace.stateful {
+		return "", nil
+	}
+	f.identity, err = identify(ctx, f.repo)
+	return f.identity.workspaceName(), err
 }
 
 // usage returns a validation error as a usage error.
@@ -180,11 +193,16 @@ func readLimited(r io.Reader, name string, limit int64) (string, error) {
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
 	if f.branch != "" {
-		s, err := c.CreateSession(ctx, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, IfMissing: true})
+		s, err := a.branchSession(ctx, c, f.repo, f.branch, f.req.Profile)
 		if err != nil {
 			return err
 		}
 		f.req.Session = s.ID
+	}
+	if f.workspace.stateful && f.workspace.name == "" {
+		if err := f.identity.checkStateful(ctx, c); err != nil {
+			return err
+		}
 	}
 	if f.repo != "" {
 		continues := f.req.Session != "" && f.req.Ref == ""

@@ -209,18 +209,23 @@ must have no sandbox, unless a snapshot is copied.`,
 
 func (a *App) sessionBranchCmd() *cobra.Command {
 	var f resumeFlags
-	var r api.SessionCreate
+	var profile string
 	cmd := &cobra.Command{
 		Use: "branch BRANCH", Short: "Continue the session of a Git branch, or create it", Args: exactArgs("BRANCH"),
 		Long: `Continue the session of a Git branch. If there is none, create it, with a new
-workspace: both are named like the branch. Jobs of the session work on the branch.`,
+workspace: both are named like the branch. Jobs of the session work on the branch. In
+a Git repository it is the session of a branch of that repository, and its name has
+the name of the directory and a hash, too.`,
 		Example: "  agentlab session branch feature/login",
 	}
-	cmd.Flags().StringVar(&r.Profile, "profile", "", "profile of a new session")
+	cmd.Flags().StringVar(&profile, "profile", "", "profile of a new session")
 	f.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		r.Branch, r.IfMissing = args[0], true
-		s, err := c.CreateSession(ctx, r)
+		repo := ""
+		if _, err := git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
+			repo = "."
+		}
+		s, err := a.branchSession(ctx, c, repo, args[0], profile)
 		if err != nil {
 			return err
 		}

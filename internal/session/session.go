@@ -126,14 +126,28 @@ func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentl
 }
 
 func (s *Service) find(ctx context.Context, r agentlab.SessionRequest) (agentlab.Session, error) {
-	if r.Branch == "" {
-		return s.cfg.Store.SessionByName(ctx, r.Name)
+	if r.Name != "" {
+		v, err := s.cfg.Store.SessionByName(ctx, r.Name)
+		if err == nil && r.Branch != "" && v.Branch != r.Branch {
+			return v, agentlab.Errorf(agentlab.CodeConflict, "session %s is not for branch %s", v.Name, r.Branch).WithField("branch").
+				WithHint("rename it: agentlab session rename %s NAME", v.Name)
+		}
+		return v, err
 	}
+	none := agentlab.Session{}
 	all, err := s.cfg.Store.Sessions(ctx)
-	if i := slices.IndexFunc(all, func(v agentlab.Session) bool { return v.Branch == r.Branch }); i >= 0 {
-		return all[i], err
+	if err != nil {
+		return none, err
 	}
-	return agentlab.Session{}, cmp.Or(err, error(agentlab.Errorf(agentlab.CodeNotFound, "there is no session for branch %s", r.Branch)))
+	all = slices.DeleteFunc(all, func(v agentlab.Session) bool { return v.Branch != r.Branch })
+	switch len(all) {
+	case 0:
+		return none, agentlab.Errorf(agentlab.CodeNotFound, "there is no session for branch %s", r.Branch)
+	case 1:
+		return all[0], nil
+	}
+	return none, agentlab.Errorf(agentlab.CodeConflict, "%d sessions are for a branch %s, for example %s and %s", len(all), r.Branch, all[0].Name, all[1].Name).
+		WithField("branch").WithHint("use the name of one, or the command in its repository; list them: agentlab session list")
 }
 
 func (s *Service) add(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse) (agentlab.Session, error) {

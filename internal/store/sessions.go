@@ -44,7 +44,7 @@ var sessionSandboxes = newTable("session_sandboxes", []string{"number"}, func(h 
 })
 
 // AddSession inserts a session and, with use.New, its workspace. CreatedAt and
-// UpdatedAt are set. Codes: exists (name or branch); conflict if another session has
+// UpdatedAt are set. Codes: exists (name); conflict if another session has
 // the workspace, or if that is not live; for a new workspace those of AddWorkspace.
 func (s *Store) AddSession(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse, evs ...agentlab.Event) (agentlab.Session, error) {
 	err := s.write(ctx, func(w *tx) error {
@@ -78,20 +78,18 @@ func (s *Store) AddSession(ctx context.Context, v agentlab.Session, use agentlab
 	return v, err
 }
 
-// checkSession returns an error if the name, the branch or the workspace of a session
-// is that of another one.
+// checkSession returns an error if the name or the workspace of a session is that of
+// another one.
 func checkSession(w *tx, v agentlab.Session) error {
-	other, taken, err := sessions.one(w.ctx, w, "WHERE id <> ? AND (name = ? OR workspace_id = ? OR branch <> '' AND branch = ?)", v.ID, v.Name, v.WorkspaceID, v.Branch)
+	other, taken, err := sessions.one(w.ctx, w, "WHERE id <> ? AND (name = ? OR workspace_id = ?)", v.ID, v.Name, v.WorkspaceID)
 	switch {
 	case err != nil || !taken:
 		return err
 	case other.Name == v.Name:
 		return agentlab.Errorf(agentlab.CodeExists, "there is a session named %q", v.Name).WithField("name").WithHint("choose another name; see 'agentlab session list'")
-	case other.WorkspaceID == v.WorkspaceID:
-		return agentlab.Errorf(agentlab.CodeConflict, "session %s has that workspace", other.Name).WithField("workspace").
-			WithHint("use a copy of it: agentlab session fork %s --name NAME", other.Name)
 	}
-	return agentlab.Errorf(agentlab.CodeExists, "session %s is for branch %s", other.Name, v.Branch).WithField("branch")
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s has that workspace", other.Name).WithField("workspace").
+		WithHint("use a copy of it: agentlab session fork %s --name NAME", other.Name)
 }
 
 // UpdateSession reads a session, lets fn change its name or profile, and writes it with

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -121,6 +122,7 @@ func TestSessionContinues(t *testing.T) {
 	}
 	l.noSandboxes()
 	l.ok("session", "delete", "fix", "--yes")
-	l.ok("session", "delete", "topic", "--yes")
+	name := regexp.MustCompile(`[^ ]+-topic-[0-9a-f]{8}`).FindString(l.ok("session", "list"))
+	l.ok("session", "delete", name, "--yes")
 	l.ok("workspace", "check")
 }

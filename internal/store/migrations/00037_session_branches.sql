@@ -1,0 +1,3 @@
+-- +goose Up
+-- Branches of several repositories can have the same name.
+DROP INDEX sessions_branch;
