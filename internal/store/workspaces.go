@@ -266,7 +266,7 @@ func (s *Store) Workspaces(ctx context.Context) ([]agentlab.Workspace, error) {
 
 // AddWorkspaceSnapshot inserts a snapshot of a READY workspace. CreatedAt and SizeGB
 // are set. A workspace that a sandbox has, or waits for, needs another Consistency than
-// ConsistencyDetached. Codes: not_found (the workspace), conflict (its state), exists, limit.
+// ConsistencyDetached, which that of any other workspace becomes. Codes: not_found (the workspace), conflict (its state), exists, limit.
 func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSnapshot, evs ...agentlab.Event) (agentlab.WorkspaceSnapshot, error) {
 	err := s.write(ctx, func(w *tx) error {
 		v, err := workspaceByID(w.ctx, w, n.WorkspaceID)
@@ -276,10 +276,12 @@ func (s *Store) AddWorkspaceSnapshot(ctx context.Context, n agentlab.WorkspaceSn
 		if v.State != agentlab.WorkspaceReady {
 			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s and cannot be saved", v.Name, v.State).WithHint("see 'agentlab workspace show %s'", v.ID)
 		}
-		if n.Consistency == agentlab.ConsistencyDetached {
-			if err := notLeased(w, v, "be saved"); err != nil {
-				return err
-			}
+		leased := notLeased(w, v, "be saved")
+		switch {
+		case leased == nil:
+			n.Consistency = agentlab.ConsistencyDetached
+		case n.Consistency == agentlab.ConsistencyDetached, agentlab.CodeOf(leased) != agentlab.CodeConflict:
+			return leased
 		}
 		all, err := workspaceSnapshots.query(w.ctx, w, "WHERE workspace_id = ?", v.ID)
 		if err != nil {

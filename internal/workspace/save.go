@@ -91,10 +91,10 @@ func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentl
 	switch {
 	case err != nil:
 		return none, "", err
-	case !owned || n.Consistency == agentlab.ConsistencyDetached: // a sandbox that owns it waits until it is saved
+	case n.Consistency == agentlab.ConsistencyDetached: // a sandbox that owns it waits until it is saved
 		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
 		return saved, agentlab.ConsistencyDetached, err
-	case n.Consistency == agentlab.ConsistencyCrash:
+	case !owned, n.Consistency == agentlab.ConsistencyCrash: // a sandbox that has ended may have been killed
 		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
 		return saved, agentlab.ConsistencyCrash, err
 	}
