@@ -190,6 +190,8 @@ func (s *Service) checkOne(ctx context.Context, v agentlab.Workspace, c comparis
 			detail += ": " + v.Reason
 		}
 		return append(out, backend.Finding{Name: name, Level: backend.LevelOK, Detail: detail}), nil
+	case !there && v.State == agentlab.WorkspaceFailed && v.ReadyAt.IsZero():
+		warn(fmt.Sprintf("it has no content; delete it, and create it again: agentlab workspace delete %s", v.ID), "it was not created: %s", v.Reason)
 	case !there:
 		warn(fmt.Sprintf("if the storage is offline, bring it back; otherwise its content is lost: agentlab workspace delete %s", v.ID), "its volume is missing on the backend")
 	case vol.Partial:
