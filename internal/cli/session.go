@@ -56,12 +56,35 @@ names another one.`,
 			return err
 		}
 		s, err := c.CreateSession(ctx, r)
+		if err == nil {
+			err = a.sessionWorkspace(ctx, c, s)
+		}
 		if err != nil {
 			return err
 		}
 		return a.done(s, "session %s has workspace %s\n  → agentlab session resume %s", s.Name, s.WorkspaceID, s.Name)
 	})
 	return cmd
+}
+
+// sessionWorkspace waits until the workspace of a new session has been created.
+func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Session) error {
+	after, err := lastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	w, err := c.Workspace(ctx, s.WorkspaceID)
+	if err == nil && w.State == string(agentlab.WorkspaceCreating) {
+		w, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
+	}
+	if err == nil && w.State == string(agentlab.WorkspaceFailed) {
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, sanitize(w.Reason))
+	}
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(err), "session %s has no usable workspace: %w", s.Name, err).
+			WithHint("remove the cause, delete the session, and create it again: agentlab session delete %s", s.Name)
+	}
+	return nil
 }
 
 func (a *App) sessionListCmd() *cobra.Command {
@@ -273,6 +296,10 @@ for confirmation, unless it gets --yes.`,
 		}
 		if keep {
 			return a.done(struct{}{}, "session %s is deleted; its workspace %s is kept", s.Name, s.WorkspaceID)
+		}
+		w, err := c.Workspace(ctx, s.WorkspaceID)
+		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && w.State == string(agentlab.WorkspaceDeleting) {
+			return a.done(struct{}{}, "session %s is deleted, and its workspace, which was never READY and had no content", s.Name)
 		}
 		return a.done(struct{}{}, "session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
 	})
