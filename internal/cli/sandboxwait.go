@@ -192,7 +192,7 @@ func sandboxFailed(sb api.Sandbox) error {
 		return err.WithHint("see 'agentlab sandbox show %d'", sb.VMID)
 	}
 	if sb.BootedAt == nil && sb.WorkspaceID != "" { // its VM may never have existed
-		return err.WithHint("see 'agentlab workspace show %s', then 'agentlab sandbox destroy %d'", sb.WorkspaceID, sb.VMID)
+		return err.WithHint("check its workspace after 'agentlab sandbox destroy %d': 'agentlab workspace check %[2]s', then 'agentlab workspace fsck %[2]s'", sb.VMID, sb.WorkspaceID)
 	}
 	return err.WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 }

@@ -42,7 +42,7 @@ func (a *App) maintain(ctx context.Context, c *client.Client, r api.SandboxCreat
 	r.TTLMinutes = int(maintenanceLease / time.Minute)
 	sb, err := c.CreateSandbox(ctx, r)
 	if err != nil {
-		return err
+		return noWaitHint(ctx, c, r.Workspace, err)
 	}
 	defer func() { err = cmp.Or(err, a.endMaintenance(ctx, c, sb)) }()
 	if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
@@ -54,6 +54,20 @@ func (a *App) maintain(ctx context.Context, c *client.Client, r api.SandboxCreat
 	defer cancel()
 	renewing.Go(func() { renewMaintenance(ctx, c, sb) })
 	return fn(ctx, sb)
+}
+
+// noWaitHint replaces the hint of the error for a workspace that a sandbox has: these
+// commands have no flag to wait for it.
+func noWaitHint(ctx context.Context, c *client.Client, workspace string, err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeConflict || e.Field != "workspace" {
+		return err
+	}
+	w, werr := c.Workspace(ctx, workspace)
+	if werr != nil || len(w.Leases) == 0 {
+		return err
+	}
+	return e.WithHint("free it: agentlab workspace detach %s; or use a copy of a snapshot: agentlab workspace fork", workspace)
 }
 
 // renewMaintenance renews the lease of a maintenance sandbox until ctx ends.
