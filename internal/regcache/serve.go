@@ -334,7 +334,7 @@ func (w *stallWriter) pass(f *flight) error {
 func (w *stallWriter) text(status int, message string) error {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	_, err := io.WriteString(w, "agentlab registry cache: "+message+"\n") //nolint:gosec // the type is text/plain
+	_, err := io.WriteString(w, "AgentLab's registry cache: "+message+"\n") //nolint:gosec // the type is text/plain
 	return err
 }
 

@@ -29,7 +29,7 @@ const (
 	dockerStarts = 5 * time.Minute
 	dockerPause  = 300 * time.Millisecond
 
-	imageHint = "use the image dev, which has Docker: --image dev, or image: dev in the profile"
+	imageHint = "use an image with Docker, see docs/environments.md: --image NAME, or image: NAME in the profile"
 
 	maxReason = 600 // bytes of the output of a program in an error
 	maxTail   = 8 << 10
