@@ -108,7 +108,7 @@ func TestUnusedContainer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, ".devcontainer.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if c, notice, err := StartContainer(t.Context(), Request{Dir: dir, Mode: "auto"}, os.Stderr); c != nil || err != nil || !strings.Contains(notice, "image dev") {
+	if c, notice, err := StartContainer(t.Context(), Request{Dir: dir, Mode: "auto"}, os.Stderr); c != nil || err != nil || !strings.Contains(notice, "image with Docker") {
 		t.Errorf("%v %q %v", c, notice, err)
 	}
 	if _, _, err := StartContainer(t.Context(), Request{Dir: dir, Mode: "on"}, os.Stderr); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {

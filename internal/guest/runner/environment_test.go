@@ -38,7 +38,7 @@ func TestServicesEndTheJob(t *testing.T) {
 		want  string
 	}{
 		"no Docker": {map[string]string{projectFile: "setup: [echo prepared]\nservices: compose.yaml\n", "compose.yaml": "services: {}\n"},
-			`services "compose.yaml": this image does not have Docker (use the image dev`},
+			`services "compose.yaml": this image does not have Docker (use an image with Docker`},
 		"no file": {map[string]string{projectFile: "setup: [echo prepared]\nservices: other.yaml\n"},
 			`services "other.yaml": the repository has no file "other.yaml" (correct services in .agentlab.yaml)`},
 	} {
