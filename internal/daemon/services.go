@@ -318,8 +318,9 @@ func (s *services) committed(c store.Commit) {
 			s.jobs.Wake(e.JobID)
 		case agentlab.EventSession:
 			s.ports.Wake()
+			s.messages.SessionChanged(e)
 		case agentlab.EventWorkspaceLease: // acquired, or to be released
-			s.sandboxes.Wake(e.SandboxVMID)
+			s.sandboxes.LeaseChanged(e)
 		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
 			s.sandboxes.WorkspaceChanged(s.workspaces.Changed(e))
 		}

@@ -6,6 +6,7 @@ package message
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"sync"
 	"sync/atomic"
 
@@ -18,6 +19,7 @@ type Store interface {
 	Messages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Session(ctx context.Context, id string) (agentlab.Session, error)
 	SessionOfWorkspace(ctx context.Context, workspaceID string) (v agentlab.Session, ok bool, err error)
 }
 
@@ -55,13 +57,30 @@ func (s *Service) Post(ctx context.Context, m agentlab.Message) (agentlab.Messag
 	if err != nil {
 		return agentlab.Message{}, err
 	}
+	s.wake(m.Scope)
+	return m, nil
+}
+
+// SessionChanged ends the waits for messages of a session that was deleted, of which e is
+// the event.
+func (s *Service) SessionChanged(e agentlab.Event) {
+	var data struct {
+		Session string                 `json:"session"`
+		Action  agentlab.SessionAction `json:"action"`
+	}
+	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Action == agentlab.SessionDeleted {
+		s.wake(agentlab.MessageScope{Kind: agentlab.MessageScopeSession, ID: data.Session})
+	}
+}
+
+// wake makes the readers of a scope look again.
+func (s *Service) wake(scope agentlab.MessageScope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.feeds[m.Scope]; f != nil {
+	if f := s.feeds[scope]; f != nil {
 		close(f.posted)
-		delete(s.feeds, m.Scope)
+		delete(s.feeds, scope)
 	}
-	return m, nil
 }
 
 // List returns messages in ascending order of ID.
@@ -72,11 +91,14 @@ func (s *Service) List(ctx context.Context, f agentlab.MessageFilter) ([]agentla
 }
 
 // AwaitMessages is List that returns when there is at least one message, or with none when
-// ctx ends.
+// ctx ends. Code not_found if the scope is a session that is deleted before a message.
 func (s *Service) AwaitMessages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
 	for {
 		posted, leave := s.enter(f.Scope) // before the read, so that no message is missed
 		list, err := s.List(ctx, f)
+		if err == nil && len(list) == 0 && f.Scope.Kind == agentlab.MessageScopeSession {
+			_, err = s.store.Session(ctx, f.Scope.ID)
+		}
 		if err == nil && len(list) == 0 {
 			select {
 			case <-posted:

@@ -3,6 +3,7 @@ package message_test
 import (
 	"context"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -79,5 +80,35 @@ func TestWaitEnds(t *testing.T) {
 	list, err := s.AwaitMessages(ctx, agentlab.MessageFilter{Scope: agentlab.MessageScope{Kind: agentlab.MessageScopeJob, ID: "job-a"}})
 	if err != nil || len(list) != 0 || s.Waiting() != 0 {
 		t.Errorf("%v, %v, %d wait", list, err, s.Waiting())
+	}
+}
+
+// Who waits for messages of a session learns that it was deleted.
+func TestWaitEndsWithItsSession(t *testing.T) {
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = st.Close() })
+	ws := agentlab.Workspace{ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: "fix", Backend: "fake", SizeGB: 1, State: agentlab.WorkspaceCreating}
+	v := agentlab.Session{ID: agentlab.NewSessionID(), Name: "fix", Profile: "play", WorkspaceID: ws.ID}
+	if v, err = st.AddSession(t.Context(), v, agentlab.WorkspaceUse{ID: ws.ID, New: &ws, Created: agentlab.NewEvent(agentlab.EventWorkspaceState, nil, "created")}); err != nil {
+		t.Fatal(err)
+	}
+	s := message.New(st, limits)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.AwaitMessages(t.Context(), agentlab.MessageFilter{Scope: agentlab.MessageScope{Kind: agentlab.MessageScopeSession, ID: v.ID}})
+		ended <- err
+	}()
+	for s.Waiting() == 0 {
+		runtime.Gosched()
+	}
+	if err := st.RemoveSession(t.Context(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.SessionChanged(agentlab.NewEvent(agentlab.EventSession, map[string]any{"session": v.ID, "action": agentlab.SessionDeleted}, "deleted"))
+	if err := <-ended; agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		t.Errorf("%v", err)
 	}
 }

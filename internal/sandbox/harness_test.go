@@ -270,7 +270,7 @@ func (w *world) begin() {
 			switch {
 			case w.svc == nil:
 			case e.Kind == agentlab.EventWorkspaceLease:
-				w.svc.Wake(e.SandboxVMID)
+				w.svc.LeaseChanged(e)
 			case e.Kind == agentlab.EventWorkspaceState:
 				w.svc.WorkspaceChanged(w.workspaces.Changed(e))
 			}

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -193,6 +194,19 @@ func (s *Service) WorkspaceChanged(id string) {
 		if id != "" && m.awaited == id && m.state == agentlab.SandboxRequested {
 			s.loop.Wake(vmid)
 		}
+	}
+}
+
+// LeaseChanged runs the step of the sandbox of the event of a lease. When a sandbox has
+// got a workspace, it also runs those of the sandboxes that wait for it: they name it.
+func (s *Service) LeaseChanged(e agentlab.Event) {
+	s.Wake(e.SandboxVMID)
+	var data struct {
+		Workspace string             `json:"workspace"`
+		Step      agentlab.LeaseStep `json:"step"`
+	}
+	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Step == agentlab.LeaseStepAcquired {
+		s.WorkspaceChanged(data.Workspace)
 	}
 }
 

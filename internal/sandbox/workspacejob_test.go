@@ -10,6 +10,26 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
+// A sandbox that waits for a workspace names the sandbox that has it now.
+func TestWaitingNamesTheCurrentHolder(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var vmids []int
+		for _, name := range []string{"wa", "wb", "wc"} {
+			r := onWorkspace("data", time.Hour)
+			r.Name = name
+			vmids = append(vmids, w.create(r).VMID)
+			synctest.Wait()
+		}
+		w.until(vmids[0], agentlab.SandboxReady)
+		w.gone(vmids[0])
+		w.until(vmids[1], agentlab.SandboxReady)
+		synctest.Wait()
+		if got := w.get(vmids[2]).Waiting; !strings.Contains(got, "used by sandbox wb") {
+			t.Errorf("it waits: %q", got)
+		}
+	})
+}
+
 // A sandbox whose workspace is taken before its job has ended fails with the reason: the
 // agent never runs without the workspace.
 func TestJobFailsWithoutItsWorkspace(t *testing.T) {
