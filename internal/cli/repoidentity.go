@@ -35,8 +35,8 @@ func identify(ctx context.Context, arg string) (repoIdentity, error) {
 	if dir, err := git(ctx, at, "rev-parse", "--path-format=absolute", "--git-common-dir"); err == nil {
 		r.id = dir
 	}
-	if real, err := filepath.EvalSymlinks(r.id); err == nil {
-		r.id = real
+	if resolved, err := filepath.EvalSymlinks(r.id); err == nil {
+		r.id = resolved
 	}
 	r.id = strings.TrimSuffix(r.id, "/.git")
 	return r, nil
