@@ -154,7 +154,7 @@ guest: {ca_certificates: [%s]}
 		t.Fatal(err)
 	}
 	const fetch = "curl -sS -m 20 -o /dev/null -w 'go %{http_code}\\n' http://10.77.0.1:8844/cache" + goPath + "\n"
-	const install = fetch + `cat ~/.config/go/env ~/.config/pip/pip.conf
+	const install = "set -e\n" + fetch + `cat ~/.config/go/env ~/.config/pip/pip.conf
 echo 'deb [trusted=yes] http://mirror.example.com/ ./' | sudo tee /etc/apt/sources.list >/dev/null
 sudo rm -rf /etc/apt/sources.list.d
 sudo apt-get -q update && sudo apt-get -qy install left && cat /usr/share/left

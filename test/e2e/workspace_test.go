@@ -122,7 +122,7 @@ func TestSessionContinues(t *testing.T) {
 	}
 	l.noSandboxes()
 	l.ok("session", "delete", "fix", "--yes")
-	name := regexp.MustCompile(`[^ ]+-topic-[0-9a-f]{8}`).FindString(l.ok("session", "list"))
+	name := regexp.MustCompile(`\S+-topic-[0-9a-f]{8}`).FindString(l.ok("session", "list"))
 	l.ok("session", "delete", name, "--yes")
 	l.ok("workspace", "check")
 }
