@@ -95,6 +95,9 @@ func (s *Service) target(r *http.Request) (*target, error) {
 		return nil, errCredentials
 	}
 	p := r.URL.Path
+	if r.URL.IsAbs() {
+		p = strings.ReplaceAll(p, "/./", "/") // apt asks so for repositories without suites
+	}
 	if p == "" || len(p) > 2048 || path.Clean(p) != strings.TrimSuffix(p, "/") && p != "/" || strings.ContainsFunc(p, func(c rune) bool { return c < ' ' || c == 0x7f || c == '\\' }) {
 		return nil, errNoObject
 	}

@@ -157,8 +157,12 @@ guest: {ca_certificates: [%s]}
 	const install = "set -e\n" + fetch + `cat ~/.config/go/env ~/.config/pip/pip.conf
 echo 'deb [trusted=yes] http://mirror.example.com/ ./' | sudo tee /etc/apt/sources.list >/dev/null
 sudo rm -rf /etc/apt/sources.list.d
-sudo apt-get -q update && sudo apt-get -qy install left && cat /usr/share/left
-pip download --disable-pip-version-check -q --no-deps -d /tmp/wheels left==1.0 && ls /tmp/wheels`
+cat /etc/apt/apt.conf.d/*agentlab* || ls /etc/apt/apt.conf.d
+sudo apt-get -q update
+sudo apt-get -qy install left
+cat /usr/share/left
+pip download --disable-pip-version-check -q --no-deps -d /tmp/wheels left==1.0
+ls /tmp/wheels`
 	for range 2 {
 		j, r := l.job("--agent", "shell", "--task", install)
 		log := l.ok("job", "logs", j.ID)
@@ -184,8 +188,8 @@ pip download --disable-pip-version-check -q --no-deps -d /tmp/wheels left==1.0 &
 		t.Errorf("denials:\n%s", denied)
 	}
 	t.Logf("%s", l.ok("cache", "status"))
-	if out := l.ok("cache", "clear"); !strings.Contains(out, "removed") {
-		t.Errorf("cache clear: %s", out)
+	if r := l.run("", "cache", "clear"); !strings.Contains(r.stderr, "removed") {
+		t.Errorf("cache clear: %v", r)
 	}
 	l.noSandboxes()
 }
