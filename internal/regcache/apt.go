@@ -9,8 +9,8 @@ import (
 )
 
 var (
-	aptByHash = lazyre.New(`/by-hash/(SHA256|SHA512)/([0-9a-f]{64,128})$`)
-	aptPool   = lazyre.New(`/pool/.+\.(deb|udeb|ddeb|dsc|tar\.[a-z0-9]+)$`)
+	aptByHash = lazyre.New(`(?:^|/)by-hash/(SHA256|SHA512)/([0-9a-f]{64,128})$`)
+	aptPool   = lazyre.New(`(?:^|/)pool/.+\.(deb|udeb|ddeb|dsc|tar\.[a-z0-9]+)$`)
 )
 
 // aptTarget reads the request that apt sends to a proxy: GET http://MIRROR/PATH.

@@ -434,3 +434,22 @@ func TestApt(t *testing.T) {
 		t.Errorf("without permission: %d", status)
 	}
 }
+
+// Packages of a mirror without a directory, and of a repository without suites, are
+// never asked for again.
+func TestAptWithoutDirectory(t *testing.T) {
+	w := newWorld(t, func(c *regcache.Config) { c.Limits.Fresh = time.Nanosecond })
+	asked := 0
+	w.net.HandleHTTP("mirror.test", 80, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		asked++
+		_, _ = io.WriteString(rw, "a file")
+	}))
+	for _, path := range []string{"/./pool/main/l/left_1.0_all.deb", "/pool/main/l/left_1.0_all.deb"} {
+		if status, body, _ := w.get(open, "http://mirror.test"+path); status != 200 || body != "a file" {
+			t.Errorf("%s: %d %q", path, status, body)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the mirror was asked %d times", asked)
+	}
+}
