@@ -14,8 +14,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 )
 
@@ -96,7 +94,7 @@ func runContained(dir string) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = task.Close() }()
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+	if err := becomeReaper(); err != nil {
 		return 0, err
 	}
 	s := &supervisor{plan: plan, stop: make(chan os.Signal, 1)}
