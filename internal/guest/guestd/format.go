@@ -23,7 +23,7 @@ const (
 	endBytes = 1 << 20
 	// markBytes is the size of the mark, at the end of the disk.
 	markBytes = 4 << 10
-	markText  = "agentlab creates a file system on this disk\n"
+	markText  = "AgentLab creates a file system on this disk\n"
 )
 
 // format creates the file system. It gets its label when everything else is on the
