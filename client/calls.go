@@ -200,6 +200,17 @@ func (c *Client) Templates(ctx context.Context) (api.List[api.Template], error) 
 	return get[api.List[api.Template]](ctx, c, nil, "templates")
 }
 
+// ImageLayers returns the results of build steps that later builds use again, the last
+// used first.
+func (c *Client) ImageLayers(ctx context.Context) (api.List[api.ImageLayer], error) {
+	return get[api.List[api.ImageLayer]](ctx, c, nil, "layers")
+}
+
+// RemoveImageLayers removes and returns all results of build steps.
+func (c *Client) RemoveImageLayers(ctx context.Context) (api.List[api.ImageLayer], error) {
+	return del[api.List[api.ImageLayer]](ctx, c, "layers")
+}
+
 // RemoveTemplate removes a template by its key or a unique prefix of it, and
 // returns it.
 func (c *Client) RemoveTemplate(ctx context.Context, key string) (api.List[api.Template], error) {
