@@ -36,6 +36,7 @@ var released = map[string]string{
 	"00033_consistency.sql":      "bcbe360c2a5936b51e852986c9e0d74d06c55b2bfc0e8775a323aa9e6a337d2b",
 	"00034_salvage.sql":          "4b6093e7610c8a3c5122b4e4d0afe75d1bf2612fb4646de7ecc45e5601d89736",
 	"00035_session_image.sql":    "4f28f34ce67c512167c25fd495bf44726aeb9a55e671811ba8666c55282cf157",
+	"00036_setup_cache.sql":      "5f9212de2fc4f7777f85f2f6b9d0c3736d56a26f6250cea8e827575ae560da33",
 }
 
 // A migration is never edited, because databases that have applied it do not run
