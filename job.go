@@ -65,6 +65,8 @@ type Job struct {
 	NoSetup   bool   // do not run the setup commands of the repository, and start no services
 	Branch    string // of the work; "" means agentlab/ID
 
+	Devcontainer string // one of DevcontainerModes; "" means the profile's
+
 	// A job with several attempts has no sandbox: each attempt is a job of
 	// its own.
 	Attempts int    // number of attempts; 0 means that the job runs its agent itself
@@ -194,6 +196,8 @@ func (j *Job) Validate() error {
 		return Errorf(CodeInvalid, "unknown agent %q", j.Agent).WithField("agent").WithHint("choose one of %s", strings.Join(Agents, ", "))
 	case j.Mode != "dangerous":
 		return Errorf(CodeInvalid, "unknown mode %q", j.Mode).WithField("mode").WithHint(`the only mode is "dangerous": the agent may do everything inside its sandbox`)
+	case j.Devcontainer != "" && !slices.Contains(DevcontainerModes, j.Devcontainer):
+		return Errorf(CodeInvalid, "unknown mode %q of the dev container", j.Devcontainer).WithField("devcontainer").WithHint("choose one of %s", strings.Join(DevcontainerModes, ", "))
 	case j.Depth < 0:
 		return Errorf(CodeInvalid, "%d is negative", j.Depth).WithField("depth")
 	}

@@ -27,6 +27,7 @@ type Profile struct {
 	InnerSandbox    string        // "" or InnerBubblewrap: the agent runs in a nested sandbox inside the VM
 	InnerArgs       []string      // further options of the inner sandbox
 	Terminal        string        // one of Terminals; "" means the default, tmux
+	Devcontainer    string        // one of DevcontainerModes; "" means the default, auto
 	CACertificates  []string      // certificates that guests trust in addition to those of the image, each as PEM
 	NoCache         bool          // its sandboxes do not use the registry cache
 	YAML            string        // source text, for 'profile show'
@@ -40,6 +41,16 @@ const (
 	TerminalTmux   = "tmux"
 	TerminalZellij = "zellij"
 )
+
+// Whether the dev container of a repository is used.
+const (
+	DevcontainerAuto = "auto" // if the image can run it
+	DevcontainerOn   = "on"   // or the job or session does not start
+	DevcontainerOff  = "off"
+)
+
+// DevcontainerModes are all of them; the first is the default.
+var DevcontainerModes = []string{DevcontainerAuto, DevcontainerOn, DevcontainerOff}
 
 // Terminals are all of them; the first is the default.
 var Terminals = []string{TerminalTmux, TerminalZellij}

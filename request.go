@@ -23,6 +23,8 @@ type JobRequest struct {
 	NoPreflight bool // skip the check of the agent's key and model endpoint
 	NoSetup     bool // do not run the setup commands of the repository, and start no services
 
+	Devcontainer string // one of DevcontainerModes; "" means the profile's
+
 	Attempts *JobAttempts // nil means that the job runs its agent once
 
 	Workspace *WorkspaceSelection // of its sandbox, which is then created with the job; nil means none

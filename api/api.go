@@ -154,6 +154,8 @@ type JobCreate struct {
 	Attempts    *JobAttempts `json:"attempts,omitempty" doc:"Run several attempts, each in a sandbox of its own, and keep the result of one. If the backend can fork, the sandboxes are copies of one that another job has prepared"`
 
 	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup and start no services of the repository's .agentlab.yaml"`
+
+	Devcontainer string `json:"devcontainer,omitempty" doc:"Whether the dev container of the repository is used: auto, on or off; default: behavior.devcontainer of the profile, or auto"`
 }
 
 // Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses
@@ -197,10 +199,12 @@ type Profile struct {
 	Keepalive  bool   `json:"keepalive"`
 	TTLMinutes int    `json:"ttl_minutes"`
 	Terminal   string `json:"terminal,omitempty" doc:"What keeps the terminals of its sessions running: tmux, the default, or zellij"`
-	Source     string `json:"source" doc:"Its file, or \"built-in\""`
-	YAML       string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
-	Usable     bool   `json:"usable"`
-	Problem    string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
+
+	Devcontainer string `json:"devcontainer,omitempty" doc:"Whether dev containers of repositories are used: auto, the default, on or off"`
+	Source       string `json:"source" doc:"Its file, or \"built-in\""`
+	YAML         string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
+	Usable       bool   `json:"usable"`
+	Problem      string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
 }
 
 // Image is a built image.

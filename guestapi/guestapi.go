@@ -164,6 +164,9 @@ type Job struct {
 	ImageChosen bool   `json:"image_chosen,omitempty"`
 
 	NoSetup bool `json:"no_setup,omitempty"` // do not run the commands under setup and start no services of the repository's .agentlab.yaml
+	// Devcontainer is whether the dev container of the repository is used: "auto", which
+	// "" means too, "on" or "off".
+	Devcontainer string `json:"devcontainer,omitempty"`
 	// Branch is the branch of the work; default agentlab/ID.
 	Branch string `json:"branch,omitempty"`
 	// Judge is a shell command that judges the agent's work in the checkout

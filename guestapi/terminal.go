@@ -13,3 +13,9 @@ type TerminalWeb struct {
 	Session string `json:"session"`         // name in the path of the URL
 	Token   string `json:"token,omitempty"` // for the login; no other call returns it
 }
+
+// Environment is the output of 'agentlab-agent environment'.
+type Environment struct {
+	Contained bool   `json:"contained"`        // agents run in the dev container of the repository
+	Notice    string `json:"notice,omitempty"` // why they do not, although there is one
+}

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -261,7 +262,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,
 		ClonePath: clonePath, Seconds: int64(j.TTL.Seconds()), Upload: prof.UploadArtifacts, Keepalive: j.Keepalive,
-		NoSetup: j.NoSetup, Branch: j.Branch, ImageChosen: j.Image != "",
+		NoSetup: j.NoSetup, Branch: j.Branch, ImageChosen: j.Image != "", Devcontainer: cmp.Or(j.Devcontainer, prof.Devcontainer),
 	}
 	resp.Job.Image, _, _ = strings.Cut(sb.Image, "@")
 	if j.ParentID != "" {

@@ -28,6 +28,11 @@ func setupFlag(flags *pflag.FlagSet, p *bool) {
 	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup and start no services of the repository's .agentlab.yaml")
 }
 
+// devcontainerFlag adds --devcontainer.
+func devcontainerFlag(flags *pflag.FlagSet, to *string) {
+	choice(flags, to, "devcontainer", agentlab.DevcontainerModes, "use the dev container of the repository: auto (if the image can), on or off (default: the profile's, or auto)")
+}
+
 // showDenials prints each denied request of a job once on standard error, until
 // ctx ends. It ignores errors, since the denials are only additional output.
 func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {

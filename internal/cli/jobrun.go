@@ -76,6 +76,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.StringVar(&f.branch, "branch", "", "run in the session of this Git branch, which is created unless it exists, and work on the branch")
 	preflightFlag(flags, &f.req.NoPreflight)
 	setupFlag(flags, &f.req.NoSetup)
+	devcontainerFlag(flags, &f.req.Devcontainer)
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file", "attempt-task-file")
 	cmd.MarkFlagsMutuallyExclusive("session", "branch", "workspace", "stateful")

@@ -36,6 +36,7 @@ type startOptions struct {
 	ttl                           time.Duration
 	args                          []string // of the agent
 	sync                          string
+	devcontainer                  string
 }
 
 // defaultProfile is the profile of a session that is created without --profile.
@@ -60,6 +61,7 @@ func (o *startOptions) add(cmd *cobra.Command) {
 	f.BoolVar(&o.withChanges, "with-changes", false, "carry uncommitted changes into the sandbox; they also stay here")
 	f.Var(durationFlag{&o.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
 	multiplexerFlag(cmd, &o.multiplexer)
+	devcontainerFlag(f, &o.devcontainer)
 	f.StringVar(&o.sync, "sync", "", "when to fetch commits while attached: manual, on-commit or on-idle (default: git config agentlab.sync, or manual)")
 }
 
@@ -272,6 +274,9 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 		if n := len(sent.Files); n > 0 {
 			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
 		}
+	}
+	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, o.devcontainer); err != nil {
+		return got, open, err
 	}
 	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
 	if !o.noSetup {

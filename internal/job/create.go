@@ -115,7 +115,7 @@ func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.
 		ID: agentlab.NewJobID(), RepoURL: r.RepoURL, Bundled: r.BundleID != "", Ref: r.Ref, Depth: r.Depth,
 		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Image: r.Image,
 		Mode: cmp.Or(r.Mode, prof.Mode, "dangerous"), TTL: cmp.Or(r.TTL, prof.TTL, s.lim.DefaultTTL), Keepalive: prof.Keepalive,
-		NoSetup: r.NoSetup, Branch: r.Branch, Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
+		NoSetup: r.NoSetup, Devcontainer: r.Devcontainer, Branch: r.Branch, Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
 	}
 	if r.Keepalive != nil {
 		j.Keepalive = *r.Keepalive

@@ -80,6 +80,7 @@ type behavior struct {
 	GuestLeaseRenew   bool     `yaml:"guest_lease_renew"`
 	TTLMinutesDefault int      `yaml:"ttl_minutes_default"` // default 180
 	Terminal          string   `yaml:"terminal"`            // tmux (default) or zellij
+	Devcontainer      string   `yaml:"devcontainer"`        // auto (default), on or off
 	InnerSandbox      string   `yaml:"inner_sandbox"`       // none (default) or bubblewrap
 	InnerSandboxArgs  []string `yaml:"inner_sandbox_args"`  // further options of bwrap
 }
@@ -168,6 +169,11 @@ func (d *Doc) validate() error {
 			return err
 		}
 	}
+	if m := d.Behavior.Devcontainer; m != "" {
+		if err := oneOf("behavior.devcontainer", m, agentlab.DevcontainerModes); err != nil {
+			return err
+		}
+	}
 	if err := d.validateInner(); err != nil {
 		return err
 	}
@@ -213,6 +219,7 @@ func (d *Doc) Profile() agentlab.Profile {
 		UploadArtifacts: d.Artifacts.Upload,
 		ArtifactTTL:     time.Duration(d.Artifacts.TTLDays) * 24 * time.Hour,
 		Terminal:        d.Behavior.Terminal,
+		Devcontainer:    d.Behavior.Devcontainer,
 		InnerSandbox:    d.innerSandbox(),
 		InnerArgs:       d.Behavior.InnerSandboxArgs,
 		CACertificates:  d.cas,

@@ -102,7 +102,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
-		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Attempts: attempts, Workspace: workspace,
+		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Devcontainer: j.Devcontainer, Attempts: attempts, Workspace: workspace,
 	}, nil
 }
 

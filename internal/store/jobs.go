@@ -39,6 +39,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"ttl_ns", &j.TTL},
 		{"keepalive", &j.Keepalive},
 		{"no_setup", &j.NoSetup},
+		{"devcontainer", &j.Devcontainer},
 		{"branch", &j.Branch},
 		{"attempts", &j.Attempts},
 		{"winner", &j.Winner},

@@ -36,6 +36,7 @@ var released = map[string]string{
 	"00033_consistency.sql":      "bcbe360c2a5936b51e852986c9e0d74d06c55b2bfc0e8775a323aa9e6a337d2b",
 	"00034_salvage.sql":          "4b6093e7610c8a3c5122b4e4d0afe75d1bf2612fb4646de7ecc45e5601d89736",
 	"00035_session_image.sql":    "4f28f34ce67c512167c25fd495bf44726aeb9a55e671811ba8666c55282cf157",
+	"00036_job_devcontainer.sql": "25a3278a27407347a7c64e19da5c5720d5e72052b0a5f264308bf60587b202e2",
 }
 
 // A migration is never edited, because databases that have applied it do not run

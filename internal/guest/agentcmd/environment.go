@@ -11,14 +11,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
-	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 )
 
 // servicesMain starts the services of a work tree for the runner.
@@ -64,48 +65,159 @@ type hinted struct {
 
 func (h hinted) Error() string { return h.error.Error() + " (" + h.hint + ")" }
 
-// environment is what open has started for the repository in this boot.
+// environment is what was started for the repository in this boot.
 type environment struct {
-	Boot     string `json:"boot"`     // ID
-	Services string `json:"services"` // hash of the Compose file; "" if there is none
+	Boot      string            `json:"boot"`     // ID
+	Services  string            `json:"services"` // hash of the Compose file; "" if there is none
+	Mode      string            `json:"mode"`     // of the dev container
+	Config    string            `json:"config"`   // hash of the dev container's configuration; "" if there is none
+	Notice    string            `json:"notice,omitempty"`
+	Container *devenv.Container `json:"container,omitempty"`
+}
+
+// environmentPath is the file of the environment. It is on the disk that has the
+// containers.
+func environmentPath() string {
+	return filepath.Join(os.Getenv("HOME"), ".cache", "agentlab", "environment.json")
+}
+
+func readEnvironment() (e environment, ok bool) {
+	text, err := os.ReadFile(environmentPath())
+	return e, err == nil && json.Unmarshal(text, &e) == nil // another content is that of another version
+}
+
+// activeContainer returns the dev container for a directory; nil if there is none.
+func activeContainer(dir string) *devenv.Container {
+	e, ok := readEnvironment()
+	if !ok || e.Container == nil || e.Boot != bootID() || !isBelow(dir, e.Container.Root) {
+		return nil
+	}
+	return e.Container
 }
 
 // maxCompose limits the size of a Compose file, in bytes.
 const maxCompose = 1 << 20
 
 // startEnvironment starts the environment of the repository at root, unless that was done
-// in this boot. Of several callers one starts it, and the others wait.
-func startEnvironment(root string) error {
+// in this boot. Of several callers one starts it, and the others wait. The mode is of the
+// dev container; "" is the one that was used last.
+func startEnvironment(root, mode string) (now environment, err error) {
 	services, err := declaredServices(root)
 	if err != nil {
-		return err
+		return now, err
 	}
-	dir := filepath.Join(os.Getenv("HOME"), ".cache", "agentlab")
-	at := filepath.Join(dir, "environment.json")
+	now = environment{Boot: bootID(), Services: hashFile(root, services), Mode: chosenMode(mode)}
+	if now.Mode != agentlab.DevcontainerOff {
+		now.Config = devenv.ConfigHash(root)
+	}
+	before, ok := readEnvironment()
+	if !ok && services == "" && now.Config == "" && now.Mode != agentlab.DevcontainerOn {
+		return now, nil
+	}
+	dir := filepath.Dir(environmentPath())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	had, _ := os.ReadFile(at)
-	if services == "" && len(had) == 0 {
-		return nil
+		return now, err
 	}
 	held, err := lock.Acquire(context.Background(), filepath.Join(dir, "environment.lock"))
 	if err != nil {
-		return err
+		return now, err
 	}
 	defer func() { _ = held.Unlock() }()
-	var before environment
-	if had, err = os.ReadFile(at); err == nil {
-		_ = json.Unmarshal(had, &before) // another content is that of another version
+	before, _ = readEnvironment()
+	same := now.Boot != "" && now.Boot == before.Boot
+	if same && now.Mode == before.Mode && now.Config == before.Config && (before.Container == nil || before.Container.Running(context.Background())) {
+		now.Container, now.Notice = before.Container, before.Notice
+	} else if err := now.startContainer(root, before); err != nil {
+		return now, err
 	}
-	now := environment{Boot: bootID(), Services: hashFile(root, services)}
-	if services != "" && (now != before || now.Boot == "") {
+	if services != "" && (!same || now.Services != before.Services) {
 		fmt.Fprintf(os.Stderr, "agentlab-agent: starting the services of %s\n", services)
 		if err := devenv.StartServices(context.Background(), root, services, os.Stderr); err != nil {
-			return withHint(fmt.Errorf("the services of %s: %w", services, err))
+			return now, withHint(fmt.Errorf("the services of %s: %w", services, err))
 		}
 	}
-	return durable.ReplaceJSON(at, now, durable.None)
+	return now, durable.ReplaceJSON(environmentPath(), now, durable.None)
+}
+
+// startContainer starts the dev container of the repository, if it has one.
+func (e *environment) startContainer(root string, before environment) (err error) {
+	r := devenv.Request{Dir: root, Mode: e.Mode, Mounts: []string{devenv.RunDir, guestapi.WorkspaceDir, guestapi.ProjectDir}}
+	if before.Container != nil {
+		r.Before = before.Container.Config
+	}
+	if e.Config != "" {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: starting the dev container")
+	}
+	if e.Container, e.Notice, err = devenv.StartContainer(context.Background(), r, os.Stderr); err != nil {
+		return withHint(err)
+	}
+	if e.Notice != "" {
+		fmt.Fprintln(os.Stderr, "agentlab-agent:", e.Notice)
+	}
+	return nil
+}
+
+// chosenMode returns the mode of the dev container, and remembers one that is not "" on
+// the workspace.
+func chosenMode(mode string) string {
+	at := filepath.Join(filepath.Dir(choicePath()), "devcontainer")
+	if mode == "" {
+		text, _ := os.ReadFile(at)
+		if mode = strings.TrimSpace(string(text)); !slices.Contains(agentlab.DevcontainerModes, mode) {
+			mode = agentlab.DevcontainerAuto
+		}
+		return mode
+	}
+	if os.MkdirAll(filepath.Dir(at), 0o700) == nil {
+		_ = os.WriteFile(at, []byte(mode+"\n"), 0o600) // without it, the default is used next time
+	}
+	return mode
+}
+
+// environmentMain starts the environment of the repository of a session.
+func environmentMain(stdout io.Writer, args []string) int {
+	f := flags("environment")
+	mode := f.String("devcontainer", "", "")
+	if f.Parse(args) != nil || f.NArg() > 0 || *mode != "" && !slices.Contains(agentlab.DevcontainerModes, *mode) {
+		return 2
+	}
+	e, err := startEnvironment(guestapi.RepoDir, *mode)
+	if err != nil {
+		return reportError(os.Stderr, err)
+	}
+	if json.NewEncoder(stdout).Encode(guestapi.Environment{Notice: agentlab.OneLine(e.Notice, maxReason), Contained: e.Container != nil}) != nil {
+		return ExitNotRun
+	}
+	return 0
+}
+
+// devcontainerMain starts the dev container of a work tree for the runner.
+func devcontainerMain(args []string) int {
+	var r devenv.Request
+	var state, reason, mounts string
+	f := flags("devcontainer")
+	f.StringVar(&r.Dir, "dir", "", "")
+	f.StringVar(&r.Mode, "mode", "", "")
+	f.StringVar(&r.Refuse, "refuse", "", "")
+	f.StringVar(&mounts, "mounts", "", "")
+	f.StringVar(&state, "state", "", "")
+	f.StringVar(&reason, "reason", "", "")
+	if f.Parse(args) != nil || f.NArg() > 0 {
+		return 2
+	}
+	r.Mounts = filepath.SplitList(mounts)
+	e := Environment{}
+	var err error
+	if e.Container, e.Notice, err = devenv.StartContainer(context.Background(), r, os.Stderr); err == nil {
+		err = durable.ReplaceJSON(state, e, durable.None)
+	}
+	return noteReason(reason, err)
+}
+
+// Environment is the dev container of a job.
+type Environment struct {
+	Container *devenv.Container // nil: none is used
+	Notice    string            // why none is used although there is one
 }
 
 // declaredServices returns the Compose file that the project file of a work tree names.
@@ -122,22 +234,13 @@ func declaredServices(dir string) (string, error) {
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > projectfile.MaxBytes) {
 		err = errors.New("it is no small file")
 	}
-	// The other keys are for jobs, which check them.
-	var p struct {
-		Services string         `yaml:"services"`
-		Outputs  strictyaml.Any `yaml:"outputs"`
-		Network  strictyaml.Any `yaml:"network"`
-		Setup    strictyaml.Any `yaml:"setup"`
-	}
+	var p projectfile.File
 	var text []byte
 	if err == nil {
 		text, err = root.ReadFile(projectfile.Name)
 	}
 	if err == nil {
-		err = strictyaml.Decode(text, &p)
-	}
-	if err == nil {
-		err = projectfile.CheckServices(p.Services)
+		p, err = projectfile.Parse(text)
 	}
 	if err != nil {
 		return "", withHint(fmt.Errorf("%s: %w", projectfile.Name, err))

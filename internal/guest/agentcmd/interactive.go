@@ -67,18 +67,30 @@ type tui struct {
 	args   []string // of the user
 	env    []string
 	extra  []string // arguments that settings adds
+
+	contained *contained // the dev container in which it runs; nil in the VM
 }
 
 // stateDir is the directory of a workspace for the agents' conversations.
 const stateDir = ".agentlab"
 
 // runTUI replaces this process by an agent on the terminal. It returns only an error.
-func runTUI(name string, resume bool, args []string) error {
-	t := &tui{name: name, home: os.Getenv("HOME"), resume: resume, args: args, env: os.Environ()}
+// inside is the file of a tuiPlan in a dev container, and "" outside of it.
+func runTUI(name string, resume bool, inside string, args []string) error {
+	t := &tui{name: name, resume: resume, args: args, env: os.Environ()}
 	var err error
 	if t.dir, err = os.Getwd(); err != nil {
 		return err
 	}
+	if inside != "" {
+		err = t.enter(inside)
+	} else if c := activeContainer(t.dir); c != nil {
+		return t.leaveVM(c)
+	}
+	if err != nil {
+		return err
+	}
+	t.home = get(t.env, "HOME")
 	if st, err := os.Stat(filepath.Join(workspaceDir, stateDir)); err == nil && st.IsDir() {
 		t.state = filepath.Join(workspaceDir, stateDir)
 	}
@@ -111,6 +123,11 @@ func (t *tui) command() (path string, argv, env []string, err error) {
 		}
 	}
 	argv = slices.Concat([]string{a.program}, t.extra, in.args)
+	if t.contained != nil {
+		if path, argv, err = t.contained.interpret(path, argv); err != nil {
+			return "", nil, nil, err
+		}
+	}
 	if t.resume && found { // an agent that has no conversation yet would fail
 		argv = append(argv, in.resume...)
 	}

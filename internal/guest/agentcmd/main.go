@@ -66,6 +66,14 @@ func mainTo(stdout io.Writer, args []string) int {
 		return closeMain(args[1:])
 	case "services": // internal: for the runner
 		return servicesMain(args[1:])
+	case "devcontainer": // internal: for the runner
+		return devcontainerMain(args[1:])
+	case "environment": // internal: before open
+		return environmentMain(stdout, args[1:])
+	case "contained": // internal: in a dev container
+		return containedMain(stdout, args[1:])
+	case "forward": // internal: as root
+		return forwardMain(args[1:])
 	case "pane": // internal: in a pane of Zellij
 		return paneMain(args[1:])
 	case "tui": // internal: in a window of open

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 )
 
 // opening is what openMain was asked for.
@@ -54,10 +55,11 @@ func tuiMain(args []string) int {
 	f := flags("tui")
 	name := f.String("agent", "", "")
 	resume := f.Bool("resume", false, "")
+	inside := f.String("inside", "", "")
 	if f.Parse(args) != nil {
 		return 2
 	}
-	return reportError(os.Stderr, runTUI(*name, *resume, f.Args()))
+	return reportError(os.Stderr, runTUI(*name, *resume, *inside, f.Args()))
 }
 
 // tui is the command of the agent.
@@ -92,7 +94,8 @@ func (o opening) run(stdout io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if lookPath(a.program, os.Getenv("PATH")) == "" {
+		contained := isBelow(o.dir, guestapi.RepoDir) && devenv.ConfigHash(guestapi.RepoDir) != "" // it may have the agent
+		if !contained && lookPath(a.program, os.Getenv("PATH")) == "" {
 			return notInstalled{a}
 		}
 	}
@@ -113,7 +116,7 @@ func (o opening) run(stdout io.Writer) error {
 		return err
 	}
 	if isBelow(o.dir, guestapi.RepoDir) {
-		if err := startEnvironment(guestapi.RepoDir); err != nil {
+		if _, err := startEnvironment(guestapi.RepoDir, ""); err != nil {
 			return err
 		}
 	}
@@ -140,7 +143,7 @@ func (o opening) withoutMultiplexer() error {
 	}
 	fmt.Fprintln(os.Stderr, "agentlab-agent: tmux is not installed in this image, so this terminal ends with the connection")
 	if o.agent != "" {
-		return runTUI(o.agent, o.resume, o.args)
+		return runTUI(o.agent, o.resume, "", o.args)
 	}
 	return syscall.Exec("/bin/bash", []string{"bash", "--login"}, os.Environ())
 }

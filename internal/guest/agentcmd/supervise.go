@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -42,6 +42,8 @@ type Plan struct {
 	LogBytes int64         // size at which the log is closed
 	Grace    time.Duration // between SIGTERM and SIGKILL at a stop
 	Inner    *Inner        // nil: no nested sandbox
+
+	Container *devenv.Container // nil: in the VM itself
 }
 
 // Started identifies the processes that run.
@@ -69,11 +71,7 @@ const drainTime = 2 * time.Second
 // agent's is in ExitFile.
 func Supervise(dir string) int {
 	unix.CloseOnExec(LockFD)
-	var plan Plan
-	raw, err := os.ReadFile(filepath.Join(dir, PlanFile))
-	if err == nil {
-		err = json.Unmarshal(raw, &plan)
-	}
+	plan, err := readPlan(dir)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "agentlab-agent: the plan cannot be read:", err)
 		return ExitNotRun
@@ -106,7 +104,8 @@ type supervisor struct {
 	log  *logFile
 	stop chan os.Signal
 
-	inner bool // the started process is bwrap, and the agent is its child
+	inner bool     // the started process is bwrap, and the agent is its child
+	hold  *os.File // its end ends the agent in a container; nil: it is in the VM
 }
 
 // exitNotStarted records an agent that could not be started.
@@ -118,15 +117,14 @@ func (s *supervisor) exitNotStarted(err error) Exit {
 }
 
 func (s *supervisor) run() Exit {
-	c, err := prepare(s.plan.Agent, s.plan.TaskFile, s.plan.Env)
-	if err != nil {
-		return s.exitNotStarted(err)
-	}
-	in, err := os.Open(c.stdin)
+	c, in, err := s.command()
 	if err != nil {
 		return s.exitNotStarted(err)
 	}
 	defer func() { _ = in.Close() }()
+	if s.hold != nil {
+		defer func() { _ = s.hold.Close() }()
+	}
 	var box *inner
 	if s.plan.Inner != nil {
 		if box, err = s.plan.Inner.wrap(&c, s.plan.Dir); err != nil {
@@ -158,7 +156,18 @@ func (s *supervisor) run() Exit {
 	}
 	status, stopped := s.wait(pid)
 	out.drain(drainTime)
-	return Exit{Code: exitCode(status), Stopped: stopped}
+	return Exit{Code: exitCode(status), Stopped: stopped, Error: s.containedError()}
+}
+
+// command returns the command of the agent and its standard input.
+func (s *supervisor) command() (c command, in *os.File, err error) {
+	if s.plan.Container != nil {
+		return s.containedCommand()
+	}
+	if c, err = prepare(s.plan.Agent, s.plan.TaskFile, s.plan.Env); err == nil {
+		in, err = os.Open(c.stdin)
+	}
+	return c, in, err
 }
 
 // wait reaps until the agent and all that it started have ended. stopped
@@ -180,6 +189,10 @@ func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 			}
 		}
 	}()
+	grace := s.plan.Grace
+	if s.hold != nil {
+		grace += drainTime // the supervisor in the container is faster
+	}
 	var kill <-chan time.Time
 	for {
 		select {
@@ -187,7 +200,7 @@ func (s *supervisor) wait(pid int) (status syscall.WaitStatus, stopped bool) {
 			stopped = true
 			s.signalAll(pid, syscall.SIGTERM)
 			if kill == nil {
-				kill = time.After(s.plan.Grace)
+				kill = time.After(grace)
 			}
 		case <-kill:
 			s.signalAll(pid, syscall.SIGKILL)
@@ -225,6 +238,10 @@ func (s *supervisor) killRemaining(pid int, gone <-chan struct{}) {
 // process, in any session. bwrap itself gets only SIGKILL: after SIGTERM it
 // would end at once, and the agent with it, without its grace.
 func (s *supervisor) signalAll(pgid int, sig syscall.Signal) {
+	if s.hold != nil && sig != syscall.SIGKILL {
+		_ = s.hold.Close() // a signal would end only the client of Docker
+		return
+	}
 	spare := 0
 	if s.inner && sig != syscall.SIGKILL {
 		spare = pgid

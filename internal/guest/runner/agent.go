@@ -33,7 +33,7 @@ type program struct {
 	logBytes   int64         // size at which the job's log is closed for it
 	limit      time.Duration // uptime at which it is stopped; 0: the job's limit only
 	overtime   string        // the message if it was stopped at its limit
-	vm         bool          // it runs in the VM itself, not in a nested sandbox
+	vm         bool          // it runs in the VM itself, not in a nested sandbox or container
 	late       bool          // it was asked to stop at its limit
 	supervisor *os.Process   // if this process started it
 }
@@ -157,6 +157,13 @@ func (p *program) start(rp repo) error {
 		if r.resp.Workspace {
 			plan.Inner.Writable = []string{filepath.Join(r.cfg.Workspace, workspaceCache)}
 		}
+	}
+	if !p.vm {
+		var e agentcmd.Environment
+		if _, err := r.dir.load(fileContainer, &e); err != nil {
+			return err
+		}
+		plan.Container = e.Container
 	}
 	if err := p.dir.save(agentcmd.PlanFile, plan); err != nil {
 		return err

@@ -11,14 +11,46 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
 )
 
 // Files about the environment of the repository, in the run directory.
 const (
-	dirServices = "services" // of the supervisor
-	fileReason  = "reason"   // why a program failed, in the directory of its supervisor
-	maxReason   = 2 << 10
+	dirServices   = "services"       // of the supervisor
+	dirContainer  = "devcontainer"   // of the supervisor
+	fileContainer = "container.json" // agentcmd.Environment
+	fileReason    = "reason"         // why a program failed, in the directory of its supervisor
+	maxReason     = 2 << 10
 )
+
+// startContainer starts the dev container of the checkout, in which all further programs
+// of the job run. It returns an outcome with a status only if the job ends here.
+func (r *Runner) startContainer(ctx context.Context, rp repo) (outcome, error) {
+	mode := cmp.Or(r.job.Devcontainer, agentlab.DevcontainerAuto)
+	if rp.None || mode == agentlab.DevcontainerOff || mode == agentlab.DevcontainerAuto && devenv.ConfigHash(rp.Path) == "" {
+		return outcome{}, nil
+	}
+	mounts := []string{devenv.RunDir, rp.Path}
+	if r.onWorkspace(rp.Path) {
+		mounts[1] = r.cfg.Workspace
+	}
+	args := []string{"devcontainer", "--dir", rp.Path, "--mode", mode, "--mounts", strings.Join(mounts, ":"), "--state", r.dir.path(fileContainer)}
+	if r.job.Inner != nil {
+		args = append(args, "--refuse", "the profile asks for behavior.inner_sandbox, which a dev container does not have")
+	}
+	out, err := r.runEnvironment(ctx, rp, "dev container", dirContainer, args...)
+	if err != nil || out.Status != "" {
+		return out, err
+	}
+	var e agentcmd.Environment
+	if _, err := r.dir.load(fileContainer, &e); err != nil {
+		return r.failed("setup", err), nil
+	}
+	if e.Notice != "" {
+		r.logf("%s", agentlab.OneLine(e.Notice, maxReason))
+	}
+	return outcome{}, nil
+}
 
 // startServices starts the services of the checkout and waits until they are healthy. It
 // returns an outcome with a status only if the job ends here.

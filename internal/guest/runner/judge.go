@@ -127,7 +127,9 @@ func (r *Runner) dropCredential(rp repo) error {
 	for i := range rp.Setup { // the plans have the secrets, to redact them
 		errs = append(errs, os.Remove(dir(r.dir.path(fmt.Sprintf(dirSetup, i))).path(agentcmd.PlanFile)))
 	}
-	errs = append(errs, os.Remove(dir(r.dir.path(dirServices)).path(agentcmd.PlanFile)))
+	for _, name := range []string{dirServices, dirContainer} {
+		errs = append(errs, os.Remove(dir(r.dir.path(name)).path(agentcmd.PlanFile)))
+	}
 	for _, name := range []string{fileGitCred, fileSSHKey} {
 		errs = append(errs, os.Remove(r.dir.path(name)))
 	}

@@ -168,6 +168,9 @@ func (r *Runner) cloneAndRun(ctx context.Context, rp *repo) (outcome, error) {
 	if r.job.Salvage {
 		return outcome{Status: "COMPLETED", Phase: "collect"}, nil
 	}
+	if out, err := r.startContainer(ctx, *rp); err != nil || out.Status != "" {
+		return out, err
+	}
 	if out, err := r.setUp(ctx, *rp); err != nil || out.Status != "" {
 		return out, err
 	}
@@ -457,7 +460,9 @@ func (r *Runner) publishSecrets(rp repo) error {
 	for i := range rp.Setup {
 		errs = append(errs, os.RemoveAll(r.dir.path(fmt.Sprintf(dirSetup, i))))
 	}
-	errs = append(errs, os.RemoveAll(r.dir.path(dirServices)))
+	for _, name := range []string{dirServices, dirContainer, fileContainer} {
+		errs = append(errs, os.RemoveAll(r.dir.path(name)))
+	}
 	return errors.Join(errs...)
 }
 

@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// environmentFiles describe an environment of a repository, see docs/environments.md.
+var environmentFiles = []string{projectFile, ".devcontainer/devcontainer.json", ".devcontainer.json"}
+
+// startEnvironment starts the services and the dev container of the repository in its
+// sandbox, which opening the terminal would do later. It is called if the work tree here
+// has an environment, so that the user sees what happens. mode is the one of the flag.
+func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, mode string) error {
+	found := mode != ""
+	for _, name := range environmentFiles {
+		_, err := os.Lstat(filepath.Join(l.path, name))
+		found = found || err == nil
+	}
+	if !found {
+		return nil
+	}
+	p, err := c.Profile(ctx, s.Profile)
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound { // the profile of an old session
+		return err
+	}
+	req := guestapi.ExecRequest{Command: []string{"agentlab-agent", "environment"}, Dir: "/"}
+	if mode = cmp.Or(mode, p.Devcontainer); mode != "" {
+		req.Command = append(req.Command, "--devcontainer", mode)
+	}
+	a.progressf("starting the environment of the repository")
+	var e guestapi.Environment
+	if err := guestDocument(ctx, c, sandbox, req, &e); err != nil {
+		return err
+	}
+	if e.Notice != "" {
+		a.progressf("note: %s", sanitize(e.Notice))
+	}
+	if e.Contained {
+		a.progressf("agents run in the dev container of the repository")
+	}
+	return nil
+}
