@@ -21,6 +21,8 @@ var (
 		"TestRandomOperationsOnRealWorkspaces", "TestWorkspaceMaintenance", "TestSessionContinues", "TestJobsShareAWorkspace",
 		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer", "TestSessionTerminals",
 	}
+	// devTests need the image dev, which takes minutes to build.
+	devTests = []string{"TestContainers", "TestEnvironment"}
 )
 
 // sampled skips a test that this run does not select among those of its group.
