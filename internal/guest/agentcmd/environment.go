@@ -95,6 +95,15 @@ func activeContainer(dir string) *devenv.Container {
 	return e.Container
 }
 
+// reclaim makes the repository of the session writable for this user after an agent that
+// is another user in a container.
+func reclaim() {
+	c := activeContainer(guestapi.RepoDir)
+	if err := c.Reclaim(context.Background(), guestapi.RepoDir); err != nil {
+		fmt.Fprintln(os.Stderr, "agentlab-agent: files of the dev container's user:", err)
+	}
+}
+
 // maxCompose limits the size of a Compose file, in bytes.
 const maxCompose = 1 << 20
 

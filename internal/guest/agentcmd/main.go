@@ -59,6 +59,7 @@ func mainTo(stdout io.Writer, args []string) int {
 	case "terminal": // internal: before open
 		return terminalMain(stdout, args[1:])
 	case "repo":
+		reclaim()
 		return repocmd.Main(args[1:])
 	case "setup": // internal: before open
 		return setupMain(os.Stdin, stdout)

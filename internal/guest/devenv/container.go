@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ type Container struct {
 	Env     []string `json:"env"`     // of a login of the user
 	Ports   []uint16 `json:"ports,omitempty"`
 	Config  string   `json:"config"` // hash of the configuration
+	UID     int      `json:"uid"`    // of the user
 
 	// CannotRun is why the container cannot run the VM's agents; "" if it can.
 	CannotRun string `json:"cannot_run,omitempty"`
@@ -239,7 +241,7 @@ func (c *Container) look(ctx context.Context, out io.Writer) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "the agent cannot work in the dev container: %s", agentlab.OneLine(l.Problem, maxReason)).
 			WithHint("correct remoteUser and updateRemoteUserUID in devcontainer.json, or use --devcontainer off")
 	}
-	c.Env, c.CannotRun = l.Env, agentlab.OneLine(l.CannotRun, maxReason)
+	c.Env, c.UID, c.CannotRun = l.Env, l.UID, agentlab.OneLine(l.CannotRun, maxReason)
 	return nil
 }
 
@@ -248,6 +250,17 @@ func (c *Container) Running(ctx context.Context) bool {
 	said := &bounded.Head{Max: 64}
 	err := run(ctx, "/", said, io.Discard, []string{"docker", "container", "inspect", "--format", "{{.State.Running}}", c.ID})
 	return err == nil && strings.TrimSpace(said.String()) == "true"
+}
+
+// Reclaim gives files below dir that the container's user has made to the user of this
+// process, who otherwise cannot change a repository in which root has worked.
+func (c *Container) Reclaim(ctx context.Context, dir string) error {
+	uid := os.Getuid()
+	if c == nil || c.UID == uid {
+		return nil
+	}
+	owner := fmt.Sprintf("%d:%d", uid, os.Getgid())
+	return runQuiet(ctx, "sudo", "-n", "find", dir, "-xdev", "-uid", strconv.Itoa(c.UID), "-exec", "chown", "-h", owner, "{}", "+")
 }
 
 // Path returns the place of a directory of the VM in the container.

@@ -16,6 +16,7 @@ import (
 // Look is what agent-runner finds in a dev container.
 type Look struct {
 	Env       []string `json:"env"`
+	UID       int      `json:"uid"`
 	Problem   string   `json:"problem,omitempty"`    // why no agent can work there
 	CannotRun string   `json:"cannot_run,omitempty"` // why the agents of the VM cannot run
 }
@@ -25,7 +26,7 @@ const nodeStarts = 2 * time.Minute
 
 // LookAround returns what a container has for an agent in the directory dir.
 func LookAround(dir string) Look {
-	l := Look{Env: os.Environ()}
+	l := Look{Env: os.Environ(), UID: os.Getuid()}
 	for _, need := range []struct {
 		path string
 		mode uint32

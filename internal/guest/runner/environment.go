@@ -52,6 +52,15 @@ func (r *Runner) startContainer(ctx context.Context, rp repo) (outcome, error) {
 	return outcome{}, nil
 }
 
+// reclaim makes what agents in a dev container have written in the checkout accessible.
+func (r *Runner) reclaim(ctx context.Context, rp repo) error {
+	var e agentcmd.Environment
+	if ok, err := r.dir.load(fileContainer, &e); !ok || err != nil {
+		return err
+	}
+	return e.Container.Reclaim(ctx, rp.Path)
+}
+
 // startServices starts the services of the checkout and waits until they are healthy. It
 // returns an outcome with a status only if the job ends here.
 func (r *Runner) startServices(ctx context.Context, rp repo) (outcome, error) {

@@ -323,7 +323,10 @@ func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func
 	if r.job.Prepare { // the changes are those of setup, for the jobs in the copies
 		c = &collected{Result: guestapi.Result{BaseCommit: rp.Base}}
 	} else {
-		c = r.collect(ctx, rp, tmp)
+		err := r.reclaim(ctx, rp)
+		if c = r.collect(ctx, rp, tmp); err != nil {
+			c.warn("files that the user of the dev container has made may be missing: %v", err)
+		}
 	}
 	if out.Status != "CANCELLED" {
 		r.push(ctx, rp, tmp, c)
