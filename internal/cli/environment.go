@@ -12,15 +12,16 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// environmentFiles describe an environment of a repository, see docs/environments.md.
-var environmentFiles = []string{projectFile, ".devcontainer/devcontainer.json", ".devcontainer.json"}
+// containerFiles describe the dev container of a repository, see docs/environments.md.
+var containerFiles = []string{".devcontainer/devcontainer.json", ".devcontainer.json"}
 
 // startEnvironment starts the services and the dev container of the repository in its
 // sandbox, which opening the terminal would do later. It is called if the work tree here
-// has an environment, so that the user sees what happens. mode is the one of the flag.
-func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, mode string) error {
-	found := mode != ""
-	for _, name := range environmentFiles {
+// has an environment, so that the user sees what happens. services reports whether there
+// are services; mode is the one of the flag.
+func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, services bool, mode string) error {
+	found := services || mode != ""
+	for _, name := range containerFiles {
 		_, err := os.Lstat(filepath.Join(l.path, name))
 		found = found || err == nil
 	}

@@ -275,7 +275,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
 		}
 	}
-	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, o.devcontainer); err != nil {
+	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, p.Services != "", o.devcontainer); err != nil {
 		return got, open, err
 	}
 	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
