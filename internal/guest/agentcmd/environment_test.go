@@ -15,7 +15,7 @@ func TestDeclaredServices(t *testing.T) {
 		t.Errorf("%q %v", got, err)
 	}
 	for text, want := range map[string]string{
-		"image: dev\nsetup: {run: [make], inputs: [go.mod]}\noutputs: [dist/**]\nservices: compose.yaml\n": "compose.yaml",
+		"image: dev\nsetup: [make]\noutputs: [dist/**]\nservices: compose.yaml\n": "compose.yaml",
 		"image: dev\n": "",
 	} {
 		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
