@@ -47,7 +47,7 @@ func (o *onTerminal) drain() {
 // terminalTo starts agentlab on a terminal, whose output the caller reads.
 func (l *lab) terminalTo(repo string, args ...string) *onTerminal {
 	l.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), terminalLimit)
 	l.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), args...)
 	cmd.Dir, cmd.Env = repo, append(l.env, "TERM=xterm-256color", "COLORTERM=truecolor")

@@ -36,6 +36,9 @@ import (
 // machine. The first command that needs an image also builds it.
 const (
 	commandLimit = 10 * time.Minute
+	// terminalLimit ends a command on a terminal, which is open during several steps of
+	// a test. Each step has a limit of its own.
+	terminalLimit = 30 * time.Minute
 	settleLimit  = 60 * time.Second
 )
 
