@@ -39,7 +39,7 @@ const (
 	// terminalLimit ends a command on a terminal, which is open during several steps of
 	// a test. Each step has a limit of its own.
 	terminalLimit = 30 * time.Minute
-	settleLimit  = 60 * time.Second
+	settleLimit   = 60 * time.Second
 )
 
 // parallelTests is how many tests run at once at least: most of them wait for a

@@ -457,7 +457,11 @@ func TestCancelDuringClone(t *testing.T) {
 	s := gitSandbox(t, srv.URL+"/repo", "", 0, "true")
 	done := make(chan error, 1)
 	go func() { done <- s.run() }()
-	<-reached
+	select {
+	case <-reached:
+	case err := <-done:
+		t.Fatalf("the clone ended: %v", err)
+	}
 	began := time.Now()
 	s.Direct("CANCELLED")
 	if err := <-done; err != nil {

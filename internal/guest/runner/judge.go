@@ -9,11 +9,11 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // judgement is what the command that judges an attempt found.
@@ -102,11 +102,14 @@ func (r *Runner) readScore(from int64) (*float64, error) {
 	return parseScore(string(bytes.TrimSpace(tail[bytes.LastIndexByte(tail, '\n')+1:]))), nil
 }
 
-var scoreRE = regexp.MustCompile(`^[+-]?[0-9]{1,100}(\.[0-9]{1,100})?([eE][+-]?[0-9]{1,3})?$`)
+// maxScore is the maximum length of a number.
+const maxScore = 200
+
+var scoreRE = lazyre.New(`^[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?$`)
 
 // parseScore returns a decimal number, or nil. NaN and infinity are no numbers.
 func parseScore(s string) *float64 {
-	if !scoreRE.MatchString(s) {
+	if len(s) > maxScore || !scoreRE.MatchString(s) {
 		return nil
 	}
 	v, err := strconv.ParseFloat(s, 64)

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"io"
 	"os"
-	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // progressPause is the minimum time between two reports of progress.
@@ -28,8 +29,8 @@ func (c *control) progress(step string, percent int) {
 }
 
 var (
-	gitPercent = regexp.MustCompile(`^(remote: )?[A-Z][a-z]+ [a-z]+: +([0-9]{1,3})% \([0-9]+/[0-9]+\)`)
-	gitChatter = regexp.MustCompile(`^(remote: )?(Enumerating|Total|Cloning into) `)
+	gitPercent = lazyre.New(`^(remote: )?[A-Z][a-z]+ [a-z]+: +([0-9]{1,3})% \([0-9]+/[0-9]+\)`)
+	gitChatter = lazyre.New(`^(remote: )?(Enumerating|Total|Cloning into) `)
 )
 
 // gitSteps maps git's names of the steps of a clone.
@@ -55,15 +56,16 @@ func (g *gitProgress) Write(p []byte) (int, error) {
 			line = g.rest[:i+1]
 		}
 		g.rest = g.rest[len(line):]
-		if f := gitPercent.FindSubmatch(line); f != nil {
-			word, _, _ := bytes.Cut(bytes.TrimPrefix(line, f[1]), []byte(" "))
-			percent, err := strconv.Atoi(string(f[2]))
-			if step := gitSteps[string(word)]; step != "" && len(f[1]) == 0 && err == nil {
+		text := string(line)
+		if f := gitPercent.FindStringSubmatch(text); f != nil {
+			word, _, _ := strings.Cut(strings.TrimPrefix(text, f[1]), " ")
+			percent, err := strconv.Atoi(f[2])
+			if step := gitSteps[word]; step != "" && len(f[1]) == 0 && err == nil {
 				g.report(step, min(percent, 100))
 			}
 			continue
 		}
-		if gitChatter.Match(line) {
+		if gitChatter.MatchString(text) {
 			continue
 		}
 		if _, err := g.w.Write(line); err != nil {
