@@ -37,11 +37,12 @@ func newFlight(cancel context.CancelFunc) *flight {
 	return &flight{cancel: cancel, ended: make(chan struct{}), begun: make(chan struct{}), changed: make(chan struct{})}
 }
 
-// join adds a reader. It returns false if the last one has left.
+// join adds a reader. It returns false if the last one has left, or if only one can have
+// the rest of the content.
 func (f *flight) join() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.readers < 0 {
+	if f.readers < 0 || f.rest != nil {
 		return false
 	}
 	f.readers++
@@ -88,7 +89,7 @@ func (f *flight) update(fn func()) {
 }
 
 // errTaken is the error of a reader of a download that cannot be stored and that
-// another guest reads. A repeated request starts another download.
+// another guest reads.
 var errTaken = errors.New("the download cannot be shared, because it cannot be stored")
 
 // reader reads the content of a flight from its beginning.

@@ -135,12 +135,12 @@ func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWrite
 		}
 	}
 	for attempt := 0; ; attempt++ {
-		f, joined := s.fly(g, t)
+		f, joined := s.fly(g, t, attempt == 0)
 		result, err := s.follow(ctx, g, t, f, w, r)
 		f.leave()
 		// The guest that has started the download may have another policy, or may
-		// have been cut.
-		if err != nil && !w.wrote && ctx.Err() == nil && joined && attempt == 0 {
+		// have been cut. What cannot be stored has one reader.
+		if err != nil && !w.wrote && ctx.Err() == nil && attempt == 0 && (joined || errors.Is(err, errTaken)) {
 			continue
 		}
 		if err != nil && !w.wrote {

@@ -201,19 +201,22 @@ func discard(resp *http.Response) {
 // maxErrorBody is how much of an error answer of an upstream is passed on.
 const maxErrorBody = 16 << 10
 
-// fly joins the download of an object, or starts one for a guest. The caller must
+// fly joins the download of an object from the same URL, or starts one for a guest: with
+// share if there is none, and otherwise one that no other guest joins. The caller must
 // leave it.
-func (s *Service) fly(g *guest, t *target) (f *flight, joined bool) {
-	full := string(t.kind) + "/" + id(t.key)
+func (s *Service) fly(g *guest, t *target, share bool) (f *flight, joined bool) {
+	full := string(t.kind) + "/" + t.key + " " + t.url.String()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f = s.flights[full]; f != nil && f.join() {
+	if f = s.flights[full]; share && f != nil && f.join() {
 		return f, true
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	f = newFlight(cancel)
 	f.join()
-	s.flights[full] = f
+	if share {
+		s.flights[full] = f
+	}
 	go func() {
 		defer f.over()
 		defer cancel()

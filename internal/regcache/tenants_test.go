@@ -1,0 +1,91 @@
+package regcache_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/regcache"
+)
+
+func layerDigest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func await(t *testing.T, what string, look func() bool) {
+	t.Helper()
+	for range 1000 {
+		if look() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s: it did not happen", what)
+}
+
+func TestDownloadsOfOtherPlacesAreNotShared(t *testing.T) {
+	w := newWorld(t)
+	asked, release := make(chan struct{}), make(chan struct{})
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/v2/evil/") {
+			close(asked)
+			<-release
+			http.Error(rw, "no such layer", http.StatusNotFound)
+			return
+		}
+		_, _ = io.WriteString(rw, "a layer")
+	})
+	evil := make(chan int, 1)
+	go func() {
+		status, _, _, _ := w.try(t.Context(), http.MethodGet, open, "/v2/evil/x/blobs/"+layerDigest("a layer"))
+		evil <- status
+	}()
+	<-asked
+	status := make(chan int, 1)
+	go func() {
+		got, _, _, _ := w.try(t.Context(), http.MethodGet, second, "/v2/library/alpine/blobs/"+layerDigest("a layer"))
+		status <- got
+	}()
+	select {
+	case got := <-status:
+		if got != 200 {
+			t.Errorf("the layer: %d", got)
+		}
+		close(release)
+	case <-time.After(5 * time.Second):
+		close(release)
+		t.Errorf("the layer: %d, with the download of another place", <-status)
+	}
+	if got := <-evil; got != 404 {
+		t.Errorf("the wrong place: %d", got)
+	}
+}
+
+func TestFullDiskForTwo(t *testing.T) {
+	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
+	big := strings.Repeat("x", 8<<20)
+	release := make(chan struct{})
+	w.upstream("registry.test", func(rw http.ResponseWriter, _ *http.Request) {
+		<-release
+		_, _ = io.WriteString(rw, big)
+	})
+	var wg sync.WaitGroup
+	for _, vmid := range []int{open, second, listed} {
+		wg.Go(func() {
+			if status, body, _, err := w.try(t.Context(), http.MethodGet, vmid, module); status != 200 || body != big || err != nil {
+				t.Errorf("sandbox %d: %d, %d bytes, %v", vmid, status, len(body), err)
+			}
+		})
+	}
+	await(t, "the requests", func() bool {
+		return w.record(open, "registry.test").Allow && w.record(second, "registry.test").Allow && w.record(listed, "registry.test").Allow
+	})
+	close(release)
+	wg.Wait()
+}
