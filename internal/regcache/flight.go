@@ -159,7 +159,14 @@ func (f *flight) receive(ctx context.Context, body io.Reader, want digest, most 
 			count(int64(n))
 			_, _ = sum.Write(buf[:n])
 			if werr := f.write(buf[:n], most); werr != nil {
-				return f.handOver(ctx, append([]byte(nil), buf[:n]...), body, count)
+				return f.handOver(ctx, buf[:n], body, func(p []byte, end bool) error {
+					count(int64(len(p)))
+					_, _ = sum.Write(p)
+					if end {
+						return want.verify(sum)
+					}
+					return nil
+				})
 			}
 		}
 		switch {
@@ -187,19 +194,24 @@ func (f *flight) write(p []byte, most int64) error {
 }
 
 // handOver gives the rest of a body that cannot be stored to one reader, and waits
-// until it has read it.
-func (f *flight) handOver(ctx context.Context, first []byte, body io.Reader, count func(int64)) error {
+// until it has read it. The last part is held back until check, which gets each part
+// and the end, accepts it.
+func (f *flight) handOver(ctx context.Context, first []byte, body io.Reader, check func(part []byte, end bool) error) error {
 	pr, pw := io.Pipe()
 	f.update(func() { f.rest = pr })
 	stop := context.AfterFunc(ctx, func() { _ = pw.CloseWithError(context.Cause(ctx)) })
 	defer stop()
-	_, err := pw.Write(first)
+	held := append([]byte(nil), first...)
+	var err error
 	for buf := make([]byte, 64<<10); err == nil; {
-		var n int
-		var rerr error
-		if n, rerr = body.Read(buf); n > 0 {
-			count(int64(n))
-			_, err = pw.Write(buf[:n])
+		n, rerr := body.Read(buf)
+		end := errors.Is(rerr, io.EOF)
+		if err = check(buf[:n], end); err == nil && n > 0 {
+			_, err = pw.Write(held)
+			held = append(held[:0], buf[:n]...)
+		}
+		if err == nil && end {
+			_, err = pw.Write(held)
 		}
 		if err == nil {
 			err = rerr

@@ -89,3 +89,18 @@ func TestFullDiskForTwo(t *testing.T) {
 	close(release)
 	wg.Wait()
 }
+
+func TestDigestWithoutDisk(t *testing.T) {
+	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
+	content := ""
+	w.upstream("registry.test", func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, content) })
+	for _, size := range []int{10, 64 << 10, 1 << 20} {
+		good := strings.Repeat("x", size)
+		for _, content = range []string{good, strings.Repeat("y", size)} {
+			status, body, _, err := w.try(t.Context(), http.MethodGet, open, "/v2/library/alpine/blobs/"+layerDigest(good))
+			if whole := status == 200 && err == nil; whole != (content == good) || whole && body != good {
+				t.Errorf("%d bytes of %.1q: %d, %d bytes, %v", size, content, status, len(body), err)
+			}
+		}
+	}
+}
