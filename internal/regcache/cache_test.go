@@ -315,7 +315,7 @@ func TestNPM(t *testing.T) {
 		t.Errorf("a client that has the index gets %d", status)
 	}
 	content = "poisoned!!!"
-	if _, body, _, err := w.try(t.Context(), http.MethodGet, open, "/left/-/left-1.0.0.tgz"); err == nil {
+	if status, body, _, err := w.try(t.Context(), http.MethodGet, open, "/left/-/left-1.0.0.tgz"); err == nil && status == 200 {
 		t.Errorf("a tarball with another digest than in the index is served: %q", body)
 	}
 	content = "the tarball"

@@ -40,11 +40,15 @@ var (
 )
 
 // Serve answers a request of the guest of a sandbox.
-func (s *Service) Serve(vmid int, w http.ResponseWriter, r *http.Request) {
-	result, err := s.serve(vmid, &stallWriter{ResponseWriter: w, rc: http.NewResponseController(w), s: s}, r)
+func (s *Service) Serve(vmid int, rw http.ResponseWriter, r *http.Request) {
+	w := &stallWriter{ResponseWriter: rw, rc: http.NewResponseController(rw), s: s}
+	result, err := s.serve(vmid, w, r)
 	s.cfg.Metrics.CacheRequest(result)
 	if err != nil {
 		s.log.Debug("a request to the registry cache failed", "vmid", vmid, "path", r.URL.Path, "result", result, "err", err)
+	}
+	if w.broken {
+		panic(http.ErrAbortHandler) // the guest must not take the answer for complete
 	}
 }
 
@@ -147,9 +151,9 @@ func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWrite
 			return w.failed(err)
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // the guest must not take it for complete
+			w.broken, result = true, ResultError
 		}
-		return result, nil
+		return result, err
 	}
 }
 
@@ -274,6 +278,8 @@ type stallWriter struct {
 	ctx   context.Context //nolint:containedctx // of the request; nil before the decision
 	wrote bool
 	err   error
+
+	broken bool // the answer has begun and cannot be completed
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -300,8 +306,16 @@ func (w *stallWriter) Write(p []byte) (int, error) {
 
 func (w *stallWriter) end() { _ = w.rc.SetWriteDeadline(time.Time{}) }
 
+// forget deletes the headers of an object that was about to be sent.
+func (w *stallWriter) forget() {
+	for _, name := range []string{"Content-Length", "Etag", "Last-Modified", "Docker-Content-Digest"} {
+		w.Header().Del(name)
+	}
+}
+
 // describe sets the headers of an object.
 func (w *stallWriter) describe(t *target, m meta) {
+	w.forget()
 	h := w.Header()
 	h.Set("Content-Type", m.ContentType)
 	if m.ContentType == "" {
@@ -335,6 +349,7 @@ func (w *stallWriter) pass(f *flight) error {
 }
 
 func (w *stallWriter) text(status int, message string) error {
+	w.forget()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
 	_, err := io.WriteString(w, "AgentLab's registry cache: "+message+"\n") //nolint:gosec // the type is text/plain

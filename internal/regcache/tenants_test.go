@@ -104,3 +104,45 @@ func TestDigestWithoutDisk(t *testing.T) {
 		}
 	}
 }
+
+func TestFailedDownloads(t *testing.T) {
+	w := newWorld(t)
+	received := make(chan struct{})
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Length", "100000")
+		rw.Header().Set("Etag", `"1"`)
+		if strings.HasSuffix(r.URL.Path, "v1.0.0.zip") {
+			_, _ = io.WriteString(rw, strings.Repeat("x", 50_000))
+			_ = http.NewResponseController(rw).Flush()
+			<-received
+		}
+		_, _ = io.WriteString(rw, "x")
+		_ = http.NewResponseController(rw).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	status, body, h, err := w.try(t.Context(), http.MethodGet, open, "/cache/go/example.com/mod/@v/v1.0.1.zip")
+	if err != nil || status != 502 || !strings.Contains(body, "cannot be reached") || h.Get("Etag") != "" {
+		t.Errorf("before the first byte: %d %q %v %v", status, body, h, err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.base[open]+module, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.ReadFull(resp.Body, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	close(received)
+	if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+		t.Error("a part is served as a whole")
+	}
+	await(t, "the count", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.results[regcache.ResultError] == 2
+	})
+}
