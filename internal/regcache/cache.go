@@ -144,9 +144,11 @@ type Service struct {
 	log    *slog.Logger
 	store  *store
 	space  *hostspace.Guard
-	http   *http.Transport
-	slots  chan struct{} // of downloads
-	tokens tokens
+	public *http.Transport
+	// private has the connections to private addresses.
+	private *http.Transport
+	slots   chan struct{} // of downloads
+	tokens  tokens
 
 	rewrites chan struct{} // of indexes that are rewritten
 
@@ -173,7 +175,7 @@ func New(cfg Config) (*Service, error) {
 		slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
 		guests: map[int]*guest{}, flights: map[string]*flight{}, tokens: tokens{known: map[string]token{}},
 	}
-	s.http = s.transport()
+	s.public, s.private = s.transport(), s.transport()
 	return s, nil
 }
 
@@ -204,7 +206,8 @@ func (s *Service) Close() error {
 	for _, f := range flights {
 		<-f.ended
 	}
-	s.http.CloseIdleConnections()
+	s.public.CloseIdleConnections()
+	s.private.CloseIdleConnections()
 	return nil
 }
 

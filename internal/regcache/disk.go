@@ -20,7 +20,7 @@ import (
 // meta is the first line of the file of an object. What follows is its content.
 type meta struct {
 	URL         string    `json:"url"` // for people
-	Via         []string  `json:"via"` // HOST:PORT of each server that was asked
+	Via         []string  `json:"via"` // scope and HOST:PORT of each server that was asked
 	ContentType string    `json:"content_type,omitempty"`
 	ETag        string    `json:"etag,omitempty"`
 	Modified    time.Time `json:"modified,omitzero"`

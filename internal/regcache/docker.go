@@ -117,13 +117,13 @@ func (s *Service) dockerToken(ctx context.Context, g *guest, t *target, challeng
 		return "", err
 	}
 	s.tokens.mu.Lock()
-	have := s.tokens.known[t.repo]
+	have := s.tokens.known[t.scope+t.repo]
 	s.tokens.mu.Unlock()
 	if time.Now().Before(have.ends) {
 		return have.text, nil
 	}
 	realm.RawQuery = url.Values{"service": {param(dockerName)}, "scope": {"repository:" + t.repo + ":pull"}}.Encode()
-	got, err := s.askToken(context.WithValue(ctx, approvalKey{}, srv), realm.String())
+	got, err := s.askToken(ctx, srv, realm.String())
 	if err != nil {
 		return "", err
 	}
@@ -132,16 +132,16 @@ func (s *Service) dockerToken(ctx context.Context, g *guest, t *target, challeng
 	if len(s.tokens.known) >= maxTokens {
 		clear(s.tokens.known)
 	}
-	s.tokens.known[t.repo] = got
+	s.tokens.known[t.scope+t.repo] = got
 	return got.text, nil
 }
 
-func (s *Service) askToken(ctx context.Context, at string) (token, error) {
+func (s *Service) askToken(ctx context.Context, srv server, at string) (token, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return token{}, err
 	}
-	resp, err := s.http.RoundTrip(req)
+	resp, err := s.roundTrip(req, srv)
 	if err != nil {
 		return token{}, err
 	}

@@ -150,6 +150,14 @@ type server struct {
 	private bool // the policy opens a private destination
 }
 
+// scope is the scope of what comes from the server.
+func (srv server) scope() string {
+	if srv.private {
+		return scopePrivate
+	}
+	return ""
+}
+
 // permit returns the server at HOST:PORT if the policy of the guest allows all of
 // its addresses, and records the decision. The error is an *egress.DeniedError for
 // a denial.

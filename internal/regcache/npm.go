@@ -38,7 +38,7 @@ func (s *Service) npmTarget(r *http.Request, rest string) (*target, error) {
 	}
 	if m := npmTarball.FindStringSubmatch(rest); m != nil {
 		u := base.JoinPath(rest)
-		return &target{kind: NPM, key: u.String(), url: u, expect: func() digest { return s.npmDigest(base, m[1], m[3]) }}, nil
+		return &target{kind: NPM, key: u.String(), url: u, expect: func(scope string) digest { return s.npmDigest(base, scope, m[1], m[3]) }}, nil
 	}
 	if !npmPackage.MatchString(rest) {
 		return nil, errNoObject
@@ -59,9 +59,9 @@ func npmIndex(base *url.URL, name string, short bool) *target {
 
 // npmDigest returns the digest of a tarball from a stored index of its package,
 // the zero digest if there is none.
-func (s *Service) npmDigest(base *url.URL, name, file string) digest {
+func (s *Service) npmDigest(base *url.URL, scope, name, file string) digest {
 	for _, short := range []bool{true, false} {
-		o := s.store.open(NPM, npmIndex(base, name, short).key)
+		o := s.store.open(NPM, scope+npmIndex(base, name, short).key)
 		if o == nil {
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
 // Wants reports whether a request of a guest is for the cache. Docker and npm also
@@ -79,9 +80,11 @@ func (s *Service) serve(vmid int, w *stallWriter, r *http.Request) (string, erro
 	defer cancel(nil)
 	defer context.AfterFunc(changed, func() { cancel(errors.New("the network policy has changed")) })()
 	w.ctx = ctx
-	if _, err := g.permit(ctx, hostPort(t.url)); err != nil {
+	srv, err := g.permit(ctx, hostPort(t.url))
+	if err != nil {
 		return w.failed(err)
 	}
+	t.scope = srv.scope()
 	return s.object(ctx, g, t, w, r)
 }
 
@@ -130,7 +133,7 @@ func (s *Service) target(r *http.Request) (*target, error) {
 func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWriter, r *http.Request) (string, error) {
 	var o *object
 	if t.index || !strings.Contains(r.Header.Get("Cache-Control"), "no-cache") {
-		o = s.store.open(t.kind, t.key)
+		o = s.store.open(t.kind, t.name())
 	}
 	if o != nil {
 		defer o.close()
@@ -159,11 +162,16 @@ func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWrite
 
 // permitVia checks that the policy allows all servers that an object came from.
 func (g *guest) permitVia(ctx context.Context, t *target, via []string) error {
-	for _, at := range via {
-		if at == hostPort(t.url) {
+	for _, step := range via {
+		at, private := strings.CutPrefix(step, scopePrivate)
+		if step == t.scope+hostPort(t.url) {
 			continue // it was checked
 		}
-		if _, err := g.permit(ctx, at); err != nil {
+		srv, err := g.permit(ctx, at)
+		if err == nil && private && !srv.private {
+			err = &egress.DeniedError{Rule: egress.RuleRebinding}
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -239,7 +247,7 @@ func (s *Service) follow(ctx context.Context, g *guest, t *target, f *flight, w 
 		if err := f.wait(ctx); err != nil {
 			return ResultError, err
 		}
-		o := s.store.open(t.kind, t.key)
+		o := s.store.open(t.kind, t.name())
 		if o == nil {
 			return ResultError, agentlab.Errorf(agentlab.CodeUnavailable, "the cache was cleared")
 		}

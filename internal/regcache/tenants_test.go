@@ -3,13 +3,16 @@ package regcache_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
 )
 
@@ -100,6 +103,27 @@ func TestDigestWithoutDisk(t *testing.T) {
 			status, body, _, err := w.try(t.Context(), http.MethodGet, open, "/v2/library/alpine/blobs/"+layerDigest(good))
 			if whole := status == 200 && err == nil; whole != (content == good) || whole && body != good {
 				t.Errorf("%d bytes of %.1q: %d, %d bytes, %v", size, content, status, len(body), err)
+			}
+		}
+	}
+}
+
+func TestPrivateAndPublicAddress(t *testing.T) {
+	w := newWorld(t)
+	private := netip.MustParseAddr("10.1.2.3")
+	w.upstream("registry.test", text("public"))
+	public := w.net.Host("registry.test")
+	w.net.SetName("registry.test", private)
+	w.upstream("registry.test", text("private"))
+	w.net.SetName("registry.test", private, public)
+	sb := w.rows[second]
+	sb.Network.Private = []agentlab.PrivateTarget{{Host: "registry.test", Port: 443, Reason: "our registry"}}
+	w.rows[second] = sb
+	for i, vmid := range []int{second, open, second, open} {
+		want := map[int]string{second: "private", open: "public"}[vmid]
+		for _, path := range []string{module, fmt.Sprintf("/cache/go/example.com/mod/@v/v1.1.%d.zip", i), "/cache/npm/left/-/left-1.0.0.tgz"} {
+			if status, body, _ := w.get(vmid, path); status != 200 || body != want {
+				t.Errorf("sandbox %d, %s: %d %q", vmid, path, status, body)
 			}
 		}
 	}

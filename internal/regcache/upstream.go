@@ -25,7 +25,8 @@ import (
 // target is an object that a guest may ask for.
 type target struct {
 	kind   Kind
-	key    string   // of the object in the store
+	key    string   // of the object in the store, without the scope
+	scope  string   // of the key: "" or scopePrivate
 	url    *url.URL // of the object at its upstream
 	accept string   // header of the request; "" means any
 	index  bool     // it changes: the upstream is asked again after Limits.Fresh
@@ -33,10 +34,17 @@ type target struct {
 	repo   string   // of Docker: the repository, for the token
 	hash   bool     // meta.Digest is wanted
 
-	expect  func() digest                                                 // digest for an object whose digest is known from an index; nil: none
+	expect  func(scope string) digest                                     // digest for an object whose digest is known from an index; nil: none
 	rewrite func(body []byte, contentType string) ([]byte, string, error) // of an index; nil: none
 	header  func(h http.Header, m meta)                                   // further headers of the answer; nil: none
 }
+
+// scopePrivate is the scope of what came from private addresses. A name can also have
+// public ones, and most guests may reach only these.
+const scopePrivate = "private "
+
+// name is the key with the scope.
+func (t *target) name() string { return t.scope + t.key }
 
 // whole reports whether an object must be in memory to be served.
 func (t *target) whole() bool { return t.rewrite != nil || t.hash }
@@ -72,6 +80,16 @@ func (d digest) verify(sum hash.Hash) error {
 
 // approvalKey is the key of the server in the context of a request.
 type approvalKey struct{}
+
+// roundTrip sends a request to a server that a policy allows. Connections to private
+// addresses are not used for other guests.
+func (s *Service) roundTrip(req *http.Request, srv server) (*http.Response, error) {
+	tr := s.public
+	if srv.private {
+		tr = s.private
+	}
+	return tr.RoundTrip(req.WithContext(context.WithValue(req.Context(), approvalKey{}, srv)))
+}
 
 // transport returns a transport that connects only to the server that the context
 // of a request has. It ignores proxies in the environment: they would resolve names
@@ -129,10 +147,10 @@ func (s *Service) fetch(ctx context.Context, g *guest, t *target, old *object) (
 		if err != nil {
 			return nil, nil, err
 		}
-		if !slices.Contains(via, at) {
-			via = append(via, at)
+		if step := srv.scope() + at; !slices.Contains(via, step) {
+			via = append(via, step)
 		}
-		req, err := http.NewRequestWithContext(context.WithValue(ctx, approvalKey{}, srv), http.MethodGet, u.String(), nil) //nolint:gosec // the policy has allowed the server
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil) //nolint:gosec // the policy has allowed the server
 		if err != nil {
 			return nil, nil, err
 		}
@@ -140,7 +158,7 @@ func (s *Service) fetch(ctx context.Context, g *guest, t *target, old *object) (
 		if bearer != "" && at == hostPort(t.url) {
 			req.Header.Set("Authorization", "Bearer "+bearer)
 		}
-		resp, err := s.http.RoundTrip(req)
+		resp, err := s.roundTrip(req, srv)
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", u.Host, err)
 		}
@@ -205,7 +223,7 @@ const maxErrorBody = 16 << 10
 // share if there is none, and otherwise one that no other guest joins. The caller must
 // leave it.
 func (s *Service) fly(g *guest, t *target, share bool) (f *flight, joined bool) {
-	full := string(t.kind) + "/" + t.key + " " + t.url.String()
+	full := string(t.kind) + "/" + t.name() + " " + t.url.String()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f = s.flights[full]; share && f != nil && f.join() {
@@ -241,7 +259,7 @@ func (s *Service) download(ctx context.Context, g *guest, t *target, f *flight) 
 	}
 	var old *object
 	if t.index {
-		if old = s.store.open(t.kind, t.key); old != nil {
+		if old = s.store.open(t.kind, t.name()); old != nil {
 			defer old.close()
 		}
 	}
@@ -254,7 +272,7 @@ func (s *Service) download(ctx context.Context, g *guest, t *target, f *flight) 
 	defer body.close()
 	switch {
 	case resp.StatusCode == http.StatusNotModified && old != nil:
-		s.store.touch(t.kind, t.key)
+		s.store.touch(t.kind, t.name())
 		f.begin(resp, old.meta)
 	case resp.StatusCode == http.StatusOK && t.whole():
 		s.receiveWhole(t, f, resp, via, body)
@@ -299,7 +317,7 @@ func (s *Service) receiveWhole(t *target, f *flight, resp *http.Response, via []
 			if _, err = d.file.WriteAt(content, d.off); err != nil {
 				d.drop()
 			} else {
-				err = d.keep(t.kind, t.key)
+				err = d.keep(t.kind, t.name())
 			}
 			_ = d.file.Close()
 		}
@@ -316,7 +334,7 @@ func (s *Service) receive(ctx context.Context, t *target, f *flight, resp *http.
 	m := metaOf(t, resp, via)
 	want, most := t.digest, s.cfg.Limits.Object
 	if t.expect != nil {
-		want = t.expect()
+		want = t.expect(t.scope)
 	}
 	if t.index {
 		most = s.cfg.Limits.Index
@@ -342,7 +360,7 @@ func (f *flight) finish(t *target, err error) {
 		f.draft.size = f.written
 		if err != nil {
 			f.draft.drop()
-		} else if kerr := f.draft.keep(t.kind, t.key); kerr != nil {
+		} else if kerr := f.draft.keep(t.kind, t.name()); kerr != nil {
 			err = nil // the readers have it, and the next request downloads it again
 		}
 	}
