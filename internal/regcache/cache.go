@@ -21,6 +21,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -151,6 +152,7 @@ type Service struct {
 	tokens  tokens
 
 	rewrites chan struct{} // of indexes that are rewritten
+	changes  atomic.Int64  // calls of SandboxChanged
 
 	mu      sync.Mutex
 	guests  map[int]*guest

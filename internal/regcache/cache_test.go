@@ -48,6 +48,7 @@ type world struct {
 	records []agentlab.EgressRecord
 	results map[string]int
 	asked   map[string]int // requests at upstreams, by "HOST PATH"
+	read    func(vmid int) // is called after the row of a sandbox was read; nil: nothing
 }
 
 func newWorld(t testing.TB, change ...func(*regcache.Config)) *world {
@@ -120,8 +121,12 @@ func parse(text string) *url.URL {
 // Sandbox implements regcache.Sandboxes.
 func (w *world) Sandbox(_ context.Context, vmid int) (agentlab.Sandbox, error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	sb, ok := w.rows[vmid]
+	read := w.read
+	w.mu.Unlock()
+	if read != nil {
+		read(vmid)
+	}
 	if !ok {
 		return sb, agentlab.Errorf(agentlab.CodeNotFound, "no sandbox %d", vmid)
 	}

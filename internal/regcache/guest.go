@@ -48,26 +48,38 @@ var errOptOut = agentlab.Errorf(agentlab.CodeDenied, "the profile of this sandbo
 
 // guestOf returns the guest with that VMID with the policy that it has now.
 func (s *Service) guestOf(ctx context.Context, vmid int) (*guest, error) {
-	sb, err := s.cfg.Sandboxes.Sandbox(ctx, vmid)
-	if err != nil {
-		return nil, err
+	for {
+		changes := s.changes.Load()
+		sb, err := s.cfg.Sandboxes.Sandbox(ctx, vmid)
+		if err == nil && sb.State == agentlab.SandboxDestroyed {
+			err = agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d is destroyed", vmid)
+		}
+		if err != nil {
+			return nil, err
+		}
+		g := s.guest(sb)
+		if err := g.update(sb); err != nil {
+			return nil, err
+		}
+		if s.changes.Load() == changes { // otherwise the policy that was read may be the former one
+			return g, g.optedOut(sb.Profile)
+		}
 	}
+}
+
+// guest returns the state of a sandbox, which is new if there is none.
+func (s *Service) guest(sb agentlab.Sandbox) *guest {
 	s.mu.Lock()
-	g := s.guests[vmid]
-	var old *guest
+	defer s.mu.Unlock()
+	g := s.guests[sb.VMID]
 	if g == nil || g.uid != sb.UID {
-		old = g
+		if g != nil {
+			go g.close()
+		}
 		g = s.newGuest(sb)
-		s.guests[vmid] = g
+		s.guests[sb.VMID] = g
 	}
-	s.mu.Unlock()
-	if old != nil {
-		go old.close()
-	}
-	if err := g.update(sb); err != nil {
-		return nil, err
-	}
-	return g, g.optedOut(sb.Profile)
+	return g
 }
 
 func (s *Service) newGuest(sb agentlab.Sandbox) *guest {
@@ -126,6 +138,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	if s == nil {
 		return
 	}
+	s.changes.Add(1)
 	s.mu.Lock()
 	g := s.guests[sb.VMID]
 	gone := g != nil && (g.uid != sb.UID || sb.State == agentlab.SandboxDestroyed)

@@ -129,6 +129,28 @@ func TestPrivateAndPublicAddress(t *testing.T) {
 	}
 }
 
+func TestChangeDuringRequest(t *testing.T) {
+	w := newWorld(t)
+	w.upstream("registry.test", text("module content"))
+	w.get(open, module)
+	narrow := w.rows[open]
+	narrow.Network = agentlab.Network{Mode: agentlab.NetworkOff}
+	var once sync.Once
+	w.mu.Lock()
+	w.read = func(int) {
+		once.Do(func() { // the row was read, and is changed now
+			w.mu.Lock()
+			w.rows[open] = narrow
+			w.mu.Unlock()
+			w.cache.SandboxChanged(narrow)
+		})
+	}
+	w.mu.Unlock()
+	if status, body, _ := w.get(open, module); status != 403 {
+		t.Errorf("%d %q", status, body)
+	}
+}
+
 func TestFailedDownloads(t *testing.T) {
 	w := newWorld(t)
 	received := make(chan struct{})
