@@ -137,7 +137,9 @@ func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWrite
 	}
 	if o != nil {
 		defer o.close()
-		if !t.index || time.Since(o.checked) < s.cfg.Limits.Fresh {
+		fresh := !t.index || time.Since(o.checked) < s.cfg.Limits.Fresh
+		// The upstream may send this guest to a server that its policy allows.
+		if fresh && g.permitVia(ctx, t, o.meta.Via) == nil {
 			return s.stored(ctx, g, t, o, w, r)
 		}
 	}
@@ -178,11 +180,8 @@ func (g *guest) permitVia(ctx context.Context, t *target, via []string) error {
 	return nil
 }
 
-// stored serves an object of the store.
+// stored serves an object of the store, whose servers the policy allows.
 func (s *Service) stored(ctx context.Context, g *guest, t *target, o *object, w *stallWriter, r *http.Request) (string, error) {
-	if err := g.permitVia(ctx, t, o.meta.Via); err != nil {
-		return w.failed(err)
-	}
 	if t.whole() {
 		return s.whole(ctx, g, t, o.meta, func() ([]byte, error) { return io.ReadAll(o.content()) }, w, r)
 	}
@@ -252,6 +251,9 @@ func (s *Service) follow(ctx context.Context, g *guest, t *target, f *flight, w 
 			return ResultError, agentlab.Errorf(agentlab.CodeUnavailable, "the cache was cleared")
 		}
 		defer o.close()
+		if err := g.permitVia(ctx, t, o.meta.Via); err != nil {
+			return ResultDenied, err
+		}
 		return s.stored(ctx, g, t, o, w, r)
 	}
 	w.describe(t, f.meta)

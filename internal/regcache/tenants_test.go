@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -148,6 +149,27 @@ func TestChangeDuringRequest(t *testing.T) {
 	w.mu.Unlock()
 	if status, body, _ := w.get(open, module); status != 403 {
 		t.Errorf("%d %q", status, body)
+	}
+}
+
+func TestStoredFromDeniedServer(t *testing.T) {
+	w := newWorld(t)
+	var requests atomic.Int32
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) == 1 {
+			http.Redirect(rw, r, "https://cdn.test/x", http.StatusFound)
+			return
+		}
+		_, _ = io.WriteString(rw, "a layer")
+	})
+	w.upstream("cdn.test", text("a layer"))
+	for _, vmid := range []int{open, listed, listed, open} {
+		if status, body, _ := w.get(vmid, "/v2/library/alpine/blobs/"+layerDigest("a layer")); status != 200 || body != "a layer" {
+			t.Errorf("sandbox %d: %d %q", vmid, status, body)
+		}
+	}
+	if n := requests.Load(); n != 2 {
+		t.Errorf("the registry was asked %d times", n)
 	}
 }
 
