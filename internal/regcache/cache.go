@@ -144,7 +144,6 @@ type Service struct {
 	cfg    Config
 	log    *slog.Logger
 	store  *store
-	space  *hostspace.Guard
 	public *http.Transport
 	// private has the connections to private addresses.
 	private *http.Transport
@@ -168,12 +167,12 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = noMetrics{}
 	}
-	st, err := openStore(cfg.Dir, cfg.MaxBytes)
+	st, err := openStore(cfg.Dir, cfg.MaxBytes, hostspace.New(cfg.Dir, cfg.MinFree, nil, nil))
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the directory of the registry cache: %w", err).WithField("cache.dir")
 	}
 	s := &Service{
-		cfg: cfg, log: cfg.Logger, store: st, space: hostspace.New(cfg.Dir, cfg.MinFree, nil, nil),
+		cfg: cfg, log: cfg.Logger, store: st,
 		slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
 		guests: map[int]*guest{}, flights: map[string]*flight{}, tokens: tokens{known: map[string]token{}},
 	}
@@ -244,7 +243,7 @@ func (s *Service) Findings() []backend.Finding {
 		objects, bytes = objects+u.Objects, bytes+u.Bytes
 	}
 	f.Detail = fmt.Sprintf("%s, %d of %d MiB", agentlab.Plural(objects, "object"), bytes>>20, most>>20)
-	if err := s.space.Keep(); err != nil {
+	if err := s.store.space.Keep(); err != nil {
 		f.Level, f.Detail, f.Remedy = backend.LevelWarn, "nothing new is stored: "+err.Error(), "agentlab cache clear, or "+agentlab.HintOf(err)
 	}
 	return []backend.Finding{f}

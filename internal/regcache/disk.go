@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
 // meta is the first line of the file of an object. What follows is its content.
@@ -33,8 +35,9 @@ const maxMeta = 16 << 10
 // store has the objects on disk, each in the file objects/KIND/XX/ID. A file in tmp
 // is being written; it is not an object.
 type store struct {
-	dir string
-	max int64
+	dir   string
+	max   int64
+	space *hostspace.Guard
 
 	mu      sync.Mutex
 	entries map[string]*entry // by kind/id
@@ -73,8 +76,8 @@ func (st *store) path(kind Kind, id string) string {
 }
 
 // openStore reads the names and sizes of all objects, and removes incomplete ones.
-func openStore(dir string, most int64) (*store, error) {
-	st := &store{dir: dir, max: most, entries: map[string]*entry{}}
+func openStore(dir string, most int64, space *hostspace.Guard) (*store, error) {
+	st := &store{dir: dir, max: most, space: space, entries: map[string]*entry{}}
 	if err := errors.Join(os.RemoveAll(st.tmp()), os.MkdirAll(st.tmp(), 0o700)); err != nil {
 		return nil, err
 	}

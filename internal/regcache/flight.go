@@ -186,6 +186,9 @@ func (f *flight) write(p []byte, most int64) error {
 	if f.draft == nil || f.written+int64(len(p)) > most {
 		return errTaken
 	}
+	if err := f.draft.st.space.Keep(); err != nil {
+		return err
+	}
 	if _, err := f.draft.file.WriteAt(p, f.draft.off+f.written); err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
 )
 
@@ -171,6 +174,63 @@ func TestStoredFromDeniedServer(t *testing.T) {
 	if n := requests.Load(); n != 2 {
 		t.Errorf("the registry was asked %d times", n)
 	}
+}
+
+func TestDiskFillsDuringDownload(t *testing.T) {
+	w := newWorld(t)
+	full, sent := atomic.Bool{}, make(chan struct{})
+	now := time.Now()
+	w.cache.SetSpace(hostspace.New(w.cfg.Dir, 1<<30, func(string) (int64, error) {
+		if full.Load() {
+			return 0, nil
+		}
+		return 1 << 40, nil
+	}, func() time.Time { now = now.Add(time.Minute); return now }))
+	part := strings.Repeat("x", 1<<20)
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(rw, part)
+		_ = http.NewResponseController(rw).Flush()
+		select {
+		case <-sent:
+		case <-r.Context().Done():
+		}
+		_, _ = io.WriteString(rw, part)
+	})
+	done := make(chan error, 1)
+	go func() {
+		status, body, _, err := w.try(t.Context(), http.MethodGet, open, module)
+		if err == nil && (status != 200 || body != part+part) {
+			err = fmt.Errorf("%d, %d bytes", status, len(body))
+		}
+		done <- err
+	}()
+	stored := func() (size int64) {
+		for _, name := range drafts(t, w.cfg.Dir) {
+			if st, err := os.Stat(name); err == nil {
+				size += st.Size()
+			}
+		}
+		return size
+	}
+	await(t, "the first part", func() bool { return stored() >= 1<<20 })
+	full.Store(true)
+	close(sent)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	wantNoTemps(t, w.cfg.Dir)
+	if use, _ := w.cache.Status(); use[2].Objects != 0 {
+		t.Errorf("it is stored on a full disk: %+v", use)
+	}
+}
+
+func drafts(t *testing.T, dir string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "tmp", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
 }
 
 func TestFailedDownloads(t *testing.T) {

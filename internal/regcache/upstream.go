@@ -310,7 +310,7 @@ func (s *Service) receiveWhole(t *target, f *flight, resp *http.Response, via []
 		return
 	}
 	m := metaOf(t, resp, via)
-	if s.space.Keep() == nil {
+	if s.store.space.Keep() == nil {
 		d, err := s.store.create(m)
 		if err == nil {
 			d.size = int64(len(content))
@@ -339,7 +339,7 @@ func (s *Service) receive(ctx context.Context, t *target, f *flight, resp *http.
 	if t.index {
 		most = s.cfg.Limits.Index
 	}
-	if s.space.Keep() == nil && resp.ContentLength <= most {
+	if s.store.space.Keep() == nil && resp.ContentLength <= most {
 		d, err := s.store.create(m)
 		if err != nil {
 			s.log.Warn("an object of the registry cache is not stored", "err", err)
