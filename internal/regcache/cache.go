@@ -150,7 +150,7 @@ type Service struct {
 	slots   chan struct{} // of downloads
 	tokens  tokens
 
-	rewrites chan struct{} // of indexes that are rewritten
+	rewrites chan struct{} // of indexes that are rewritten or searched
 	changes  atomic.Int64  // calls of SandboxChanged
 
 	mu      sync.Mutex
@@ -180,8 +180,8 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// How many contents are in memory at the same time, to be rewritten, and for one
-// guest.
+// How many contents are in memory at the same time, to be rewritten or searched, and
+// for one guest.
 const (
 	maxRewrites = 4
 	maxWholes   = 2

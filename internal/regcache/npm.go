@@ -58,8 +58,10 @@ func npmIndex(base *url.URL, name string, short bool) *target {
 }
 
 // npmDigest returns the digest of a tarball from a stored index of its package,
-// the zero digest if there is none.
+// the zero digest if there is none. Few indexes are in memory at the same time.
 func (s *Service) npmDigest(base *url.URL, scope, name, file string) digest {
+	s.rewrites <- struct{}{}
+	defer func() { <-s.rewrites }()
 	for _, short := range []bool{true, false} {
 		o := s.store.open(NPM, scope+npmIndex(base, name, short).key)
 		if o == nil {
@@ -70,7 +72,8 @@ func (s *Service) npmDigest(base *url.URL, scope, name, file string) digest {
 				Dist struct{ Tarball, Integrity string }
 			}
 		}
-		body, err := io.ReadAll(o.content())
+		body := make([]byte, o.size)
+		_, err := io.ReadFull(o.content(), body)
 		o.close()
 		if err != nil || json.Unmarshal(body, &index) != nil {
 			continue
