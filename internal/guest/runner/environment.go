@@ -68,6 +68,9 @@ func (r *Runner) startServices(ctx context.Context, rp repo) (outcome, error) {
 		return outcome{}, nil
 	}
 	name := fmt.Sprintf("services %q", rp.Services)
+	if r.job.Inner != nil { // containers of the repository could act as the runner
+		return r.failed("setup", errors.New(name+": the profile asks for behavior.inner_sandbox, which services do not have: use another profile, or --no-setup")), nil
+	}
 	return r.runEnvironment(ctx, rp, name, dirServices, "services", "--dir", rp.Path, "--file", rp.Services)
 }
 

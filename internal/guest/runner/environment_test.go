@@ -55,6 +55,17 @@ func TestServicesEndTheJob(t *testing.T) {
 	}
 }
 
+// The containers of a repository are outside of the inner sandbox that a profile asks
+// for, and could act as the runner.
+func TestNoServicesBesideAnInnerSandbox(t *testing.T) {
+	job := shellJob("echo agent")
+	job.Inner = &guestapi.InnerSandbox{Kind: "bubblewrap"}
+	s := servicesSandbox(t, job, map[string]string{projectFile: "services: compose.yaml\n", "compose.yaml": "services: {}\n"})
+	if rep := s.finish(); rep.Status != "FAILED" || !strings.Contains(rep.Message, "behavior.inner_sandbox") || !strings.Contains(rep.Message, "--no-setup") {
+		t.Errorf("%+v, log %q", rep, s.Log())
+	}
+}
+
 // With no_setup, no services start.
 func TestNoSetupStartsNoServices(t *testing.T) {
 	job := shellJob("echo agent")
