@@ -253,7 +253,7 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 		if err := l.set(ctx, name, ""); err != nil {
 			return s, false, err
 		}
-		s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, IfMissing: true})
+		s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, Image: image, IfMissing: true})
 	}
 	if err != nil {
 		return s, false, err

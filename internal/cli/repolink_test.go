@@ -17,8 +17,9 @@ import (
 
 // sessionStore has the sessions of a daemon.
 type sessionStore struct {
-	mu  sync.Mutex
-	all []api.Session
+	mu     sync.Mutex
+	all    []api.Session
+	unseen string // name of a session that is created after it was looked up; "" for none
 }
 
 func (s *sessionStore) find(name string) *api.Session {
@@ -38,7 +39,7 @@ func (s *sessionStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status, answer = as, map[string]any{"code": code, "message": string(code)}
 	}
 	if r.Method == http.MethodGet {
-		if got := s.find(filepath.Base(r.URL.Path)); got != nil {
+		if got := s.find(filepath.Base(r.URL.Path)); got != nil && got.Name != s.unseen {
 			answer = *got
 		} else {
 			fail(agentlab.CodeNotFound, http.StatusNotFound)
@@ -48,7 +49,7 @@ func (s *sessionStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewDecoder(r.Body).Decode(&c)
 		switch got := s.find(c.Name); {
 		case got == nil:
-			s.all = append(s.all, api.Session{ID: agentlab.NewSessionID(), Name: c.Name, Profile: c.Profile})
+			s.all = append(s.all, api.Session{ID: agentlab.NewSessionID(), Name: c.Name, Profile: c.Profile, Image: c.Image})
 			answer = s.all[len(s.all)-1]
 		case c.IfMissing:
 			answer = *got
@@ -146,5 +147,16 @@ func TestRepositoriesWithOneName(t *testing.T) {
 		if s.ID != got[0].ID {
 			t.Errorf("one repository has several sessions: %+v", got)
 		}
+	}
+}
+
+// A session whose name another repository takes at the same time has the image of the
+// request, too.
+func TestImageOfSessionWithTakenName(t *testing.T) {
+	store := &sessionStore{all: []api.Session{{ID: agentlab.NewSessionID(), Name: "app"}}, unseen: "app"}
+	l := appRepo(t)
+	s, created, err := (&App{}).ensureSession(t.Context(), store.client(t), &l, "", "interactive", "agents")
+	if err != nil || !created || s.Name == "app" || s.Image != "agents" {
+		t.Errorf("%+v, %v, %v", s, created, err)
 	}
 }
