@@ -61,6 +61,9 @@ func normalURL(raw string) string {
 	if port := u.Port(); port != "" && port != map[string]string{"https": "443", "http": "80", "ssh": "22", "git": "9418"}[scheme] {
 		host += ":" + port
 	}
+	if user := u.User.Username(); scheme == "ssh" && user != "" { // a path can begin in the user's home
+		host = user + "@" + host
+	}
 	return scheme + "://" + host + strings.TrimSuffix(path.Clean("/"+u.Path), ".git")
 }
 
