@@ -12,7 +12,7 @@ import (
 // Cache configures the registry cache, through which sandboxes download packages.
 type Cache struct {
 	Enabled    bool     `yaml:"enabled" doc:"Cache packages of the registries below for all sandboxes whose network policies allow these registries. See docs/cache.md."`
-	Dir        string   `yaml:"dir" doctor:"show" doc:"Absolute path of a directory for the cache alone; empty means registries/ in the cache directory."`
+	Dir        string   `yaml:"dir" doctor:"show" doc:"Absolute path of a new directory for the cache alone; empty means registries/ in the cache directory."`
 	MaxGB      int      `yaml:"max_gb" doc:"Maximum size of the cache in GiB, 1 to 65536. What was used least recently is deleted first."`
 	NPM        string   `yaml:"npm" doctor:"show" doc:"URL of the registry of npm packages; empty means none, here and below."`
 	PyPI       string   `yaml:"pypi" doctor:"show" doc:"URL of the simple index of Python packages."`

@@ -294,6 +294,25 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A directory with other files is not used: the cache deletes what it does not know.
+func TestForeignDirectory(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "tmp", "file")
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("somebody's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := regcache.New(regcache.Config{Dir: dir, MaxBytes: 1 << 20}); agentlab.HintOf(err) == "" {
+		t.Errorf("it is used: %v", err)
+		_ = c.Close()
+	}
+	if text, err := os.ReadFile(file); string(text) != "somebody's" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
 // The least recently used objects are evicted.
 func TestEviction(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.MaxBytes = 1 << 20 })

@@ -14,6 +14,7 @@
 package regcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -169,7 +170,7 @@ func New(cfg Config) (*Service, error) {
 	}
 	st, err := openStore(cfg.Dir, cfg.MaxBytes, hostspace.New(cfg.Dir, cfg.MinFree, nil, nil))
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the directory of the registry cache: %w", err).WithField("cache.dir")
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the directory of the registry cache: %w", err).WithField("cache.dir").WithHint("%s", cmp.Or(agentlab.HintOf(err), "check the directory and its permissions"))
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger, store: st,

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
@@ -75,9 +76,31 @@ func (st *store) path(kind Kind, id string) string {
 	return filepath.Join(st.dir, "objects", string(kind), id[:2], id)
 }
 
+// tagFile marks the directory of a cache, also for programs that make backups.
+const tagFile, tagText = "CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n# Registry cache of AgentLab, which deletes other files here.\n"
+
+// claim returns an error for a directory that has files and is not that of a cache.
+func claim(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	all, err := os.ReadDir(dir)
+	if err != nil || slices.ContainsFunc(all, func(e fs.DirEntry) bool { return e.Name() == tagFile }) {
+		return err
+	}
+	if len(all) > 0 {
+		return agentlab.Errorf(agentlab.CodeConflict, "%s is not empty and has no %s of a registry cache", dir, tagFile).
+			WithHint("set cache.dir to a new directory, which the cache uses alone")
+	}
+	return os.WriteFile(filepath.Join(dir, tagFile), []byte(tagText), 0o600)
+}
+
 // openStore reads the names and sizes of all objects, and removes incomplete ones.
 func openStore(dir string, most int64, space *hostspace.Guard) (*store, error) {
 	st := &store{dir: dir, max: most, space: space, entries: map[string]*entry{}}
+	if err := claim(dir); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(os.RemoveAll(st.tmp()), os.MkdirAll(st.tmp(), 0o700)); err != nil {
 		return nil, err
 	}
