@@ -193,7 +193,11 @@ func readLimited(r io.Reader, name string, limit int64) (string, error) {
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
 	if f.branch != "" {
-		s, err := a.branchSession(ctx, c, f.repo, f.branch, f.req.Profile)
+		image, err := newSessionImage(ctx, f.repo, f.req.Ref, f.req.Image)
+		if err != nil {
+			return err
+		}
+		s, err := a.branchSession(ctx, c, f.repo, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, Image: image})
 		if err != nil {
 			return err
 		}

@@ -110,10 +110,30 @@ func (r repoIdentity) checkStateful(ctx context.Context, c *client.Client) error
 		WithField("workspace").WithHint("if it is, rename it: agentlab workspace rename %s %s; otherwise create one for the repository: --workspace new:%s instead of --stateful, this time", old, name, name)
 }
 
-// branchSession returns the session of a branch of a repository, and creates it if there
-// is none. Without a repository it is that of the branch.
-func (a *App) branchSession(ctx context.Context, c *client.Client, repo, branch, profile string) (api.Session, error) {
-	r := api.SessionCreate{Branch: branch, Profile: profile, IfMissing: true}
+// newSessionImage returns the image of a session that is created for a repository: the
+// one that was asked for, or that of the project file of a local repository.
+func newSessionImage(ctx context.Context, repo, ref, asked string) (string, error) {
+	if repo == "" || asked != "" {
+		return asked, nil
+	}
+	path, local, err := localRepo(repo)
+	if err != nil || !local {
+		return "", err
+	}
+	src, err := findSource(ctx, path, ref)
+	if err != nil {
+		return "", err
+	}
+	r := api.JobCreate{}
+	err = useProject(ctx, src, &r)
+	return r.Image, err
+}
+
+// branchSession returns the session of a branch of a repository, and creates it as
+// requested if there is none. Without a repository it is that of the branch.
+func (a *App) branchSession(ctx context.Context, c *client.Client, repo string, r api.SessionCreate) (api.Session, error) {
+	branch := r.Branch
+	r.IfMissing = true
 	if repo == "" {
 		return c.CreateSession(ctx, r)
 	}

@@ -248,7 +248,11 @@ the name of the directory and a hash, too.`,
 		if _, err := git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
 			repo = "."
 		}
-		s, err := a.branchSession(ctx, c, repo, args[0], profile)
+		image := ""
+		if commit, err := git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+			image = a.projectOf(ctx, ".", commit).Image
+		}
+		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
 		if err != nil {
 			return err
 		}
