@@ -50,9 +50,12 @@ type VMs interface {
 	VMMemory(ctx context.Context) (unique, shared int64, err error)
 }
 
-// Workspaces knows the use of the backend by workspaces; *workspace.Service
+// Workspaces knows the loop of workspaces, and their use of the backend; *workspace.Service
 // implements it.
-type Workspaces interface{ UsedBytes() int64 }
+type Workspaces interface {
+	Queue
+	UsedBytes() int64
+}
 
 // Images counts images and their bytes on the host, by whether they are current.
 type Images func(ctx context.Context) (count map[bool]int, bytes map[bool]int64, err error)
@@ -81,7 +84,7 @@ type gaugeMetric struct {
 }
 
 var (
-	loops         = []string{"sandboxes", "jobs"}
+	loops         = []string{"sandboxes", "jobs", "workspaces"}
 	disks         = []string{"state", "images"}
 	snapshotRows  = []string{string(agentlab.SnapshotSaving), string(agentlab.SnapshotReady), string(agentlab.SnapshotDeleting)}
 	leaseRows     = texts([]agentlab.LeaseStep{agentlab.LeaseStepAcquired, agentlab.LeaseStepQueued})
@@ -127,13 +130,13 @@ var gaugeMetrics = []gaugeMetric{
 		func(ctx context.Context, from Sources) (map[string]float64, error) {
 			return numbers[agentlab.LeaseStep](1)(from.Store.CountWorkspaceLeases(ctx))
 		}},
-	{metric{name: "agentlab_reconcile_ready", help: "Sandboxes or jobs whose next step can run and waits for a worker.", label: "loop", values: loops},
+	{metric{name: "agentlab_reconcile_ready", help: "Sandboxes, jobs or workspaces whose next step can run and waits for a worker.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return float64(s.Ready) })},
-	{metric{name: "agentlab_reconcile_running", help: "Steps of sandboxes or jobs that run now.", label: "loop", values: loops},
+	{metric{name: "agentlab_reconcile_running", help: "Steps of sandboxes, jobs or workspaces that run now.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return float64(s.Running) })},
-	{metric{name: "agentlab_reconcile_delayed", help: "Sandboxes or jobs whose next step has a time, also after a failure.", label: "loop", values: loops},
+	{metric{name: "agentlab_reconcile_delayed", help: "Sandboxes, jobs or workspaces whose next step has a time, also after a failure.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return float64(s.Delayed) })},
-	{metric{name: "agentlab_reconcile_failing", help: "Sandboxes or jobs whose last step failed and is tried again.", label: "loop", values: loops},
+	{metric{name: "agentlab_reconcile_failing", help: "Sandboxes, jobs or workspaces whose last step failed and is tried again.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return float64(s.Failing) })},
 	{metric{name: "agentlab_reconcile_lag_seconds", help: "How long the first step that can run has waited for a worker.", label: "loop", values: loops},
 		queues(func(s reconcile.Stats) float64 { return s.Lag.Seconds() })},
@@ -195,7 +198,7 @@ func numbers[K ~string](unit float64) func(map[K]int, error) (map[string]float64
 
 func queues(of func(reconcile.Stats) float64) func(context.Context, Sources) (map[string]float64, error) {
 	return func(_ context.Context, from Sources) (map[string]float64, error) {
-		return map[string]float64{"sandboxes": of(from.Sandboxes.Queue()), "jobs": of(from.Jobs.Queue())}, nil
+		return map[string]float64{"sandboxes": of(from.Sandboxes.Queue()), "jobs": of(from.Jobs.Queue()), "workspaces": of(from.Workspaces.Queue())}, nil
 	}
 }
 

@@ -86,6 +86,7 @@ type host struct{}
 func (host) BootQueue() (int, time.Duration)                  { return 4, 30 * time.Second }
 func (host) VMMemory(context.Context) (u, s int64, err error) { return 7 << 20, 9 << 20, nil }
 func (host) UsedBytes() int64                                 { return 11 }
+func (host) Queue() reconcile.Stats                           { return reconcile.Stats{Delayed: 5} }
 func (host) images(context.Context) (map[bool]int, map[bool]int64, error) {
 	return map[bool]int{true: 2, false: 1}, map[bool]int64{true: 20, false: 10}, nil
 }
@@ -123,6 +124,7 @@ func TestGauges(t *testing.T) {
 		{"agentlab_reconcile_ready", "sandboxes", 7},
 		{"agentlab_reconcile_lag_seconds", "sandboxes", 90},
 		{"agentlab_reconcile_failing", "jobs", 2},
+		{"agentlab_reconcile_delayed", "workspaces", 5},
 		{"agentlab_store_bytes", "database", 0},
 		{"agentlab_boot_queue", "", 4},
 		{"agentlab_boot_queue_wait_seconds", "", 30},

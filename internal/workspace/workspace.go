@@ -136,6 +136,9 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
+// Queue returns what the loop of the workspaces has to do now.
+func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
+
 func (s *Service) stepFailed(id string, attempt int, err error) {
 	level := slog.LevelDebug
 	if attempt == 1 || attempt%10 == 0 {
