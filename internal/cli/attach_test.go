@@ -41,3 +41,42 @@ func TestAttachIsOneCommand(t *testing.T) {
 		t.Errorf("ran %q", commands)
 	}
 }
+
+// attach and the editors open a session, a sandbox, or the work tree of a branch in the
+// session of the repository: the first of them that exists.
+func TestChosenTarget(t *testing.T) {
+	repo := sampleRepo(t)
+	l, err := findLink(t.Context(), repo, "")
+	if err == nil {
+		err = l.set(t.Context(), "s1", "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	for _, id := range []string{"s1", "other"} {
+		mux.HandleFunc("GET /v1/sessions/"+id, func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(api.Session{ID: id}) })
+	}
+	mux.HandleFunc("GET /v1/sandboxes/play", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(api.Sandbox{Name: "play"}) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
+	})
+	c, a := handlerClient(t, mux), &App{Stderr: io.Discard}
+	for _, dir := range []string{repo, t.TempDir()} {
+		t.Chdir(dir)
+		for arg, want := range map[string]string{
+			"": "s1//", "other": "other//", "other/fix-1": "other/fix-1/", "play": "//play", "fix-1": "s1/fix-1/", "fix/1": "s1/fix/1/",
+		} {
+			got, err := a.chosenTarget(t.Context(), c, arg)
+			if dir != repo && strings.HasPrefix(want, "s1/") {
+				if err == nil {
+					t.Errorf("%q outside of the repository: %+v", arg, got)
+				}
+				continue
+			}
+			if text := got.session.ID + "/" + got.worktree + "/" + got.sandbox; err != nil || text != want {
+				t.Errorf("%q: %s, want %s, %v", arg, text, want, err)
+			}
+		}
+	}
+}

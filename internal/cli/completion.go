@@ -121,8 +121,11 @@ var newNames = []string{"agentlab token create", "agentlab secrets create", "age
 // flagListers complete the values of flags, by the name of the flag.
 var flagListers = map[string]lister{
 	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles,
-	"agent": words(agentlab.Agents...),
+	"workspace": listWorkspaces, "session": listSessions, "agent": words(agentlab.Agents...),
 }
+
+// otherFlags have the name of a flag with a lister, and another meaning.
+var otherFlags = []string{"agentlab attach --session"}
 
 // fileFlags take the name of a file or directory, which the shell completes.
 var fileFlags = []string{"file", "out", "repo", "socket", "task-file", "token-file"}
@@ -140,7 +143,7 @@ func (a *App) complete(cmd *cobra.Command) {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if v, ok := f.Value.(choiceFlag); ok {
 				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(words(v.values...))) // it has none yet
-			} else if list, ok := flagListers[f.Name]; ok {
+			} else if list, ok := flagListers[f.Name]; ok && !slices.Contains(otherFlags, c.CommandPath()+" --"+f.Name) {
 				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(list)) // it has none yet
 			} else if !slices.Contains(fileFlags, f.Name) {
 				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions)
@@ -160,7 +163,7 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 	var args []argument
 	repeated := false
 	for _, word := range strings.Fields(c.Use)[1:] {
-		m := placeholder.FindStringSubmatch(word)
+		m := placeholder.FindStringSubmatch(strings.ReplaceAll(word, "[/WORKTREE]", ""))
 		if m == nil {
 			break // flags, or words after "--"
 		}

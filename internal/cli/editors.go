@@ -59,7 +59,7 @@ func (e editor) command(host, dir string) ([]string, error) {
 func (a *App) openEditorCmd(e editor) *cobra.Command {
 	var show, yes bool
 	cmd := &cobra.Command{
-		Use: e.name + " [SESSION[/WORKTREE]|SANDBOX]", Short: "Open a session or sandbox in " + e.title, Args: cobra.MaximumNArgs(1),
+		Use: e.name + " [SESSION[/WORKTREE]|BRANCH|SANDBOX]", Short: "Open a session or sandbox in " + e.title, Args: cobra.MaximumNArgs(1),
 		Long: "Open the repository of a session, by default that of this repository, in " + e.title + `, over
 ssh. The session is started if it does not run. The first time, the command asks whether
 it may configure OpenSSH (see 'agentlab ssh-config').`,
@@ -118,19 +118,17 @@ func (a *App) printCommand(e editor, host, dir string) error {
 // editorTarget returns the host of a session or sandbox in the configuration of OpenSSH,
 // and the directory to open.
 func (a *App) editorTarget(ctx context.Context, c *client.Client, arg string) (host, dir string, err error) {
-	name, worktree, _ := strings.Cut(arg, "/")
-	s, l, err := a.chosenSession(ctx, c, name)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound && name != "" && worktree == "" {
-		sb, err := c.Sandbox(ctx, name)
-		return sb.Name + sshSuffix, agentHome, err
+	t, err := a.chosenTarget(ctx, c, arg)
+	switch {
+	case err != nil:
+		return "", "", err
+	case t.sandbox != "":
+		return t.sandbox + sshSuffix, agentHome, nil
 	}
+	sb, err := a.resumeForWork(ctx, c, t.session, 0)
 	if err != nil {
 		return "", "", err
 	}
-	sb, err := a.resumeForWork(ctx, c, s, 0)
-	if err != nil {
-		return "", "", err
-	}
-	dir, err = workDir(ctx, c, s, sb, l, worktree)
-	return s.Name + sshSuffix, dir, err
+	dir, err = workDir(ctx, c, t.session, sb, t.link, t.worktree)
+	return t.session.Name + sshSuffix, dir, err
 }

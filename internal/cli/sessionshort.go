@@ -94,11 +94,12 @@ func (a *App) attachCmd() *cobra.Command {
 	o := startOptions{agent: shellOnly}
 	var web bool
 	cmd := &cobra.Command{
-		Use:   "attach [SESSION[/WORKTREE]|SANDBOX]",
+		Use:   "attach [SESSION[/WORKTREE]|BRANCH|SANDBOX]",
 		Short: "Attach to a persistent terminal in a session or sandbox",
 		Long: `Attach to the terminal of a session, by default that of this repository, or to that of
-one of its work trees. tmux or Zellij keeps it running when you detach with Ctrl-] or
-when the connection is lost.
+one of its work trees. In a repository, the branch of a work tree is enough. tmux or
+Zellij keeps the terminal running when you detach with Ctrl-] or when the connection is
+lost.
 
 With --web, print the URL of the terminal for a browser, and the token for the login.
 Zellij has a web server, tmux has none.
@@ -106,6 +107,7 @@ Zellij has a web server, tmux has none.
 A sandbox without a session has a terminal, too, which shows its recent output when
 you attach again.`,
 		Example: `  agentlab attach
+  agentlab attach fix-12
   agentlab attach app/fix-12
   agentlab attach --web
   agentlab attach play`,
@@ -116,24 +118,57 @@ you attach again.`,
 	cmd.Flags().BoolVar(&web, "web", false, "print the URL and the token for a browser instead of attaching")
 	multiplexerFlag(cmd, &o.multiplexer)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		name, worktree, _ := strings.Cut(firstOf(args), "/")
-		o.worktree = worktree
 		if _, tty := terminal(a.Stdin); !tty && !web {
+			name, _, _ := strings.Cut(firstOf(args), "/")
 			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
 		if err := checkMultiplexer(o.multiplexer); err != nil {
 			return err
 		}
-		s, l, err := a.chosenSession(ctx, c, name)
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound && name != "" && worktree == "" && o.run == "" && !web && o.multiplexer == "" {
-			return a.attachSandbox(ctx, c, name, o.terminal)
-		}
+		t, err := a.chosenTarget(ctx, c, firstOf(args))
 		if err != nil {
 			return err
 		}
-		return a.attachSession(ctx, c, s, l, o, web)
+		if t.sandbox != "" {
+			if o.run != "" || web || o.multiplexer != "" {
+				return usageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.sandbox)
+			}
+			return a.attachSandbox(ctx, c, t.sandbox, o.terminal)
+		}
+		o.worktree = t.worktree
+		return a.attachSession(ctx, c, t.session, t.link, o, web)
 	})
 	return cmd
+}
+
+// openTarget is what a terminal or an editor opens: a session, or a sandbox without one.
+type openTarget struct {
+	session  api.Session
+	link     repoLink
+	worktree string // its branch; "" means the main one
+	sandbox  string // name
+}
+
+// chosenTarget returns what an argument names: a session and perhaps a work tree of it, a
+// sandbox, or else the work tree of a branch in the session of this repository.
+func (a *App) chosenTarget(ctx context.Context, c *client.Client, arg string) (openTarget, error) {
+	name, worktree, _ := strings.Cut(arg, "/")
+	s, l, err := a.chosenSession(ctx, c, name)
+	if agentlab.CodeOf(err) != agentlab.CodeNotFound || name == "" {
+		return openTarget{session: s, link: l, worktree: worktree}, err
+	}
+	if worktree == "" {
+		var sb api.Sandbox
+		if sb, err = c.Sandbox(ctx, name); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return openTarget{sandbox: sb.Name}, err
+		}
+	}
+	if l.session != "" {
+		if s, serr := c.Session(ctx, l.session); serr == nil {
+			return openTarget{session: s, link: l, worktree: arg}, nil
+		}
+	}
+	return openTarget{}, err
 }
 
 // workDir returns the directory of a work tree in the running sandbox of a session; ""
