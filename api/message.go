@@ -30,7 +30,7 @@ type Message struct {
 	Time      time.Time `json:"time"`
 	ScopeKind string    `json:"scope_kind" doc:"job, workspace or session"`
 	ScopeID   string    `json:"scope_id" doc:"ID of the job, the workspace or the session; attempts share the messages of their job"`
-	Author    string    `json:"author" doc:"Set by the daemon: user:UID or token:NAME"`
+	Author    string    `json:"author" doc:"Set by the daemon: user:UID, token:NAME, or job:ID and sandbox:NAME for an agent"`
 	Kind      string    `json:"kind"`
 	Text      string    `json:"text"`
 	JSON      Object    `json:"json,omitempty"`
