@@ -164,7 +164,7 @@ func BenchmarkColdStart(b *testing.B) {
 	repo := sampleRepo(b)
 	var raw, sandbox, job, jobRepo []time.Duration
 	for b.Loop() {
-		for i := range benchSamples {
+		for i := range startSamples {
 			name := fmt.Sprintf("bench-%d", i)
 			raw = append(raw, timed(func() { vm.boot(b) }))
 			sandbox = append(sandbox, timed(func() {

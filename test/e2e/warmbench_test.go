@@ -3,15 +3,19 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// warmSamples is the number of samples of each figure of BenchmarkWarmStart.
-const warmSamples = 9
+// startSamples is the number of samples of each figure of BenchmarkWarmStart and
+// BenchmarkColdStart.
+const startSamples = 9
 
 // forkedChildren is the number of children of one fork.
 const forkedChildren = 16
@@ -28,10 +32,37 @@ func (l *lab) destroyAll() {
 	}
 }
 
+// pauseOfSave returns how long the CPUs of the only guest that was saved stopped.
+func (l *lab) pauseOfSave() time.Duration {
+	l.Helper()
+	logs, err := filepath.Glob(filepath.Join(l.home, "state", "sandboxes", "*", "shim.log"))
+	if err != nil {
+		l.Fatal(err)
+	}
+	for _, name := range logs {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			l.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			var entry struct {
+				Msg string
+				MS  int64
+			}
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "the guest's CPUs stopped for a save" {
+				return time.Duration(entry.MS) * time.Millisecond
+			}
+		}
+	}
+	l.Fatalf("none of %q has a save", logs)
+	return 0
+}
+
 // BenchmarkWarmStart compares what starts from a saved guest with the raw boot
 // by hand: a sandbox from the request to its first exec (budget 0.10), a whole
-// job (0.5), one child of a fork (0.10), and suspend to disk with the resume and
-// an exec (1.0), and a sandbox of the warm pool. All samples are taken in turn.
+// job (0.5), one child of a fork (0.10) and the pause of its source (0.05), suspend to
+// disk with the resume and an exec (1.0), and a sandbox of the warm pool. All samples are
+// taken in turn.
 func BenchmarkWarmStart(b *testing.B) {
 	cold, vm := newColdLab(b)
 	cold.ok("daemon", "stop")
@@ -44,9 +75,9 @@ func BenchmarkWarmStart(b *testing.B) {
 		l.ok("sandbox", "new", "--name", name, "--profile", "bench")
 		l.ok("exec", name, "true")
 	}
-	var raw, sandbox, job, fork, suspend, pool []time.Duration
+	var raw, sandbox, job, fork, paused, suspend, pool []time.Duration
 	for b.Loop() {
-		for i := range warmSamples {
+		for i := range startSamples {
 			name := "bench-" + strconv.Itoa(i)
 			raw = append(raw, timed(func() { vm.boot(b) }))
 			sandbox = append(sandbox, timed(func() { fresh(name) }))
@@ -64,6 +95,7 @@ func BenchmarkWarmStart(b *testing.B) {
 			fork = append(fork, timed(func() {
 				l.ok("sandbox", "fork", "source", "--count", strconv.Itoa(forkedChildren), "--name-prefix", "child")
 			})/forkedChildren)
+			paused = append(paused, l.pauseOfSave())
 			l.destroyAll()
 
 			l.ok("daemon", "stop") // it has no pool, so that nothing is made beside the other samples
@@ -84,6 +116,7 @@ func BenchmarkWarmStart(b *testing.B) {
 		{"sandbox new from the pool and exec true", "pool/raw", pool},
 		{"job run true, VM destroyed", "job/raw", job},
 		{fmt.Sprintf("one of %d children of a fork", forkedChildren), "child/raw", fork},
+		{"pause of the source of a fork", "pause/raw", paused},
 		{"suspend to disk, resume and exec true", "suspend/raw", suspend},
 	} {
 		b.ReportMetric(float64(report(b, m.name, m.of))/float64(base), m.unit)
