@@ -14,6 +14,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/test/fakellm"
 )
@@ -124,8 +125,9 @@ func hasDialog(screen string) string {
 }
 
 // Real coding agents work on a terminal without a question (seed 004, user story 1,
-// scenario 3, SC-002). Two of them work in two work trees. After everything was killed,
-// both continue with their work and their conversation.
+// scenario 3, SC-002). Two of them work in two work trees, each with a server for
+// development. After everything was killed, both continue with their work and their
+// conversation.
 func TestInteractiveAgents(t *testing.T) {
 	t.Parallel()
 	sampled(t, 2, agentTests)
@@ -158,6 +160,7 @@ func TestInteractiveAgents(t *testing.T) {
 	for _, terminal := range []string{"main", second} {
 		l.shows("app", terminal, "I mended the greeting")
 	}
+	l.serveBoth(t)
 	claude.detach()
 	codex.detach()
 	l.in(repo, "sync")
@@ -184,12 +187,29 @@ func TestInteractiveAgents(t *testing.T) {
 	if got := l.guest("app", "cat work.txt; cat .worktrees/second/greeting.txt"); got != "unfinished\nhello" {
 		t.Errorf("after the end of everything: %q", got)
 	}
+	l.serveBoth(t)
 	claude.detach()
 	codex.detach()
 	if r := l.run(repo, "rm", "--yes"); r.code == 0 || !strings.Contains(r.stderr, "1 file with uncommitted changes") {
 		t.Errorf("unsynced work was deleted: %v", r)
 	}
 	l.in(repo, "rm", "--yes", "--force")
+}
+
+// serveBoth starts a server in each work tree of a session, and opens both by their names.
+func (l *lab) serveBoth(t *testing.T) {
+	t.Helper()
+	sandbox := l.sandboxOf("app")
+	l.startDevServer(sandbox, guestapi.RepoDir, 33785, "127.0.0.1", "main")
+	l.startDevServer(sandbox, guestapi.RepoDir+"/"+guestapi.WorktreesDir+"/second", 33786, "127.0.0.1", "second")
+	for port, host := range map[int]string{33785: "app.sandbox.localhost:", 33786: "second.app.sandbox.localhost:"} {
+		p := l.served(port)
+		address := strings.TrimSuffix(strings.TrimPrefix(p.URL, "http://"), "/")
+		status, body := fetch(t, hostBrowser(t), p.URL)
+		if name, at, _ := strings.Cut(body, " at "); status != 200 || at != address || !strings.HasPrefix(at, host) || (name == "second") != (p.Worktree == "second") {
+			t.Errorf("%s: %d %q", p.URL, status, body)
+		}
+	}
 }
 
 // A fresh Claude Code with the token of a subscription shows no onboarding, no login and
