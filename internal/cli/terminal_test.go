@@ -2,8 +2,10 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +16,10 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -77,6 +82,41 @@ func TestKeysEndTheWait(t *testing.T) {
 	cancel()
 	if err := a.waitReachable(ctx, client.New(a.socket), "1000"); exitCode(err) != exitInterrupted {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// A terminal that loses its connection, as when its sandbox is suspended to disk, is
+// connected again when the sandbox is back.
+func TestTerminalReconnects(t *testing.T) {
+	var commands, states int
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/sandboxes/7", func(w http.ResponseWriter, _ *http.Request) {
+		state := agentlab.SandboxSuspended
+		if states++; states > 1 {
+			state = agentlab.SandboxReady
+		}
+		_ = json.NewEncoder(w).Encode(api.Sandbox{VMID: 7, State: string(state)})
+	})
+	again := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte("again"), "", 0 })
+	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, r *http.Request) {
+		if commands++; commands > 1 {
+			again(w, r)
+			return
+		}
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guestapi.StreamProtocol+"\r\n\r\n")
+		_, _ = stream.NewWriter(conn).Data(stream.Stdout).Write([]byte("first "))
+		_ = conn.Close()
+	})
+	var out, notes strings.Builder
+	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, socket: filepath.Join(t.TempDir(), "none")}
+	err := a.openTerminal(t.Context(), handlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
+	if err != nil || out.String() != "first again" || states != 2 || !strings.Contains(notes.String(), "connecting again") {
+		t.Errorf("%v, %q after %d states, %s", err, out.String(), states, notes.String())
 	}
 }
 
