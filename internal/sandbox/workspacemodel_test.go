@@ -57,8 +57,12 @@ func (w modelled) Fork(id, name, snapshot string) (string, error) {
 	return v.ID, err
 }
 
-func (w modelled) Save(id, name string) error {
-	_, err := w.workspaces.SaveSnapshot(w.Context(), id, name, "")
+func (w modelled) Save(id, name string, attached bool) error {
+	consistency := agentlab.WorkspaceConsistency("")
+	if attached {
+		consistency = agentlab.ConsistencyCrash
+	}
+	_, err := w.workspaces.SaveSnapshot(w.Context(), id, name, consistency)
 	return err
 }
 

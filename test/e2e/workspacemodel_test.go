@@ -133,8 +133,12 @@ func (l modelled) Fork(id, name, snapshot string) (string, error) {
 	return v.ID, err
 }
 
-func (l modelled) Save(id, name string) error {
-	return l.call(nil, "workspace", "snapshot", "create", id, "--name", name, "--no-wait")
+func (l modelled) Save(id, name string, attached bool) error {
+	args := []string{"workspace", "snapshot", "create", id, "--name", name, "--no-wait"}
+	if attached {
+		args = append(args, "--attached", string(agentlab.ConsistencyCrash))
+	}
+	return l.call(nil, args...)
 }
 
 func (l modelled) Restore(id, snapshot string) error {

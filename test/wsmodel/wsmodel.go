@@ -21,7 +21,7 @@ type System interface {
 
 	Create(name string, sizeGB int) (id string, err error)
 	Fork(id, name, snapshot string) (copied string, err error)
-	Save(id, name string) error
+	Save(id, name string, attached bool) error // attached: also while a sandbox has it
 	Restore(id, snapshot string) error
 	Resize(id string, sizeGB int) error
 	Delete(id string, purge bool) error
@@ -134,7 +134,8 @@ func (m *model) operate() {
 		k = m.use(id, k)
 	case what == 3 && len(k.Snapshots) < 3:
 		name := m.fresh("snap")
-		if m.answer(allowed, "save", func() error { return m.sys.Save(id, name) }) {
+		attached := k.Owner != 0 && m.rand.IntN(2) == 0
+		if m.answer(allowed || attached, "save", func() error { return m.sys.Save(id, name, attached) }) {
 			k.Snapshots[name] = Known{Text: k.Text, SizeGB: k.SizeGB, Formatted: k.Formatted}
 		}
 	case what == 4 && snapshot != "":
