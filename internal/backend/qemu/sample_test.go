@@ -19,6 +19,7 @@ var longTests = []string{
 	"TestMergerDies",
 	"TestSaveOfRunningGuest",
 	"TestVolumeIsSavedWhileItIsWritten",
+	"TestTemplateVMIsKilled",
 }
 
 // sampled skips a test of longTests that this run does not select.

@@ -303,6 +303,63 @@ func TestTemplateMakerDies(t *testing.T) {
 	}
 }
 
+// A supervisor or a QEMU that is killed while its template is made leaves nothing behind.
+// The error comes at once, and the next attempt makes the template.
+func TestTemplateVMIsKilled(t *testing.T) {
+	sampled(t)
+	f := vmFixture(t)
+	f.TemplateBytes = 1 << 30
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	type death struct{ point, victim string }
+	var cases []death
+	for _, point := range []string{"template booted", "template settled"} {
+		cases = append(cases, death{point, qemuPID}, death{point, shimPID})
+	}
+	for _, c := range sample.Of(t, 1, cases) {
+		ctx, cancel := context.WithCancel(t.Context())
+		d.crash = func(point string) {
+			if point != c.point {
+				return
+			}
+			dirs, err := filepath.Glob(filepath.Join(d.tmpl.dir, makingPrefix+"*"))
+			if err != nil || len(dirs) != 1 {
+				t.Errorf("%q, %v", dirs, err)
+				return
+			}
+			pid, err := noted(dirs[0], c.victim)
+			if err == nil {
+				err = unix.Kill(pid, unix.SIGKILL)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", c.victim, err)
+			}
+			time.AfterFunc(bootTimeout, cancel)
+		}
+		_, err := d.WarmTemplate(ctx, f.spec(1))
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
+			t.Errorf("%s of %s: %v, %v", c.point, c.victim, err, ctx.Err())
+		}
+		cancel()
+		if left, err := os.ReadDir(d.tmpl.dir); err != nil || len(left) != 1 || left[0].Name() != fileTemplateLock {
+			t.Errorf("%s of %s: %v, %v", c.point, c.victim, left, err)
+		}
+		if left := processes(f.StateDir); len(left) > 0 {
+			t.Errorf("%s of %s: %q", c.point, c.victim, left)
+		}
+	}
+	d.crash = nil
+	if _, err := d.WarmTemplate(t.Context(), f.spec(1)); err != nil {
+		t.Fatalf("%v (%s)", err, agentlab.HintOf(err))
+	}
+	if _, err := theTemplate(d); err != nil {
+		t.Error(err)
+	}
+}
+
 // A template that is damaged is removed by the first start from it. A sandbox that
 // does not start from it boots.
 func TestDamagedTemplate(t *testing.T) {

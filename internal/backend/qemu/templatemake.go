@@ -214,11 +214,17 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 func (t *templates) settle(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
 	defer cancel()
-	c := control.New(t.supervised(dir).DialControl)
+	vm := t.supervised(dir)
+	c := control.New(vm.DialControl)
 	for {
 		h, err := c.Health(ctx)
 		if err == nil && booted(h) {
 			break
+		}
+		var in backend.Instance
+		if err != nil && vm.Power(&in) == nil && in.Power != backend.PowerRunning {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "the template's VM has ended: %s", in.Reason).
+				WithHint("sandboxes boot without it, and it is tried again later; or use 'agentlab image warm'")
 		}
 		select {
 		case <-time.After(templatePause):
