@@ -13,7 +13,7 @@ var (
 	agentTests = []string{
 		"TestRealAgents/claude", "TestRealAgents/codex", "TestInnerSandbox/claude", "TestAgentByHand",
 		"TestDeniedModel", "TestNarrowingKeepsModel", "TestPrivateModelGateway", "TestInteractiveAgents", "TestInteractiveSubscription", "TestWorkflow",
-		"TestHotReloadInABrowser",
+		"TestHotReloadInABrowser", "TestRandomValuesOfNode",
 	}
 	// stateTests have state that outlives its sandbox. On the fake backend much is
 	// tested in every run (internal/workspace, internal/sandbox, internal/job).
