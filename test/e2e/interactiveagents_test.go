@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -173,12 +172,7 @@ func TestInteractiveAgents(t *testing.T) {
 	}
 
 	l.guest("app", "echo unfinished > work.txt; sync") // the kernel would write it within 30 seconds
-	for _, pid := range l.processes() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	if !eventually(settleLimit, func() bool { return len(l.processes()) == 0 }) { // a daemon that dies can still have its socket
-		t.Fatal("killed processes remain")
-	}
+	l.killAll(t)
 	claude = l.terminal(repo, "claude", "--resume")
 	claude.sessionUp("app")
 	l.shows("app", "main", "Fix the greeting so that")

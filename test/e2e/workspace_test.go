@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
@@ -85,7 +86,19 @@ func (l *lab) sandbox(t *testing.T, name string) (sb api.Sandbox) {
 	return sb
 }
 
-// Seed 001 §4: a session continues in a new sandbox, and in a suspended one.
+// killAll kills everything, as a power cut of the host.
+func (l *lab) killAll(t *testing.T) {
+	t.Helper()
+	for _, pid := range l.processes() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if !eventually(settleLimit, func() bool { return len(l.processes()) == 0 }) { // a daemon that dies can still have its socket
+		t.Fatal("killed processes remain")
+	}
+}
+
+// Seed 001 §4: a session continues in a new sandbox, and in one that was suspended to
+// disk, also after a power cut.
 func TestSessionContinues(t *testing.T) {
 	t.Parallel()
 	sampled(t, 2, stateTests)
@@ -96,6 +109,10 @@ func TestSessionContinues(t *testing.T) {
 	l.ok("exec", "fix", "sh", "-c", "echo hello > /work/note; nohup sh -c 'while :; do date +%s > /work/clock; sleep 1; done' > /dev/null 2>&1 &")
 	pid := l.ok("exec", "fix", "pgrep", "-f", "work/clock")
 	l.ok("session", "stop", "fix", "--suspend")
+	if left := append(l.processes("qemu-system"), l.processes("agentlabd", "vmm")...); len(left) > 0 {
+		t.Errorf("processes of a sandbox that is suspended to disk: %d", left)
+	}
+	l.killAll(t)
 	l.ok("session", "resume", "fix")
 	if got := l.ok("exec", "fix", "pgrep", "-f", "work/clock"); got != pid {
 		t.Errorf("the process is %q, it was %q", got, pid)
