@@ -31,8 +31,8 @@ import (
 //	§5    golden profiles                          golden.txtar (internal/cli), TestGoldenProfiles, TestInstall (test/hostscripts)
 //
 // The acceptance criteria of seed 004, in its order: user stories with the numbers of their
-// scenarios, edge cases, requirements and success criteria. Criteria that are not listed are
-// those of user stories 5 to 7.
+// scenarios, edge cases, requirements and success criteria. "open" is not built, or has no
+// test of the whole, with the reason.
 //
 //	US1.1   start                                work-comes-back; TestSessionRepository; with an agent TestInteractiveAgents
 //	US1.2   changes come back                    work-comes-back; TestSessionRepository; automatically TestSessionTerminals
@@ -46,11 +46,22 @@ import (
 //	US4.1   ports by name                        TestDevServers, TestHotReloadInABrowser; TestNamesBelowLocal (internal/devproxy)
 //	US4.2   ports of work trees                  TestDevServers; TestWorktreesHaveNames (internal/devproxy)
 //	US4.3   a stopped sandbox                    TestDevServers; TestStoppedSandbox (internal/devproxy)
+//	US5.1   dev containers                       open: in a VM, the image dev; the configuration TestReadConfig, TestResult (internal/guest/devenv)
+//	US5.2   ports of a dev container             open: in a VM, the image dev; the list TestForwardPorts (internal/guest/devenv)
+//	US5.3   VS Code                              TestSessionRepository; sshconfig.txtar with TestScripts (internal/cli)
+//	US6.1   a VM in a sandbox                    TestNestedKVM (internal/backend/qemu)
+//	US6.2   a test suite with VMs                open: none was run in a sandbox
+//	US6.3   sync beside a nested VM              open: see US6.2
+//	US7.1   a pod                                open: the backend kubernetes does not exist
+//	US7.2   terminals of a pod                   open: see US7.1
+//	US7.3   sync of a pod                        open: see US7.1
 //	EDGE.1  the VM crashes                       TestSessionTerminals; with agents TestInteractiveAgents
 //	EDGE.2  conflicts                            work-comes-back; TestSync (internal/cli)
 //	EDGE.3  uncommitted changes on the host      work-comes-back; TestSessionRepository
 //	EDGE.4  a full disk                          TestSyncThatFails (internal/cli)
 //	EDGE.5  keys of the host                     TestNoCredentialsInASession
+//	EDGE.6  no nested virtualization             open: it is not detected
+//	EDGE.7  a nested VM takes all resources      open: it is not limited
 //	FR-001  isolation                            TestProbeTable, TestVerify
 //	FR-002  /workspace                           work-comes-back; TestSessionRepository; TestReceive (internal/guest/repocmd)
 //	FR-003  agents without questions             TestInteractiveAgents, TestRealAgents
@@ -65,6 +76,13 @@ import (
 //	FR-012  ports by name                        see US4.1
 //	FR-013  backends                             TestConformance (internal/backend/qemu and others)
 //	FR-014  the backend by default               TestConformance (internal/backend/qemu)
+//	FR-015  ready for Kubernetes                 TestToyBackend (internal/daemon)
+//	FR-016  devcontainer.json                    see US5.1
+//	FR-017  features of dev containers           open: in a VM, the image dev
+//	FR-018  one level of nested virtualization   see US6.1
+//	FR-019  KVM in the sandbox                   see US6.1
+//	FR-020  the report of the capability         open: see EDGE.6
+//	FR-021  limits of nested VMs                 open: see EDGE.7
 //	FR-022  modes of sync                        TestSessionTerminals
 //	FR-023  environment files                    work-comes-back; TestFindEnvFiles, TestPackNamedFiles (internal/cli)
 //	FR-024  direnv                               TestSessionTerminals
@@ -77,6 +95,8 @@ import (
 //	SC-005  credentials of the host              TestNoCredentialsInASession
 //	SC-006  the proxy of ports                   BenchmarkDevServer; BenchmarkAdded (internal/devproxy)
 //	SC-007  the same commands on all backends    work-comes-back
+//	SC-008  a nested VM boots                    see US6.1
+//	SC-009  the test suite of another project    open: see US6.2
 //
 // The requirements of seed 003, in its order. It asks for Lima on macOS; what does not depend
 // on that is tested with QEMU on Linux. "open" has no test, with the reason.
