@@ -111,7 +111,7 @@ func (u *typist) press(key string, limit time.Duration) {
 func TestWorkflow(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(envRecord) == "" {
-		sampled(t, 2, agentTests)
+		sampled(t, 1, agentTests)
 	}
 	l, n := newNetLab(t)
 	n.HandleHTTP("llm.example.com", 80, fakellm.New(agentScript...))

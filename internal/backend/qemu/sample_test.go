@@ -25,5 +25,5 @@ var longTests = []string{
 // sampled skips a test of longTests that this run does not select.
 func sampled(t *testing.T) {
 	t.Helper()
-	sample.Choose(t, 3, longTests, t.Name())
+	sample.Choose(t, 2, longTests, t.Name())
 }
