@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -182,10 +183,11 @@ func TestFullDisk(t *testing.T) {
 // object is never served as a whole one.
 func TestSlowAndBrokenUpstream(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.Limits.Stall = 300 * time.Millisecond })
-	mode := "stall"
+	var mode atomic.Value // a busy CPU can run a handler after its request was given up
+	mode.Store("")
 	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Length", "14")
-		switch mode {
+		switch mode.Load() {
 		case "stall":
 			_, _ = io.WriteString(rw, "module")
 			_ = http.NewResponseController(rw).Flush()
@@ -199,13 +201,14 @@ func TestSlowAndBrokenUpstream(t *testing.T) {
 			_, _ = io.WriteString(rw, "module content")
 		}
 	})
-	for _, mode = range []string{"stall", "cut", "silent"} {
+	for _, how := range []string{"stall", "cut", "silent"} {
+		mode.Store(how)
 		status, body, _, err := w.try(t.Context(), http.MethodGet, open, module)
 		if err == nil && status == 200 {
-			t.Errorf("%s: a part is served as a whole: %q", mode, body)
+			t.Errorf("%s: a part is served as a whole: %q", how, body)
 		}
 	}
-	mode = ""
+	mode.Store("")
 	var status int
 	var body string
 	for range 100 { // on a busy machine an answer can take longer than Stall
