@@ -132,22 +132,32 @@ func openStore(dir string, most int64, space *hostspace.Guard) (*store, error) {
 // open returns an object, nil if it is not stored. An invalid file is removed.
 func (st *store) open(kind Kind, key string) *object {
 	name := id(key)
-	st.mu.Lock()
-	e := st.entries[string(kind)+"/"+name]
-	if e == nil {
+	full := string(kind) + "/" + name
+	for {
+		st.mu.Lock()
+		e := st.entries[full]
+		if e == nil {
+			st.mu.Unlock()
+			return nil
+		}
+		e.used = time.Now()
+		size, checked := e.size, e.checked
 		st.mu.Unlock()
-		return nil
+		o, err := readObject(st.path(kind, name), size)
+		if err == nil {
+			o.checked = checked
+			return o
+		}
+		st.mu.Lock()
+		if st.entries[full] == e { // otherwise the file is that of a newer object
+			st.removeLocked(full)
+			e = nil
+		}
+		st.mu.Unlock()
+		if e == nil {
+			return nil
+		}
 	}
-	e.used = time.Now()
-	size, checked := e.size, e.checked
-	st.mu.Unlock()
-	o, err := readObject(st.path(kind, name), size)
-	if err != nil {
-		st.remove(kind, name)
-		return nil
-	}
-	o.checked = checked
-	return o
 }
 
 func readObject(path string, size int64) (*object, error) {
@@ -283,12 +293,6 @@ func (st *store) removeLocked(full string) {
 	}
 	st.total -= e.size
 	delete(st.entries, full)
-}
-
-func (st *store) remove(kind Kind, name string) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.removeLocked(string(kind) + "/" + name)
 }
 
 // touch records that the upstream has confirmed an object.
