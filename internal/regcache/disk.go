@@ -150,7 +150,7 @@ func (st *store) open(kind Kind, key string) *object {
 		}
 		st.mu.Lock()
 		if st.entries[full] == e { // otherwise the file is that of a newer object
-			st.removeLocked(full)
+			_ = st.removeLocked(full) // it is invalid also if it stays
 			e = nil
 		}
 		st.mu.Unlock()
@@ -278,21 +278,22 @@ func (st *store) evict() {
 		if st.total <= st.max-st.max/20 { // a little more, so that it is rarely done
 			return
 		}
-		st.removeLocked(name)
+		_ = st.removeLocked(name)
 	}
 }
 
-func (st *store) removeLocked(full string) {
+func (st *store) removeLocked(full string) error {
 	e := st.entries[full]
 	if e == nil {
-		return
+		return nil
 	}
 	err := os.Remove(st.path(e.kind, strings.TrimPrefix(full, string(e.kind)+"/")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return
+		return err
 	}
 	st.total -= e.size
 	delete(st.entries, full)
+	return nil
 }
 
 // touch records that the upstream has confirmed an object.
@@ -329,9 +330,9 @@ func (st *store) clear(kind Kind) (Usage, error) {
 		if kind != "" && e.kind != kind {
 			continue
 		}
-		st.removeLocked(name)
-		if st.entries[name] != nil {
-			return gone, errors.New("an object of the cache cannot be removed")
+		if err := st.removeLocked(name); err != nil {
+			return gone, agentlab.Errorf(agentlab.CodeUnavailable, "an object of the registry cache cannot be removed: %w", err).
+				WithHint("check the permissions of %s", st.dir)
 		}
 		gone.Objects++
 		gone.Bytes += e.size
