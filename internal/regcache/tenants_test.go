@@ -25,6 +25,7 @@ func layerDigest(text string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
+// await repeats look until it returns true.
 func await(t *testing.T, what string, look func() bool) {
 	t.Helper()
 	for range 1000 {
@@ -36,6 +37,8 @@ func await(t *testing.T, what string, look func() bool) {
 	t.Fatalf("%s: it did not happen", what)
 }
 
+// A guest that asks for an object in the wrong place does not spoil the download of
+// the same object from another place.
 func TestDownloadsOfOtherPlacesAreNotShared(t *testing.T) {
 	w := newWorld(t)
 	asked, release := make(chan struct{}), make(chan struct{})
@@ -74,6 +77,7 @@ func TestDownloadsOfOtherPlacesAreNotShared(t *testing.T) {
 	}
 }
 
+// Two guests that want an object which cannot be stored both get it.
 func TestFullDiskForTwo(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
 	big := strings.Repeat("x", 8<<20)
@@ -97,6 +101,8 @@ func TestFullDiskForTwo(t *testing.T) {
 	wg.Wait()
 }
 
+// A content with a known digest is verified before its last byte also if it cannot be
+// stored.
 func TestDigestWithoutDisk(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
 	content := ""
@@ -112,6 +118,8 @@ func TestDigestWithoutDisk(t *testing.T) {
 	}
 }
 
+// A name with a public and a private address is two servers: nothing that came from
+// the private one reaches a sandbox whose policy does not open it.
 func TestPrivateAndPublicAddress(t *testing.T) {
 	w := newWorld(t)
 	private := netip.MustParseAddr("10.1.2.3")
@@ -133,6 +141,8 @@ func TestPrivateAndPublicAddress(t *testing.T) {
 	}
 }
 
+// A request that has read its sandbox before a change of the policy does not bring the
+// former policy back.
 func TestChangeDuringRequest(t *testing.T) {
 	w := newWorld(t)
 	w.upstream("registry.test", text("module content"))
@@ -155,6 +165,8 @@ func TestChangeDuringRequest(t *testing.T) {
 	}
 }
 
+// An object that is stored, but came from a server that the policy of a guest denies,
+// is downloaded again: the upstream may send this guest to another server.
 func TestStoredFromDeniedServer(t *testing.T) {
 	w := newWorld(t)
 	var requests atomic.Int32
@@ -176,6 +188,7 @@ func TestStoredFromDeniedServer(t *testing.T) {
 	}
 }
 
+// A download does not fill the disk: what does not fit is passed on.
 func TestDiskFillsDuringDownload(t *testing.T) {
 	w := newWorld(t)
 	full, sent := atomic.Bool{}, make(chan struct{})
@@ -233,6 +246,7 @@ func drafts(t *testing.T, dir string) []string {
 	return names
 }
 
+// A download that fails is counted, and its answer is complete unless it has begun.
 func TestFailedDownloads(t *testing.T) {
 	w := newWorld(t)
 	received := make(chan struct{})
