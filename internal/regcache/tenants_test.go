@@ -188,6 +188,32 @@ func TestStoredFromDeniedServer(t *testing.T) {
 	}
 }
 
+// An index from a server that the policy of a guest denies is not revalidated for it, but
+// downloaded.
+func TestIndexFromDeniedServer(t *testing.T) {
+	w := newWorld(t, func(c *regcache.Config) { c.Limits.Fresh = time.Nanosecond })
+	var requests atomic.Int32
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		switch {
+		case requests.Add(1) == 1:
+			http.Redirect(rw, r, "https://cdn.test/list", http.StatusFound)
+		case r.Header.Get("If-None-Match") != "":
+			rw.WriteHeader(http.StatusNotModified)
+		default:
+			_, _ = io.WriteString(rw, "v1.0.0")
+		}
+	})
+	w.upstream("cdn.test", func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Etag", `"1"`)
+		_, _ = io.WriteString(rw, "v1.0.0")
+	})
+	for _, vmid := range []int{open, open, listed, open} {
+		if status, body, _ := w.get(vmid, "/cache/go/example.com/mod/@v/list"); status != 200 || body != "v1.0.0" {
+			t.Errorf("sandbox %d: %d %q", vmid, status, body)
+		}
+	}
+}
+
 // A download does not fill the disk: what does not fit is passed on.
 func TestDiskFillsDuringDownload(t *testing.T) {
 	w := newWorld(t)

@@ -261,6 +261,9 @@ func (s *Service) download(ctx context.Context, g *guest, t *target, f *flight) 
 	if t.index {
 		if old = s.store.open(t.kind, t.name()); old != nil {
 			defer old.close()
+			if g.permitVia(ctx, t, old.meta.Via) != nil {
+				old = nil // this guest must not get it
+			}
 		}
 	}
 	resp, via, err := s.fetch(ctx, g, t, old)
