@@ -110,12 +110,12 @@ func imageOf(s api.Session) string {
 // setUpSession runs the commands under setup in a session, unless they have run in its
 // sandbox, and shows their output. The session is usable without them: why returns what
 // failed in them.
-func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string, commands []string) (why string, err error) {
-	if len(commands) == 0 {
+func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string, s projectfile.Setup) (why string, err error) {
+	if len(s.Run) == 0 {
 		return "", nil
 	}
 	var in bytes.Buffer
-	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: commands, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
+	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
 		return "", err
 	}
 	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: errOutputTooLarge}

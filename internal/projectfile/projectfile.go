@@ -21,6 +21,7 @@ const (
 	Name       = ".agentlab.yaml"
 	MaxBytes   = 64 << 10
 	MaxOutputs = 100 // patterns
+	MaxInputs  = 100 // patterns
 	MaxSetup   = 50  // commands
 
 	MaxSetupCommand = 4 << 10 // bytes
@@ -34,9 +35,15 @@ type File struct {
 	Image   string   // name of the image for the sandbox; "" means none
 	Outputs []string // globs of files to store as artifacts
 	Network *Network // narrows the network policy of the sandbox
-	Setup   []string // shell commands that prepare the checkout
+	Setup   Setup
 
 	Services string // Compose file of the services that the agent needs; "" means none
+}
+
+// Setup are the commands that prepare the checkout.
+type Setup struct {
+	Run    []string `yaml:"run"`    // shell commands
+	Inputs []string `yaml:"inputs"` // globs of the files that they read, in addition to those that IsInput always knows
 }
 
 // Network is the network policy in a project file: rules in the syntax of profiles,
@@ -51,12 +58,13 @@ type Network struct {
 	Strict bool `yaml:"strict"` // do not add the job's own needs: the agent's model and the repository's host
 }
 
-// document has the keys of the file.
-type document struct {
+// document has the keys of the file. S is the type of setup: a list of commands, or a
+// mapping.
+type document[S any] struct {
 	Image   string   `yaml:"image"`
 	Outputs []string `yaml:"outputs"`
 	Network *Network `yaml:"network"`
-	Setup   []string `yaml:"setup"`
+	Setup   S        `yaml:"setup"`
 
 	Services string `yaml:"services"`
 }
@@ -71,9 +79,16 @@ func Parse(text []byte) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	var d document
-	err = doc.Decode(&d)
-	f := File(d)
+	var f File
+	if slices.ContainsFunc(doc.Keys(), func(k strictyaml.Key) bool { return strings.HasPrefix(k.Path, "setup.") }) {
+		var d document[Setup]
+		err = doc.Decode(&d)
+		f = File{d.Image, d.Outputs, d.Network, d.Setup, d.Services}
+	} else {
+		var d document[[]string]
+		err = doc.Decode(&d)
+		f = File{d.Image, d.Outputs, d.Network, Setup{Run: d.Setup}, d.Services}
+	}
 	if err == nil {
 		err = doc.At(f.check())
 	}
@@ -96,26 +111,31 @@ func (f File) check() error {
 	if err := CheckServices(f.Services); err != nil {
 		return err
 	}
-	return checkSetup(f.Setup)
+	return f.Setup.check()
 }
 
-func checkSetup(commands []string) error {
-	if len(commands) > MaxSetup {
-		return agentlab.Errorf(agentlab.CodeLimit, "setup: %d commands are more than %d", len(commands), MaxSetup).WithField("setup")
+func (s Setup) check() error {
+	if len(s.Run) > MaxSetup {
+		return agentlab.Errorf(agentlab.CodeLimit, "setup: %d commands are more than %d", len(s.Run), MaxSetup).WithField("setup")
 	}
-	for i, c := range commands {
+	for i, c := range s.Run {
 		if strings.TrimSpace(c) == "" || len(c) > MaxSetupCommand || !utf8.ValidString(c) || strings.ContainsRune(c, 0) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "setup[%d]: %.60q is not a shell command of 1 to %d bytes", i, c, MaxSetupCommand).WithField("setup")
 		}
+	}
+	if err := checkPatterns(s.Inputs, MaxInputs); err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(err), "setup.inputs: %w", err).WithField("setup.inputs").WithHint("%s", agentlab.HintOf(err))
 	}
 	return nil
 }
 
 // CheckOutputs returns an error unless all patterns name files inside the repository.
 // Codes: invalid, and limit for too many.
-func CheckOutputs(patterns []string) error {
-	if len(patterns) > MaxOutputs {
-		return agentlab.Errorf(agentlab.CodeLimit, "%d patterns are more than %d", len(patterns), MaxOutputs)
+func CheckOutputs(patterns []string) error { return checkPatterns(patterns, MaxOutputs) }
+
+func checkPatterns(patterns []string, most int) error {
+	if len(patterns) > most {
+		return agentlab.Errorf(agentlab.CodeLimit, "%d patterns are more than %d", len(patterns), most)
 	}
 	for _, p := range patterns {
 		if p == "" || len(p) > maxPattern || path.IsAbs(p) || strings.ContainsRune(p, 0) || slices.Contains(strings.Split(p, "/"), "..") || !doublestar.ValidatePattern(p) {
@@ -134,4 +154,31 @@ func CheckServices(name string) error {
 			WithHint("name a Compose file, e.g. services: compose.yaml")
 	}
 	return nil
+}
+
+// defaultInputs are the files that commands under setup usually read: what declares
+// dependencies, in any directory, and what describes the environment. A file that is
+// missing here must be declared under inputs.
+var defaultInputs = []string{
+	Name, ".devcontainer/**", "**/Dockerfile", "**/Containerfile", "**/compose.{yml,yaml}", "**/docker-compose.{yml,yaml}", "**/Makefile",
+	"**/package.json", "**/package-lock.json", "**/npm-shrinkwrap.json", "**/yarn.lock", "**/.yarnrc", "**/.yarnrc.yml", "**/pnpm-lock.yaml", "**/pnpm-workspace.yaml", "**/bun.lock", "**/bun.lockb", "**/.npmrc", "**/.nvmrc", "**/.node-version",
+	"**/requirements*.txt", "**/constraints*.txt", "**/pyproject.toml", "**/poetry.lock", "**/uv.lock", "**/Pipfile", "**/Pipfile.lock", "**/setup.py", "**/setup.cfg", "**/environment.{yml,yaml}", "**/.python-version",
+	"**/go.mod", "**/go.sum", "go.work", "go.work.sum", "**/Cargo.toml", "**/Cargo.lock", "**/rust-toolchain", "**/rust-toolchain.toml",
+	"**/Gemfile", "**/Gemfile.lock", "**/*.gemspec", "**/.ruby-version", "**/composer.json", "**/composer.lock",
+	"**/pom.xml", "**/build.gradle", "**/build.gradle.kts", "**/settings.gradle", "**/settings.gradle.kts", "**/gradle.lockfile", "**/gradle.properties",
+	"**/mix.exs", "**/mix.lock", "**/*.csproj", "**/*.fsproj", "**/packages.lock.json", "**/global.json", "**/Package.swift", "**/Package.resolved",
+	"**/flake.nix", "**/flake.lock", "**/.tool-versions", "**/mise.toml", ".gitattributes", ".gitmodules", "**/.gitignore",
+}
+
+// IsInput reports whether a file of the repository is an input of the commands: a
+// pattern of the well-known ones or of Inputs matches its path.
+func (s Setup) IsInput(name string) bool {
+	for _, list := range [][]string{defaultInputs, s.Inputs} {
+		for _, p := range list {
+			if ok, err := doublestar.Match(path.Clean(p), name); err == nil && ok {
+				return true
+			}
+		}
+	}
+	return false
 }

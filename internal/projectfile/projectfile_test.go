@@ -27,7 +27,8 @@ func TestCheckOutputs(t *testing.T) {
 func TestParse(t *testing.T) {
 	for text, want := range map[string]File{
 		"":                      {},
-		"setup: [npm ci, make]": {Setup: []string{"npm ci", "make"}},
+		"setup: [npm ci, make]": {Setup: Setup{Run: []string{"npm ci", "make"}}},
+		"setup:\n  run: [npm ci]\n  inputs: ['tools/**']\n": {Setup: Setup{Run: []string{"npm ci"}, Inputs: []string{"tools/**"}}},
 		"image: agents\noutputs: [a]\nnetwork: {deny: [x.example]}": {
 			Image: "agents", Outputs: []string{"a"}, Network: &Network{Deny: []string{"x.example"}},
 		},
@@ -37,21 +38,36 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"image: ../x":                 `line 1: image: "../x" is not the name of an image`,
-		"image: /var/lib/recipe.yaml": "is not the name of an image",
-		"image: [a]":                  "line 1",
-		"\noutputs: [/etc]":           "outputs: ",
-		"setup: {run: x}":             "line 1",
-		"setup: x":                    "line 1",
-		"setupp: [x]":                 "line 1",
-		"setup: [' ']":                "setup[0]",
-		"setup: [\"a\\0\"]":           "setup[0]",
+		"image: ../x":                        `line 1: image: "../x" is not the name of an image`,
+		"image: /var/lib/recipe.yaml":        "is not the name of an image",
+		"image: [a]":                         "line 1",
+		"\noutputs: [/etc]":                  "outputs: ",
+		"setup:\n  run: [x]\n  input: [y]\n": "line 3",
+		"setup:\n  inputs: [../y]\n":         "line 2: setup.inputs: ",
+		"setup: {run: x}":                    "line 1",
+		"setup: x":                           "line 1",
+		"setupp: [x]":                        "line 1",
+		"setup: [' ']":                       "setup[0]",
+		"setup: [\"a\\0\"]":                  "setup[0]",
 		"setup: [" + strings.Repeat("x, ", MaxSetup+1) + "]":               "setup: 51 commands are more than 50",
 		strings.Repeat("#", MaxBytes+1):                                    "bytes exceed the limit",
 		fmt.Sprintf("setup: [%s]", strings.Repeat("x", MaxSetupCommand+1)): "setup[0]",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v", text, err)
+		}
+	}
+}
+
+func TestIsInput(t *testing.T) {
+	s := Setup{Inputs: []string{"tools/**", "./x.conf"}}
+	for name, want := range map[string]bool{
+		".agentlab.yaml": true, "go.mod": true, "web/package-lock.json": true, "requirements-dev.txt": true, ".devcontainer/a/b": true,
+		"tools/a/b.sh": true, "x.conf": true,
+		"main.go": false, "docs/README.md": false, "x/.agentlab.yaml": false, "y/x.conf": false,
+	} {
+		if got := s.IsInput(name); got != want {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -249,7 +249,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 		return r.failed("clone", err), nil
 	}
 	if !r.job.NoSetup && r.job.Prepared == "" {
-		got.Setup = p.Setup
+		got.Setup = p.Setup.Run
 	}
 	if !r.job.NoSetup {
 		got.Services = p.Services
