@@ -62,11 +62,12 @@ func (a *JobAttempts) Split(j Job) []Job {
 // sandbox.
 const ForkPreparing = "preparing"
 
-// Preparation returns the job that prepares the sandbox of the attempts at j,
-// without its ID. All attempts have that image.
+// Preparation returns the job that prepares the sandbox of the attempts at j, or of j
+// itself, without its ID. All attempts have that image.
 func (j *Job) Preparation(image string) Job {
 	c := *j
 	c.ParentID, c.Attempts, c.Pick, c.Fork, c.Agent, c.Task, c.Image = j.ID, 0, "", "", AgentNone, "", image
+	c.Keepalive, c.Setup = false, JobSetup{}
 	return c
 }
 

@@ -71,12 +71,15 @@ type Job struct {
 	// its own.
 	Attempts int    // number of attempts; 0 means that the job runs its agent itself
 	Winner   int    // number of the attempt whose result is that of the job; 0 until it is known
-	ParentID string // of an attempt, and of the job that prepares their sandbox: the ID of their job
+	ParentID string // of an attempt, and of the job that prepares a sandbox for others: the ID of their job
 	Attempt  int    // number of an attempt, from 1
 	// Fork is how the attempts get their sandboxes: "" means from their image;
 	// ForkPreparing while the job with Prepares prepares one for all of them;
 	// then the UID of the snapshot of that sandbox, which they continue.
 	Fork string
+	// Setup is how a job without attempts uses the snapshots after setup. If it does, Fork
+	// is the same for its own sandbox: ForkPreparing, or the UID of the snapshot.
+	Setup JobSetup
 	// Salvages is the ID of the job whose work this job extracts from the disk of its
 	// kept sandbox; "" for other jobs. It runs no agent. Fork is the UID of the snapshot
 	// of that disk, "" until it is requested.

@@ -23,7 +23,8 @@ type JobRequest struct {
 	NoPreflight bool // skip the check of the agent's key and model endpoint
 	NoSetup     bool // do not run the setup commands of the repository, and start no services
 
-	Devcontainer string // one of DevcontainerModes; "" means the profile's
+	Devcontainer string       // one of DevcontainerModes; "" means the profile's
+	Setup        *SetupSource // of the repository's commands; nil means that no snapshot after them is used or made
 
 	Attempts *JobAttempts // nil means that the job runs its agent once
 

@@ -11,7 +11,7 @@ type SnapshotKind string
 // The kinds of snapshots.
 const (
 	SnapshotSaved SnapshotKind = "saved" // a user saved it
-	SnapshotFork  SnapshotKind = "fork"  // for the sandboxes of one fork; deleted when they are created
+	SnapshotFork  SnapshotKind = "fork"  // for the sandboxes of one fork, and deleted when they are created; or with Setup for those of jobs
 )
 
 // forkMark begins the UID of each snapshot for a fork: it identifies one that has no
@@ -55,6 +55,9 @@ type Snapshot struct {
 	Image       string // name@digest
 	Resources   Resources
 	Options     Options
+
+	Setup  SetupEntry // of a snapshot after the commands under setup; zero for others
+	UsedAt time.Time  // UTC, when a job used it last; zero if it is not such a snapshot
 
 	Memory bool  // the memory of the guest was saved
 	Bytes  int64 // that it occupies on the backend; 0 if that is not known

@@ -104,10 +104,39 @@ type Job struct {
 	Attempt      int        `json:"attempt,omitempty" doc:"Number of the attempt, from 1; absent with a parent_id: the job only clones the repository and runs its setup commands, once for all attempts"`
 	AttemptCount int        `json:"attempt_count,omitempty" doc:"Number of attempts of a job that has several; each is a job of its own"`
 	Attempts     []Job      `json:"attempts,omitempty" doc:"In their order; only in the response for one job"`
+	Setup        *JobSetup  `json:"setup,omitempty" doc:"How it uses the snapshots after setup; absent if it does not"`
 	Events       []Event    `json:"events,omitempty" doc:"The last events; only in the response for one job"`
 	Artifacts    []Artifact `json:"artifacts,omitempty" doc:"Only in the response for one job"`
 
 	Egress *EgressSummary `json:"egress,omitempty" doc:"Summary of its egress decisions; only in the response for one job"`
+}
+
+// JobSetup is how a job uses the snapshots after setup.
+type JobSetup struct {
+	Reused        bool   `json:"reused" doc:"It continues a snapshot that an earlier job made, so the commands do not run"`
+	PreparationID string `json:"preparation_id,omitempty" doc:"The job that runs the commands for it and makes the snapshot; only in the response for one job"`
+	Note          string `json:"note,omitempty" doc:"Why it neither uses nor makes a snapshot, and runs the commands itself"`
+}
+
+// SetupSource identifies what the commands under setup of a sent repository depend on.
+type SetupSource struct {
+	Repo    string `json:"repo" doc:"Identifies the copy of the repository. Jobs with another one use other snapshots"`
+	Ref     string `json:"ref" doc:"Branch, or commit if there is none, whose jobs may use the snapshot"`
+	Default bool   `json:"default,omitempty" doc:"The commit is part of the default branch: jobs of all branches may use its snapshot"`
+	Sum     string `json:"sum" doc:"SHA-256 in hex of the commands and of the files that they read"`
+}
+
+// Setup is a snapshot after the commands under setup of a repository.
+type Setup struct {
+	ID        string    `json:"id"`
+	Repo      string    `json:"repo"`
+	Ref       string    `json:"ref,omitempty" doc:"Branch whose jobs use it; absent if it is of the default branch, and jobs of all branches use it"`
+	Profile   string    `json:"profile"`
+	Image     string    `json:"image" doc:"name@digest"`
+	State     string    `json:"state" doc:"SAVING, SAVED or DELETING"`
+	Bytes     int64     `json:"bytes" doc:"On the disk of the backend; 0 if that is not known"`
+	CreatedAt time.Time `json:"created_at"`
+	UsedAt    time.Time `json:"used_at"`
 }
 
 // JobResult is the result of a job.
@@ -155,7 +184,8 @@ type JobCreate struct {
 
 	NoSetup bool `json:"no_setup,omitempty" doc:"Do not run the commands under setup and start no services of the repository's .agentlab.yaml"`
 
-	Devcontainer string `json:"devcontainer,omitempty" doc:"Whether the dev container of the repository is used: auto, on or off; default: behavior.devcontainer of the profile, or auto"`
+	Devcontainer string       `json:"devcontainer,omitempty" doc:"Whether the dev container of the repository is used: auto, on or off; default: behavior.devcontainer of the profile, or auto"`
+	Setup        *SetupSource `json:"setup,omitempty" doc:"With bundle_id: use or make a snapshot after the commands under setup. Not with attempts or a workspace. Default: the commands run in each job"`
 }
 
 // Bundle is an uploaded git bundle. It is deleted after an hour unless a job uses

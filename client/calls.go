@@ -200,6 +200,22 @@ func (c *Client) Templates(ctx context.Context) (api.List[api.Template], error) 
 	return get[api.List[api.Template]](ctx, c, nil, "templates")
 }
 
+// Setups lists the snapshots after setup, the last used first.
+func (c *Client) Setups(ctx context.Context) (api.List[api.Setup], error) {
+	return get[api.List[api.Setup]](ctx, c, nil, "setups")
+}
+
+// RemoveSetup removes a snapshot after setup by its ID or a unique prefix of it, and
+// returns it.
+func (c *Client) RemoveSetup(ctx context.Context, id string) (api.List[api.Setup], error) {
+	return del[api.List[api.Setup]](ctx, c, "setups", id)
+}
+
+// RemoveSetups removes and returns all snapshots after setup.
+func (c *Client) RemoveSetups(ctx context.Context) (api.List[api.Setup], error) {
+	return del[api.List[api.Setup]](ctx, c, "setups")
+}
+
 // RemoveTemplate removes a template by its key or a unique prefix of it, and
 // returns it.
 func (c *Client) RemoveTemplate(ctx context.Context, key string) (api.List[api.Template], error) {

@@ -178,6 +178,9 @@ type Job struct {
 	// for a job in such a copy, the commit that was checked out.
 	Prepare  bool   `json:"prepare,omitempty"`
 	Prepared string `json:"prepared,omitempty"`
+	// Reuse means that this sandbox is a copy of one in which a job with Prepare of an
+	// earlier job has ended: its checkout is updated, and its setup commands do not run.
+	Reuse bool `json:"reuse,omitempty"`
 	// NoPush means that nothing is pushed: the Git credential is deleted
 	// before the agent starts.
 	NoPush bool `json:"no_push,omitempty"`

@@ -78,6 +78,12 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 			}
 			resp.Job.ImageChosen = p.Image != ""
 		}
+		if row.Setup.Entry.Key != "" && sb.From.Snapshot != "" {
+			if resp.Job.Prepared, err = s.preparedFor(ctx, *row); err != nil {
+				return none, err
+			}
+			resp.Job.Reuse = row.Setup.Reused
+		}
 	}
 	_, stored, err := s.cfg.Secrets.Delivered(secretsKey(sb))
 	if err != nil {
@@ -154,6 +160,21 @@ func (s *Service) forAttempts(ctx context.Context, sb agentlab.Sandbox, row *age
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts), "", nil
+}
+
+// preparedFor returns the commit with which the sandbox of a job was prepared for itself,
+// "" if it is a copy of that of an earlier job.
+func (s *Service) preparedFor(ctx context.Context, row agentlab.Job) (string, error) {
+	if row.Setup.Reused {
+		return "", nil
+	}
+	family, err := s.cfg.Store.Jobs(ctx, agentlab.JobFilter{ParentID: row.ID})
+	for _, j := range family {
+		if j.Prepares() {
+			return j.Result.BaseCommit, err
+		}
+	}
+	return "", err
 }
 
 // begin changes a job to RUNNING and sets resp.Seconds to its remaining time,

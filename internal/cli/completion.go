@@ -58,6 +58,9 @@ var (
 	listTemplates = listOf((*client.Client).Templates, func(t api.Template) cobra.Completion {
 		return cobra.CompletionWithDesc(t.Key, sanitize(fmt.Sprintf("%s, %d cores, %d MiB", t.Image, t.Cores, t.MemoryMB)))
 	})
+	listSetups = listOf((*client.Client).Setups, func(s api.Setup) cobra.Completion {
+		return cobra.CompletionWithDesc(s.ID, sanitize(s.Repo+" "+s.Ref))
+	})
 	listWorkspaces = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
 		return c.Workspaces(ctx, false)
 	}, func(w api.Workspace) cobra.Completion {
@@ -82,7 +85,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "WORKSPACE": listWorkspaces,
+	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "SETUP": listSetups, "WORKSPACE": listWorkspaces,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 

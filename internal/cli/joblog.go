@@ -56,6 +56,18 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 		j, err = a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
 		err = cmp.Or(lost, err)
 	} else {
+		if !follow {
+			err = a.preparationLog(ctx, c, id, func(id string) error {
+				log, err := c.JobLog(ctx, id, false, 0)
+				if err == nil {
+					err = copyAll(logWriter(a.Stdout), log)
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
 		var log client.Body
 		if log, err = c.JobLog(ctx, id, follow, 0); err == nil {
 			err = copyAll(logWriter(a.Stdout), log)

@@ -27,10 +27,17 @@ type jobRunFlags struct {
 	branch         string
 	identity       repoIdentity // for --stateful
 	req            api.JobCreate
+	run            bool // a job that 'job run' creates
+	noSetupCache   bool
+}
+
+// cachesSetup reports whether the job may use a snapshot after setup.
+func (f *jobRunFlags) cachesSetup() bool {
+	return f.run && !f.noSetupCache && !f.req.NoSetup && f.req.Attempts == nil && f.req.Workspace == "" && f.req.Session == ""
 }
 
 func (a *App) jobRunCmd() *cobra.Command {
-	f := &jobRunFlags{}
+	f := &jobRunFlags{run: true}
 	cmd := &cobra.Command{
 		Use:   "run [--repo URL|PATH] --task TEXT",
 		Short: "Run a coding agent on a repository in a new sandbox",
@@ -78,6 +85,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	preflightFlag(flags, &f.req.NoPreflight)
 	setupFlag(flags, &f.req.NoSetup)
 	devcontainerFlag(flags, &f.req.Devcontainer)
+	flags.BoolVar(&f.noSetupCache, "no-setup-cache", false, "run the commands under setup in this job, and neither use nor make a snapshot after them")
 	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file", "attempt-task-file")
 	cmd.MarkFlagsMutuallyExclusive("session", "branch", "workspace", "stateful")
@@ -243,9 +251,14 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 	if attempts {
 		j, err = a.watchAttempts(ctx, c, j.ID)
 	} else {
-		j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, func(err error) {
-			a.progressf("%v\n  → %s", err, agentlab.HintOf(err))
+		lost := func(err error) { a.progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
+		err = a.preparationLog(ctx, c, j.ID, func(id string) error {
+			_, err := a.watchJob(ctx, c, id, out, a.showEvent, lost)
+			return err
 		})
+		if err == nil {
+			j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, lost)
+		}
 	}
 	if err != nil {
 		return a.jobContinues(ctx, j.ID, attempts, err)
@@ -337,7 +350,11 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	if err != nil {
 		return err
 	}
-	if err := useProject(ctx, src, &f.req); err != nil {
+	p, err := useProject(ctx, src, &f.req)
+	if err == nil && f.cachesSetup() {
+		err = a.useSetup(ctx, src, p, &f.req)
+	}
+	if err != nil {
 		return err
 	}
 	check.Image = f.req.Image

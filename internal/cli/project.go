@@ -76,15 +76,15 @@ func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.Fi
 }
 
 // useProject completes the request for a job with the project file of its commit.
-func useProject(ctx context.Context, src localSource, r *api.JobCreate) error {
+func useProject(ctx context.Context, src localSource, r *api.JobCreate) (projectfile.File, error) {
 	p, err := projectAt(ctx, src.path, src.commit)
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
+		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
 	}
 	if r.Session == "" { // which has an image of its own
 		r.Image = cmp.Or(r.Image, p.Image)
 	}
-	return nil
+	return p, nil
 }
 
 // sameImage returns an error for an image that a session does not have. If only the

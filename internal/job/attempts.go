@@ -71,8 +71,12 @@ func (p planned) parts() (parts []agentlab.Job, evs []agentlab.Event) {
 	}
 	if c := p.preparation; c != nil {
 		parts = append(parts, *c)
+		of := "the attempts of " + c.ParentID
+		if p.job.Attempts == 0 {
+			of = c.ParentID
+		}
 		evs = append(evs, jobEvent(agentlab.EventJobCreated, *c, map[string]any{"agent": c.Agent, "profile": c.Profile, "parent_id": c.ParentID},
-			"job %s is QUEUED: it prepares the sandbox of the attempts of %s", c.ID, c.ParentID))
+			"job %s is QUEUED: it prepares the sandbox of %s", c.ID, of))
 	}
 	for _, a := range p.attempts {
 		evs = append(evs, jobEvent(agentlab.EventJobCreated, a, map[string]any{"agent": a.Agent, "profile": a.Profile, "parent_id": a.ParentID, "attempt": a.Attempt},
@@ -93,7 +97,7 @@ func (s *Service) wakeRelatives(ctx context.Context, j agentlab.Job) error {
 	if j.ParentID != "" {
 		s.loop.Wake(j.ParentID)
 	}
-	if j.Attempts == 0 && !j.Prepares() {
+	if j.Attempts == 0 && !j.Prepares() && j.Setup.Entry.Key == "" {
 		return nil
 	}
 	return s.wakeAttempts(ctx, j.OwnerID())

@@ -68,7 +68,7 @@ type planned struct {
 	attempts []agentlab.Job // if the job has several
 	profile  agentlab.Profile
 
-	preparation *agentlab.Job   // of the sandbox that the attempts continue; nil if there is none
+	preparation *agentlab.Job   // of the sandbox that the attempts, or the job itself, continue; nil if there is none
 	noFork      *agentlab.Event // has the reason why there is none; nil if there is one
 
 	sandbox agentlab.SandboxRequest // of a job without attempts
@@ -90,8 +90,10 @@ func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (p planned, e
 		return s.planAttempts(ctx, r, p.profile)
 	}
 	p.job = s.newJob(r, p.profile)
-	p.sandbox, err = s.checkJob(ctx, p.job, r, p.profile)
-	return p, err
+	if p.sandbox, err = s.checkJob(ctx, p.job, r, p.profile); err != nil {
+		return p, err
+	}
+	return p, s.planSetup(ctx, &p, r)
 }
 
 // checkJob checks a requested job and returns the request for its sandbox.

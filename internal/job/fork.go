@@ -43,8 +43,12 @@ func (s *Service) planFork(p *planned, images map[string]bool) {
 
 // forkEvent is the event of attempts that are not forked.
 func forkEvent(j agentlab.Job, why string) *agentlab.Event {
+	who := "each attempt"
+	if j.Attempts == 0 {
+		who = "it"
+	}
 	e := jobEvent(agentlab.EventJobPhase, j, map[string]any{"phase": j.Phase, "fork": "", "why": why},
-		"job %s: each attempt clones the repository and runs its setup commands itself: %s", j.ID, why)
+		"job %s: %s clones the repository and runs its setup commands itself: %s", j.ID, who, why)
 	return &e
 }
 
@@ -86,7 +90,7 @@ func (s *Service) handOver(ctx context.Context, prep agentlab.Job) (done bool, e
 	case err == nil && prep.Result.BaseCommit == "":
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the runner reported no commit")
 	case err == nil:
-		err = s.cfg.Sandboxes.SaveForAttempts(ctx, sb.VMID, p.ID, s.recordFork)
+		err = s.cfg.Sandboxes.SaveForAttempts(ctx, sb.VMID, p.ID, keepable(p, prep), s.recordFork)
 	}
 	switch {
 	case errors.Is(err, errNotNeeded):
@@ -105,7 +109,7 @@ func (s *Service) recordFork(p *agentlab.Job, uid string) ([]agentlab.Event, err
 		return nil, errNotNeeded
 	}
 	p.Fork = uid
-	if p.Status != agentlab.JobQueued {
+	if p.Status != agentlab.JobQueued || p.Attempts == 0 {
 		return nil, nil
 	}
 	p.Status, p.StartedAt = agentlab.JobRunning, s.clock().UTC() // a request to cancel it waits for its attempts
@@ -139,11 +143,15 @@ func (s *Service) dropFork(ctx context.Context, id, why string) error {
 			return nil, nil
 		}
 		now.Fork = ""
+		if now.Attempts == 0 {
+			now.Setup = agentlab.JobSetup{Note: agentlab.Reason(why)}
+		}
 		return []agentlab.Event{*forkEvent(*now, why)}, nil
 	})
 	if err != nil {
 		return err
 	}
+	s.loop.Wake(id)
 	return s.wakeAttempts(ctx, id)
 }
 
@@ -154,10 +162,10 @@ func (s *Service) origin(ctx context.Context, j agentlab.Job) (uid string, wait 
 	if j.Salvages != "" {
 		return s.salvageOrigin(ctx, j)
 	}
-	if j.Attempt == 0 {
+	if j.Attempt == 0 && j.Setup.Entry.Key == "" {
 		return "", false, nil
 	}
-	p, err := s.cfg.Store.Job(ctx, j.ParentID)
+	p, err := s.cfg.Store.Job(ctx, j.OwnerID())
 	if err != nil || p.Fork == "" {
 		return "", false, err
 	}

@@ -2,6 +2,7 @@ package job_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -119,12 +120,13 @@ func (v slowVault) Delivered(id string) ([]string, bool, error) {
 type world struct {
 	restarts int // how often the daemon was killed
 	*testing.T
-	dir      string
-	host     *fake.Host
-	profiles *profiles
-	max      int           // sandboxes
-	salvage  time.Duration // how long sandboxes with unstored work are kept
-	lose     atomic.Int32  // so many bootstrap answers are lost
+	dir        string
+	host       *fake.Host
+	profiles   *profiles
+	max        int           // sandboxes
+	setupBytes int64         // of the snapshots after setup; 0 means plenty
+	salvage    time.Duration // how long sandboxes with unstored work are kept
+	lose       atomic.Int32  // so many bootstrap answers are lost
 
 	beforeSandbox atomic.Pointer[func(vmid int)]                   // called once, before jobs read a sandbox
 	seize         atomic.Pointer[func(guestapi.BootstrapResponse)] // is shown the others
@@ -214,7 +216,7 @@ func (w *world) begin() {
 	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
+		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
 	jobs = job.New(job.Config{

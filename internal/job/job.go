@@ -52,7 +52,9 @@ type Sandboxes interface {
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Unheard() map[int]string // sandboxes whose guests cannot report now, with the reason
 	CanFork() error
-	SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
+	CanKeepSetups() error
+	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)
+	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error
 	// SalvageEnded is called after the end of a job that extracted the work of another.

@@ -51,7 +51,13 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 		return 0, err
 	}
 	if status, why := s.sandboxLoss(j, sb); status != "" {
+		if s.isFailedCopy(j, sb) {
+			return 0, s.leaveCopy(ctx, j, sb)
+		}
 		return 0, s.finish(ctx, j.ID, status, why)
+	}
+	if err := s.releaseOwn(ctx, j, sb); err != nil {
+		return 0, err
 	}
 	if j.Status == agentlab.JobQueued {
 		return s.queued(ctx, j, sb)
@@ -98,7 +104,11 @@ func (s *Service) sandboxLoss(j agentlab.Job, sb agentlab.Sandbox) (status agent
 // before a crash, or a new one.
 func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duration, error) {
 	sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
-	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+	lost := err == nil && sb.From.Snapshot != "" && sb.JobID == j.ID && j.Fork == "" && j.Salvages == "" && j.Attempt == 0
+	if lost && sb.State != agentlab.SandboxDestroyed {
+		return maxDuration, s.loseCopy(ctx, sb) // its end wakes the loop
+	}
+	if lost || agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		r := s.sandboxRequest(j)
 		wait := false
 		if r.Fork, wait, err = s.origin(ctx, j); wait || err != nil {
@@ -108,7 +118,11 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 			if j.Salvages != "" { // there is no other way to the disk
 				return 0, s.sandboxRefused(ctx, j, err)
 			}
-			return maxDuration, s.dropFork(ctx, j.ParentID, "attempt "+strconv.Itoa(j.Attempt)+" could not continue the prepared sandbox: "+agentlab.TextWithHint(err))
+			who := "it"
+			if j.Attempt > 0 {
+				who = "attempt " + strconv.Itoa(j.Attempt)
+			}
+			return maxDuration, s.dropFork(ctx, j.OwnerID(), who+" could not continue the prepared sandbox: "+agentlab.TextWithHint(err))
 		}
 	}
 	switch agentlab.CodeOf(err) {
@@ -315,6 +329,9 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 		if err := s.cfg.Artifacts.DropBundle(j.ID); err != nil {
 			return err
 		}
+	}
+	if err := s.dropOwn(ctx, j); err != nil {
+		return err
 	}
 	if j.Salvages != "" {
 		if j.Fork != "" {

@@ -22,9 +22,9 @@ func (s *Service) CanFork() error {
 // SaveForAttempts requests a snapshot of the sandbox of a job that has ended. In
 // the same transaction fn changes the job with an ID; after an error of fn nothing
 // is saved. Sandboxes are created from the snapshot with SandboxRequest.Fork until
-// DropFork. Codes: not_found, conflict (state), denied, no_space, unsupported, and
-// those of fn.
-func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
+// DropFork; with entry from one that stays after them, see FindSetup. Codes:
+// not_found, conflict (state), denied, no_space, unsupported, and those of fn.
+func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
 	if err := s.CanFork(); err != nil {
 		return err
 	}
@@ -44,13 +44,16 @@ func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, f
 	if err != nil {
 		return err
 	}
-	return s.saveFork(ctx, sb, jobID, fn)
+	return s.saveFork(ctx, sb, jobID, entry, fn)
 }
 
 // saveFork requests a snapshot of a sandbox that exists until DropFork.
-func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
+func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
 	snap := snapshotOf(sb)
-	snap.UID, snap.Kind, snap.Keep = agentlab.NewForkUID(), agentlab.SnapshotFork, true
+	snap.UID, snap.Kind, snap.Keep, snap.Setup = agentlab.NewForkUID(), agentlab.SnapshotFork, true, entry
+	if entry.Key != "" {
+		snap.UsedAt = s.clock().UTC()
+	}
 	err := s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
 	if err == nil {
 		s.wakeSnapshots(sb.VMID)
@@ -86,6 +89,9 @@ func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot
 	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.Backend != s.cfg.Driver.Info().Name {
 		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on this backend", uid)
 	}
+	if snap.Setup.Key != "" { // of a repository without a policy of its own
+		return snap, nil, nil
+	}
 	src, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID)
 	return snap, slices.Clone(src.Network.Layers), err
 }
@@ -94,6 +100,10 @@ func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot
 // those of a sandbox that continues it, before it starts. The sandboxes of an
 // ordinary fork have them from its save.
 func (s *Service) inherit(ctx context.Context, sb agentlab.Sandbox) error {
+	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
+	if err == nil && snap.Setup.Key != "" { // its guest has received none
+		return nil
+	}
 	src, err := s.cfg.Store.SandboxByUID(ctx, sb.From.Sandbox)
 	if err != nil {
 		return err

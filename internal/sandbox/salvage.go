@@ -132,5 +132,5 @@ func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn
 	if err := cmp.Or(s.canSave(sb), s.room()); err != nil {
 		return err
 	}
-	return s.saveFork(ctx, sb, jobID, fn)
+	return s.saveFork(ctx, sb, jobID, agentlab.SetupEntry{}, fn)
 }

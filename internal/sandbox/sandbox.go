@@ -172,6 +172,8 @@ type Limits struct {
 
 	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
 
+	SetupBytes int64 // maximum size of the snapshots after setup; 0 means that there are none
+
 	// Salvage is how long a sandbox is kept whose job ended with work that is not
 	// stored; 0 means that none is kept. SalvageBytes is the maximum size of the disks
 	// of all of them.

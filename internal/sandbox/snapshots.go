@@ -240,11 +240,15 @@ func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot, jo
 }
 
 // ExpireSnapshots requests the deletion of the snapshots that were saved before a
-// time and are not kept. It returns their number.
+// time and are not kept, and of those after setup that were not used since then. It
+// returns their number.
 func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int, err error) {
+	if n, err = s.expireSetups(ctx, before); err != nil {
+		return n, err
+	}
 	list, err := s.Snapshots(ctx, "")
 	if err != nil {
-		return 0, err
+		return n, err
 	}
 	for _, snap := range list {
 		if snap.Keep || snap.State != agentlab.SnapshotReady || !snap.SavedAt.Before(before) {
@@ -322,7 +326,11 @@ func originOf(snap agentlab.Snapshot) agentlab.Origin {
 func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Event {
 	data := map[string]any{"snapshot": n.UID, "name": n.Name, "state": n.State, "keep": n.Keep}
 	what := "snapshot " + n.Name
-	if n.Kind == agentlab.SnapshotFork {
+	switch {
+	case n.Setup.Key != "":
+		what = "the snapshot after setup"
+		data["setup"] = true
+	case n.Kind == agentlab.SnapshotFork:
 		what = "the snapshot for a fork"
 		data["fork"] = true
 	}

@@ -112,6 +112,12 @@ func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap ag
 	}
 	if snap.Keep {
 		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
+		if snap.Setup.Key != "" {
+			if err == nil && received {
+				err = errSecrets(sb)
+			}
+			return nil, err
+		}
 		return []agentlab.Event{forkedEvent(sb, nil, received)}, err
 	}
 	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
@@ -198,14 +204,18 @@ func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) erro
 	return s.cfg.Store.RemoveSnapshot(ctx, snap.UID, snapshotEvent(snap, "", nil))
 }
 
-// sweepSnapshots deletes the snapshots of destroyed sandboxes that are not kept,
-// and wakes the sandboxes that have snapshots to save or to delete.
+// sweepSnapshots deletes the snapshots of destroyed sandboxes that are not kept, and
+// the snapshots after setup that exceed their limit, and wakes the sandboxes that have snapshots to save or to delete.
 func (s *Service) sweepSnapshots(ctx context.Context) {
 	if !s.sweeping.TryLock() {
 		return // the next audit runs it again
 	}
 	defer s.sweeping.Unlock()
-	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	err := s.trimSetups(ctx)
+	var list []agentlab.Snapshot
+	if err == nil {
+		list, err = s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	}
 	for _, snap := range list {
 		if snap.Backend != s.cfg.Driver.Info().Name || snap.State == agentlab.SnapshotReady && snap.Keep {
 			continue

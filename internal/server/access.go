@@ -102,6 +102,14 @@ type caller struct {
 	err      error              // why authentication failed
 }
 
+// name identifies the caller: two callers with one name have the same rights.
+func (c caller) name() string {
+	if c.token != nil {
+		return "token " + c.token.ID
+	}
+	return "user " + strconv.FormatUint(uint64(c.peer.UID), 10)
+}
+
 type callerKey struct{}
 
 func callerOf(ctx context.Context) caller {

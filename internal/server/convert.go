@@ -45,8 +45,13 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 }
 
 func toJob(j agentlab.Job) api.Job {
+	var setup *api.JobSetup
+	if j.Setup != (agentlab.JobSetup{}) {
+		setup = &api.JobSetup{Reused: j.Setup.Reused, Note: j.Setup.Note}
+	}
 	return api.Job{
-		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Branch: j.Branch, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
+		Setup: setup,
+		ID:    j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Branch: j.Branch, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
 		Profile: j.Profile, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
 		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, Waiting: j.Waiting, ExitCode: j.ExitCode,
 		SandboxVMID: j.SandboxVMID,

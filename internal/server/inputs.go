@@ -33,6 +33,10 @@ type imageInput struct {
 	Image string `path:"image" doc:"Name of an image, or name@digest"`
 }
 
+type setupInput struct {
+	Setup string `path:"setup" doc:"ID of a snapshot after setup, or a unique prefix of it"`
+}
+
 type templateInput struct {
 	Template string `path:"template" doc:"Key of a template, or a unique prefix of it"`
 }
@@ -99,10 +103,14 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 	if a := j.Attempts; a != nil {
 		attempts = &agentlab.JobAttempts{Count: a.Count, Pick: a.Pick, Agents: a.Agents, Tasks: a.Tasks}
 	}
+	var setup *agentlab.SetupSource
+	if s := j.Setup; s != nil {
+		setup = &agentlab.SetupSource{Repo: s.Repo, Ref: s.Ref, Default: s.Default, Sum: s.Sum}
+	}
 	return agentlab.JobRequest{
 		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
-		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Devcontainer: j.Devcontainer, Attempts: attempts, Workspace: workspace,
+		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Devcontainer: j.Devcontainer, Setup: setup, Attempts: attempts, Workspace: workspace,
 	}, nil
 }
 

@@ -46,6 +46,9 @@ func (s *Server) jobRequest(ctx context.Context, j api.JobCreate) (agentlab.JobR
 		wait, j.WorkspaceWaitSeconds = time.Duration(j.WorkspaceWaitSeconds)*time.Second, 0
 	}
 	r, err := jobRequest(j)
+	if err == nil && r.Setup != nil {
+		r.Setup.Owner = callerOf(ctx).name()
+	}
 	if err != nil || j.Session == "" {
 		return r, err
 	}
@@ -97,6 +100,11 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 		}
 		out.Attempts = mapSlice(attempts, toJob)
 	}
+	if out.Setup != nil && !out.Setup.Reused {
+		if out.Setup.PreparationID, err = s.preparationOf(ctx, j); err != nil {
+			return api.Job{}, err
+		}
+	}
 	artifacts, err := s.cfg.Services.Artifacts.List(ctx, j.ID)
 	out.Artifacts = mapSlice(artifacts, toArtifact)
 	if err != nil {
@@ -105,6 +113,16 @@ func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
 	sum, err := s.cfg.Services.Egress.Summary(ctx, agentlab.EgressFilter{JobID: j.ID}, jobTargets)
 	out.Egress = toEgressSummary(sum)
 	return out, err
+}
+
+// preparationOf returns the ID of the job that prepares the sandbox of a job; "" if there
+// is none.
+func (s *Server) preparationOf(ctx context.Context, j agentlab.Job) (string, error) {
+	parts, err := s.cfg.Services.Jobs.List(ctx, agentlab.JobFilter{ParentID: j.ID})
+	if i := slices.IndexFunc(parts, func(p agentlab.Job) bool { return p.Prepares() }); i >= 0 {
+		return parts[i].ID, err
+	}
+	return "", err
 }
 
 func (s *Server) cancelJob(ctx context.Context, in *jobInput) (api.Job, error) {

@@ -101,7 +101,7 @@ func (s *Server) routes() []route {
 		{post, bundle + "/text", AccessAdmin, "secret.write", noTarget, localOnly, 200, "secrets-text", "Read the decrypted text of a secrets bundle", call(s.secretsText)},
 		{put, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "set-secret", "Set one value of a secrets bundle", upload("application/octet-stream", s.setSecret)},
 		{del, bundle + "/{key}", AccessAdmin, "secret.write", noTarget, localOnly, 204, "unset-secret", "Remove one value of a secrets bundle", call(s.unsetSecret)},
-	}, slices.Concat(s.hostRoutes(), s.orphanRoutes(), s.policyRoutes(), s.snapshotRoutes(), s.messageRoutes(), s.workspaceRoutes(), s.sessionRoutes(), s.portRoutes(), s.doctorRoutes(), s.cacheRoutes())...)
+	}, slices.Concat(s.hostRoutes(), s.orphanRoutes(), s.policyRoutes(), s.snapshotRoutes(), s.setupRoutes(), s.messageRoutes(), s.workspaceRoutes(), s.sessionRoutes(), s.portRoutes(), s.doctorRoutes(), s.cacheRoutes())...)
 }
 
 // hostRoutes returns the routes for tokens, the host and its images.

@@ -86,6 +86,8 @@ type Sandboxes interface {
 	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
 	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
 	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
+	Setups(ctx context.Context) ([]agentlab.Snapshot, error)
+	DeleteSetups(ctx context.Context, prefix string) ([]agentlab.Snapshot, error) // "" is all
 	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
 	AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)

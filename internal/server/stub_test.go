@@ -186,6 +186,11 @@ func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab
 	return s.act("sandbox.renew")
 }
 
+func (s stubSandboxes) Setups(context.Context) ([]agentlab.Snapshot, error) { return nil, nil }
+func (s stubSandboxes) DeleteSetups(context.Context, string) ([]agentlab.Snapshot, error) {
+	return nil, s.called("setup.delete")
+}
+
 func (s stubSandboxes) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
 	return []agentlab.Snapshot{{Name: "clean"}}, s.called("snapshot.list")
 }

@@ -48,6 +48,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"pick", &j.Pick},
 		{"fork", &j.Fork},
 		{"salvages", &j.Salvages},
+		{"setup_json", jsonCol{&j.Setup}},
 		{"status", &j.Status},
 		{"phase", &j.Phase},
 		{"reason", &j.Reason},

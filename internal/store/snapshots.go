@@ -24,6 +24,8 @@ var snapshots = newTable("snapshots", []string{"uid"}, func(s *agentlab.Snapshot
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
 		{"options_json", jsonCol{&s.Options}},
+		{"setup_json", jsonCol{&s.Setup}},
+		{"used_at", timeCol{&s.UsedAt}},
 		{"memory", &s.Memory},
 		{"bytes", &s.Bytes},
 		{"created_at", timeCol{&s.CreatedAt}},

@@ -76,17 +76,22 @@ func packageIndex(b *testing.B) (h http.Handler, downloads *atomic.Int64) {
 	return mux, downloads
 }
 
+// installPackages is the command that downloads and builds the packages.
+func installPackages(to string) string {
+	var names []string
+	for i := range packageCount {
+		names = append(names, packageName(i))
+	}
+	return "python3 -m pip install --quiet --no-build-isolation --target " + to + " --index-url http://pypi.example.com/simple --trusted-host pypi.example.com " + strings.Join(names, " ")
+}
+
 // BenchmarkWorkspaceCache compares a whole job on a workspace that finds its dependencies
 // in the cache there with one that downloads and builds them. Both have a new VM each.
 func BenchmarkWorkspaceCache(b *testing.B) {
 	l, n := newNetLab(b)
 	index, downloads := packageIndex(b)
 	n.HandleHTTP("pypi.example.com", 80, index)
-	var names []string
-	for i := range packageCount {
-		names = append(names, packageName(i))
-	}
-	install := "python3 -m pip install --quiet --no-build-isolation --target /tmp/packages --index-url http://pypi.example.com/simple --trusted-host pypi.example.com " + strings.Join(names, " ")
+	install := installPackages("/tmp/packages")
 	run := func(task string, want int64) time.Duration {
 		downloads.Store(0)
 		took := timed(func() {

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,6 +26,14 @@ const (
 
 // clone fetches the repository, or finds the prepared one.
 func (r *runner) clone(j *guestapi.Job) error {
+	if j.Reuse {
+		found := ""
+		r.g.in.files(func(disk map[string]string) { found = disk[preparedFile] })
+		if found == "" {
+			return errors.New("there is no prepared checkout")
+		}
+		return nil
+	}
 	if j.Prepared != "" {
 		found := ""
 		r.g.in.files(func(disk map[string]string) { found = disk[preparedFile] })
@@ -53,7 +62,7 @@ func (r *runner) script(j *guestapi.Job) (lines []string) {
 		})
 		return lines
 	}
-	if (j.RepoURL != "" || j.Bundled) && !j.NoSetup && j.Prepared == "" {
+	if (j.RepoURL != "" || j.Bundled) && !j.NoSetup && j.Prepared == "" && !j.Reuse {
 		r.g.in.h.mu.Lock()
 		lines = strings.Split(r.g.in.h.setup, "\n")
 		r.g.in.h.mu.Unlock()
@@ -83,8 +92,14 @@ func workPhase(j *guestapi.Job) string {
 
 // leavePrepared ends a job with Prepare.
 func (r *runner) leavePrepared() guestapi.Result {
-	r.g.in.files(func(disk map[string]string) { disk[preparedFile] = fakeCommit })
-	return guestapi.Result{BaseCommit: fakeCommit}
+	dirty := false
+	r.g.in.files(func(disk map[string]string) {
+		for name := range disk {
+			dirty = dirty || strings.HasPrefix(name, "/repo/") && name != preparedFile
+		}
+		disk[preparedFile] = fakeCommit
+	})
+	return guestapi.Result{BaseCommit: fakeCommit, Dirty: dirty}
 }
 
 func (s *runnerRecord) env(name string) string {

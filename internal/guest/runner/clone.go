@@ -59,6 +59,8 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		return r.takeLeft(ctx, rp)
 	case job.Prepared != "":
 		return r.takePrepared(rp)
+	case job.Reuse:
+		return r.reuse(ctx, rp)
 	}
 	if err := r.takePath(rp); err != nil {
 		return rp, err

@@ -248,7 +248,7 @@ func (r *Runner) clone(ctx context.Context, rp *repo) (outcome, error) {
 	if err != nil {
 		return r.failed("clone", err), nil
 	}
-	if !r.job.NoSetup && r.job.Prepared == "" {
+	if !r.job.NoSetup && r.job.Prepared == "" && !r.job.Reuse {
 		got.Setup = p.Setup.Run
 	}
 	if !r.job.NoSetup {
@@ -322,6 +322,7 @@ func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func
 	var c *collected
 	if r.job.Prepare { // the changes are those of setup, for the jobs in the copies
 		c = &collected{Result: guestapi.Result{BaseCommit: rp.Base}}
+		c.Result.Dirty = out.Status != "COMPLETED" || r.isDirty(ctx, rp, tmp)
 	} else {
 		err := r.reclaim(ctx, rp)
 		if c = r.collect(ctx, rp, tmp); err != nil {

@@ -21,7 +21,7 @@ func setupSandbox(t *testing.T, job *guestapi.Job, commands ...string) *sandbox 
 	for _, c := range commands {
 		fmt.Fprintf(&text, "  - %q\n", c)
 	}
-	job.RepoURL = newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{projectFile: text.String()}))
+	job.RepoURL = newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{projectFile: text.String(), ".gitignore": "/ignored\n"}))
 	return newSandbox(t, guestapi.BootstrapResponse{Job: job, ClaudeSettingsJSON: `{"model":"x"}`}, artifact.Limits{})
 }
 

@@ -24,6 +24,10 @@ func (r *Runner) update(ctx context.Context, rp repo, tmp string) (repo, error) 
 	if err != nil {
 		return rp, fmt.Errorf("the checkout of an earlier job at %s cannot be updated: %w", rp.Path, err)
 	}
+	overwrite := "--no-overwrite-ignore"
+	if r.job.Reuse { // its branches are no work, and its ignored files are those of setup
+		old.heads, old.save, overwrite = nil, false, "--overwrite-ignore"
+	}
 	c := &cloner{r: r, path: filepath.Join(tmp, "repo"), borrow: old.path}
 	modules, err := c.clone(ctx)
 	if err != nil {
@@ -37,11 +41,16 @@ func (r *Runner) update(ctx context.Context, rp repo, tmp string) (repo, error) 
 	if err := r.fillGitDir(ctx, g, &rp, c.path, old); err != nil {
 		return rp, err
 	}
+	if r.job.Reuse {
+		if err := r.keepGitFiles(ctx, filepath.Join(rp.Path, ".git"), filepath.Join(c.path, ".git")); err != nil {
+			return rp, err
+		}
+	}
 	if err := exchange(filepath.Join(c.path, ".git"), filepath.Join(rp.Path, ".git")); err != nil {
 		return rp, err
 	}
 	if rp.Base != "" {
-		_, err = r.git.run(ctx, rp.Path, r.git.environ(), "checkout", "--quiet", "--no-overwrite-ignore", "--no-track", "-B", rp.Branch, rp.Base, "--")
+		_, err = r.git.run(ctx, rp.Path, r.git.environ(), "checkout", "--quiet", overwrite, "--no-track", "-B", rp.Branch, rp.Base, "--")
 		if err != nil {
 			return rp, fmt.Errorf("the checkout of an earlier job at %s cannot be updated: %w", rp.Path, err)
 		}

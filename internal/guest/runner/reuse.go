@@ -1,0 +1,79 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+)
+
+// reuse updates the checkout that a job with Prepare of an earlier job has left, in a
+// copy of its sandbox. The commands under setup have run: what Git ignores stays, and
+// what they have left in the Git directory, such as configuration and hooks, too. They
+// come from the same repository and branch, or from its default branch, and would run
+// here otherwise.
+func (r *Runner) reuse(ctx context.Context, rp repo) (repo, error) {
+	if used, err := inUse(rp.Path); err != nil {
+		return rp, err
+	} else if !used {
+		return rp, fmt.Errorf("there is no prepared checkout at %s", rp.Path)
+	}
+	r.sweepTmp(rp.Path) // of a runner that was killed
+	tmp, err := os.MkdirTemp(filepath.Dir(rp.Path), tmpClone)
+	if err != nil {
+		return rp, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	got, err := r.update(ctx, rp, tmp)
+	if err == nil {
+		r.logf("setup was run for an earlier job; its results are used, and the checkout is at %.12s", got.Base)
+	}
+	return got, err
+}
+
+// gitState lists the entries of a Git directory that describe its commits and the state
+// of its work tree. An update makes them.
+var gitState = []string{
+	"HEAD", "ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "COMMIT_EDITMSG", "index", "logs", "objects", "packed-refs", "refs", "shallow", checkoutFact,
+}
+
+// keepGitFiles copies what setup has left in a Git directory into the new one.
+func (r *Runner) keepGitFiles(ctx context.Context, old, git string) error {
+	entries, err := os.ReadDir(old)
+	if err != nil {
+		return err
+	}
+	args := []string{"--archive", "--remove-destination", "--no-target-directory", "--"}
+	for _, e := range entries {
+		if slices.Contains(gitState, e.Name()) {
+			continue
+		}
+		to := filepath.Join(git, e.Name())
+		if e.IsDir() {
+			if err := os.RemoveAll(to); err != nil {
+				return err
+			}
+		}
+		cmd := exec.CommandContext(ctx, "cp", append(slices.Clone(args), filepath.Join(old, e.Name()), to)...) //nolint:gosec // in the guest's own checkout
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("the Git directory of the prepared checkout cannot be copied: %.200s: %w", out, err)
+		}
+	}
+	return nil
+}
+
+// isDirty reports whether the checkout has changes that Git does not ignore, or cannot
+// be read. Such a checkout cannot be updated to another commit.
+func (r *Runner) isDirty(ctx context.Context, rp repo, tmp string) bool {
+	if rp.Path == "" || rp.None {
+		return true
+	}
+	t, err := r.newScratchRepo(rp, filepath.Join(tmp, "prepared"))
+	if err != nil {
+		return true
+	}
+	st, err := t.status(ctx)
+	return err != nil || st.staged || len(st.changed)+len(st.gone) > 0 || t.primary != rp.Base
+}
