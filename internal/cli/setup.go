@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"os"
+	"path"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -72,7 +74,7 @@ next job runs the commands again. Running jobs do not change.`,
 
 // setupSource describes what the commands under setup of a commit depend on. why is the
 // reason if no snapshot after them can be used.
-func setupSource(ctx context.Context, src localSource, p projectfile.File) (s *api.SetupSource, why string, err error) {
+func setupSource(ctx context.Context, src localSource, p projectfile.File, devcontainer string) (s *api.SetupSource, why string, err error) {
 	switch {
 	case len(p.Setup.Run) == 0:
 		return nil, "", nil
@@ -87,7 +89,10 @@ func setupSource(ctx context.Context, src localSource, p projectfile.File) (s *a
 	}
 	read := [][]string{p.Setup.Run}
 	for _, f := range files {
-		if p.Setup.IsInput(f.name) {
+		if isContainerConfig(f.name) && devcontainer != agentlab.DevcontainerOff {
+			return nil, "the repository has a dev container (--devcontainer off does not use it)", nil
+		}
+		if p.Setup.IsInput(f.name) || p.Services != "" && f.name == path.Clean(p.Services) {
 			read = append(read, []string{f.name, f.mode, f.id})
 		}
 	}
@@ -105,6 +110,12 @@ func setupSource(ctx context.Context, src localSource, p projectfile.File) (s *a
 	s.Default = err == nil
 	s.Repo, err = copyOf(ctx, src.path)
 	return s, "", err
+}
+
+// isContainerConfig reports whether a file can be the configuration of a dev container:
+// whose user can own files of the checkout, which then cannot be updated.
+func isContainerConfig(name string) bool {
+	return name == ".devcontainer.json" || strings.HasPrefix(name, ".devcontainer/") && path.Base(name) == "devcontainer.json"
 }
 
 // copyOf identifies this copy of a repository. It does not contain anything that comes
@@ -131,7 +142,7 @@ func (a *App) preparationLog(ctx context.Context, c *client.Client, id string, c
 // useSetup asks for a snapshot after setup for a job. A repository for which there is
 // none runs the commands in each job, with a note.
 func (a *App) useSetup(ctx context.Context, src localSource, p projectfile.File, r *api.JobCreate) error {
-	s, why, err := setupSource(ctx, src, p)
+	s, why, err := setupSource(ctx, src, p, r.Devcontainer)
 	if why != "" {
 		a.progressf("note: the commands under setup run in each job: %s", why)
 	}

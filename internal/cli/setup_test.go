@@ -21,7 +21,7 @@ func sourceOf(t *testing.T, repo string) (*api.SetupSource, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, why, err := setupSource(t.Context(), src, p)
+	s, why, err := setupSource(t.Context(), src, p, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,6 +61,9 @@ func TestSetupSource(t *testing.T) {
 	same(false, map[string]string{"go.mod": "module b"})
 	same(false, map[string]string{"web/package-lock.json": "{}"})
 	same(false, map[string]string{"tools/a/b": "x"})
+	same(false, map[string]string{projectFile: "setup: {run: [make, sh x/prepare.sh], inputs: ['tools/**']}\nservices: deploy/dev.yaml\n", "x/prepare.sh": "true", "deploy/dev.yaml": "a"})
+	same(false, map[string]string{"x/prepare.sh": "false"})
+	same(false, map[string]string{"deploy/dev.yaml": "b"})
 	same(false, map[string]string{projectFile: "setup: {run: [make all], inputs: ['tools/**']}\n"})
 
 	// The name of a branch does not make it the default branch.
@@ -77,6 +80,11 @@ func TestSetupSource(t *testing.T) {
 	if s, _ := sourceOf(t, repo); !isCommit(s.Ref) {
 		t.Errorf("%+v", s)
 	}
+	commit(map[string]string{".devcontainer/go/devcontainer.json": "{}"})
+	if s, why := sourceOf(t, repo); s != nil || !strings.Contains(why, "dev container") {
+		t.Errorf("%+v %q", s, why)
+	}
+	run(t, repo, "git", "rm", "-q", "-r", ".devcontainer")
 	commit(map[string]string{projectFile: "setup: [make]\nnetwork: {mode: nat}\n"})
 	if s, why := sourceOf(t, repo); s != nil || why == "" {
 		t.Errorf("%+v %q", s, why)

@@ -51,7 +51,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 		own = shared
 	}
 	for _, e := range []*agentlab.SetupEntry{&shared, &own} {
-		if e.Key, err = setupKey(*r.Setup, *e, sb, prof); err != nil {
+		if e.Key, err = setupKey(*r.Setup, *e, j.Devcontainer, sb, prof); err != nil {
 			return err
 		}
 	}
@@ -71,9 +71,9 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 
 // setupKey returns the hash of all that two jobs must share to use the same entry,
 // except the build of the image, which the snapshot has.
-func setupKey(src agentlab.SetupSource, e agentlab.SetupEntry, sb agentlab.Sandbox, prof agentlab.Profile) (string, error) {
+func setupKey(src agentlab.SetupSource, e agentlab.SetupEntry, devcontainer string, sb agentlab.Sandbox, prof agentlab.Profile) (string, error) {
 	text, err := json.Marshal([]any{
-		version.String(), src.Owner, e.Repo, e.Ref == "", e.Ref, src.Sum, prof.Name, prof.YAML, sb.Image, sb.Backend, sb.Resources, sb.Options, sb.Network,
+		version.String(), src.Owner, e.Repo, e.Ref == "", e.Ref, src.Sum, devcontainer, prof.Name, prof.YAML, sb.Image, sb.Backend, sb.Resources, sb.Options, sb.Network,
 	})
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), err

@@ -43,7 +43,7 @@ type File struct {
 // Setup are the commands that prepare the checkout.
 type Setup struct {
 	Run    []string `yaml:"run"`    // shell commands
-	Inputs []string `yaml:"inputs"` // globs of the files that they read, in addition to those that IsInput always knows
+	Inputs []string `yaml:"inputs"` // globs of the files that they read, in addition to those that IsInput knows
 }
 
 // Network is the network policy in a project file: rules in the syntax of profiles,
@@ -158,9 +158,9 @@ func CheckServices(name string) error {
 
 // defaultInputs are the files that commands under setup usually read: what declares
 // dependencies, in any directory, and what describes the environment. A file that is
-// missing here must be declared under inputs.
+// missing here, and whose name no command has, must be declared under inputs.
 var defaultInputs = []string{
-	Name, ".devcontainer/**", "**/Dockerfile", "**/Containerfile", "**/compose.{yml,yaml}", "**/docker-compose.{yml,yaml}", "**/Makefile",
+	Name, ".devcontainer.json", ".devcontainer/**", "**/Dockerfile", "**/Containerfile", "**/compose.{yml,yaml}", "**/docker-compose.{yml,yaml}", "**/Makefile",
 	"**/package.json", "**/package-lock.json", "**/npm-shrinkwrap.json", "**/yarn.lock", "**/.yarnrc", "**/.yarnrc.yml", "**/pnpm-lock.yaml", "**/pnpm-workspace.yaml", "**/bun.lock", "**/bun.lockb", "**/.npmrc", "**/.nvmrc", "**/.node-version",
 	"**/requirements*.txt", "**/constraints*.txt", "**/pyproject.toml", "**/poetry.lock", "**/uv.lock", "**/Pipfile", "**/Pipfile.lock", "**/setup.py", "**/setup.cfg", "**/environment.{yml,yaml}", "**/.python-version",
 	"**/go.mod", "**/go.sum", "go.work", "go.work.sum", "**/Cargo.toml", "**/Cargo.lock", "**/rust-toolchain", "**/rust-toolchain.toml",
@@ -171,8 +171,11 @@ var defaultInputs = []string{
 }
 
 // IsInput reports whether a file of the repository is an input of the commands: a
-// pattern of the well-known ones or of Inputs matches its path.
+// pattern of the well-known ones or of Inputs matches its path, or a command has its name.
 func (s Setup) IsInput(name string) bool {
+	if slices.ContainsFunc(s.Run, func(c string) bool { return hasName(c, path.Base(name)) }) {
+		return true
+	}
 	for _, list := range [][]string{defaultInputs, s.Inputs} {
 		for _, p := range list {
 			if ok, err := doublestar.Match(path.Clean(p), name); err == nil && ok {
@@ -181,4 +184,11 @@ func (s Setup) IsInput(name string) bool {
 		}
 	}
 	return false
+}
+
+// hasName reports whether a word of a shell command ends with the name of a file, in any
+// directory: the command may change its own.
+func hasName(command, name string) bool {
+	apart := func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune("\"'`()[]{};&|<>=,:$", r) }
+	return slices.ContainsFunc(strings.FieldsFunc(command, apart), func(word string) bool { return path.Base(word) == name })
 }

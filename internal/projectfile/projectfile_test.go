@@ -60,9 +60,10 @@ func TestParse(t *testing.T) {
 }
 
 func TestIsInput(t *testing.T) {
-	s := Setup{Inputs: []string{"tools/**", "./x.conf"}}
+	s := Setup{Inputs: []string{"tools/**", "./x.conf"}, Run: []string{"cd scripts && ./boot.sh --with=db/seed.sql", "psql <'data.sql'"}}
 	for name, want := range map[string]bool{
 		".agentlab.yaml": true, "go.mod": true, "web/package-lock.json": true, "requirements-dev.txt": true, ".devcontainer/a/b": true,
+		".devcontainer.json": true, "scripts/boot.sh": true, "db/seed.sql": true, "x/data.sql": true, "sh": false, "boot.sh.txt": false,
 		"tools/a/b.sh": true, "x.conf": true,
 		"main.go": false, "docs/README.md": false, "x/.agentlab.yaml": false, "y/x.conf": false,
 	} {
