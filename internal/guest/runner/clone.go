@@ -59,9 +59,16 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		return r.takeLeft(ctx, rp)
 	case job.Prepared != "":
 		return r.takePrepared(rp)
-	case job.Reuse:
-		return r.reuse(ctx, rp)
+	case job.Reuse && !r.claimed(rp.Path):
+		got, err := r.reuse(ctx, rp)
+		if err == nil || ctx.Err() != nil {
+			return got, err
+		}
+		if err := r.leaveSetup(rp, err); err != nil {
+			return rp, err
+		}
 	}
+	job.Reuse = false
 	if err := r.takePath(rp); err != nil {
 		return rp, err
 	}
@@ -142,10 +149,7 @@ func (r *Runner) sweepTmp(clonePath string) {
 const fileWorkdirLock = "claim.json"
 
 func (r *Runner) lockWorkdir(path string) error {
-	var claimed string
-	if ok, err := r.dir.load(fileWorkdirLock, &claimed); err != nil {
-		return err
-	} else if ok && claimed == path {
+	if r.claimed(path) {
 		return os.RemoveAll(path)
 	}
 	if used, err := inUse(path); err != nil {
@@ -154,6 +158,12 @@ func (r *Runner) lockWorkdir(path string) error {
 		return errPathInUse(path)
 	}
 	return r.dir.save(fileWorkdirLock, path)
+}
+
+func (r *Runner) claimed(path string) bool {
+	var claimed string
+	ok, err := r.dir.load(fileWorkdirLock, &claimed)
+	return err == nil && ok && claimed == path
 }
 
 // inUse reports whether something other than an empty directory is at path.

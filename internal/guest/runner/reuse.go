@@ -2,11 +2,14 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // reuse updates the checkout that a job with Prepare of an earlier job has left, in a
@@ -31,6 +34,18 @@ func (r *Runner) reuse(ctx context.Context, rp repo) (repo, error) {
 		r.logf("setup was run for an earlier job; its results are used, and the checkout is at %.12s", got.Base)
 	}
 	return got, err
+}
+
+// leaveSetup makes the job clone and run setup itself, because the checkout of the
+// earlier one cannot be updated, for example because its files belong to root.
+func (r *Runner) leaveSetup(rp repo, why error) error {
+	r.logf("the results of setup for an earlier job are not used: %v", why)
+	aside := filepath.Join(filepath.Dir(rp.Path), strings.ReplaceAll(tmpClone, "*", "setup"))
+	_ = os.RemoveAll(aside) // of a runner that was killed here
+	if err := os.Rename(rp.Path, aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return r.dir.save(fileWorkdirLock, rp.Path) // the next runner does not use it either
 }
 
 // gitState lists the entries of a Git directory that describe its commits and the state

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,13 +55,16 @@ func TestDirtySetup(t *testing.T) {
 	}
 }
 
-func TestReuseWithoutCheckout(t *testing.T) {
-	s, _ := prepared(t, "true")
-	if err := os.RemoveAll(s.cfg.ClonePath); err != nil {
-		t.Fatal(err)
-	}
-	s = later(t, s, "true")
-	if rep := s.finish(); rep.Status != "FAILED" || !strings.Contains(rep.Message, "there is no prepared checkout") {
-		t.Errorf("%+v", rep)
+// What setup has left cannot be used: the job clones and runs setup itself.
+func TestReuseOfADamagedCheckout(t *testing.T) {
+	for name, damage := range map[string]string{"missing": `rm -r "$PWD"`, "no repository": "rm -r .git", "no head": "rm .git/HEAD", "no objects": "rm -r .git/objects"} {
+		t.Run(name, func(t *testing.T) {
+			s, base := prepared(t, "echo once >> ../setups; touch ignored")
+			runShell(t, s.cfg.ClonePath, damage)
+			s = later(t, s, "cat ../setups; ls ignored; git log --format=%H -1")
+			if rep := s.finish(); rep.Status != "COMPLETED" || rep.Result.BaseCommit != base || !strings.HasSuffix(s.Log(), "\nonce\nonce\nignored\n"+base+"\n") {
+				t.Errorf("%+v, log %q", rep, s.Log())
+			}
+		})
 	}
 }
