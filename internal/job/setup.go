@@ -124,14 +124,15 @@ func (s *Service) releaseOwn(ctx context.Context, j agentlab.Job, sb agentlab.Sa
 	return s.dropOwn(ctx, j)
 }
 
-// dropOwn deletes the snapshot that only this job can use, if there is one.
+// dropOwn deletes the snapshot that only this job can use, if there is one, and that of an
+// earlier job with which this one has failed: the reason may be in it.
 func (s *Service) dropOwn(ctx context.Context, j agentlab.Job) error {
 	if j.Setup.Entry.Key == "" || j.Snapshot() == "" {
 		return nil
 	}
 	snap, err := s.cfg.Store.Snapshot(ctx, j.Snapshot())
 	switch {
-	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && snap.Setup.Key != "":
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && snap.Setup.Key != "" && !(j.Setup.Reused && j.Status == agentlab.JobFailed):
 		return nil
 	case err != nil:
 		return err

@@ -166,6 +166,27 @@ func TestUnusableSetup(t *testing.T) {
 	}
 }
 
+// A job that continued an entry and failed deletes it: the reason may be in it.
+func TestFailedJobDropsSetup(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.setUp(w.setupJob("h:/a", "main", true, 1))
+		r := w.setupJob("h:/a", "main", true, 1)
+		r.Task = "exit 1"
+		j := w.final(w.run(r).ID)
+		if j.Status != agentlab.JobFailed || !j.Setup.Reused {
+			w.Errorf("%s %+v", j.Status, j.Setup)
+		}
+		w.gone(j.ID)
+		w.eventually("the entry is deleted", func() bool {
+			list, err := w.sandboxes.Setups(context.Background())
+			return err == nil && len(list) == 0
+		})
+		if _, reused := w.setUp(w.setupJob("h:/a", "main", true, 1)); reused {
+			w.Error("it was used again")
+		}
+	})
+}
+
 // A snapshot of a checkout with changes is used by its own job only.
 func TestDirtySetup(t *testing.T) {
 	inWorld(t, func(w *world) {
