@@ -89,7 +89,7 @@ type Limits struct {
 	BootMinutes   int `yaml:"boot_minutes" doc:"Minutes, 1 to 60, until a guest must answer after its start; a sandbox that takes longer is FAILED."`
 	MaxSnapshots  int `yaml:"max_snapshots" doc:"Maximum number of snapshots of all sandboxes, 1 to 10000."`
 	SnapshotsGB   int `yaml:"snapshots_gb" doc:"Maximum size in GiB of all snapshots together, 1 to 1048576."`
-	SetupCacheGB  int `yaml:"setup_cache_gb" doc:"Maximum size in GiB of all snapshots after setup, 0 to 1048576; the least recently used are deleted first. With 0 there are none, and each job runs the commands under setup."`
+	SetupCacheGB  int `yaml:"setup_cache_gb" doc:"Maximum size in GiB of all snapshots after setup, 0 to 1048576; the least recently used are deleted first. With 0, the default, there are none, and each job runs the commands under setup."`
 	MaxWorkspaces int `yaml:"max_workspaces" doc:"Maximum number of workspaces, 1 to 10000, with those in the trash."`
 	WorkspaceGB   int `yaml:"workspace_gb" doc:"Maximum size of one workspace in GiB, 1 to 65536."`
 	WorkspacesGB  int `yaml:"workspaces_gb" doc:"Maximum size in GiB of all workspaces together, with those in the trash, 1 to 1048576."`
@@ -161,7 +161,7 @@ func Default(known ...Backend) Config {
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
 		WarmPool:            map[string]int{},
-		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, SetupCacheGB: 20, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, SalvageGB: 100, EgressRecords: 5000},
+		Limits:              Limits{MaxSandboxes: 100, MaxTTLMinutes: 7 * 24 * 60, MinFreeMB: 1024, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, SalvageGB: 100, EgressRecords: 5000},
 		VMIDRange:           VMIDRange{First: 1000, Last: 999999},
 		Retention:           Retention{ArtifactsDays: 30, EventsDays: 30, EgressDays: 30, SnapshotsDays: 30, SalvageHours: 24, TrashDays: 14, JobsDays: 90},
 		Artifacts:           Artifacts{MaxFileMB: 1024, MaxJobMB: 4096, MaxFiles: 10000},

@@ -90,7 +90,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := defaults()
-	want.Limits = Limits{MaxSandboxes: 3, MinFreeMB: 1024, MaxTTLMinutes: 120, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, SetupCacheGB: 20, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, SalvageGB: 100, EgressRecords: 5000}
+	want.Limits = Limits{MaxSandboxes: 3, MinFreeMB: 1024, MaxTTLMinutes: 120, BootMinutes: 3, MaxSnapshots: 50, SnapshotsGB: 100, MaxWorkspaces: 50, WorkspaceGB: 200, WorkspacesGB: 1000, SalvageGB: 100, EgressRecords: 5000}
 	want.VMIDRange = VMIDRange{200, 200}
 	want.BootstrapTTLMinutes = 5
 	if !reflect.DeepEqual(c, want) {

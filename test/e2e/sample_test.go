@@ -20,7 +20,7 @@ var (
 	stateTests = []string{
 		"TestRandomOperationsOnRealWorkspaces", "TestWorkspaceMaintenance", "TestSessionContinues", "TestJobsShareAWorkspace",
 		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer", "TestSessionTerminals",
-		"TestRegistryCache",
+		"TestRegistryCache", "TestSecondJobSkipsSetup", "TestKillDuringSetupSnapshot",
 	}
 )
 

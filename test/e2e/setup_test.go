@@ -36,6 +36,26 @@ func setupRepo(t testing.TB, command string) string {
 	return dir
 }
 
+// keepSetups turns on the snapshots after setup.
+func (l *lab) keepSetups() {
+	l.Helper()
+	dir := filepath.Join(l.home, "config")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		l.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("limits:\n  setup_cache_gb: 20\n"), 0o600); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func TestSecondJobSkipsSetup(t *testing.T) {
+	t.Parallel()
+	sampled(t, 2, stateTests)
+	l := newLab(t)
+	l.keepSetups()
+	runScripts(l, t, "qemu", txtar(t, "setup")...)
+}
+
 func (l *lab) setups() (list api.List[api.Setup]) {
 	l.Helper()
 	if err := json.Unmarshal([]byte(l.ok("--json", "setup", "list")), &list); err != nil {
@@ -48,7 +68,9 @@ func (l *lab) setups() (list api.List[api.Setup]) {
 // there is one whole snapshot or none.
 func TestKillDuringSetupSnapshot(t *testing.T) {
 	t.Parallel()
+	sampled(t, 2, stateTests)
 	l := newLab(t)
+	l.keepSetups()
 	repo := setupRepo(t, "mkdir deps; for i in $(seq 200); do head -c 100000 /dev/urandom >deps/$i; done")
 	id := l.ok("job", "run", "--no-wait", "--repo", repo, "--agent", "shell", "--task", "ls deps | wc -l")
 	if !eventually(2*settleLimit, func() bool { return len(l.setups().Items) == 1 }) {
@@ -80,6 +102,7 @@ func TestKillDuringSetupSnapshot(t *testing.T) {
 // command downloads and builds the packages of BenchmarkWorkspaceCache.
 func BenchmarkSetup(b *testing.B) {
 	l, n := newNetLab(b)
+	l.keepSetups()
 	index, _ := packageIndex(b)
 	n.HandleHTTP("pypi.example.com", 80, index)
 	repo := setupRepo(b, installPackages("deps"))
