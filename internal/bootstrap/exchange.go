@@ -71,18 +71,8 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	resp, grants := s.answer(sb, j, prof, bundle)
 	if resp.Job != nil {
 		resp.Job.Prepared = prepared
-		if row.Prepares() { // it has the image of the attempts, which may be the default
-			p, err := s.cfg.Store.Job(ctx, row.ParentID)
-			if err != nil {
-				return none, err
-			}
-			resp.Job.ImageChosen = p.Image != ""
-		}
-		if row.Setup.Entry.Key != "" && sb.From.Snapshot != "" {
-			if resp.Job.Prepared, err = s.preparedFor(ctx, *row); err != nil {
-				return none, err
-			}
-			resp.Job.Reuse = row.Setup.Reused
+		if err := s.describePreparation(ctx, sb, *row, resp.Job); err != nil {
+			return none, err
 		}
 	}
 	_, stored, err := s.cfg.Secrets.Delivered(secretsKey(sb))
@@ -160,6 +150,21 @@ func (s *Service) forAttempts(ctx context.Context, sb agentlab.Sandbox, row *age
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts), "", nil
+}
+
+// describePreparation completes the job for a runner that prepares a sandbox, or works in
+// one that was prepared for its job.
+func (s *Service) describePreparation(ctx context.Context, sb agentlab.Sandbox, row agentlab.Job, j *guestapi.Job) (err error) {
+	if row.Prepares() { // it has the image of the attempts, which may be the default
+		p, err := s.cfg.Store.Job(ctx, row.ParentID)
+		j.ImageChosen = p.Image != ""
+		return err
+	}
+	if row.Setup.Entry.Key != "" && sb.From.Snapshot != "" {
+		j.Prepared, err = s.preparedFor(ctx, row)
+		j.Reuse = row.Setup.Reused
+	}
+	return err
 }
 
 // preparedFor returns the commit with which the sandbox of a job was prepared for itself,

@@ -132,7 +132,7 @@ func (s *Service) dropOwn(ctx context.Context, j agentlab.Job) error {
 	}
 	snap, err := s.cfg.Store.Snapshot(ctx, j.Snapshot())
 	switch {
-	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && snap.Setup.Key != "" && !(j.Setup.Reused && j.Status == agentlab.JobFailed):
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && snap.Setup.Key != "" && (!j.Setup.Reused || j.Status != agentlab.JobFailed):
 		return nil
 	case err != nil:
 		return err

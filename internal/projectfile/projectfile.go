@@ -83,7 +83,7 @@ func Parse(text []byte) (File, error) {
 	if slices.ContainsFunc(doc.Keys(), func(k strictyaml.Key) bool { return strings.HasPrefix(k.Path, "setup.") }) {
 		var d document[Setup]
 		err = doc.Decode(&d)
-		f = File{d.Image, d.Outputs, d.Network, d.Setup, d.Services}
+		f = File(d)
 	} else {
 		var d document[[]string]
 		err = doc.Decode(&d)
