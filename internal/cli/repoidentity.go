@@ -125,7 +125,7 @@ func newSessionImage(ctx context.Context, repo, ref, asked string) (string, erro
 		return "", err
 	}
 	r := api.JobCreate{}
-	err = useProject(ctx, src, &r)
+	_, err = useProject(ctx, src, &r)
 	return r.Image, err
 }
 
