@@ -41,6 +41,7 @@ const (
 	EventSandboxState   = "sandbox.state"
 	EventSandboxLease   = "sandbox.lease"
 	EventSandboxNetwork = "sandbox.network"
+	EventSandboxNested  = "sandbox.nested" // whether virtual machines run in it
 
 	EventSandboxSnapshot = "sandbox.snapshot"
 	EventSandboxForked   = "sandbox.forked"
@@ -55,6 +56,7 @@ const (
 	EventJobStatus      = "job.status"
 	EventJobPhase       = "job.phase"
 	EventJobUnshipped   = "job.unshipped"
+	EventJobMemory      = "job.memory" // the kernel of its guest has ended processes
 	EventArtifactStored = "artifact.stored"
 	EventMessage        = "message.posted"
 	EventGC             = "gc.deleted"

@@ -87,14 +87,17 @@ type Job struct {
 	Pick     string // shell command that judges the attempts; "" means none
 
 	Status        JobStatus
-	Phase         string   // the phase that the runner reported: "clone", "agent", "upload", …
-	Reason        string   // why it ended with this status; one redacted line
-	Waiting       string   // why it is currently waiting; one redacted line, "" if it is not
-	ExitCode      *int     // the agent's exit code; nil if there is none
-	SandboxVMID   int      // 0 until one is allocated
-	StopRequested string   // "" or the requested final status: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED, and with CANCELLED if AgentLab cancels an attempt
-	ModelHosts    []string // "host:port" of the model endpoints that the agent needs; nil before the start or if not known
-	Result        JobResult
+	Phase         string // the phase that the runner reported: "clone", "agent", "upload", …
+	Reason        string // why it ended with this status; one redacted line
+	Waiting       string // why it is currently waiting; one redacted line, "" if it is not
+	ExitCode      *int   // the agent's exit code; nil if there is none
+	SandboxVMID   int    // 0 until one is allocated
+	StopRequested string // "" or the requested final status: CANCELLED, TIMEOUT or FAILED; Reason is set with FAILED, and with CANCELLED if AgentLab cancels an attempt
+	// MemoryKills is how many processes the kernel of its guest has ended because memory
+	// was used up, as the guest has reported.
+	MemoryKills int
+	ModelHosts  []string // "host:port" of the model endpoints that the agent needs; nil before the start or if not known
+	Result      JobResult
 
 	CreatedAt  time.Time
 	UpdatedAt  time.Time

@@ -57,6 +57,7 @@ type SandboxRequest struct {
 	TTL       time.Duration
 	Cores     int
 	MemoryMB  int
+	Nested    Nested // "" means that of the profile
 
 	// From is the snapshot SANDBOX/NAME to start from; "" means the image. Profile,
 	// image, cores and memory are then by default those of the snapshot.

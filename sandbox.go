@@ -155,9 +155,12 @@ type Sandbox struct {
 	Workspace string    // ID of its workspace, for which it has or wants a lease; "" if it has none
 	From      Origin    // the snapshot it was created from
 	Start     StartKind // "" until it is known
-	Restoring string    // UID of the snapshot to which it is being restored; "" if it is not
-	IP        string    // address of the guest on its own network; "" until known
-	Handle    string    // backend.Ref.Handle: opaque; "" if not known
+	// NestedState is whether virtual machines run in its guest, which the guest has
+	// reported at its last start; "" if Resources.Nested is off.
+	NestedState NestedState
+	Restoring   string // UID of the snapshot to which it is being restored; "" if it is not
+	IP          string // address of the guest on its own network; "" until known
+	Handle      string // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC; moves with the clock of the host when that jumps, like BootedAt
@@ -179,6 +182,7 @@ type Resources struct {
 	Cores      int // virtual CPUs, 1..256
 	MemoryMB   int // MiB of RAM, 128..1048576
 	RootSizeGB int // GiB of root disk; 0 means the image's own size
+	Nested     Nested
 }
 
 // Validate checks the ranges.
@@ -190,6 +194,8 @@ func (r Resources) Validate() error {
 		return Errorf(CodeInvalid, "%d is not between 128 and 1048576", r.MemoryMB).WithField("resources.memory_mb")
 	case r.RootSizeGB < 0 || r.RootSizeGB > 65536:
 		return Errorf(CodeInvalid, "%d is not between 0 and 65536", r.RootSizeGB).WithField("storage.root_size_gb")
+	case !r.Nested.Valid():
+		return Errorf(CodeInvalid, "%q is not off, auto or on", string(r.Nested)).WithField("resources.nested")
 	}
 	return nil
 }

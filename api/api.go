@@ -20,6 +20,9 @@ type Sandbox struct {
 	Cores          int        `json:"cores"`
 	MemoryMB       int        `json:"memory_mb"`
 	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the size of the image"`
+	Nested         string     `json:"nested" enum:"off,auto,on" doc:"Whether its CPUs have virtualization (resources.nested of profiles)"`
+	NestedState    string     `json:"nested_state,omitempty" enum:"works,no-cpu,no-module,no-access,no-vm" doc:"Whether virtual machines run in its guest, which the guest reported at its last start; absent if nested is off, or not known"`
+	NestedReason   string     `json:"nested_reason,omitempty" doc:"Why virtual machines do not run in its guest"`
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
@@ -46,6 +49,7 @@ type SandboxCreate struct {
 	TTLMinutes int        `json:"ttl_minutes,omitempty" doc:"Lease; default: the profile's"`
 	Cores      int        `json:"cores,omitempty" doc:"Overrides the profile"`
 	MemoryMB   int        `json:"memory_mb,omitempty" doc:"Overrides the profile"`
+	Nested     string     `json:"nested,omitempty" enum:"off,auto,on" doc:"Overrides the profile, unless the profile has off"`
 	Job        *JobCreate `json:"job,omitempty" doc:"Run this job in the sandbox"`
 
 	WorkspaceSelection
@@ -224,6 +228,7 @@ type Profile struct {
 	Cores      int    `json:"cores"`
 	MemoryMB   int    `json:"memory_mb"`
 	RootSizeGB int    `json:"root_size_gb"`
+	Nested     string `json:"nested" enum:"off,auto,on"`
 	Network    string `json:"network_mode"`
 	Workspace  string `json:"workspace"`
 	Keepalive  bool   `json:"keepalive"`

@@ -216,6 +216,8 @@ type Report struct {
 	Result   *Result `json:"result,omitempty"` // with a final status
 
 	Progress *Progress `json:"progress,omitempty"` // in phase "clone"
+
+	Kills *MemoryKills `json:"kills,omitempty"` // if there are any
 }
 
 // Progress is the progress of a clone.
@@ -348,12 +350,17 @@ type Health struct {
 	// Bootstrapped reports that the runner has received the answer to its
 	// bootstrap token.
 	Bootstrapped bool `json:"bootstrapped,omitempty"`
+
+	// Nested is the agentlab.NestedState of the guest, "" unless its identity has
+	// Nested.
+	Nested string `json:"nested,omitempty"`
 }
 
 // PrepareRequest asks a guest without identity to do what each of its copies
 // would have to do: after the answer it can be saved as a template.
 type PrepareRequest struct {
 	Network *Network `json:"network,omitempty"` // of the copies
+	Nested  bool     `json:"nested,omitempty"`  // load KVM
 }
 
 // WorkspaceDir is where a guest mounts the volume of its workspace.
@@ -419,6 +426,9 @@ type Identity struct {
 	// that continues from one with a smaller disk extends its file system before it
 	// answers. Other guests do it while they boot.
 	RootBytes int64 `json:"root_bytes,omitempty"`
+	// Nested is "auto" if the guest makes /dev/kvm usable for its users, and tests it.
+	// With "on" its runner starts only if that works. "" changes nothing.
+	Nested string `json:"nested,omitempty"`
 }
 
 // HostKey is an SSH host key of type ed25519: the contents of its files.

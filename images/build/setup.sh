@@ -35,6 +35,9 @@ if ! id agent >/dev/null 2>&1; then
     useradd --create-home $uid --user-group --shell /bin/bash agent
 fi
 usermod --password '*' agent
+# /dev/kvm, in sandboxes whose CPUs have virtualization.
+getent group kvm >/dev/null || groupadd --system kvm
+usermod --append --groups kvm agent
 usermod --password '*' root
 mkdir -p /work /etc/agentlab
 chown agent:agent /work

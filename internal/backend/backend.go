@@ -146,6 +146,18 @@ type Accelerator interface {
 	Accel(ctx context.Context) string
 }
 
+// NestedChecker is implemented by drivers whose guests can have CPUs with hardware
+// virtualization (Spec.Resources.Nested). With off, the guest has CPUs without it;
+// with auto and on, CPUs that have it if the host can provide it. A driver that
+// is not a NestedChecker rejects on, and its guests have no virtualization.
+type NestedChecker interface {
+	// Nested returns nil if the host, or one of several, can provide virtualization to
+	// guests, or if that is not known. Otherwise the error has code unsupported, the
+	// field resources.nested, and a hint with what to change. Start returns the
+	// same error for a sandbox with on.
+	Nested(ctx context.Context) error
+}
+
 // NetworkUpdater is implemented by drivers that can change a sandbox's policy.
 type NetworkUpdater interface {
 	// UpdateNetwork replaces the policy of a sandbox, also for later Starts.

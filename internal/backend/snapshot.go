@@ -80,11 +80,12 @@ func (s Spec) CheckFrom(saved Spec) error {
 		{"image", s.Image == saved.Image},
 		{"resources.cores", s.Resources.Cores == saved.Resources.Cores},
 		{"resources.memory_mb", s.Resources.MemoryMB == saved.Resources.MemoryMB},
+		{"resources.nested", s.Resources.Nested.Wanted() == saved.Resources.Nested.Wanted()},
 		{"options", s.Options == saved.Options},
 	} {
 		if !f.same {
 			return agentlab.Errorf(agentlab.CodeInvalid, "it differs from the snapshot's").WithField(f.name).
-				WithHint("a sandbox from a snapshot needs the image, cores, memory and options of the sandbox that was saved")
+				WithHint("a sandbox from a snapshot needs the image, cores, memory, virtualization and options of the sandbox that was saved")
 		}
 	}
 	if s.Resources.RootSizeGB < saved.Resources.RootSizeGB {

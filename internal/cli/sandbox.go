@@ -54,6 +54,7 @@ the job in it has ended, and show its progress; the exit code is that of
 	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
 	count(flags, &f.req.Cores, "cores", "number of virtual CPUs (default: the profile's)")
 	count(flags, &f.req.MemoryMB, "memory-mb", "MiB of memory (default: the profile's)")
+	choice(flags, &f.req.Nested, "nested", agentlab.NestedModes, "hardware virtualization for virtual machines in the sandbox: off, auto or on (default: the profile's, whose off remains)")
 	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "duration of the lease, e.g. 30m, 4h, 2d (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox when its job ends (default: the profile's)")
 	flags.StringVar(&f.repo, "repo", "", "URL or local path of a repository to clone to /tmp/repo; without --task, implies --keepalive")
@@ -190,6 +191,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	}
 	t.row("Address:", orDash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
+	t.row("Nested VMs:", nestedText(sb))
 	if m := sb.Memory; m != nil {
 		t.row("Host memory:", byteSize(m.UniqueBytes)+" of its own, "+byteSize(m.SharedBytes)+" shared")
 	}
@@ -198,6 +200,17 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.row("Keepalive:", yesNo(sb.Keepalive))
 	t.row("Created:", localTime(sb.CreatedAt))
 	return t.flush()
+}
+
+// nestedText describes whether virtual machines run in a sandbox.
+func nestedText(sb api.Sandbox) string {
+	switch {
+	case sb.NestedState == "":
+		return sb.Nested
+	case sb.NestedReason != "":
+		return sb.Nested + ", but they do not run: " + sb.NestedReason
+	}
+	return sb.Nested + ", they can run"
 }
 
 func (a *App) sandboxListCmd() *cobra.Command {

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
@@ -37,6 +38,8 @@ type kernel struct {
 	grown    []int64
 	syncs    int
 	rebooted chan string
+	kvm      agentlab.NestedState
+	kvmGroup int
 }
 
 func (k *kernel) SetTime(t time.Time) error {
@@ -89,6 +92,15 @@ func (k *kernel) GrowRoot(least int64, _ time.Duration) (int64, error) {
 	defer k.mu.Unlock()
 	k.grown = append(k.grown, least)
 	return max(least, 20<<30), nil
+}
+
+func (k *kernel) LoadKVM() agentlab.NestedState { return k.kvm }
+
+func (k *kernel) ShareKVM(gid int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.kvmGroup = gid
+	return nil
 }
 
 func (k *kernel) Sync() {

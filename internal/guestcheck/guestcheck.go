@@ -50,7 +50,7 @@ var Phases = []string{"bootstrap", "clone", "setup", "agent", "judge", "collect"
 
 var commitRE = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 
-const maxCommits = 1 << 20
+const maxCommits, maxKills = 1 << 20, 1 << 20
 
 // Steps lists the steps of a clone in their order.
 var Steps = []string{guestapi.StepDownload, guestapi.StepReceive, guestapi.StepResolve, guestapi.StepCheckout}
@@ -72,6 +72,8 @@ func Report(r *guestapi.Report) error {
 		return bad("exit_code")
 	case r.Progress != nil && (!slices.Contains(Steps, r.Progress.Step) || r.Progress.Percent < 0 || r.Progress.Percent > 100):
 		return bad("progress")
+	case r.Kills != nil && (r.Kills.Nested < 0 || r.Kills.Other < 0 || r.Kills.Nested > maxKills || r.Kills.Other > maxKills):
+		return bad("kills")
 	case r.Result == nil:
 		return nil
 	case !commitRE.MatchString(r.Result.BaseCommit) || !commitRE.MatchString(r.Result.HeadCommit):
@@ -94,6 +96,9 @@ func Health(h guestapi.Health) error {
 		if len(s) > 128 || !agentlab.IsPrintable(s) {
 			return agentlab.Errorf(agentlab.CodeInvalid, "its health contains unprintable text")
 		}
+	}
+	if !agentlab.NestedState(h.Nested).Valid() {
+		return agentlab.Errorf(agentlab.CodeInvalid, "its state of nested virtualization is not known")
 	}
 	if h.Uptime < 0 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "its uptime is negative")

@@ -53,7 +53,7 @@ func (s *Service) planAttempts(ctx context.Context, r agentlab.JobRequest, prof 
 		if err != nil {
 			return p, err
 		}
-		sb, _, err := s.cfg.Sandboxes.Plan(want)
+		sb, _, err := s.cfg.Sandboxes.Plan(ctx, want)
 		if err != nil {
 			return p, err
 		}

@@ -110,7 +110,7 @@ func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRe
 		want.Workspace = r.Sandbox.Workspace
 	}
 	want.Workspace, want.Session = cmp.Or(r.Workspace, want.Workspace), r.Session
-	if _, _, err := s.cfg.Sandboxes.Plan(want); err != nil {
+	if _, _, err := s.cfg.Sandboxes.Plan(ctx, want); err != nil {
 		return want, err
 	}
 	return want, s.preflight(ctx, j, prof, r.NoPreflight)

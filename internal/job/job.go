@@ -42,7 +42,7 @@ type Store interface {
 
 // Sandboxes manages sandboxes; *sandbox.Service implements it.
 type Sandboxes interface {
-	Plan(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error)
+	Plan(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error)
 	CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
 	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
@@ -175,6 +175,7 @@ type jobRuntime struct {
 	stopped    time.Time     // when this process first read the request to stop it
 	changed    chan struct{} // closed when there is a new directive for its runner
 	progress   progress      // of its clone
+	killsAt    time.Time     // of the last event of noteKills
 	tried      time.Time     // when a sandbox was first requested and not available
 	denials    modelDenials  // of its model
 	stopReason string        // why its sandbox, which is started again, was stopped after the job began

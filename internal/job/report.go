@@ -68,6 +68,10 @@ func (s *Service) Report(ctx context.Context, vmid int, r guestapi.Report) (gues
 
 // record stores what is new in a report.
 func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report) (agentlab.Job, error) {
+	j, err := s.noteKills(ctx, j, r)
+	if err != nil {
+		return j, err
+	}
 	if r.Status == string(agentlab.JobRunning) && !phaseAfter(r.Phase, j.Phase) {
 		return j, s.noteProgress(ctx, j, r) // a heartbeat
 	}

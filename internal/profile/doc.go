@@ -67,6 +67,8 @@ type limits struct {
 type resources struct {
 	Cores    int `yaml:"cores"`     // default 2
 	MemoryMB int `yaml:"memory_mb"` // MiB, default 2048
+
+	Nested string `yaml:"nested"` // off (default), auto or on
 }
 
 type storage struct {
@@ -109,7 +111,7 @@ func parse(data []byte, files listFiles, keys optionKeys) (*Doc, error) {
 	}
 	d := &Doc{
 		Network:   network{Mode: agentlab.NetworkNAT, Cache: true},
-		Resources: resources{Cores: 2, MemoryMB: 2048},
+		Resources: resources{Cores: 2, MemoryMB: 2048, Nested: string(agentlab.NestedOff)},
 		Storage:   storage{Workspace: "none"},
 		Behavior:  behavior{Mode: "dangerous", TTLMinutesDefault: 180},
 		Artifacts: artifacts{Upload: true},
@@ -155,7 +157,10 @@ func (d *Doc) validate() error {
 			return err
 		}
 	}
-	if err := (agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB}).Validate(); err != nil {
+	if err := oneOf("resources.nested", agentlab.Nested(d.Resources.Nested), agentlab.NestedModes); err != nil {
+		return err
+	}
+	if err := d.resources().Validate(); err != nil {
 		return err
 	}
 	if m := d.Behavior.TTLMinutesDefault; m < 1 || m > int(agentlab.MaxTTL/time.Minute) {
@@ -183,17 +188,25 @@ func (d *Doc) validate() error {
 	return nil
 }
 
-func oneOf(key, value string, allowed []string) error {
+func (d *Doc) resources() agentlab.Resources {
+	return agentlab.Resources{
+		Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB, Nested: agentlab.Nested(d.Resources.Nested),
+	}
+}
+
+func oneOf[T ~string](key string, value T, allowed []T) error {
+	var names []string
 	for _, a := range allowed {
 		if a == value {
 			return nil
 		}
+		names = append(names, string(a))
 	}
-	e := invalid(key, "%q is not known", value)
-	if near := strictyaml.Nearest(value, allowed); near != "" {
+	e := invalid(key, "%q is not known", string(value))
+	if near := strictyaml.Nearest(string(value), names); near != "" {
 		return e.WithHint("did you mean %q?", near)
 	}
-	return e.WithHint("choose one of %s", strings.Join(allowed, ", "))
+	return e.WithHint("choose one of %s", strings.Join(names, ", "))
 }
 
 func invalid(key, format string, args ...any) *agentlab.Error {
@@ -206,7 +219,7 @@ func (d *Doc) Profile() agentlab.Profile {
 	return agentlab.Profile{
 		Name:            d.Name,
 		Image:           d.Image,
-		Resources:       agentlab.Resources{Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB},
+		Resources:       d.resources(),
 		Options:         d.options,
 		Network:         d.net,
 		Workspace:       d.Storage.Workspace,

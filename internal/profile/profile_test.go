@@ -154,7 +154,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := agentlab.Profile{Name: "x", Resources: agentlab.Resources{Cores: 2, MemoryMB: 2048}, Network: agentlab.Network{Mode: "nat"},
+	want := agentlab.Profile{Name: "x", Resources: agentlab.Resources{Cores: 2, MemoryMB: 2048, Nested: agentlab.NestedOff}, Network: agentlab.Network{Mode: "nat"},
 		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, UploadArtifacts: true, YAML: "name: x"}
 	if got := d.Profile(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)

@@ -139,6 +139,9 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if refused, ok := errors.AsType[errWorkspace](err); ok {
 		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
 	}
+	if missing, ok := errors.AsType[errNested](err); ok {
+		return 0, false, s.markFailed(ctx, sb, "%w", missing.error)
+	}
 	s.withState(sb.VMID, func(m *runtimeState) {
 		m.inspected = m.inspected && s.clock().Sub(m.looked) < lookEvery
 	})
@@ -165,7 +168,11 @@ func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.mountWorkspace(ctx, sb); err != nil { // first: the identity starts its job
 		return err
 	}
-	if err := s.ensureIdentity(ctx, sb); err != nil {
+	health, err := s.ensureIdentity(ctx, sb)
+	if err != nil {
+		return err
+	}
+	if err := s.noteNested(ctx, sb, agentlab.NestedState(health.Nested)); err != nil {
 		return err
 	}
 	return s.ready(ctx, sb)
@@ -275,23 +282,22 @@ func (s *Service) health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Hea
 
 // ensureIdentity sends the guest its identity, unless it has it already: from
 // an earlier process, or from an attempt whose answer was lost.
-func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (err error) {
+func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (health guestapi.Health, err error) {
 	blank := false
 	s.withState(sb.VMID, func(m *runtimeState) { blank = m.blank })
 	if !blank {
-		health, err := s.health(ctx, sb)
-		if err != nil {
-			return err
+		if health, err = s.health(ctx, sb); err != nil {
+			return health, err
 		}
 		if health.Identity == sb.UID {
 			s.cfg.Bootstrap.Sent(sb.UID)
-			return nil
+			return health, nil
 		}
 	}
 	var doc *guestapi.Bootstrap
 	if s.guests != nil && !sb.Maintenance() {
 		if doc, err = s.cfg.Bootstrap.Document(ctx, sb); err != nil {
-			return err
+			return health, err
 		}
 	}
 	return s.sendIdentity(ctx, sb, doc)
@@ -299,10 +305,13 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (err 
 
 // sendIdentity sends the guest its identity, with the current time, and the
 // document with which its runner fetches its job and secrets; nil means none.
-func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) error {
+func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) (guestapi.Health, error) {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
 		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
+	}
+	if sb.Resources.Nested.Wanted() {
+		id.Nested = string(sb.Resources.Nested)
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
 	defer s.asking(sb.VMID)()
@@ -313,11 +322,11 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 		}
 		return c, err
 	})
-	_, err := guest.SetIdentity(ctx, id)
+	health, err := guest.SetIdentity(ctx, id)
 	if err == nil && doc != nil {
 		s.cfg.Bootstrap.Sent(sb.UID)
 	}
-	return err
+	return health, err
 }
 
 // Limits of ensureDelivered. They bound the time for which a guest that does
@@ -350,7 +359,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 		return h, silence
 	})
 	if err == nil && doc != nil {
-		silence = s.sendIdentity(dctx, sb, doc)
+		_, silence = s.sendIdentity(dctx, sb, doc)
 	}
 	if err != nil || ctx.Err() != nil {
 		return again, err

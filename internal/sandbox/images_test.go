@@ -29,7 +29,7 @@ func TestDiskSmallerThanImage(t *testing.T) {
 		w.profiles.list["small"] = agentlab.Profile{Name: "small", Resources: agentlab.Resources{Cores: 1, MemoryMB: 512, RootSizeGB: 4}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
 		for bytes, refused := range map[int64]bool{0: false, 4 << 30: false, 4<<30 + 1: true} {
 			w.images.bytes = bytes
-			_, _, err := w.svc.Plan(agentlab.SandboxRequest{Profile: "small"})
+			_, _, err := w.svc.Plan(t.Context(), agentlab.SandboxRequest{Profile: "small"})
 			if !refused {
 				if err != nil {
 					t.Errorf("%d bytes: %v", bytes, err)

@@ -292,8 +292,14 @@ func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, e
 // cores and memory of the snapshot, and a disk that is not smaller.
 func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Snapshot) error {
 	saved := backend.Spec{Image: snap.Image, Resources: snap.Resources, Options: snap.Options}
-	disk := max(sb.Resources.RootSizeGB, snap.Resources.RootSizeGB)
-	sb.Image, sb.Resources = snap.Image, snap.Resources
+	if snap.Resources.Nested == "" { // it is older than the setting
+		saved.Resources.Nested = agentlab.NestedAuto
+	}
+	disk, nested := max(sb.Resources.RootSizeGB, snap.Resources.RootSizeGB), sb.Resources.Nested
+	sb.Image, sb.Resources = snap.Image, saved.Resources
+	if snap.Resources.Nested != "" && r.Maintenance == "" && nested != agentlab.NestedAuto {
+		sb.Resources.Nested = nested
+	}
 	sb.Resources.RootSizeGB = disk
 	if r.Image != "" && r.Image != snap.Image {
 		if name, _, _ := strings.Cut(snap.Image, "@"); r.Image != name {

@@ -173,7 +173,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 	if err := s.resume(ctx, sb); err != nil {
 		return s.suspendRefused(ctx, sb, err)
 	}
-	if err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
+	if _, err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
 		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
 			return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}

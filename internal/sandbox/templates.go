@@ -25,7 +25,7 @@ func (s *Service) Warm(ctx context.Context, image, profile string, progress func
 	if err != nil {
 		return backend.Template{}, err
 	}
-	sb, _, err := s.Plan(agentlab.SandboxRequest{Image: image, Profile: profile})
+	sb, _, err := s.Plan(ctx, agentlab.SandboxRequest{Image: image, Profile: profile})
 	if err != nil {
 		return backend.Template{}, err
 	}

@@ -75,6 +75,7 @@ func (s *Service) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) erro
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s or %s", r.Maintenance, agentlab.MaintenanceFiles, agentlab.MaintenanceDisk).WithField("maintenance")
 	}
 	sb.Network, sb.Keepalive = agentlab.Network{Mode: agentlab.NetworkOff}, false
+	sb.Resources.Nested = agentlab.NestedOff
 	return nil
 }
 

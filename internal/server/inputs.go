@@ -117,7 +117,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 	r := agentlab.SandboxRequest{
 		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
-		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, From: c.FromSnapshot, Maintenance: c.Maintenance,
+		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, Nested: agentlab.Nested(c.Nested), From: c.FromSnapshot, Maintenance: c.Maintenance,
 	}
 	var err error
 	if r.Workspace, err = selection(c.WorkspaceSelection); err != nil {

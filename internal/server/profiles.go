@@ -62,7 +62,7 @@ func (s *Server) validateProfile(_ context.Context, in *validateProfileInput) (a
 func toProfile(e profile.Entry) api.Profile {
 	p := e.Profile
 	out := api.Profile{
-		Name: e.Name, Image: p.Image, Cores: p.Resources.Cores, MemoryMB: p.Resources.MemoryMB, RootSizeGB: p.Resources.RootSizeGB,
+		Name: e.Name, Image: p.Image, Cores: p.Resources.Cores, MemoryMB: p.Resources.MemoryMB, RootSizeGB: p.Resources.RootSizeGB, Nested: nested(p.Resources.Nested),
 		Network: p.Network.Mode, Workspace: p.Workspace, Keepalive: p.Keepalive, TTLMinutes: int(p.TTL.Minutes()), Terminal: p.Terminal, Devcontainer: p.Devcontainer,
 		Source: e.Source, YAML: e.YAML, Usable: e.Err == nil,
 	}

@@ -56,6 +56,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"exit_code", &j.ExitCode},
 		{"sandbox_vmid", &j.SandboxVMID},
 		{"stop_requested", &j.StopRequested},
+		{"memory_kills", &j.MemoryKills},
 		{"model_hosts_json", jsonCol{&j.ModelHosts}},
 		{"result_json", jsonCol{(*resultJSON)(&j.Result)}},
 		{"created_at", timeCol{&j.CreatedAt}},

@@ -24,6 +24,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
+		{"nested", &s.Resources.Nested},
 		{"hardware_json", jsonCol{&s.Options}},
 		{"network_json", jsonCol{&s.Network}},
 		{"ipv4", addr4Col{&s.IPv4}},
@@ -44,6 +45,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"from_name", &s.From.Name},
 		{"restoring", &s.Restoring},
 		{"start", &s.Start},
+		{"nested_state", &s.NestedState},
 		{"workspace_id", &s.Workspace},
 	}
 }, checkSandbox)

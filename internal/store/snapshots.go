@@ -23,6 +23,7 @@ var snapshots = newTable("snapshots", []string{"uid"}, func(s *agentlab.Snapshot
 		{"cores", &s.Resources.Cores},
 		{"memory_mb", &s.Resources.MemoryMB},
 		{"root_size_gb", &s.Resources.RootSizeGB},
+		{"nested", &s.Resources.Nested},
 		{"options_json", jsonCol{&s.Options}},
 		{"setup_json", jsonCol{&s.Setup}},
 		{"used_at", timeCol{&s.UsedAt}},

@@ -159,6 +159,7 @@ func Run(t *testing.T, cfg Config) {
 		{"Info", (*suite).info},
 		{"Check", (*suite).check},
 		{"Unsupported", (*suite).unsupported},
+		{"Nested", (*suite).nested},
 		{"CreateTwice", (*suite).createTwice},
 		{"NumberTaken", (*suite).numberTaken},
 		{"Absent", (*suite).absent},

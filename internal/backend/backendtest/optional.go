@@ -19,6 +19,7 @@ var optional = []struct { //nolint:gochecknoglobals // a constant table
 	{"EgressLogger", implements[backend.EgressLogger]},
 	{"EgressRecorder", implements[backend.EgressRecorder]},
 	{"MemoryReporter", implements[backend.MemoryReporter]},
+	{"NestedChecker", implements[backend.NestedChecker]},
 	{"NetworkUpdater", implements[backend.NetworkUpdater]},
 	{"NumberChecker", implements[backend.NumberChecker]},
 	{"RoomChecker", implements[backend.RoomChecker]},

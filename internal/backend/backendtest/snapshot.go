@@ -198,6 +198,7 @@ func (s *suite) snapshotFrom() {
 		"image":                func(c *backend.Spec) { c.Image = "other@sha256:0" },
 		"resources.cores":      func(c *backend.Spec) { c.Resources.Cores++ },
 		"resources.memory_mb":  func(c *backend.Spec) { c.Resources.MemoryMB *= 2 },
+		"resources.nested":     func(c *backend.Spec) { c.Resources.Nested = agentlab.NestedAuto },
 		"storage.root_size_gb": func(c *backend.Spec) { c.Resources.RootSizeGB-- },
 	} {
 		c := s.from(2, ref)

@@ -1,11 +1,9 @@
 package backendtest
 
 import (
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -48,11 +46,7 @@ func (s *suite) snapshotsRunning() {
 // identify gives the guest its identity.
 func (s *suite) identify(sp backend.Spec) guestapi.Health {
 	s.Helper()
-	id := guestapi.Identity{UID: sp.UID, Hostname: sp.Name, Time: time.Now(), Entropy: make([]byte, 64), Network: s.d.Info().GuestNetwork}
-	if _, err := rand.Read(id.Entropy); err != nil {
-		s.Fatal(err)
-	}
-	h, err := s.client(sp.Ref()).SetIdentity(s.ctx(), id)
+	h, err := s.client(sp.Ref()).SetIdentity(s.ctx(), s.newIdentity(sp))
 	s.ok("identity", err)
 	if h.Identity != sp.UID {
 		s.Fatalf("the guest is %q, want %q", h.Identity, sp.UID)

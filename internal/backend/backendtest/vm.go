@@ -43,6 +43,7 @@ func (s *suite) vm() {
 
 	s.sub("Control", func(s *suite) { s.control(sp) })
 	boot := s.awaitControl(ref).BootID // the identity may have replaced it
+	s.sub("Nested", func(s *suite) { s.nestedGuest(sp) })
 	s.sub("DialGuest", func(s *suite) { s.dialGuest(ref) })
 	s.sub("ListenGuest", func(s *suite) { s.listenGuest(ref, l) })
 	s.sub("Connections", func(s *suite) { s.connections(ref) })

@@ -27,7 +27,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: d,
 
-		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NestedChecker", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
 
 		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){

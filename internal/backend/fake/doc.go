@@ -24,7 +24,7 @@
 //
 // Some prefixes of a sandbox's name change its guest: "never-boots" never
 // answers, "crash-boots" crashes right after its start, "never-stops" does not
-// power off when it is asked, "no-runner" has no runner. The VM of a sandbox
+// power off when it is asked, "no-runner" has no runner, in "no-kvm" no virtual machine runs. The VM of a sandbox
 // whose name ends with "-slow" takes a second to be stopped or destroyed.
 //
 // # Jobs

@@ -206,7 +206,7 @@ func (g *guest) status() guestapi.Health {
 	mem, _ := g.in.memory(g)
 	return guestapi.Health{
 		Version: "fake", BootID: mem.BootID, Uptime: g.in.h.cfg.Clock().Sub(mem.StartedAt),
-		Identity: mem.Identity, System: "running", Bootstrapped: mem.Runner != nil,
+		Identity: mem.Identity, System: "running", Bootstrapped: mem.Runner != nil, Nested: mem.Nested,
 	}
 }
 
@@ -231,9 +231,13 @@ func (g *guest) identity(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, agentlab.CodeInvalid, "at least 32 bytes of entropy are needed")
 		return
 	}
-	begin := false
+	begin, state := false, g.nestedState(id)
+	without := id.Nested == string(agentlab.NestedOn) && state != agentlab.NestedWorks // its job needs it
 	g.in.update(g, func(mem *guestRecord) {
-		mem.Identity, mem.Hostname = id.UID, id.Hostname
+		mem.Identity, mem.Hostname, mem.Nested = id.UID, id.Hostname, string(state)
+		if without {
+			return
+		}
 		if id.Bootstrap != nil && mem.Runner == nil && (mem.Bootstrap == nil || mem.Bootstrap.Token != id.Bootstrap.Token) {
 			mem.Bootstrap, begin = id.Bootstrap, true
 		}

@@ -29,7 +29,7 @@ type Config struct {
 	Clock     func() time.Time // default time.Now; pauses use the time package
 	Logger    *slog.Logger     // default: discards
 	// They remove the capabilities of these names.
-	NoForks, NoKeptSnapshots, NoVolumeHotplug, NoAttachedVolumeSnapshots bool
+	NoForks, NoKeptSnapshots, NoVolumeHotplug, NoAttachedVolumeSnapshots, NoNested bool
 	// AnySpec makes Create return a sandbox that exists with another specification.
 	AnySpec bool
 }

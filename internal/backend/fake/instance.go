@@ -45,6 +45,7 @@ type guestRecord struct {
 	BootID    string              `json:"boot_id,omitempty"`
 	StartedAt time.Time           `json:"started_at,omitzero"`
 	Identity  string              `json:"identity,omitempty"`
+	Nested    string              `json:"nested,omitempty"`
 	Hostname  string              `json:"hostname,omitempty"`
 	Bootstrap *guestapi.Bootstrap `json:"bootstrap,omitempty"`
 	Runner    *runnerRecord       `json:"runner,omitempty"`
@@ -137,6 +138,11 @@ func (in *instance) start() error {
 	}
 	if in.rec.Lost {
 		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d has lost its saved memory", in.rec.Spec.VMID).WithHint("stop it first")
+	}
+	if in.rec.Spec.Resources.Nested == agentlab.NestedOn {
+		if err := in.h.nested(); err != nil {
+			return err
+		}
 	}
 	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted = backend.PowerRunning, "", false, false
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}

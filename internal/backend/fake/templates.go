@@ -24,7 +24,7 @@ const templateBytes = 100 << 20
 
 // templateKey identifies the sandboxes that share a template.
 func templateKey(s backend.Spec) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s", s.Image, s.Resources.Cores, s.Resources.MemoryMB, s.Options))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %t %s", s.Image, s.Resources.Cores, s.Resources.MemoryMB, s.Resources.Nested.Wanted(), s.Options))
 	return hex.EncodeToString(sum[:16])
 }
 

@@ -59,7 +59,7 @@ func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
 
-		Optional: []string{"EgressLogger", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"EgressLogger", "NestedChecker", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "VolumeSnapshotter", "Volumes"},
 
 		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){

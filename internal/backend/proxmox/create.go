@@ -420,6 +420,7 @@ func (d *Driver) replace(ctx context.Context, h *handle, inherited pve.Config) e
 	if inherited == nil {
 		inherited = s.cfg
 	}
+	h.CPU = d.cpuFor(h, s.cfg["cpu"])
 	ch := changes(inherited, d.wanted(h))
 	ch.Digest = s.cfg.Digest()
 	d.at("about to be configured")

@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/hostvirt"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
@@ -74,6 +76,10 @@ type Config struct {
 	// nil means the kernel's.
 	BootID func() string
 
+	// Modules and CPUInfo describe the processor of the daemon's node; "" means the
+	// kernel's files.
+	Modules, CPUInfo string
+
 	Poll   pve.Poll         // of tasks; zero means 500 ms, at most 5 s
 	Now    func() time.Time // nil means time.Now
 	Logger *slog.Logger     // nil means none
@@ -121,6 +127,7 @@ func New(cfg Config) (*Driver, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	cfg.Modules, cfg.CPUInfo = cmp.Or(cfg.Modules, hostvirt.Modules), cmp.Or(cfg.CPUInfo, hostvirt.CPUInfo)
 	d := &Driver{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.StateDir, Name)}
 	if err := os.MkdirAll(d.volumeDir(), 0o700); err != nil {
 		return nil, fault(err, "cannot make %s", d.volumeDir())

@@ -74,6 +74,7 @@ type handle struct {
 	Full     bool      `json:"full,omitempty"` // its disk is a copy
 	MAC      string    `json:"mac"`
 	Port     string    `json:"port"`
+	CPU      string    `json:"cpu,omitempty"`    // type of its CPUs; "" means that of the template
 	SMBIOS   string    `json:"smbios,omitempty"` // option smbios1 of its VM, which is unique
 
 	CloneSent   bool      `json:"clone_sent,omitempty"`   // a clone was sent, and its result is not known

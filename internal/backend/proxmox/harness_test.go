@@ -168,6 +168,7 @@ func testConfig(dir, node string, host Host) Config {
 		Nodes:   []Node{{Name: node, Templates: map[string]int{"base": templateVMID}, Host: host, Local: true}},
 		Subnet4: netip.MustParsePrefix("10.77.0.0/16"), Gateway4: netip.MustParseAddr("10.77.0.1"),
 		Subnet6: netip.MustParsePrefix("fd77:a91a:4d00::/64"), Gateway6: netip.MustParseAddr("fd77:a91a:4d00::1"),
+		Modules: filepath.Join(dir, "modules"), CPUInfo: filepath.Join(dir, "cpuinfo"),
 		Models: models, Poll: quick, Settle: 20 * time.Millisecond,
 	}
 }

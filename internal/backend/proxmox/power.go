@@ -83,6 +83,11 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (%s)", h.id().VMID, clip(lock)).
 			WithHint("wait until the task on the VM ends; if there is none, run on its node: qm unlock %d", h.id().VMID)
 	}
+	if h.Spec.Resources.Nested == agentlab.NestedOn {
+		if err := d.Nested(ctx); err != nil {
+			return err
+		}
+	}
 	if s, err = d.replug(ctx, h, s); err != nil {
 		return err
 	}

@@ -44,6 +44,9 @@ func (d *Driver) wanted(h *handle) map[string]string {
 	if len(d.cfg.SSHKeys) > 0 {
 		want["sshkeys"] = pve.EncodeSSHKeys(strings.Join(d.cfg.SSHKeys, "\n"))
 	}
+	if h.CPU != "" {
+		want["cpu"] = h.CPU
+	}
 	if h.SnippetVolume != "" {
 		want["cicustom"] = "user=" + h.SnippetVolume
 	}

@@ -22,7 +22,7 @@ const (
 // as a probe of KVM.
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
-	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkRunner())
+	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkNested(ctx), d.checkRunner())
 	findings = append(findings, supervisor.CheckProxy(ctx, d.cfg.UpstreamProxy)...)
 	return append(findings, d.tmpl.check(), checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
 }

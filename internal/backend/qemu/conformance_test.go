@@ -138,7 +138,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: m,
 
-		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NestedChecker", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
 
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },

@@ -243,12 +243,12 @@ func TestArgs(t *testing.T) {
 	}
 	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
 	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
-	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max,-erms,-fsrm"} {
+	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max,-erms,-fsrm,-svm,-vmx"} {
 		if got := find(tcg, name); got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
 		}
 	}
-	if got := find(kvm, "-accel") + " " + find(kvm, "-cpu"); got != "kvm host" {
+	if got := find(kvm, "-accel") + " " + find(kvm, "-cpu"); got != "kvm host,-svm,-vmx" {
 		t.Error(got)
 	}
 	if got := find(tcg, "-append"); !strings.Contains(got, "transparent_hugepage=madvise mitigations=off tsc_early_khz=7 tsc=reliable") {

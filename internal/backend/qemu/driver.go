@@ -74,6 +74,9 @@ type Config struct {
 	// paused. 0 means that QEMU pauses a guest when no space is left.
 	PauseBelow uint64
 
+	// NoNested denies hardware virtualization to all guests.
+	NoNested bool
+
 	// Reserved lists the ports of this host that no policy can allow to a
 	// sandbox started from now on.
 	Reserved []uint16
@@ -119,6 +122,7 @@ var (
 	_ backend.DeadlineSetter = (*Driver)(nil)
 	_ backend.Templates      = (*Driver)(nil)
 	_ backend.MemoryReporter = (*Driver)(nil)
+	_ backend.NestedChecker  = (*Driver)(nil)
 )
 
 // New returns a Driver. It creates the driver's directories.

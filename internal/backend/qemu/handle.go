@@ -37,8 +37,9 @@ type startConfig struct {
 	Machine string `json:"machine,omitempty"`  // machineKey
 	// Background gives the VM the least of the host's CPU time.
 	Background bool   `json:"background,omitempty"`
-	Load       bool   `json:"load,omitempty"` // load the guest's memory from the sandbox's directory; it does not boot
-	Accel      Accel  `json:"accel"`          // "kvm" or "tcg"
+	Load       bool   `json:"load,omitempty"`   // load the guest's memory from the sandbox's directory; it does not boot
+	Accel      Accel  `json:"accel"`            // "kvm" or "tcg"
+	Nested     bool   `json:"nested,omitempty"` // the CPUs have virtualization
 	TSCKHz     int    `json:"tsc_khz,omitempty"`
 	TSCFixed   bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
 	Initrd     string `json:"initrd"`              // absolute path
@@ -120,6 +121,7 @@ func (d *Driver) findAll(uid string) ([]found, error) {
 // readHandle reads config.json. If there is none the error is fs.ErrNotExist.
 func readHandle(dir string) (handle, error) {
 	var h handle
+	h.Spec.Resources.Nested = agentlab.NestedAuto // of handles that are older than the setting
 	if err := durable.ReadJSON(filepath.Join(dir, fileConfig), &h); err != nil {
 		return h, err
 	}

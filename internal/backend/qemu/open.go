@@ -20,10 +20,14 @@ type Settings struct {
 	Binary string `yaml:"binary" doctor:"show" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
 	Accel  string `yaml:"accel" doctor:"show" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
 
+	Nested bool `yaml:"nested" doc:"Permit profiles to provide hardware virtualization to guests (resources.nested). With false no sandbox that is started from now on has it."`
+
 	TemplateCacheGB int `yaml:"template_cache_gb" doc:"Space for templates, in GiB: booted guests from which sandboxes start without a boot. The least recently used are removed. With 0 every sandbox boots."`
 }
 
-func newSettings() config.Section { return &Settings{Accel: string(AccelAuto), TemplateCacheGB: 4} }
+func newSettings() config.Section {
+	return &Settings{Accel: string(AccelAuto), Nested: true, TemplateCacheGB: 4}
+}
 
 // Validate implements config.Section.
 func (s *Settings) Validate(config.Config, bool) error {
@@ -59,6 +63,7 @@ func open(env registry.Env) (registry.Opened, error) {
 		},
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
 		Accel:      Accel(s.Accel),
+		NoNested:   !s.Nested,
 
 		TemplateBytes: int64(s.TemplateCacheGB) << 30,
 

@@ -91,6 +91,11 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 	if err != nil {
 		return startConfig{}, err
 	}
+	if h.Spec.Resources.Nested == agentlab.NestedOn {
+		if err := d.Nested(ctx); err != nil {
+			return startConfig{}, err
+		}
+	}
 	initrd, err := d.rd.file(ctx, h.Image.Modules)
 	if errors.Is(err, fs.ErrNotExist) && !fileExists(h.Image.Modules) {
 		return startConfig{}, imageGone(h, err)
@@ -103,6 +108,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 			Backend: Name, PauseBelow: d.cfg.PauseBelow, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 		},
 		QEMU: d.host.qemu(), QEMUImg: d.host.qemuImg(), Accel: accel, Initrd: initrd,
+		Nested: h.Spec.Resources.Nested.Wanted() && !d.cfg.NoNested,
 	}
 	if cfg.Machine, err = d.machineKey(ctx, h, cfg); err != nil {
 		return startConfig{}, err
@@ -199,7 +205,7 @@ func machineArgs(c startConfig) []string {
 	return []string{
 		"-machine", "microvm,pit=off,pic=off,isa-serial=off,usb=off,pcie=off,dump-guest-core=off",
 		"-global", "virtio-mmio.force-legacy=false",
-		"-accel", accelArg(c.Accel), "-cpu", cpuArg(c.Accel),
+		"-accel", accelArg(c.Accel), "-cpu", cpuArg(c),
 	}
 }
 
@@ -214,13 +220,17 @@ func accelArg(a Accel) string {
 	return "tcg,thread=single,tb-size=128"
 }
 
-func cpuArg(a Accel) string {
-	if a == AccelKVM {
-		return "host"
-	}
+func cpuArg(c startConfig) string {
 	// One step of an emulated string instruction handles one element. Without these
 	// features the guest copies and clears its memory by words, not by bytes.
-	return "max,-erms,-fsrm"
+	arg := "max,-erms,-fsrm"
+	if c.Accel == AccelKVM {
+		arg = "host"
+	}
+	if !c.Nested {
+		arg += ",-svm,-vmx"
+	}
+	return arg
 }
 
 // kernelCommandLine has nothing that identifies a sandbox: the guest gets its

@@ -165,7 +165,7 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 		return err
 	}
 	t.d.at("template booted")
-	if err := t.settle(ctx, dir); err != nil {
+	if err := t.settle(ctx, dir, cfg.Nested); err != nil {
 		return err
 	}
 	t.d.at("template settled")
@@ -211,7 +211,7 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 
 // settle waits until the guest's init has started everything, and prepares the
 // guest.
-func (t *templates) settle(ctx context.Context, dir string) error {
+func (t *templates) settle(ctx context.Context, dir string, nested bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
 	defer cancel()
 	vm := t.supervised(dir)
@@ -235,7 +235,7 @@ func (t *templates) settle(ctx context.Context, dir string) error {
 	if err := c.Rehearse(ctx); err != nil {
 		return err
 	}
-	if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork}); err != nil {
+	if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork, Nested: nested}); err != nil {
 		return err
 	}
 	select {

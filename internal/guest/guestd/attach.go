@@ -89,7 +89,7 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	if err != nil {
 		return nil, err
 	}
-	ptmx, err := startTTY(cmd, a, stream.WindowSize{Rows: req.Rows, Cols: req.Cols})
+	ptmx, err := s.startTTY(cmd, a, stream.WindowSize{Rows: req.Rows, Cols: req.Cols})
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s", startFailure(cmd, err).Error)
 	}

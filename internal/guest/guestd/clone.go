@@ -95,6 +95,11 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if err := s.stopJournal(ctx); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", journalUnit, err)
 	}
+	if req.Nested {
+		if _, err := s.ensureNested(); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "nested virtualization: %w", err)
+		}
+	}
 	rehearse()
 	if err := s.emptyFiles(); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "files: %w", err)
@@ -199,7 +204,7 @@ func (s *Server) wipeSecrets() error {
 	if err != nil {
 		return err
 	}
-	if err = start(cmd); err == nil {
+	if err = s.startCmd(cmd); err == nil {
 		t := time.AfterFunc(endWait, func() { _ = cmd.Process.Kill() })
 		err = cmd.Wait()
 		t.Stop()

@@ -205,7 +205,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 		ours, theirs = append(ours, r), append(theirs, w)
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs[0], theirs[1], theirs[2]
-	err := start(cmd)
+	err := s.startCmd(cmd)
 	closeAll(theirs)
 	if err != nil {
 		c.exit(startFailure(cmd, err))
@@ -232,7 +232,7 @@ func (s *Server) execPipes(c *client, cmd *exec.Cmd) {
 
 // execTTY runs cmd on a new terminal.
 func (s *Server) execTTY(c *client, cmd *exec.Cmd, a account, size stream.WindowSize) {
-	ptmx, err := startTTY(cmd, a, size)
+	ptmx, err := s.startTTY(cmd, a, size)
 	if err != nil {
 		c.exit(startFailure(cmd, err))
 		return
@@ -307,7 +307,7 @@ func drain(w io.Writer, f *os.File, done <-chan struct{}) {
 }
 
 // startTTY starts cmd on a new terminal that belongs to a.
-func startTTY(cmd *exec.Cmd, a account, size stream.WindowSize) (*os.File, error) {
+func (s *Server) startTTY(cmd *exec.Cmd, a account, size stream.WindowSize) (*os.File, error) {
 	if cmd.Err != nil {
 		return nil, cmd.Err
 	}
@@ -325,7 +325,7 @@ func startTTY(cmd *exec.Cmd, a account, size stream.WindowSize) (*os.File, error
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr.Setctty = true
-	if err := start(cmd); err != nil {
+	if err := s.startCmd(cmd); err != nil {
 		_ = ptmx.Close()
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/slice"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
@@ -55,6 +56,7 @@ type Config struct {
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
 	Grace   time.Duration // between SIGHUP and SIGTERM, and SIGKILL, to a command whose client has disconnected; default 2 s
 	SSHD    string        // address where sshd answers; default 127.0.0.1:22
+	Limits  bool          // limit what is started, with agentlab.slice
 	// Answered, if not nil, is called with the path of each answered request.
 	Answered func(path string)
 }
@@ -65,6 +67,7 @@ type Server struct {
 	log   *slog.Logger
 	http  *http.Server
 	start time.Time
+	slice *slice.Slice // nil: nothing is limited
 
 	idMu     sync.Mutex // one identity at a time
 	prepared *prepared  // of a template that has no identity yet; guarded by idMu
@@ -107,6 +110,9 @@ func New(cfg Config) *Server {
 		cfg.Backoff = time.Second
 	}
 	s := &Server{cfg: cfg, log: cfg.Logger, start: time.Now()}
+	if cfg.Limits {
+		s.slice = slice.Open(cfg.Root, cfg.Logger)
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.terms.open = make(map[string]*terminal)
 	mux := http.NewServeMux()
@@ -145,6 +151,9 @@ func New(cfg Config) *Server {
 func (s *Server) Serve(l net.Listener) error {
 	s.resumeRunner()
 	s.wg.Go(s.thawLeft)
+	if s.line(nestedFile) == string(agentlab.NestedWorks) { // of an earlier server of this boot
+		s.slice.WatchVMs(kvmDevice)
+	}
 	err := s.http.Serve(l)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -181,6 +190,7 @@ func (s *Server) health() guestapi.Health {
 		System:   s.systemStatus(),
 
 		Bootstrapped: err == nil,
+		Nested:       s.line(nestedFile),
 	}
 }
 

@@ -127,7 +127,14 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", step.what, err)
 		}
 	}
-	if id.Bootstrap != nil {
+	state := agentlab.NestedState("")
+	if id.Nested != "" {
+		var err error
+		if state, err = s.ensureNested(); err != nil {
+			return agentlab.Errorf(agentlab.CodeInternal, "nested virtualization: %w", err)
+		}
+	}
+	if id.Bootstrap != nil && (id.Nested != string(agentlab.NestedOn) || state == agentlab.NestedWorks) {
 		s.startRunner()
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -37,6 +38,11 @@ type Kernel interface {
 	// GrowRoot extends the root file system to the end of its disk, which it waits
 	// for to have least bytes, and returns the size of the disk.
 	GrowRoot(least int64, wait time.Duration) (int64, error)
+	// LoadKVM loads the module of KVM, and tests whether a virtual machine can be
+	// created.
+	LoadKVM() agentlab.NestedState
+	// ShareKVM lets the members of a group open /dev/kvm.
+	ShareKVM(gid int) error
 	// Sync writes all file systems to their disks.
 	Sync()
 	// Reboot stops the machine at once: "poweroff" or "reboot".

@@ -51,7 +51,7 @@ func listenMain(args []string) int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: dropTime}))
 	tcp, err := new(net.ListenConfig).Listen(context.Background(), "tcp", *listen)
 	if err == nil {
-		err = serveTCP(context.Background(), Config{Logger: log}, tcp, *config)
+		err = serveTCP(context.Background(), Config{Logger: log, Limits: true}, tcp, *config)
 	}
 	log.Error("guestd ends", "err", err)
 	return 1

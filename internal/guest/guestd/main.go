@@ -106,7 +106,7 @@ func serve(ready func() (func(string), error)) int {
 		return fatal(err)
 	}
 	l := link.Guest(port)
-	cfg := Config{Logger: log}
+	cfg := Config{Logger: log, Limits: true}
 	if ready != nil {
 		if cfg.Answered, err = ready(); err != nil {
 			return fatal(err)

@@ -106,9 +106,10 @@ func lookPath(name, dir string, env []string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// start starts cmd without the server's protection from the kernel's OOM
-// killer.
-func start(cmd *exec.Cmd) error {
+// startCmd starts cmd in the slice of users, and without the server's protection from
+// the kernel's OOM killer.
+func (s *Server) startCmd(cmd *exec.Cmd) error {
+	s.slice.Add(cmd.SysProcAttr)
 	if err := cmd.Start(); err != nil {
 		return err
 	}

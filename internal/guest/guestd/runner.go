@@ -126,7 +126,7 @@ func (s *Server) runRunner(ctx context.Context) error {
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{lock} // the lock is held until both processes have closed it
-	if err := start(cmd); err != nil {
+	if err := s.startCmd(cmd); err != nil {
 		return err
 	}
 	if err := s.writeFile(runnerPIDFile, []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o644, 0, 0); err != nil {

@@ -44,7 +44,9 @@ func (r *Runner) runAgent(ctx context.Context, rp repo) (outcome, error) {
 	p := &program{
 		r: r, name: "the agent", dir: r.dir, agent: r.job.Agent, task: r.job.Task, env: r.agentEnv(rp), logBytes: maxAgentLog,
 	}
-	return p.run(ctx, rp, "agent")
+	out, err := p.run(ctx, rp, "agent")
+	r.noteKills()
+	return out, err
 }
 
 // run runs the program to its end, or waits for one that an earlier runner
@@ -122,7 +124,7 @@ func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	case exit.Error != "":
 		out.Status, out.Message = "FAILED", exit.Error
 	case exit.Code > 128 && exit.Code <= 128+64:
-		out.Status, out.Message = "FAILED", fmt.Sprintf("%s was killed by signal %d (%s)", p.name, exit.Code-128, syscall.Signal(exit.Code-128))
+		out.Status, out.Message = "FAILED", fmt.Sprintf("%s was killed by signal %d (%s)", p.name, exit.Code-128, syscall.Signal(exit.Code-128))+killsText(exit.Code)
 	case exit.Code != 0:
 		out.Status, out.Message = "FAILED", fmt.Sprintf("%s exited with code %d", p.name, exit.Code)
 	default:

@@ -122,6 +122,7 @@ func (c *control) reportLoop(ctx context.Context) {
 		c.mu.Lock()
 		rep := c.report
 		c.mu.Unlock()
+		rep.Kills = c.r.noteKills()
 		// Not retried for longer than a heartbeat: there may be a newer
 		// report.
 		err := c.r.api.retry(ctx, c.r.cfg.Timing.Heartbeat, func() error { return c.send(ctx, rep) })

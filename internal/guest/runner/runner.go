@@ -38,6 +38,9 @@ type Runner struct {
 	control     *control
 	storeFailed bool // the external artifact store did not accept a copy
 	closers     []io.Closer
+
+	killsMu sync.Mutex
+	kills   int // that are in the log
 }
 
 // New returns a Runner.
@@ -401,7 +404,7 @@ func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
 	msg = agentlab.Cut(r.red.String(msg), maxMessage)
 	result := c.Result
 	result.JudgeExit, result.Score = out.Judge.Exit, out.Judge.Score
-	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result}
+	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result, Kills: r.noteKills()}
 }
 
 func (r *Runner) jobReport(final guestapi.Report, out outcome) jobReport {

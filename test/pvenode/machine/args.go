@@ -84,6 +84,9 @@ func or(value, fallback string) string {
 // emulated slowly, and the more drivers would be loaded.
 const Emulated = "qemu64,-svm,+rdrand"
 
+// EmulatedHost is the emulated CPU for the type host.
+const EmulatedHost = "qemu64,+svm,+rdrand"
+
 // command is the program with its arguments, as Proxmox VE gives them.
 func (s Spec) command() []string {
 	var a []string
@@ -93,6 +96,9 @@ func (s Spec) command() []string {
 	// A CPU that runs what another CPU patches at the same time may freeze the guest,
 	// where each has a thread of its own.
 	accel, cpu := "tcg,thread=single,tb-size=128", Emulated
+	if props(s.Conf["cpu"])[""] == "host" { // as of a host with virtualization
+		cpu = EmulatedHost
+	}
 	if s.KVM && s.Conf.on("kvm", true) {
 		accel, cpu = "kvm", or(props(s.Conf["cpu"])[""], "kvm64")
 	}

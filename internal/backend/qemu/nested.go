@@ -1,0 +1,35 @@
+package qemu
+
+import (
+	"context"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/hostvirt"
+)
+
+// Nested implements backend.NestedChecker. QEMU's emulator has AMD's virtualization.
+// KVM provides that of the processor if its module permits it.
+func (d *Driver) Nested(ctx context.Context) error {
+	if d.cfg.NoNested {
+		return hostvirt.Refused("it is switched off on this host", "set qemu.nested: true in config.yaml, and restart the daemon")
+	}
+	accel, err := d.host.accel(ctx)
+	if err != nil || accel != AccelKVM {
+		return err
+	}
+	return hostvirt.Nested(hostvirt.Modules)
+}
+
+func (d *Driver) checkNested(ctx context.Context) backend.Finding {
+	const name = "nested"
+	switch err := d.Nested(ctx); {
+	case d.cfg.NoNested:
+		return finding(name, backend.LevelOK, "", "off: the configuration says qemu.nested: false")
+	case agentlab.CodeOf(err) == agentlab.CodeUnsupported:
+		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "virtual machines do not run in sandboxes: %s", err)
+	case err != nil:
+		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "unknown: %s", err)
+	}
+	return finding(name, backend.LevelOK, "", "virtual machines can run in sandboxes whose profile has resources.nested")
+}

@@ -1,0 +1,201 @@
+// Package slice limits what users and agents run in a guest, so that the guest itself
+// survives it: commands, terminals, the runner with its agent, logins and containers
+// are in the cgroup agentlab.slice. Nested guests have a limit of their own in it. Root
+// in the guest can change all of it: the limits are against accidents, and the virtual
+// machine is the boundary against attacks.
+package slice
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+const (
+	cgroupRoot  = "/sys/fs/cgroup"
+	agentsGroup = guestapi.Slice + "/agents"       // what this server starts
+	nestedGroup = guestapi.NestedSlice + "/guests" // processes that have opened /dev/kvm
+	loginGroup  = guestapi.Slice + "/ssh.service"
+	unitDir     = "/run/systemd/system"
+)
+
+// Slice is agentlab.slice. nil does nothing.
+type Slice struct {
+	root   string   // file system of the cgroups
+	agents *os.File // directory of agentsGroup
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	watched uint64 // inode of the device that is watched
+}
+
+// limits are the limits of agentlab.slice, and of nested guests in it.
+type limits struct{ memory, nested, tasks int64 }
+
+// limitsFor returns the limits for a guest with an amount of memory, in bytes, and a
+// number of threads that its kernel can have. What the slice cannot have remains for
+// the kernel, the distribution's services and this server.
+func limitsFor(memory, threads int64) limits {
+	reserve := min(max(memory/10, 128<<20), 512<<20)
+	l := limits{memory: max(memory-reserve, memory/2), tasks: threads / 4 * 3}
+	l.nested = l.memory / 4 * 3
+	return l
+}
+
+// units returns the units of systemd, by file name, with the same limits: systemd
+// sets those of its units when a service in the slice starts.
+func (l limits) units() map[string]string {
+	return map[string]string{
+		guestapi.Slice: fmt.Sprintf("[Unit]\nDescription=AgentLab: what users and agents run\nDefaultDependencies=no\n\n"+
+			"[Slice]\nMemoryMax=%d\nTasksMax=%d\nCPUWeight=%d\n", l.memory, l.tasks, agentsWeight),
+		filepath.Base(guestapi.NestedSlice): fmt.Sprintf("[Unit]\nDescription=AgentLab: nested virtual machines\nDefaultDependencies=no\n\n"+
+			"[Slice]\nMemoryMax=%d\nCPUWeight=%d\n", l.nested, nestedWeight),
+		// Virtual machines of libvirt.
+		"machine.slice.d/agentlab.conf": fmt.Sprintf("[Slice]\nMemoryMax=%d\nCPUWeight=%d\n", l.nested, nestedWeight),
+		// sshd itself is never killed. If a process of a login is, it continues.
+		"ssh.service.d/agentlab.conf":  "[Service]\nSlice=" + guestapi.Slice + "\nOOMPolicy=continue\n",
+		"init.scope.d/agentlab.conf":   "[Scope]\nMemoryMin=48M\n", // systemd, and this server
+		"system.slice.d/agentlab.conf": "[Slice]\nMemoryMin=48M\n",
+	}
+}
+
+// Weights of the CPU; that of other slices is 100.
+const agentsWeight, nestedWeight = 80, 50
+
+// Open sets up the slice. It may have been set up before. It returns nil if the
+// guest has no cgroups.
+func Open(root string, log *slog.Logger) *Slice {
+	cgroups := filepath.Join("/", root, cgroupRoot)
+	var st unix.Statfs_t
+	if err := unix.Statfs(cgroups, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+		log.Warn("what users run is not limited: there are no cgroups", "dir", cgroups)
+		return nil
+	}
+	s := &Slice{root: cgroups, log: log}
+	l := limitsFor(memTotal(), threadsMax())
+	for name, text := range l.units() {
+		if err := writeUnit(filepath.Join("/", root, unitDir, name), text); err != nil {
+			log.Warn("a unit of systemd was not written", "unit", name, "err", err)
+		}
+	}
+	err := s.make(l)
+	if err == nil {
+		s.agents, err = os.Open(filepath.Join(cgroups, agentsGroup))
+	}
+	if err != nil {
+		log.Warn("what users run is not limited", "err", err)
+		return nil
+	}
+	if err := s.watchKills(); err != nil {
+		log.Warn("the end of processes without memory is not reported", "err", err)
+	}
+	return s
+}
+
+// make creates the cgroups. Without the limit of memory it fails; others may be
+// missing.
+func (s *Slice) make(l limits) error {
+	for _, dir := range []string{guestapi.Slice, agentsGroup, guestapi.NestedSlice, nestedGroup} {
+		parent := filepath.Dir(dir)
+		for _, controller := range []string{"memory", "pids", "cpu"} {
+			_ = s.set(parent, "cgroup.subtree_control", "+"+controller)
+		}
+		if err := os.Mkdir(filepath.Join(s.root, dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // of the kernel's
+			return err
+		}
+	}
+	_ = s.set(guestapi.Slice, "pids.max", strconv.FormatInt(l.tasks, 10))
+	_ = s.set(guestapi.Slice, "cpu.weight", strconv.Itoa(agentsWeight))
+	_ = s.set(guestapi.NestedSlice, "cpu.weight", strconv.Itoa(nestedWeight))
+	return errors.Join(
+		s.set(guestapi.Slice, "memory.max", strconv.FormatInt(l.memory, 10)),
+		s.set(guestapi.NestedSlice, "memory.max", strconv.FormatInt(l.nested, 10)),
+	)
+}
+
+func (s *Slice) set(group, name, value string) error {
+	return os.WriteFile(filepath.Join(s.root, group, name), []byte(value), 0)
+}
+
+// writeUnit writes a file unless it has the text.
+func writeUnit(name, text string) error {
+	if old, err := os.ReadFile(name); err == nil && string(old) == text {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // systemd's
+		return err
+	}
+	return os.WriteFile(name, []byte(text), 0o644) //nolint:gosec // public
+}
+
+// Add makes a process start in the slice.
+func (s *Slice) Add(attr *syscall.SysProcAttr) {
+	if s == nil {
+		return
+	}
+	var st unix.Stat_t
+	if unix.Fstatat(int(s.agents.Fd()), "cgroup.procs", &st, 0) == nil { // root may have removed it
+		attr.UseCgroupFD, attr.CgroupFD = true, int(s.agents.Fd())
+	}
+}
+
+// WatchVMs confines each process that opens the device of the hypervisor. It does
+// nothing for a device that is watched.
+func (s *Slice) WatchVMs(device string) {
+	var st unix.Stat_t
+	if s == nil || unix.Stat(device, &st) != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watched == st.Ino {
+		return
+	}
+	if err := watchOpens(device, s.confine); err != nil {
+		s.log.Warn("nested guests have no limit of their own", "err", err)
+		return
+	}
+	s.watched = st.Ino
+}
+
+// confine makes a process the first that is killed when memory is used up, and moves
+// it to the cgroup of nested guests. Containers and services keep their cgroups:
+// their managers need them.
+func (s *Slice) confine(pid int) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	_ = os.WriteFile(dir+"/oom_score_adj", []byte("1000"), 0)
+	b, err := os.ReadFile(dir + "/cgroup")
+	group := strings.TrimPrefix(strings.TrimSpace(string(b)), "0::/")
+	if err == nil && (group == agentsGroup || group == loginGroup) {
+		_ = s.set(nestedGroup, "cgroup.procs", strconv.Itoa(pid))
+	}
+}
+
+// memTotal returns the memory of the guest in bytes.
+func memTotal() int64 {
+	var si unix.Sysinfo_t
+	_ = unix.Sysinfo(&si)                              // never fails
+	return int64(si.Totalram) * int64(max(si.Unit, 1)) //nolint:gosec // smaller than 2^63
+}
+
+// threadsMax returns how many threads the kernel can have.
+func threadsMax() int64 {
+	const least = 4096
+	b, err := os.ReadFile("/proc/sys/kernel/threads-max")
+	n, perr := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil || perr != nil {
+		return least
+	}
+	return max(n, least)
+}

@@ -1,0 +1,70 @@
+package sandbox
+
+import (
+	"context"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// errNested is that virtual machines do not run in the guest of a sandbox that
+// requires it.
+type errNested struct{ error }
+
+// checkNested returns an error with code unsupported if a sandbox requires nested
+// virtualization and no host provides it.
+func (s *Service) checkNested(ctx context.Context, sb agentlab.Sandbox) error {
+	if sb.Resources.Nested != agentlab.NestedOn {
+		return nil
+	}
+	err := s.hostNested(ctx)
+	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+		return err
+	}
+	return nil // not known: the guest reports it
+}
+
+// hostNested returns why the backend provides no virtualization to guests, nil if it
+// may do so.
+func (s *Service) hostNested(ctx context.Context) error {
+	if c, ok := s.cfg.Driver.(backend.NestedChecker); ok {
+		return c.Nested(ctx)
+	}
+	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s provides no nested virtualization", s.cfg.Driver.Info().Name).
+		WithField("resources.nested").WithHint("set resources.nested: auto in the profile")
+}
+
+// noteNested stores what the guest of a sandbox has reported about /dev/kvm. The guest
+// may be wrong about it, which harms only itself. The reason in the event is that of
+// the host, if it has one.
+func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state agentlab.NestedState) error {
+	if !sb.Resources.Nested.Wanted() || sb.Maintenance() {
+		return nil
+	}
+	why, hint, text := "", "", ""
+	if state != agentlab.NestedWorks {
+		why = state.Reason()
+		if err := s.hostNested(ctx); agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+			why, hint = err.Error(), agentlab.HintOf(err)
+		}
+		if text = why; hint != "" {
+			text += " → " + hint
+		}
+	}
+	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.NestedState == state && state != "" && now.BootedAt.IsZero() {
+			return nil, nil
+		}
+		now.NestedState = state
+		data := map[string]any{"nested": sb.Resources.Nested, "works": why == ""}
+		if why == "" {
+			return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "virtual machines can run in sandbox %s", sb.Name)}, nil
+		}
+		data["reason"], data["hint"] = why, hint
+		return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "warning: virtual machines do not run in sandbox %s: %s", sb.Name, text)}, nil
+	})
+	if err == nil && why != "" && sb.Resources.Nested == agentlab.NestedOn {
+		return errNested{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).WithHint("%s", hint)}
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Plan checks a request and returns the sandbox that Create would store,
+// without a number, and its profile. It stores nothing.
+func (s *Service) Plan(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
+	sb, prof, err := s.plan(r, nil)
+	if err == nil {
+		err = s.checkNested(ctx, sb)
+	}
+	return sb, prof, err
+}
+
+// plan is Plan for a sandbox from a snapshot; nil means from its image.
+func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
+	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
+		return agentlab.Sandbox{}, agentlab.Profile{}, err
+	}
+	if r.Name != "" {
+		if err := agentlab.ValidateName(r.Name); err != nil {
+			return none(err)
+		}
+	}
+	if err := s.admission(); err != nil {
+		return none(err)
+	}
+	profile := s.cfg.DefaultProfile
+	if from != nil {
+		profile = from.Profile
+	}
+	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, profile))
+	if err != nil {
+		return none(err)
+	}
+	if prof.Workspace == agentlab.WorkspaceRequired && r.Workspace == nil && from == nil {
+		return none(agentlab.Errorf(agentlab.CodeInvalid, "profile %s requires a workspace", prof.Name).WithField("workspace").
+			WithHint("add --workspace NAME, --workspace new:NAME or --stateful, or choose another profile: agentlab profile list"))
+	}
+	ttl, err := s.ttl(r.TTL, prof.TTL)
+	if err != nil {
+		return none(err)
+	}
+	now := s.clock().UTC()
+	sb := agentlab.Sandbox{
+		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Driver.Info().Name, Profile: prof.Name,
+		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
+		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
+		Resources: prof.Resources, Options: prof.Options, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
+		LeaseExpiresAt: now.Add(ttl + r.Extra), CreatedAt: now,
+	}
+	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
+	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
+	if sb.Resources.Nested, err = sb.Resources.Nested.Narrow(r.Nested); err != nil {
+		return none(err)
+	}
+	if r.Keepalive != nil {
+		sb.Keepalive = *r.Keepalive
+	}
+	if err := cmp.Or(s.maintain(&sb, r), sb.Resources.Validate()); err != nil {
+		return none(err)
+	}
+	if from != nil { // its image exists as long as it does
+		err = planFrom(&sb, r, *from)
+	} else {
+		err = s.checkImage(sb)
+	}
+	if err != nil {
+		return none(err)
+	}
+	asked := spec(sb)
+	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
+	if err := s.cfg.Driver.Validate(asked); err != nil {
+		return none(err)
+	}
+	return sb, prof, nil
+}
+
+// checkImage returns an error if a sandbox cannot have its image, or if its disk is
+// smaller than the image. The driver checks that too, because an image may be built
+// or replaced later.
+func (s *Service) checkImage(sb agentlab.Sandbox) error {
+	if err := s.cfg.Images.Check(sb.Image); err != nil {
+		return err
+	}
+	sizer, ok := s.cfg.Images.(DiskSizer)
+	if !ok {
+		return nil
+	}
+	return backend.CheckDisk(sb.Resources.RootSizeGB, sizer.DiskBytes(sb.Image))
+}
+
+// admission returns an error if the host accepts no new sandbox now.
+func (s *Service) admission() error {
+	if err := s.room(); err != nil || s.cfg.Host == nil {
+		return err
+	}
+	return s.cfg.Host.Usable()
+}
+
+func (s *Service) room() error {
+	if s.cfg.Host == nil {
+		return nil
+	}
+	return s.cfg.Host.Room()
+}
+
+// ttl chooses the length of a lease and checks it.
+func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
+	d := cmp.Or(asked, profile, s.lim.DefaultTTL)
+	if err := agentlab.ValidateTTL(d); err != nil {
+		return 0, err
+	}
+	if d > s.lim.MaxTTL {
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "%s is longer than the maximum of %s", agentlab.FormatTTL(d), agentlab.FormatTTL(s.lim.MaxTTL)).WithField("ttl").
+			WithHint("use a shorter duration, or increase limits.max_ttl_minutes in config.yaml")
+	}
+	return d, nil
+}
