@@ -25,6 +25,9 @@ func (n Nested) Wanted() bool { return n == NestedAuto || n == NestedOn }
 // Narrow returns what a sandbox gets whose profile has n and whose request has asked;
 // "" is no request. A request never gives a guest what its profile refuses.
 func (n Nested) Narrow(asked Nested) (Nested, error) {
+	if n == "" {
+		n = NestedOff
+	}
 	if asked == "" {
 		return n, nil
 	}

@@ -24,6 +24,7 @@ var backendWordsIn = map[string]string{
 	"internal/cli/hostnetwork.go":     "the help names a backend whose sandboxes are on a bridge",
 	"internal/cli/init.go":            "it sets up a host for each backend",
 	"internal/hostvirt/":              "the modules of the kernel, for all drivers that use it",
+	"internal/guest/slice/watch.go":   "the device of the guest's own kernel, on every backend",
 	"internal/guest/guestd/nested.go": "the device of the guest's own kernel, on every backend",
 	"internal/image/stage.go":         "the name of a package of the distribution",
 }

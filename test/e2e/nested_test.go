@@ -162,7 +162,11 @@ func (l *lab) imageKernel(sb api.Sandbox) string {
 // shell runs a command in a sandbox as agent, without a terminal.
 func (l *lab) shell(sandbox string, stdin io.Reader, command string) result {
 	l.Helper()
-	return l.runInput("", stdin, "exec", sandbox, "--", "sh", "-c", command)
+	args := []string{"exec", "-i", sandbox, "--", "sh", "-c", command}
+	if stdin == nil {
+		args = append(args[:1], args[2:]...)
+	}
+	return l.runInput("", stdin, args...)
 }
 
 // A virtual machine boots in a sandbox with hardware virtualization, started by an
@@ -202,6 +206,11 @@ func TestNestedVM(t *testing.T) {
 	if !eventually(commandLimit, func() bool { return counted() != "" }) {
 		t.Fatal(l.shell(sb.Name, nil, "cat /tmp/nest/count.log"))
 	}
+	if !eventually(settleLimit, func() bool {
+		return strings.Contains(l.shell(sb.Name, nil, "cat /proc/$(pgrep -o qemu-system)/cgroup").stdout, "nested")
+	}) {
+		t.Error("the nested guest has no limit of its own")
+	}
 	if r := l.shell(sb.Name, nil, "cat /proc/$(pgrep -o qemu-system)/cgroup /proc/$(pgrep -o qemu-system)/oom_score_adj"); r.stdout != "0::/agentlab.slice/agentlab-nested.slice/guests\n1000\n" {
 		t.Error(r)
 	}
@@ -231,7 +240,10 @@ func TestNestedVM(t *testing.T) {
 // nestedHog is a program that opens the device of the hypervisor, as QEMU does, and
 // takes all memory.
 const nestedHog = `python3 - <<'END'
+import time
 device = open('/dev/kvm', 'rb+', 0)
+while 'agentlab-nested.slice/guests' not in open('/proc/self/cgroup').read():
+    time.sleep(0.1)
 hold = []
 while True:
     hold.append(b'x' * (16 << 20))
@@ -268,8 +280,8 @@ func TestNestedSwitchedOff(t *testing.T) {
 	l.profile("plain", strings.NewReplacer("name: nested", "name: plain", "  nested: on\n", "").Replace(nestedProfile))
 	l.config("qemu:\n  nested: false\n")
 
-	const look = "grep -c -w -e svm -e vmx /proc/cpuinfo; ls /dev/kvm"
-	j, r := l.job("--profile", "perhaps", "--agent", "shell", "--task", look+"; true")
+	const look = "grep -c -w -e svm -e vmx /proc/cpuinfo || true; ls /dev/kvm || true"
+	j, r := l.job("--profile", "perhaps", "--agent", "shell", "--task", look)
 	if j.Status != "COMPLETED" || !strings.Contains(r.stderr, "warning: virtual machines do not run in sandbox "+j.ID) ||
 		!strings.Contains(r.stderr, "set qemu.nested: true in config.yaml") {
 		t.Errorf("%+v\n%v", j, r)

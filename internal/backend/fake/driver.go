@@ -108,6 +108,8 @@ func (d *Driver) Validate(spec backend.Spec) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
 	}
 	switch {
+	case !spec.Resources.Nested.Valid():
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not off, auto or on", string(spec.Resources.Nested)).WithField("resources.nested")
 	case spec.Resources.Cores > 64:
 		return unsupported("resources.cores", "%d cores are more than the 64 of this host", spec.Resources.Cores)
 	}

@@ -152,7 +152,7 @@ func (s *Server) Serve(l net.Listener) error {
 	s.resumeRunner()
 	s.wg.Go(s.thawLeft)
 	if s.line(nestedFile) == string(agentlab.NestedWorks) { // of an earlier server of this boot
-		s.slice.WatchVMs(kvmDevice)
+		s.slice.WatchVMs(kvmModule())
 	}
 	err := s.http.Serve(l)
 	if errors.Is(err, http.ErrServerClosed) {

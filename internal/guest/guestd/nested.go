@@ -36,7 +36,7 @@ func (s *Server) ensureNested() (agentlab.NestedState, error) {
 			s.log.Warn("users cannot open "+kvmDevice, "err", err)
 			state = agentlab.NestedNoAccess
 		}
-		s.slice.WatchVMs(kvmDevice)
+		s.slice.WatchVMs(kvmModule())
 	}
 	return state, s.overwriteFile(nestedFile, []byte(state+"\n"), 0o644)
 }

@@ -36,8 +36,7 @@ type Slice struct {
 	agents *os.File // directory of agentsGroup
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	watched uint64 // inode of the device that is watched
+	watching sync.Once
 }
 
 // limits are the limits of agentlab.slice, and of nested guests in it.
@@ -150,36 +149,21 @@ func (s *Slice) Add(attr *syscall.SysProcAttr) {
 	}
 }
 
-// WatchVMs confines each process that opens the device of the hypervisor. It does
-// nothing for a device that is watched.
-func (s *Slice) WatchVMs(device string) {
-	var st unix.Stat_t
-	if s == nil || unix.Stat(device, &st) != nil {
+// WatchVMs confines the virtual machines of a module of the kernel. It does nothing if
+// they are watched already.
+func (s *Slice) WatchVMs(module string) {
+	if s == nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.watched == st.Ino {
-		return
-	}
-	if err := watchOpens(device, s.confine); err != nil {
-		s.log.Warn("nested guests have no limit of their own", "err", err)
-		return
-	}
-	s.watched = st.Ino
+	s.watching.Do(func() { go s.watchVMs(filepath.Join("/sys/module", module, "refcnt")) })
 }
 
 // confine makes a process the first that is killed when memory is used up, and moves
 // it to the cgroup of nested guests. Containers and services keep their cgroups:
 // their managers need them.
-func (s *Slice) confine(pid int) {
-	dir := "/proc/" + strconv.Itoa(pid)
-	_ = os.WriteFile(dir+"/oom_score_adj", []byte("1000"), 0)
-	b, err := os.ReadFile(dir + "/cgroup")
-	group := strings.TrimPrefix(strings.TrimSpace(string(b)), "0::/")
-	if err == nil && (group == agentsGroup || group == loginGroup) {
-		_ = s.set(nestedGroup, "cgroup.procs", strconv.Itoa(pid))
-	}
+func (s *Slice) confine(pid string) {
+	_ = os.WriteFile(filepath.Join("/proc", pid, "oom_score_adj"), []byte("1000"), 0)
+	_ = s.set(nestedGroup, "cgroup.procs", pid)
 }
 
 // memTotal returns the memory of the guest in bytes.

@@ -5,7 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"unsafe"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,47 +66,38 @@ func (s *Slice) watchKills() error {
 	return nil
 }
 
-// watchOpens calls opens with each process that opens the device, before the device is
-// open in it. It returns the error of its set-up, or nil: then the calls follow in
-// the background, until the process ends.
-func watchOpens(device string, opens func(pid int)) error {
-	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
-	if err != nil {
-		return os.NewSyscallError("fanotify_init", err)
-	}
-	f := os.NewFile(uintptr(fd), "fanotify") //nolint:gosec // a file descriptor
-	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, device); err != nil {
-		_ = f.Close()
-		return os.NewSyscallError("fanotify_mark", err)
-	}
-	go func() {
-		defer func() { _ = f.Close() }() // the kernel then allows what waits
-		buf := make([]byte, 4096)
-		for {
-			n, err := f.Read(buf)
-			if err != nil {
-				return
-			}
-			for b := buf[:n]; len(b) >= unix.FAN_EVENT_METADATA_LEN; {
-				e := (*unix.FanotifyEventMetadata)(unsafe.Pointer(&b[0]))
-				if e.Vers != unix.FANOTIFY_METADATA_VERSION || e.Event_len < unix.FAN_EVENT_METADATA_LEN || int(e.Event_len) > len(b) {
-					return
-				}
-				b = b[e.Event_len:]
-				if e.Fd < 0 {
-					continue
-				}
-				if int(e.Pid) != os.Getpid() {
-					opens(int(e.Pid))
-				}
-				answer := unix.FanotifyResponse{Fd: e.Fd, Response: unix.FAN_ALLOW}
-				_, err := f.Write(unsafe.Slice((*byte)(unsafe.Pointer(&answer)), unsafe.Sizeof(answer)))
-				_ = unix.Close(int(e.Fd))
-				if err != nil {
-					return
+// lookEvery is the time between two looks for virtual machines.
+const lookEvery = time.Second
+
+// watchVMs confines the processes that have a virtual machine, or the device of the
+// hypervisor, until the process ends. The kernel reports no event when they open it. While
+// no process uses the module, only its counter is read.
+func (s *Slice) watchVMs(refcount string) {
+	for range time.Tick(lookEvery) {
+		b, err := os.ReadFile(refcount)
+		if n, _ := strconv.Atoi(string(bytes.TrimSpace(b))); err != nil || n == 0 {
+			continue
+		}
+		for _, group := range []string{agentsGroup, loginGroup} {
+			pids, _ := os.ReadFile(filepath.Join(s.root, group, "cgroup.procs")) // no file: no process
+			for _, pid := range bytes.Fields(pids) {
+				if hasVM(string(pid)) {
+					s.confine(string(pid))
 				}
 			}
 		}
-	}()
-	return nil
+	}
+}
+
+// hasVM reports whether a process has the device of the hypervisor or a virtual machine.
+func hasVM(pid string) bool {
+	dir := filepath.Join("/proc", pid, "fd")
+	fds, _ := os.ReadDir(dir) // it may have ended
+	for _, fd := range fds {
+		to, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		if to == "/dev/kvm" || strings.HasPrefix(to, "anon_inode:kvm-") {
+			return true
+		}
+	}
+	return false
 }
