@@ -215,9 +215,8 @@ type Report struct {
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Result   *Result `json:"result,omitempty"` // with a final status
 
-	Progress *Progress `json:"progress,omitempty"` // in phase "clone"
-
-	Kills *MemoryKills `json:"kills,omitempty"` // if there are any
+	Progress *Progress    `json:"progress,omitempty"` // in phase "clone"
+	Kills    *MemoryKills `json:"kills,omitempty"`    // if there are any
 }
 
 // Progress is the progress of a clone.

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -44,8 +45,8 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 	why, hint, text := "", "", ""
 	if state != agentlab.NestedWorks {
 		why = state.Reason()
-		if err := s.hostNested(ctx); agentlab.CodeOf(err) == agentlab.CodeUnsupported {
-			why, hint = err.Error(), agentlab.HintOf(err)
+		if e, ok := errors.AsType[*agentlab.Error](s.hostNested(ctx)); ok && e.Code == agentlab.CodeUnsupported {
+			why, hint = e.Message, e.Hint
 		}
 		if text = why; hint != "" {
 			text += " → " + hint
