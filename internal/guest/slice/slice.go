@@ -23,20 +23,27 @@ import (
 )
 
 const (
-	cgroupRoot  = "/sys/fs/cgroup"
+	// Root is where the file system of the cgroups is mounted.
+	Root = "/sys/fs/cgroup"
+
 	agentsGroup = guestapi.Slice + "/agents"       // what this server starts
-	nestedGroup = guestapi.NestedSlice + "/guests" // processes that have opened /dev/kvm
+	nestedGroup = guestapi.NestedSlice + "/guests" // processes that have a virtual machine
 	loginGroup  = guestapi.Slice + "/ssh.service"
 	unitDir     = "/run/systemd/system"
 )
 
 // Slice is agentlab.slice. nil does nothing.
 type Slice struct {
-	root   string   // file system of the cgroups
-	agents *os.File // directory of agentsGroup
+	root   string // file system of the cgroups
+	proc   string // file system of the processes
+	limits limits
 	log    *slog.Logger
 
-	watching sync.Once
+	vms sync.Once // watches virtual machines
+
+	mu     sync.Mutex
+	agents *os.File // directory of agentsGroup; nil if it could not be made
+	kills  *os.File // watches the kills; may be nil
 }
 
 // limits are the limits of agentlab.slice, and of nested guests in it.
@@ -75,36 +82,47 @@ const agentsWeight, nestedWeight = 80, 50
 // Open sets up the slice. It may have been set up before. It returns nil if the
 // guest has no cgroups.
 func Open(root string, log *slog.Logger) *Slice {
-	cgroups := filepath.Join("/", root, cgroupRoot)
+	cgroups := filepath.Join("/", root, Root)
 	var st unix.Statfs_t
 	if err := unix.Statfs(cgroups, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
 		log.Warn("what users run is not limited: there are no cgroups", "dir", cgroups)
 		return nil
 	}
-	s := &Slice{root: cgroups, log: log}
-	l := limitsFor(memTotal(), threadsMax())
-	for name, text := range l.units() {
+	s := &Slice{root: cgroups, proc: "/proc", limits: limitsFor(memTotal(), threadsMax()), log: log}
+	for name, text := range s.limits.units() {
 		if err := writeUnit(filepath.Join("/", root, unitDir, name), text); err != nil {
 			log.Warn("a unit of systemd was not written", "unit", name, "err", err)
 		}
 	}
-	err := s.make(l)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open()
+	return s
+}
+
+// open makes the cgroups, and watches them. s.mu is held.
+func (s *Slice) open() {
+	if s.kills != nil {
+		_ = s.kills.Close() // of cgroups that are gone
+	}
+	s.agents, s.kills = nil, nil
+	err := s.make()
 	if err == nil {
-		s.agents, err = os.Open(filepath.Join(cgroups, agentsGroup))
+		s.agents, err = os.Open(filepath.Join(s.root, agentsGroup))
 	}
 	if err != nil {
-		log.Warn("what users run is not limited", "err", err)
-		return nil
+		s.log.Warn("what users run is not limited", "err", err)
+		return
 	}
-	if err := s.watchKills(); err != nil {
-		log.Warn("the end of processes without memory is not reported", "err", err)
+	if s.kills, err = s.watchKills(); err != nil {
+		s.log.Warn("the end of processes without memory is not reported", "err", err)
 	}
-	return s
 }
 
 // make creates the cgroups. Without the limit of memory it fails; others may be
 // missing.
-func (s *Slice) make(l limits) error {
+func (s *Slice) make() error {
+	l := s.limits
 	for _, dir := range []string{guestapi.Slice, agentsGroup, guestapi.NestedSlice, nestedGroup} {
 		parent := filepath.Dir(dir)
 		for _, controller := range []string{"memory", "pids", "cpu"} {
@@ -138,13 +156,19 @@ func writeUnit(name, text string) error {
 	return os.WriteFile(name, []byte(text), 0o644) //nolint:gosec // public
 }
 
-// Add makes a process start in the slice.
+// Add makes a process start in the slice. If its cgroups are gone, it makes them again:
+// systemd removes a slice without processes when the last service in it has stopped.
 func (s *Slice) Add(attr *syscall.SysProcAttr) {
 	if s == nil {
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var st unix.Stat_t
-	if unix.Fstatat(int(s.agents.Fd()), "cgroup.procs", &st, 0) == nil { // root may have removed it
+	if s.agents == nil || unix.Fstatat(int(s.agents.Fd()), "cgroup.procs", &st, 0) != nil {
+		s.open()
+	}
+	if s.agents != nil {
 		attr.UseCgroupFD, attr.CgroupFD = true, int(s.agents.Fd())
 	}
 }
@@ -155,15 +179,7 @@ func (s *Slice) WatchVMs(module string) {
 	if s == nil {
 		return
 	}
-	s.watching.Do(func() { go s.watchVMs(filepath.Join("/sys/module", module, "refcnt")) })
-}
-
-// confine makes a process the first that is killed when memory is used up, and moves
-// it to the cgroup of nested guests. Containers and services keep their cgroups:
-// their managers need them.
-func (s *Slice) confine(pid string) {
-	_ = os.WriteFile(filepath.Join("/proc", pid, "oom_score_adj"), []byte("1000"), 0)
-	_ = s.set(nestedGroup, "cgroup.procs", pid)
+	s.vms.Do(func() { go s.watchVMs(filepath.Join("/sys/module", module, "refcnt")) })
 }
 
 // memTotal returns the memory of the guest in bytes.

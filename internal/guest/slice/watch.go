@@ -3,6 +3,7 @@ package slice
 import (
 	"bytes"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,10 +14,9 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// ReadKills returns the kills since the boot. All users may read them.
-func ReadKills() guestapi.MemoryKills { return readKills(cgroupRoot) }
-
-func readKills(root string) guestapi.MemoryKills {
+// ReadKills returns the kills since the boot, from the file system of the cgroups. All
+// users may read them.
+func ReadKills(root string) guestapi.MemoryKills {
 	nested := oomKills(filepath.Join(root, guestapi.NestedSlice))
 	return guestapi.MemoryKills{Nested: nested, Other: max(0, oomKills(filepath.Join(root, guestapi.Slice))-nested)}
 }
@@ -37,67 +37,83 @@ func oomKills(group string) int {
 	return 0
 }
 
-// watchKills logs each kill, on the console.
-func (s *Slice) watchKills() error {
+// watchKills logs each kill, on the console, until the result is closed.
+func (s *Slice) watchKills() (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return os.NewSyscallError("inotify_init1", err)
+		return nil, os.NewSyscallError("inotify_init1", err)
 	}
 	f := os.NewFile(uintptr(fd), "inotify") //nolint:gosec // a file descriptor
 	for _, group := range []string{guestapi.Slice, guestapi.NestedSlice} {
 		if _, err := unix.InotifyAddWatch(fd, filepath.Join(s.root, group, "memory.events"), unix.IN_MODIFY); err != nil {
 			_ = f.Close()
-			return os.NewSyscallError("inotify_add_watch", err)
+			return nil, os.NewSyscallError("inotify_add_watch", err)
 		}
 	}
+	last := ReadKills(s.root).Total()
 	go func() {
-		defer func() { _ = f.Close() }()
-		last := readKills(s.root).Total()
 		for buf := make([]byte, 4096); ; {
 			if _, err := f.Read(buf); err != nil {
 				return
 			}
-			if now := readKills(s.root); now.Total() > last {
+			if now := ReadKills(s.root); now.Total() > last {
 				last = now.Total()
 				s.log.Warn(now.String())
 			}
 		}
 	}()
-	return nil
+	return f, nil
 }
 
 // lookEvery is the time between two looks for virtual machines.
 const lookEvery = time.Second
 
-// watchVMs confines the processes that have a virtual machine, or the device of the
-// hypervisor, until the process ends. The kernel reports no event when they open it. While
-// no process uses the module, only its counter is read.
+// watchVMs confines virtual machines until the process ends. The kernel reports no event
+// when one is created. While no process uses the module of the hypervisor, only its
+// counter is read.
 func (s *Slice) watchVMs(refcount string) {
 	for range time.Tick(lookEvery) {
 		b, err := os.ReadFile(refcount)
-		if n, _ := strconv.Atoi(string(bytes.TrimSpace(b))); err != nil || n == 0 {
+		if n, _ := strconv.Atoi(string(bytes.TrimSpace(b))); err == nil && n > 0 {
+			s.confineVMs(strconv.Itoa(os.Getpid()))
+		}
+	}
+}
+
+// confineVMs makes the processes of virtual machines the first that are killed when
+// memory is used up. Those that users have started move to the cgroup of nested guests.
+// Containers and services keep their cgroups, which their managers need. This process
+// is excepted: it tests the device.
+func (s *Slice) confineVMs(self string) {
+	dirs, _ := filepath.Glob(filepath.Join(s.proc, "[1-9]*")) // the pattern is valid
+	for _, dir := range dirs {
+		if filepath.Base(dir) == self || !hasVM(dir) {
 			continue
 		}
-		for _, group := range []string{agentsGroup, loginGroup} {
-			pids, _ := os.ReadFile(filepath.Join(s.root, group, "cgroup.procs")) // no file: no process
-			for _, pid := range bytes.Fields(pids) {
-				if hasVM(string(pid)) {
-					s.confine(string(pid))
-				}
-			}
+		_ = os.WriteFile(filepath.Join(dir, "oom_score_adj"), []byte("1000"), 0) // it may have ended
+		if ofUsers(dir) {
+			_ = s.set(nestedGroup, "cgroup.procs", filepath.Base(dir))
 		}
 	}
 }
 
 // hasVM reports whether a process has the device of the hypervisor or a virtual machine.
-func hasVM(pid string) bool {
-	dir := filepath.Join("/proc", pid, "fd")
-	fds, _ := os.ReadDir(dir) // it may have ended
+func hasVM(dir string) bool {
+	fds, _ := os.ReadDir(filepath.Join(dir, "fd")) // it may have ended
 	for _, fd := range fds {
-		to, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		to, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
 		if to == "/dev/kvm" || strings.HasPrefix(to, "anon_inode:kvm-") {
 			return true
 		}
 	}
 	return false
+}
+
+// ofUsers reports whether a process is in a cgroup in which users start processes
+// themselves. The last pattern is that of logins where systemd manages them.
+func ofUsers(dir string) bool {
+	b, _ := os.ReadFile(filepath.Join(dir, "cgroup")) // it may have ended
+	_, group, _ := strings.Cut(string(bytes.TrimSpace(b)), "::/")
+	session, _ := path.Match("user.slice/user-*.slice/session-*.scope", group) // the pattern is valid
+	return group == agentsGroup || group == loginGroup || session
 }
