@@ -61,12 +61,21 @@ func TestReport(t *testing.T) {
 		"exit_code":  {Status: "FAILED", Phase: "done", ExitCode: code(256)},
 		"commit":     {Status: "FAILED", Phase: "done", Result: &guestapi.Result{HeadCommit: "--exec"}},
 		"branch":     {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Branch: "a..b"}},
+		"kills":      {Status: "RUNNING", Phase: "agent", Kills: &guestapi.MemoryKills{Nested: math.MaxInt32}},
 		"judge_exit": {Status: "COMPLETED", Phase: "done", Result: &guestapi.Result{JudgeExit: code(-2)}},
 		"commits":    {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Commits: math.MaxInt32}},
 	} {
 		err := guestcheck.Report(&bad)
 		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != field { //nolint:errorlint // it is not wrapped
 			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+func TestHealthNested(t *testing.T) {
+	for state, ok := range map[string]bool{"": true, "works": true, "no-vm": true, "yes": false, "works\n": false} {
+		if err := guestcheck.Health(guestapi.Health{Nested: state}); (err == nil) != ok {
+			t.Errorf("%q: %v", state, err)
 		}
 	}
 }

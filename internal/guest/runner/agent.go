@@ -124,7 +124,7 @@ func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	case exit.Error != "":
 		out.Status, out.Message = "FAILED", exit.Error
 	case exit.Code > 128 && exit.Code <= 128+64:
-		out.Status, out.Message = "FAILED", fmt.Sprintf("%s was killed by signal %d (%s)", p.name, exit.Code-128, syscall.Signal(exit.Code-128))+killsText(exit.Code)
+		out.Status, out.Message = "FAILED", fmt.Sprintf("%s was killed by signal %d (%s)", p.name, exit.Code-128, syscall.Signal(exit.Code-128))+p.r.killsText(exit.Code)
 	case exit.Code != 0:
 		out.Status, out.Message = "FAILED", fmt.Sprintf("%s exited with code %d", p.name, exit.Code)
 	default:

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/slice"
 )
 
 // Config has the paths and limits of a runner. Zero fields mean the default.
@@ -32,6 +33,7 @@ type Config struct {
 	Home      string // the agent's home; default this user's
 	ClonePath string // path of the clone, unless the job has one; default /tmp/repo
 	Workspace string // where a workspace is mounted; default guestapi.WorkspaceDir
+	Cgroups   string // root file system of the cgroups; default slice.Root
 	Exe       string // this program, run as agentlab-agent; default os.Executable
 	MinFull   int64  // bytes up to which the increment of a checkpoint never needs a new full bundle; default 8 MiB
 	Timing    Timing
@@ -76,6 +78,7 @@ func (c Config) withDefaults() (Config, error) {
 	str(&c.TmpDir, os.TempDir())
 	str(&c.ClonePath, defaultClonePath)
 	str(&c.Workspace, guestapi.WorkspaceDir)
+	str(&c.Cgroups, slice.Root)
 	if c.Home == "" {
 		c.Home = os.Getenv("HOME")
 	}

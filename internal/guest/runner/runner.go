@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/slice"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/version"
@@ -99,6 +100,11 @@ func (r *Runner) close() {
 }
 
 func (r *Runner) runJob(ctx context.Context, fresh bool) error {
+	if !r.dir.has(fileKills) {
+		if err := r.dir.save(fileKills, slice.ReadKills(r.cfg.Cgroups)); err != nil {
+			return err
+		}
+	}
 	r.control = newControl(r, r.boot.Deadline)
 	var stop stopRequest
 	if ok, err := r.dir.load(fileStop, &stop); err != nil {

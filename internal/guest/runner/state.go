@@ -25,6 +25,7 @@ const (
 	fileOutcome    = "outcome.json"   // how the work ended
 	fileUnsent     = "unsent.json"    // the controller does not have all work in the checkout
 	fileFinal      = "final.json"     // the final report
+	fileKills      = "kills.json"     // guestapi.MemoryKills before the job
 	fileTask       = "task"
 	fileLog        = "agent.log" // redacted
 	fileEnv        = "env.sh"
