@@ -55,6 +55,9 @@ func checkIdentity(id guestapi.Identity) error {
 	if len(id.Entropy) < minEntropy || len(id.Entropy) > 4096 {
 		return bad("entropy", "%d bytes are not between %d and 4096", len(id.Entropy), minEntropy)
 	}
+	if n := agentlab.Nested(id.Nested); n != "" && !n.Wanted() {
+		return bad("nested", "%q is not auto or on", id.Nested)
+	}
 	if id.Time.Year() < 2020 || id.Time.Year() > 2200 {
 		return bad("time", "%s is not the present", id.Time)
 	}
@@ -115,6 +118,13 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return s.setNetwork(id.Network)
 		}},
 		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues, ready != nil) }},
+		{"nested virtualization", func() error {
+			usable, err := s.setNested(id.Nested)
+			if !usable {
+				id.Bootstrap = nil // nor does a later server start the runner
+			}
+			return err
+		}},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
 		{"uid", func() error { return s.fillFile(uidFile, []byte(id.UID+"\n"), 0o644) }},
 		{"uid of this boot", func() error { return s.overwriteFile(bootUIDFile, []byte(id.UID+"\n"), 0o644) }},
@@ -127,14 +137,7 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", step.what, err)
 		}
 	}
-	state := agentlab.NestedState("")
-	if id.Nested != "" {
-		var err error
-		if state, err = s.ensureNested(); err != nil {
-			return agentlab.Errorf(agentlab.CodeInternal, "nested virtualization: %w", err)
-		}
-	}
-	if id.Bootstrap != nil && (id.Nested != string(agentlab.NestedOn) || state == agentlab.NestedWorks) {
+	if id.Bootstrap != nil {
 		s.startRunner()
 	}
 	return nil

@@ -27,6 +27,16 @@ const (
 	modprobeWait = 20 * time.Second
 )
 
+// setNested does what an identity wants (guestapi.Identity.Nested), and reports whether
+// its job can run.
+func (s *Server) setNested(wanted string) (bool, error) {
+	if wanted == "" {
+		return true, removeFile(s.path(nestedFile)) // of a template, or of another identity
+	}
+	state, err := s.ensureNested()
+	return wanted != string(agentlab.NestedOn) || state == agentlab.NestedWorks, err
+}
+
 // ensureNested makes /dev/kvm usable for the agent's user, and returns whether it
 // works.
 func (s *Server) ensureNested() (agentlab.NestedState, error) {
