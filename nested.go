@@ -44,27 +44,28 @@ func (n Nested) Narrow(asked Nested) (Nested, error) {
 // NestedState is the result of the test of /dev/kvm in a guest.
 type NestedState string
 
-// The values of NestedState. "" means that the guest has reported nothing.
+// The values of NestedState. "" means that the guest has not answered yet.
 const (
 	NestedWorks    NestedState = "works"     // a virtual machine was created
 	NestedNoCPU    NestedState = "no-cpu"    // its CPUs have no virtualization
 	NestedNoModule NestedState = "no-module" // its image has no KVM for its kernel
 	NestedNoAccess NestedState = "no-access" // /dev/kvm cannot be opened
 	NestedNoVM     NestedState = "no-vm"     // KVM creates no virtual machine
+	NestedUnknown  NestedState = "unknown"   // the guest has answered without a result
 )
 
 var nestedReasons = map[NestedState]string{
-	"":             "the agent-runner of its image does not report it",
+	NestedUnknown:  "the agent-runner of its image does not report it",
 	NestedNoCPU:    "the CPUs of the sandbox have no virtualization (VT-x, AMD-V)",
 	NestedNoModule: "the image has no modules for it that fit its kernel",
 	NestedNoAccess: "its device cannot be opened in the guest",
 	NestedNoVM:     "the kernel of the guest creates no virtual machine",
 }
 
-// Valid reports whether s is one of the values above.
+// Valid reports whether s is "" or one of the values above.
 func (s NestedState) Valid() bool {
 	_, fault := nestedReasons[s]
-	return fault || s == NestedWorks
+	return fault || s == NestedWorks || s == ""
 }
 
 // Reason returns why nested virtualization does not work, "" if it works.

@@ -156,7 +156,7 @@ type Sandbox struct {
 	From      Origin    // the snapshot it was created from
 	Start     StartKind // "" until it is known
 	// NestedState is whether virtual machines run in its guest, which the guest has
-	// reported at its last start; "" if Resources.Nested is off.
+	// reported at its last start; "" if Resources.Nested is off, and before the report.
 	NestedState NestedState
 	Restoring   string // UID of the snapshot to which it is being restored; "" if it is not
 	IP          string // address of the guest on its own network; "" until known

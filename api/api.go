@@ -21,7 +21,7 @@ type Sandbox struct {
 	MemoryMB       int        `json:"memory_mb"`
 	RootSizeGB     int        `json:"root_size_gb" doc:"0 means the size of the image"`
 	Nested         string     `json:"nested" enum:"off,auto,on" doc:"Whether its CPUs have virtualization (resources.nested of profiles)"`
-	NestedState    string     `json:"nested_state,omitempty" enum:"works,no-cpu,no-module,no-access,no-vm" doc:"Whether virtual machines run in its guest, which the guest reported at its last start; absent if nested is off, or not known"`
+	NestedState    string     `json:"nested_state,omitempty" enum:"works,no-cpu,no-module,no-access,no-vm,unknown" doc:"Whether virtual machines run in its guest, which the guest reported at its last start; absent if nested is off, and before the guest answers"`
 	NestedReason   string     `json:"nested_reason,omitempty" doc:"Why virtual machines do not run in its guest"`
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`

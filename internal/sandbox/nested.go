@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -42,9 +43,10 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 	if !sb.Resources.Nested.Wanted() || sb.Maintenance() {
 		return nil
 	}
+	known := cmp.Or(state, agentlab.NestedUnknown)
 	why, hint, text := "", "", ""
-	if state != agentlab.NestedWorks {
-		why = state.Reason()
+	if known != agentlab.NestedWorks {
+		why = known.Reason()
 		if e, ok := errors.AsType[*agentlab.Error](s.hostNested(ctx)); ok && e.Code == agentlab.CodeUnsupported {
 			why, hint = e.Message, e.Hint
 		}
@@ -53,10 +55,10 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 		}
 	}
 	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || now.NestedState == state && state != "" && now.BootedAt.IsZero() {
+		if now.State != sb.State || now.NestedState == known { // noted, and then READY failed
 			return nil, nil
 		}
-		now.NestedState = state
+		now.NestedState = known
 		data := map[string]any{"nested": sb.Resources.Nested, "works": why == ""}
 		if why == "" {
 			return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "virtual machines can run in sandbox %s", sb.Name)}, nil
@@ -65,7 +67,8 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 		return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "warning: virtual machines do not run in sandbox %s: %s", sb.Name, text)}, nil
 	})
 	if err == nil && why != "" && sb.Resources.Nested == agentlab.NestedOn {
-		return errNested{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).WithHint("%s", hint)}
+		return errNested{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).
+			WithHint("%s", cmp.Or(hint, "set resources.nested: auto in the profile if its jobs can do without"))}
 	}
 	return err
 }

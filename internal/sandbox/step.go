@@ -193,6 +193,9 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 			return nil, nil
 		}
 		now.State, now.Reason = to, reason
+		if to == agentlab.SandboxBooting {
+			now.NestedState = "" // its guest reports it again
+		}
 		if to == agentlab.SandboxStopped {
 			now.IP = ""
 			now.Reason = cmp.Or(reason, sb.Reason) // the reason stays known

@@ -40,20 +40,13 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 		VMID: s.VMID, UID: s.UID, Name: s.Name, Backend: s.Backend, Profile: s.Profile, Image: s.Image,
 		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason, Waiting: s.Waiting, OnDisk: s.OnDisk,
 		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
-		Nested: nested(s.Resources.Nested), NestedState: string(s.NestedState), NestedReason: nestedReason(s),
+		Nested: nested(s.Resources.Nested), NestedState: string(s.NestedState), NestedReason: s.NestedState.Reason(),
 		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, Salvage: s.Salvage, WorkspaceID: s.Workspace, IP: s.IP, Handle: s.Handle, FromSnapshot: s.From.Name, Restoring: s.Restoring != "", Start: string(s.Start),
 		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: optionalTime(s.BootedAt),
 	}
 }
 
 func nested(n agentlab.Nested) string { return string(cmp.Or(n, agentlab.NestedOff)) }
-
-func nestedReason(s agentlab.Sandbox) string {
-	if s.NestedState == "" {
-		return ""
-	}
-	return s.NestedState.Reason()
-}
 
 func toJob(j agentlab.Job) api.Job {
 	var setup *api.JobSetup
