@@ -78,7 +78,7 @@ func TestSeedSchemaParsesWhole(t *testing.T) {
 	want := agentlab.Profile{
 		Name: "yolo-ephemeral", Image: "template-9000",
 		Options:   `{"bridge":"vmbr1","cpulist":"0-7","firewall_group":"agent_nat_default","nic_model":"virtio"}`,
-		Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40}, Network: agentlab.Network{Mode: "nat"},
+		Resources: agentlab.Resources{Cores: 4, MemoryMB: 6144, RootSizeGB: 40, Nested: agentlab.NestedOff}, Network: agentlab.Network{Mode: "nat"},
 		Workspace: "none", Mode: "dangerous", TTL: 3 * time.Hour, SecretsBundle: "default", ClonePath: "/tmp/repo", UploadArtifacts: true, YAML: seedSchema,
 	}
 	if got := d.Profile(); !reflect.DeepEqual(got, want) {
@@ -214,6 +214,8 @@ func TestRefused(t *testing.T) {
 		{"name: x\nsecrets_bundle: a/b", "secrets_bundle", "", ""},
 		{"name: x\nresources: {cores: 0}", "resources.cores", "line 2: 0 is not between 1 and 256", ""},
 		{"name: x\nresources: {memory_mb: 127}", "resources.memory_mb", "", ""},
+		{"name: x\nresources: {nested: onn}", "resources.nested", "line 2: \"onn\" is not known", `"on"`},
+		{"name: x\nresources: {nested: never}", "resources.nested", "", "off, auto, on"},
 		{"name: x\nstorage: {root_size_gb: -1}", "storage.root_size_gb", "", ""},
 		{"name: x\nstorage: {workspace: atach}", "storage.workspace", "", `"attach"`},
 		{"name: x\nnetwork: {mode: bridge}", "network.mode", "", "nat, allowlist, off"},
@@ -294,6 +296,11 @@ func TestShippedProfiles(t *testing.T) {
 		names = append(names, e.Name)
 		if e.Source != BuiltIn || e.Profile.Name != e.Name || e.YAML == "" {
 			t.Errorf("%+v", e)
+		}
+		// Agents that nobody watches get no virtualization (docs/security.md).
+		interactive := slices.Contains([]string{"interactive", "interactive-dev", "long-running-session", "stateful-dev"}, e.Name)
+		if interactive != e.Profile.Resources.Nested.Wanted() || e.Profile.Resources.Nested == agentlab.NestedOn {
+			t.Errorf("%s: nested is %q", e.Name, e.Profile.Resources.Nested)
 		}
 		if e.Name == "yolo-workspace" || e.Name == "stateful-dev" {
 			if e.Err != nil || e.Profile.Workspace != agentlab.WorkspaceRequired {

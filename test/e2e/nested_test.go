@@ -17,10 +17,6 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-// nestedTests run virtual machines in a sandbox. Where this host has no KVM, the
-// sandbox has that of the emulator.
-var nestedTests = []string{"TestNestedVM", "TestNestedMemoryOfAJob", "TestNestedSwitchedOff"}
-
 const nestedProfile = `name: nested
 resources:
   cores: 2

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
@@ -37,7 +38,7 @@ func TestNestedKVM(t *testing.T) {
 	if a, err := d.host.accel(t.Context()); err != nil || a == AccelKVM {
 		t.Skipf("skipped: KVM works on this host, so all tests run with it (%v)", err)
 	}
-	b := newBox(t, f, func(s *backend.Spec) { s.Resources.MemoryMB = 3000 })
+	b := newBox(t, f, func(s *backend.Spec) { s.Resources.MemoryMB, s.Resources.Nested = 3000, agentlab.NestedOn })
 	b.boot()
 	if got := b.output("modprobe kvm_amd && echo ok"); got != "ok" {
 		t.Fatalf("the guest has no KVM: %s", got)
