@@ -174,8 +174,7 @@ func TestNestedVM(t *testing.T) {
 	l := newLab(t)
 	l.profile("nested", nestedProfile)
 	repo := sampleRepo(t)
-	r := l.run(repo, "start", "--profile", "nested", "--agent", "none", "--detach")
-	if r.code != 0 {
+	if r := l.run(repo, "start", "--profile", "nested", "--agent", "none", "--detach"); r.code != 0 {
 		t.Fatal(r)
 	}
 	var list api.List[api.Sandbox]
@@ -220,7 +219,7 @@ func TestNestedVM(t *testing.T) {
 	}
 
 	boot := l.ok("exec", sb.Name, "--", "cat", "/proc/sys/kernel/random/boot_id")
-	r = l.shell(sb.Name, nil, "sh /tmp/nest/run eat 4096")
+	r := l.shell(sb.Name, nil, "sh /tmp/nest/run eat 4096")
 	if r.code != 137 || !strings.Contains(r.stdout, "nested guest has 64 MiB") {
 		t.Errorf("a nested guest that takes all memory: %v", r)
 	}
@@ -289,8 +288,8 @@ func TestNestedSwitchedOff(t *testing.T) {
 		{"job", "run", "--profile", "nested", "--agent", "shell", "--task", "true"},
 		{"sandbox", "new", "--profile", "nested"},
 	} {
-		if r := l.run("", args...); r.code != 1 || !strings.Contains(r.stderr, "no nested virtualization: it is switched off on this host") {
-			t.Errorf("%v: %v", args, r)
+		if refused := l.run("", args...); refused.code != 1 || !strings.Contains(refused.stderr, "no nested virtualization: it is switched off on this host") {
+			t.Errorf("%v: %v", args, refused)
 		}
 	}
 	l.noSandboxes()

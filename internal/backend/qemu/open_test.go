@@ -12,7 +12,7 @@ import (
 func TestSettings(t *testing.T) {
 	known := config.Backend{Name: Name, Section: newSettings}
 	c, err := config.Parse([]byte("qemu: {accel: tcg, binary: /opt/q}"), known)
-	if err != nil || *c.Section(Name).(*Settings) != (Settings{Binary: "/opt/q", Accel: "tcg", TemplateCacheGB: 4}) {
+	if err != nil || *c.Section(Name).(*Settings) != (Settings{Binary: "/opt/q", Accel: "tcg", Nested: true, TemplateCacheGB: 4}) {
 		t.Errorf("%+v, %v", c.Section(Name), err)
 	}
 	for _, tc := range []struct{ text, field, message, hint string }{

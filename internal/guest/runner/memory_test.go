@@ -30,7 +30,7 @@ func TestMemoryKills(t *testing.T) {
 	if rep.Status != "FAILED" || !strings.HasSuffix(rep.Message, "(killed); "+reason) || rep.Kills == nil || *rep.Kills != (guestapi.MemoryKills{Other: 1}) {
 		t.Errorf("%+v", rep)
 	}
-	if log := string(s.Log()); strings.Count(log, "[agentlab] "+reason) != 1 {
+	if log := s.Log(); strings.Count(log, "[agentlab] "+reason) != 1 {
 		t.Errorf("log:\n%s", log)
 	}
 }
