@@ -1,8 +1,5 @@
-// Package slice limits what users and agents run in a guest, so that the guest itself
-// survives it: commands, terminals, the runner with its agent, logins and containers
-// are in the cgroup agentlab.slice. Nested guests have a limit of their own in it. Root
-// in the guest can change all of it: the limits are against accidents, and the virtual
-// machine is the boundary against attacks.
+//go:build linux
+
 package slice
 
 import (
@@ -23,9 +20,6 @@ import (
 )
 
 const (
-	// Root is where the file system of the cgroups is mounted.
-	Root = "/sys/fs/cgroup"
-
 	agentsGroup = guestapi.Slice + "/agents"       // what this server starts
 	nestedGroup = guestapi.NestedSlice + "/guests" // processes that have a virtual machine
 	loginGroup  = guestapi.Slice + "/ssh.service"

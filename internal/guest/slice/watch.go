@@ -1,3 +1,5 @@
+//go:build linux
+
 package slice
 
 import (
@@ -13,29 +15,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
-
-// ReadKills returns the kills since the boot, from the file system of the cgroups. All
-// users may read them.
-func ReadKills(root string) guestapi.MemoryKills {
-	nested := oomKills(filepath.Join(root, guestapi.NestedSlice))
-	return guestapi.MemoryKills{Nested: nested, Other: max(0, oomKills(filepath.Join(root, guestapi.Slice))-nested)}
-}
-
-// oomKills returns the number of processes of a cgroup, and those in it, that were
-// killed.
-func oomKills(group string) int {
-	b, err := os.ReadFile(filepath.Join(group, "memory.events"))
-	if err != nil {
-		return 0
-	}
-	for line := range bytes.Lines(b) {
-		if f := bytes.Fields(line); len(f) == 2 && string(f[0]) == "oom_kill" {
-			n, _ := strconv.Atoi(string(f[1]))
-			return n
-		}
-	}
-	return 0
-}
 
 // watchKills logs each kill, on the console, until the result is closed.
 func (s *Slice) watchKills() (*os.File, error) {
