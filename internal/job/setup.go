@@ -41,7 +41,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 		j.Setup.Note = agentlab.Reason(why)
 		return nil
 	}
-	sb, prof, err := s.cfg.Sandboxes.Plan(p.sandbox)
+	sb, prof, err := s.cfg.Sandboxes.Plan(ctx, p.sandbox)
 	if err != nil {
 		return err
 	}
