@@ -44,6 +44,7 @@ require (
 	github.com/prometheus/client_model v0.6.3
 	github.com/prometheus/common v0.72.0
 	github.com/prometheus/procfs v0.22.0
+	golang.org/x/mod v0.42.0
 )
 
 require (

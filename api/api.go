@@ -258,7 +258,7 @@ type Image struct {
 
 // ImageBuild is the request to build an image.
 type ImageBuild struct {
-	Name   string `json:"name" doc:"Name of a shipped recipe (base, agents) or, with recipe, of the new image"`
+	Name   string `json:"name" doc:"Name of a shipped recipe (base, agents, dev) or, with recipe, of the new image"`
 	Recipe string `json:"recipe,omitempty" doc:"YAML recipe; default: the shipped one"`
 	Force  bool   `json:"force,omitempty" doc:"Build even if the image exists"`
 }

@@ -2,6 +2,13 @@ package api
 
 import "time"
 
+// ImageLayer is a result of a build step that later builds use again.
+type ImageLayer struct {
+	Kind      string    `json:"kind" doc:"What the step makes: packages, npm or go"`
+	DiskUsage int64     `json:"disk_usage" doc:"Bytes on this machine"`
+	UsedAt    time.Time `json:"used_at" doc:"Time of the last build that made or used it"`
+}
+
 // Template is a booted guest of which sandboxes start as copies.
 type Template struct {
 	Key       string    `json:"key" doc:"Identifies everything that a sandbox must share to start from it"`

@@ -1,21 +1,22 @@
 #!/bin/sh
-# Installs packages in the tree of a cloud image, or removes those that only
-# the build needs. Runs as root in mount and process namespaces of its own.
+# Installs packages in a tree, or removes those that only the build needs. Runs
+# as root in mount and process namespaces of its own.
 #
 #   apt.sh WORK TREE install|purge
 #
-# install: those of WORK/packages, from the cloud image's and the recipe's
-# repositories, and npm if the image gets npm packages.
+# install: those of WORK/packages. With WORK/tree.list, from the repositories
+# listed there; otherwise from the cloud image's and the recipe's, and npm if the
+# image gets npm packages.
 # purge: npm again, unless it is one of WORK/packages.
 set -eu
 work=$1 tree=$2 what=$3
 # shellcheck source=images/build/enter.sh
 . "$work/enter.sh"
-share packages apt.conf npm.specs files
+share packages apt.conf npm.specs files tree.list keyrings
 online
 printf '#!/bin/sh\nexit 101\n' >run/build/policy-rc.d
 printf '#!/bin/sh\nexit 0\n' >run/build/update-initramfs
-chmod 0755 run/build/policy-rc.d run/build/update-initramfs
+chmod 0755 run/build run/build/policy-rc.d run/build/update-initramfs # apt reads the keys as _apt
 enter
 
 # The services of packages do not start in here.
@@ -32,6 +33,13 @@ apt_get() {
 }
 if [ "$what" = purge ]; then
     grep -qx npm /run/build/packages || apt_get -y purge --auto-remove npm
+elif [ -f /run/build/tree.list ]; then
+    sources='-o Dir::Etc::SourceList=/run/build/tree.list -o Dir::Etc::SourceParts=/dev/null'
+    # shellcheck disable=SC2086 # they are words
+    apt_get $sources update
+    # shellcheck disable=SC2046,SC2086 # one word per package is meant
+    apt_get $sources -y --no-install-recommends install $(cat /run/build/packages)
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb
 else
     npm=
     if [ -d /run/build/files/etc/apt ]; then

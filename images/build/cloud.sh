@@ -21,6 +21,10 @@ fi
 if [ -s "$work/npm.specs" ]; then
     step setpriv --bounding-set="$withheld" sh "$work/apt.sh" "$work" "$tree" purge
 fi
+if [ -s "$work/go.list" ]; then
+    step sh "$work/go.sh" "$work" "$tree" fetch
+    step --net sh "$work/go.sh" "$work" "$tree" build
+fi
 step --net sh "$work/finish.sh" "$work" "$tree"
 
 fstrim "$tree" || true

@@ -75,9 +75,9 @@ online() {
     : >run/build/online
     if [ -s /etc/ssl/certs/ca-certificates.crt ]; then # with those of a company's proxy
         cp /etc/ssl/certs/ca-certificates.crt run/build/ca.crt
-        echo "export NODE_EXTRA_CA_CERTS=/run/build/ca.crt PIP_CERT=/run/build/ca.crt" >>run/build/online
+        echo "export NODE_EXTRA_CA_CERTS=/run/build/ca.crt PIP_CERT=/run/build/ca.crt SSL_CERT_FILE=/run/build/ca.crt" >>run/build/online
     fi
-    for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
+    for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY npm_config_registry GOPROXY PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
         value=
         eval "value=\${$name-}"
         case $value in

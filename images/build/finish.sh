@@ -20,13 +20,17 @@
 #   npm.specs       cloud: npm packages, as name@1.2.3
 #   npm.packages    names of those whose install scripts run
 #   pip.specs       Python packages, as name==1.2.3
+#   go.list         Go programs, see go.sh
+#   shell           login shell of agent
 #   run/01...       shell commands of the recipe
 #   commands        names of commands that must exit 0 with --version
 #
-# and what npm or fetch.sh made:
+# and what npm, fetch.sh or go.sh made:
 #
 #   npm/            installed packages, for /usr/local
 #   wheels/         of the Python packages
+#   go/             Go, and
+#   gobin/          programs that it has built
 #
 # It gets versions/NAME, with the output of each command, and pip.list.
 #
@@ -49,9 +53,9 @@ mkdir -p "$work/versions"
 : >"$work/pip.list"
 # shellcheck source=images/build/enter.sh
 . "$work/enter.sh"
-share files extra npm wheels agent-runner versions pip.list
+share files extra npm wheels go gobin agent-runner versions pip.list
 # Copies: who owns WORK's files has no meaning in here.
-for name in setup.sh seal.sh extra.list npm.packages pip.specs commands; do
+for name in setup.sh seal.sh extra.list npm.packages pip.specs commands shell; do
     : >"run/build/$name"
     [ ! -e "$work/$name" ] || cat "$work/$name" >"run/build/$name"
 done

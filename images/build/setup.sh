@@ -25,6 +25,13 @@ for node in /usr/local/lib/node_modules/node-linux-*; do
     mv -f "$node/bin/node" /usr/local/bin/node
     rm -rf "$node"
 done
+if [ -d /run/build/go ]; then
+    cp -R --preserve=mode --no-preserve=ownership /run/build/go /usr/local/go
+    ln -s ../go/bin/go ../go/bin/gofmt /usr/local/bin/
+fi
+if [ -d /run/build/gobin ]; then
+    install -m 0755 -t /usr/local/bin /run/build/gobin/*
+fi
 
 # The agent: no password ("*" matches none, and unlike "!" does not lock the
 # account for sshd), sudo for all.
@@ -32,8 +39,14 @@ if ! id agent >/dev/null 2>&1; then
     uid='--uid 1000'
     ! id 1000 >/dev/null 2>&1 || uid=
     # shellcheck disable=SC2086 # an option and its value
-    useradd --create-home $uid --user-group --shell /bin/bash agent
+    useradd --create-home $uid --user-group agent
 fi
+shell=$(cat /run/build/shell)
+if [ ! -x "$shell" ]; then
+    echo "E: the shell $shell of the recipe is not in the image" >&2
+    exit 1
+fi
+usermod --shell "$shell" agent
 usermod --password '*' agent
 # /dev/kvm, in sandboxes whose CPUs have virtualization.
 getent group kvm >/dev/null || groupadd --system kvm
@@ -135,3 +148,13 @@ cloud() {
 
 # sshd starts when a user needs it, after agent-runner has made the host keys.
 systemctl disable ssh.service ssh.socket >/dev/null 2>&1 || true
+
+# Docker starts at the first connection to its socket, to which agent may
+# connect.
+if getent group docker >/dev/null; then
+    usermod --append --groups docker agent
+fi
+for unit in docker containerd; do
+    systemctl disable "$unit.service" >/dev/null 2>&1 || true
+done
+systemctl enable docker.socket >/dev/null 2>&1 || true

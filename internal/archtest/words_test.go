@@ -58,9 +58,9 @@ var textFiles = []string{
 }
 
 // keptTexts are files with a phrase that stays: a migration that databases have
-// applied is never edited, and one script names the system's user "nobody".
+// applied is never edited, and two scripts name the system's user "nobody".
 var keptTexts = []string{
-	"images/build/fetch.sh",
+	"images/build/fetch.sh", "images/build/go.sh",
 	"internal/store/migrations/00001_init.sql", "internal/store/migrations/00002_audit.sql", "internal/store/migrations/00007_address_leases.sql",
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
@@ -21,9 +22,9 @@ func (a *App) imageCmd() *cobra.Command {
 		Use: "image", Short: "Manage the images that sandboxes boot",
 		Long: `Manage the images that sandboxes boot. 'base' is a Debian with git, Python 3
 with pip and venv, a C compiler, make and common tools; 'agents' adds Node.js and
-the coding agents. If a job or sandbox needs a missing image, it is built first.`,
+the coding agents, and 'dev' adds Docker, compilers, a browser and more. If a job or sandbox needs a missing image, it is built first.`,
 	}
-	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd(), a.imageWarmCmd())
+	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd(), a.imageGCCmd(), a.imageLayersCmd(), a.imageWarmCmd())
 	return cmd
 }
 
@@ -96,6 +97,38 @@ func (a *App) imageRmCmd() *cobra.Command {
 				return err
 			}
 			return a.done(map[string]string{"removed": args[0]}, "image %s removed", args[0])
+		}),
+	}
+}
+
+func (a *App) imageLayersCmd() *cobra.Command {
+	cmd := query(a, "layers", "List the layers of builds, the last used first", exactArgs(), all((*client.Client).ImageLayers), func(list api.List[api.ImageLayer]) error {
+		t := newTable(a.Stdout, "KIND", "DISK", "USED")
+		for _, l := range list.Items {
+			t.row(l.Kind, byteSize(l.DiskUsage), a.age(l.UsedAt))
+		}
+		return t.flush()
+	})
+	cmd.Long = `List the layers of builds, the last used first: results of build steps that later
+builds use again. They are a cache of limited size; docs/images.md describes them.`
+	return cmd
+}
+
+func (a *App) imageGCCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "gc", Short: "Remove the layers of builds", Args: exactArgs(),
+		Long: `Remove the layers of builds, which only make later builds faster. Images stay;
+'agentlab image rm' removes them, and 'agentlab template rm' their templates.`,
+		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			list, err := c.RemoveImageLayers(ctx)
+			if err != nil {
+				return err
+			}
+			var sum int64
+			for _, l := range list.Items {
+				sum += l.DiskUsage
+			}
+			return a.done(list, "removed %s of %s", agentlab.Plural(len(list.Items), "layer"), byteSize(sum))
 		}),
 	}
 }

@@ -479,12 +479,12 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 
 // usersGit runs git as the user does: with the user's credentials and configuration. It
 // is not for anything that a guest has sent.
-func (s *sessionizer) usersGit(ctx context.Context, args ...string) error {
+func (a *App) usersGit(ctx context.Context, args ...string) error {
 	path, err := needProgram("git", "clones repositories")
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stderr, s.Stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
 	return cmd.Run()
 }

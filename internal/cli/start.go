@@ -264,6 +264,9 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
+	if err := a.sendDotfiles(ctx, c, r.sandbox, l.path); err != nil {
+		return got, open, err
+	}
 	if !o.noEnv {
 		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
 		if err != nil {

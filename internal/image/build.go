@@ -34,7 +34,8 @@ type builder struct {
 	out    *output
 	now    func() time.Time
 
-	downloads string // the store's cache
+	downloads, layers string // the store's caches
+	force             bool   // use no layers
 }
 
 func (b *builder) path(elem ...string) string {
@@ -43,24 +44,15 @@ func (b *builder) path(elem ...string) string {
 
 // build fills work/image and returns its stamp.
 func (b *builder) build(ctx context.Context) (*Stamp, error) {
+	b.makeRoom()
 	if err := b.recipe.preflight(ctx, b.work); err != nil {
 		return nil, err
 	}
 	if err := b.prepare(ctx); err != nil {
 		return nil, classify("preparing", err, b.log)
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return b.installPackages(gctx) })
-	if b.recipe.usesNPM() {
-		g.Go(func() error { return classify("installing agents", b.npmInstall(gctx), b.log) })
-	}
-	if err := g.Wait(); err != nil {
+	if err := b.gather(ctx); err != nil {
 		return nil, firstCause(ctx, err)
-	}
-	if len(b.recipe.Pip) > 0 {
-		if err := classify("fetching Python packages", b.fetch(ctx), b.log); err != nil {
-			return nil, firstCause(ctx, err)
-		}
 	}
 	b.out.step("setting up users, services and links")
 	if err := b.finish(ctx); err != nil {
@@ -82,6 +74,30 @@ func (b *builder) build(ctx context.Context) (*Stamp, error) {
 		return nil, classify("writing the stamp", err, b.log)
 	}
 	return stamp, nil
+}
+
+// gather makes everything that the image consists of, from layers where they
+// exist.
+func (b *builder) gather(ctx context.Context) error {
+	r := b.recipe
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return b.packages(gctx) })
+	if r.usesNPM() {
+		l := layer{"npm", layerKey(nil, r.npmSpecs(), r.Arch, npmRegistry(), b.now().Unix()/int64(layerAge/time.Second)), []string{"npm", "npm.list"}}
+		g.Go(func() error { return classify("installing agents", b.reusable(gctx, l, b.npmInstall), b.log) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if len(r.Pip) > 0 {
+		if err := classify("fetching Python packages", b.fetch(ctx), b.log); err != nil {
+			return err
+		}
+	}
+	if r.Go.Toolchain == "" {
+		return nil
+	}
+	return classify("building Go programs", b.reusable(ctx, b.goLayer(), b.buildGo), b.log)
 }
 
 // firstCause returns the error of the caller's context instead of errors that
@@ -112,9 +128,14 @@ func (b *builder) prepare(ctx context.Context) error {
 	return b.recipe.Stage(ctx, StageOptions{Kind: Direct, Downloads: b.downloads}, b.work)
 }
 
-// debootstrap creates work/tree and downloads the kernel to work/kernel.
-func (b *builder) debootstrap(ctx context.Context) error {
-	r := b.recipe
+// debootstrap creates work/tree with the packages of r and downloads the kernel
+// to work/kernel.
+func (b *builder) debootstrap(ctx context.Context, r *Recipe) error {
+	s := stage{recipe: r, dir: b.work}
+	s.write("sources.list", s.sourcesList())
+	if s.err != nil {
+		return s.err
+	}
 	b.out.step("installing %d packages of %s and what they need", len(r.Packages), r.Suite)
 	// --mode=root also in a user namespace: isolated has made us its root.
 	// A shell splits the words of the hook. Only paths that contain the
@@ -131,9 +152,9 @@ func (b *builder) debootstrap(ctx context.Context) error {
 
 // installPackages runs debootstrap, and repeats it once if the mirror failed:
 // apt does not retry after every temporary error of a mirror or a proxy.
-func (b *builder) installPackages(ctx context.Context) error {
+func (b *builder) installPackages(ctx context.Context, r *Recipe) error {
 	const step = "installing packages"
-	err := classify(step, b.debootstrap(ctx), b.log)
+	err := classify(step, b.debootstrap(ctx, r), b.log)
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 		return err
 	}
@@ -141,7 +162,7 @@ func (b *builder) installPackages(ctx context.Context) error {
 	for _, dir := range []string{"tree", "kernel"} {
 		removeTree(ctx, b.path(dir))
 	}
-	return classify(step, b.debootstrap(ctx), b.log)
+	return classify(step, b.debootstrap(ctx, r), b.log)
 }
 
 // pipVariables are those of the environment that say where pip downloads from.

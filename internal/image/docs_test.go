@@ -52,6 +52,9 @@ func rows(t *testing.T, prefix string, of reflect.Type) []string {
 	var out []string
 	for i := range of.NumField() {
 		f := of.Field(i)
+		if !f.IsExported() {
+			continue
+		}
 		name, doc := prefix+f.Tag.Get("yaml"), f.Tag.Get("doc")
 		if doc == "" {
 			t.Errorf("%s has no doc", name)

@@ -33,39 +33,13 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 	if src, err := os.Open(cached); cache != "" && err == nil {
 		defer func() { _ = src.Close() }()
 		if sum, err := save(path, src); err == nil && sum == f.SHA256 {
-			now := time.Now()
-			_ = os.Chtimes(cached, now, now) // so the sweep does not remove it
+			touch(cached)
 			return nil
 		}
 		_ = os.Remove(cached) // damaged
 	}
-	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL, nil)
-	if err != nil {
-		return err
-	}
-	// The SHA-256 is that of the file as the server has it.
-	req.Header.Set("Accept-Encoding", "identity")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return downloadError(agentlab.CodeUnavailable, "cannot download %s: %w", f.URL, err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		code := agentlab.CodeUnavailable
-		if resp.StatusCode/100 == 4 {
-			code = agentlab.CodeInvalid
-		}
-		return downloadError(code, "cannot download %s: the server answers %s", f.URL, resp.Status)
-	}
-	sum, err := save(path, resp.Body)
-	_, local := errors.AsType[*os.PathError](err)
+	sum, err := get(ctx, f.URL, path)
 	switch {
-	case errors.Is(err, errTooLarge):
-		return downloadError(agentlab.CodeInvalid, "cannot download %s: %w", f.URL, err)
-	case err != nil && !local:
-		return downloadError(agentlab.CodeUnavailable, "cannot download %s: %w", f.URL, err)
 	case err != nil:
 		return err
 	case sum != f.SHA256:
@@ -78,6 +52,45 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 		_ = os.Link(path, cached)
 	}
 	return nil
+}
+
+// touch marks a cached file as used, so that no sweep removes it soon.
+func touch(path string) {
+	now := time.Now()
+	_ = os.Chtimes(path, now, now)
+}
+
+// get writes the file at url to path and returns its SHA-256.
+func get(ctx context.Context, url, path string) (sum string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	// The SHA-256 is that of the file as the server has it.
+	req.Header.Set("Accept-Encoding", "identity")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", downloadError(agentlab.CodeUnavailable, "cannot download %s: %w", url, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		code := agentlab.CodeUnavailable
+		if resp.StatusCode/100 == 4 {
+			code = agentlab.CodeInvalid
+		}
+		return "", downloadError(code, "cannot download %s: the server answers %s", url, resp.Status)
+	}
+	sum, err = save(path, resp.Body)
+	_, local := errors.AsType[*os.PathError](err)
+	switch {
+	case errors.Is(err, errTooLarge):
+		return "", downloadError(agentlab.CodeInvalid, "cannot download %s: %w", url, err)
+	case err != nil && !local:
+		return "", downloadError(agentlab.CodeUnavailable, "cannot download %s: %w", url, err)
+	}
+	return sum, err
 }
 
 func downloadError(code agentlab.Code, format string, args ...any) error {

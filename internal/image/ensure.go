@@ -58,7 +58,7 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 		return Image{}, err
 	}
 	key := r.Key()
-	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
+	if img, ok := s.fresh(r.Name, key); ok && img.Current && !req.Force {
 		return img, nil
 	}
 	unlock, err := s.lockName(ctx, r.Name, progress)
@@ -67,9 +67,9 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 	}
 	defer unlock()
 	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
-		return img, nil // another process has built it
+		return s.setCurrent(img) // another process, or an earlier version of the recipe, has built it
 	}
-	return s.build(ctx, r, progress)
+	return s.build(ctx, r, req.Force, progress)
 }
 
 // Parse returns the recipe of the request.
@@ -99,11 +99,28 @@ func (req BuildRequest) Parse() (*Recipe, error) {
 	return ParseRecipe([]byte(text))
 }
 
-// fresh returns the name's current image if it was built from a recipe with
-// this key.
+// fresh returns the image of the name that was built from a recipe with this
+// key: the current one if possible, otherwise the newest.
 func (s *Store) fresh(name, key string) (Image, bool) {
-	img, err := s.resolve(name, "")
-	return img, err == nil && img.RecipeKey == key
+	if img, err := s.resolve(name, ""); err == nil && img.RecipeKey == key {
+		return img, true // without reading the others
+	}
+	for _, img := range s.versionsOf(name) {
+		if img.RecipeKey == key {
+			return img, true
+		}
+	}
+	return Image{}, false
+}
+
+// setCurrent makes the bare name mean img; the caller holds the name's lock.
+func (s *Store) setCurrent(img Image) (Image, error) {
+	if !img.Current {
+		if err := durable.Replace(filepath.Join(s.root, img.Name, "current"), []byte(img.Digest+"\n"), durable.Name); err != nil {
+			return Image{}, classify("publishing the image", err, "")
+		}
+	}
+	return s.resolve(img.Name, "")
 }
 
 // lockName takes the name's lock and removes directories of dead builds. While
@@ -187,6 +204,7 @@ func (s *Store) sweep(ctx context.Context, name string) {
 // for its own name; a daemon calls Sweep when it starts.
 func (s *Store) Sweep(ctx context.Context) {
 	s.sweepDownloads()
+	s.sweepLayers()
 	locks, _ := filepath.Glob(filepath.Join(s.root, buildDir, "*.lock")) // the pattern is valid
 	for _, path := range locks {
 		if l, err := lock.Try(path); err == nil {
@@ -220,7 +238,7 @@ func mounted(dir string) bool {
 }
 
 // build builds the image; the caller holds the name's lock.
-func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Image, error) {
+func (s *Store) build(ctx context.Context, r *Recipe, force bool, progress func(string)) (Image, error) {
 	log, err := os.Create(s.logPath(r.Name))
 	if err != nil {
 		return Image{}, classify("making the build's log", err, "")
@@ -235,7 +253,8 @@ func (s *Store) build(ctx context.Context, r *Recipe, progress func(string)) (Im
 		return Image{}, classify("making the build's directory", err, log.Name())
 	}
 	out := &output{log: log, progress: progress}
-	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now, downloads: filepath.Join(s.root, downloadsDir)}
+	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now, force: force,
+		downloads: filepath.Join(s.root, downloadsDir), layers: filepath.Join(s.root, layersDir)}
 	begin := s.opts.Now()
 	stamp, err := s.make(b, ctx)
 	if err != nil {
@@ -266,8 +285,5 @@ func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 			return Image{}, err
 		}
 	}
-	if err := durable.Replace(filepath.Join(dir, "current"), []byte(stamp.Digest+"\n"), durable.Name); err != nil {
-		return Image{}, err
-	}
-	return s.resolve(stamp.Name, "")
+	return s.setCurrent(Image{Stamp: *stamp})
 }

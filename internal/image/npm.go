@@ -30,6 +30,9 @@ func (r *Recipe) commands() []string {
 	for _, p := range r.Pip {
 		out = append(out, p.Command)
 	}
+	for _, p := range r.Go.Programs {
+		out = append(out, p.Command)
+	}
 	return slices.DeleteFunc(out, func(c string) bool { return c == "" })
 }
 
@@ -96,6 +99,16 @@ func npmEnv(tmp string) []string {
 		}
 	}
 	return env
+}
+
+// npmRegistry returns the registry that the environment names.
+func npmRegistry() (out []string) {
+	for _, kv := range os.Environ() {
+		if name, value, _ := strings.Cut(kv, "="); strings.EqualFold(name, "npm_config_registry") {
+			out = append(out, value)
+		}
+	}
+	return out
 }
 
 // npmList returns name@version of all that npm installed, by the packages'

@@ -27,7 +27,7 @@ const (
 // docs/images.md is generated from the doc tags.
 type Recipe struct {
 	Name       string       `yaml:"name" json:"name" doc:"Required. Name of the image: lower-case letters, digits and hyphens."`
-	Extends    string       `yaml:"extends" json:"-" doc:"A shipped recipe, base or agents. Keys that are missing here have its values; its lists come before the lists here."`
+	Extends    string       `yaml:"extends" json:"-" doc:"A shipped recipe: base, agents or dev. Keys that are missing here have its values; its lists come before the lists here."`
 	Suite      string       `yaml:"suite" json:"suite" doc:"Required without extends. Code name of a Debian or Ubuntu release: bookworm, trixie or noble. A template has the release of its cloud image."`
 	Mirror     string       `yaml:"mirror" json:"mirror" doc:"URL of the distribution's mirror. The default, host, means the apt sources of the build host if it runs the same suite, and the public mirror otherwise."`
 	Components []string     `yaml:"components" json:"components" doc:"Components of the distribution's archive. Default: the free ones."`
@@ -38,9 +38,13 @@ type Recipe struct {
 	Agents     Agents       `yaml:"agents" json:"agents" doc:"Coding agents from npm. Their own install scripts run, as the user agent and without network."`
 	NPM        []NPMPackage `yaml:"npm" json:"npm,omitempty" doc:"More npm packages, installed globally. Their install scripts do not run. Packages that are not native programs need Node.js: set agents.node, or add nodejs to packages."`
 	Pip        []PipPackage `yaml:"pip" json:"pip,omitempty" doc:"Python packages, installed as wheels into a virtual environment of their own, /usr/local/lib/agentlab-python."`
+	Go         Go           `yaml:"go" json:"go" doc:"Go, and programs in Go. The checksum database sum.golang.org verifies all downloads."`
+	Shell      string       `yaml:"shell" json:"shell,omitempty" doc:"Login shell of the user agent, an absolute path. Default: /bin/bash."`
 	Files      []File       `yaml:"files" json:"files,omitempty" doc:"Files to write, at most 64."`
 	Run        []string     `yaml:"run" json:"run,omitempty" doc:"Shell commands, at most 32 of at most 64 KiB, in this order and last. Each runs in its own sh -eu as the user agent, without network, for at most 10 minutes. They can write to /home/agent, /work and /usr/local."`
 	SizeGB     int          `yaml:"size_gb" json:"size_gb" doc:"Virtual size of the root disk in GiB, 2 to 2048; default 20. The file on the host is sparse. Templates have the size that the script gets."`
+
+	parent *Recipe // the recipe that this one extends
 }
 
 // Agents is what an image gets from npm, installed globally.
@@ -61,6 +65,21 @@ type PipPackage struct {
 	Package string `yaml:"package" json:"package" doc:"Name in the index."`
 	Version string `yaml:"version" json:"version" doc:"Exact version."`
 	Command string `yaml:"command" json:"command,omitempty" doc:"A command of the package, which is linked into /usr/local/bin. The build fails unless it exits 0 with the argument --version."`
+}
+
+// Go is what an image gets from the Go module proxy.
+type Go struct {
+	Toolchain string      `yaml:"toolchain" json:"toolchain,omitempty" doc:"Exact version of Go, for /usr/local/go. Required if programs are listed."`
+	Programs  []GoProgram `yaml:"programs" json:"programs,omitempty" doc:"Programs to build without cgo, at most 32. Their code runs first with --version."`
+}
+
+// GoProgram is one main package of a Go module.
+type GoProgram struct {
+	Module  string            `yaml:"module" json:"module" doc:"Path of the module."`
+	Version string            `yaml:"version" json:"version" doc:"Exact version, without the v."`
+	Package string            `yaml:"package" json:"package,omitempty" doc:"Directory of the main package in the module. Default: the module's root."`
+	Command string            `yaml:"command" json:"command" doc:"Name of the program in /usr/local/bin. The build fails unless it exits 0 with the argument --version."`
+	Set     map[string]string `yaml:"set" json:"set,omitempty" doc:"String variables to set, as with -ldflags -X: IMPORTPATH.NAME and the value."`
 }
 
 // Repository is an apt repository.
@@ -157,11 +176,11 @@ func (r *Recipe) inherit(base *Recipe) {
 	if r.SizeGB == 0 {
 		r.SizeGB = base.SizeGB
 	}
-	if r.Agents.Node == "" {
-		r.Agents.Node = base.Agents.Node
-	}
+	r.Agents.Node = cmp.Or(r.Agents.Node, base.Agents.Node)
+	r.Go.Toolchain, r.Shell = cmp.Or(r.Go.Toolchain, base.Go.Toolchain), cmp.Or(r.Shell, base.Shell)
 	r.Packages = slices.Concat(base.Packages, r.Packages)
 	r.Agents.Packages = slices.Concat(base.Agents.Packages, r.Agents.Packages)
+	r.parent, r.Go.Programs = base, slices.Concat(base.Go.Programs, r.Go.Programs)
 	r.NPM, r.Pip = slices.Concat(base.NPM, r.NPM), slices.Concat(base.Pip, r.Pip)
 	r.Apt, r.Files, r.Run = slices.Concat(base.Apt, r.Apt), slices.Concat(base.Files, r.Files), slices.Concat(base.Run, r.Run)
 }

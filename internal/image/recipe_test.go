@@ -37,6 +37,11 @@ func TestShippedRecipes(t *testing.T) {
 	if got := strings.Join(agents.commands(), " "); got != "node npm claude codex opencode gemini" {
 		t.Errorf("commands of agents are %q", got)
 	}
+	dev := mustShipped(t, "dev") // two recipes are between it and the first
+	if dev.Agents.Node != agents.Agents.Node || !slices.Contains(dev.Packages, "bubblewrap") || dev.Shell != "/usr/bin/zsh" ||
+		strings.Join(dev.commands(), " ") != "node npm claude codex opencode gemini devcontainer n lazygit docker-compose" {
+		t.Errorf("dev extends agents, but is %+v with commands %v", dev, dev.commands())
+	}
 	if !slices.IsSorted(base.Packages) || !slices.Contains(base.Packages, "systemd") {
 		t.Errorf("packages are not completed: %v", base.Packages)
 	}
@@ -77,10 +82,12 @@ func TestRecipeRefuses(t *testing.T) {
 		text := ok + "apt: [{name: x, url: \"https://example.com/debian\", components: [main], key: \"-----BEGIN PGP PUBLIC KEY BLOCK-----\\n\\nAAAA\\n-----END PGP PUBLIC KEY BLOCK-----\\n\"}]\n"
 		return strings.NewReplacer(edit...).Replace(text)
 	}
+	golang := func(keys string) string { return ok + "go: {toolchain: 1.26.0, programs: [{" + keys + "}]}\n" }
 	file := func(keys string) string { return ok + "files: [{" + keys + "}]\n" }
 	for _, text := range []string{
 		apt(), apt("components: [main]", "suite: ./"), pip("ruff", "0.14.2"), file("path: /a, content: b"), file("path: /home/agent/.a, content: b, owner: agent, mode: 0600"),
-		file("path: /a, url: \"https://example.com/a?b=c\", sha256: " + strings.Repeat("0a", 32)), ok + "run: [\"true\"]\n",
+		file("path: /a, url: \"https://example.com/a?b=c\", sha256: " + strings.Repeat("0a", 32)), ok + "run: [\"true\"]\n", ok + "shell: /usr/bin/zsh\n",
+		golang("module: github.com/docker/compose/v2, version: 2.40.3, package: cmd, command: docker-compose, set: {github.com/docker/compose/v2/internal.Version: v2.40.3}"),
 	} {
 		if _, err := ParseRecipe([]byte(text)); err != nil {
 			t.Errorf("%v:\n%s", err, text)
@@ -155,6 +162,19 @@ func TestRecipeRefuses(t *testing.T) {
 		{"too large", ok + "size_gb: 99999\n", "size_gb", "2048", agentlab.CodeInvalid},
 		{"other architecture", ok + "arch: s390x\n", "arch", runtime.GOARCH, agentlab.CodeUnsupported},
 		{"kernel that is a path", ok + "kernel: /boot/vmlinuz\n", "kernel", "", agentlab.CodeInvalid},
+		{"Go programs without Go", ok + "go: {programs: [{module: example.com/x, version: 1.0.0, command: x}]}\n", "go.toolchain", "version of Go", agentlab.CodeInvalid},
+		{"Go range", ok + "go: {toolchain: '1.26'}\n", "go.toolchain", "1.26.0", agentlab.CodeInvalid},
+		{"Go tag", golang("module: example.com/x, version: latest, command: x"), "go.programs", "exact", agentlab.CodeInvalid},
+		{"Go module of another major version", golang("module: example.com/x, version: 2.0.0, command: x"), "go.programs", "/v2", agentlab.CodeInvalid},
+		{"Go module that is an option", golang("module: -x, version: 1.0.0, command: x"), "go.programs", "exact", agentlab.CodeInvalid},
+		{"Go package outside", golang("module: example.com/x, version: 1.0.0, package: ../y, command: x"), "go.programs", "directory", agentlab.CodeInvalid},
+		{"Go command with a path", golang("module: example.com/x, version: 1.0.0, command: ../x"), "go.programs", "command", agentlab.CodeInvalid},
+		{"Go command missing", golang("module: example.com/x, version: 1.0.0"), "go.programs", "command", agentlab.CodeInvalid},
+		{"Go flag as a value", golang("module: example.com/x, version: 1.0.0, command: x, set: {main.v: 'a -extld=x'}"), "go.programs", "variable", agentlab.CodeInvalid},
+		{"Go flag as a variable", golang("module: example.com/x, version: 1.0.0, command: x, set: {'main.v -linkmode': x}"), "go.programs", "variable", agentlab.CodeInvalid},
+		{"Go command twice", golang("module: example.com/x, version: 1.0.0, command: x}, {module: example.com/y, version: 1.0.0, command: x"), "go.programs", "twice", agentlab.CodeInvalid},
+		{"shell with arguments", ok + "shell: /bin/sh -c\n", "shell", "absolute", agentlab.CodeInvalid},
+		{"shell without a directory", ok + "shell: zsh\n", "shell", "absolute", agentlab.CodeInvalid},
 		{"extends nothing", "name: x\nextends: nothing\n", "extends", "base", agentlab.CodeInvalid},
 		{"extends a path", "name: x\nextends: ../embed.go\n", "extends", "base", agentlab.CodeInvalid},
 		{"node range", ok + "agents:\n  node: ^24\n", "agents.node", "24.21.0", agentlab.CodeInvalid},

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/mod/module"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
@@ -17,6 +19,7 @@ const (
 	maxKeyBytes     = 64 << 10
 	maxFiles        = 64
 	maxSteps        = 32
+	maxPrograms     = 32
 	maxStepBytes    = 64 << 10
 )
 
@@ -32,6 +35,10 @@ var (
 	pathRE       = lazyre.New(`^(/[A-Za-z0-9@+_.-]+)+$`)
 	sha256RE     = lazyre.New(`^[0-9a-f]{64}$`)
 	modeRE       = lazyre.New(`^0?[0-7]{3}$`)
+	goVersionRE  = lazyre.New(`^[0-9]+\.[0-9]+\.[0-9]+$`)
+	goPackageRE  = lazyre.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$`)
+	goVariableRE = lazyre.New(`^[A-Za-z0-9._~/-]+\.[A-Za-z_][A-Za-z0-9_]*$`)
+	goValueRE    = lazyre.New(`^[A-Za-z0-9._:/+-]*$`)
 	commandRE    = lazyre.New(`^[a-z0-9][a-z0-9._-]*$`)
 )
 
@@ -71,7 +78,7 @@ func (r *Recipe) validate() error {
 		return invalid("agents.node", "%q is not an exact version", a).WithHint("write it as in 24.21.0")
 	}
 	for _, err := range []error{checkNPM("agents.packages", r.Agents.Packages), checkNPM("npm", r.NPM), unique("npm", r.npm(), func(p NPMPackage) string { return p.Package }),
-		checkPip(r.Pip), r.checkApt(), checkFiles(r.Files), checkRun(r.Run)} {
+		checkPip(r.Pip), r.checkGo(), r.checkShell(), r.checkApt(), checkFiles(r.Files), checkRun(r.Run)} {
 		if err != nil {
 			return err
 		}
@@ -105,6 +112,42 @@ func checkPip(packages []PipPackage) error {
 		}
 	}
 	return unique("pip", packages, func(p PipPackage) string { return strings.ToLower(p.Package) })
+}
+
+func (r *Recipe) checkGo() error {
+	g := r.Go
+	switch {
+	case g.Toolchain != "" && !goVersionRE.MatchString(g.Toolchain):
+		return invalid("go.toolchain", "%q is not an exact version", g.Toolchain).WithHint("write it as in 1.26.0")
+	case g.Toolchain == "" && len(g.Programs) > 0:
+		return invalid("go.toolchain", "programs in Go need a version of Go").WithHint("set go.toolchain")
+	case len(g.Programs) > maxPrograms:
+		return invalid("go.programs", "%d programs are listed; at most %d are possible", len(g.Programs), maxPrograms)
+	}
+	for _, p := range g.Programs {
+		switch {
+		case module.Check(p.Module, "v"+p.Version) != nil || !versionRE.MatchString(p.Version):
+			return invalid("go.programs", "%q is not an exact version of a module %q", p.Version, p.Module).
+				WithHint("write it as in 1.2.3; from version 2 on, the path of a module ends in /v2 and so on")
+		case p.Package != "" && !goPackageRE.MatchString(p.Package):
+			return invalid("go.programs", "%q is not a directory of a module", p.Package)
+		case !commandRE.MatchString(p.Command):
+			return invalid("go.programs", "%q is not the name of a command", p.Command)
+		}
+		for name, value := range p.Set {
+			if !goVariableRE.MatchString(name) || !goValueRE.MatchString(value) {
+				return invalid("go.programs", "%s=%s of %s is not a variable with a value of letters, digits and ._:/+-", name, value, p.Command)
+			}
+		}
+	}
+	return unique("go.programs", g.Programs, func(p GoProgram) string { return p.Command })
+}
+
+func (r *Recipe) checkShell() error {
+	if r.Shell != "" && (!pathRE.MatchString(r.Shell) || path.Clean(r.Shell) != r.Shell) {
+		return invalid("shell", "%q is not an absolute path of letters, digits and @+_.-", r.Shell)
+	}
+	return nil
 }
 
 func (r *Recipe) checkApt() error {

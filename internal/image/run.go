@@ -15,8 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
@@ -126,15 +124,7 @@ func run(ctx context.Context, out *output, env []string, argv ...string) error {
 		defer close(read)
 		copyLines(pr, func(s string) { out.line(s); capture.line(s) })
 	}()
-	done := make(chan error, 1)
-	go func() {
-		// The kernel sends the death signal when the thread that started the
-		// command ends, so this thread must not end before the command.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		done <- cmd.Run()
-	}()
-	err = <-done
+	err = pinned(cmd.Run)
 	_ = pw.Close()
 	<-read
 	_ = pr.Close()
@@ -146,6 +136,19 @@ func run(ctx context.Context, out *output, env []string, argv ...string) error {
 		return &commandError{name: name[strings.LastIndexByte(name, '/')+1:], err: err, tail: capture.last()}
 	}
 	return nil
+}
+
+// pinned runs a command that has a death signal. The kernel sends the signal
+// when the thread that started the command ends, so this thread must not end
+// before the command.
+func pinned(command func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		done <- command()
+	}()
+	return <-done
 }
 
 // copyLines splits lines at 4 KiB, because a progress bar may never end its
@@ -210,7 +213,7 @@ func classify(step string, err error, log string) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case noSpace(err):
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%s failed: %w", step, err).WithHint("%s", outputFaults[0].hint)
 	}
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {

@@ -95,6 +95,8 @@ func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 	s.lines("npm.packages", r.scripted())
 	s.lines("commands", r.commands())
 	s.lines("pip.specs", r.pipSpecs())
+	s.lines("go.list", r.goPrograms())
+	s.write("shell", cmp.Or(r.Shell, "/bin/bash")+"\n")
 	s.apt(cmp.Or(o.Suite, r.Suite))
 	s.extra(ctx, o.Downloads)
 	for i, step := range r.Run {
@@ -102,6 +104,9 @@ func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 	}
 	if o.Kind == Cloud {
 		s.cloud(o)
+		if r.Go.Toolchain != "" && s.err == nil {
+			s.err = r.fetchGo(ctx, filepath.Join(dir, "go"), o.Downloads)
+		}
 	} else {
 		s.direct()
 	}
@@ -113,7 +118,6 @@ func (r *Recipe) Stage(ctx context.Context, o StageOptions, dir string) error {
 func (s *stage) direct() {
 	s.tree(images.Files, "files", "files")
 	s.write(filepath.Join("files", "etc", "apt", "sources.list.d", s.recipe.distribution().name+".sources"), s.recipe.sourcesFile())
-	s.write("sources.list", s.sourcesList())
 	s.lines("packages", s.recipe.Packages)
 }
 
@@ -222,6 +226,9 @@ func (s *stage) tree(tree fs.FS, root, dir string) {
 // openDirs sets the modes of the directories below a staged one to those of
 // the image, regardless of the umask.
 func (s *stage) openDirs(name string) {
+	if _, err := os.Stat(filepath.Join(s.dir, name)); err != nil {
+		return // there is none
+	}
 	err := filepath.WalkDir(filepath.Join(s.dir, name), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			err = os.Chmod(path, 0o755) //nolint:gosec // as in writeFile
@@ -257,4 +264,36 @@ func (s *stage) sourcesList() string {
 		list.WriteString(src.line())
 	}
 	return list.String()
+}
+
+// treeSources stages the apt sources, and their keys, as apt sees them in the
+// tree.
+func (s *stage) treeSources() {
+	sources := s.recipe.sources("/etc/apt")
+	for i, src := range sources {
+		if src.signedBy == "" {
+			continue // the keys of the tree's distribution
+		}
+		key, err := os.ReadFile(src.signedBy)
+		if err != nil { // as in sourcesList
+			key, err = fs.ReadFile(images.Keys, s.recipe.distribution().key)
+		}
+		if s.err == nil {
+			s.err = err
+		}
+		name := fmt.Sprintf("keyrings/%02d%s", i, filepath.Ext(src.signedBy)) // apt reads the format from it
+		s.write(name, string(key))
+		sources[i].signedBy = "/run/build/" + name
+	}
+	for _, a := range s.recipe.Apt {
+		src := a.source(s.recipe.Suite)
+		src.signedBy = "/run/build/files" + src.signedBy
+		sources = append(sources, src)
+	}
+	var list strings.Builder
+	for _, src := range sources {
+		list.WriteString(src.line())
+	}
+	s.write("tree.list", list.String())
+	s.openDirs("keyrings")
 }

@@ -44,6 +44,7 @@ const scripts = `-rwxr-xr-x apt.sh
 -rwxr-xr-x enter.sh
 -rwxr-xr-x fetch.sh
 -rwxr-xr-x finish.sh
+-rwxr-xr-x go.sh
 -rwxr-xr-x packages.sh
 -rwxr-xr-x seal.sh
 -rwxr-xr-x setup.sh
@@ -63,12 +64,14 @@ const ofRecipe = `-rw-r--r-- apt.conf
 -rw-r--r-- files/etc/ssh/sshd_config.d/10-agentlab.conf
 -rw-r--r-- files/etc/systemd/journald.conf.d/agentlab.conf
 -rw-r--r-- files/etc/tmpfiles.d/tmp.conf
+-rw-r--r-- go.list
 -rw-r--r-- kind
 -rw-r--r-- npm.packages
 -rw-r--r-- packages
 -rw-r--r-- pip.specs
 -rw-r--r-- run/01
 -rw-r--r-- run/02
+-rw-r--r-- shell
 `
 
 // What is staged depends on the kind and the recipe, and not on the umask.
@@ -94,7 +97,6 @@ func TestStage(t *testing.T) {
 -rw-r--r-- files/etc/resolv.conf
 -rw-r--r-- files/etc/systemd/system/agent-runner.service
 -rw-r--r-- files/etc/systemd/system/agent-secrets-cleanup.service
--rw-r--r-- sources.list
 `,
 		Cloud: `-rw-r--r-- agent-runner
 -rw-r--r-- files/etc/cloud/cloud.cfg.d/99_agentlab.cfg

@@ -19,6 +19,19 @@ func (s *Server) listImages(ctx context.Context, _ *struct{}) ([]api.Image, erro
 	return mapSlice(list, func(i image.Image) api.Image { return toImage(i, used) }), err
 }
 
+func (s *Server) listLayers(context.Context, *struct{}) ([]api.ImageLayer, error) {
+	return mapSlice(s.cfg.Services.Images.Layers(), toLayer), nil
+}
+
+func (s *Server) removeLayers(context.Context, *struct{}) ([]api.ImageLayer, error) {
+	removed, err := s.cfg.Services.Images.RemoveLayers()
+	return mapSlice(removed, toLayer), err
+}
+
+func toLayer(l image.Layer) api.ImageLayer {
+	return api.ImageLayer{Kind: l.Kind, DiskUsage: l.Bytes, UsedAt: l.LastUsed.UTC()}
+}
+
 func (s *Server) getImage(ctx context.Context, in *imageInput) (api.Image, error) {
 	i, err := s.cfg.Services.Images.Show(ctx, in.Image)
 	return s.oneImage(ctx, i, err)

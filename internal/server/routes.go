@@ -123,6 +123,8 @@ func (s *Server) hostRoutes() []route {
 		{post, images, AccessAdmin, "image.write", noTarget, anyOrigin, 200, "build-image", "Build an image", sseOr(s.buildImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Image{}}, sseType{"error", api.Error{}})},
 		{del, image, AccessAdmin, "image.write", noTarget, anyOrigin, 204, "remove-image", "Remove an image", call(s.removeImage)},
 		{post, image + "/warm", AccessWrite, "sandbox.create", noTarget, anyOrigin, 200, "warm-image", "Make the template from which sandboxes with an image start", sseOr(s.warmImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Template{}}, sseType{"error", api.Error{}})},
+		{get, "/v1/layers", AccessRead, "image.read", noTarget, anyOrigin, 200, "image-layers", "List the results of build steps that later builds use again", listing(s.listLayers)},
+		{del, "/v1/layers", AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-image-layers", "Remove the results of build steps that later builds use again", listing(s.removeLayers)},
 		{get, templates, AccessRead, "image.read", noTarget, anyOrigin, 200, "templates", "List templates: booted guests of which sandboxes start as copies", listing(s.listTemplates)},
 		{del, templates, AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-templates", "Remove all templates", listing(s.removeTemplates)},
 		{del, templates + "/{template}", AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-template", "Remove a template", listing(s.removeTemplate)},

@@ -155,6 +155,8 @@ type Images interface {
 	Show(ctx context.Context, ref string) (image.Image, error)
 	Build(ctx context.Context, r image.BuildRequest, progress func(line string)) (image.Image, error)
 	Remove(ctx context.Context, ref string) error
+	Layers() []image.Layer
+	RemoveLayers() ([]image.Layer, error)
 }
 
 // ImageUse is the record of which images sandboxes use.

@@ -336,6 +336,10 @@ func (s stubImages) Build(ctx context.Context, _ image.BuildRequest, progress fu
 	}
 	return s.image(ctx, progress)
 }
+func (s stubImages) Layers() []image.Layer { return nil }
+func (s stubImages) RemoveLayers() ([]image.Layer, error) {
+	return nil, s.called("image.remove-layers")
+}
 func (s stubImages) Remove(context.Context, string) error { return s.called("image.remove") }
 
 type stubMessages struct{ *stub }

@@ -15,7 +15,7 @@ import (
 
 // ImageTests are the tests that build whole images, of internal/image and test/e2e, where
 // every run builds one anyway.
-var ImageTests = []string{"TestBuildEverything", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
+var ImageTests = []string{"TestBuildEverything", "TestDevImage", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
 
 const (
 	envFull = "AGENTLAB_TEST_FULL" // "1": run every case
