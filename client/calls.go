@@ -214,6 +214,8 @@ func (c *Client) RemoveSetup(ctx context.Context, id string) (api.List[api.Setup
 // RemoveSetups removes and returns all snapshots after setup.
 func (c *Client) RemoveSetups(ctx context.Context) (api.List[api.Setup], error) {
 	return del[api.List[api.Setup]](ctx, c, "setups")
+}
+
 // ImageLayers returns the results of build steps that later builds use again, the last
 // used first.
 func (c *Client) ImageLayers(ctx context.Context) (api.List[api.ImageLayer], error) {

@@ -62,12 +62,17 @@ func (l *lab) networkProfile(name string, n agentlab.Network) {
 
 // probes is a probe.Exec in a sandbox: as root, through agent-runner.
 func (l *lab) probes(sandbox string) probe.Exec {
+	return l.probesBy("exec", "-i", "--user", "root", sandbox, "--", "agent-runner", "probe")
+}
+
+// probesBy is a probe.Exec by a command of agentlab.
+func (l *lab) probesBy(args ...string) probe.Exec {
 	return func(_ context.Context, probes []guestapi.Probe) ([]guestapi.ProbeResult, error) {
 		in, err := json.Marshal(probes)
 		if err != nil {
 			return nil, err
 		}
-		r := l.runInput("", bytes.NewReader(in), "exec", "-i", "--user", "root", sandbox, "--", "agent-runner", "probe")
+		r := l.runInput("", bytes.NewReader(in), args...)
 		if r.code != 0 {
 			return nil, fmt.Errorf("agent-runner probe: %v", r)
 		}
@@ -95,9 +100,9 @@ type probeLab struct {
 
 const probed = "probed"
 
-// newProbeLab creates the sandbox. It follows the records, because followers
-// get them sooner.
-func newProbeLab(t *testing.T) *probeLab {
+// newProbeLab creates the sandbox, with further options. It follows the records, because
+// followers get them sooner.
+func newProbeLab(t *testing.T, options ...string) *probeLab {
 	t.Helper()
 	l, n := newNetLab(t)
 	if err := n.ProbeWorld(); err != nil {
@@ -105,7 +110,7 @@ func newProbeLab(t *testing.T) *probeLab {
 	}
 	p := &probeLab{lab: l, net: n}
 	l.networkProfile(probed, agentlab.Network{Mode: agentlab.NetworkNAT})
-	l.ok("sandbox", "new", "--name", probed, "--profile", probed, "--ttl", "2h")
+	l.ok(append([]string{"sandbox", "new", "--name", probed, "--profile", probed, "--ttl", "2h"}, options...)...)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-ended })
@@ -137,6 +142,12 @@ func probeEnv(v probetest.Variant) probe.Env {
 // named means all.
 func (p *probeLab) table(v probetest.Variant, patience int, ids ...string) probe.Report {
 	p.Helper()
+	return p.tableBy(p.probes(probed), v, patience, ids...)
+}
+
+// tableBy is table with another probe.Exec.
+func (p *probeLab) tableBy(try probe.Exec, v probetest.Variant, patience int, ids ...string) probe.Report {
+	p.Helper()
 	p.networkProfile(probed, v.Network)
 	p.ok("policy", "reload", probed)
 	p.net.ForgetOutside()
@@ -151,7 +162,7 @@ func (p *probeLab) table(v probetest.Variant, patience int, ids ...string) probe
 	if len(ids) > 0 {
 		rows = slices.DeleteFunc(rows, func(c probe.Check) bool { return !slices.Contains(ids, c.ID) })
 	}
-	rep, err := probe.RunChecks(context.Background(), p.probes(probed), e, rows)
+	rep, err := probe.RunChecks(context.Background(), try, e, rows)
 	if err != nil {
 		p.Fatal(err)
 	}

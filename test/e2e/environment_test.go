@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// debian is the archive of a small Debian with Redis, for container images: no registry
+// can be reached. Its user dev has another UID than the VM's agent.
+func debian(t testing.TB) string {
+	t.Helper()
+	at := filepath.Join(cacheDir(t), "debian-redis.tar")
+	if _, err := os.Stat(at); err == nil {
+		return at
+	}
+	tmp, err := os.MkdirTemp(cacheDir(t), "debian-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	file := filepath.Join(tmp, "debian.tar")
+	args := []string{"--variant=essential", "--include=redis-server,libstdc++6,passwd", "--customize-hook=chroot \"$1\" useradd --create-home --uid 1234 --shell /bin/bash dev"}
+	for _, unused := range []string{"doc", "man", "locale", "info"} {
+		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+unused+"/*")
+	}
+	if out, err := exec.Command("mmdebstrap", append(args, "bookworm", file)...).CombinedOutput(); err != nil {
+		t.Fatalf("mmdebstrap: %v\n%s", err, tail(string(out), 20))
+	}
+	if err := os.Rename(file, at); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// environmentFiles is a repository with a database as a service, and a dev container with
+// a feature, from the local image.
+var environmentFiles = map[string]string{
+	".agentlab.yaml": "setup:\n  - greet > setup-was-in-container\nservices: compose.yaml\n",
+	"compose.yaml": `services:
+  db:
+    image: local/debian
+    user: redis
+    command: ["redis-server", "--dir", "/var/lib/redis", "--appendonly", "yes", "--protected-mode", "no"]
+    volumes: ["data:/var/lib/redis"]
+    ports: ["6379:6379"]
+    healthcheck:
+      test: ["CMD", "redis-cli", "ping"]
+      interval: 2s
+      timeout: 30s
+      retries: 150
+volumes:
+  data: {}
+`,
+	".devcontainer/devcontainer.json": `{
+  // The first command runs in the VM.
+  "initializeCommand": "docker image inspect local/debian >/dev/null 2>&1 || docker import /work/debian.tar local/debian",
+  "image": "local/debian",
+  "features": {"./greet": {"greeting": "good morning"}},
+  "remoteUser": "dev",
+  "remoteEnv": {"FROM_CONFIG": "yes"},
+  "postCreateCommand": "echo created by $(id -un) > ~/created",
+  "forwardPorts": [33796, "db:5432"],
+}
+`,
+	".devcontainer/greet/devcontainer-feature.json": `{"id": "greet", "version": "1.0.0", "name": "Greet", "options": {"greeting": {"type": "string", "default": "hello"}}}`,
+	".devcontainer/greet/install.sh": `#!/bin/sh
+set -e
+printf '#!/bin/sh\necho "%s"\n' "$GREETING" > /usr/local/bin/greet
+printf '#!/bin/sh\n{ greet; id -un; pwd; echo "$@"; } > gemini-ran\nsleep 3600\n' > /usr/local/bin/gemini
+chmod +x /usr/local/bin/greet /usr/local/bin/gemini
+`,
+}
+
+// The services and the dev container of a repository, in a session and in a job on its
+// workspace.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	sampled(t, 1, devTests)
+	base := debian(t)
+	l := newLab(t)
+	l.workProfile("dev", "dev")
+	repo := filepath.Join(t.TempDir(), "app")
+	if err := os.Rename(sampleRepo(t), repo); err != nil {
+		t.Fatal(err)
+	}
+	start := []string{"start", "--profile", "dev", "--agent", "none", "--detach"}
+	l.in(repo, start...)
+	l.ok("cp", base, l.sandboxOf("app")+":/work/debian.tar")
+	for name, text := range environmentFiles {
+		at := filepath.Join(repo, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
+			t.Fatal(err)
+		}
+	}
+	git(t, repo, "add", "-A")
+	git(t, repo, "commit", "-qm", "An environment")
+	r := l.run(repo, "start", "--agent", "gemini", "--detach")
+	if r.code != 0 || !strings.Contains(r.stderr, "agents run in the dev container") {
+		t.Fatalf("start: %v", r)
+	}
+	l.checkDatabase()
+	l.checkContainedTerminal()
+	l.in(repo, "stop")
+	l.in(repo, "start", "--agent", "none", "--detach")
+	l.checkDatabase() // in a new VM
+	l.in(repo, "stop")
+	l.checkContainedJob(repo)
+}
+
+// checkDatabase runs a query in the service.
+func (l *lab) checkDatabase() {
+	l.Helper()
+	if got := l.guest("app", "docker compose exec -T db redis-cli rpush numbers 30 4 21 >&2; docker compose exec -T db redis-cli sort numbers"); got != "4\n21\n30" {
+		l.Errorf("the query returned %q", got)
+	}
+}
+
+// checkContainedTerminal checks that the agent of a terminal runs in the container, and
+// that a port of it is served.
+func (l *lab) checkContainedTerminal() {
+	l.Helper()
+	l.eventually("the agent runs in the container", func() bool {
+		return l.guest("app", "cat gemini-ran 2>/dev/null || true") == "good morning\ndev\n/workspaces/repo\n--approval-mode=yolo"
+	})
+	if got := l.guest("app", "docker exec --user dev $(docker ps -q --filter label=devcontainer.local_folder=/work/repo) bash -c 'cat ~/created'"); got != "created by dev" {
+		l.Errorf("postCreateCommand: %q", got)
+	}
+	if p := l.served(33796); p.URL != "http://app.sandbox.localhost:33796/" {
+		l.Errorf("%+v", p)
+	}
+}
+
+// checkContainedJob runs a job on the workspace of the session, in a new VM.
+func (l *lab) checkContainedJob(repo string) {
+	l.Helper()
+	job, r := l.job("--repo", repo, "--session", "app", "--agent", "shell", "--devcontainer", "on", "--task", `
+greet
+id -un
+cat ~/created setup-was-in-container
+echo "config: $FROM_CONFIG"
+[ -e /.dockerenv ] && echo contained
+claude --version
+echo work > from-the-container`)
+	if job.Status != "COMPLETED" {
+		l.Fatalf("%+v\n%v", job, r)
+	}
+	log := l.ok("job", "logs", job.ID)
+	for _, want := range []string{"\ngood morning\ndev\ncreated by dev\ngood morning\nconfig: yes\ncontained\n", "(Claude Code)"} {
+		if !strings.Contains(log, want) {
+			l.Errorf("no %q in the log:\n%s", want, log)
+		}
+	}
+	if job.Result.Uncommitted == 0 {
+		l.Errorf("no work: %+v", job.Result)
+	}
+}
