@@ -151,10 +151,8 @@ systemctl disable ssh.service ssh.socket >/dev/null 2>&1 || true
 
 # Docker starts at the first connection to its socket, to which agent may
 # connect.
-if getent group docker >/dev/null; then
+if [ -e /lib/systemd/system/docker.socket ]; then
     usermod --append --groups docker agent
+    systemctl disable docker.service containerd.service >/dev/null 2>&1
+    systemctl enable docker.socket >/dev/null 2>&1
 fi
-for unit in docker containerd; do
-    systemctl disable "$unit.service" >/dev/null 2>&1 || true
-done
-systemctl enable docker.socket >/dev/null 2>&1 || true
