@@ -58,7 +58,7 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 		return Image{}, err
 	}
 	key := r.Key()
-	if img, ok := s.fresh(r.Name, key); ok && img.Current && !req.Force {
+	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
 		return img, nil
 	}
 	unlock, err := s.lockName(ctx, r.Name, progress)
@@ -67,7 +67,7 @@ func (s *Store) Build(ctx context.Context, req BuildRequest, progress func(strin
 	}
 	defer unlock()
 	if img, ok := s.fresh(r.Name, key); ok && !req.Force {
-		return s.setCurrent(img) // another process, or an earlier version of the recipe, has built it
+		return img, nil // another process has built it
 	}
 	return s.build(ctx, r, req.Force, progress)
 }
@@ -99,28 +99,11 @@ func (req BuildRequest) Parse() (*Recipe, error) {
 	return ParseRecipe([]byte(text))
 }
 
-// fresh returns the image of the name that was built from a recipe with this
-// key: the current one if possible, otherwise the newest.
+// fresh returns the name's current image if it was built from a recipe with
+// this key.
 func (s *Store) fresh(name, key string) (Image, bool) {
-	if img, err := s.resolve(name, ""); err == nil && img.RecipeKey == key {
-		return img, true // without reading the others
-	}
-	for _, img := range s.versionsOf(name) {
-		if img.RecipeKey == key {
-			return img, true
-		}
-	}
-	return Image{}, false
-}
-
-// setCurrent makes the bare name mean img; the caller holds the name's lock.
-func (s *Store) setCurrent(img Image) (Image, error) {
-	if !img.Current {
-		if err := durable.Replace(filepath.Join(s.root, img.Name, "current"), []byte(img.Digest+"\n"), durable.Name); err != nil {
-			return Image{}, classify("publishing the image", err, "")
-		}
-	}
-	return s.resolve(img.Name, "")
+	img, err := s.resolve(name, "")
+	return img, err == nil && img.RecipeKey == key
 }
 
 // lockName takes the name's lock and removes directories of dead builds. While
@@ -285,5 +268,8 @@ func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 			return Image{}, err
 		}
 	}
-	return s.setCurrent(Image{Stamp: *stamp})
+	if err := durable.Replace(filepath.Join(dir, "current"), []byte(stamp.Digest+"\n"), durable.Name); err != nil {
+		return Image{}, err
+	}
+	return s.resolve(stamp.Name, "")
 }
