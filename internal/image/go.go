@@ -81,7 +81,11 @@ func (r *Recipe) fetchGo(ctx context.Context, dir, downloads string) error {
 	}
 	path := dir + ".zip"
 	defer func() { _ = os.Remove(path) }()
-	sum, err := downloadModule(ctx, m, path)
+	proxies, err := goProxies()
+	if err != nil {
+		return err
+	}
+	sum, err := downloadModule(ctx, proxies, goSum, m, path)
 	if err != nil {
 		return err
 	}
@@ -98,31 +102,31 @@ func hexSum(sum string) string {
 	return hex.EncodeToString(raw)
 }
 
-// downloadModule writes the zip file of a module to path, and returns its sum,
-// which is that of the checksum database.
-func downloadModule(ctx context.Context, m module.Version, path string) (string, error) {
-	proxies, err := goProxies()
-	if err != nil {
-		return "", err
-	}
+// downloadModule writes the zip file of a module from one of the proxies to path, and
+// returns its sum, which is that of the checksum database with the key.
+func downloadModule(ctx context.Context, proxies []string, key string, m module.Version, path string) (string, error) {
+	const hint = "check go in the recipe, the network, and GOPROXY in the environment of the daemon"
 	var failed error
 	for _, proxy := range proxies {
 		if _, failed = get(ctx, proxy+"/"+m.Path+"/@v/"+m.Version+".zip", path); failed == nil {
 			break
 		}
 	}
+	if e, ok := errors.AsType[*agentlab.Error](failed); ok {
+		return "", e.WithField("go").WithHint(hint)
+	}
 	if failed != nil {
 		return "", failed
 	}
 	sum, err := dirhash.HashZip(path, dirhash.Hash1)
 	if err != nil {
-		return "", err
+		return "", agentlab.Errorf(agentlab.CodeDenied, "the module proxy has sent a damaged %s: %w", m, err).WithField("go").WithHint(hint)
 	}
-	db := &sumOps{ctx: ctx, proxies: proxies}
+	db := &sumOps{ctx: ctx, proxies: proxies, key: key}
 	lines, err := sumdb.NewClient(db).Lookup(m.Path, m.Version)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the checksum database does not answer for %s: %w", m, err).
-			WithField("go").WithHint("check the network, and GOPROXY in the environment of the daemon")
+			WithField("go").WithHint(hint)
 	}
 	if !slices.Contains(lines, m.Path+" "+m.Version+" "+sum) {
 		return "", agentlab.Errorf(agentlab.CodeDenied, "%s has the sum %s, not the one in the checksum database", m, sum).
@@ -160,6 +164,7 @@ func unpackGo(m module.Version, file, dir string) error {
 type sumOps struct {
 	ctx     context.Context //nolint:containedctx // the interface of sumdb has none
 	proxies []string
+	key     string
 
 	mu     sync.Mutex
 	latest []byte
@@ -167,7 +172,7 @@ type sumOps struct {
 
 // ReadRemote asks the proxies, then the database itself.
 func (o *sumOps) ReadRemote(path string) ([]byte, error) {
-	name, _, _ := strings.Cut(goSum, "+")
+	name, _, _ := strings.Cut(o.key, "+")
 	var errs []error
 	for _, p := range o.proxies {
 		body, err := o.get(p + "/sumdb/" + name + path)
@@ -202,7 +207,7 @@ func (o *sumOps) get(url string) ([]byte, error) {
 // ReadConfig returns the key, and the latest tree of this process.
 func (o *sumOps) ReadConfig(file string) ([]byte, error) {
 	if file == "key" {
-		return []byte(goSum), nil
+		return []byte(o.key), nil
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
