@@ -166,7 +166,7 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 			return nil
 		}
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the dotfiles cannot be cloned: %w", err).WithField(dotfilesKey).
-			WithHint("check 'git clone %s', or remove the setting: git config --global --unset %s", source, dotfilesKey)
+			WithHint("clone the repository manually to see why, or remove the setting: git config --global --unset %s", dotfilesKey)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err

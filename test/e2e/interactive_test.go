@@ -59,7 +59,8 @@ func (l *lab) guest(session, script string) string {
 // 2) and user story 3 (scenarios 1 and 3).
 func TestSessionRepository(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	own := newDotfiles(t)
+	l := newLab(t, "GIT_CONFIG_GLOBAL="+own.config())
 	l.workProfile("work", "base")
 	repo := filepath.Join(t.TempDir(), "My App")
 	if err := os.Rename(sampleRepo(t), repo); err != nil {
@@ -123,6 +124,7 @@ func TestSessionRepository(t *testing.T) {
 		t.Errorf("after the push the session is at %s, not %s", b, a)
 	}
 
+	l.checkDotfiles(own, repo, session)
 	l.checkEditors(session)
 	l.checkWorktrees(repo, session)
 	l.checkRemoval(repo, session)
