@@ -19,8 +19,8 @@ tar -C /run/agentlab/bin -ch agent-runner | docker import - local/probe`
 // A container in a VM is limited by the network policy as the VM is, and a port that it
 // publishes is served like any other. A browser of the image runs a page by Playwright.
 func TestContainers(t *testing.T) {
+	withDevImage(t)
 	t.Parallel()
-	sampled(t, 1, devTests)
 	p := newProbeLab(t, "--image", "dev", "--cores", "2", "--memory-mb", "3072")
 	p.sh(pythonImage)
 	p.Run("policy", func(t *testing.T) { p.with(t).checkContainerPolicy() })

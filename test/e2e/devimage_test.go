@@ -16,7 +16,7 @@ done
 tmux -V >/dev/null; vim --version >/dev/null; zsh --version >/dev/null; docker compose version >/dev/null
 echo all`, "all"},
 	{"login shell", `getent passwd agent | cut -d: -f7; zsh -lic 'alias lg; print $DIRENV_CONFIG' 2>/dev/null`, "/usr/bin/zsh\nlg=lazygit\n/etc/direnv"},
-	{"git has no e-mail", `git config --system --get user.email || git config --system init.defaultBranch`, "main"},
+	{"git", `git config user.email || git config init.defaultBranch; git config filter.lfs.required`, "main\ntrue"},
 	{"go build and docker run", `mkdir -p ~/hello && cd ~/hello
 printf 'package main\n\nfunc main() { print("from a container") }\n' >main.go
 printf 'FROM scratch\nCOPY hello /hello\nENTRYPOINT ["/hello"]\n' >Dockerfile
@@ -44,9 +44,15 @@ test -x ~/.local/bin/node && ~/.local/bin/node -p '"node " + (6*7)'`, "node 42"}
 	{"kernel modules", `for m in overlay bridge br_netfilter veth nf_nat kvm kvm_intel kvm_amd; do sudo modprobe -n "$m" || echo "no $m"; done; echo all`, "all"},
 }
 
+// withDevImage skips a test with the image dev in most runs.
+func withDevImage(t *testing.T) {
+	t.Helper()
+	sample.OnlyFull(t, "the image dev takes minutes to build")
+}
+
 // The image dev has what its recipe promises, and Docker works in its VMs.
 func TestDevImage(t *testing.T) {
-	sample.Choose(t, 1, sample.ImageTests, t.Name())
+	withDevImage(t)
 	t.Parallel()
 	l := newLab(t)
 	l.ok("sandbox", "new", "--name", "dev", "--image", "dev", "--cores", "2", "--memory-mb", "4096", "--wait")

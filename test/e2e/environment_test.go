@@ -77,8 +77,8 @@ chmod +x /usr/local/bin/greet /usr/local/bin/gemini
 // The services and the dev container of a repository, in a session and in a job on its
 // workspace.
 func TestEnvironment(t *testing.T) {
+	withDevImage(t)
 	t.Parallel()
-	sampled(t, 1, devTests)
 	base := debian(t)
 	l := newLab(t)
 	l.workProfile("dev", "dev")

@@ -25,8 +25,6 @@ var (
 	// nestedTests run virtual machines in a sandbox. Where this host has no KVM, the
 	// sandbox has that of the emulator.
 	nestedTests = []string{"TestNestedVM", "TestNestedMemoryOfAJob", "TestNestedSwitchedOff"}
-	// devTests need the image dev, which takes minutes to build.
-	devTests = []string{"TestContainers", "TestEnvironment"}
 )
 
 // sampled skips a test that this run does not select among those of its group.

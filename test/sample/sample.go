@@ -15,7 +15,7 @@ import (
 
 // ImageTests are the tests that build whole images, of internal/image and test/e2e, where
 // every run builds one anyway.
-var ImageTests = []string{"TestBuildEverything", "TestDevImage", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
+var ImageTests = []string{"TestBuildEverything", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
 
 const (
 	envFull = "AGENTLAB_TEST_FULL" // "1": run every case
@@ -82,6 +82,15 @@ func Choose[T comparable](t testing.TB, n int, all []T, own T) {
 	}
 	if !slices.Contains(Of(t, n, all), own) {
 		t.Skipf("skipped: %v is not in the sample of this run", own)
+	}
+}
+
+// OnlyFull skips the test in a run that is not full, for a reason that completes
+// "skipped, because".
+func OnlyFull(t testing.TB, because string) {
+	t.Helper()
+	if !Full() {
+		t.Skipf("skipped, because %s; %s=1 runs it", because, envFull)
 	}
 }
 
