@@ -136,7 +136,10 @@ func (z fakeZellij) attach(m []string) error {
 		return err
 	}
 	fmt.Print("\x1b[?1049h\x1b[?2026h")
-	go func() { _, _ = io.Copy(c, os.Stdin) }()
+	go func() { // also where SIGHUP is ignored
+		_, _ = io.Copy(c, os.Stdin)
+		_ = c.Close()
+	}()
 	_, err = io.Copy(os.Stdout, c)
 	return err
 }
