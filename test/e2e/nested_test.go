@@ -202,11 +202,11 @@ func TestNestedVM(t *testing.T) {
 		t.Fatal(l.shell(sb.Name, nil, "cat /tmp/nest/count.log"))
 	}
 	if !eventually(settleLimit, func() bool {
-		return strings.Contains(l.shell(sb.Name, nil, "cat /proc/$(pgrep -o qemu-system)/cgroup").stdout, "nested")
+		return strings.Contains(l.shell(sb.Name, nil, "cat /proc/$(pgrep -o -x ld.so)/cgroup").stdout, "nested")
 	}) {
 		t.Error("the nested guest has no limit of its own")
 	}
-	if r := l.shell(sb.Name, nil, "cat /proc/$(pgrep -o qemu-system)/cgroup /proc/$(pgrep -o qemu-system)/oom_score_adj"); r.stdout != "0::/agentlab.slice/agentlab-nested.slice/guests\n1000\n" {
+	if r := l.shell(sb.Name, nil, "cat /proc/$(pgrep -o -x ld.so)/cgroup /proc/$(pgrep -o -x ld.so)/oom_score_adj"); r.stdout != "0::/agentlab.slice/agentlab-nested.slice/guests\n1000\n" {
 		t.Error(r)
 	}
 	l.ok("exec", sb.Name, "--", "sh", "-c", "cd /workspace && echo nested > nested.txt && git add . && git -c user.name=a -c user.email=a@example.com commit -qm Nested")
@@ -219,14 +219,14 @@ func TestNestedVM(t *testing.T) {
 	}
 
 	boot := l.ok("exec", sb.Name, "--", "cat", "/proc/sys/kernel/random/boot_id")
-	r := l.shell(sb.Name, nil, "sh /tmp/nest/run eat 4096")
+	r := l.shell(sb.Name, nil, "sh /tmp/nest/run eat 1200")
 	if r.code != 137 || !strings.Contains(r.stdout, "nested guest has 64 MiB") {
 		t.Errorf("a nested guest that takes all memory: %v", r)
 	}
 	if now := l.ok("exec", sb.Name, "--", "cat", "/proc/sys/kernel/random/boot_id"); now != boot {
 		t.Error("the sandbox was restarted")
 	}
-	if console := l.ok("sandbox", "console", sb.Name); !strings.Contains(console, "of nested guests: the memory that these may have was used up") {
+	if console := l.ok("sandbox", "logs", sb.Name); !strings.Contains(console, "of nested guests: the memory that these may have was used up") {
 		t.Errorf("the console does not have the reason:\n%s", tail(console, 20))
 	}
 	l.ok("sandbox", "show", sb.Name)
