@@ -234,7 +234,7 @@ func TestNestedVM(t *testing.T) {
 
 // nestedHog is a program that opens the device of the hypervisor, as QEMU does, and
 // takes all memory.
-const nestedHog = `python3 - <<'END'
+const nestedHog = `python3 - <<'END' || echo "it ended with $?"
 import time
 device = open('/dev/kvm', 'rb+', 0)
 while 'agentlab-nested.slice/guests' not in open('/proc/self/cgroup').read():
@@ -243,7 +243,7 @@ hold = []
 while True:
     hold.append(b'x' * (16 << 20))
 END
-echo "it ended with $?"`
+`
 
 // The reason for the end of a nested guest is in the log and the events of a job.
 func TestNestedMemoryOfAJob(t *testing.T) {
