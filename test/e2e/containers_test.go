@@ -12,7 +12,9 @@ import (
 )
 
 // pythonImage makes a container image of the VM's own Python: no registry can be reached.
+// A VM is READY before its services run.
 const pythonImage = `set -euo pipefail
+timeout 300 bash -c 'until docker version >/dev/null 2>&1; do :; done'
 tar -C / -ch usr/bin/python3 usr/lib/python3.11 lib64/ld-linux-x86-64.so.2 $(ldd /usr/bin/python3 | grep -o '/lib/[^ ]*' | cut -c2-) | docker import - local/python
 tar -C /run/agentlab/bin -ch agent-runner | docker import - local/probe`
 

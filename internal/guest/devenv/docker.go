@@ -29,7 +29,7 @@ const (
 	dockerStarts = 5 * time.Minute
 	dockerPause  = 300 * time.Millisecond
 
-	imageHint = "use an image with Docker, see docs/environments.md: --image NAME, or image: NAME in the profile"
+	imageHint = "use an image with Docker, such as dev: --image dev, or image: dev in the profile (docs/environments.md)"
 
 	maxReason = 600 // bytes of the output of a program in an error
 	maxTail   = 8 << 10
