@@ -16,7 +16,7 @@ done
 tmux -V >/dev/null; vim --version >/dev/null; zsh --version >/dev/null; docker compose version >/dev/null
 echo all`, "all"},
 	{"login shell", `getent passwd agent | cut -d: -f7; zsh -lic 'alias lg; print $DIRENV_CONFIG' 2>/dev/null`, "/usr/bin/zsh\nlg=lazygit\n/etc/direnv"},
-	{"git", `git config user.email || git config init.defaultBranch; git config filter.lfs.required`, "main\ntrue"},
+	{"git", `git config user.email; git config init.defaultBranch; git config filter.lfs.required`, "agent@agentlab.invalid\nmain\ntrue"},
 	{"go build and docker run", `mkdir -p ~/hello && cd ~/hello
 printf 'package main\n\nfunc main() { print("from a container") }\n' >main.go
 printf 'FROM scratch\nCOPY hello /hello\nENTRYPOINT ["/hello"]\n' >Dockerfile
