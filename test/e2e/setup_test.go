@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,7 +73,7 @@ func TestKillDuringSetupSnapshot(t *testing.T) {
 	l := newLab(t)
 	l.keepSetups()
 	repo := setupRepo(t, "mkdir deps; head -c 20000000 /dev/urandom >deps/data")
-	id := l.ok("job", "run", "--no-wait", "--repo", repo, "--agent", "shell", "--task", "ls deps | wc -l")
+	id := strings.TrimSpace(l.ok("job", "run", "--no-wait", "--repo", repo, "--agent", "shell", "--task", "ls deps | wc -l"))
 	if !eventually(5*settleLimit, func() bool { return len(l.setups().Items) == 1 }) {
 		t.Fatal("no snapshot is made")
 	}
