@@ -15,6 +15,7 @@ import (
 	"github.com/u-root/u-root/pkg/cpio"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 const nestedProfile = `name: nested
@@ -169,7 +170,7 @@ func (l *lab) shell(sandbox string, stdin io.Reader, command string) result {
 // ordinary user. It is not affected by a sync of the sandbox. One that takes all memory
 // is killed, and the sandbox continues.
 func TestNestedVM(t *testing.T) {
-	sampled(t, 1, nestedTests)
+	sample.OnlyFull(t, "the emulation of a virtual machine in an emulated one takes minutes")
 	t.Parallel()
 	l := newLab(t)
 	l.profile("nested", nestedProfile)

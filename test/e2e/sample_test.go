@@ -22,9 +22,9 @@ var (
 		"TestWorkSurvivesALostVM", "TestGoldenProfiles", "TestFullDiskSandboxEnds", "TestSessionizer", "TestSessionTerminals",
 		"TestRegistryCache", "TestSecondJobSkipsSetup", "TestKillDuringSetupSnapshot",
 	}
-	// nestedTests run virtual machines in a sandbox. Where this host has no KVM, the
-	// sandbox has that of the emulator.
-	nestedTests = []string{"TestNestedVM", "TestNestedMemoryOfAJob", "TestNestedSwitchedOff"}
+	// nestedTests have sandboxes with hardware virtualization. Where this host has no KVM,
+	// it is that of the emulator.
+	nestedTests = []string{"TestNestedMemoryOfAJob", "TestNestedSwitchedOff"}
 )
 
 // sampled skips a test that this run does not select among those of its group.

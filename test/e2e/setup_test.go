@@ -54,7 +54,8 @@ func TestSecondJobSkipsSetup(t *testing.T) {
 	sampled(t, 2, stateTests)
 	l := newLab(t)
 	l.keepSetups()
-	runScripts(l, t, "qemu", txtar(t, "setup")...)
+	t.Run("scripts", func(t *testing.T) { runScripts(l, t, "qemu", txtar(t, "setup")...) })
+	l.noSandboxes()
 }
 
 func (l *lab) setups() (list api.List[api.Setup]) {
