@@ -59,11 +59,11 @@ type dotfiles struct {
 
 // sendDotfiles applies the user's dotfiles to a sandbox that does not have them yet.
 func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo string) error {
-	source, _ := git(ctx, repo, "config", "--global", "--get", dotfilesKey) // fails if it is not set
+	source := userSetting(ctx, repo, dotfilesKey)
 	if source == "" {
 		return nil
 	}
-	install, _ := git(ctx, repo, "config", "--global", "--get", dotfilesInstallKey)
+	install := userSetting(ctx, repo, dotfilesInstallKey)
 	dir, err := a.dotfilesDir(ctx, source)
 	if err != nil {
 		return err
@@ -91,6 +91,17 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 	}
 	a.progressf("%s", text)
 	return nil
+}
+
+// userSetting returns a setting of the user's Git configuration, "" if it is not set. A
+// repository cannot set it.
+func userSetting(ctx context.Context, repo, key string) string {
+	in := gitInput{}
+	if file, ok := os.LookupEnv("GIT_CONFIG_GLOBAL"); ok {
+		in.env = []string{"GIT_CONFIG_GLOBAL=" + file}
+	}
+	value, _ := in.run(ctx, repo, "config", "--global", "--get", key) // fails if it is not set
+	return value
 }
 
 // copyDotfiles sends the files, and runs the script.

@@ -95,6 +95,9 @@ type Harness struct {
 	NoFrom, NoFromRunning agentlab.Code
 	// NewestOnly means that only the newest snapshot of a sandbox can be restored.
 	NewestOnly bool
+	// NoCPU means that the guests have the processor of the tests, not the one that the
+	// driver gives them.
+	NoCPU bool
 	// KillVM kills a running VM without the driver.
 	KillVM func(t *testing.T, ref backend.Ref)
 

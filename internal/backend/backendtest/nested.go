@@ -56,6 +56,9 @@ func (s *suite) nestedGuest(off backend.Spec) {
 		s.ok("SetIdentity", err)
 		return agentlab.NestedState(h.Nested)
 	}
+	if s.h.NoCPU {
+		s.Skip("skipped: the guests of this harness have the processor of the tests")
+	}
 	if got := state(off); got != agentlab.NestedNoCPU {
 		s.Errorf("the CPUs of a sandbox without nested have it: %q", got)
 	}

@@ -77,6 +77,7 @@ func harness(w *world) *backendtest.Harness {
 			return w.foreign(t, s.VMID, s.Name, nil)
 		},
 		ForeignHidden: w.pool != "",
+		NoCPU:         true, // TestNestedCPU checks the CPU type
 		EgressCommand: []string{"egress", "deny", backendtest.EgressTarget, "always.documentation"},
 		KillVM:        func(t *testing.T, ref backend.Ref) { w.farm.kill(t, ref) },
 	}
