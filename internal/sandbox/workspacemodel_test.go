@@ -87,7 +87,7 @@ func (w modelled) Undelete(id string) error {
 }
 
 func (w modelled) Start(id string) (int, error) {
-	sb, err := w.svc.Create(w.Context(), agentlab.SandboxRequest{Workspace: &agentlab.WorkspaceSelection{Workspace: id}})
+	sb, err := w.svc.Create(w.Context(), agentlab.SandboxRequest{TTL: 48 * time.Hour, Workspace: &agentlab.WorkspaceSelection{Workspace: id}})
 	return sb.VMID, err
 }
 
