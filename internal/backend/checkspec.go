@@ -7,12 +7,15 @@ import (
 )
 
 // CheckSpec returns the error of Driver.Validate for hardware settings, private
-// destinations and addresses of spec that the driver's Info does not announce,
-// and nil if there are none. The driver checks the network mode and its rules
+// destinations and addresses of spec that the driver's Info does not announce, and for
+// an unknown value of Resources.Nested; nil if there are none. The driver checks the network mode and its rules
 // itself.
 func (i Info) CheckSpec(spec Spec) error {
 	if err := i.CheckOptions(spec.Options); err != nil {
 		return err
+	}
+	if n := spec.Resources.Nested; !n.Valid() {
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not off, auto or on", string(n)).WithField("resources.nested")
 	}
 	if len(spec.Network.Private) > 0 && !i.Capabilities.Private {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot open single private destinations to a sandbox", i.Name).WithField("network.private")

@@ -83,7 +83,7 @@ func TestRestoreOfAnOlderSchema(t *testing.T) {
 	alter(t, old, `DROP TABLE snapshots; DROP TABLE messages; DROP TABLE session_sandboxes; DROP TABLE sessions; ALTER TABLE jobs DROP COLUMN branch; DROP TABLE workspace_leases; DROP TABLE workspace_snapshots; DROP TABLE workspaces; DROP INDEX sandboxes_from; DROP INDEX sandboxes_live;
 		ALTER TABLE sandboxes DROP COLUMN from_snapshot; ALTER TABLE sandboxes DROP COLUMN from_sandbox; ALTER TABLE sandboxes DROP COLUMN from_handle; ALTER TABLE sandboxes DROP COLUMN from_name; ALTER TABLE sandboxes DROP COLUMN workspace_id; ALTER TABLE sandboxes DROP COLUMN restoring; ALTER TABLE sandboxes DROP COLUMN start;
 		ALTER TABLE sandboxes DROP COLUMN on_disk; ALTER TABLE sandboxes DROP COLUMN handle; ALTER TABLE sandboxes DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN waiting; ALTER TABLE jobs DROP COLUMN no_setup; ALTER TABLE jobs DROP COLUMN devcontainer;
-		DROP INDEX jobs_salvages; ALTER TABLE jobs DROP COLUMN salvages; ALTER TABLE jobs DROP COLUMN setup_json; ALTER TABLE sandboxes DROP COLUMN salvage;
+		DROP INDEX jobs_salvages; ALTER TABLE jobs DROP COLUMN salvages; ALTER TABLE jobs DROP COLUMN setup_json; ALTER TABLE sandboxes DROP COLUMN salvage; ALTER TABLE sandboxes DROP COLUMN nested; ALTER TABLE sandboxes DROP COLUMN nested_state; ALTER TABLE jobs DROP COLUMN memory_kills;
 		DROP INDEX jobs_parent; ALTER TABLE jobs DROP COLUMN attempts; ALTER TABLE jobs DROP COLUMN winner; ALTER TABLE jobs DROP COLUMN parent_id; ALTER TABLE jobs DROP COLUMN fork;
 		ALTER TABLE jobs DROP COLUMN attempt; ALTER TABLE jobs DROP COLUMN pick; DELETE FROM goose_db_version WHERE version_id >= 15`)
 	r := h.repair(old)

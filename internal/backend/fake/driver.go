@@ -104,14 +104,8 @@ func (d *Driver) Check(context.Context) []backend.Finding {
 
 // Validate rejects more than 64 cores and unknown network modes.
 func (d *Driver) Validate(spec backend.Spec) error {
-	unsupported := func(field, format string, args ...any) error {
-		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
-	}
-	switch {
-	case !spec.Resources.Nested.Valid():
-		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not off, auto or on", string(spec.Resources.Nested)).WithField("resources.nested")
-	case spec.Resources.Cores > 64:
-		return unsupported("resources.cores", "%d cores are more than the 64 of this host", spec.Resources.Cores)
+	if n := spec.Resources.Cores; n > 64 {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%d cores are more than the 64 of this host", n).WithField("resources.cores")
 	}
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
