@@ -53,7 +53,7 @@ import (
 //	US5.3   VS Code                              TestSessionRepository; sshconfig.txtar with TestScripts (internal/cli)
 //	US6.1   a VM in a sandbox                    TestNestedKVM (internal/backend/qemu)
 //	US6.2   a test suite with VMs                open: none was run in a sandbox
-//	US6.3   sync beside a nested VM              open: see US6.2
+//	US6.3   sync beside a nested VM              open: TestNestedVM has not passed
 //	US7.1   a pod                                open: the backend kubernetes does not exist
 //	US7.2   terminals of a pod                   open: see US7.1
 //	US7.3   sync of a pod                        open: see US7.1
@@ -62,8 +62,8 @@ import (
 //	EDGE.3  uncommitted changes on the host      work-comes-back; TestSessionRepository
 //	EDGE.4  a full disk                          TestSyncThatFails (internal/cli)
 //	EDGE.5  keys of the host                     TestNoCredentialsInASession
-//	EDGE.6  no nested virtualization             open: it is not detected
-//	EDGE.7  a nested VM takes all resources      open: it is not limited
+//	EDGE.6  no nested virtualization             TestNestedSwitchedOff
+//	EDGE.7  a nested VM takes all resources      TestNestedMemoryOfAJob, with a process instead of a VM
 //	FR-001  isolation                            TestProbeTable, TestVerify
 //	FR-002  /workspace                           work-comes-back; TestSessionRepository; TestReceive (internal/guest/repocmd)
 //	FR-003  agents without questions             TestInteractiveAgents, TestRealAgents
@@ -83,8 +83,8 @@ import (
 //	FR-017  features of dev containers           open: in a VM, the image dev
 //	FR-018  one level of nested virtualization   see US6.1
 //	FR-019  KVM in the sandbox                   see US6.1
-//	FR-020  the report of the capability         open: see EDGE.6
-//	FR-021  limits of nested VMs                 open: see EDGE.7
+//	FR-020  the report of the capability         see EDGE.6
+//	FR-021  limits of nested VMs                 see EDGE.7
 //	FR-022  modes of sync                        TestSessionTerminals
 //	FR-023  environment files                    work-comes-back; TestFindEnvFiles, TestPackNamedFiles (internal/cli)
 //	FR-024  direnv                               TestSessionTerminals
