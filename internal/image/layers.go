@@ -24,6 +24,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/images"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
@@ -200,7 +201,7 @@ func (b *builder) unpack(ctx context.Context, l layer) bool {
 	return false
 }
 
-func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+func noSpace(err error) bool { return fsfault.Code(err) == agentlab.CodeNoSpace }
 
 // store keeps a layer for later builds. A build does not fail because of it.
 func (b *builder) store(ctx context.Context, l layer) {
