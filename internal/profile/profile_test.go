@@ -297,7 +297,7 @@ func TestShippedProfiles(t *testing.T) {
 		if e.Source != BuiltIn || e.Profile.Name != e.Name || e.YAML == "" {
 			t.Errorf("%+v", e)
 		}
-		// Agents that nobody watches get no virtualization (docs/security.md).
+		// Unattended agents get no virtualization (docs/security.md).
 		interactive := slices.Contains([]string{"interactive", "interactive-dev", "long-running-session", "stateful-dev"}, e.Name)
 		if interactive != e.Profile.Resources.Nested.Wanted() || e.Profile.Resources.Nested == agentlab.NestedOn {
 			t.Errorf("%s: nested is %q", e.Name, e.Profile.Resources.Nested)

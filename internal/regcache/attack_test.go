@@ -304,14 +304,14 @@ func TestForeignDirectory(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte("somebody's"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("another owner's"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := regcache.New(regcache.Config{Dir: dir, MaxBytes: 1 << 20}); agentlab.HintOf(err) == "" {
 		t.Errorf("it is used: %v", err)
 		_ = c.Close()
 	}
-	if text, err := os.ReadFile(file); string(text) != "somebody's" {
+	if text, err := os.ReadFile(file); string(text) != "another owner's" {
 		t.Errorf("the file has %q, %v", text, err)
 	}
 }
