@@ -29,8 +29,14 @@ func TestContainers(t *testing.T) {
 	p.Run("port", func(t *testing.T) {
 		l := p.with(t)
 		l.sh(`docker run --detach --name web --publish 33790:33790 local/python python3 -c "$1" 33790 0.0.0.0 contained`, devServer)
-		got := l.served(33790)
-		if status, body := fetch(t, hostBrowser(t), got.URL); got.URL != "http://"+probed+".sandbox.localhost:33790/" || status != 200 || !strings.HasPrefix(body, "contained at "+probed+".") {
+		got, c := l.served(33790), hostBrowser(t)
+		var status int
+		var body string
+		l.eventually("the server in the container answers", func() bool { // Docker listens before it
+			status, body = fetch(t, c, got.URL)
+			return status != 502
+		})
+		if got.URL != "http://"+probed+".sandbox.localhost:33790/" || status != 200 || !strings.HasPrefix(body, "contained at "+probed+".") {
 			t.Errorf("%s: %d %q", got.URL, status, body)
 		}
 	})
