@@ -7,12 +7,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -20,12 +22,14 @@ import (
 // migration stream.
 const ramBlock = "ram"
 
-// Bounds of a save. With KVM the guest runs while its memory is copied. When what
-// is left can be copied in saveDowntime, its CPUs stop for that. A guest that
-// writes faster than the host copies is stopped after savePatience.
+// Bounds of a save. The guest runs while its memory is copied. When what is left
+// can be copied in saveDowntime, its CPUs stop for that. A guest that writes faster
+// than the host copies is stopped after savePatience.
 //
-// An emulated guest is stopped first: QEMU before 9.0 loses writes of emulated
-// CPUs that run while their memory is copied, and the saved memory is damaged.
+// QEMU before 9.0 loses writes of emulated CPUs that run while their memory is
+// copied. Therefore all pages that an emulated guest has written are copied again
+// while its CPUs are stopped. Where the host does not allow to read the memory of
+// QEMU, such a guest is stopped before the first copy.
 const (
 	saveDowntime = 20 * time.Millisecond
 	savePatience = 20 * time.Second
@@ -45,6 +49,7 @@ func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 	s := &saving{m: m, to: to, status: make(chan string, 16), received: make(chan error, 1)}
 	m.setSaving(s)
 	defer m.setSaving(nil)
+	defer s.close()
 	if err = s.begin(ctx); err == nil {
 		err = s.transfer(ctx)
 	}
@@ -62,6 +67,7 @@ type saving struct {
 	m        *machine
 	to       supervisor.SaveTo
 	memory   *memoryFile
+	ram      *guestRAM     // of an emulated guest that runs while its memory is copied
 	stream   io.ReadCloser // what QEMU sends
 	devices  []byte        // valid after received
 	received chan error
@@ -117,7 +123,12 @@ func (s *saving) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.m.cfg.Accel != AccelKVM || !s.to.Continue {
+	if s.to.Continue && s.m.cfg.Accel != AccelKVM {
+		if s.ram, err = s.m.openRAM(ctx); err != nil {
+			s.m.hooks.Log.Info("the guest is stopped while its memory is saved, because the memory of QEMU cannot be read", "err", err)
+		}
+	}
+	if !s.to.Continue || s.m.cfg.Accel != AccelKVM && s.ram == nil {
 		s.stopped = time.Now()
 		if err := s.m.Pause(ctx); err != nil {
 			return fault(err, "cannot stop the guest")
@@ -138,6 +149,32 @@ func (s *saving) begin(ctx context.Context) error {
 		return fault(err, "cannot pass a socket to QEMU")
 	}
 	return nil
+}
+
+func (s *saving) close() {
+	if s.ram != nil {
+		_ = s.ram.Close()
+	}
+}
+
+// hostAddress matches the answer of QEMU to gpa2hva for the first byte of the RAM.
+var hostAddress = lazyre.New(`^Host virtual address for 0x0 \(` + ramBlock + `\) is 0x([0-9a-f]{1,16})\s*$`)
+
+// openRAM finds the guest's memory in the process of QEMU.
+func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
+	var text string
+	if err := m.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": "gpa2hva 0"}, &text); err != nil {
+		return nil, err
+	}
+	found := hostAddress.FindStringSubmatch(text)
+	if found == nil {
+		return nil, fmt.Errorf("QEMU answers %q", agentlab.Cut(text, 100))
+	}
+	start, err := strconv.ParseUint(found[1], 16, 64)
+	if err != nil {
+		return nil, err
+	}
+	return openRAM(m.cmd.Process.Pid, start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
 }
 
 // leaveSaved makes QEMU accept another save of a guest that has not run since the
@@ -219,7 +256,13 @@ func (s *saving) transfer(ctx context.Context) error {
 	if err := s.m.qmp.execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
-	return s.await(ctx, "completed")
+	if err := s.await(ctx, "completed"); err != nil || s.ram == nil {
+		return err
+	}
+	if err := s.awaitReceived(qmpPatience); err != nil { // an older copy must not replace the newer one
+		return err
+	}
+	return s.ram.copyWritten(s.memory)
 }
 
 // switchDisk makes the guest write to the overlay. QEMU does this even if the
@@ -275,13 +318,8 @@ func (s *saving) await(ctx context.Context, want string) error {
 			case want:
 				return nil
 			case "failed", "cancelled":
-				select { // the reason, if the receiver has one
-				case err := <-s.received:
-					s.received <- err
-					if err != nil {
-						return asError(err, "cannot store the guest's memory")
-					}
-				case <-time.After(time.Second):
+				if err := s.awaitReceived(time.Second); err != nil { // the reason, if the receiver has one
+					return asError(err, "cannot store the guest's memory")
 				}
 				return agentlab.Errorf(agentlab.CodeInternal, "QEMU did not save the guest's memory: %s", got)
 			}
@@ -298,7 +336,9 @@ func (s *saving) await(ctx context.Context, want string) error {
 func (s *saving) awaitReceived(limit time.Duration) error {
 	cut := time.AfterFunc(limit, func() { _ = s.stream.Close() })
 	defer cut.Stop()
-	return <-s.received
+	err := <-s.received
+	s.received <- err // for the next call
+	return err
 }
 
 // cancel lets the guest continue after an error. It also has to when ctx has
@@ -308,8 +348,7 @@ func (s *saving) cancel(ctx context.Context) error {
 	defer cancel()
 	_ = s.m.qmp.execute(ctx, "migrate_cancel", nil, nil)
 	if s.stream != nil {
-		_ = s.stream.Close()
-		s.received <- <-s.received
+		_ = s.awaitReceived(0)
 	}
 	if s.memory != nil {
 		_ = s.memory.Close()

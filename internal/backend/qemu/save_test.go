@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,6 +70,50 @@ func TestSaveOfRunningGuest(t *testing.T) {
 	}
 	if out := b.output("cat /root/first /root/count"); out != fmt.Sprintf("first\n%d", mergeFrom-1) {
 		t.Errorf("the disk has %q", out)
+	}
+}
+
+// writer writes a number to every page of a large memory, then the next number. It
+// ends when a page does not have the number that it wrote last.
+const writer = `import mmap, sys
+m, n = mmap.mmap(-1, 64 << 20), 0
+while True:
+    was, n = n % 251, n + 1
+    for at in range(0, len(m), 4096):
+        if m[at] != was:
+            sys.exit("page %d has %d, want %d" % (at // 4096, m[at], was))
+        m[at] = n % 251
+    open("/run/passes", "w").write(str(n))
+`
+
+// A guest that writes to its memory while it is saved continues from the snapshot with
+// everything that it has written.
+func TestSaveOfWritingGuest(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	b.boot()
+	b.output("cat >/run/writer.py <<'EOF'\n" + writer + "EOF\nsetsid python3 /run/writer.py >/run/writer.log 2>&1 </dev/null & echo")
+	passes := func(least int) (last int) {
+		t.Helper()
+		eventually(t, bootTimeout, "the guest writes its memory", func() error {
+			out := b.output("pgrep -f writer.py >/dev/null || { cat /run/writer.log; exit; }; cat /run/passes 2>/dev/null || echo 0")
+			n, err := strconv.Atoi(out)
+			if err != nil {
+				t.Fatalf("the writer has ended: %s", out)
+			}
+			if last = n; n < least {
+				return fmt.Errorf("%d passes", n)
+			}
+			return nil
+		})
+		return last
+	}
+	n := passes(2)
+	for range 3 {
+		snap := b.save()
+		n = passes(n + 2)
+		b.ok(b.d.RestoreSnapshot(b.ctx, snap))
+		b.ok(b.d.Resume(b.ctx, b.ref))
+		n = passes(n + 2)
 	}
 }
 

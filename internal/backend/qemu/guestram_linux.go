@@ -1,0 +1,101 @@
+package qemu
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
+)
+
+// guestRAM is the guest's memory in the process of QEMU.
+type guestRAM struct {
+	pid     int
+	start   uint64 // its address in that process
+	size    int64  // in bytes
+	pagemap *os.File
+}
+
+// Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
+const (
+	pagePresent = 1 << 63
+	pageSwapped = 1 << 62
+	pageOfFile  = 1 << 61 // or shared
+)
+
+const (
+	pagemapEntry = 8
+	pagemapRead  = 64 << 10 // bytes at a time
+	ramRead      = 1 << 20  // bytes at a time
+)
+
+// openRAM returns the memory at an address of a process. The host's rules for
+// ptrace (Yama, seccomp) can refuse it.
+func openRAM(pid int, start uint64, size int64) (*guestRAM, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
+	if err != nil {
+		return nil, err
+	}
+	r := &guestRAM{pid: pid, start: start, size: size, pagemap: f}
+	if err := r.read(make([]byte, migration.PageSize), 0); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *guestRAM) Close() error { return r.pagemap.Close() }
+
+// copyWritten copies every page that was written since QEMU mapped the memory. The
+// others have the content of the mapped file, or none. The guest must be stopped.
+func (r *guestRAM) copyWritten(to io.WriterAt) error {
+	entries, buf := make([]byte, pagemapRead), make([]byte, ramRead)
+	for at := int64(0); at < r.size; {
+		n := min(pagemapRead, (r.size-at)/migration.PageSize*pagemapEntry)
+		first := (int64(r.start) + at) / migration.PageSize * pagemapEntry //nolint:gosec // an address of a process
+		if _, err := r.pagemap.ReadAt(entries[:n], first); err != nil {
+			return err
+		}
+		for i := int64(0); i < n; {
+			begin := i
+			for i < n && i-begin < ramRead/migration.PageSize*pagemapEntry && written(entries[i:]) {
+				i += pagemapEntry
+			}
+			if i == begin {
+				i += pagemapEntry
+				continue
+			}
+			offset, b := at+begin/pagemapEntry*migration.PageSize, buf[:(i-begin)/pagemapEntry*migration.PageSize]
+			if err := r.read(b, offset); err != nil {
+				return err
+			}
+			if _, err := to.WriteAt(b, offset); err != nil {
+				return err
+			}
+		}
+		at += n / pagemapEntry * migration.PageSize
+	}
+	return nil
+}
+
+// written reports whether the process has its own copy of a page.
+func written(entry []byte) bool {
+	e := binary.NativeEndian.Uint64(entry)
+	return e&pageSwapped != 0 || e&pagePresent != 0 && e&pageOfFile == 0
+}
+
+// read reads the memory at an offset.
+func (r *guestRAM) read(b []byte, offset int64) error {
+	local := []unix.Iovec{{Base: &b[0]}}
+	local[0].SetLen(len(b))
+	remote := []unix.RemoteIovec{{Base: uintptr(r.start) + uintptr(offset), Len: len(b)}}
+	n, err := unix.ProcessVMReadv(r.pid, local, remote, 0)
+	if err == nil && n != len(b) {
+		err = errors.New("a part of it cannot be read")
+	}
+	return os.NewSyscallError("process_vm_readv", err)
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package qemu
+
+import (
+	"io"
+
+	"github.com/agentlab-vm/agentlab/internal/hostos"
+)
+
+// guestRAM is not available.
+type guestRAM struct{}
+
+func openRAM(int, uint64, int64) (*guestRAM, error) {
+	return nil, hostos.Unsupported("the backend qemu does not run")
+}
+
+func (*guestRAM) Close() error                    { return nil }
+func (*guestRAM) copyWritten(to io.WriterAt) error { return nil }
