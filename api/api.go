@@ -261,6 +261,8 @@ type ImageBuild struct {
 	Name   string `json:"name" doc:"Name of a shipped recipe (base, agents, dev) or, with recipe, of the new image"`
 	Recipe string `json:"recipe,omitempty" doc:"YAML recipe; default: the shipped one"`
 	Force  bool   `json:"force,omitempty" doc:"Build even if the image exists"`
+
+	Sandbox string `json:"sandbox,omitempty" doc:"Number or name of a stopped sandbox without secrets, whose disk becomes the new image"`
 }
 
 // Status is the state of the daemon.

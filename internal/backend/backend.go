@@ -138,6 +138,16 @@ type ConsoleLogger interface {
 	ConsoleLog(ctx context.Context, ref Ref, follow bool) (io.ReadCloser, error)
 }
 
+// DiskExporter is implemented by drivers that can write the disk of a sandbox to a
+// file of this host.
+type DiskExporter interface {
+	// ExportDisk writes the root disk of a stopped sandbox to path, which must not
+	// exist, as a sparse raw image. The sandbox does not change. If it is not
+	// PowerStopped, the error has agentlab.CodeConflict. After an error there may be
+	// a part of the file.
+	ExportDisk(ctx context.Context, ref Ref, path string) error
+}
+
 // Accelerator is implemented by drivers that choose the accelerator of a VM's
 // CPUs.
 type Accelerator interface {

@@ -91,10 +91,15 @@ func guestCapture(ctx context.Context, c *client.Client, sandbox string, req gue
 // in guestCapture. It returns the exit code and the end of what the script wrote to
 // standard error, without control characters.
 func runScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return runLongScript(ctx, c, sandbox, req, name, script, args, in, out, io.Discard)
+}
+
+// runLongScript is runScript that also copies standard error to progress.
+func runLongScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
 	said := &bounded.Tail{Max: maxToolOutput}
 	req.Command = append([]string{"bash", "-c", script, name}, args...)
 	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
-	status, _, err := guestCapture(ctx, c, sandbox, req, in, out, said)
+	status, _, err := guestCapture(ctx, c, sandbox, req, in, out, io.MultiWriter(said, progress))
 	return status.Code, strings.TrimSpace(sanitizeLines(said.String() + "\n" + status.Error)), err
 }
 

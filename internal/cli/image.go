@@ -24,7 +24,7 @@ func (a *App) imageCmd() *cobra.Command {
 with pip and venv, a C compiler, make and common tools; 'agents' adds Node.js and
 the coding agents, and 'dev' adds Docker, compilers, a browser and more. If a job or sandbox needs a missing image, it is built first.`,
 	}
-	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd(), a.imageGCCmd(), a.imageLayersCmd(), a.imageWarmCmd())
+	cmd.AddCommand(a.imageBuildCmd(), a.imageListCmd(), a.imageShowCmd(), a.imageRmCmd(), a.imageGCCmd(), a.imageLayersCmd(), a.imageWarmCmd(), a.imageFromDevcontainerCmd())
 	return cmd
 }
 

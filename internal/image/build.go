@@ -287,8 +287,11 @@ type Stamp struct {
 	// RecipeKey is the recipe's StageKey; an image whose RecipeKey differs
 	// from that of its current recipe is stale.
 	RecipeKey string `json:"recipe_key"`
-	Builder   string `json:"builder"`
-	Recipe    Recipe `json:"recipe"`
+	// From is the image of the sandbox whose disk this is; "" for an image that
+	// was built. Recipe, Versions and Packages are those of From.
+	From    string `json:"from,omitempty"`
+	Builder string `json:"builder"`
+	Recipe  Recipe `json:"recipe"`
 	// Packages maps all of the distribution's to their versions;
 	// KernelPackages are name=version, NPM name@version, Pip name==version.
 	Packages       map[string]string `json:"packages"`

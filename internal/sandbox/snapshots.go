@@ -52,9 +52,10 @@ func hasWorkspace(sb agentlab.Sandbox, what string) error {
 		WithHint("detach it first: agentlab workspace detach %s", sb.Workspace)
 }
 
-// errSecrets is the error for a snapshot of a sandbox that has received secrets.
+// errSecrets is the error for a snapshot or image of a sandbox that has received
+// secrets.
 func errSecrets(sb agentlab.Sandbox) error {
-	return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) has received secrets, which a snapshot would keep longer than its lease", sb.Name, sb.VMID).
+	return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) has received secrets, which the copy would keep longer than its lease", sb.Name, sb.VMID).
 		WithHint("save a sandbox whose profile has no secrets bundle, and into which you have copied none; 'agentlab sandbox fork' and 'agentlab sandbox suspend --to-disk' are possible")
 }
 
@@ -97,6 +98,34 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 		s.wakeSnapshots(vmid)
 	}
 	return snap, err
+}
+
+// ExportDisk writes the root disk of a stopped sandbox to a file that does not exist,
+// for an image. Codes: not_found, conflict (state), denied (it has received secrets),
+// no_space, unsupported.
+func (s *Service) ExportDisk(ctx context.Context, vmid int, path string) error {
+	driver, ok := s.cfg.Driver.(backend.DiskExporter)
+	if !ok {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot make an image of a sandbox", s.cfg.Driver.Info().Name).
+			WithHint("write a recipe: docs/images.md")
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil {
+		err = s.canSave(sb)
+	}
+	if err != nil {
+		return err
+	}
+	if sb.State != agentlab.SandboxStopped {
+		return conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
+	}
+	switch received, err := s.cfg.Bootstrap.ReceivedSecrets(sb); {
+	case err != nil:
+		return err
+	case received:
+		return errSecrets(sb)
+	}
+	return driver.ExportDisk(ctx, backend.RefOf(sb), path)
 }
 
 // snapshotOf returns a new snapshot of a sandbox.

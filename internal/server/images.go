@@ -58,10 +58,35 @@ func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.Strea
 	if b.Name == "" {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it is empty").WithField("name")
 	}
+	if b.Sandbox != "" {
+		if b.Recipe != "" || b.Force {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "an image of a sandbox has no recipe").WithField("sandbox")
+		}
+		return s.withProgress("image of sandbox "+b.Sandbox, func(ctx context.Context, progress func(string)) (any, error) {
+			made, err := s.commitImage(ctx, b, progress)
+			return s.oneImage(ctx, made, err)
+		}), nil
+	}
 	return s.withProgress("build image "+b.Name, func(ctx context.Context, progress func(string)) (any, error) {
 		built, err := s.cfg.Services.Images.Build(ctx, image.BuildRequest{Name: b.Name, Recipe: b.Recipe, Force: b.Force}, progress)
 		return s.oneImage(ctx, built, err)
 	}), nil
+}
+
+// commitImage makes an image with the disk of a sandbox.
+func (s *Server) commitImage(ctx context.Context, b api.ImageBuild, progress func(string)) (image.Image, error) {
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, b.Sandbox)
+	if err != nil {
+		return image.Image{}, err
+	}
+	base, err := s.cfg.Services.Images.Show(ctx, sb.Image)
+	if err != nil {
+		return image.Image{}, err
+	}
+	progress("copying the disk of sandbox " + sb.Name)
+	return s.cfg.Services.Images.Commit(ctx, b.Name, base, func(ctx context.Context, path string) error {
+		return s.cfg.Services.Sandboxes.ExportDisk(ctx, sb.VMID, path)
+	}, progress)
 }
 
 // withProgress answers 200 at once, so that the caller sees progress; the result

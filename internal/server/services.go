@@ -86,6 +86,7 @@ type Sandboxes interface {
 	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
 	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
 	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
+	ExportDisk(ctx context.Context, vmid int, path string) error // of a stopped one
 	Setups(ctx context.Context) ([]agentlab.Snapshot, error)
 	DeleteSetups(ctx context.Context, prefix string) ([]agentlab.Snapshot, error) // "" is all
 	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
@@ -154,6 +155,7 @@ type Images interface {
 	List(ctx context.Context) ([]image.Image, error)
 	Show(ctx context.Context, ref string) (image.Image, error)
 	Build(ctx context.Context, r image.BuildRequest, progress func(line string)) (image.Image, error)
+	Commit(ctx context.Context, name string, base image.Image, disk func(ctx context.Context, path string) error, progress func(line string)) (image.Image, error)
 	Remove(ctx context.Context, ref string) error
 	Layers() []image.Layer
 	RemoveLayers() ([]image.Layer, error)

@@ -186,6 +186,7 @@ func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab
 	return s.act("sandbox.renew")
 }
 
+func (s stubSandboxes) ExportDisk(context.Context, int, string) error       { return s.err }
 func (s stubSandboxes) Setups(context.Context) ([]agentlab.Snapshot, error) { return nil, nil }
 func (s stubSandboxes) DeleteSetups(context.Context, string) ([]agentlab.Snapshot, error) {
 	return nil, s.called("setup.delete")
@@ -330,6 +331,10 @@ func (s stubImages) ImagesInUse(context.Context) (map[string]int, error) {
 func (s stubImages) Show(_ context.Context, name string) (image.Image, error) {
 	return image.Image{Stamp: image.Stamp{Name: name}}, s.called("image.get")
 }
+func (s stubImages) Commit(context.Context, string, image.Image, func(context.Context, string) error, func(string)) (image.Image, error) {
+	return image.Image{}, s.err
+}
+
 func (s stubImages) Build(ctx context.Context, _ image.BuildRequest, progress func(string)) (image.Image, error) {
 	if err := s.called("image.build"); err != nil || s.image == nil {
 		return image.Image{}, err

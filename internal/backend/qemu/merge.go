@@ -244,7 +244,7 @@ func (d *Driver) mergeLayers(ctx context.Context, f diskFiles, chain []string) (
 	if err := createOverlay(ctx, img, path(fileMergeTop), fileRoot, "qcow2", f.size); err != nil {
 		return err
 	}
-	disk := mergeDisk(append([]string{fileMergeTop, fileRoot}, chain...))
+	disk := diskChain(append([]string{fileMergeTop, fileRoot}, chain...), diskFile("qcow2", fileMerged))
 	if err := runQEMUImgFor(ctx, mergePatience, img, f.dir, "commit", "-q", "-d", "-b", fileMerged, disk); err != nil {
 		return err
 	}
@@ -268,24 +268,26 @@ func (d *Driver) mergeLayers(ctx context.Context, f diskFiles, chain []string) (
 	return removeUnused(f.dir, chain, nil)
 }
 
-// mergeDisk describes a disk for qemu-img: qcow2 files, each of which reads from
-// the next one, and the last one from fileMerged. No name in the files counts.
-func mergeDisk(names []string) string {
-	type node struct {
-		Driver   string `json:"driver"`
-		Filename string `json:"filename,omitempty"`
-		File     *node  `json:"file,omitempty"`
-		Backing  *node  `json:"backing,omitempty"`
+// blockNode describes a disk for qemu-img.
+type blockNode struct {
+	Driver   string     `json:"driver"`
+	Filename string     `json:"filename,omitempty"`
+	File     *blockNode `json:"file,omitempty"`
+	Backing  *blockNode `json:"backing,omitempty"`
+}
+
+// diskFile describes a disk in a file.
+func diskFile(format, path string) *blockNode {
+	return &blockNode{Driver: format, File: &blockNode{Driver: "file", Filename: path}}
+}
+
+// diskChain names a disk for qemu-img: qcow2 files, each of which reads from the next
+// one, and the last one from base. No name in the files counts.
+func diskChain(names []string, base *blockNode) string {
+	for _, name := range slices.Backward(names) {
+		top := diskFile("qcow2", name)
+		top.Backing, base = base, top
 	}
-	disk := func(name string) *node {
-		return &node{Driver: "qcow2", File: &node{Driver: "file", Filename: name}}
-	}
-	top := disk(names[0])
-	last := top
-	for _, name := range append(names[1:], fileMerged) {
-		last.Backing = disk(name)
-		last = last.Backing
-	}
-	text, _ := json.Marshal(top) // it has only strings
+	text, _ := json.Marshal(base) // it has only strings
 	return "json:" + string(text)
 }
