@@ -236,6 +236,7 @@ type Profile struct {
 	Terminal   string `json:"terminal,omitempty" doc:"What keeps the terminals of its sessions running: tmux, the default, or zellij"`
 
 	Devcontainer string `json:"devcontainer,omitempty" doc:"Whether dev containers of repositories are used: auto, the default, on or off"`
+	Secrets      string `json:"secrets_bundle,omitempty" doc:"The bundle of secrets that its sandboxes receive"`
 	Source       string `json:"source" doc:"Its file, or \"built-in\""`
 	YAML         string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
 	Usable       bool   `json:"usable"`

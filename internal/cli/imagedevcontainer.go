@@ -58,7 +58,7 @@ the repository (default: this one).`,
 	flags := cmd.Flags()
 	flags.StringVar(&name, "name", "", "name of the image (default: the name of the directory)")
 	flags.StringVar(&req.Image, "image", "dev", "image to start from; it needs Docker and @devcontainers/cli")
-	flags.StringVar(&req.Profile, "profile", "", "profile of the sandbox, without secrets; its network policy must allow the registries (see 'agentlab profile list')")
+	flags.StringVar(&req.Profile, "profile", "no-secrets", "profile of the sandbox; it has no secrets, and its network policy must allow the registries")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		top, err := git(ctx, slices.Concat(args, []string{"."})[0], "rev-parse", "--show-toplevel")
 		if err != nil {
@@ -91,6 +91,14 @@ the repository (default: this one).`,
 // devcontainerImage builds the dev container of the work tree top in a new sandbox, and
 // makes the image. The sandbox is destroyed at the end, also after an error.
 func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name string, req api.SandboxCreate) (img api.Image, err error) {
+	p, err := c.Profile(ctx, req.Profile)
+	if err == nil && p.Secrets != "" {
+		err = agentlab.Errorf(agentlab.CodeDenied, "sandboxes with the profile %s receive secrets, which the image would keep", p.Name).
+			WithField("profile").WithHint("choose one without secrets_bundle: agentlab profile list; docs/profiles.md")
+	}
+	if err != nil {
+		return img, err
+	}
 	sb, err := c.CreateSandbox(ctx, req)
 	if err != nil {
 		return img, err

@@ -319,7 +319,7 @@ func TestShippedProfiles(t *testing.T) {
 			t.Errorf("%s: %v", e.Name, e.Err)
 		}
 	}
-	if want := []string{"fast-dev", "interactive", "interactive-dev", "long-running-session", "safe-untrusted", "stateful-dev", "yolo-ephemeral", "yolo-restricted", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
+	if want := []string{"fast-dev", "interactive", "interactive-dev", "long-running-session", "no-secrets", "safe-untrusted", "stateful-dev", "yolo-ephemeral", "yolo-restricted", "yolo-workspace"}; !reflect.DeepEqual(names, want) {
 		t.Errorf("got %v, want %v", names, want)
 	}
 }
@@ -366,7 +366,7 @@ func TestLibrary(t *testing.T) {
 		got[e.Name] = string(agentlab.CodeOf(e.Err))
 	}
 	want := map[string]string{"mine": "", "yolo-ephemeral": "", "interactive-dev": "", "yolo-workspace": "", "yolo-restricted": "unsupported",
-		"fast-dev": "", "interactive": "", "long-running-session": "", "safe-untrusted": "unsupported", "stateful-dev": "",
+		"fast-dev": "", "interactive": "", "long-running-session": "", "no-secrets": "", "safe-untrusted": "unsupported", "stateful-dev": "",
 		"broken": "invalid", "other": "invalid", "late.yml": "invalid", "dir": "internal"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)

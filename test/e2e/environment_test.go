@@ -6,6 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 )
 
 // debian is the archive of a small Debian with Redis, for container images: no registry
@@ -159,5 +162,70 @@ echo work > from-the-container`)
 	}
 	if job.Result.Uncommitted == 0 {
 		l.Errorf("no work: %+v", job.Result)
+	}
+}
+
+// An image with the dev container of a repository: sandboxes with it make the container
+// from what Docker has built, and have no other trace of the sandbox that built it.
+func TestDevcontainerImage(t *testing.T) {
+	withDevImage(t)
+	t.Parallel()
+	l := newLab(t)
+	l.workProfile("dev", "dev")
+	// An image with the container image that the repository names, in place of a registry.
+	l.ok("sandbox", "new", "--name", "base", "--image", "dev", "--profile", "no-secrets")
+	l.ok("cp", debian(t), "base:/tmp/debian.tar")
+	l.ok("exec", "base", "--", "bash", "-c", "timeout 300 bash -c 'until docker version >/dev/null 2>&1; do :; done'; docker import /tmp/debian.tar local/debian && rm /tmp/debian.tar")
+	if _, err := l.client().BuildImage(t.Context(), api.ImageBuild{Name: "registry", Sandbox: "base"}, func(string) {}); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("an image of a running sandbox: %v", err)
+	}
+	l.ok("sandbox", "stop", "base")
+	if _, err := l.client().BuildImage(t.Context(), api.ImageBuild{Name: "registry", Sandbox: "base"}, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	hostKey := func(sandbox string) string {
+		return l.ok("exec", sandbox, "--", "sh", "-c", "cat /etc/ssh/ssh_host_ed25519_key.pub /etc/machine-id")
+	}
+	l.ok("sandbox", "start", "base")
+	built := hostKey("base")
+	l.ok("sandbox", "destroy", "base")
+
+	repo := filepath.Join(t.TempDir(), "app")
+	if err := os.Rename(sampleRepo(t), repo); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range environmentFiles {
+		if dir, _, _ := strings.Cut(name, "/"); dir != ".devcontainer" {
+			continue
+		}
+		at := filepath.Join(repo, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
+			t.Fatal(err)
+		}
+	}
+	git(t, repo, "add", "-A")
+	git(t, repo, "commit", "-qm", "A dev container")
+	if r := l.run(repo, "image", "from-devcontainer", "--image", "registry", "--profile", "dev"); r.code == 0 || !strings.Contains(r.stderr, "receive secrets") {
+		t.Errorf("with a profile that has secrets: %v", r)
+	}
+	ref := strings.TrimSpace(l.in(repo, "image", "from-devcontainer", "--image", "registry"))
+	if !strings.HasPrefix(ref, "app@") {
+		t.Fatalf("image %q", ref)
+	}
+	l.noSandboxes()
+	l.workProfile("app", "app")
+	l.in(repo, "start", "--profile", "app", "--agent", "gemini", "--detach")
+	l.checkContainedTerminal()
+	// The image of the container is older than the boot of this VM.
+	if got := l.guest("app", `image=$(docker inspect --format '{{.Image}}' $(docker ps -q --filter label=devcontainer.local_folder=/work/repo))
+made=$(date +%s -d "$(docker image inspect --format '{{.Created}}' $image)") booted=$(date +%s -d "$(uptime -s)")
+[ $made -lt $booted ] && echo built before`); got != "built before" {
+		t.Errorf("the dev container was built again: %q", got)
+	}
+	if now := hostKey(l.sandboxOf("app")); now == built {
+		t.Error("the sandbox has the identity of the one that the image was made of")
 	}
 }

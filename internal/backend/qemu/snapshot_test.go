@@ -225,3 +225,29 @@ python3 -c 'import os, secrets; print("getrandom", os.getrandom(16).hex()); prin
 		return nil
 	})
 }
+
+// A disk that was exported has what a guest has written, in all layers, and boots. The
+// disk of a guest that runs is not exported.
+func TestExportDisk(t *testing.T) {
+	b := newBox(t, warmFixture(t), nil)
+	b.boot()
+	b.output("echo first >/root/first; sync")
+	b.save() // what follows is in another layer
+	b.output("echo second >/root/second; sync")
+	path := filepath.Join(t.TempDir(), "root.img")
+	if err := b.d.ExportDisk(b.ctx, b.ref, path); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		t.Errorf("of a running guest: %v", err)
+	}
+	b.ok(b.d.Stop(b.ctx, b.ref, time.Minute))
+	b.ok(b.d.ExportDisk(b.ctx, b.ref, path))
+	if err := b.d.ExportDisk(b.ctx, b.ref, path); agentlab.CodeOf(err) != agentlab.CodeExists {
+		t.Errorf("to a file that exists: %v", err)
+	}
+	f := vmFixture(t)
+	f.Image.Ref, f.Image.RootDisk = "exported@"+strings.Repeat("0", 20), path
+	other := newBox(t, f, nil)
+	other.boot()
+	if out := other.output("cat /root/first /root/second"); out != "first\nsecond" {
+		t.Errorf("the exported disk has %q", out)
+	}
+}
