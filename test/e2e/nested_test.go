@@ -25,7 +25,9 @@ resources:
   nested: on
 `
 
-// nestedInit is the init of the nested guest: it counts, or takes all memory.
+// nestedInit is the init of the nested guest: it counts, or takes all memory. The kernel
+// prints its messages: what a program writes to the console needs interrupts, and can be
+// lost when the guest ends.
 const nestedInit = `package main
 
 import (
@@ -40,7 +42,12 @@ func main() {
 	_ = os.Mkdir("/proc", 0o755)
 	_ = syscall.Mount("proc", "/proc", "proc", 0, "")
 	cmdline, _ := os.ReadFile("/proc/cmdline")
-	fmt.Println("the nested guest runs")
+	kmsg, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0)
+	say := func(args ...any) { fmt.Fprint(kmsg, "<2>"+fmt.Sprintln(args...)) }
+	if err != nil {
+		panic(err)
+	}
+	say("the nested guest runs")
 	var hold [][]byte
 	for n := 0; strings.Contains(string(cmdline), "nest=eat"); n++ {
 		b := make([]byte, 16<<20)
@@ -48,10 +55,10 @@ func main() {
 			b[i] = byte(n + 1)
 		}
 		hold = append(hold, b)
-		fmt.Println("nested guest has", 16*len(hold), "MiB")
+		say("nested guest has", 16*len(hold), "MiB")
 	}
 	for n := 1; strings.Contains(string(cmdline), "nest=count"); n++ {
-		fmt.Println("nested guest counts", n)
+		say("nested guest counts", n)
 		time.Sleep(time.Second)
 	}
 	_ = syscall.Reboot(syscall.LINUX_REBOOT_CMD_RESTART)
@@ -63,7 +70,7 @@ const nestedRun = `#!/bin/sh
 cd /tmp/nest
 exec ./ld.so --library-path /tmp/nest/lib ./qemu-system-x86_64 -L /tmp/nest/share -nodefaults -no-user-config -display none -no-reboot \
     -machine microvm,isa-serial=on,rtc=on,accel=kvm -cpu host -smp 1 -m "$2" \
-    -kernel vmlinux -initrd initrd -append "console=ttyS0 panic=-1 reboot=t tsc=reliable quiet nest=$1" -serial stdio
+    -kernel vmlinux -initrd initrd -append "console=ttyS0 panic=-1 reboot=t tsc=reliable quiet printk.devkmsg=on nest=$1" -serial stdio
 `
 
 var libraryRE = regexp.MustCompile(`/[^ ()]+`)
@@ -88,7 +95,7 @@ func nest(t testing.TB, kernel string) []byte {
 	}
 	var initrd bytes.Buffer
 	records := []cpio.Record{
-		cpio.Directory("dev", 0o755), cpio.CharDev("dev/console", 0o600, 5, 1), cpio.StaticFile("init", string(program), 0o755),
+		cpio.Directory("dev", 0o755), cpio.CharDev("dev/console", 0o600, 5, 1), cpio.CharDev("dev/kmsg", 0o600, 1, 11), cpio.StaticFile("init", string(program), 0o755),
 	}
 	archive := cpio.Newc.Writer(&initrd)
 	if err := cpio.WriteRecords(archive, records); err != nil {
