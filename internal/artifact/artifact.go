@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // Store stores the rows of artifacts and of their jobs.
@@ -173,7 +174,7 @@ func fault(err error, format string, args ...any) error {
 	}
 	code, hint := agentlab.CodeInternal, ""
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case fsfault.Full(err):
 		code, hint = agentlab.CodeNoSpace, "free disk space in the state directory, or delete old jobs"
 	case errors.Is(err, fs.ErrNotExist):
 		code = agentlab.CodeNotFound

@@ -10,9 +10,9 @@ import (
 	"os"
 	"path"
 	"strings"
-	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 const (
@@ -314,7 +314,7 @@ func localFault(name string, err error) error {
 		return e
 	}
 	code := agentlab.CodeUnavailable
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if fsfault.Full(err) {
 		code = agentlab.CodeNoSpace
 	}
 	if e, ok := errors.AsType[*fs.PathError](err); ok {

@@ -18,11 +18,14 @@ func Code(err error) agentlab.Code {
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return agentlab.CodeDenied
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case Full(err):
 		return agentlab.CodeNoSpace
 	}
 	return agentlab.CodeInternal
 }
+
+// Full reports whether err is that of a disk that is full, or of a user over quota.
+func Full(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // At returns err with its code and the given path, without the operation and
 // the name of a temporary file in the system's error.

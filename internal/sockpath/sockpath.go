@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
@@ -173,7 +174,7 @@ func fault(path string, err error) error {
 		code = agentlab.CodeUnavailable
 	case errors.Is(err, fs.ErrPermission):
 		code = agentlab.CodeDenied
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case fsfault.Full(err):
 		code = agentlab.CodeNoSpace
 	}
 	why = err

@@ -11,6 +11,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
 // fault adds a code to an error of SQLite or the system. It returns an error
@@ -32,7 +33,7 @@ func fault(err error) error {
 		e.Code, e.Message = agentlab.CodeTimeout, "timeout before the database could be used"
 	case errors.Is(err, context.Canceled):
 		e.Code, e.Message = agentlab.CodeUnavailable, "cancelled before the database was used"
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case fsfault.Full(err):
 		e.Code, e.Message, e.Hint = classify(sqlite3.SQLITE_FULL)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
 		e.Code, e.Message = agentlab.CodeDenied, "no permission to write the database"
@@ -77,7 +78,7 @@ const minFreeSpace = 1 << 20
 // at path is full. It checks only errors of SQLite and the system: a caller's
 // own error may have code no_space for other reasons.
 func fullDisk(path string, err error) bool {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if fsfault.Full(err) {
 		return true
 	}
 	s, ok := errors.AsType[*sqlite.Error](err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
@@ -199,7 +200,7 @@ func writeSynced(path string, content []byte) error {
 func snippetError(what, name string, err error) error {
 	code := agentlab.CodeUnavailable
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case fsfault.Full(err):
 		code = agentlab.CodeNoSpace
 	case errors.Is(err, fs.ErrPermission):
 		code = agentlab.CodeDenied
