@@ -48,8 +48,8 @@ import (
 //	US4.1   ports by name                        TestDevServers, TestHotReloadInABrowser; TestNamesBelowLocal (internal/devproxy)
 //	US4.2   ports of work trees                  TestDevServers; TestWorktreesHaveNames (internal/devproxy)
 //	US4.3   a stopped sandbox                    TestDevServers; TestStoppedSandbox (internal/devproxy)
-//	US5.1   dev containers                       open: in a VM, the image dev; the configuration TestReadConfig, TestResult (internal/guest/devenv)
-//	US5.2   ports of a dev container             open: in a VM, the image dev; the list TestForwardPorts (internal/guest/devenv)
+//	US5.1   dev containers                       TestEnvironment; the configuration TestReadConfig, TestResult (internal/guest/devenv)
+//	US5.2   ports of a dev container             TestEnvironment; the list TestForwardPorts (internal/guest/devenv)
 //	US5.3   VS Code                              TestSessionRepository; sshconfig.txtar with TestScripts (internal/cli)
 //	US6.1   a VM in a sandbox                    TestNestedKVM (internal/backend/qemu)
 //	US6.2   a test suite with VMs                open: none was run in a sandbox
@@ -80,7 +80,7 @@ import (
 //	FR-014  the backend by default               TestConformance (internal/backend/qemu)
 //	FR-015  ready for Kubernetes                 TestToyBackend (internal/daemon)
 //	FR-016  devcontainer.json                    see US5.1
-//	FR-017  features of dev containers           open: in a VM, the image dev
+//	FR-017  features of dev containers           TestEnvironment
 //	FR-018  one level of nested virtualization   see US6.1
 //	FR-019  KVM in the sandbox                   see US6.1
 //	FR-020  the report of the capability         see EDGE.6
@@ -116,9 +116,9 @@ import (
 //	SZ.4    --stop, --destroy                    TestSessionizer; sessionizer.txtar with TestScripts (internal/cli)
 //	SZ.5    windows vim to scratch               TestSessionizer; TestSessionizerPlan (internal/cli)
 //	IMG.1   coding agents and their settings     TestAgentsImage (internal/image); TestClaudeSettings (internal/guest/agentcmd)
-//	IMG.2   Docker, Node through nvm, lazygit    open: the image dev
-//	IMG.3   Playwright dependencies              open: the image dev
-//	IMG.4   dotfiles for the VM                  open: the image dev; the configuration of tmux TestOpen (internal/guest/agentcmd)
+//	IMG.2   Docker, Node through nvm, lazygit    TestDevImage, with n in place of nvm
+//	IMG.3   Playwright dependencies              TestContainers
+//	IMG.4   dotfiles for the VM                  TestSessionRepository; the configuration of tmux TestOpen (internal/guest/agentcmd)
 //	CFG.1   repos.txt                            TestSessionizerRepos (internal/cli)
 //	CFG.2   resources.yaml with overrides        TestSessionizerResources (internal/cli)
 //	CFG.3   network-allowlist.txt                TestSessionizerProfile (internal/cli)
@@ -130,12 +130,12 @@ import (
 //	WF.3    destroying                           TestSessionizer
 //	CAN.1   read and write code                  TestRealAgents, TestInteractiveAgents
 //	CAN.2   push branches                        TestJobByURL; TestPushRefused (internal/guest/runner)
-//	CAN.3   pull requests                        open: gh is not in the images; the network TestPresets (internal/egress)
+//	CAN.3   pull requests                        open: no test uses the internet; gh TestDevImage; the network TestPresets (internal/egress)
 //	CAN.4   install packages                     TestPresets (internal/egress); real registries open: no test uses the internet
-//	CAN.5   containers                           open: the image dev
+//	CAN.5   containers                           TestDevImage, TestContainers
 //	CAN.6   development servers                  TestDevServers, TestHotReloadInABrowser
 //	CAN.7   run tests                            TestRealAgents
-//	CAN.8   Playwright                           open: the image dev
+//	CAN.8   Playwright                           TestContainers
 //	CAN.9   allowed domains by HTTP              TestProbeTable
 //	CAN.10  full Claude Code                     TestInteractiveAgents, TestInteractiveSubscription
 //	NOT.1   files of the host                    TestHostMountsAreRefused (internal/backend/qemu), TestHostileGuest
