@@ -160,7 +160,7 @@ import (
 // TestHostileAnswers (internal/control).
 //
 // TestAcceptanceQEMU runs the scripts with real VMs, TestAcceptance of internal/cli on the
-// fake backend, TestProxmoxShell and TestProxmoxREST with real VMs of a fake node. A run
+// fake backend, TestProxmoxShellAcceptance and TestProxmoxRESTAcceptance with real VMs of a fake node. A run
 // that is not full has half of them with real VMs, and all on the fake backend.
 func TestAcceptanceQEMU(t *testing.T) {
 	t.Parallel()

@@ -39,16 +39,10 @@ func testProxmox(t *testing.T, transport string) {
 	if !slices.ContainsFunc([]string{"job", "scripts", "workspace", "salvage"}, has) {
 		t.Skipf("skipped: this run selects %q", selected)
 	}
-	if !insidePVE(t) {
+	p := newProxmoxHost(t, transport)
+	if p == nil {
 		return
 	}
-	p := newPVELab(t, transport)
-	t.Cleanup(func() {
-		if t.Failed() {
-			p.consoles()
-		}
-	})
-	p.ok("host", "network", "apply")
 	for part, run := range map[string]func(*pveLab, *testing.T){
 		"job": (*pveLab).goldenJob, "workspace": (*pveLab).goldenWorkspace, "salvage": (*pveLab).goldenSalvage,
 	} {
@@ -59,10 +53,38 @@ func testProxmox(t *testing.T, transport string) {
 	if has("scripts") { // of one transport: above it all is the same
 		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
 	}
-	if sample.Full() {
-		t.Run("acceptance", p.acceptance)
-	}
 	p.clean()
+}
+
+// newProxmoxHost returns a node with its network, or nil outside of the namespaces of
+// the test.
+func newProxmoxHost(t *testing.T, transport string) *pveLab {
+	if !insidePVE(t) {
+		return nil
+	}
+	p := newPVELab(t, transport)
+	t.Cleanup(func() {
+		if t.Failed() {
+			p.consoles()
+		}
+	})
+	p.ok("host", "network", "apply")
+	return p
+}
+
+// The scripts of TestAcceptanceQEMU on Proxmox VE.
+func TestProxmoxShellAcceptance(t *testing.T) { proxmoxAcceptance(t, "shell") }
+
+// The same through the API.
+func TestProxmoxRESTAcceptance(t *testing.T) { proxmoxAcceptance(t, "rest") }
+
+func proxmoxAcceptance(t *testing.T, transport string) {
+	sample.OnlyFull(t, "all scripts in emulated machines, one after the other, take half an hour")
+	t.Parallel()
+	if p := newProxmoxHost(t, transport); p != nil {
+		p.acceptance(t)
+		p.clean()
+	}
 }
 
 // proxmoxScripts is one of the scripts, or all in a full run. The one about
@@ -82,6 +104,7 @@ func (p *pveLab) acceptance(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			sub := p.in(t)
 			t.Cleanup(func() { // after the script
+				sub.deleteSessions()
 				sub.destroyAll()
 				var list api.List[api.Workspace]
 				if err := json.Unmarshal([]byte(sub.ok("--json", "workspace", "list")), &list); err != nil {
@@ -94,6 +117,19 @@ func (p *pveLab) acceptance(t *testing.T) {
 			})
 			runScripts(sub.lab, t, "proxmox", path)
 		})
+	}
+}
+
+// deleteSessions deletes all sessions, which keep their workspaces.
+func (p *pveLab) deleteSessions() {
+	p.Helper()
+	var list api.List[api.Session]
+	if err := json.Unmarshal([]byte(p.ok("--json", "session", "list")), &list); err != nil {
+		p.Fatal(err)
+	}
+	for _, s := range list.Items {
+		p.run("", "session", "stop", s.ID) // it may have no sandbox
+		p.ok("session", "delete", s.ID, "--yes")
 	}
 }
 

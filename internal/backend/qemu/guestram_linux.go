@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 )
 
@@ -52,9 +54,12 @@ func (r *guestRAM) Close() error { return r.pagemap.Close() }
 
 // copyWritten copies every page that was written since QEMU mapped the memory. The
 // others have the content of the mapped file, or none. The guest must be stopped.
-func (r *guestRAM) copyWritten(to io.WriterAt) error {
+func (r *guestRAM) copyWritten(ctx context.Context, to io.WriterAt) error {
 	entries, buf := make([]byte, pagemapRead), make([]byte, ramRead)
 	for at := int64(0); at < r.size; {
+		if ctx.Err() != nil {
+			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+		}
 		n := min(pagemapRead, (r.size-at)/migration.PageSize*pagemapEntry)
 		first := (int64(r.start) + at) / migration.PageSize * pagemapEntry //nolint:gosec // an address of a process
 		if _, err := r.pagemap.ReadAt(entries[:n], first); err != nil {

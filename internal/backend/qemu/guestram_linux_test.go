@@ -48,7 +48,7 @@ func TestCopyOfWrittenPages(t *testing.T) {
 	}
 	defer r.Close()
 	got := &pageCounter{b: bytes.Repeat([]byte{1}, pages*page)}
-	if err := r.copyWritten(got); err != nil {
+	if err := r.copyWritten(t.Context(), got); err != nil {
 		t.Fatal(err)
 	}
 	if got.pages != wrote || !bytes.Equal(got.b, want) {

@@ -3,6 +3,7 @@
 package qemu
 
 import (
+	"context"
 	"io"
 
 	"github.com/agentlab-vm/agentlab/internal/hostos"
@@ -15,5 +16,5 @@ func openRAM(int, uint64, int64) (*guestRAM, error) {
 	return nil, hostos.Unsupported("the backend qemu does not run")
 }
 
-func (*guestRAM) Close() error                     { return nil }
-func (*guestRAM) copyWritten(to io.WriterAt) error { return nil }
+func (*guestRAM) Close() error                                   { return nil }
+func (*guestRAM) copyWritten(context.Context, io.WriterAt) error { return nil }

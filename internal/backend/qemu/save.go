@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,10 @@ const ramBlock = "ram"
 //
 // QEMU before 9.0 loses writes of emulated CPUs that run while their memory is
 // copied. Therefore all pages that an emulated guest has written are copied again
-// while its CPUs are stopped. Where the host does not allow to read the memory of
-// QEMU, such a guest is stopped before the first copy.
+// when its CPUs are stopped, before QEMU sends what its devices have written since and
+// their state. Such a guest is stopped before the first copy if it has booted, because
+// most pages of its memory are then its own, and where the host does not allow to read
+// the memory of QEMU.
 const (
 	saveDowntime = 20 * time.Millisecond
 	savePatience = 20 * time.Second
@@ -67,9 +70,10 @@ type saving struct {
 	m        *machine
 	to       supervisor.SaveTo
 	memory   *memoryFile
-	ram      *guestRAM     // of an emulated guest that runs while its memory is copied
-	stream   io.ReadCloser // what QEMU sends
-	devices  []byte        // valid after received
+	ram      *guestRAM  // of an emulated guest that runs while its memory is copied
+	stream   io.Closer  // of in
+	in       *streamEnd // what QEMU sends
+	devices  []byte     // valid after received
 	received chan error
 	status   chan string // of QEMU's migration, from its events
 	disk     string      // node to which the guest writes before the save
@@ -112,9 +116,10 @@ func (s *saving) begin(ctx context.Context) error {
 	}
 	defer func() { _ = theirs.Close() }()
 	s.stream = conn
+	s.in = &streamEnd{conn: conn}
 	go func() {
 		var err error
-		s.devices, err = migration.Receive(conn, ramBlock, s.memory, bytes)
+		s.devices, err = migration.Receive(s.in, ramBlock, s.memory, bytes, &s.in.between)
 		_ = conn.Close() // QEMU then ends the migration too
 		s.received <- err
 	}()
@@ -123,7 +128,7 @@ func (s *saving) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.to.Continue && s.m.cfg.Accel != AccelKVM {
+	if s.to.Continue && s.m.cfg.Accel != AccelKVM && s.m.cfg.Load {
 		if s.ram, err = s.m.openRAM(ctx); err != nil {
 			s.m.hooks.Log.Info("the guest is stopped while its memory is saved, because the memory of QEMU cannot be read", "err", err)
 		}
@@ -248,6 +253,11 @@ func (s *saving) transfer(ctx context.Context) error {
 	if s.stopped.IsZero() {
 		s.stopped = time.Now()
 	}
+	if s.ram != nil {
+		if err := s.copyWritten(ctx); err != nil {
+			return err
+		}
+	}
 	if s.layer != "" {
 		if err := s.switchDisk(ctx, qmpPatience); err != nil {
 			return err
@@ -256,13 +266,23 @@ func (s *saving) transfer(ctx context.Context) error {
 	if err := s.m.qmp.execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
-	if err := s.await(ctx, "completed"); err != nil || s.ram == nil {
-		return err
+	return s.await(ctx, "completed")
+}
+
+// copyWritten copies the pages that the guest has written, when everything that QEMU
+// has sent before is in the file: an older page must not replace a newer one.
+func (s *saving) copyWritten(ctx context.Context) error {
+	for !s.in.drained() {
+		select {
+		case err := <-s.received:
+			s.received <- err
+			return asError(cmp.Or(err, io.ErrUnexpectedEOF), "cannot store the guest's memory")
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+		}
 	}
-	if err := s.awaitReceived(qmpPatience); err != nil { // an older copy must not replace the newer one
-		return err
-	}
-	return s.ram.copyWritten(s.memory)
+	return s.ram.copyWritten(ctx, s.memory)
 }
 
 // switchDisk makes the guest write to the overlay. QEMU does this even if the

@@ -137,7 +137,7 @@ func TestStreamWithoutEnd(t *testing.T) {
 	defer func() { _ = theirs.Close() }()
 	s := &saving{stream: ours, received: make(chan error, 1)}
 	go func() {
-		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize)
+		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize, nil)
 		s.received <- err
 	}()
 	ended := make(chan error, 1)

@@ -13,6 +13,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"sync/atomic"
 )
 
 // PageSize is the size of a page in a stream, in bytes.
@@ -55,12 +56,18 @@ const (
 // memory, a sparse file of at least size bytes that is empty before; all other
 // data is returned: a stream that QEMU loads when its block has the content of
 // memory already. A page of zeros is not written.
-func Receive(r io.Reader, block string, memory io.WriterAt, size int64) (state []byte, err error) {
+//
+// between, unless nil, is true while all pages of the stream so far are written, and
+// the next thing in it, if anything, is another part.
+func Receive(r io.Reader, block string, memory io.WriterAt, size int64, between *atomic.Bool) (state []byte, err error) {
+	if between == nil {
+		between = new(atomic.Bool)
+	}
 	if size <= 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("a memory of %d bytes", size)
 	}
 	m := &receiver{
-		in: bufio.NewReaderSize(r, 1<<20), block: block, size: uint64(size),
+		in: bufio.NewReaderSize(r, 1<<20), block: block, size: uint64(size), between: between,
 		pages: writer{file: memory}, written: make([]uint64, size/PageSize/64+1),
 	}
 	m.stream()
@@ -88,7 +95,8 @@ type receiver struct {
 	listed  bool         // the blocks and their sizes are known
 	current string       // block of the previous page
 	pages   writer
-	written []uint64 // bit for each page of the block that was written
+	between *atomic.Bool // see Receive
+	written []uint64     // bit for each page of the block that was written
 }
 
 func (m *receiver) failf(format string, args ...any) {
@@ -156,6 +164,7 @@ func (m *receiver) stream() {
 	id := m.start()
 	for m.err == nil {
 		part := m.u8()
+		m.between.Store(false)
 		if m.err == nil && part != partNext && part != partEnd {
 			m.failf("part %#x within the memory", part)
 		}
@@ -244,6 +253,8 @@ func (m *receiver) memory() {
 		}
 		switch flags &^ ramContinue {
 		case ramEnd:
+			m.pages.flush()
+			m.between.Store(m.err == nil && m.pages.err == nil)
 			return
 		case ramSizes:
 			m.sizes(word, address)
