@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,13 +29,16 @@ done
 timeout 300 bash -c 'until docker version >/dev/null 2>&1; do sleep 0.2; done'
 dir=$1
 devcontainer up --workspace-folder "$dir" --log-format text --omit-syntax-directive --skip-post-create >&2
-docker ps --all --quiet --filter label=devcontainer.local_folder="$dir" | xargs --no-run-if-empty docker rm --force --volumes >/dev/null
+# Nothing else in this new sandbox has used Docker.
+docker ps --all --quiet | xargs --no-run-if-empty docker rm --force --volumes >/dev/null
+docker volume ls --quiet | xargs --no-run-if-empty docker volume rm --force >/dev/null
+docker network prune --force >/dev/null
 sudo systemctl stop docker.service docker.socket
-rm -rf "$dir"
+sudo rm -rf "$dir"
 sync
 sudo fstrim /`
 
-// devcontainerDir is the directory of the sandbox to which the repository is copied.
+// devcontainerDir is where a sandbox has the repository of its job.
 const devcontainerDir = "/tmp/repo"
 
 func (a *App) imageFromDevcontainerCmd() *cobra.Command {
@@ -50,8 +52,8 @@ disk becomes the image. The lifecycle commands run as before, in each container,
 initializeCommand, which also runs here. Build the image again when the dev container
 has changed: until then, sandboxes with the image build what has changed.
 
-Files that Git does not track are not copied to the sandbox. PATH is the directory of
-the repository (default: this one).`,
+The current commit is used, without what is not committed. PATH is the directory of the
+repository (default: this one).`,
 		Example: `  agentlab image from-devcontainer --name app
   agentlab claude --image app`,
 	}
@@ -71,10 +73,10 @@ the repository (default: this one).`,
 			return agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("name").WithHint("choose one with --name")
 		}
 		if !slices.ContainsFunc(containerFiles, func(f string) bool {
-			_, err := os.Stat(filepath.Join(top, f))
+			_, err := git(ctx, top, "cat-file", "-e", "HEAD:"+f)
 			return err == nil
 		}) {
-			return agentlab.Errorf(agentlab.CodeNotFound, "%s has no .devcontainer/devcontainer.json", top).WithHint("add it, and try again")
+			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, containerFiles[0]).WithHint("commit it, and try again")
 		}
 		img, err := a.devcontainerImage(ctx, c, top, name, req)
 		if err != nil {
@@ -88,7 +90,7 @@ the repository (default: this one).`,
 	return cmd
 }
 
-// devcontainerImage builds the dev container of the work tree top in a new sandbox, and
+// devcontainerImage builds the dev container of a repository in a new sandbox, and
 // makes the image. The sandbox is destroyed at the end, also after an error.
 func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name string, req api.SandboxCreate) (img api.Image, err error) {
 	p, err := c.Profile(ctx, req.Profile)
@@ -99,64 +101,64 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	if err != nil {
 		return img, err
 	}
-	sb, err := c.CreateSandbox(ctx, req)
+	f := &sandboxNewFlags{repo: top, noSetup: true, noPreflight: true, req: req}
+	if err := a.sandboxJob(ctx, c, f); err != nil {
+		return img, err
+	}
+	f.req.Job.Devcontainer = agentlab.DevcontainerOff
+	sb, err := c.CreateSandbox(ctx, f.req)
 	if err != nil {
+		a.dropBundle(ctx, c, f.req.Job.BundleID)
 		return img, err
 	}
 	id := fmt.Sprint(sb.VMID)
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if _, derr := c.DestroySandbox(end, id); derr != nil {
+		if _, derr := c.PurgeSandbox(end, id); derr != nil {
 			err = errors.Join(err, derr)
 		}
 	}()
-	if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+	if _, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
 		return img, err
 	}
-	if err := a.pushTracked(ctx, c, top, copyPath{sandbox: id, path: devcontainerDir}); err != nil {
+	if j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
+		return img, err
+	} else if err := jobStatusError(j); err != nil {
+		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", sanitize(j.Reason))
+	}
+	commit := func() (api.Image, error) {
+		return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.progressf("%s", sanitize(line)) })
+	}
+	// While the sandbox runs, this is the only error, unless the image can never be made.
+	if _, err := commit(); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		return img, err
 	}
+	if err := a.buildContainer(ctx, c, sb); err != nil {
+		return img, err
+	}
+	return commit()
+}
+
+// buildContainer builds the dev container in a sandbox, and stops the sandbox.
+func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
 	a.progressf("building the dev container in sandbox %s", sb.Name)
+	id := fmt.Sprint(sb.VMID)
 	code, text, err := runLongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
 	switch {
 	case err != nil:
-		return img, err
+		return err
 	case code == 90:
-		return img, agentlab.Errorf(agentlab.CodeUnsupported, "%s", text).WithField("image").WithHint("use --image dev, or an image that extends it")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", text).WithField("image").WithHint("use --image dev, or an image that extends it")
 	case code != 0:
-		return img, agentlab.Errorf(agentlab.CodeConflict, "the dev container was not built (exit code %d): %s", code, agentlab.OneLine(text[max(0, len(text)-300):], 300)).
+		return agentlab.Errorf(agentlab.CodeConflict, "the dev container was not built (exit code %d): %s", code, agentlab.OneLine(text[max(0, len(text)-300):], 300)).
 			WithHint("correct the configuration; the profile's network policy must allow the registries")
 	}
 	r := requestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {
 		return c.StopSandbox(ctx, id, api.SandboxStop{})
 	})
-	if r.err != nil {
-		return img, r.err
+	if r.err == nil {
+		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isStopped)
 	}
-	if _, err := a.waitSandbox(ctx, c, r.sb, r.after, isStopped); err != nil {
-		return img, err
-	}
-	return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.progressf("%s", sanitize(line)) })
-}
-
-// pushTracked copies the files of a work tree that Git tracks.
-func (a *App) pushTracked(ctx context.Context, c *client.Client, top string, to copyPath) error {
-	list, err := gitInput{raw: true}.run(ctx, top, "ls-files", "-z", "--cached", "--deduplicate")
-	if err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(top)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	var names []string
-	for name := range strings.SplitSeq(list, "\x00") {
-		if st, err := root.Lstat(name); name != "" && err == nil && !st.IsDir() { // a submodule is a directory
-			names = append(names, name)
-		}
-	}
-	p := &packer{kind: "content", name: top, root: root, names: names, show: func() {}}
-	return a.sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack)
+	return r.err
 }

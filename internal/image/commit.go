@@ -5,9 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -61,7 +64,12 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 		return nil, err
 	}
 	for _, name := range []string{fileKernel, fileModules} {
-		if err := os.Link(filepath.Join(base.Dir, name), filepath.Join(work, name)); err != nil {
+		from, to := filepath.Join(base.Dir, name), filepath.Join(work, name)
+		err := os.Link(from, to)
+		if errors.Is(err, syscall.EXDEV) { // the directory of base can be a link
+			err = copyFile(from, to)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -72,4 +80,18 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 	sum := sha256.Sum256(text)
 	stamp.Digest = hex.EncodeToString(sum[:])[:digestLen]
 	return &stamp, nil
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444) //nolint:gosec // images are not secret
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
 }

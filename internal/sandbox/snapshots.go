@@ -100,32 +100,44 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 	return snap, err
 }
 
-// ExportDisk writes the root disk of a stopped sandbox to a file that does not exist,
-// for an image. Codes: not_found, conflict (state), denied (it has received secrets),
-// no_space, unsupported.
-func (s *Service) ExportDisk(ctx context.Context, vmid int, path string) error {
+// ExportDisk writes the root disk of the stopped sandbox with a UID to a file that does
+// not exist, for an image. Codes: not_found, conflict (state), denied (it has received
+// secrets), no_space, unsupported. After an error the file is not to be used.
+func (s *Service) ExportDisk(ctx context.Context, vmid int, uid, path string) error {
 	driver, ok := s.cfg.Driver.(backend.DiskExporter)
 	if !ok {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot make an image of a sandbox", s.cfg.Driver.Info().Name).
 			WithHint("write a recipe: docs/images.md")
 	}
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	sb, err := s.exportable(ctx, vmid, uid)
 	if err == nil {
-		err = s.canSave(sb)
+		err = driver.ExportDisk(ctx, backend.RefOf(sb), path)
 	}
-	if err != nil {
-		return err
+	if err == nil { // it may have run before the copy
+		_, err = s.exportable(ctx, vmid, uid)
 	}
-	if sb.State != agentlab.SandboxStopped {
-		return conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
+	return err
+}
+
+// exportable returns a sandbox whose disk can become an image.
+func (s *Service) exportable(ctx context.Context, vmid int, uid string) (agentlab.Sandbox, error) {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil && sb.UID != uid {
+		err = agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d was destroyed", vmid)
 	}
-	switch received, err := s.cfg.Bootstrap.ReceivedSecrets(sb); {
+	received := false
+	if err == nil {
+		received, err = s.cfg.Bootstrap.ReceivedSecrets(sb)
+	}
+	switch {
 	case err != nil:
-		return err
+		return sb, err
 	case received:
-		return errSecrets(sb)
+		return sb, errSecrets(sb)
+	case sb.State != agentlab.SandboxStopped:
+		return sb, conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
 	}
-	return driver.ExportDisk(ctx, backend.RefOf(sb), path)
+	return sb, s.canSave(sb)
 }
 
 // snapshotOf returns a new snapshot of a sandbox.

@@ -86,7 +86,7 @@ type Sandboxes interface {
 	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
 	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
 	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
-	ExportDisk(ctx context.Context, vmid int, path string) error // of a stopped one
+	ExportDisk(ctx context.Context, vmid int, uid, path string) error // of a stopped one
 	Setups(ctx context.Context) ([]agentlab.Snapshot, error)
 	DeleteSetups(ctx context.Context, prefix string) ([]agentlab.Snapshot, error) // "" is all
 	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)

@@ -186,8 +186,8 @@ func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab
 	return s.act("sandbox.renew")
 }
 
-func (s stubSandboxes) ExportDisk(context.Context, int, string) error       { return s.err }
-func (s stubSandboxes) Setups(context.Context) ([]agentlab.Snapshot, error) { return nil, nil }
+func (s stubSandboxes) ExportDisk(context.Context, int, string, string) error { return s.err }
+func (s stubSandboxes) Setups(context.Context) ([]agentlab.Snapshot, error)   { return nil, nil }
 func (s stubSandboxes) DeleteSetups(context.Context, string) ([]agentlab.Snapshot, error) {
 	return nil, s.called("setup.delete")
 }

@@ -3,18 +3,21 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// exportPatience limits the copy of a disk.
-const exportPatience = 30 * time.Minute
+const (
+	exportPatience = 10 * time.Minute       // for the copy of a disk
+	exportLook     = 200 * time.Millisecond // between two looks at what it occupies
+	exportSlack    = 64 << 20               // bytes of metadata of the file system
+)
 
 // ExportDisk implements backend.DiskExporter.
 func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) error {
@@ -42,7 +45,16 @@ func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) e
 		return err
 	}
 	defer func() { _ = lock.Close() }()
+	return d.exportDisk(ctx, f, path)
+}
+
+// exportDisk copies a disk that no QEMU uses. The files of the disk are not to be
+// trusted: the copy ends when it occupies more than they and the image do.
+func (d *Driver) exportDisk(ctx context.Context, f found, path string) error {
 	chain, err := chainOf(f.dir, f.Image.RootDisk)
+	if err == nil {
+		err = checkSizes(f, chain)
+	}
 	if err != nil {
 		return fault(err, "cannot read the disk of sandbox %d", f.vmid)
 	}
@@ -54,13 +66,53 @@ func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) e
 	if err != nil {
 		return fault(err, "cannot check the image")
 	}
-	if err := roomFor("the copy of a disk", filepath.Dir(path), d.cfg.PauseBelow, use.all+shared); err != nil {
+	most := use.all + shared + exportSlack
+	room := func(bytes int64) error {
+		return roomFor("the copy of a disk", filepath.Dir(path), d.cfg.PauseBelow, bytes)
+	}
+	if err := room(most); err != nil {
 		return err
 	}
-	if _, err := os.Lstat(path); !errors.Is(err, unix.ENOENT) {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return agentlab.Errorf(agentlab.CodeExists, "%s exists", path)
 	}
-	// The host never uses the content of the disk.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		tick := time.NewTicker(exportLook)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if n, err := blocksOf(path); err == nil && n > most {
+				cancel(fmt.Errorf("the disk has more data than its files occupy (%d MiB)", most>>20))
+			}
+			if err := room(0); err != nil {
+				cancel(err)
+			}
+		}
+	}()
 	disk := diskChain(append([]string{fileRoot}, chain...), diskFile("raw", f.Image.RootDisk))
 	return runQEMUImgFor(ctx, exportPatience, d.host.qemuImg(), f.dir, "convert", "-q", "-O", "raw", "-S", "4k", disk, path)
+}
+
+// checkSizes returns an error if a file of the disk has another size than the disk.
+func checkSizes(f found, chain []string) error {
+	want, err := savedSize(f.handle, f.dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range append([]string{fileRoot}, chain...) {
+		h, err := readQcow2(filepath.Join(f.dir, name))
+		if err != nil {
+			return err
+		}
+		if h.Size > uint64(want) { //nolint:gosec // a size of a disk
+			return fmt.Errorf("%s describes a disk of %d bytes, not of %d", name, h.Size, want)
+		}
+	}
+	return nil
 }

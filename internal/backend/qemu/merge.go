@@ -62,24 +62,33 @@ const qcow2Magic = 0x514649fb
 // The QEMU of a guest wrote the header, so its content is not to be trusted: a
 // file that may read from yet another one, or that is encrypted, is an error.
 func backingOf(path string) (string, error) {
+	h, err := readQcow2(path)
+	return h.backing, err
+}
+
+// readQcow2 reads the header of a qcow2 file, as backingOf does.
+func readQcow2(path string) (h struct {
+	qcow2Header
+	backing string
+}, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return h, err
 	}
 	defer func() { _ = f.Close() }()
-	var h qcow2Header
-	if err := binary.Read(f, binary.BigEndian, &h); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+	if err := binary.Read(f, binary.BigEndian, &h.qcow2Header); err != nil {
+		return h, fmt.Errorf("%s: %w", path, err)
 	}
 	const dirty = 1 // the only feature that our files can have
 	if h.Magic != qcow2Magic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize > maxBackingName {
-		return "", fmt.Errorf("%s is not a disk that AgentLab made", path)
+		return h, fmt.Errorf("%s is not a disk that AgentLab made", path)
 	}
 	name := make([]byte, h.NameSize)
 	if _, err := f.ReadAt(name, h.NameAt); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return h, fmt.Errorf("%s: %w", path, err)
 	}
-	return string(name), nil
+	h.backing = string(name)
+	return h, nil
 }
 
 // chainOf returns the layers from which the disk in dir reads, the newest first.
