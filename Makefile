@@ -30,12 +30,12 @@ LONGEST := ./test/e2e ./internal/backend/qemu ./internal/backend/proxmox ./inter
 # the detector; UNITS, all other packages, run under the detector only.
 PLAIN = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' 'testing\.Short\(\)|^//go:build !?race' *))))
 # Under the race detector, COSTLY packages take more than half of the CPU seconds of all
-# packages (190, 135, 110, 106 and 86 of about 1,060). A run that is not full has two of
-# them there, RACED, and tests the others, UNRACED, with PLAIN. The last digit of the
-# seed selects one of the ten pairs.
+# packages (190, 135, 110, 106 and 86 of about 1,060). A run that is not full has one of
+# them there, RACED, which the last digit of the seed selects, and tests the others,
+# UNRACED, with PLAIN.
 COSTLY := ./internal/cli ./internal/job ./internal/backend/proxmox ./internal/sandbox ./internal/guest/runner
 RACED = $(if $(filter 1,$(AGENTLAB_TEST_FULL)),$(COSTLY),$(shell all=($(COSTLY)) seed=$(AGENTLAB_TEST_SEED) n=$${seed: -1}; \
-	echo $${all[n % 5]} $${all[(n + 1 + n / 5) % 5]}))
+	echo $${all[n % 5]}))
 UNRACED = $(filter-out $(RACED),$(COSTLY))
 UNITS = $(shell $(GO) list ./... | grep -vxF -e $(MODULE)/internal/archtest $(patsubst ./%,-e $(MODULE)/%,$(PLAIN) $(COSTLY)))
 # 'make lint' includes vet and the package archtest. Without symbols for debuggers

@@ -6,7 +6,7 @@ import (
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// longTests take long and are about what seldom changes. A run that is not full has some of
+// longTests take long and are about what seldom changes. A run that is not full has one of
 // them.
 var longTests = []string{
 	"TestNestedKVM",
@@ -25,5 +25,5 @@ var longTests = []string{
 // sampled skips a test of longTests that this run does not select.
 func sampled(t *testing.T) {
 	t.Helper()
-	sample.Choose(t, 2, longTests, t.Name())
+	sample.Choose(t, 1, longTests, t.Name())
 }
