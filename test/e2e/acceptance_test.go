@@ -53,7 +53,7 @@ import (
 //	US5.3   VS Code                              TestSessionRepository; sshconfig.txtar with TestScripts (internal/cli)
 //	US6.1   a VM in a sandbox                    TestNestedKVM (internal/backend/qemu)
 //	US6.2   a test suite with VMs                open: none was run in a sandbox
-//	US6.3   sync beside a nested VM              open: TestNestedVM has not passed
+//	US6.3   sync beside a nested VM              TestNestedVM
 //	US7.1   a pod                                open: the backend kubernetes does not exist
 //	US7.2   terminals of a pod                   open: see US7.1
 //	US7.3   sync of a pod                        open: see US7.1
@@ -63,7 +63,7 @@ import (
 //	EDGE.4  a full disk                          TestSyncThatFails (internal/cli)
 //	EDGE.5  keys of the host                     TestNoCredentialsInASession
 //	EDGE.6  no nested virtualization             TestNestedSwitchedOff
-//	EDGE.7  a nested VM takes all resources      TestNestedMemoryOfAJob, with a process instead of a VM
+//	EDGE.7  a nested VM takes all resources      TestNestedVM; the report of a job TestNestedMemoryOfAJob
 //	FR-001  isolation                            TestProbeTable, TestVerify
 //	FR-002  /workspace                           work-comes-back; TestSessionRepository; TestReceive (internal/guest/repocmd)
 //	FR-003  agents without questions             TestInteractiveAgents, TestRealAgents
