@@ -129,7 +129,7 @@ func (p *pveLab) deleteSessions() {
 	}
 	for _, s := range list.Items {
 		p.run("", "session", "stop", s.ID) // it may have no sandbox
-		p.ok("session", "delete", s.ID, "--yes")
+		p.ok("session", "delete", s.ID, "--yes", "--keep-workspace")
 	}
 }
 
