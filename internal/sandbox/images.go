@@ -25,10 +25,8 @@ type imageBuilds struct {
 // resolveImage stores the reference of a sandbox's image in its row. It does
 // not wait: the step runs again when the image is available.
 func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	var res *imageResult
-	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
+	res := s.takeImage(sb)
 	if res == nil {
-		s.waitForImage(sb)
 		return 0, true, nil
 	}
 	if res.err != nil {
@@ -53,23 +51,25 @@ func (s *Service) beginLease(sb *agentlab.Sandbox) {
 	}
 }
 
-// waitForImage ensures the image in the background and wakes the sandbox with
-// the result.
-func (s *Service) waitForImage(sb agentlab.Sandbox) {
+// takeImage returns the result for a sandbox. Without one it ensures the image in the
+// background, which wakes the sandbox with the result, and returns nil.
+func (s *Service) takeImage(sb agentlab.Sandbox) (res *imageResult) {
 	b := &s.images
-	b.mu.Lock()
+	b.mu.Lock() // so that no sandbox has neither a result nor waits for one
 	defer b.mu.Unlock()
+	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
 	waiting, running := b.waiting[sb.Image]
-	if slices.Contains(waiting, sb.VMID) {
-		return
+	if res != nil || slices.Contains(waiting, sb.VMID) {
+		return res
 	}
 	if !running && !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image) }) {
-		return // the service is ending; the next one continues
+		return nil // the service is ending; the next one continues
 	}
 	if b.waiting == nil {
 		b.waiting = map[string][]int{}
 	}
 	b.waiting[sb.Image] = append(waiting, sb.VMID)
+	return nil
 }
 
 func (s *Service) ensureImage(ctx context.Context, name string) {
@@ -82,12 +82,14 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 	s.images.mu.Lock()
 	waiting := s.images.waiting[name]
 	delete(s.images.waiting, name)
-	s.images.mu.Unlock()
 	if ctx.Err() != nil {
-		return // not a failure: the service is ending
+		waiting = nil // the service is ending: not a failure
 	}
 	for _, vmid := range waiting {
 		s.withState(vmid, func(m *runtimeState) { m.image = &imageResult{ref, err} })
+	}
+	s.images.mu.Unlock()
+	for _, vmid := range waiting {
 		s.loop.Wake(vmid)
 	}
 }
