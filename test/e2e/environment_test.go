@@ -120,7 +120,7 @@ func TestEnvironment(t *testing.T) {
 func (l *lab) checkDatabase(want string) {
 	l.Helper()
 	got := l.guest("app", "docker compose exec -T db redis-cli rpush numbers 30 4 21 >&2; docker compose exec -T db redis-cli sort numbers")
-	if got := strings.Join(strings.Fields(got), " "); got != want {
+	if got = strings.Join(strings.Fields(got), " "); got != want {
 		l.Errorf("the query returned %q, want %q", got, want)
 	}
 }
