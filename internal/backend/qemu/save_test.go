@@ -75,7 +75,7 @@ func TestSaveOfRunningGuest(t *testing.T) {
 
 // writer writes a number to every page of a large memory, then the next number. It
 // ends when a page does not have the number that it wrote last.
-const writer = `import mmap, sys
+const writer = `import mmap, os, sys
 m, n = mmap.mmap(-1, 32 << 20), 0
 while True:
     was, n = n % 251, n + 1
@@ -83,7 +83,8 @@ while True:
         if m[at] != was:
             sys.exit("page %d has %d, want %d" % (at // 4096, m[at], was))
         m[at] = n % 251
-    open("/run/passes", "w").write(str(n))
+    open("/run/passes.new", "w").write(str(n))
+    os.replace("/run/passes.new", "/run/passes")
 `
 
 // A guest that writes to its memory while it is saved continues from the snapshot with
