@@ -56,12 +56,17 @@ recipes and the stages of a build.`,
 		if err != nil {
 			return err
 		}
-		return a.emit(img, func() error {
-			_, err := fmt.Fprintf(a.Stdout, "%s@%s\n", img.Name, img.Digest)
-			return err
-		})
+		return a.printImage(img)
 	})
 	return cmd
+}
+
+// printImage prints the reference of a new image.
+func (a *App) printImage(img api.Image) error {
+	return a.emit(img, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "%s@%s\n", img.Name, img.Digest)
+		return err
+	})
 }
 
 func (a *App) imageListCmd() *cobra.Command {

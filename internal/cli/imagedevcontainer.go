@@ -62,7 +62,7 @@ repository (default: this one).`,
 	flags.StringVar(&req.Image, "image", "dev", "image to start from; it needs Docker and @devcontainers/cli")
 	flags.StringVar(&req.Profile, "profile", "no-secrets", "profile of the sandbox; it has no secrets, and its network policy must allow the registries")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		top, err := git(ctx, slices.Concat(args, []string{"."})[0], "rev-parse", "--show-toplevel")
+		top, err := git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
 		if err != nil {
 			return err
 		}
@@ -82,10 +82,7 @@ repository (default: this one).`,
 		if err != nil {
 			return err
 		}
-		return a.emit(img, func() error {
-			_, err := fmt.Fprintf(a.Stdout, "%s@%s\n", img.Name, img.Digest)
-			return err
-		})
+		return a.printImage(img)
 	})
 	return cmd
 }

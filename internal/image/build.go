@@ -304,9 +304,14 @@ type Stamp struct {
 // installed.
 func (s *Stamp) seal() {
 	slices.Sort(s.NPM)
-	text, _ := json.Marshal([]any{s.RecipeKey, s.Packages, s.KernelPackages, s.NPM, s.Pip, s.SizeBytes, s.Arch}) // always marshals; maps are sorted
+	s.Digest = digestOf(s.RecipeKey, s.Packages, s.KernelPackages, s.NPM, s.Pip, s.SizeBytes, s.Arch)
+}
+
+// digestOf returns the digest of an image that values describe.
+func digestOf(values ...any) string {
+	text, _ := json.Marshal(values) // always marshals; maps are sorted
 	sum := sha256.Sum256(text)
-	s.Digest = hex.EncodeToString(sum[:])[:digestLen]
+	return hex.EncodeToString(sum[:])[:digestLen]
 }
 
 // digestLen is how many hexadecimal digits a digest has.

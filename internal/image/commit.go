@@ -2,9 +2,6 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -30,14 +27,11 @@ func (s *Store) Commit(ctx context.Context, name string, base Image, disk func(c
 		return Image{}, err
 	}
 	defer unlock()
-	work, err := os.MkdirTemp(filepath.Join(s.root, buildDir), name+".*.d")
+	work, remove, err := s.workDir(ctx, name)
 	if err != nil {
-		return Image{}, classify("making the image's directory", err, "")
+		return Image{}, err
 	}
-	defer removeTree(context.WithoutCancel(ctx), work)
-	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // images are not secret
-		return Image{}, classify("making the image's directory", err, "")
-	}
+	defer remove()
 	stamp, err := s.commit(ctx, work, base, disk)
 	if err != nil {
 		return Image{}, classify("copying the disk", err, "")
@@ -76,9 +70,7 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 	stamp := base.Stamp
 	// No recipe describes it, and it is never the same as another one.
 	stamp.From, stamp.RecipeKey, stamp.SizeBytes, stamp.CreatedAt = base.Ref(), "", st.Size(), s.opts.Now().UTC()
-	text, _ := json.Marshal([]any{stamp.From, agentlab.NewUID()}) // always marshals
-	sum := sha256.Sum256(text)
-	stamp.Digest = hex.EncodeToString(sum[:])[:digestLen]
+	stamp.Digest = digestOf(stamp.From, agentlab.NewUID())
 	return &stamp, nil
 }
 

@@ -227,14 +227,11 @@ func (s *Store) build(ctx context.Context, r *Recipe, force bool, progress func(
 		return Image{}, classify("making the build's log", err, "")
 	}
 	defer func() { _ = log.Close() }()
-	work, err := os.MkdirTemp(filepath.Join(s.root, buildDir), r.Name+".*.d")
+	work, remove, err := s.workDir(ctx, r.Name)
 	if err != nil {
-		return Image{}, classify("making the build's directory", err, log.Name())
+		return Image{}, err
 	}
-	defer removeTree(context.WithoutCancel(ctx), work)
-	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // the namespace's users read below it
-		return Image{}, classify("making the build's directory", err, log.Name())
-	}
+	defer remove()
 	out := &output{log: log, progress: progress}
 	b := &builder{recipe: r, work: work, log: log.Name(), out: out, now: s.opts.Now, force: force,
 		downloads: filepath.Join(s.root, downloadsDir), layers: filepath.Join(s.root, layersDir)}
@@ -250,6 +247,21 @@ func (s *Store) build(ctx context.Context, r *Recipe, force bool, progress func(
 	}
 	out.step("%s is built: %d MB in %d s", img.Ref(), img.DiskUsage()>>20, int(s.opts.Now().Sub(begin).Seconds()))
 	return img, nil
+}
+
+// workDir makes a directory for a new image, which remove deletes with what is in it. The
+// caller holds the name's lock.
+func (s *Store) workDir(ctx context.Context, name string) (dir string, remove func(), err error) {
+	dir, err = os.MkdirTemp(filepath.Join(s.root, buildDir), name+".*.d")
+	if err != nil {
+		return "", nil, classify("making the build's directory", err, "")
+	}
+	remove = func() { removeTree(context.WithoutCancel(ctx), dir) }
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the namespace's users read below it
+		remove()
+		return "", nil, classify("making the build's directory", err, "")
+	}
+	return dir, remove, nil
 }
 
 // publish moves a finished image to its place and sets the name to it. An image

@@ -194,14 +194,12 @@ func (b *builder) unpack(ctx context.Context, l layer) bool {
 	for _, p := range l.paths {
 		removeTree(context.WithoutCancel(ctx), b.path(p))
 	}
-	if ctx.Err() == nil && !noSpace(err) {
+	if ctx.Err() == nil && !fsfault.Full(err) {
 		b.out.step("the layer is damaged (%v); removing it", err)
 		_ = os.Remove(f.Name())
 	}
 	return false
 }
-
-func noSpace(err error) bool { return fsfault.Code(err) == agentlab.CodeNoSpace }
 
 // store keeps a layer for later builds. A build does not fail because of it.
 func (b *builder) store(ctx context.Context, l layer) {

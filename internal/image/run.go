@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
@@ -213,7 +214,7 @@ func classify(step string, err error, log string) error {
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
-	case noSpace(err):
+	case fsfault.Full(err):
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%s failed: %w", step, err).WithHint("%s", outputFaults[0].hint)
 	}
 	if _, ok := errors.AsType[*agentlab.Error](err); ok {

@@ -52,9 +52,13 @@ func hasWorkspace(sb agentlab.Sandbox, what string) error {
 		WithHint("detach it first: agentlab workspace detach %s", sb.Workspace)
 }
 
-// errSecrets is the error for a snapshot or image of a sandbox that has received
-// secrets.
-func errSecrets(sb agentlab.Sandbox) error {
+// hasNoSecrets returns an error if a sandbox has received secrets, which a snapshot or
+// image of it would keep.
+func (s *Service) hasNoSecrets(sb agentlab.Sandbox) error {
+	received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
+	if err != nil || !received {
+		return err
+	}
 	return agentlab.Errorf(agentlab.CodeDenied, "sandbox %s (%d) has received secrets, which the copy would keep longer than its lease", sb.Name, sb.VMID).
 		WithHint("save a sandbox whose profile has no secrets bundle, and into which you have copied none; 'agentlab sandbox fork' and 'agentlab sandbox suspend --to-disk' are possible")
 }
@@ -82,11 +86,8 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 	if err := s.canSave(sb); err != nil {
 		return none, err
 	}
-	switch received, err := s.cfg.Bootstrap.ReceivedSecrets(sb); {
-	case err != nil:
+	if err := s.hasNoSecrets(sb); err != nil {
 		return none, err
-	case received:
-		return none, errSecrets(sb)
 	}
 	if err := s.room(); err != nil {
 		return none, err
@@ -125,15 +126,12 @@ func (s *Service) exportable(ctx context.Context, vmid int, uid string) (agentla
 	if err == nil && sb.UID != uid {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d was destroyed", vmid)
 	}
-	received := false
 	if err == nil {
-		received, err = s.cfg.Bootstrap.ReceivedSecrets(sb)
+		err = s.hasNoSecrets(sb)
 	}
 	switch {
 	case err != nil:
 		return sb, err
-	case received:
-		return sb, errSecrets(sb)
 	case sb.State != agentlab.SandboxStopped:
 		return sb, conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
 	}

@@ -104,20 +104,13 @@ func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentl
 // sandboxes of a fork have received them too, and an event records that.
 func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) ([]agentlab.Event, error) {
 	if snap.Kind == agentlab.SnapshotSaved {
-		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
-		if err == nil && received {
-			err = errSecrets(sb)
-		}
-		return nil, err
+		return nil, s.hasNoSecrets(sb)
 	}
 	if snap.Keep {
-		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
 		if snap.Setup.Key != "" {
-			if err == nil && received {
-				err = errSecrets(sb)
-			}
-			return nil, err
+			return nil, s.hasNoSecrets(sb)
 		}
+		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
 		return []agentlab.Event{forkedEvent(sb, nil, received)}, err
 	}
 	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)

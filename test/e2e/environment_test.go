@@ -77,6 +77,25 @@ chmod +x /usr/local/bin/greet /usr/local/bin/gemini
 `,
 }
 
+// commitEnvironment adds the environmentFiles whose name has a prefix to a repository.
+func commitEnvironment(t testing.TB, repo, prefix string) {
+	t.Helper()
+	for name, text := range environmentFiles {
+		if !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		at := filepath.Join(repo, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
+			t.Fatal(err)
+		}
+	}
+	git(t, repo, "add", "-A")
+	git(t, repo, "commit", "-qm", "An environment")
+}
+
 // The services and the dev container of a repository, in a session and in a job on its
 // workspace.
 func TestEnvironment(t *testing.T) {
@@ -92,17 +111,7 @@ func TestEnvironment(t *testing.T) {
 	start := []string{"start", "--profile", "dev", "--agent", "none", "--detach"}
 	l.in(repo, start...)
 	l.ok("cp", base, l.sandboxOf("app")+":/work/debian.tar")
-	for name, text := range environmentFiles {
-		at := filepath.Join(repo, name)
-		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
-			t.Fatal(err)
-		}
-	}
-	git(t, repo, "add", "-A")
-	git(t, repo, "commit", "-qm", "An environment")
+	commitEnvironment(t, repo, "")
 	r := l.run(repo, "start", "--agent", "gemini", "--detach")
 	if r.code != 0 || !strings.Contains(r.stderr, "agents run in the dev container") {
 		t.Fatalf("start: %v", r)
@@ -194,20 +203,7 @@ func TestDevcontainerImage(t *testing.T) {
 	if err := os.Rename(sampleRepo(t), repo); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range environmentFiles {
-		if dir, _, _ := strings.Cut(name, "/"); dir != ".devcontainer" {
-			continue
-		}
-		at := filepath.Join(repo, name)
-		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
-			t.Fatal(err)
-		}
-	}
-	git(t, repo, "add", "-A")
-	git(t, repo, "commit", "-qm", "A dev container")
+	commitEnvironment(t, repo, ".devcontainer/")
 	if r := l.run(repo, "image", "from-devcontainer", "--image", "registry", "--profile", "dev"); r.code == 0 || !strings.Contains(r.stderr, "receive secrets") {
 		t.Errorf("with a profile that has secrets: %v", r)
 	}

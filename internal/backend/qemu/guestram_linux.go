@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 )
 
@@ -58,7 +57,7 @@ func (r *guestRAM) copyWritten(ctx context.Context, to io.WriterAt) error {
 	entries, buf := make([]byte, pagemapRead), make([]byte, ramRead)
 	for at := int64(0); at < r.size; {
 		if ctx.Err() != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+			return notSaved(ctx)
 		}
 		n := min(pagemapRead, (r.size-at)/migration.PageSize*pagemapEntry)
 		first := (int64(r.start) + at) / migration.PageSize * pagemapEntry //nolint:gosec // an address of a process

@@ -187,12 +187,17 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 func (m *machine) lapic(ctx context.Context) (lapicTimer, error) {
 	ctx, cancel := context.WithTimeout(ctx, qmpPatience)
 	defer cancel()
-	var text string
-	err := m.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": "info lapic 0"}, &text)
+	text, err := m.monitor(ctx, "info lapic 0")
 	if err != nil {
 		return lapicTimer{}, err
 	}
 	return parseLAPIC(text)
+}
+
+// monitor runs a command of QEMU's human monitor, which QMP does not have.
+func (m *machine) monitor(ctx context.Context, line string) (text string, err error) {
+	err = m.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": line}, &text)
+	return text, err
 }
 
 // reset resets the machine. With -no-reboot a reset ends QEMU, so that option is

@@ -71,7 +71,6 @@ type saving struct {
 	to       supervisor.SaveTo
 	memory   *memoryFile
 	ram      *guestRAM  // of an emulated guest that runs while its memory is copied
-	stream   io.Closer  // of in
 	in       *streamEnd // what QEMU sends
 	devices  []byte     // valid after received
 	received chan error
@@ -115,7 +114,6 @@ func (s *saving) begin(ctx context.Context) error {
 		return fault(err, "cannot make a socket for QEMU")
 	}
 	defer func() { _ = theirs.Close() }()
-	s.stream = conn
 	s.in = &streamEnd{conn: conn}
 	go func() {
 		var err error
@@ -167,8 +165,8 @@ var hostAddress = lazyre.New(`^Host virtual address for 0x0 \(` + ramBlock + `\)
 
 // openRAM finds the guest's memory in the process of QEMU.
 func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
-	var text string
-	if err := m.qmp.execute(ctx, "human-monitor-command", map[string]string{"command-line": "gpa2hva 0"}, &text); err != nil {
+	text, err := m.monitor(ctx, "gpa2hva 0")
+	if err != nil {
 		return nil, err
 	}
 	found := hostAddress.FindStringSubmatch(text)
@@ -180,6 +178,11 @@ func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
 		return nil, err
 	}
 	return openRAM(m.cmd.Process.Pid, start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
+}
+
+// notSaved is the error of a save that is given up because ctx has ended.
+func notSaved(ctx context.Context) error {
+	return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
 }
 
 // leaveSaved makes QEMU accept another save of a guest that has not run since the
@@ -207,7 +210,7 @@ func (s *saving) leaveSaved(ctx context.Context) error {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+			return notSaved(ctx)
 		}
 	}
 }
@@ -279,7 +282,7 @@ func (s *saving) copyWritten(ctx context.Context) error {
 			return asError(cmp.Or(err, io.ErrUnexpectedEOF), "cannot store the guest's memory")
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+			return notSaved(ctx)
 		}
 	}
 	return s.ram.copyWritten(ctx, s.memory)
@@ -346,7 +349,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 		case <-s.m.done:
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the VM has ended")
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeUnavailable, "saving the guest's memory: %w", context.Cause(ctx))
+			return notSaved(ctx)
 		}
 	}
 }
@@ -354,7 +357,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 // awaitReceived waits until everything that QEMU sent is stored. A QEMU that does
 // not end its stream in time is cut off.
 func (s *saving) awaitReceived(limit time.Duration) error {
-	cut := time.AfterFunc(limit, func() { _ = s.stream.Close() })
+	cut := time.AfterFunc(limit, func() { _ = s.in.conn.Close() })
 	defer cut.Stop()
 	err := <-s.received
 	s.received <- err // for the next call
@@ -367,7 +370,7 @@ func (s *saving) cancel(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpPatience)
 	defer cancel()
 	_ = s.m.qmp.execute(ctx, "migrate_cancel", nil, nil)
-	if s.stream != nil {
+	if s.in != nil {
 		_ = s.awaitReceived(0)
 	}
 	if s.memory != nil {

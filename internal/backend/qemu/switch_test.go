@@ -135,7 +135,7 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 func TestStreamWithoutEnd(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer func() { _ = theirs.Close() }()
-	s := &saving{stream: ours, received: make(chan error, 1)}
+	s := &saving{in: &streamEnd{conn: ours}, received: make(chan error, 1)}
 	go func() {
 		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize, nil)
 		s.received <- err
