@@ -42,7 +42,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "agent-runner: another runner runs in this sandbox")
 		os.Exit(guestd.ExitLocked)
 	case name == "run":
-		os.Exit(runner.Main(args))
+		staged, ok := guestd.AwaitGate(runner.Rehearse)
+		if !ok {
+			os.Exit(0) // guestd does not need it
+		}
+		os.Exit(runner.Main(args, staged))
 	case name == "wipe":
 		os.Exit(runner.WipeMain(args))
 	case name == "probe":

@@ -38,7 +38,7 @@ func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
 
 // A guest that was prepared as a template, and its copy.
 func TestPrepare(t *testing.T) {
-	g := newGuest(t, nil)
+	g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, t.TempDir()) })
 	id := identity()
 	id.RootBytes = 20 << 30
 	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: &guestapi.Network{Address: "x"}}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
@@ -131,7 +131,7 @@ func TestPrepare(t *testing.T) {
 // AgentLab has put there, and its journald has ended.
 func TestIdentityOfFork(t *testing.T) {
 	dir := t.TempDir()
-	script := fmt.Sprintf(`[ "$0" != wipe ] || exit 0; cd %s; echo $$ >>starts; exec sleep 1000`, dir)
+	script := fmt.Sprintf(`[ "$0" != wipe ] || exit 0; cd %s; echo $$ >>starts; printf s >&4; exec sleep 1000`, dir)
 	g := newGuest(t, func(c *guestd.Config) { c.Runner = []string{"sh", "-c", script, "run"} })
 	starts := func() []string {
 		b, _ := os.ReadFile(filepath.Join(dir, "starts"))

@@ -25,7 +25,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == runnerArg {
+		os.Exit(runAsRunner(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // kernel records what an identity asks of it.
 type kernel struct {

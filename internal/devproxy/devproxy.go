@@ -29,6 +29,8 @@ const (
 	maxFronts = 512
 	// listWait is how long a guest waits for a change of its listeners.
 	listWait = 30 * time.Second
+	// firstPause leaves the processor of a guest that has just started to its user.
+	firstPause = time.Second
 	// minPause is the pause between two questions to one guest. It grows to maxPause
 	// while the guest fails, and to quickPause while it answers within quickAnswer each
 	// time.

@@ -41,9 +41,14 @@ func (s *Service) watch(ctx context.Context, p *project) {
 // time, is asked less and less often.
 func (s *Service) follow(ctx context.Context, w *watcher) {
 	state, pause := "", minPause
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(firstPause)
 	defer timer.Stop()
 	for {
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
 		begun := time.Now()
 		l, err := s.cfg.Sandboxes.Listeners(ctx, w.vmid, state, listWait)
 		if ctx.Err() != nil {
@@ -60,11 +65,6 @@ func (s *Service) follow(ctx context.Context, w *watcher) {
 			pause = minPause
 		}
 		timer.Reset(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 

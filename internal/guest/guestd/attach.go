@@ -54,7 +54,13 @@ func (s *Server) handleAttach(w http.ResponseWriter, r *http.Request) {
 		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "%q is not a session name", req.Session).WithField("session"))
 		return
 	}
-	t, err := s.terminal(req)
+	a, err := s.account("")
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	s.awaitStaged(r.Context(), a)
+	t, err := s.terminal(req, a)
 	if err != nil {
 		fail(w, err)
 		return
@@ -72,7 +78,7 @@ func (s *Server) handleAttach(w http.ResponseWriter, r *http.Request) {
 }
 
 // terminal returns the named terminal, and creates it if there is none.
-func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
+func (s *Server) terminal(req guestapi.AttachRequest, a account) (*terminal, error) {
 	s.terms.mu.Lock()
 	defer s.terms.mu.Unlock()
 	if t := s.terms.open[req.Session]; t != nil {
@@ -80,10 +86,6 @@ func (s *Server) terminal(req guestapi.AttachRequest) (*terminal, error) {
 	}
 	if len(s.terms.open) >= maxTerminals {
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d terminals are open", maxTerminals)
-	}
-	a, err := s.account("")
-	if err != nil {
-		return nil, err
 	}
 	cmd, err := s.command(guestapi.ExecRequest{TTY: true, Term: req.Term, Env: s.secretEnv(a)}, a)
 	if err != nil {

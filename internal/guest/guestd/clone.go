@@ -101,6 +101,9 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 		}
 	}
 	rehearse()
+	if err := s.parkRunner(ctx); err != nil {
+		return agentlab.Errorf(agentlab.CodeInternal, "the runner: %w", err)
+	}
 	if err := s.emptyFiles(); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "files: %w", err)
 	}

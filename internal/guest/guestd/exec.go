@@ -44,6 +44,7 @@ func (s *Server) handleExec(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
+	s.awaitStaged(r.Context(), a)
 	env := s.secretEnv(a)
 	maps.Copy(env, req.Env)
 	req.Env = env

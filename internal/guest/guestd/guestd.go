@@ -170,6 +170,7 @@ func (s *Server) Close() error {
 	s.thaw()
 	s.workMu.Unlock()
 	s.wg.Wait()
+	s.unparkRunner()
 	return err
 }
 

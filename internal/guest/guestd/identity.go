@@ -137,7 +137,9 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", step.what, err)
 		}
 	}
-	if id.Bootstrap != nil {
+	if id.Bootstrap == nil {
+		s.unparkRunner()
+	} else {
 		s.startRunner()
 	}
 	return nil

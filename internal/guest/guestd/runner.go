@@ -5,6 +5,7 @@ package guestd
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -31,7 +32,10 @@ const ExitLocked = 75
 // runnerState ensures that only one loop supervises the runner.
 type runnerState struct {
 	mu     sync.Mutex
+	parked *runnerProcess     // for the first identity of a template's copy; may be nil
 	cancel context.CancelFunc // ends the loop, and not the runner; nil: there is no loop
+	began  time.Time          // when the loop began
+	staged chan struct{}      // closed when the runner has staged the secrets, or the loop has ended
 	done   chan struct{}      // closed when the loop has ended
 }
 
@@ -54,10 +58,12 @@ func (s *Server) startRunner() {
 		return
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	done := make(chan struct{})
-	s.runner.cancel, s.runner.done = cancel, done
+	done, ready := make(chan struct{}), make(chan struct{})
+	s.runner.cancel, s.runner.done, s.runner.staged, s.runner.began = cancel, done, ready, time.Now()
+	staged := sync.OnceFunc(func() { close(ready) })
 	s.wg.Go(func() {
-		s.runnerLoop(ctx)
+		s.runnerLoop(ctx, staged)
+		staged()
 		cancel()
 		s.runner.mu.Lock()
 		s.runner.cancel = nil
@@ -67,11 +73,11 @@ func (s *Server) startRunner() {
 }
 
 // runnerLoop starts the runner again, with growing pauses, until it exits 0.
-func (s *Server) runnerLoop(ctx context.Context) {
+func (s *Server) runnerLoop(ctx context.Context, staged func()) {
 	pause := s.cfg.Backoff
 	for {
 		began := time.Now()
-		err := s.runRunner(ctx)
+		err := s.runRunner(ctx, staged)
 		if ctx.Err() != nil {
 			return
 		}
@@ -96,17 +102,66 @@ func (s *Server) runnerLoop(ctx context.Context) {
 
 // runRunner runs the runner once, as the agent's user. When ctx ends, the runner
 // continues, and the next guestd waits for it by its lock.
-func (s *Server) runRunner(ctx context.Context) error {
+func (s *Server) runRunner(ctx context.Context, staged func()) error {
+	p := s.parkedRunner()
+	if p == nil {
+		var err error
+		if p, err = s.launchRunner(ctx); err != nil {
+			return err
+		}
+		_ = p.release() // an error: it has ended
+	}
+	defer p.close()
+	go func() {
+		if p.wait() == nil {
+			staged()
+		}
+	}()
+	done := make(chan error, 1)
+	go func() { done <- p.cmd.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// runnerProcess is a process of the runner.
+type runnerProcess struct {
+	cmd  *exec.Cmd
+	lock *os.File // held until both processes have closed it
+	gate *os.File
+}
+
+func (p *runnerProcess) close() {
+	_ = p.lock.Close()
+	_ = p.gate.Close()
+}
+
+// launchRunner starts the runner's process, which waits for its release.
+func (s *Server) launchRunner(ctx context.Context) (*runnerProcess, error) {
 	a, err := s.account("")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	lock, err := s.agentFile(runnerLock, os.O_RDWR, a)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = lock.Close() }()
-	if err := waitLock(ctx, lock); err != nil {
+	p := &runnerProcess{lock: lock}
+	if err := s.startRunnerProcess(ctx, p, a); err != nil {
+		p.close()
+		return nil, err
+	}
+	if err := s.writeFile(runnerPIDFile, []byte(strconv.Itoa(p.cmd.Process.Pid)+"\n"), 0o644, 0, 0); err != nil {
+		s.log.Error("the runner's process is not noted", "err", err)
+	}
+	return p, nil
+}
+
+func (s *Server) startRunnerProcess(ctx context.Context, p *runnerProcess, a account) error {
+	if err := waitLock(ctx, p.lock); err != nil {
 		return err
 	}
 	log, err := s.agentFile(runnerLog, os.O_WRONLY|os.O_APPEND, a)
@@ -120,26 +175,17 @@ func (s *Server) runRunner(ctx context.Context) error {
 	if err := s.agentDir(secretsDir, a); err != nil {
 		return err
 	}
-	cmd, err := s.command(guestapi.ExecRequest{Command: s.cfg.Runner, Env: map[string]string{lockEnv: "3"}}, a)
-	if err != nil {
+	var theirs *os.File
+	if p.gate, theirs, err = gate(); err != nil {
 		return err
 	}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{lock} // the lock is held until both processes have closed it
-	if err := s.startCmd(cmd); err != nil {
+	defer func() { _ = theirs.Close() }()
+	if p.cmd, err = s.command(guestapi.ExecRequest{Command: s.cfg.Runner, Env: map[string]string{lockEnv: "3", gateEnv: "4"}}, a); err != nil {
 		return err
 	}
-	if err := s.writeFile(runnerPIDFile, []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o644, 0, 0); err != nil {
-		s.log.Error("the runner's process is not noted", "err", err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.ExtraFiles = []*os.File{p.lock, theirs}
+	return s.startCmd(p.cmd)
 }
 
 // agentFile opens a file of the server that belongs to the agent's user. Its

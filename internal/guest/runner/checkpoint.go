@@ -114,7 +114,7 @@ func (c *checkpointer) run(ctx context.Context) {
 		default:
 			failures++
 			pause = retryPause(t, failures, took, err)
-			if text := c.r.red.String(err.Error()); text != failed {
+			if text := c.r.redactor().String(err.Error()); text != failed {
 				failed = text
 				c.r.log.Warn("no checkpoint could be sent", "err", text)
 			}

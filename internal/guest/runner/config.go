@@ -37,6 +37,7 @@ type Config struct {
 	Exe       string // this program, run as agentlab-agent; default os.Executable
 	MinFull   int64  // bytes up to which the increment of a checkpoint never needs a new full bundle; default 8 MiB
 	Timing    Timing
+	Staged    func()       `json:"-"` // called when the secrets are staged; default none
 	Logger    *slog.Logger `json:"-"` // default: text to standard error
 }
 
@@ -95,6 +96,9 @@ func (c Config) withDefaults() (Config, error) {
 			return c, err
 		}
 		c.Exe = exe
+	}
+	if c.Staged == nil {
+		c.Staged = func() {}
 	}
 	if c.MinFull <= 0 {
 		c.MinFull = 8 << 20

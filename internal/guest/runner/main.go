@@ -32,13 +32,14 @@ func parse(name string, args []string) (Config, bool) {
 	return cfg, ok
 }
 
-// Main runs the command `agent-runner run`; args are the arguments after
-// "run".
-func Main(args []string) int {
+// Main runs the command `agent-runner run`; args are the arguments after "run".
+// staged is called when programs of the agent's user can use the secrets.
+func Main(args []string, staged func()) int {
 	cfg, ok := parse("run", args)
 	if !ok {
 		return 2
 	}
+	cfg.Staged = staged
 	return run(cfg)
 }
 
@@ -52,7 +53,7 @@ func run(cfg Config) int {
 	if err != nil {
 		msg := err.Error()
 		if r != nil {
-			msg = r.red.String(msg)
+			msg = r.redactor().String(msg)
 		}
 		fmt.Fprintln(os.Stderr, "agent-runner:", msg)
 		return 1

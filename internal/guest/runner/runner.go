@@ -34,7 +34,7 @@ type Runner struct {
 	job         *guestapi.Job // nil: a sandbox without a job
 	boot        boot
 	secrets     []string
-	red         *redact.Redactor
+	red         func() *redact.Redactor // of secrets; made when it is needed first; nil before the bootstrap
 	git         *git
 	control     *control
 	storeFailed bool // the external artifact store did not accept a copy
@@ -76,6 +76,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err := r.stage(); err != nil {
 		return fmt.Errorf("secrets cannot be staged: %w", err)
 	}
+	r.cfg.Staged()
 	if r.job == nil {
 		if err := r.prepareWorkspace(); err != nil {
 			r.log.Error("package managers have no caches on the workspace", "err", err)
@@ -88,6 +89,14 @@ func (r *Runner) Run(ctx context.Context) error {
 		return nil
 	}
 	return r.runJob(ctx, fresh)
+}
+
+// redactor returns nil, which redacts nothing, before the bootstrap.
+func (r *Runner) redactor() *redact.Redactor {
+	if r.red == nil {
+		return nil
+	}
+	return r.red()
 }
 
 func (r *Runner) close() {
@@ -407,7 +416,7 @@ func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
 		}
 		msg += strings.Join(c.Warnings, "; ")
 	}
-	msg = agentlab.Cut(r.red.String(msg), maxMessage)
+	msg = agentlab.Cut(r.redactor().String(msg), maxMessage)
 	result := c.Result
 	result.JudgeExit, result.Score = out.Judge.Exit, out.Judge.Score
 	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result, Kills: r.noteKills()}
@@ -434,7 +443,7 @@ func (r *Runner) reportFinal(ctx context.Context, final guestapi.Report, rp repo
 		return err
 	}
 	if err != nil {
-		r.log.Error("the controller does not accept the final report", "err", r.red.String(err.Error()))
+		r.log.Error("the controller does not accept the final report", "err", r.redactor().String(err.Error()))
 	}
 	r.log.Info("the job has ended", "status", final.Status)
 	return r.finishSandbox(rp, err == nil && !r.dir.has(fileUnsent))

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -79,7 +80,8 @@ func (r *Runner) bootstrap(ctx context.Context) (fresh bool, err error) {
 	}
 	r.api.token = r.resp.Runner.Token
 	r.secrets = secretsOf(doc, r.resp)
-	r.red = redact.New(r.secrets...)
+	known := slices.Clone(r.secrets) // the judge's are fewer
+	r.red = sync.OnceValue(func() *redact.Redactor { return redact.New(known...) })
 	r.job = r.resp.Job
 	return !staged, nil
 }
@@ -228,7 +230,7 @@ func (r *Runner) gitIdentity() error {
 
 // logf adds a line of the runner to the agent's log, while no agent writes to it.
 func (r *Runner) logf(format string, args ...any) {
-	line := r.red.String(fmt.Sprintf("[agentlab] "+format, args...))
+	line := r.redactor().String(fmt.Sprintf("[agentlab] "+format, args...))
 	r.log.Info(line)
 	f, err := os.OpenFile(r.dir.path(fileLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err == nil {

@@ -154,7 +154,7 @@ func (r *Runner) uploadReport(ctx context.Context, rep jobReport, c *collected) 
 	}
 	rep.Result, rep.Warnings, rep.Truncated = c.Result, c.Warnings, c.Truncated
 	p, err := json.MarshalIndent(rep, "", "  ")
-	u := &upload{Path: artReport, data: r.red.Bytes(append(p, '\n'))}
+	u := &upload{Path: artReport, data: r.redactor().Bytes(append(p, '\n'))}
 	if err == nil {
 		err = r.put(ctx, u, r.cfg.Timing.Patience)
 	}

@@ -1,0 +1,56 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+)
+
+// Rehearse does what a runner does first in every sandbox, before the runner knows
+// which one it is in: it fetches a bootstrap document, from itself, and writes the
+// files that are the same everywhere. Packages of the standard library do many things
+// only the first time. An error is ignored: Run meets it again.
+func Rehearse() {
+	_, stop := signal.NotifyContext(context.Background(), os.Interrupt) // starts a thread
+	stop()
+	cfg, err := Config{}.withDefaults()
+	if err != nil {
+		return
+	}
+	d := dir(cfg.RunDir)
+	if d.open() != nil {
+		return
+	}
+	_ = shellEnvironment(cfg.Home, d.path(fileEnv), d.path(dirMessages))
+	_ = agentcmd.Instruct(cfg.Home, string(d))
+	_ = rehearseFetch(cfg.Timing)
+	_ = time.Now().String() // reads the time zone
+}
+
+func rehearseFetch(t Timing) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	srv := &http.Server{ReadHeaderTimeout: callTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(guestapi.BootstrapResponse{
+			Git: &guestapi.Git{}, Env: map[string]string{"": ""}, Artifact: &guestapi.ArtifactTarget{}, Job: &guestapi.Job{}, Cache: &guestapi.RegistryCache{},
+		})
+	})}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(l) }()
+	a := newAPI("http://"+l.Addr().String(), t)
+	var resp guestapi.BootstrapResponse
+	err = a.call(context.Background(), callTimeout, http.MethodPost, guestapi.PathBootstrap, guestapi.BootstrapRequest{}, &resp)
+	a.http.CloseIdleConnections()
+	_ = srv.Close()
+	<-done
+	return err
+}
