@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -51,9 +52,15 @@ func openRAM(pid int, start uint64, size int64) (*guestRAM, error) {
 
 func (r *guestRAM) Close() error { return r.pagemap.Close() }
 
+// pages is a file to which pages are written.
+type pages interface {
+	io.WriterAt
+	Zero(at, size int64) error // makes a part of it read as zeros
+}
+
 // copyWritten copies every page that was written since QEMU mapped the memory. The
-// others have the content of the mapped file, or none. The guest must be stopped.
-func (r *guestRAM) copyWritten(ctx context.Context, to io.WriterAt) error {
+// others have the content of the mapped file. The guest must be stopped.
+func (r *guestRAM) copyWritten(ctx context.Context, to pages) error {
 	entries, buf := make([]byte, pagemapRead), make([]byte, ramRead)
 	for at := int64(0); at < r.size; {
 		if ctx.Err() != nil {
@@ -77,13 +84,92 @@ func (r *guestRAM) copyWritten(ctx context.Context, to io.WriterAt) error {
 			if err := r.read(b, offset); err != nil {
 				return err
 			}
-			if _, err := to.WriteAt(b, offset); err != nil {
+			if err := writePages(to, b, offset); err != nil {
 				return err
 			}
 		}
 		at += n / pagemapEntry * migration.PageSize
 	}
 	return nil
+}
+
+var zeroPage [migration.PageSize]byte
+
+// writePages writes pages, and leaves out those of zeros.
+func writePages(to pages, b []byte, offset int64) error {
+	zero := func(at int) bool { return bytes.Equal(b[at:at+migration.PageSize], zeroPage[:]) }
+	for at := 0; at < len(b); {
+		begin, isZero := at, zero(at)
+		for at += migration.PageSize; at < len(b) && zero(at) == isZero; at += migration.PageSize {
+		}
+		var err error
+		if isZero {
+			err = to.Zero(offset+int64(begin), int64(at-begin))
+		} else {
+			_, err = to.WriteAt(b[begin:at], offset+int64(begin))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyData copies the data of a sparse file to an empty one.
+func copyData(ctx context.Context, to *memoryFile, from *os.File) error {
+	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil { //nolint:gosec // file descriptors fit an int
+		return nil
+	}
+	buf := make([]byte, ramRead)
+	for end := int64(0); ; {
+		begin, err := unix.Seek(int(from.Fd()), end, unix.SEEK_DATA) //nolint:gosec // a file descriptor fits an int
+		if errors.Is(err, unix.ENXIO) {
+			return nil // no more data
+		}
+		if err == nil {
+			end, err = unix.Seek(int(from.Fd()), begin, unix.SEEK_HOLE) //nolint:gosec // a file descriptor fits an int
+		}
+		if err != nil {
+			return os.NewSyscallError("lseek", err)
+		}
+		for at := begin; at < end; {
+			if ctx.Err() != nil {
+				return notSaved(ctx)
+			}
+			n, err := from.ReadAt(buf[:min(ramRead, end-at)], at)
+			if err != nil {
+				return err
+			}
+			if _, err := to.WriteAt(buf[:n], at); err != nil {
+				return err
+			}
+			at += int64(n)
+		}
+	}
+}
+
+// memoryFD returns an empty file in memory, and the same for writing only, which is how
+// QEMU opens a file.
+func memoryFD() (f, w *os.File, err error) {
+	fd, err := unix.MemfdCreate("devices", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("memfd_create", err)
+	}
+	f = os.NewFile(uintptr(fd), "devices") //nolint:gosec // not negative
+	w, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_WRONLY, 0)
+	if err != nil {
+		_ = f.Close()
+	}
+	return f, w, err
+}
+
+// Zero implements pages.
+func (f *memoryFile) Zero(at, size int64) error {
+	if unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, size) == nil { //nolint:gosec // a file descriptor fits an int
+		return nil
+	}
+	_, err := f.WriteAt(make([]byte, size), at)
+	return err
 }
 
 // written reports whether the process has its own copy of a page.

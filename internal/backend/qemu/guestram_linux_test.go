@@ -62,6 +62,11 @@ type pageCounter struct {
 	pages int
 }
 
+func (c *pageCounter) Zero(at, size int64) error {
+	_, err := c.WriteAt(make([]byte, size), at)
+	return err
+}
+
 func (c *pageCounter) WriteAt(p []byte, at int64) (int, error) {
 	c.pages += len(p) / migration.PageSize
 	return copy(c.b[at:], p), nil

@@ -4,7 +4,7 @@ package qemu
 
 import (
 	"context"
-	"io"
+	"os"
 
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
@@ -17,4 +17,8 @@ func openRAM(int, uint64, int64) (*guestRAM, error) {
 }
 
 func (*guestRAM) Close() error                                   { return nil }
-func (*guestRAM) copyWritten(context.Context, io.WriterAt) error { return nil }
+func (*guestRAM) copyWritten(context.Context, *memoryFile) error { return nil }
+func memoryFD() (f, w *os.File, err error) {
+	return nil, nil, hostos.Unsupported("the backend qemu does not run")
+}
+func copyData(context.Context, *memoryFile, *os.File) error { return nil }

@@ -41,6 +41,7 @@ type machine struct {
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
+	saved     savedFiles
 	crash     func(point string) // called at each crash point; tests set it
 
 	volumes volumeSlot
@@ -109,6 +110,7 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 		}
 		_ = m.qmp.Close()
 		_ = m.log.Close()
+		m.saved.close()
 		close(m.done)
 	}()
 	return supervisor.Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil
@@ -147,17 +149,20 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	cmd.ExtraFiles = append(theirs, lock)
 	var filter *holeFilter
 	if m.cfg.Load {
-		devices, err := os.Open(filepath.Join(m.dir, fileDevices))
-		if err != nil {
-			return nil, fault(err, "cannot open the saved devices")
+		if m.saved, err = openSaved(m.dir); err != nil {
+			return nil, err
 		}
-		defer func() { _ = devices.Close() }()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, devices)
+		defer func() {
+			if err != nil {
+				m.saved.close()
+			}
+		}()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, m.saved.devices)
 		// The memory of a saved guest has no huge pages. Without them for its
 		// translated code, QEMU occupies less. This process has the same setting.
 		noHugePages()
 		filter = &holeFilter{}
-		if err := unix.Stat(filepath.Join(m.dir, fileMemory), &filter.memory); err != nil {
+		if err := unix.Fstat(int(m.saved.memory.Fd()), &filter.memory); err != nil { //nolint:gosec // a file descriptor fits an int
 			return nil, fault(err, "cannot check the saved memory")
 		}
 	}

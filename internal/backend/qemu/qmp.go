@@ -123,13 +123,13 @@ func (q *qmp) execute(ctx context.Context, command string, arguments, result any
 	return q.send(ctx, command, arguments, result, q.conn.Write)
 }
 
-// executeWith runs a command with which QEMU gets an open file.
-func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f *os.File) error {
+// executeWith is execute for a command with which QEMU gets an open file.
+func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f *os.File, result any) error {
 	conn, ok := q.conn.(*net.UnixConn)
 	if !ok {
 		return fmt.Errorf("qmp %s: files need a UNIX socket", command)
 	}
-	return q.send(ctx, command, arguments, nil, func(b []byte) (int, error) {
+	return q.send(ctx, command, arguments, result, func(b []byte) (int, error) {
 		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil) //nolint:gosec // a file descriptor fits an int
 		return n, err
 	})

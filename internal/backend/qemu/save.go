@@ -1,21 +1,18 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -23,24 +20,19 @@ import (
 // migration stream.
 const ramBlock = "ram"
 
-// Bounds of a save. The guest runs while its memory is copied. When what is left
-// can be copied in saveDowntime, its CPUs stop for that. A guest that writes faster
-// than the host copies is stopped after savePatience.
-//
-// QEMU before 9.0 loses writes of emulated CPUs that run while their memory is
-// copied. Therefore all pages that an emulated guest has written are copied again
-// when its CPUs are stopped, before QEMU sends what its devices have written since and
-// their state. Such a guest is stopped before the first copy if it has booted, because
-// most pages of its memory are then its own, and where the host does not allow to read
-// the memory of QEMU.
+// Bounds of a save by QEMU's live migration. On KVM the guest runs while its memory is
+// copied. When what is left can be copied in saveDowntime, its CPUs stop for that. A
+// guest that writes faster than the host copies is stopped after savePatience. QEMU
+// before 9.0 loses writes of emulated CPUs that run meanwhile, so an emulated guest is
+// stopped before.
 const (
 	saveDowntime = 20 * time.Millisecond
 	savePatience = 20 * time.Second
 	saveLimit    = 5 * time.Minute
 )
 
-// Save implements supervisor.Saver. It copies the guest's memory as QEMU's live
-// migration sends it.
+// Save implements supervisor.Saver. It copies the guest's memory from QEMU's process,
+// or as QEMU's live migration sends it.
 func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, saveLimit, errors.New("the guest's memory could not be saved in time"))
 	defer cancel()
@@ -53,7 +45,9 @@ func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 	m.setSaving(s)
 	defer m.setSaving(nil)
 	defer s.close()
-	if err = s.begin(ctx); err == nil {
+	if err = s.begin(ctx); err == nil && s.ram != nil {
+		err = s.copyDirectly(ctx)
+	} else if err == nil {
 		err = s.transfer(ctx)
 	}
 	if err != nil {
@@ -70,9 +64,9 @@ type saving struct {
 	m        *machine
 	to       supervisor.SaveTo
 	memory   *memoryFile
-	ram      *guestRAM  // of an emulated guest that runs while its memory is copied
-	in       *streamEnd // what QEMU sends
-	devices  []byte     // valid after received
+	ram      *guestRAM // that is copied directly; nil if QEMU sends it
+	in       net.Conn  // from which it is received
+	devices  []byte    // valid after received
 	received chan error
 	status   chan string // of QEMU's migration, from its events
 	disk     string      // node to which the guest writes before the save
@@ -109,32 +103,37 @@ func (s *saving) begin(ctx context.Context) error {
 		return fault(err, "cannot create the file for the memory")
 	}
 	s.m.at("save begun")
-	conn, theirs, err := socketPair()
-	if err != nil {
-		return fault(err, "cannot make a socket for QEMU")
-	}
-	defer func() { _ = theirs.Close() }()
-	s.in = &streamEnd{conn: conn}
-	go func() {
-		var err error
-		s.devices, err = migration.Receive(s.in, ramBlock, s.memory, bytes, &s.in.between)
-		_ = conn.Close() // QEMU then ends the migration too
-		s.received <- err
-	}()
 	if s.to.Continue {
 		if err := s.addOverlay(ctx); err != nil {
 			return err
 		}
 	}
-	if s.to.Continue && s.m.cfg.Accel != AccelKVM && s.m.cfg.Load {
-		if s.ram, err = s.m.openRAM(ctx); err != nil {
-			s.m.hooks.Log.Info("the guest is stopped while its memory is saved, because the memory of QEMU cannot be read", "err", err)
+	if s.m.cfg.Load && (!s.to.Continue || s.m.cfg.Accel != AccelKVM) {
+		if s.ram, err = s.m.openRAM(ctx); err == nil {
+			return nil
 		}
+		s.m.hooks.Log.Info("QEMU sends the guest's memory, because that of its process cannot be read", "err", err)
 	}
-	if !s.to.Continue || s.m.cfg.Accel != AccelKVM && s.ram == nil {
-		s.stopped = time.Now()
-		if err := s.m.Pause(ctx); err != nil {
-			return fault(err, "cannot stop the guest")
+	return s.beginStream(ctx, bytes)
+}
+
+// beginStream prepares QEMU to send the memory.
+func (s *saving) beginStream(ctx context.Context, bytes int64) error {
+	conn, theirs, err := socketPair()
+	if err != nil {
+		return fault(err, "cannot make a socket for QEMU")
+	}
+	defer func() { _ = theirs.Close() }()
+	s.in = conn
+	go func() {
+		var err error
+		s.devices, err = migration.Receive(conn, ramBlock, s.memory, bytes)
+		_ = conn.Close() // QEMU then ends the migration too
+		s.received <- err
+	}()
+	if !s.to.Continue || s.m.cfg.Accel != AccelKVM {
+		if err := s.stop(ctx); err != nil {
+			return err
 		}
 	}
 	for _, c := range []struct {
@@ -148,8 +147,17 @@ func (s *saving) begin(ctx context.Context) error {
 			return fault(err, "cannot prepare QEMU")
 		}
 	}
-	if err := s.m.qmp.executeWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs); err != nil {
+	if err := s.m.qmp.executeWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs, nil); err != nil {
 		return fault(err, "cannot pass a socket to QEMU")
+	}
+	return nil
+}
+
+// stop stops the guest's CPUs.
+func (s *saving) stop(ctx context.Context) error {
+	s.stopped = time.Now()
+	if err := s.m.Pause(ctx); err != nil {
+		return fault(err, "cannot stop the guest")
 	}
 	return nil
 }
@@ -158,26 +166,6 @@ func (s *saving) close() {
 	if s.ram != nil {
 		_ = s.ram.Close()
 	}
-}
-
-// hostAddress matches the answer of QEMU to gpa2hva for the first byte of the RAM.
-var hostAddress = lazyre.New(`^Host virtual address for 0x0 \(` + ramBlock + `\) is 0x([0-9a-f]{1,16})\s*$`)
-
-// openRAM finds the guest's memory in the process of QEMU.
-func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
-	text, err := m.monitor(ctx, "gpa2hva 0")
-	if err != nil {
-		return nil, err
-	}
-	found := hostAddress.FindStringSubmatch(text)
-	if found == nil {
-		return nil, fmt.Errorf("QEMU answers %q", agentlab.Cut(text, 100))
-	}
-	start, err := strconv.ParseUint(found[1], 16, 64)
-	if err != nil {
-		return nil, err
-	}
-	return openRAM(m.cmd.Process.Pid, start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
 }
 
 // notSaved is the error of a save that is given up because ctx has ended.
@@ -256,11 +244,6 @@ func (s *saving) transfer(ctx context.Context) error {
 	if s.stopped.IsZero() {
 		s.stopped = time.Now()
 	}
-	if s.ram != nil {
-		if err := s.copyWritten(ctx); err != nil {
-			return err
-		}
-	}
 	if s.layer != "" {
 		if err := s.switchDisk(ctx, qmpPatience); err != nil {
 			return err
@@ -270,22 +253,6 @@ func (s *saving) transfer(ctx context.Context) error {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "completed")
-}
-
-// copyWritten copies the pages that the guest has written, when everything that QEMU
-// has sent before is in the file: an older page must not replace a newer one.
-func (s *saving) copyWritten(ctx context.Context) error {
-	for !s.in.drained() {
-		select {
-		case err := <-s.received:
-			s.received <- err
-			return asError(cmp.Or(err, io.ErrUnexpectedEOF), "cannot store the guest's memory")
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return notSaved(ctx)
-		}
-	}
-	return s.ram.copyWritten(ctx, s.memory)
 }
 
 // switchDisk makes the guest write to the overlay. QEMU does this even if the
@@ -357,7 +324,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 // awaitReceived waits until everything that QEMU sent is stored. A QEMU that does
 // not end its stream in time is cut off.
 func (s *saving) awaitReceived(limit time.Duration) error {
-	cut := time.AfterFunc(limit, func() { _ = s.in.conn.Close() })
+	cut := time.AfterFunc(limit, func() { _ = s.in.Close() })
 	defer cut.Stop()
 	err := <-s.received
 	s.received <- err // for the next call

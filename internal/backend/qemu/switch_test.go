@@ -135,9 +135,9 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 func TestStreamWithoutEnd(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer func() { _ = theirs.Close() }()
-	s := &saving{in: &streamEnd{conn: ours}, received: make(chan error, 1)}
+	s := &saving{in: ours, received: make(chan error, 1)}
 	go func() {
-		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize, nil)
+		_, err := migration.Receive(ours, ramBlock, nil, migration.PageSize)
 		s.received <- err
 	}()
 	ended := make(chan error, 1)

@@ -11,9 +11,9 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
 )
 
 // PageSize is the size of a page in a stream, in bytes.
@@ -32,14 +32,15 @@ const (
 	magic   = 0x5145564d
 	version = 3
 
-	partStart     = 0x01 // of a device that sends its state in steps: the memory
-	partNext      = 0x02
-	partEnd       = 0x03
-	partSub       = 0x05
-	partConfig    = 0x07
-	partFooter    = 0x7e
-	ramVersion    = 4
-	ramDeviceName = "ram"
+	partStart       = 0x01 // of a device that sends its state in steps: the memory
+	partNext        = 0x02
+	partEnd         = 0x03
+	partSub         = 0x05
+	partDescription = 0x06 // of the devices, for people
+	partConfig      = 0x07
+	partFooter      = 0x7e
+	ramVersion      = 4
+	ramDeviceName   = "ram"
 )
 
 // Flags in the low bits of an address in the memory's part (migration/ram.c).
@@ -56,18 +57,44 @@ const (
 // memory, a sparse file of at least size bytes that is empty before; all other
 // data is returned: a stream that QEMU loads when its block has the content of
 // memory already. A page of zeros is not written.
-//
-// between, unless nil, is true while all pages of the stream so far are written, and
-// the next thing in it, if anything, is another part.
-func Receive(r io.Reader, block string, memory io.WriterAt, size int64, between *atomic.Bool) (state []byte, err error) {
-	if between == nil {
-		between = new(atomic.Bool)
+func Receive(r io.Reader, block string, memory io.WriterAt, size int64) (state []byte, err error) {
+	m, err := newReceiver(r, block, memory, size)
+	if err != nil {
+		return nil, err
 	}
+	return m.state.Bytes(), nil
+}
+
+// Replace returns state, a result of Receive, with the devices in tail, which QEMU has
+// written for xen-save-devices-state, in place of its own. The other blocks of memory
+// keep their content, which for those of a microVM is that of the firmware.
+func Replace(state io.Reader, block string, size int64, tail []byte) ([]byte, error) {
+	m, err := newReceiver(state, block, noPages{}, size)
+	if err != nil {
+		return nil, err
+	}
+	const header = 8
+	if len(tail) <= header || binary.BigEndian.Uint32(tail) != magic || binary.BigEndian.Uint32(tail[4:]) != version {
+		return nil, fmt.Errorf("the state of QEMU's devices does not begin with version %d of the format", version)
+	}
+	out := append(m.state.Bytes()[:m.devicesAt:m.devicesAt], tail[header:]...)
+	return append(out, partDescription, 0, 0, 0, 0), nil // an empty one
+}
+
+// noPages is the memory of a stream without pages of the block.
+type noPages struct{}
+
+func (noPages) WriteAt([]byte, int64) (int, error) {
+	return 0, errors.New("it has pages of the memory")
+}
+
+// newReceiver returns a receiver that has read a whole stream.
+func newReceiver(r io.Reader, block string, memory io.WriterAt, size int64) (*receiver, error) {
 	if size <= 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("a memory of %d bytes", size)
 	}
 	m := &receiver{
-		in: bufio.NewReaderSize(r, 1<<20), block: block, size: uint64(size), between: between,
+		in: bufio.NewReaderSize(r, 1<<20), block: block, size: uint64(size),
 		pages: writer{file: memory}, written: make([]uint64, size/PageSize/64+1),
 	}
 	m.stream()
@@ -78,7 +105,7 @@ func Receive(r io.Reader, block string, memory io.WriterAt, size int64, between 
 	if m.err != nil {
 		return nil, fmt.Errorf("migration stream of QEMU: %w", m.err)
 	}
-	return m.state.Bytes(), nil
+	return m, nil
 }
 
 // receiver reads one stream. After the first error its methods do nothing.
@@ -90,13 +117,13 @@ type receiver struct {
 
 	scratch [PageSize]byte
 
-	state   bytes.Buffer // the stream without the block's pages
-	others  bytes.Buffer // pages of other blocks, as they were sent
-	listed  bool         // the blocks and their sizes are known
-	current string       // block of the previous page
-	pages   writer
-	between *atomic.Bool // see Receive
-	written []uint64     // bit for each page of the block that was written
+	state     bytes.Buffer // the stream without the block's pages
+	devicesAt int          // where the devices begin in state
+	others    bytes.Buffer // pages of other blocks, as they were sent
+	listed    bool         // the blocks and their sizes are known
+	current   string       // block of the previous page
+	pages     writer
+	written   []uint64 // bit for each page of the block that was written
 }
 
 func (m *receiver) failf(format string, args ...any) {
@@ -164,7 +191,6 @@ func (m *receiver) stream() {
 	id := m.start()
 	for m.err == nil {
 		part := m.u8()
-		m.between.Store(false)
 		if m.err == nil && part != partNext && part != partEnd {
 			m.failf("part %#x within the memory", part)
 		}
@@ -253,8 +279,6 @@ func (m *receiver) memory() {
 		}
 		switch flags &^ ramContinue {
 		case ramEnd:
-			m.pages.flush()
-			m.between.Store(m.err == nil && m.pages.err == nil)
 			return
 		case ramSizes:
 			m.sizes(word, address)
@@ -346,6 +370,7 @@ func (m *receiver) devices() {
 	if m.err != nil {
 		return
 	}
+	m.devicesAt = m.state.Len()
 	left := maxState - m.state.Len()
 	n, err := io.Copy(&m.state, io.LimitReader(m.in, int64(left)+1))
 	if m.err = err; err == nil && n > int64(left) {

@@ -92,7 +92,7 @@ func receive(t testing.TB, r io.Reader) (memory *os.File, state []byte, err erro
 	if err := f.Truncate(ramSize); err != nil {
 		t.Fatal(err)
 	}
-	state, err = Receive(r, ram, f, ramSize, nil)
+	state, err = Receive(r, ram, f, ramSize)
 	return f, state, err
 }
 
@@ -219,7 +219,7 @@ func TestReceiveFullDisk(t *testing.T) {
 		t.Skip("skipped: there is no /dev/full")
 	}
 	defer func() { _ = full.Close() }()
-	_, err = Receive(whole(), ram, full, ramSize, nil)
+	_, err = Receive(whole(), ram, full, ramSize)
 	if err == nil || !strings.Contains(err.Error(), "no space") {
 		t.Errorf("%v", err)
 	}
@@ -243,7 +243,7 @@ func FuzzReceive(f *testing.F) {
 		if err := file.Truncate(ramSize); err != nil {
 			t.Fatal(err)
 		}
-		state, err := Receive(bytes.NewReader(in), ram, file, ramSize, nil)
+		state, err := Receive(bytes.NewReader(in), ram, file, ramSize)
 		if st, serr := file.Stat(); serr != nil || st.Size() != ramSize {
 			t.Fatalf("the file has %d bytes, %v", st.Size(), serr)
 		}
@@ -254,7 +254,7 @@ func FuzzReceive(f *testing.F) {
 			t.Fatalf("%d bytes of state of %d", len(state), len(in))
 		}
 		before := contentOf(t, file)
-		again, err := Receive(bytes.NewReader(state), ram, file, ramSize, nil)
+		again, err := Receive(bytes.NewReader(state), ram, file, ramSize)
 		if err != nil || !bytes.Equal(again, state) {
 			t.Fatalf("the kept state is rejected or differs: %v", err)
 		}

@@ -1,0 +1,150 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
+)
+
+// Most of the memory of a guest that continues from a saved one is in a file that does
+// not change, and QEMU would read and send all of it. So the file is copied while the
+// guest runs, and then, while it is stopped, the pages that QEMU's process has of its
+// own. On KVM, which tracks what a guest writes, QEMU's live migration stops the guest
+// for a shorter time if it has written much.
+
+const (
+	// restTries is how often the state of the devices is read until it no longer
+	// changes. They can change the memory of a stopped guest: QEMU stores what a user
+	// types as long as the guest has buffers for it.
+	restTries = 20
+	// maxDevices bounds the state of the devices, in bytes.
+	maxDevices = 64 << 20
+)
+
+// savedFiles are the files from which a guest continues. Their names are removed, or
+// given to other files, while QEMU uses them.
+type savedFiles struct{ memory, devices *os.File }
+
+func openSaved(dir string) (f savedFiles, err error) {
+	if f.devices, err = os.Open(filepath.Join(dir, fileDevices)); err != nil {
+		return f, fault(err, "cannot open the saved devices")
+	}
+	if f.memory, err = os.Open(filepath.Join(dir, fileMemory)); err != nil {
+		f.close()
+		return f, fault(err, "cannot open the saved memory")
+	}
+	return f, nil
+}
+
+func (f savedFiles) close() {
+	_ = f.memory.Close()
+	_ = f.devices.Close()
+}
+
+// hostAddress matches the answer of QEMU to gpa2hva for the first byte of the RAM.
+var hostAddress = lazyre.New(`^Host virtual address for 0x0 \(` + ramBlock + `\) is 0x([0-9a-f]{1,16})\s*$`)
+
+// openRAM finds the guest's memory in the process of QEMU.
+func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
+	text, err := m.monitor(ctx, "gpa2hva 0")
+	if err != nil {
+		return nil, err
+	}
+	found := hostAddress.FindStringSubmatch(text)
+	if found == nil {
+		return nil, fmt.Errorf("QEMU answers %q", agentlab.Cut(text, 100))
+	}
+	start, err := strconv.ParseUint(found[1], 16, 64)
+	if err != nil {
+		return nil, err
+	}
+	return openRAM(m.cmd.Process.Pid, start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
+}
+
+// copyDirectly copies the memory and the state of the devices, and leaves the guest's
+// CPUs stopped.
+func (s *saving) copyDirectly(ctx context.Context) error {
+	if err := copyData(ctx, s.memory, s.m.saved.memory); err != nil {
+		return asError(err, "cannot copy the saved memory")
+	}
+	s.m.at("save copied")
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	if s.layer != "" {
+		if err := s.switchDisk(ctx, qmpPatience); err != nil {
+			return err
+		}
+	}
+	before, err := s.readDevices(ctx)
+	for range restTries {
+		if err == nil {
+			err = s.ram.copyWritten(ctx, s.memory)
+		}
+		var now []byte
+		if err == nil {
+			now, err = s.readDevices(ctx)
+		}
+		if err != nil {
+			return asError(err, "cannot save the guest's memory")
+		}
+		if bytes.Equal(before, now) {
+			return s.keepDevices(now)
+		}
+		before = now
+	}
+	return agentlab.Errorf(agentlab.CodeBusy, "cannot save the guest's memory: its devices do not come to rest").
+		WithHint("try again when nobody types in its console")
+}
+
+// keepDevices makes the state of the devices one that QEMU loads.
+func (s *saving) keepDevices(tail []byte) error {
+	loaded := s.m.saved.devices
+	fi, err := loaded.Stat()
+	if err != nil {
+		return fault(err, "cannot read the saved devices")
+	}
+	size := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
+	if s.devices, err = migration.Replace(io.NewSectionReader(loaded, 0, fi.Size()), ramBlock, size, tail); err != nil {
+		return asError(err, "cannot save the guest's devices")
+	}
+	s.received <- nil
+	return nil
+}
+
+// readDevices returns the state of the devices of a stopped guest. The command is for
+// Xen only in its name; its format is that of a migration without memory.
+func (s *saving) readDevices(ctx context.Context) ([]byte, error) {
+	f, w, err := memoryFD()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _, _ = f.Close(), w.Close() }()
+	var set struct {
+		ID int64 `json:"fdset-id"`
+	}
+	if err := s.m.qmp.executeWith(ctx, "add-fd", nil, w, &set); err != nil {
+		return nil, err
+	}
+	name := "/dev/fdset/" + strconv.FormatInt(set.ID, 10)
+	err = s.m.qmp.execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": false}, nil)
+	if rerr := s.m.qmp.execute(ctx, "remove-fd", map[string]any{"fdset-id": set.ID}, nil); err == nil {
+		err = rerr
+	}
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxDevices+1))
+	if err == nil && len(b) > maxDevices {
+		err = fmt.Errorf("the state of the devices is larger than %d MiB", maxDevices>>20)
+	}
+	return b, err
+}
