@@ -19,7 +19,6 @@ import (
 
 const usage = `usage: agent-runner COMMAND
   run             run the job that the bootstrap document names
-  wipe            remove the job's secrets
   probe           run the network probes read from standard input (JSON)
   agentlab-agent, agentlab-msg, agentlab-lease (also by these names): run a coding agent; post and read messages; renew the lease
   --version
@@ -42,13 +41,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "agent-runner: another runner runs in this sandbox")
 		os.Exit(guestd.ExitLocked)
 	case name == "run":
-		staged, ok := guestd.AwaitGate(runner.Rehearse)
+		staged, ok := guestd.AwaitGate(runner.Rehearse, runner.WipeStaged)
 		if !ok {
 			os.Exit(0) // guestd does not need it
 		}
 		os.Exit(runner.Main(args, staged))
-	case name == "wipe":
-		os.Exit(runner.WipeMain(args))
 	case name == "probe":
 		os.Exit(prober.Main(args))
 	case name == "agentlab-agent":

@@ -3,7 +3,6 @@
 package control_test
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -131,18 +130,25 @@ func TestPrepare(t *testing.T) {
 // AgentLab has put there, and its journald has ended.
 func TestIdentityOfFork(t *testing.T) {
 	dir := t.TempDir()
-	script := fmt.Sprintf(`[ "$0" != wipe ] || exit 0; cd %s; echo $$ >>starts; printf s >&4; exec sleep 1000`, dir)
-	g := newGuest(t, func(c *guestd.Config) { c.Runner = []string{"sh", "-c", script, "run"} })
-	starts := func() []string {
-		b, _ := os.ReadFile(filepath.Join(dir, "starts"))
-		return strings.Fields(string(b))
+	if err := os.WriteFile(filepath.Join(dir, "run"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, dir) })
+	ran := func(want string) (pid int) {
+		t.Helper()
+		until(t, "the steps "+want, func() bool {
+			got, last := steps(dir)
+			pid = last
+			return got == want
+		})
+		return pid
 	}
 	source := identity()
 	source.Bootstrap = &guestapi.Bootstrap{Token: "token-of-the-source", Controller: "c", VMID: 1}
 	if _, err := g.SetIdentity(testCtx(t), source); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the first runner", func() bool { return len(starts()) == 1 })
+	first := ran("begins")
 	g.put(t, "run/agentlab/secrets/bootstrap.json", `{"runner":{"token":"x"}}`)
 	g.put(t, "run/agentlab/ssh/authorized_keys.d/agent", "a key\n")
 	g.put(t, "run/agentlab/boot_id", "of-the-source\n")
@@ -178,8 +184,8 @@ func TestIdentityOfFork(t *testing.T) {
 		t.Errorf("bootstrap document: %s", doc)
 	}
 	<-ended
-	until(t, "a runner for the fork", func() bool { return len(starts()) == 2 })
-	if pid, _ := strconv.Atoi(starts()[0]); !dead(pid) {
+	second := ran("begins wipes begins") // the process that wipes is the runner of the fork
+	if !dead(first) {
 		t.Error("the runner of the source lives")
 	}
 	select {
@@ -198,7 +204,7 @@ func TestIdentityOfFork(t *testing.T) {
 	if !g.absent("run/agentlab/bootstrap.json") {
 		t.Error("a fork without a document has that of its source")
 	}
-	if pid, _ := strconv.Atoi(starts()[1]); !dead(pid) {
+	if !dead(second) {
 		t.Error("the runner of the source lives")
 	}
 }

@@ -42,12 +42,17 @@ func runAsRunner(dir string) int {
 	if !guestd.LockRunner() {
 		return guestd.ExitLocked
 	}
-	staged, ok := guestd.AwaitGate(func() { note("parks") })
+	staged, ok := guestd.AwaitGate(func() { note("parks") }, func() error { note("wipes"); return nil })
 	if !ok {
 		note("unneeded")
 		return 0
 	}
 	note("begins")
+	if _, err := os.Stat(filepath.Join(dir, "run")); err == nil { // until it is killed
+		staged()
+		time.Sleep(time.Minute)
+		return 1
+	}
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(dir, "hold")); err != nil {
 			staged()
@@ -84,7 +89,10 @@ func TestParkedRunner(t *testing.T) {
 	if got != "parks" {
 		t.Fatalf("a template's runner: %q", got)
 	}
-	id := identity()
+	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil { // has nothing for a runner
+		t.Fatal(err)
+	}
+	id := identity() // of a fork
 	id.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
 		t.Fatal(err)
@@ -109,7 +117,7 @@ func TestParkedRunner(t *testing.T) {
 	}
 }
 
-// A parked runner ends when it is not needed, and is replaced if it has ended.
+// A parked runner ends with its guestd, and is replaced if it has ended.
 func TestParkedRunnerEnds(t *testing.T) {
 	withBootstrap := identity()
 	withBootstrap.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
@@ -118,11 +126,6 @@ func TestParkedRunnerEnds(t *testing.T) {
 		do   func(t *testing.T, g *guest, pid int)
 		want string
 	}{
-		{"an identity without a bootstrap document", func(t *testing.T, g *guest, _ int) {
-			if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
-				t.Fatal(err)
-			}
-		}, "parks"},
 		{"the end of guestd", func(t *testing.T, g *guest, _ int) { g.stop(); g.start(t) }, "parks"},
 		{"a second template", func(t *testing.T, g *guest, _ int) {
 			if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); err != nil {

@@ -182,47 +182,26 @@ func (s *Server) forget() error {
 	if err := s.endRunner(); err != nil {
 		return fmt.Errorf("the runner: %w", err)
 	}
+	for _, name := range []string{bootstrapFile, runnerDone, runnerLog, keysDir} {
+		if err := os.RemoveAll(s.path(name)); err != nil {
+			return err
+		}
+	}
 	if err := s.wipeSecrets(); err != nil {
 		return fmt.Errorf("its secrets: %w", err)
 	}
-	var errs []error
-	for _, name := range []string{bootstrapFile, runnerDone, runnerLog, keysDir} {
-		errs = append(errs, os.RemoveAll(s.path(name)))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// wipeSecrets runs the command that removes the secrets from the home of the
-// agent's user, as this user, and removes the runner's own state.
-func (s *Server) wipeSecrets() error {
-	dir := s.path(secretsDir)
-	if left, err := os.ReadDir(dir); len(left) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist)) {
-		return nil
-	}
-	a, err := s.account("")
-	if err != nil {
-		return err
-	}
-	cmd, err := s.command(guestapi.ExecRequest{Command: []string{s.cfg.Runner[0], "wipe"}}, a)
-	if err != nil {
-		return err
-	}
-	if err = s.startCmd(cmd); err == nil {
-		t := time.AfterFunc(endWait, func() { _ = cmd.Process.Kill() })
-		err = cmd.Wait()
-		t.Stop()
-	}
-	if err != nil {
-		s.log.Warn("links to removed secrets may be left", "err", err)
-	}
-	return os.RemoveAll(dir)
-}
-
-// endRunner ends the runner, but not the agent that it has started.
+// endRunner ends the runner, but not the agent that it has started. A parked one, which
+// has the lock then, stays.
 func (s *Server) endRunner() error {
 	s.runner.mu.Lock()
-	cancel, done := s.runner.cancel, s.runner.done
+	cancel, done, parked := s.runner.cancel, s.runner.done, s.runner.parked
 	s.runner.mu.Unlock()
+	if parked != nil {
+		return nil
+	}
 	if cancel != nil {
 		cancel()
 		<-done

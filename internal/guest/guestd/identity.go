@@ -137,9 +137,7 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return agentlab.Errorf(agentlab.CodeInternal, "%s: %w", step.what, err)
 		}
 	}
-	if id.Bootstrap == nil {
-		s.unparkRunner()
-	} else {
+	if id.Bootstrap != nil {
 		s.startRunner()
 	}
 	return nil

@@ -4,7 +4,9 @@ package guestd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -12,15 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guestd and each runner share a pair of sockets, the gate. The runner begins when it
-// has read a byte from it, and writes one when it has staged the secrets.
+// guestd and each runner share a pair of sockets, the gate. The runner reads requests
+// of one byte from it: to remove what another runner has staged, which it answers, and
+// to begin. It writes a byte when it has staged the secrets. At the end of file it
+// ends, unless it has begun.
 //
-// A template has a parked runner, which has not got its byte: the start of a program
-// takes a copy longer than all that the runner does. It writes a byte when it waits,
-// and ends if end of file comes instead of its byte.
+// A runner without a request is parked, and writes a byte when it waits. A template has
+// a parked runner, because the start of a program takes a copy longer than all that the
+// runner does.
 
 // gateEnv is the variable with the file descriptor of a runner's gate.
 const gateEnv = "AGENTLAB_RUNNER_GATE_FD"
+
+// Bytes on the gate.
+const (
+	gateWipe   = 'w' // to the runner
+	gateBegin  = 'b'
+	gateDone   = 'd' // from the runner: it waits, has wiped, or has staged
+	gateFailed = 'f' // it could not wipe everything
+)
 
 const (
 	// parkWait is how long a runner may take to park.
@@ -39,16 +51,27 @@ func gate() (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "gate"), os.NewFile(uintptr(fds[1]), "gate"), nil //nolint:gosec // not negative
 }
 
-// release lets the runner begin.
-func (p *runnerProcess) release() error {
-	_, err := p.gate.Write([]byte{1})
+// request sends a byte to the runner.
+func (p *runnerProcess) request(b byte) error {
+	_, err := p.gate.Write([]byte{b})
 	return err
 }
 
-// wait waits for the next byte of the runner.
-func (p *runnerProcess) wait() error {
-	_, err := p.gate.Read(make([]byte, 1))
-	return err
+// wait waits for the next byte of the runner, up to limit unless that is 0.
+func (p *runnerProcess) wait(limit time.Duration) error {
+	var end time.Time
+	if limit > 0 {
+		end = time.Now().Add(limit)
+	}
+	_ = p.gate.SetReadDeadline(end)
+	b := []byte{0}
+	if _, err := p.gate.Read(b); err != nil {
+		return err
+	}
+	if b[0] != gateDone {
+		return errors.New("not everything could be removed")
+	}
+	return nil
 }
 
 // kill ends a runner that has not begun.
@@ -65,40 +88,79 @@ func (s *Server) parkRunner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = p.gate.SetReadDeadline(time.Now().Add(parkWait))
-	if err := p.wait(); err != nil {
+	if err := p.wait(parkWait); err != nil {
 		p.kill()
 		return fmt.Errorf("the runner does not wait: %w", err)
 	}
-	_ = p.gate.SetReadDeadline(time.Time{})
-	s.runner.mu.Lock()
-	defer s.runner.mu.Unlock()
-	s.runner.parked = p
+	s.setParked(p)
 	return nil
 }
 
-// parkedRunner returns the parked runner after it has begun, nil if there is none.
-func (s *Server) parkedRunner() *runnerProcess {
+func (s *Server) setParked(p *runnerProcess) (old *runnerProcess) {
 	s.runner.mu.Lock()
-	p := s.runner.parked
-	s.runner.parked = nil
-	s.runner.mu.Unlock()
-	if p != nil && p.release() != nil { // it has ended
-		p.kill()
-		return nil
+	defer s.runner.mu.Unlock()
+	old, s.runner.parked = s.runner.parked, p
+	return old
+}
+
+// begunRunner returns a runner that has begun: the parked one, or a new one.
+func (s *Server) begunRunner(ctx context.Context) (*runnerProcess, error) {
+	if p := s.setParked(nil); p != nil {
+		if p.request(gateBegin) == nil {
+			return p, nil
+		}
+		p.kill() // it has ended already
 	}
-	return p
+	p, err := s.launchRunner(ctx)
+	if err == nil {
+		_ = p.request(gateBegin) // an error: it has ended, which its caller finds out
+	}
+	return p, err
 }
 
 // unparkRunner ends the parked runner, if there is one.
 func (s *Server) unparkRunner() {
-	s.runner.mu.Lock()
-	p := s.runner.parked
-	s.runner.parked = nil
-	s.runner.mu.Unlock()
-	if p != nil {
+	if p := s.setParked(nil); p != nil {
 		p.kill()
 	}
+}
+
+// wipeSecrets removes what the runner of another identity has staged: a new runner, as
+// the agent's user, removes what is in the home of this user. It is parked then.
+func (s *Server) wipeSecrets() error {
+	dir := s.path(secretsDir)
+	if left, err := os.ReadDir(dir); len(left) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist)) {
+		return nil
+	}
+	a, err := s.account("")
+	if err != nil {
+		return err
+	}
+	if err := s.parkWiper(); err != nil {
+		s.log.Warn("links to removed secrets may be left", "err", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return s.agentDir(secretsDir, a)
+}
+
+func (s *Server) parkWiper() error {
+	ctx, cancel := context.WithTimeout(s.ctx, endWait)
+	defer cancel()
+	p, err := s.launchRunner(ctx)
+	if err != nil {
+		return err
+	}
+	if err = p.request(gateWipe); err == nil {
+		err = p.wait(endWait)
+	}
+	if err != nil {
+		p.kill()
+		return err
+	}
+	s.setParked(p)
+	return nil
 }
 
 // awaitStaged waits until the runner that this server has started has staged the
@@ -125,29 +187,38 @@ func (s *Server) awaitStaged(ctx context.Context, a account) {
 }
 
 // AwaitGate waits in a runner until it may begin, and returns a function to call when
-// the secrets are staged. If the runner has to wait, it calls ready before. It returns
-// false if the runner is not needed. Without guestd it returns at once.
-func AwaitGate(ready func()) (staged func(), ok bool) {
+// the secrets are staged. It calls rehearse before it waits for the first request, and
+// wipe if another runner's secrets have to be removed. It returns false if the runner
+// is not needed. Without guestd it returns at once.
+func AwaitGate(rehearse func(), wipe func() error) (staged func(), ok bool) {
 	fd, err := strconv.Atoi(os.Getenv(gateEnv))
 	if err != nil || fd <= 2 {
 		return func() {}, true
 	}
 	unix.CloseOnExec(fd)
 	_ = os.Unsetenv(gateEnv)
-	b := []byte{1}
+	b := []byte{0}
 	n, _, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
 	f := os.NewFile(uintptr(fd), "gate")
-	if err == unix.EAGAIN { //nolint:errorlint // an errno
-		ready()
-		if _, err = f.Write(b); err == nil {
-			n, err = f.Read(b)
-		}
+	answer := func(b byte) { _, _ = f.Write([]byte{b}) } // an error: guestd has ended
+	if err == unix.EAGAIN {                              //nolint:errorlint // an errno
+		rehearse()
+		answer(gateDone)
+		n, err = f.Read(b)
 	}
-	if err != nil || n != 1 {
+	for err == nil && n == 1 && b[0] == gateWipe {
+		if wipe() == nil {
+			answer(gateDone)
+		} else {
+			answer(gateFailed)
+		}
+		n, err = f.Read(b)
+	}
+	if err != nil || n != 1 || b[0] != gateBegin {
 		return nil, false
 	}
 	return func() {
-		_, _ = f.Write(b) // an error: guestd has ended
+		answer(gateDone)
 		_ = f.Close()
 	}, true
 }

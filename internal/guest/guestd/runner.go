@@ -103,17 +103,13 @@ func (s *Server) runnerLoop(ctx context.Context, staged func()) {
 // runRunner runs the runner once, as the agent's user. When ctx ends, the runner
 // continues, and the next guestd waits for it by its lock.
 func (s *Server) runRunner(ctx context.Context, staged func()) error {
-	p := s.parkedRunner()
-	if p == nil {
-		var err error
-		if p, err = s.launchRunner(ctx); err != nil {
-			return err
-		}
-		_ = p.release() // an error: it has ended
+	p, err := s.begunRunner(ctx)
+	if err != nil {
+		return err
 	}
 	defer p.close()
 	go func() {
-		if p.wait() == nil {
+		if p.wait(0) == nil {
 			staged()
 		}
 	}()

@@ -9,19 +9,18 @@ import (
 	"syscall"
 )
 
-const usage = `agent-runner run does the job of this sandbox; agent-runner wipe removes its secrets.
+const usage = `agent-runner run does the job of this sandbox.
 
 Usage: agent-runner run [--bootstrap FILE] [--run-dir DIR]
-       agent-runner wipe [--run-dir DIR]
 
 The defaults are $AGENTLAB_BOOTSTRAP or /etc/agentlab/bootstrap.json, and
 /run/agentlab/secrets, which must be on a tmpfs. It exits 0 when nothing is
 left to do. After any other exit code, start it again: it continues.
 `
 
-func parse(name string, args []string) (Config, bool) {
+func parse(args []string) (Config, bool) {
 	var cfg Config
-	f := flag.NewFlagSet("agent-runner "+name, flag.ContinueOnError)
+	f := flag.NewFlagSet("agent-runner run", flag.ContinueOnError)
 	f.Usage = func() { fmt.Fprint(os.Stderr, usage) }
 	f.StringVar(&cfg.Bootstrap, "bootstrap", "", "")
 	f.StringVar(&cfg.RunDir, "run-dir", "", "")
@@ -35,7 +34,7 @@ func parse(name string, args []string) (Config, bool) {
 // Main runs the command `agent-runner run`; args are the arguments after "run".
 // staged is called when programs of the agent's user can use the secrets.
 func Main(args []string, staged func()) int {
-	cfg, ok := parse("run", args)
+	cfg, ok := parse(args)
 	if !ok {
 		return 2
 	}
@@ -61,19 +60,12 @@ func run(cfg Config) int {
 	return 0
 }
 
-// WipeMain runs the command `agent-runner wipe`.
-func WipeMain(args []string) int {
-	cfg, ok := parse("wipe", args)
-	if !ok {
-		return 2
-	}
-	cfg, err := cfg.withDefaults()
-	if err == nil {
-		err = Wipe(cfg.RunDir, cfg.Home)
-	}
+// WipeStaged removes what a runner of this user has staged, with the default
+// configuration.
+func WipeStaged() error {
+	cfg, err := Config{}.withDefaults()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "agent-runner:", err)
-		return 1
+		return err
 	}
-	return 0
+	return Wipe(cfg.RunDir, cfg.Home)
 }

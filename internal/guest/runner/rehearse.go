@@ -10,27 +10,16 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 )
 
 // Rehearse does what a runner does first in every sandbox, before the runner knows
-// which one it is in: it fetches a bootstrap document, from itself, and writes the
-// files that are the same everywhere. Packages of the standard library do many things
-// only the first time. An error is ignored: Run meets it again.
+// which one it is in: it fetches a bootstrap document, from itself. Packages of the
+// standard library do many things only the first time. An error is ignored: Run meets
+// it again.
 func Rehearse() {
 	_, stop := signal.NotifyContext(context.Background(), os.Interrupt) // starts a thread
 	stop()
-	cfg, err := Config{}.withDefaults()
-	if err != nil {
-		return
-	}
-	d := dir(cfg.RunDir)
-	if d.open() != nil {
-		return
-	}
-	_ = shellEnvironment(cfg.Home, d.path(fileEnv), d.path(dirMessages))
-	_ = agentcmd.Instruct(cfg.Home, string(d))
-	_ = rehearseFetch(cfg.Timing)
+	_ = rehearseFetch(Timing{}.withDefaults())
 	_ = time.Now().String() // reads the time zone
 }
 
