@@ -24,7 +24,9 @@ func Rehearse() {
 }
 
 func rehearseFetch(t Timing) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ctx := context.Background()
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -37,7 +39,7 @@ func rehearseFetch(t Timing) error {
 	go func() { defer close(done); _ = srv.Serve(l) }()
 	a := newAPI("http://"+l.Addr().String(), t)
 	var resp guestapi.BootstrapResponse
-	err = a.call(context.Background(), callTimeout, http.MethodPost, guestapi.PathBootstrap, guestapi.BootstrapRequest{}, &resp)
+	err = a.call(ctx, callTimeout, http.MethodPost, guestapi.PathBootstrap, guestapi.BootstrapRequest{}, &resp)
 	a.http.CloseIdleConnections()
 	_ = srv.Close()
 	<-done
