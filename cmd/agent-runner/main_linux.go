@@ -41,11 +41,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "agent-runner: another runner runs in this sandbox")
 		os.Exit(guestd.ExitLocked)
 	case name == "run":
-		staged, ok := guestd.AwaitGate(runner.Rehearse, runner.WipeStaged)
-		if !ok {
-			os.Exit(0) // guestd does not need it
+		if staged, ok := guestd.AwaitGate(runner.Rehearse, runner.WipeStaged); ok { // guestd needs it
+			os.Exit(runner.Main(args, staged))
 		}
-		os.Exit(runner.Main(args, staged))
 	case name == "probe":
 		os.Exit(prober.Main(args))
 	case name == "agentlab-agent":

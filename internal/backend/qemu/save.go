@@ -23,8 +23,8 @@ const ramBlock = "ram"
 // Bounds of a save by QEMU's live migration. On KVM the guest runs while its memory is
 // copied. When what is left can be copied in saveDowntime, its CPUs stop for that. A
 // guest that writes faster than the host copies is stopped after savePatience. QEMU
-// before 9.0 loses writes of emulated CPUs that run meanwhile, so an emulated guest is
-// stopped before.
+// before 9.0 loses writes of emulated CPUs that run in the meantime, so an emulated
+// guest is stopped before.
 const (
 	saveDowntime = 20 * time.Millisecond
 	savePatience = 20 * time.Second

@@ -102,7 +102,7 @@ func (s *saving) copyDirectly(ctx context.Context) error {
 		before = now
 	}
 	return agentlab.Errorf(agentlab.CodeBusy, "cannot save the guest's memory: its devices do not come to rest").
-		WithHint("try again when nobody types in its console")
+		WithHint("try again when no user types in its console")
 }
 
 // keepDevices makes the state of the devices one that QEMU loads.
