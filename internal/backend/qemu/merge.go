@@ -57,16 +57,10 @@ type qcow2Header struct {
 // qcow2Magic is "QFI\xfb".
 const qcow2Magic = 0x514649fb
 
-// backingOf returns the file that a qcow2 file reads from, as its header has it; ""
-// if there is none.
-// The QEMU of a guest wrote the header, so its content is not to be trusted: a
-// file that may read from yet another one, or that is encrypted, is an error.
-func backingOf(path string) (string, error) {
-	h, err := readQcow2(path)
-	return h.backing, err
-}
-
-// readQcow2 reads the header of a qcow2 file, as backingOf does.
+// readQcow2 reads the header of a qcow2 file, and the name of the file that it reads
+// from; "" if there is none. The QEMU of a guest wrote the header, so its content is not
+// to be trusted: a file that may read from yet another one, or that is encrypted, is an
+// error.
 func readQcow2(path string) (h struct {
 	qcow2Header
 	backing string
@@ -91,23 +85,25 @@ func readQcow2(path string) (h struct {
 	return h, nil
 }
 
-// chainOf returns the layers from which the disk in dir reads, the newest first.
-// It is an error if the disk reads from anything but them and the image; image is
-// "" for a volume, which reads from none.
-func chainOf(dir, image string) ([]string, error) {
+// chain returns the layers from which the disk reads, the newest first. It is an error
+// if it reads from anything but them and the image, or if one of the files describes a
+// larger disk: its size was forged.
+func (f diskFiles) chain() ([]string, error) {
 	var chain []string
 	for name := fileRoot; ; {
-		next, err := backingOf(filepath.Join(dir, name))
+		h, err := readQcow2(filepath.Join(f.dir, name))
 		switch {
 		case err != nil:
 			return nil, err
-		case next == image:
+		case h.Size > uint64(f.size): //nolint:gosec // a size of a disk
+			return nil, fmt.Errorf("%s in %s describes a disk of %d bytes, not of %d", name, f.dir, h.Size, f.size)
+		case h.backing == f.image:
 			return chain, nil
-		case !layerName.MatchString(next) || slices.Contains(chain, next):
-			return nil, fmt.Errorf("%s in %s reads from %q, which is no layer of it", name, dir, next)
+		case !layerName.MatchString(h.backing) || slices.Contains(chain, h.backing):
+			return nil, fmt.Errorf("%s in %s reads from %q, which is no layer of it", name, f.dir, h.backing)
 		}
-		chain = append(chain, next)
-		name = next
+		chain = append(chain, h.backing)
+		name = h.backing
 	}
 }
 
@@ -159,7 +155,7 @@ type diskFiles struct {
 // tidyDisk removes the layers that the disk does not need, and merges the others if
 // this is worth it.
 func (d *Driver) tidyDisk(ctx context.Context, f diskFiles, layers []string) error {
-	chain, err := chainOf(f.dir, f.image)
+	chain, err := f.chain()
 	if err == nil {
 		err = removeUnused(f.dir, layers, chain)
 	}

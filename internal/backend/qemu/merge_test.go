@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -278,7 +279,7 @@ func TestMergerDies(t *testing.T) {
 				t.Errorf("%s: %s is left", point, name)
 			}
 		}
-		if chain, err := chainOf(dir, f.Image.RootDisk); err != nil || len(chain) > 3 {
+		if chain, err := (diskFiles{dir: dir, image: f.Image.RootDisk, size: math.MaxInt64}).chain(); err != nil || len(chain) > 3 {
 			t.Errorf("%s: the disk reads from %q, %v", point, chain, err)
 		} else if got, err := layersIn(dir); err != nil || len(got) != len(chain) {
 			t.Errorf("%s: the layers are %q, %v; the disk reads from %q", point, got, err, chain)
@@ -361,6 +362,10 @@ func TestHostileDiskIsNotMerged(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, whole := box.dir, map[string][]byte{}
+	size, err := savedSize(box.handle, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
 	layers, err := layersIn(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -388,14 +393,15 @@ func TestHostileDiskIsNotMerged(t *testing.T) {
 				reads(t, filepath.Join(dir, from), l[(i+1)%len(l)])
 			}
 		},
-		"data file":  func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 79, []byte{4}) },
-		"encryption": func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 35, []byte{1}) },
-		"no qcow2":   func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 0, []byte("QFJ")) },
-		"long name":  func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 16, []byte{255}) },
-		"no name":    func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 8, []byte{127}) },
+		"data file":   func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 79, []byte{4}) },
+		"encryption":  func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 35, []byte{1}) },
+		"no qcow2":    func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 0, []byte("QFJ")) },
+		"long name":   func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 16, []byte{255}) },
+		"forged size": func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 24, []byte{1}) },
+		"no name":     func(t *testing.T, dir string, l []string) { spoil(t, filepath.Join(dir, l[0]), 8, []byte{127}) },
 	} {
 		change(t, dir, layers)
-		if chain, err := chainOf(dir, f.Image.RootDisk); err == nil {
+		if chain, err := (diskFiles{dir: dir, image: f.Image.RootDisk, size: size}).chain(); err == nil {
 			t.Errorf("%s: it reads from %q", name, chain)
 		}
 		before := sums(t, dir)

@@ -90,11 +90,11 @@ func (m *machine) plug(ctx context.Context, dir string) error {
 		return agentlab.Errorf(agentlab.CodeDenied, "the volume is not attached: %w", err).
 			WithHint("if the files of AgentLab were not modified, this is a bug in AgentLab")
 	}
-	chain, err := chainOf(dir, "")
-	if err != nil {
-		return fault(err, "cannot read the volume")
-	}
 	size, err := virtualSize(filepath.Join(dir, fileRoot))
+	var chain []string
+	if err == nil {
+		chain, err = diskFiles{dir: dir, size: size}.chain()
+	}
 	if err != nil {
 		return fault(err, "cannot read the volume")
 	}

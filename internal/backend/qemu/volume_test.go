@@ -94,7 +94,7 @@ func TestVolumeReadsNoOtherFile(t *testing.T) {
 	if err := m.plug(t.Context(), filepath.Dir(disk)); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("it is attached: %v", err)
 	}
-	if _, err := chainOf(filepath.Dir(disk), ""); err == nil {
+	if _, err := (diskFiles{dir: filepath.Dir(disk), size: 2 << 30}).chain(); err == nil {
 		t.Error("its layers are read")
 	}
 }
