@@ -4,6 +4,7 @@ package control_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
@@ -501,8 +502,17 @@ func TestRunner(t *testing.T) {
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // while it runs
 		t.Fatal(err)
 	}
+	g.put(t, "run/agentlab/secrets/bootstrap.json", "{}")
 	g.stop() // guestd dies, its runner does not
 	g.start(t)
+	// Commands do not wait for what was staged before.
+	ctx, cancel := context.WithTimeout(testCtx(t), 9*time.Second)
+	defer cancel()
+	conn, err := g.Exec(ctx, sh("true"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -89,10 +89,7 @@ func TestParkedRunner(t *testing.T) {
 	if got != "parks" {
 		t.Fatalf("a template's runner: %q", got)
 	}
-	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil { // has nothing for a runner
-		t.Fatal(err)
-	}
-	id := identity() // of a fork
+	id := identity()
 	id.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
 		t.Fatal(err)
@@ -132,6 +129,19 @@ func TestParkedRunnerEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "parks parks"},
+		// Users of the first sandbox can have stopped the process.
+		{"a fork of a sandbox that did not need it", func(t *testing.T, g *guest, pid int) {
+			if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			g.put(t, "run/agentlab/secrets/left", "")
+			if _, err := g.SetIdentity(testCtx(t), withBootstrap); err != nil {
+				t.Fatal(err)
+			}
+		}, "parks wipes begins staged"},
 		{"its own end", func(t *testing.T, g *guest, pid int) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)

@@ -194,7 +194,7 @@ func (s *Server) forget() error {
 }
 
 // endRunner ends the runner, but not the agent that it has started. A parked one, which
-// has the lock then, stays.
+// has the lock then, has nothing and stays.
 func (s *Server) endRunner() error {
 	s.runner.mu.Lock()
 	cancel, done, parked := s.runner.cancel, s.runner.done, s.runner.parked

@@ -38,7 +38,7 @@ const (
 	runnerLog     = runDir + "/runner.log"
 	runnerDone    = runDir + "/runner.done"
 	secretsDir    = runDir + "/secrets" // directory of the runner's own state
-	bootstrapped  = "bootstrap.json"    // a file in it: the answer to the runner's token
+	bootstrapDoc  = "bootstrap.json"    // a file in it: the answer to the runner's token
 	runnerProgram = runDir + "/bin/agent-runner"
 )
 
@@ -182,7 +182,6 @@ func (s *Server) handleHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) health() guestapi.Health {
-	_, err := os.Stat(s.path(filepath.Join(secretsDir, bootstrapped)))
 	return guestapi.Health{
 		Version:  version.Get().Version,
 		BootID:   s.line("/proc/sys/kernel/random/boot_id"),
@@ -190,7 +189,7 @@ func (s *Server) health() guestapi.Health {
 		Identity: s.line(bootUIDFile),
 		System:   s.systemStatus(),
 
-		Bootstrapped: err == nil,
+		Bootstrapped: s.bootstrapped(),
 		Nested:       s.line(nestedFile),
 	}
 }

@@ -138,7 +138,9 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 		}
 	}
 	if id.Bootstrap != nil {
-		s.startRunner()
+		s.startRunner(false)
+	} else {
+		s.staleParked()
 	}
 	return nil
 }

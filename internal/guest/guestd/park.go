@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -30,8 +31,10 @@ const gateEnv = "AGENTLAB_RUNNER_GATE_FD"
 const (
 	gateWipe   = 'w' // to the runner
 	gateBegin  = 'b'
-	gateDone   = 'd' // from the runner: it waits, has wiped, or has staged
-	gateFailed = 'f' // it could not wipe everything
+	gateParked = 'p' // from the runner
+	gateWiped  = 'd'
+	gateFailed = 'f' // to wipe everything
+	gateStaged = 's'
 )
 
 const (
@@ -57,8 +60,8 @@ func (p *runnerProcess) request(b byte) error {
 	return err
 }
 
-// wait waits for the next byte of the runner, up to limit unless that is 0.
-func (p *runnerProcess) wait(limit time.Duration) error {
+// wait waits for a byte of the runner, up to limit unless that is 0.
+func (p *runnerProcess) wait(want byte, limit time.Duration) error {
 	var end time.Time
 	if limit > 0 {
 		end = time.Now().Add(limit)
@@ -68,27 +71,32 @@ func (p *runnerProcess) wait(limit time.Duration) error {
 	if _, err := p.gate.Read(b); err != nil {
 		return err
 	}
-	if b[0] != gateDone {
-		return errors.New("not everything could be removed")
+	if b[0] != want {
+		return fmt.Errorf("the runner answers %q", b)
 	}
 	return nil
 }
 
-// kill ends a runner that has not begun.
+// kill ends a runner that has not begun. It waits for its end up to endWait: a process
+// that is traced can stay.
 func (p *runnerProcess) kill() {
 	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait()
+	ended := waitAsync(p.cmd)
+	select {
+	case <-ended:
+	case <-time.After(endWait):
+	}
 	p.close()
 }
 
 // parkRunner starts a runner that waits for the first identity.
 func (s *Server) parkRunner(ctx context.Context) error {
 	s.unparkRunner()
-	p, err := s.launchRunner(ctx)
+	p, err := s.launchRunner(ctx, 0)
 	if err != nil {
 		return err
 	}
-	if err := p.wait(parkWait); err != nil {
+	if err := p.wait(gateParked, parkWait); err != nil {
 		p.kill()
 		return fmt.Errorf("the runner does not wait: %w", err)
 	}
@@ -106,16 +114,23 @@ func (s *Server) setParked(p *runnerProcess) (old *runnerProcess) {
 // begunRunner returns a runner that has begun: the parked one, or a new one.
 func (s *Server) begunRunner(ctx context.Context) (*runnerProcess, error) {
 	if p := s.setParked(nil); p != nil {
-		if p.request(gateBegin) == nil {
+		if !p.stale && p.request(gateBegin) == nil {
 			return p, nil
 		}
-		p.kill() // it has ended already
+		p.kill()
 	}
-	p, err := s.launchRunner(ctx)
-	if err == nil {
-		_ = p.request(gateBegin) // an error: it has ended, which its caller finds out
+	return s.launchRunner(ctx, gateBegin)
+}
+
+// staleParked makes the parked runner useless. From its identity on, a user of the
+// sandbox can stop the process, or change the groups and the environment that it has
+// got already. It stays until the lock is needed, because its end takes longer.
+func (s *Server) staleParked() {
+	s.runner.mu.Lock()
+	defer s.runner.mu.Unlock()
+	if s.runner.parked != nil {
+		s.runner.parked.stale = true
 	}
-	return p, err
 }
 
 // unparkRunner ends the parked runner, if there is one.
@@ -146,21 +161,25 @@ func (s *Server) wipeSecrets() error {
 }
 
 func (s *Server) parkWiper() error {
+	s.unparkRunner()
 	ctx, cancel := context.WithTimeout(s.ctx, endWait)
 	defer cancel()
-	p, err := s.launchRunner(ctx)
+	p, err := s.launchRunner(ctx, gateWipe)
 	if err != nil {
 		return err
 	}
-	if err = p.request(gateWipe); err == nil {
-		err = p.wait(endWait)
-	}
-	if err != nil {
+	if err := p.wait(gateWiped, endWait); err != nil {
 		p.kill()
 		return err
 	}
 	s.setParked(p)
 	return nil
+}
+
+// bootstrapped reports whether a runner has its answer to the token.
+func (s *Server) bootstrapped() bool {
+	_, err := os.Stat(s.path(filepath.Join(secretsDir, bootstrapDoc)))
+	return err == nil
 }
 
 // awaitStaged waits until the runner that this server has started has staged the
@@ -201,14 +220,14 @@ func AwaitGate(rehearse func(), wipe func() error) (staged func(), ok bool) {
 	n, _, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
 	f := os.NewFile(uintptr(fd), "gate")
 	answer := func(b byte) { _, _ = f.Write([]byte{b}) } // an error: guestd has ended
-	if err == unix.EAGAIN {                              //nolint:errorlint // an errno
+	if errors.Is(err, unix.EAGAIN) {
 		rehearse()
-		answer(gateDone)
+		answer(gateParked)
 		n, err = f.Read(b)
 	}
 	for err == nil && n == 1 && b[0] == gateWipe {
 		if wipe() == nil {
-			answer(gateDone)
+			answer(gateWiped)
 		} else {
 			answer(gateFailed)
 		}
@@ -218,7 +237,7 @@ func AwaitGate(rehearse func(), wipe func() error) (staged func(), ok bool) {
 		return nil, false
 	}
 	return func() {
-		answer(gateDone)
+		answer(gateStaged)
 		_ = f.Close()
 	}, true
 }

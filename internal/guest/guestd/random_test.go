@@ -9,9 +9,9 @@ import (
 )
 
 // The state of math/rand and hash/maphash is in the memory of a process: copies of
-// a guest share it. So guestd and what it consists of do not use them.
+// a guest share it. So guestd, the runner and what they consist of do not use them.
 func TestNoCopiedRandomValues(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}} {{.Standard}} {{join .Imports " "}}`, ".", "../initd").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}} {{.Standard}} {{join .Imports " "}}`, ".", "../initd", "../runner").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

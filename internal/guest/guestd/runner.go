@@ -43,12 +43,13 @@ type runnerState struct {
 // has started it and it has not ended.
 func (s *Server) resumeRunner() {
 	if _, err := os.Stat(s.path(bootstrapFile)); err == nil {
-		s.startRunner()
+		s.startRunner(s.bootstrapped())
 	}
 }
 
-// startRunner runs the runner until it has succeeded once in this boot.
-func (s *Server) startRunner() {
+// startRunner runs the runner until it has succeeded once in this boot. isStaged means
+// that an earlier one has staged the secrets.
+func (s *Server) startRunner(isStaged bool) {
 	if _, err := os.Stat(s.path(runnerDone)); err == nil {
 		return
 	}
@@ -61,6 +62,9 @@ func (s *Server) startRunner() {
 	done, ready := make(chan struct{}), make(chan struct{})
 	s.runner.cancel, s.runner.done, s.runner.staged, s.runner.began = cancel, done, ready, time.Now()
 	staged := sync.OnceFunc(func() { close(ready) })
+	if isStaged {
+		staged()
+	}
 	s.wg.Go(func() {
 		s.runnerLoop(ctx, staged)
 		staged()
@@ -109,7 +113,7 @@ func (s *Server) runRunner(ctx context.Context, staged func()) error {
 	}
 	defer p.close()
 	go func() {
-		if p.wait(0) == nil {
+		if p.wait(gateStaged, 0) == nil {
 			staged()
 		}
 	}()
@@ -128,6 +132,8 @@ type runnerProcess struct {
 	cmd  *exec.Cmd
 	lock *os.File // held until both processes have closed it
 	gate *os.File
+
+	stale bool // guarded by runnerState.mu
 }
 
 func (p *runnerProcess) close() {
@@ -135,8 +141,8 @@ func (p *runnerProcess) close() {
 	_ = p.gate.Close()
 }
 
-// launchRunner starts the runner's process, which waits for its release.
-func (s *Server) launchRunner(ctx context.Context) (*runnerProcess, error) {
+// launchRunner starts the runner's process with a first request, or parked if that is 0.
+func (s *Server) launchRunner(ctx context.Context, request byte) (*runnerProcess, error) {
 	a, err := s.account("")
 	if err != nil {
 		return nil, err
@@ -146,7 +152,7 @@ func (s *Server) launchRunner(ctx context.Context) (*runnerProcess, error) {
 		return nil, err
 	}
 	p := &runnerProcess{lock: lock}
-	if err := s.startRunnerProcess(ctx, p, a); err != nil {
+	if err := s.startRunnerProcess(ctx, p, a, request); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -156,7 +162,7 @@ func (s *Server) launchRunner(ctx context.Context) (*runnerProcess, error) {
 	return p, nil
 }
 
-func (s *Server) startRunnerProcess(ctx context.Context, p *runnerProcess, a account) error {
+func (s *Server) startRunnerProcess(ctx context.Context, p *runnerProcess, a account, request byte) error {
 	if err := waitLock(ctx, p.lock); err != nil {
 		return err
 	}
@@ -176,6 +182,11 @@ func (s *Server) startRunnerProcess(ctx context.Context, p *runnerProcess, a acc
 		return err
 	}
 	defer func() { _ = theirs.Close() }()
+	if request != 0 { // before the process could find the gate empty
+		if err := p.request(request); err != nil {
+			return err
+		}
+	}
 	if p.cmd, err = s.command(guestapi.ExecRequest{Command: s.cfg.Runner, Env: map[string]string{lockEnv: "3", gateEnv: "4"}}, a); err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ func (s *Server) secretEnv(a account) map[string]string {
 		return env
 	}
 	// The file is the agent's: a link must not reveal another file's content.
-	f, err := os.OpenFile(s.path(filepath.Join(secretsDir, bootstrapped)), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(s.path(filepath.Join(secretsDir, bootstrapDoc)), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return env
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -158,7 +157,8 @@ func (a *api) retry(ctx context.Context, patience time.Duration, f func() error)
 		if patience > 0 && time.Since(began) > patience {
 			return err
 		}
-		if !sleep(ctx, pause/2+rand.N(pause)) { //nolint:gosec // jitter
+		jitter := time.Duration(time.Now().UnixNano()) % pause // not of math/rand: copies of a template have the same
+		if !sleep(ctx, pause/2+jitter) {
 			return err
 		}
 		pause = min(2*pause, a.timing.MaxRetry)
