@@ -41,7 +41,8 @@ type machine struct {
 	qmp       *qmp
 	done      chan struct{}
 	oomBefore uint64
-	saved     savedFiles
+	saved     savedFiles         // open until the supervisor ends
+	devices   *deviceState       // nil before the first save that needs it
 	crash     func(point string) // called at each crash point; tests set it
 
 	volumes volumeSlot
@@ -110,7 +111,6 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 		}
 		_ = m.qmp.Close()
 		_ = m.log.Close()
-		m.saved.close()
 		close(m.done)
 	}()
 	return supervisor.Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil

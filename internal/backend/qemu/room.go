@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
@@ -45,13 +47,22 @@ func roomFor(what, dir string, pauseBelow uint64, size int64) error {
 }
 
 // guestSize returns how many bytes the memory of a guest will occupy on the disk,
-// as far as the host knows: what its process occupies, at most all of its memory.
-func guestSize(pid int, memory int64) int64 {
+// as far as the host knows: what its process occupies, and the file from which the
+// guest continues (nil if there is none), at most all of its memory.
+func guestSize(pid int, from *os.File, memory int64) int64 {
 	sizes, err := supervisor.ReadSizes(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil || sizes["VmRSS"] == 0 {
 		return memory
 	}
-	return min(memory, sizes["VmRSS"])
+	size := sizes["VmRSS"]
+	if from != nil {
+		var st unix.Stat_t
+		if unix.Fstat(int(from.Fd()), &st) != nil { //nolint:gosec // a file descriptor fits an int
+			return memory
+		}
+		size = max(size, st.Blocks*512+sizes["RssAnon"])
+	}
+	return min(memory, size)
 }
 
 // spaceEvery is how many bytes are written between two looks at the free space.

@@ -15,6 +15,7 @@ var longTests = []string{
 	"TestEmulatedGuestSurvivesKernelPatching",
 	"TestKilledWhileSaving",
 	"TestSaveOnFullDisk",
+	"TestSaveOfWarmGuestOnFullDisk",
 	"TestGuestWithStoppedTimer",
 	"TestMergerDies",
 	"TestSaveOfRunningGuest",

@@ -75,6 +75,7 @@ type saving struct {
 	node     string      // of the overlay
 	file     string      // node of its file
 	switched bool        // QEMU writes to the overlay
+	inactive bool        // QEMU may use no disk until the guest continues
 	stopped  time.Time   // when the guest's CPUs stopped for the save
 }
 
@@ -88,7 +89,7 @@ func (s *saving) begin(ctx context.Context) error {
 		return err
 	}
 	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
-	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.cmd.Process.Pid, bytes)); err != nil {
+	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.cmd.Process.Pid, s.m.saved.memory, bytes)); err != nil {
 		return err
 	}
 	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
@@ -353,6 +354,9 @@ func (s *saving) cancel(ctx context.Context) error {
 // resume continues the guest's CPUs, if they ran before.
 func (s *saving) resume(ctx context.Context) error {
 	if !s.to.Running {
+		if s.inactive {
+			return s.m.qmp.executeAll(ctx, "cont", "stop")
+		}
 		return nil
 	}
 	for {

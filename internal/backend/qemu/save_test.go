@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -211,18 +212,35 @@ func TestKilledWhileSaving(t *testing.T) {
 
 // A snapshot for which the host's disk has no space fails, and the guest
 // continues.
-func TestSaveOnFullDisk(t *testing.T) {
+func TestSaveOnFullDisk(t *testing.T) { testFullDisk(t, false) }
+
+// So does one of a guest that continues from a saved memory.
+func TestSaveOfWarmGuestOnFullDisk(t *testing.T) { testFullDisk(t, true) }
+
+func testFullDisk(t *testing.T, warm bool) {
 	sampled(t)
 	if testing.Short() {
 		t.Skip("skipped: -short, and this boots virtual machines")
 	}
-	smalldisk.Run(t, "900m", func(t *testing.T, dir string) {
+	smalldisk.Run(t, "1100m", func(t *testing.T, dir string) {
 		f := vmFixture(t)
 		f.StateDir, f.PauseBelow = dir, hostspace.PauseLeast
 		t.Cleanup(func() { f.destroyAll(t) })
+		if warm {
+			f.TemplateBytes, f.TemplateDir = 4<<30, ""
+			d, err := f.open()
+			if err == nil {
+				_, err = d.WarmTemplate(t.Context(), f.spec(1))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 		b := newBox(t, f, nil)
 		b.boot()
 		boot := b.bootID()
+		before, err := layersIn(b.d.dir(b.ref))
+		b.ok(err)
 		save := func() error { _, err := b.d.SaveSnapshot(b.ctx, b.ref, agentlab.NewUID()); return err }
 		toDisk := func() error { return b.d.SuspendToDisk(b.ctx, b.ref) }
 		for _, call := range []func() error{save, toDisk} {
@@ -251,8 +269,8 @@ func TestSaveOnFullDisk(t *testing.T) {
 		if left, err := b.d.Snapshots(b.ctx); err != nil || len(left) != 0 {
 			t.Errorf("left: %+v, %v", left, err)
 		}
-		if layers, err := layersIn(b.d.dir(b.ref)); err != nil || len(layers) != 0 {
-			t.Errorf("left: %q, %v", layers, err)
+		if layers, err := layersIn(b.d.dir(b.ref)); err != nil || !slices.Equal(layers, before) {
+			t.Errorf("left: %q, %v, before %q", layers, err, before)
 		}
 	})
 }

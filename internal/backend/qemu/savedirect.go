@@ -84,19 +84,23 @@ func (s *saving) copyDirectly(ctx context.Context) error {
 			return err
 		}
 	}
-	before, err := s.readDevices(ctx)
+	before, err := s.readDevices(ctx, false)
 	for range restTries {
 		if err == nil {
 			err = s.ram.copyWritten(ctx, s.memory)
 		}
 		var now []byte
 		if err == nil {
-			now, err = s.readDevices(ctx)
+			now, err = s.readDevices(ctx, false)
 		}
-		if err != nil {
+		rests := err == nil && bytes.Equal(before, now)
+		if rests && !s.to.Continue {
+			_, err = s.readDevices(ctx, true)
+		}
+		switch {
+		case err != nil:
 			return asError(err, "cannot save the guest's memory")
-		}
-		if bytes.Equal(before, now) {
+		case rests:
 			return s.keepDevices(now)
 		}
 		before = now
@@ -121,30 +125,61 @@ func (s *saving) keepDevices(tail []byte) error {
 }
 
 // readDevices returns the state of the devices of a stopped guest. The command is for
-// Xen only in its name; its format is that of a migration without memory.
-func (s *saving) readDevices(ctx context.Context) ([]byte, error) {
-	f, w, err := memoryFD()
+// Xen only in its name; its format is that of a migration without memory. With end set
+// it is an error if something cannot be written to the disks, which QEMU no longer uses
+// then until the guest continues.
+func (s *saving) readDevices(ctx context.Context, end bool) ([]byte, error) {
+	d, err := s.m.deviceState(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _, _ = f.Close(), w.Close() }()
-	var set struct {
-		ID int64 `json:"fdset-id"`
-	}
-	if err := s.m.qmp.executeWith(ctx, "add-fd", nil, w, &set); err != nil {
+	if _, err := d.w.Seek(0, io.SeekStart); err != nil { // also for QEMU, which has a duplicate
 		return nil, err
 	}
-	name := "/dev/fdset/" + strconv.FormatInt(set.ID, 10)
-	err = s.m.qmp.execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": false}, nil)
-	if rerr := s.m.qmp.execute(ctx, "remove-fd", map[string]any{"fdset-id": set.ID}, nil); err == nil {
-		err = rerr
-	}
-	if err != nil {
+	s.inactive = s.inactive || end
+	name := "/dev/fdset/" + strconv.FormatInt(d.id, 10)
+	if err := s.m.qmp.execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": end}, nil); err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxDevices+1))
+	b, err := io.ReadAll(io.NewSectionReader(d.f, 0, maxDevices+1))
 	if err == nil && len(b) > maxDevices {
 		err = fmt.Errorf("the state of the devices is larger than %d MiB", maxDevices>>20)
 	}
 	return b, err
+}
+
+// deviceState is the file to which QEMU writes the state of its devices. It is passed to
+// QEMU once, because QEMU does not close it while the guest is stopped.
+type deviceState struct {
+	f, w *os.File // w for writing only, which is how QEMU opens a file
+	id   int64    // of the set of files in QEMU
+}
+
+// deviceState returns the file, and passes it to QEMU before the first save.
+func (m *machine) deviceState(ctx context.Context) (*deviceState, error) {
+	if m.devices != nil {
+		return m.devices, nil
+	}
+	d := &deviceState{}
+	var err error
+	if d.f, d.w, err = memoryFD(); err != nil {
+		return nil, err
+	}
+	var set struct {
+		ID int64 `json:"fdset-id"`
+	}
+	if err := m.qmp.executeWith(ctx, "add-fd", nil, d.w, &set); err != nil {
+		d.close()
+		return nil, err
+	}
+	d.id = set.ID
+	m.devices = d
+	return d, nil
+}
+
+func (d *deviceState) close() {
+	if d != nil {
+		_ = d.f.Close()
+		_ = d.w.Close()
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,12 @@ func (c *slowQMP) Read(b []byte) (int, error) {
 // diskOnly starts a QEMU with the root disk in dir, whose CPUs do not run.
 func diskOnly(t *testing.T, dir string) net.Conn {
 	t.Helper()
+	return diskOn(t, dir, "driver=file,node-name=root-file,filename="+fileRoot)
+}
+
+// diskOn is diskOnly with the node root-file of the disk.
+func diskOn(t *testing.T, dir, node string) net.Conn {
+	t.Helper()
 	ours, theirs, err := socketPair()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +65,7 @@ func diskOnly(t *testing.T, dir string) net.Conn {
 	defer func() { _ = theirs.Close() }()
 	cmd := exec.Command(defaultQEMU, "-nodefaults", "-display", "none", "-S", "-machine", "microvm", "-m", "32M",
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
-		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot,
+		"-blockdev", node,
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file",
 		"-device", "virtio-blk-device,id="+deviceRoot+",drive=root,share-rw=on")
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = dir, os.Stderr, []*os.File{theirs}
@@ -149,5 +156,51 @@ func TestStreamWithoutEnd(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("the save waits")
+	}
+}
+
+// A guest is not suspended to disk while something that it has written cannot be written
+// to its disk.
+func TestDiskThatCannotBeFlushed(t *testing.T) {
+	for _, node := range []string{
+		"driver=file,node-name=root-file,filename=" + fileRoot,
+		`{"driver":"blkdebug","node-name":"root-file","image":{"driver":"file","filename":"` + fileRoot + `"},"inject-error":[{"event":"none","iotype":"flush","errno":5}]}`,
+	} {
+		fails := strings.HasPrefix(node, "{")
+		dir := t.TempDir()
+		if err := runQEMUImg(t.Context(), defaultQEMUImg, dir, "create", "-q", "-f", "qcow2", fileRoot, "1M"); err != nil {
+			t.Fatal(err)
+		}
+		q := newQMP(diskOn(t, dir, node), func(qmpEvent) {})
+		defer func() { _ = q.Close() }()
+		s := &saving{m: &machine{dir: dir, qmp: q, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}}
+		write := func() {
+			t.Helper()
+			var out string
+			if err := q.execute(t.Context(), "human-monitor-command", map[string]any{"command-line": `qemu-io root "write 0 64k"`}, &out); err != nil || out != "" {
+				t.Errorf("fails %v: a write: %q, %v", fails, out, err)
+			}
+		}
+		if err := q.negotiate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		write()
+		first, err := s.readDevices(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 { // in the same file
+			again, err := s.readDevices(t.Context(), false)
+			if err != nil || !bytes.Equal(first, again) {
+				t.Fatalf("%d and %d bytes, %v", len(first), len(again), err)
+			}
+		}
+		if _, err := s.readDevices(t.Context(), true); (err != nil) != fails {
+			t.Errorf("fails %v: the last state of the devices: %v", fails, err)
+		}
+		if err := s.resume(t.Context()); err != nil { // it was suspended, and is again
+			t.Error(err)
+		}
+		write()
 	}
 }
