@@ -58,6 +58,15 @@ func TestSaveOfRunningGuest(t *testing.T) {
 		}
 	}
 	b.works(boot)
+	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.noted(qemuPID)))
+	b.ok(err)
+	open = slices.DeleteFunc(open, func(name string) bool {
+		to, err := os.Readlink(name)
+		return err != nil || !strings.Contains(to, "memfd:devices")
+	})
+	if len(open) != 1 {
+		t.Errorf("QEMU has %d files for the state of its devices open", len(open))
+	}
 	layers, err := layersIn(dir)
 	if err != nil || len(layers) < mergeFrom {
 		t.Errorf("the disk has %d layers after %d saves, %v", len(layers), mergeFrom, err)
