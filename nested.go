@@ -36,7 +36,7 @@ func (n Nested) Narrow(asked Nested) (Nested, error) {
 	}
 	if asked.Wanted() && !n.Wanted() {
 		return n, Errorf(CodeDenied, "the profile does not permit nested virtualization").WithField("resources.nested").
-			WithHint("use a profile with resources.nested: auto")
+			WithHint("use a profile with resources.nested: auto, such as interactive-dev")
 	}
 	return asked, nil
 }

@@ -38,7 +38,7 @@ func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Sess
 	}
 	a.progressf("starting the environment of the repository")
 	var e guestapi.Environment
-	if err := guestDocument(ctx, c, sandbox, req, &e); err != nil {
+	if err := guestDocument(ctx, c, sandbox, req, &e, guestWriter(a.Stderr)); err != nil {
 		return err
 	}
 	if e.Notice != "" {

@@ -38,12 +38,17 @@ func sandboxArg(ctx context.Context, c *client.Client, arg string) (string, erro
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
 func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
+	return guestRunShown(ctx, c, sandbox, req, stdin, stdout, io.Discard)
+}
+
+// guestRunShown is guestRun that also copies standard error to progress.
+func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout, progress io.Writer) error {
 	errOut := &bounded.Tail{Max: 4 << 10}
-	status, inErr, err := guestCapture(ctx, c, sandbox, req, stdin, stdout, errOut)
+	status, inErr, err := guestCapture(ctx, c, sandbox, req, stdin, stdout, io.MultiWriter(errOut, progress))
 	if err != nil || status.Code == 0 {
 		return err
 	}
-	text := sanitize(strings.TrimSpace(errOut.String() + "\n" + status.Error))
+	text := sanitize(lastMessage(strings.TrimSpace(errOut.String() + "\n" + status.Error)))
 	if text == "" && inErr != nil {
 		text = inErr.Error()
 	}
@@ -111,6 +116,18 @@ func (g guestInput) Close() error { return g.CloseWithError(errGuestEnded) }
 // errGuestEnded ends the transfer of an archive that the guest no longer reads.
 var errGuestEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
 
+// lastMessage returns the last message of agentlab-agent in text, which other programs
+// have written to as well, or text if there is none.
+func lastMessage(text string) string {
+	if i := strings.LastIndex(text, "\n"+agentMessage); i >= 0 {
+		return text[i+1:]
+	}
+	return text
+}
+
+// agentMessage begins each message of agentlab-agent.
+const agentMessage = "agentlab-agent: "
+
 // guestFault is the error for a command of a guest that failed.
 func guestFault(req guestapi.ExecRequest, code int, text string) error {
 	program := ""
@@ -119,7 +136,7 @@ func guestFault(req guestapi.ExecRequest, code int, text string) error {
 	}
 	switch {
 	case code == 127 && program == "agentlab-agent" && strings.Contains(text, "is not installed"): // the message of agentlab-agent
-		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, "agentlab-agent: ")).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, agentMessage)).
 			WithHint("choose an image that has it, in the profile, and start again with --fresh: agentlab image list")
 	case code == 127 && program != "agentlab-agent":
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", sanitize(program), cmp.Or(text, "it is not installed")).

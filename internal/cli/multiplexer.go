@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -55,7 +56,7 @@ func (a *App) chooseMultiplexer(ctx context.Context, c *client.Client, s api.Ses
 		return nil
 	}
 	var got guestapi.TerminalChoice
-	if err := guestDocument(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got); err != nil {
+	if err := guestDocument(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got, io.Discard); err != nil {
 		return err
 	}
 	switch {
@@ -81,10 +82,11 @@ func otherMultiplexer(name string) string {
 // maxGuestDocument limits a document of a guest about its terminals, in bytes.
 const maxGuestDocument = 4 << 10
 
-// guestDocument runs a command in a sandbox and decodes its output.
-func guestDocument(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any) error {
+// guestDocument runs a command in a sandbox and decodes its output. Its standard error
+// also goes to progress.
+func guestDocument(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
 	got := bounded.Head{Max: maxGuestDocument, Fail: errors.New("the answer is too large")}
-	if err := guestRun(ctx, c, sandbox, req, nil, &got); err != nil {
+	if err := guestRunShown(ctx, c, sandbox, req, nil, &got, progress); err != nil {
 		return err
 	}
 	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
@@ -113,7 +115,7 @@ func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Sessi
 	open.TTY = false
 	open.Command = slices.Insert(open.Command, 2, "--web")
 	var w guestapi.TerminalWeb
-	if err := guestDocument(ctx, c, sandbox, open, &w); err != nil {
+	if err := guestDocument(ctx, c, sandbox, open, &w, io.Discard); err != nil {
 		return err
 	}
 	if w.Port == 0 {

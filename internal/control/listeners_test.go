@@ -48,7 +48,8 @@ func TestListeners(t *testing.T) {
 		"   2: 0200000A:0BB9" + tcpTail + "13 1 0\n" + // 10.0.0.2:3001
 		"   3: 00000000:0016" + tcpTail + "14 1 0\n" + // sshd
 		"   4: 3500007F:0035" + tcpTail + "15 1 0\n" + // resolver
-		"   5: 00000000:1F40" + tcpTail + "16 1 0\n" // of this process
+		"   5: 00000000:1F40" + tcpTail + "16 1 0\n" + // of this process
+		"   9: 0100007F:8031" + tcpTail + "19 1 0\n" // of containerd
 	established := "   6: 00000000:0FA0 0100007F:0001 01 00000000:00000000 00:00000000 00000000  1000        0 17 1 0\n"
 	g.put(t, "proc/net/tcp", first+established)
 	g.put(t, "proc/net/tcp6", tcpHead+
@@ -62,6 +63,7 @@ func TestListeners(t *testing.T) {
 	g.process(t, 41, "vite", "/workspace/.worktrees/plain/src", 21)
 	g.process(t, 42, "api", "/work/repo/.worktrees/-odd name", 13)
 	g.process(t, os.Getpid(), "guestd", "/", 16)
+	g.process(t, 43, "containerd", "/", 19)
 	want := []guestapi.Listener{
 		{Port: 3000, Program: "node"},
 		{Port: 3001, Program: "api"},

@@ -33,7 +33,7 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	case agentlab.SandboxSuspended:
 		return sb, conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
 	case agentlab.SandboxStopped:
-		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
+		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d, or, in the repository of its session, agentlab start", vmid)
 	}
 	return sb, conflict(sb, "and does not run",
 		"see the reason: agentlab sandbox show %[1]d; a session continues in a new sandbox: agentlab start; else destroy it: agentlab sandbox destroy %[1]d", vmid)

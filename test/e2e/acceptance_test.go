@@ -96,7 +96,7 @@ import (
 //	SC-004  attach                               BenchmarkInteractive
 //	SC-005  credentials of the host              TestNoCredentialsInASession
 //	SC-006  the proxy of ports                   BenchmarkDevServer; BenchmarkAdded (internal/devproxy)
-//	SC-007  the same commands on all backends    work-comes-back; on Proxmox VE open: the template of the tests has no tmux
+//	SC-007  the same commands on all backends    work-comes-back
 //	SC-008  a nested VM boots                    see US6.1
 //	SC-009  the test suite of another project    open: see US6.2
 //

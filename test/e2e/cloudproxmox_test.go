@@ -106,12 +106,14 @@ func (p *pveLab) acceptance(t *testing.T) {
 			t.Cleanup(func() { // after the script
 				sub.deleteSessions()
 				sub.destroyAll()
-				var list api.List[api.Workspace]
-				if err := json.Unmarshal([]byte(sub.ok("--json", "workspace", "list")), &list); err != nil {
-					t.Fatal(err)
-				}
-				for _, v := range list.Items {
-					sub.ok("workspace", "delete", v.ID, "--purge", "--yes")
+				for _, which := range [][]string{nil, {"--trash"}} {
+					var list api.List[api.Workspace]
+					if err := json.Unmarshal([]byte(sub.ok(append([]string{"--json", "workspace", "list"}, which...)...)), &list); err != nil {
+						t.Fatal(err)
+					}
+					for _, v := range list.Items {
+						sub.ok("workspace", "delete", v.ID, "--purge", "--yes")
+					}
 				}
 				sub.clean()
 			})

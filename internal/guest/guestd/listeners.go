@@ -143,13 +143,16 @@ func stateOf(sockets []socket) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
+// containerd listens on a port for Kubernetes only.
+const containerd = "containerd"
+
 // listeners returns the ports of the sockets with their processes.
 func (s *Server) listeners(sockets []socket) []guestapi.Listener {
 	owners := s.owners(sockets)
 	out := []guestapi.Listener{}
 	for _, k := range sockets {
 		o := owners[k.inode]
-		if p := k.addr.Port(); p == portSSH || p == portDNS || o.pid == os.Getpid() {
+		if p := k.addr.Port(); p == portSSH || p == portDNS || o.pid == os.Getpid() || o.program == containerd {
 			continue
 		}
 		l := guestapi.Listener{Port: k.addr.Port(), Local: !onNetwork(k.addr.Addr()), Program: o.program, Worktree: o.worktree}
