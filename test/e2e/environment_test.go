@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -144,7 +145,8 @@ func (l *lab) checkContainedTerminal() {
 	if got := l.guest("app", "docker exec --user dev $(docker ps -q --filter label=devcontainer.local_folder=/work/repo) bash -c 'cat ~/created'"); got != "created by dev" {
 		l.Errorf("postCreateCommand: %q", got)
 	}
-	if p := l.served(33796); p.URL != "http://app.sandbox.localhost:33796/" {
+	// Another test can have the port of this machine.
+	if p := l.served(33796); p.URL != fmt.Sprintf("http://app.sandbox.localhost:%d/", p.HostPort) {
 		l.Errorf("%+v", p)
 	}
 }
