@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -116,10 +117,20 @@ func TestRaceForASession(t *testing.T) {
 // untilWorkspace lets time pass until a workspace is in a state.
 func (w *world) untilWorkspace(name string, state agentlab.WorkspaceState) {
 	w.Helper()
-	for w.workspaceOf(name).State != state {
+	for begin := time.Now(); ; {
 		w.mu.Lock()
-		next := w.next
+		next := w.next // before the look, or its event could be missed
 		w.mu.Unlock()
-		<-next
+		v := w.workspaceOf(name)
+		if v.State == state {
+			return
+		}
+		if time.Since(begin) > 2*time.Hour {
+			w.Fatalf("workspace %s is %s after two hours", name, v.State)
+		}
+		select {
+		case <-next:
+		case <-time.After(time.Minute):
+		}
 	}
 }
