@@ -85,8 +85,8 @@ the job in it has ended, and show its progress; the exit code is that of
 		}
 		if f.wait {
 			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
-			// A short job may have ended, and its sandbox may be destroyed.
-			if short := sb.JobID != "" && isDestroyed(sb); err != nil && !short {
+			// A short job may have ended, and its sandbox may be stopped or destroyed.
+			if short := sb.JobID != "" && (isStopped(sb) || isDestroyed(sb)); err != nil && !short {
 				return err
 			}
 		}
