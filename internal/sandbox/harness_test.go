@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -357,18 +358,26 @@ func (w *world) until(vmid int, states ...agentlab.SandboxState) agentlab.Sandbo
 	return w.untilIt(vmid, func(sb agentlab.Sandbox) bool { return slices.Contains(states, sb.State) })
 }
 
-func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) agentlab.Sandbox {
+func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) (sb agentlab.Sandbox) {
+	w.Helper()
+	w.pass(func() bool { sb = w.get(vmid); return cond(sb) }, func() string {
+		return fmt.Sprintf("sandbox %d is %s (desired %s, reason %q)", vmid, sb.State, sb.Desired, sb.Reason)
+	})
+	return sb
+}
+
+// pass lets time pass, at most two hours, until done holds. is says what is instead.
+func (w *world) pass(done func() bool, is func() string) {
 	w.Helper()
 	for begin := time.Now(); ; {
 		w.mu.Lock()
-		next := w.next
+		next := w.next // before the look, or its event could be missed
 		w.mu.Unlock()
-		sb := w.get(vmid)
-		if cond(sb) {
-			return sb
+		if done() {
+			return
 		}
 		if time.Since(begin) > 2*time.Hour {
-			w.Fatalf("sandbox %d is %s (desired %s, reason %q) after two hours", vmid, sb.State, sb.Desired, sb.Reason)
+			w.Fatalf("%s after two hours", is())
 		}
 		select { // in the bubble's time, so nothing really waits
 		case <-next:

@@ -2,11 +2,11 @@ package sandbox_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -117,20 +117,8 @@ func TestRaceForASession(t *testing.T) {
 // untilWorkspace lets time pass until a workspace is in a state.
 func (w *world) untilWorkspace(name string, state agentlab.WorkspaceState) {
 	w.Helper()
-	for begin := time.Now(); ; {
-		w.mu.Lock()
-		next := w.next // before the look, or its event could be missed
-		w.mu.Unlock()
-		v := w.workspaceOf(name)
-		if v.State == state {
-			return
-		}
-		if time.Since(begin) > 2*time.Hour {
-			w.Fatalf("workspace %s is %s after two hours", name, v.State)
-		}
-		select {
-		case <-next:
-		case <-time.After(time.Minute):
-		}
-	}
+	var v agentlab.Workspace
+	w.pass(func() bool { v = w.workspaceOf(name); return v.State == state }, func() string {
+		return fmt.Sprintf("workspace %s is %s", name, v.State)
+	})
 }

@@ -20,14 +20,10 @@ import (
 // own. On KVM, which tracks what a guest writes, QEMU's live migration stops the guest
 // for a shorter time if it has written much.
 
-const (
-	// restTries is how often the state of the devices is read until it no longer
-	// changes. They can change the memory of a stopped guest: QEMU stores what a user
-	// types as long as the guest has buffers for it.
-	restTries = 20
-	// maxDevices bounds the state of the devices, in bytes.
-	maxDevices = 64 << 20
-)
+// restTries is how often the state of the devices is read until it no longer changes.
+// They can change the memory of a stopped guest: QEMU stores what a user types as long
+// as the guest has buffers for it.
+const restTries = 20
 
 // savedFiles are the files from which a guest continues. Their names are removed, or
 // given to other files, while QEMU uses them.
@@ -141,9 +137,9 @@ func (s *saving) readDevices(ctx context.Context, end bool) ([]byte, error) {
 	if err := s.m.qmp.execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": end}, nil); err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.NewSectionReader(d.f, 0, maxDevices+1))
-	if err == nil && len(b) > maxDevices {
-		err = fmt.Errorf("the state of the devices is larger than %d MiB", maxDevices>>20)
+	b, err := io.ReadAll(io.NewSectionReader(d.f, 0, migration.MaxState+1))
+	if err == nil && len(b) > migration.MaxState {
+		err = fmt.Errorf("the state of the devices is larger than %d MiB", migration.MaxState>>20)
 	}
 	return b, err
 }

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -210,12 +209,10 @@ func (s *Server) awaitStaged(ctx context.Context, a account) {
 // wipe if another runner's secrets have to be removed. It returns false if the runner
 // is not needed. Without guestd it returns at once.
 func AwaitGate(rehearse func(), wipe func() error) (staged func(), ok bool) {
-	fd, err := strconv.Atoi(os.Getenv(gateEnv))
-	if err != nil || fd <= 2 {
+	fd, ok := inheritedFD(gateEnv)
+	if !ok {
 		return func() {}, true
 	}
-	unix.CloseOnExec(fd)
-	_ = os.Unsetenv(gateEnv)
 	b := []byte{0}
 	n, _, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT)
 	f := os.NewFile(uintptr(fd), "gate")

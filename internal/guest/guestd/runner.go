@@ -248,9 +248,7 @@ func waitLock(ctx context.Context, f *os.File) error {
 // is alive. A runner that guestd started already has the lock; without guestd,
 // the lock is taken if its file can be created.
 func LockRunner() bool {
-	if fd, err := strconv.Atoi(os.Getenv(lockEnv)); err == nil && fd > 2 {
-		unix.CloseOnExec(fd)
-		_ = os.Unsetenv(lockEnv)
+	if _, ok := inheritedFD(lockEnv); ok {
 		return true
 	}
 	var err error
@@ -259,6 +257,18 @@ func LockRunner() bool {
 	}
 	ok, err := lock.TryFile(heldLock)
 	return ok || err != nil
+}
+
+// inheritedFD returns the file descriptor that a variable names, which is for the calling
+// process only: programs that it starts get neither.
+func inheritedFD(name string) (fd int, ok bool) {
+	fd, err := strconv.Atoi(os.Getenv(name))
+	if err != nil || fd <= 2 {
+		return 0, false
+	}
+	unix.CloseOnExec(fd)
+	_ = os.Unsetenv(name)
+	return fd, true
 }
 
 // heldLock keeps the file of LockRunner open until the process ends.

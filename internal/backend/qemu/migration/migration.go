@@ -19,9 +19,9 @@ import (
 // PageSize is the size of a page in a stream, in bytes.
 const PageSize = 4096
 
-// maxState bounds the state of the devices, in bytes. That of a microVM has
+// MaxState bounds the state of the devices, in bytes. That of a microVM has
 // about 300 KiB.
-const maxState = 64 << 20
+const MaxState = 64 << 20
 
 // maxName bounds the name of a machine, in bytes. Other names have at most 255,
 // because one byte has their length.
@@ -155,8 +155,8 @@ func (m *receiver) text() string { return string(m.read(int(m.u8()))) }
 func (m *receiver) keep(values ...any) { m.appendTo(&m.state, values...) }
 
 func (m *receiver) appendTo(b *bytes.Buffer, values ...any) {
-	if b.Len() > maxState {
-		m.failf("the state of the devices is larger than %d MiB", maxState>>20)
+	if b.Len() > MaxState {
+		m.failf("the state of the devices is larger than %d MiB", MaxState>>20)
 		return
 	}
 	for _, v := range values {
@@ -371,9 +371,9 @@ func (m *receiver) devices() {
 		return
 	}
 	m.devicesAt = m.state.Len()
-	left := maxState - m.state.Len()
+	left := MaxState - m.state.Len()
 	n, err := io.Copy(&m.state, io.LimitReader(m.in, int64(left)+1))
 	if m.err = err; err == nil && n > int64(left) {
-		m.failf("the state of the devices is larger than %d MiB", maxState>>20)
+		m.failf("the state of the devices is larger than %d MiB", MaxState>>20)
 	}
 }

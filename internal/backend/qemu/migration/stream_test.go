@@ -158,7 +158,7 @@ func (r *repeat) Read(p []byte) (int, error) {
 		c := copy(p[n:], r.rest[r.at:])
 		n, r.at = n+c, (r.at+c)%len(r.rest)
 	}
-	if r.read += n; r.read > 2*maxState {
+	if r.read += n; r.read > 2*MaxState {
 		return n, io.ErrNoProgress // it was not stopped
 	}
 	return n, nil
@@ -250,7 +250,7 @@ func FuzzReceive(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(state) > len(in)+1 || len(state) > maxState {
+		if len(state) > len(in)+1 || len(state) > MaxState {
 			t.Fatalf("%d bytes of state of %d", len(state), len(in))
 		}
 		before := contentOf(t, file)
