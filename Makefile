@@ -19,7 +19,7 @@ PROGRAMS := agentlab agentlabd agent-runner
 GOLANGCI_LINT_VERSION := v2.15.0
 TOOLS := $(CURDIR)/.cache/tools
 # VMs of parallel tests share the machine, so a package can be slow.
-TEST_TIMEOUT ?= 40m
+TEST_TIMEOUT ?= 70m
 # How many packages are tested at once: most tests wait more than they compute,
 # those with VMs compute. The packages that take longest come first.
 WAITERS ?= 6
@@ -48,7 +48,7 @@ WAITING := ./internal/egress/nft ./internal/backend/proxmox ./internal/job ./int
 # translated from C, has memory of its own: the detector would not find races in it,
 # and its checks, with those of unsafe pointers, would take most of the time.
 C_CODE := modernc.org/sqlite/lib modernc.org/libc/... modernc.org/memory
-RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" $(GOTEST) -race $(C_CODE:%=-gcflags='%=-race=false -d=checkptr=0') -p $(WAITERS) -short \
+RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" scripts/in-memory.sh $(GOTEST) -race $(C_CODE:%=-gcflags='%=-race=false -d=checkptr=0') -p $(WAITERS) -short \
 	$(filter-out $(UNRACED),$(WAITING) $(RACED) $(UNITS) $(PLAIN))
 # Selects the cases of long tables that a run tests (test/sample).
 ifndef AGENTLAB_TEST_SEED
@@ -82,7 +82,7 @@ build-all: ## static binaries for amd64 and arm64, and agentlab for macOS, into 
 check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
 	@scripts/deps.sh run agents test
 	@start=$$(date +%s); \
-	$(GOTEST) -short -p $(WAITERS) $(WAITING) $$($(GO) list ./... | grep -v '/internal/archtest$$'); rc=$$?; \
+	scripts/in-memory.sh $(GOTEST) -short -p $(WAITERS) $(WAITING) $$($(GO) list ./... | grep -v '/internal/archtest$$'); rc=$$?; \
 	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
 test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)

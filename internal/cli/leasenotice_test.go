@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
+	"golang.org/x/term"
 
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -58,6 +59,9 @@ func TestTerminalShowsTheEndOfTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = ptmx.Close() }()
+	if _, err := term.MakeRaw(int(tty.Fd())); err != nil { // the notice may come before exec does this
+		t.Fatal(err)
+	}
 	text := make(chan string, 1)
 	go func() {
 		var all strings.Builder

@@ -40,11 +40,14 @@ func unpack(t *testing.T) (*hostsetup.Kit, string) {
 	return k, filepath.Join(parent, dirs[0].Name())
 }
 
+// forDevelopers are the scripts that a host does not get.
+var forDevelopers = []string{"demo.sh", "deps.sh", "fuzz.sh", "in-memory.sh", "mutation.sh", "stats.sh"}
+
 // Whatever script of the repository a host needs is carried, with all that it
 // reads.
 func TestUnpack(t *testing.T) {
 	k, dir := unpack(t)
-	for _, dev := range []string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh", "stats.sh"} {
+	for _, dev := range forDevelopers {
 		if k.Has(dev) {
 			t.Errorf("%s is for developers", dev)
 		}
@@ -56,7 +59,7 @@ func TestUnpack(t *testing.T) {
 		}
 		for _, path := range found {
 			name, _ := filepath.Rel("../../scripts", path)
-			if slices.Contains([]string{"demo.sh", "deps.sh", "fuzz.sh", "mutation.sh", "stats.sh"}, name) {
+			if slices.Contains(forDevelopers, name) {
 				continue
 			}
 			want, err := os.ReadFile(path)

@@ -14,28 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/disk"
 )
 
-// layerBuilder is a builder of dev whose steps are never run.
-func layerBuilder(t *testing.T, layers string) *builder {
+// layerBuilder is a builder of dev whose steps are never run. Its layers are on the same
+// disk.
+func layerBuilder(t *testing.T) *builder {
 	t.Helper()
 	if err := checkNamespaces(t.Context()); err != nil {
 		t.Skipf("no namespaces here: %v", err)
 	}
-	work := t.TempDir()
+	work := disk.Dir(t) // layers have extended attributes
 	if err := os.Chmod(work, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(filepath.Join(work, "tmp"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return &builder{recipe: mustShipped(t, "dev"), work: work, layers: layers, now: time.Now, out: &output{log: io.Discard, progress: func(string) {}}}
+	return &builder{recipe: mustShipped(t, "dev"), work: work, layers: filepath.Join(work, "layers"), now: time.Now, out: &output{log: io.Discard, progress: func(string) {}}}
 }
 
 // A layer restores files with everything that an image needs of them.
 func TestLayerRestoresFiles(t *testing.T) {
-	layers := filepath.Join(t.TempDir(), "layers")
-	b := layerBuilder(t, layers)
+	b := layerBuilder(t)
 	tree := b.path("tree")
 	fill := isolated("sh", "-euc", `mkdir -p "$1/dir" "$1/dev" && cd "$1"
 echo text >file && chmod 4755 file && chown 0:42 dir && ln -s missing link && ln file dir/hard
@@ -67,7 +68,7 @@ truncate -s 64M sparse && : >dev/null`, "sh", tree)
 	if n, err := unix.Getxattr(filepath.Join(tree, "file"), "user.test", value); err != nil || string(value[:n]) != "value" {
 		t.Errorf("the attribute: %q, %v", value, err)
 	}
-	if all := listLayers(layers); len(all) != 1 || all[0].Kind != "packages" || all[0].Bytes > 1<<20 {
+	if all := listLayers(b.layers); len(all) != 1 || all[0].Kind != "packages" || all[0].Bytes > 1<<20 {
 		t.Errorf("%+v", all)
 	}
 	b.force = true
@@ -79,8 +80,7 @@ truncate -s 64M sparse && : >dev/null`, "sh", tree)
 // A damaged layer is removed and its step runs again; an interrupted one does not
 // appear.
 func TestLayerFaults(t *testing.T) {
-	layers := filepath.Join(t.TempDir(), "layers")
-	b := layerBuilder(t, layers)
+	b := layerBuilder(t)
 	l := layer{"npm", strings.Repeat("cd", 16), []string{"npm"}}
 	steps := 0
 	step := func(context.Context) error {
@@ -99,24 +99,24 @@ func TestLayerFaults(t *testing.T) {
 	}
 	rebuild(1)
 	rebuild(1)
-	whole, err := os.ReadFile(l.file(layers))
+	whole, err := os.ReadFile(l.file(b.layers))
 	if err != nil {
 		t.Fatal(err)
 	}
 	flipped := slices.Clone(whole)
 	flipped[len(flipped)/2] ^= 0xff
 	for _, damaged := range [][]byte{whole[:len(whole)/2], nil, flipped, []byte("not an archive")} {
-		if err := os.WriteFile(l.file(layers), damaged, 0o600); err != nil {
+		if err := os.WriteFile(l.file(b.layers), damaged, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		rebuild(steps + 1)
 		rebuild(steps)
 	}
 	// A failed step leaves no layer.
-	_ = os.Remove(l.file(layers))
+	_ = os.Remove(l.file(b.layers))
 	fault := errors.New("no network")
-	if err := b.reusable(t.Context(), l, func(context.Context) error { return fault }); !errors.Is(err, fault) || len(listLayers(layers)) > 0 {
-		t.Errorf("%v, %v", err, listLayers(layers))
+	if err := b.reusable(t.Context(), l, func(context.Context) error { return fault }); !errors.Is(err, fault) || len(listLayers(b.layers)) > 0 {
+		t.Errorf("%v, %v", err, listLayers(b.layers))
 	}
 	// An interrupted, and a full disk: no layer, and nothing beside it.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -125,7 +125,7 @@ func TestLayerFaults(t *testing.T) {
 	if err := b.pack(t.Context(), l, b.path("layer-npm"), 10); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("on a full disk: %v", err)
 	}
-	if left, _ := os.ReadDir(layers); len(left) > 0 {
+	if left, _ := os.ReadDir(b.layers); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }
@@ -214,8 +214,7 @@ func TestLayerKeys(t *testing.T) {
 // The layer with the most packages is used, and what it lacks is added only if there is
 // none with all.
 func TestPackagesFromLayers(t *testing.T) {
-	layers := filepath.Join(t.TempDir(), "layers")
-	b := layerBuilder(t, layers)
+	b := layerBuilder(t)
 	levels := packageLayers(b.recipe.levels(), b.now())
 	for i, l := range levels {
 		for _, name := range []string{"tree/has", "kernel/boot/vmlinuz", "kernel.packages"} {

@@ -8,13 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/test/disk"
 )
 
 // Pages of a file that a process has mapped privately are its own only after it has
 // changed them: the host can drop the others.
 func TestMemoryOfMappedFile(t *testing.T) {
 	const size = 64 << 20
-	path := filepath.Join(t.TempDir(), "memory")
+	path := filepath.Join(disk.Dir(t), "memory")
 	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
 		t.Fatal(err)
 	}

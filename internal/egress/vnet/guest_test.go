@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 
 var (
 	guestMAC = net.HardwareAddr{0x52, 0x54, 0, 0x12, 0x34, 0x56}
-	patience = 20 * time.Second
+	patience = time.Minute
 )
 
 // lab is a Network, a guest on its link and a fake internet behind it.

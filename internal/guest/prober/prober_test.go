@@ -126,7 +126,7 @@ func TestProbes(t *testing.T) {
 		{guestapi.Probe{Kind: "tcp", Target: "no.test:80"}, guestapi.ProbeResult{Error: "name: NXDOMAIN"}},
 		{guestapi.Probe{Kind: "tcp", Target: "nowhere.test:80"}, guestapi.ProbeResult{Error: "name: no address"}},
 		{guestapi.Probe{Kind: "tcp", Target: closed(t)}, guestapi.ProbeResult{Error: "refused"}},
-		{guestapi.Probe{Kind: "tcp", Target: silent, TimeoutMS: 200}, guestapi.ProbeResult{Connected: true, Error: "timeout"}},
+		{guestapi.Probe{Kind: "tcp", Target: silent, TimeoutMS: 2000}, guestapi.ProbeResult{Connected: true, Error: "timeout"}},
 		{guestapi.Probe{Kind: "tcp", Target: hangup}, guestapi.ProbeResult{Connected: true, Error: "closed|reset"}},
 		{guestapi.Probe{Kind: "tcp", Target: "127.0.0.1"}, guestapi.ProbeResult{Error: `"127.0.0.1" is not HOST:PORT`}},
 		{guestapi.Probe{Kind: "tls", Target: any4, Name: "a.test"}, guestapi.ProbeResult{Reached: true, Connected: true, Answer: "a.test"}},
