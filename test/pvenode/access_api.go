@@ -4,7 +4,6 @@ import (
 	"errors"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -176,7 +175,7 @@ func apiUserAdd(c *call) (any, *Error) {
 		return nil, dief("create user failed: domain '%s' does not exist", realm)
 	}
 	c.n.acc.users[id] = &user{
-		id: id, enabled: !c.p.has("enable") || c.p.yes("enable"), expire: int64(c.p.num("expire")),
+		enabled: !c.p.has("enable") || c.p.yes("enable"), expire: int64(c.p.num("expire")),
 		comment: c.p.str("comment"), tokens: map[string]*token{},
 	}
 	return nil, nil
@@ -277,7 +276,7 @@ func apiTokenAdd(c *call) (any, *Error) {
 	if u.tokens[name] != nil {
 		return nil, badParam("tokenid", "Token already exists.")
 	}
-	t := &token{id: name, secret: newUUID(), privsep: !c.p.has("privsep") || c.p.yes("privsep"), expire: int64(c.p.num("expire")), comment: c.p.str("comment")}
+	t := &token{secret: newUUID(), privsep: !c.p.has("privsep") || c.p.yes("privsep"), expire: int64(c.p.num("expire")), comment: c.p.str("comment")}
 	u.tokens[name] = t
 	// What is answered is what was given, as the string that it was given as.
 	info := map[string]any{"privsep": "1"}
@@ -416,7 +415,7 @@ func apiACL(c *call) (any, *Error) {
 	c.n.mu.Lock()
 	entries := slices.Clone(c.n.acc.acl)
 	c.n.mu.Unlock()
-	sort.SliceStable(entries, func(i, j int) bool { return entries[i].path < entries[j].path })
+	slices.SortStableFunc(entries, func(a, b aclEntry) int { return strings.Compare(a.path, b.path) })
 	out := []map[string]any{}
 	for _, e := range entries {
 		if !audit && !c.mayModify(e.path) {

@@ -41,17 +41,17 @@ func agentCalls() []endpoint {
 		if a.name == "fsfreeze-status" {
 			perm = agentPerm("VM.GuestAgent.Audit", "VM.GuestAgent.FileSystemMgmt")
 		}
-		out = append(out, endpoint{method: a.method, path: base + "/" + a.name, slow: true, perm: perm, run: agentSimple(a.name)})
+		out = append(out, endpoint{method: a.method, path: base + "/" + a.name, perm: perm, run: agentSimple(a.name)})
 	}
 	return append(out,
-		endpoint{method: "POST", path: base, slow: true, perm: agentPerm(), params: []param{str("command").must().of(names...)},
+		endpoint{method: "POST", path: base, perm: agentPerm(), params: []param{str("command").must().of(names...)},
 			run: func(c *call) (any, *Error) { return agentSimple(c.p.str("command"))(c) }},
-		endpoint{method: "POST", path: base + "/exec", slow: true, perm: agentPerm(), run: apiAgentExec, params: []param{str("command").must(), str("input-data").upTo(64 << 10)}},
-		endpoint{method: "GET", path: base + "/exec-status", slow: true, perm: agentPerm(), run: apiAgentExecStatus, params: []param{integer("pid").must()}},
-		endpoint{method: "GET", path: base + "/file-read", slow: true, perm: agentPerm("VM.GuestAgent.FileRead"), run: apiAgentFileRead, params: []param{str("file").must()}},
-		endpoint{method: "POST", path: base + "/file-write", slow: true, perm: agentPerm("VM.GuestAgent.FileWrite"), run: apiAgentFileWrite,
+		endpoint{method: "POST", path: base + "/exec", perm: agentPerm(), run: apiAgentExec, params: []param{str("command").must(), str("input-data").upTo(64 << 10)}},
+		endpoint{method: "GET", path: base + "/exec-status", perm: agentPerm(), run: apiAgentExecStatus, params: []param{integer("pid").must()}},
+		endpoint{method: "GET", path: base + "/file-read", perm: agentPerm("VM.GuestAgent.FileRead"), run: apiAgentFileRead, params: []param{str("file").must()}},
+		endpoint{method: "POST", path: base + "/file-write", perm: agentPerm("VM.GuestAgent.FileWrite"), run: apiAgentFileWrite,
 			params: []param{str("file").must(), str("content").must().upTo(60 << 10), boolean("encode")}},
-		endpoint{method: "POST", path: base + "/set-user-password", slow: true, perm: agentPerm(), run: apiAgentPassword,
+		endpoint{method: "POST", path: base + "/set-user-password", perm: agentPerm(), run: apiAgentPassword,
 			params: []param{str("username").must(), {name: "password", need: true, minLen: 5, maxLen: 1024}, boolean("crypted")}},
 	)
 }

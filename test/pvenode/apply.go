@@ -37,7 +37,7 @@ func (c *call) apply(v *vm, ch *change) *Error {
 		c.coldplug(v, faults)
 	}
 	if len(faults) > 0 {
-		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults, Usage: true}
+		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults}
 	}
 	return nil
 }

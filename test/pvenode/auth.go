@@ -18,7 +18,6 @@ type access struct {
 }
 
 type user struct {
-	id      string
 	enabled bool
 	expire  int64
 	comment string
@@ -26,9 +25,9 @@ type user struct {
 }
 
 type token struct {
-	id, secret, comment string
-	privsep             bool
-	expire              int64
+	secret, comment string
+	privsep         bool
+	expire          int64
 }
 
 // aclEntry gives a role to a user or token (with "!") on a path and, when it
@@ -57,7 +56,7 @@ var (
 
 func (a *access) init(v9 bool) {
 	a.v9 = v9
-	a.users = map[string]*user{"root@pam": {id: "root@pam", enabled: true, tokens: map[string]*token{}}}
+	a.users = map[string]*user{"root@pam": {enabled: true, tokens: map[string]*token{}}}
 	a.roles = map[string]map[string]bool{"NoAccess": {}, "Administrator": setOf(a.privileges()...)}
 	a.roles["PVEVMUser"] = setOf(vmUser...)
 	a.roles["PVEVMAdmin"] = setOf(append(append([]string{}, vmAdmin...), vmUser...)...)
@@ -239,14 +238,14 @@ func (n *Node) AddUser(u User) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.acc.users[u.ID] == nil {
-		n.acc.users[u.ID] = &user{id: u.ID, enabled: true, tokens: map[string]*token{}}
+		n.acc.users[u.ID] = &user{enabled: true, tokens: map[string]*token{}}
 	}
 	var out []string
 	for _, t := range u.Tokens {
 		if t.Secret == "" {
 			t.Secret = newUUID()
 		}
-		n.acc.users[u.ID].tokens[t.ID] = &token{id: t.ID, secret: t.Secret, privsep: t.Privsep}
+		n.acc.users[u.ID].tokens[t.ID] = &token{secret: t.Secret, privsep: t.Privsep}
 		out = append(out, "PVEAPIToken="+u.ID+"!"+t.ID+"="+t.Secret)
 	}
 	return out
@@ -313,15 +312,6 @@ func (n *Node) authenticate(h http.Header) (name, tok, fault string) {
 		return "", "", "Authentication failed!"
 	}
 	return name, tok, ""
-}
-
-// Disable turns a user off, as an administrator does.
-func (n *Node) Disable(id string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if u := n.acc.users[id]; u != nil {
-		u.enabled = false
-	}
 }
 
 func newUUID() string {

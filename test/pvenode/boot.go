@@ -20,9 +20,6 @@ type Machines struct {
 	KVM bool
 }
 
-// Console is the file with all that a VM wrote to its first serial port.
-func (m Machines) Console(vmid int) string { return machine.Spec{VMID: vmid, Dir: m.Dir}.Console() }
-
 // Boot starts a QEMU. Its cloud-init drive is written first, whatever it held.
 func (m Machines) Boot(ctx context.Context, b Boot) (Guest, error) {
 	spec := machine.Spec{VMID: b.VMID, Dir: m.Dir, Conf: b.Config, Disks: map[string]machine.Disk{}, KVM: m.KVM}

@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sort"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -92,12 +93,7 @@ func splitList(s string) []string {
 func itoa(i int) string { return strconv.Itoa(i) }
 
 func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
+	return slices.Sorted(maps.Keys(m))
 }
 
 // say is a line of a worker's standard output, or of a call's.
@@ -154,8 +150,7 @@ func (n *Node) Invoke(ctx context.Context, r Request) Response {
 	if err := c.merge(p, r.Params); err != nil {
 		return Response{Err: err}
 	}
-	number, leave := n.count.enter(r.Method, ep.path)
-	defer leave()
+	number := n.count.enter(r.Method, ep.path)
 	if n.cfg.OnCall != nil {
 		n.cfg.OnCall(number, r.Method, ep.path, false)
 		defer n.cfg.OnCall(number, r.Method, ep.path, true)
@@ -256,11 +251,7 @@ func (c *call) fork(typ, id string, work func(w *call) *Error) (any, *Error) {
 		return w.task.upid, nil
 	}
 	w.ctx = c.n.ctx
-	c.n.workers.Add(1)
-	go func() {
-		defer c.n.workers.Done()
-		c.n.runWorker(&w, work)
-	}()
+	c.n.workers.Go(func() { c.n.runWorker(&w, work) })
 	return w.task.upid, nil
 }
 

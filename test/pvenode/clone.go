@@ -127,7 +127,6 @@ type clonePlan struct {
 	slots  []string
 	drives map[string]drive
 	full   map[string]bool
-	linked bool // the whole clone
 	from   section
 }
 
@@ -155,7 +154,6 @@ func (c *call) clonePlan(src *vm) (*clonePlan, *Error) {
 			}
 		}
 	}
-	p.linked = !full
 	p.slots = p.from.drives()
 	var keep []string
 	for _, slot := range p.slots {

@@ -2,7 +2,7 @@ package pvenode
 
 var cloudinitTable = []endpoint{
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/cloudinit", perm: vmPriv("VM.Audit"), run: apiCloudinit},
-	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/cloudinit", perm: vmPriv("VM.Config.Cloudinit"), run: apiCloudinitUpdate, slow: true},
+	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/cloudinit", perm: vmPriv("VM.Config.Cloudinit"), run: apiCloudinitUpdate},
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/cloudinit/dump", perm: vmPriv("VM.Audit"), run: apiCloudinitDump,
 		params: []param{str("type").must().of("user", "network", "meta")}},
 }

@@ -21,7 +21,7 @@ func apiNextID(c *call) (any, *Error) {
 	defer c.n.mu.Unlock()
 	if c.p.has("vmid") {
 		if c.n.taken(c.p.num("vmid")) {
-			return nil, badParam("vmid", "VM "+c.p.str("vmid")+" already exists").usage()
+			return nil, badParam("vmid", "VM "+c.p.str("vmid")+" already exists")
 		}
 		return c.p.str("vmid"), nil
 	}
@@ -33,18 +33,11 @@ func apiNextID(c *call) (any, *Error) {
 	return nil, dief("unable to get any free VMID in range [%d, %d]", c.n.nextIDs[0], c.n.nextIDs[1])
 }
 
-// statd is what the nodes tell each other every ten seconds: what
-// /cluster/resources and the lists of nodes and pools show is that old.
-type statd struct {
-	told map[int]map[string]any
-	at   time.Time
-}
-
-// broadcast runs until the node ends.
+// broadcast runs until the node ends. It is what the nodes tell each other
+// every ten seconds: what /cluster/resources and the lists of nodes and pools
+// show is that old.
 func (n *Node) broadcast() {
-	n.workers.Add(1)
-	go func() {
-		defer n.workers.Done()
+	n.workers.Go(func() {
 		t := time.NewTicker(10 * n.cfg.Waits.Second)
 		defer t.Stop()
 		for {
@@ -58,17 +51,17 @@ func (n *Node) broadcast() {
 			for id, v := range n.vms {
 				told[id] = n.vmStatus(v, false)
 			}
-			n.stat = statd{told: told, at: time.Now()}
+			n.told = told
 			n.mu.Unlock()
 		}
-	}()
+	})
 }
 
 // resource is an entry of /cluster/resources: config properties are fresh,
 // the rest is as old as the last broadcast; mu is held.
 func (n *Node) resource(v *vm, full bool) map[string]any {
 	out := map[string]any{}
-	if known := n.stat.told[v.id]; known != nil && full {
+	if known := n.told[v.id]; known != nil && full {
 		for k, val := range known {
 			if k != "serial" && k != "pid" && k != "cpus" && k != "lock" && k != "tags" {
 				out[k] = val
@@ -297,9 +290,9 @@ var clusterCalls = []endpoint{
 	{method: "GET", path: "/cluster/nextid", run: apiNextID, params: []param{integer("vmid").as(formatVMID)}},
 	{method: "GET", path: "/cluster/resources", run: apiResources, params: []param{str("type").of("vm", "storage", "node", "sdn")}},
 	{method: "GET", path: "/nodes", run: apiNodes},
-	{method: "GET", path: "/nodes/{node}/status", run: apiNodeStatus, slow: true, perm: nodePriv("Sys.Audit")},
-	{method: "GET", path: "/nodes/{node}/network", run: apiNetwork, slow: true, params: []param{
+	{method: "GET", path: "/nodes/{node}/status", run: apiNodeStatus, perm: nodePriv("Sys.Audit")},
+	{method: "GET", path: "/nodes/{node}/network", run: apiNetwork, params: []param{
 		str("type").of("bridge", "bond", "eth", "alias", "vlan", "fabric", "OVSBridge", "OVSBond", "OVSPort", "OVSIntPort", "vnet", "any_bridge", "any_local_bridge", "include_sdn"),
 	}},
-	{method: "GET", path: "/nodes/{node}/certificates/info", run: apiCertificates, slow: true},
+	{method: "GET", path: "/nodes/{node}/certificates/info", run: apiCertificates},
 }

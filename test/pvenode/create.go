@@ -5,7 +5,7 @@ import (
 )
 
 var createTable = []endpoint{
-	{method: "POST", path: "/nodes/{node}/qemu", options: true, slow: true, run: apiCreate, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu", options: true, run: apiCreate, params: []param{
 		integer("vmid").must().as(formatVMID), str("pool").as(formatPool), boolean("start"), storageParam, boolean("force"),
 		boolean("unique"), integer("bwlimit").atLeast(0),
 	}},

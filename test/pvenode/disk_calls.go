@@ -9,13 +9,13 @@ import (
 var resizeRe = regexp.MustCompile(`^\+?\d+(\.\d+)?[KMGT]?$`)
 
 var diskTable = []endpoint{
-	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/resize", perm: vmPriv("VM.Config.Disk"), run: apiResize, slow: true, params: []param{
+	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/resize", perm: vmPriv("VM.Config.Disk"), run: apiResize, params: []param{
 		{name: "disk", need: true, format: formatDrive}, {name: "size", need: true, pattern: resizeRe}, str("digest").upTo(40), boolean("skiplock"),
 	}},
-	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/unlink", perm: vmPriv("VM.Config.Disk"), run: apiUnlink, slow: true, params: []param{
+	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/unlink", perm: vmPriv("VM.Config.Disk"), run: apiUnlink, params: []param{
 		str("idlist").must(), boolean("force"),
 	}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/template", perm: vmPriv("VM.Allocate"), run: apiTemplate, slow: true, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/template", perm: vmPriv("VM.Allocate"), run: apiTemplate, params: []param{
 		{name: "disk", format: formatDrive},
 	}},
 }

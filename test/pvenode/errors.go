@@ -17,9 +17,6 @@ type Error struct {
 	Params map[string]string
 	// Exit is the exit code that a command of the node gives; 0 draws 255.
 	Exit int
-	// Usage means that a command prints its usage after the message: faults
-	// of parameters.
-	Usage bool
 }
 
 // Error implements error.

@@ -3,6 +3,8 @@ package pvenode
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -42,7 +44,7 @@ type Fault struct {
 }
 
 // Points are the steps of workers and of lists at which a Fault may happen,
-// beside the types of tasks.
+// beside the types of tasks. Fail rejects other steps.
 var Points = []string{
 	"clone.stub",         // the stub with lock: clone is there, no volume made
 	"clone.volume",       // before each volume
@@ -89,10 +91,14 @@ type armed struct {
 	left int
 }
 
-func (f *faults) init() {}
-
-// Fail arms a fault at a point and returns what disarms it.
+// Fail arms a fault at a point and returns what disarms it. It panics if the
+// point is written like a step ("clone.volume") and is not in Points.
 func (n *Node) Fail(point string, f Fault) (disarm func()) {
+	call := strings.Contains(point, " ") || strings.HasPrefix(point, "*")
+	worker := !strings.Contains(point, ".") || strings.HasSuffix(point, ".done")
+	if !call && !worker && !slices.Contains(Points, point) {
+		panic("no step " + point)
+	}
 	a := &armed{point: point, Fault: f, left: f.Times}
 	if a.left == 0 {
 		a.left = 1
@@ -212,24 +218,17 @@ type counters struct {
 	mu    sync.Mutex
 	calls map[string]int
 	total int64 // since the node began
-	now   int
-	most  int
 }
 
 func (k *counters) init() { k.calls = map[string]int{} }
 
-func (k *counters) enter(method, path string) (number int64, leave func()) {
+// enter counts a call and returns its number.
+func (k *counters) enter(method, path string) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.calls[method+" "+path]++
 	k.total++
-	k.now++
-	k.most = max(k.most, k.now)
-	return k.total, func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.now--
-	}
+	return k.total
 }
 
 // Calls returns how often each call of the API was made, by "METHOD path" with
@@ -253,17 +252,9 @@ func (n *Node) TotalCalls() int {
 	return total
 }
 
-// MostAtOnce returns the largest number of calls that were carried out at the
-// same time.
-func (n *Node) MostAtOnce() int {
-	n.count.mu.Lock()
-	defer n.count.mu.Unlock()
-	return n.count.most
-}
-
 // ResetCalls sets the counters to zero.
 func (n *Node) ResetCalls() {
 	n.count.mu.Lock()
 	defer n.count.mu.Unlock()
-	n.count.calls, n.count.most = map[string]int{}, n.count.now
+	n.count.calls = map[string]int{}
 }

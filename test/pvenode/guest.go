@@ -11,7 +11,6 @@ import (
 
 // Boot is what a VM is started with.
 type Boot struct {
-	Node string
 	VMID int
 	// Config is the effective configuration, values as its file has them.
 	Config map[string]string
@@ -22,8 +21,6 @@ type Boot struct {
 	Seed map[string]string
 	// Snapshot is the snapshot whose memory it continues with; "" boots.
 	Snapshot string
-	// Log writes a line of the task that starts it.
-	Log func(line string)
 }
 
 // Disk is a drive of a VM.

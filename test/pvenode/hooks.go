@@ -273,11 +273,6 @@ func (n *Node) Volumes(vmid int) []string {
 // does, until the returned function is called.
 func (n *Node) Lock(vmid int) (unlock func()) { return n.holdFile(vmLockFile(vmid)) }
 
-// LockStorage holds the lock of a storage.
-func (n *Node) LockStorage(id string) (unlock func()) {
-	return n.holdFile("/var/lock/pve-manager/pve-storage-" + id)
-}
-
 func (n *Node) holdFile(path string) func() {
 	h := newHolder()
 	_ = n.locks.take(n.ctx, h, n.name+":"+path, false, n.cfg.Waits.ConfigLock, func() {}, func() {})

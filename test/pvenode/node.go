@@ -3,7 +3,6 @@ package pvenode
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -114,7 +113,7 @@ type Node struct {
 	nextPID  int
 	nextIDs  [2]int // lower, upper of datacenter.cfg
 	started  time.Time
-	stat     statd
+	told     map[int]map[string]any // what broadcast has sent
 
 	locks  flocks
 	faults faults
@@ -123,14 +122,12 @@ type Node struct {
 	rest    *restServer
 	ctx     context.Context // ends with the test
 	workers sync.WaitGroup
-	log     *slog.Logger
 
 	tools
 }
 
 // member is one node of the cluster.
 type member struct {
-	name    string
 	online  bool
 	memory  int64
 	bridges map[string]bool
@@ -192,15 +189,13 @@ func build(cfg Config, tempDir func() string) (*Node, error) {
 		nodes: map[string]*member{}, vms: map[int]*vm{}, cts: map[int]string{}, storages: map[string]*storage{},
 		pools: map[string]*pool{}, fw: map[string]*fwFile{},
 		nextPID: 4096, nextIDs: [2]int{100, 1000000}, started: time.Now(),
-		log: slog.New(slog.DiscardHandler),
 	}
 	n.tasks.init()
 	n.acc.init(n.v9())
 	n.locks.init()
-	n.faults.init()
 	n.count.init()
 	for _, name := range cfg.Nodes {
-		m := &member{name: name, online: true, memory: cfg.Memory, bridges: map[string]bool{}}
+		m := &member{online: true, memory: cfg.Memory, bridges: map[string]bool{}}
 		if own, ok := cfg.MemoryOf[name]; ok {
 			m.memory = own
 		}
@@ -222,9 +217,6 @@ func (n *Node) v9() bool { return n.cfg.Version == "9.2" }
 
 // Name returns the name of the node that clients connect to.
 func (n *Node) Name() string { return n.name }
-
-// Dir returns the directory that represents the node's root file system.
-func (n *Node) Dir() string { return n.dir }
 
 // HostPath returns where a path of the node is on this machine.
 func (n *Node) HostPath(path string) string { return filepath.Join(n.dir, filepath.Clean("/"+path)) }

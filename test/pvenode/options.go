@@ -16,7 +16,6 @@ const (
 	grpMemory
 	grpHWType
 	grpDisk
-	grpCDROM
 	grpNetwork
 	grpOptions
 	grpCloudinit

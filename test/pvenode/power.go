@@ -82,7 +82,7 @@ func (c *call) startFrom(v *vm, snapshot string) *Error {
 	for slot, d := range b.Disks {
 		disks[slot] = d.Volid
 	}
-	v.run = &running{guest: guest, pid: guest.Pid(), started: time.Now(), disks: disks, conf: v.conf.clone()}
+	v.run = &running{guest: guest, pid: guest.Pid(), started: time.Now(), disks: disks}
 	if v.run.pid == 0 {
 		v.run.pid = n.pid()
 	}
@@ -104,9 +104,7 @@ func (c *call) startFrom(v *vm, snapshot string) *Error {
 
 // watch makes a VM stopped when its QEMU ends by itself.
 func (n *Node) watch(v *vm, g Guest) {
-	n.workers.Add(1)
-	go func() {
-		defer n.workers.Done()
+	n.workers.Go(func() {
 		select {
 		case <-g.Done():
 		case <-n.ctx.Done(): // it began while the test ended
@@ -118,7 +116,7 @@ func (n *Node) watch(v *vm, g Guest) {
 		if v.run != nil && v.run.guest == g {
 			v.run = nil
 		}
-	}()
+	})
 }
 
 // prepareBoot makes the seed and gathers the disks.
@@ -127,7 +125,7 @@ func (c *call) prepareBoot(v *vm) (Boot, *Error) {
 	n.mu.Lock()
 	conf := v.conf.clone()
 	n.mu.Unlock()
-	b := Boot{Node: c.node, VMID: v.id, Config: conf, Disks: map[string]Disk{}, Log: func(line string) { c.say("%s", line) }}
+	b := Boot{VMID: v.id, Config: conf, Disks: map[string]Disk{}}
 	for _, slot := range conf.drives() {
 		d := parseDrive(conf[slot])
 		if d.cloudinit() {

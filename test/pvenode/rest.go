@@ -181,11 +181,7 @@ func (s *restServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // the work continues; the work does not end when the client leaves either.
 func (s *restServer) invoke(w http.ResponseWriter, r *http.Request, req Request) {
 	done := make(chan Response, 1)
-	s.n.workers.Add(1)
-	go func() {
-		defer s.n.workers.Done()
-		done <- s.n.Invoke(s.n.ctx, req)
-	}()
+	s.n.workers.Go(func() { done <- s.n.Invoke(s.n.ctx, req) })
 	t := time.NewTimer(s.n.cfg.Waits.Proxy)
 	defer t.Stop()
 	select {

@@ -43,11 +43,8 @@ type endpoint struct {
 	params       []param
 	// options means that the options of a VM's config are parameters too.
 	options bool
-	// slow means that pveproxy passes it on to the daemon, and so gives up
-	// after a time.
-	slow bool
-	perm func(c *call) *Error
-	run  func(c *call) (any, *Error)
+	perm    func(c *call) *Error
+	run     func(c *call) (any, *Error)
 	// only9 and only8 limit it to one version.
 	only9, only8 bool
 }
@@ -147,7 +144,7 @@ func (ep *endpoint) verify(n *Node, p values, cli bool) *Error {
 		}
 	}
 	if len(faults) > 0 {
-		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults, Usage: true}
+		return &Error{Status: 400, Message: "Parameter verification failed.", Params: faults}
 	}
 	return nil
 }

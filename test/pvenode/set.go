@@ -5,7 +5,7 @@ import (
 	"encoding/hex"
 	"os"
 	"regexp"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 )
@@ -139,7 +139,7 @@ func (c *call) readChange(vmid int) (*change, *Error) {
 	}
 	for _, o := range c.p.list("revert") {
 		if _, ok := lookupOption(o); !ok {
-			return nil, &Error{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{"revert": "unknown option '" + o + "'"}, Usage: true}
+			return nil, &Error{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{"revert": "unknown option '" + o + "'"}}
 		}
 		ch.revert = append(ch.revert, o)
 	}
@@ -151,7 +151,7 @@ func (c *call) readChange(vmid int) (*change, *Error) {
 			return nil, badParam("delete", "you can't use '-"+o+"' and -delete "+o+"' at the same time")
 		}
 		if _, ok := lookupOption(o); !ok {
-			return nil, &Error{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{"delete": "unknown option '" + o + "'"}, Usage: true}
+			return nil, &Error{Status: 400, Message: "Parameter verification failed.", Params: map[string]string{"delete": "unknown option '" + o + "'"}}
 		}
 		ch.drop = append(ch.drop, o)
 	}
@@ -201,7 +201,7 @@ func uniqueTags(s string) string {
 			out = append(out, t)
 		}
 	}
-	sort.Strings(out)
+	slices.Sort(out)
 	return strings.Join(out, ";")
 }
 
@@ -221,22 +221,20 @@ func (c *call) checkHookscript(volid string) *Error {
 	s, r, err := c.n.parseVolid(volid)
 	c.n.mu.Unlock()
 	if err != nil {
-		return badParam("hookscript", err.Message+"\n").usage()
+		return badParam("hookscript", err.Message+"\n")
 	}
 	if r.content != "snippets" {
-		return badParam("hookscript", "'"+volid+"' is not in the snippets directory\n").usage()
+		return badParam("hookscript", "'"+volid+"' is not in the snippets directory\n")
 	}
 	st, e := os.Stat(c.n.HostPath(s.filePath(r)))
 	if e != nil {
-		return badParam("hookscript", "script '"+volid+"' does not exist\n").usage()
+		return badParam("hookscript", "script '"+volid+"' does not exist\n")
 	}
 	if st.Mode()&0o111 == 0 {
-		return badParam("hookscript", "script '"+volid+"' is not executable\n").usage()
+		return badParam("hookscript", "script '"+volid+"' is not executable\n")
 	}
 	return nil
 }
-
-func (e *Error) usage() *Error { e.Usage = true; return e }
 
 // newDiskRe is "STORE:SIZE", the request for a new volume.
 var newDiskRe = regexp.MustCompile(`^(?:([^/:\s]+):)?(\d+(?:\.\d+)?)$`)
@@ -246,7 +244,7 @@ func (c *call) checkDriveParam(slot, val string) *Error {
 	d := parseDrive(val)
 	m := newDiskRe.FindStringSubmatch(d.file)
 	if d.props["import-from"] != "" && (m == nil || m[1] == "" || m[2] != "0") {
-		return badParam(slot, "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>").usage()
+		return badParam(slot, "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>")
 	}
 	return nil
 }

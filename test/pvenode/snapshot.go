@@ -1,6 +1,7 @@
 package pvenode
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -138,22 +139,8 @@ func (c *call) snapshot(vmid int, name string) *Error {
 		err = c.saveState(run, state)
 	}
 	var made []string
-	for _, slot := range slots {
-		if err != nil {
-			break
-		}
-		d := parseDrive(s[slot])
-		if d.cdrom() {
-			continue
-		}
-		c.say("snapshotting 'drive-%s' (%s)", slot, d.file)
-		if err = c.n.point(c, "snapshot.volume"); err == nil {
-			err = c.volumeSnapshot(d.file, name)
-		}
-		if err != nil {
-			break
-		}
-		made = append(made, d.file)
+	if err == nil {
+		made, err = c.snapshotVolumes(s, slots, name)
 	}
 	if frozen {
 		_, _ = run.guest.Agent(c.ctx, "guest-fsfreeze-thaw", nil)
@@ -188,6 +175,25 @@ func (c *call) snapshot(vmid int, name string) *Error {
 	delete(s, "snapstate")
 	v.conf["parent"] = name
 	return nil
+}
+
+// snapshotVolumes saves the volumes of drives and returns those that it has saved.
+func (c *call) snapshotVolumes(s section, slots []string, name string) (made []string, err *Error) {
+	for _, slot := range slots {
+		d := parseDrive(s[slot])
+		if d.cdrom() {
+			continue
+		}
+		c.say("snapshotting 'drive-%s' (%s)", slot, d.file)
+		if err := c.n.point(c, "snapshot.volume"); err != nil {
+			return made, err
+		}
+		if err := c.volumeSnapshot(d.file, name); err != nil {
+			return made, err
+		}
+		made = append(made, d.file)
+	}
+	return made, nil
 }
 
 // snapshotPrepare writes the section of the snapshot and lock: snapshot.
@@ -424,7 +430,7 @@ func (c *call) delsnapshot(vmid int, name string) *Error {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	parent := s["parent"]
-	for _, of := range append([]section{v.conf}, sections(v.snaps)...) {
+	for _, of := range append(slices.Collect(maps.Values(v.snaps)), v.conf) {
 		if of["parent"] == name {
 			of["parent"] = parent
 			if parent == "" {
@@ -459,14 +465,6 @@ func (c *call) deleteState(s section, volid string) *Error {
 		c.n.mu.Unlock()
 	}
 	return nil
-}
-
-func sections(m map[string]section) []section {
-	var out []section
-	for _, k := range sortedKeys(m) {
-		out = append(out, m[k])
-	}
-	return out
 }
 
 func (c *call) delsnapshotPrepare(vmid int, name string) (*vm, section, *Error) {

@@ -6,7 +6,7 @@ import (
 	"os"
 	"path"
 	"regexp"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -157,7 +157,6 @@ type ref struct {
 	volname string
 	key     string
 	vmid    int
-	base    string // key of the base that it names
 	isBase  bool
 	format  string
 	content string // images, iso, snippets, import, vztmpl, backup
@@ -180,7 +179,7 @@ func (s *storage) parseVolname(name string) (ref, *Error) {
 		if m == nil {
 			return r, dief("unable to parse zfs volume name '%s'", name)
 		}
-		r.base, r.key, r.isBase, r.vmid = m[1], m[3], m[4] == "base", atoi(m[5])
+		r.key, r.isBase, r.vmid = m[3], m[4] == "base", atoi(m[5])
 	case LVMThin:
 		m := lvmName.FindStringSubmatch(name)
 		if m == nil {
@@ -210,7 +209,7 @@ func (s *storage) parseDirVolname(r ref) (ref, *Error) {
 	if f == nil {
 		return r, dief("unable to parse volume filename '%s'", m[3])
 	}
-	r.base, r.vmid, r.key, r.format = m[1], atoi(m[2]), m[2]+"/"+m[3], f[1]
+	r.vmid, r.key, r.format = atoi(m[2]), m[2]+"/"+m[3], f[1]
 	r.isBase = strings.HasPrefix(m[3], "base-")
 	return r, nil
 }
@@ -341,7 +340,7 @@ func (s *storage) volumesOf(node string, vmid int) []*volume {
 			out = append(out, v)
 		}
 	}
-	sort.Slice(out, func(i, j int) bool { return s.volid(out[i]) < s.volid(out[j]) })
+	slices.SortFunc(out, func(a, b *volume) int { return strings.Compare(s.volid(a), s.volid(b)) })
 	return out
 }
 

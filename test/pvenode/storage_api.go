@@ -4,15 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 )
 
 // status is what storage calls say of a storage; mu is held.
 func (s *storage) status(node string) map[string]any {
-	content := append([]string{}, s.Content...)
-	sort.Sort(sort.Reverse(sort.StringSlice(content)))
+	content := slices.Sorted(slices.Values(s.Content))
+	slices.Reverse(content)
 	used := s.used(node)
 	shared := 0
 	if s.Shared {
@@ -340,19 +340,19 @@ var volumeFormat = str("format").of("raw", "qcow2", "subvol", "vmdk")
 var contentKinds = []string{"images", "rootdir", "vztmpl", "iso", "backup", "snippets", "import", "none"}
 
 var storageCalls = []endpoint{
-	{method: "GET", path: "/nodes/{node}/storage", run: apiStorages, slow: true, params: []param{
+	{method: "GET", path: "/nodes/{node}/storage", run: apiStorages, params: []param{
 		storageParam, str("content"), boolean("enabled"), str("target").as(formatNode), boolean("format"),
 	}},
-	{method: "GET", path: "/nodes/{node}/storage/{storage}/status", run: apiStorageStatus, slow: true, perm: storagePriv("Datastore.Audit", "Datastore.AllocateSpace")},
-	{method: "GET", path: "/nodes/{node}/storage/{storage}/content", run: apiContent, slow: true, perm: storagePriv("Datastore.Audit", "Datastore.AllocateSpace"), params: []param{
+	{method: "GET", path: "/nodes/{node}/storage/{storage}/status", run: apiStorageStatus, perm: storagePriv("Datastore.Audit", "Datastore.AllocateSpace")},
+	{method: "GET", path: "/nodes/{node}/storage/{storage}/content", run: apiContent, perm: storagePriv("Datastore.Audit", "Datastore.AllocateSpace"), params: []param{
 		str("content").of(contentKinds...), integer("vmid").as(formatVMID),
 	}},
-	{method: "POST", path: "/nodes/{node}/storage/{storage}/content", run: apiContentCreate, slow: true, perm: storagePriv("Datastore.AllocateSpace"), params: []param{
+	{method: "POST", path: "/nodes/{node}/storage/{storage}/content", run: apiContentCreate, perm: storagePriv("Datastore.AllocateSpace"), params: []param{
 		str("filename").must(), integer("vmid").must().as(formatVMID), {name: "size", need: true, pattern: contentSizeRe}, volumeFormat,
 	}},
-	{method: "GET", path: "/nodes/{node}/storage/{storage}/content/{volume}", run: apiVolume, slow: true},
-	{method: "DELETE", path: "/nodes/{node}/storage/{storage}/content/{volume}", run: apiVolumeDelete, slow: true, params: []param{integer("delay").between(1, 30)}},
-	{method: "POST", path: "/nodes/{node}/storage/{storage}/upload", run: apiUpload, slow: true, perm: storagePriv("Datastore.AllocateTemplate"), params: []param{
+	{method: "GET", path: "/nodes/{node}/storage/{storage}/content/{volume}", run: apiVolume},
+	{method: "DELETE", path: "/nodes/{node}/storage/{storage}/content/{volume}", run: apiVolumeDelete, params: []param{integer("delay").between(1, 30)}},
+	{method: "POST", path: "/nodes/{node}/storage/{storage}/upload", run: apiUpload, perm: storagePriv("Datastore.AllocateTemplate"), params: []param{
 		str("content").must().of("iso", "vztmpl", "import"), str("filename").must().upTo(255), str("checksum"),
 		str("checksum-algorithm").of("md5", "sha1", "sha224", "sha256", "sha384", "sha512"), str("tmpfilename"),
 	}},

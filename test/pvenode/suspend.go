@@ -208,10 +208,10 @@ func apiReboot(c *call) (any, *Error) {
 }
 
 var powerCalls = []endpoint{
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/suspend", perm: vmPriv("VM.PowerMgmt"), run: apiSuspend, slow: true, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/suspend", perm: vmPriv("VM.PowerMgmt"), run: apiSuspend, params: []param{
 		boolean("skiplock"), boolean("todisk"), {name: "statestorage", format: formatStorageID, requires: "todisk"},
 	}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/resume", perm: vmPriv("VM.PowerMgmt"), run: apiResume, slow: true, params: []param{boolean("skiplock"), boolean("nocheck")}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/reset", perm: vmPriv("VM.PowerMgmt"), run: apiReset, slow: true, params: []param{boolean("skiplock")}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/reboot", perm: vmPriv("VM.PowerMgmt"), run: apiReboot, slow: true, params: []param{integer("timeout").atLeast(0)}},
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/resume", perm: vmPriv("VM.PowerMgmt"), run: apiResume, params: []param{boolean("skiplock"), boolean("nocheck")}},
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/reset", perm: vmPriv("VM.PowerMgmt"), run: apiReset, params: []param{boolean("skiplock")}},
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/reboot", perm: vmPriv("VM.PowerMgmt"), run: apiReboot, params: []param{integer("timeout").atLeast(0)}},
 }

@@ -51,31 +51,31 @@ var setParams = []param{
 }
 
 var vmCalls = []endpoint{
-	{method: "GET", path: "/nodes/{node}/qemu", params: []param{boolean("full")}, run: apiVMs, slow: true},
+	{method: "GET", path: "/nodes/{node}/qemu", params: []param{boolean("full")}, run: apiVMs},
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/config", params: []param{boolean("current"), str("snapshot").as(formatConfigID).upTo(40)}, perm: vmPriv("VM.Audit"), run: apiConfig},
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/pending", perm: vmPriv("VM.Audit"), run: apiPending},
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/status/current", perm: vmPriv("VM.Audit"), run: apiStatus},
 	{method: "GET", path: "/nodes/{node}/qemu/{vmid}/feature", perm: vmPriv("VM.Audit"), run: apiFeature, params: []param{
 		str("feature").must().of("snapshot", "clone", "copy"), str("snapname").as(formatConfigID).upTo(40),
 	}},
-	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetSync, slow: true, params: setParams},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetTask, slow: true,
+	{method: "PUT", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetSync, params: setParams},
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/config", options: true, perm: vmPrivAny(anyConfigPriv...), run: apiSetTask,
 		params: append([]param{integer("background_delay").between(1, 30), str("import-working-storage").as(formatStorageID)}, setParams...)},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/clone", run: apiClone, slow: true, perm: clonePerm, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/clone", run: apiClone, perm: clonePerm, params: []param{
 		integer("newid").must().as(formatVMID), str("name").as(formatDNSName), str("description"), str("pool").as(formatPool), str("snapname").as(formatConfigID).upTo(40),
 		storageParam, str("format").of("raw", "qcow2", "vmdk"), boolean("full"), str("target").as(formatNode), integer("bwlimit").atLeast(0),
 	}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/start", perm: vmPriv("VM.PowerMgmt"), run: apiStart, slow: true, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/start", perm: vmPriv("VM.PowerMgmt"), run: apiStart, params: []param{
 		boolean("skiplock"), str("stateuri").upTo(128), str("migratedfrom"), str("migration_type"), str("migration_network"), str("machine"), str("force-cpu"), str("targetstorage"), integer("timeout").atLeast(0), str("nets-host-mtu"),
 		{name: "with-conntrack-state", kind: kBool, only9: true},
 	}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/stop", perm: vmPriv("VM.PowerMgmt"), run: apiStop, slow: true, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/stop", perm: vmPriv("VM.PowerMgmt"), run: apiStop, params: []param{
 		boolean("skiplock"), str("migratedfrom"), integer("timeout").atLeast(0), boolean("keepActive"), boolean("overrule-shutdown"),
 	}},
-	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/shutdown", perm: vmPriv("VM.PowerMgmt"), run: apiShutdown, slow: true, params: []param{
+	{method: "POST", path: "/nodes/{node}/qemu/{vmid}/status/shutdown", perm: vmPriv("VM.PowerMgmt"), run: apiShutdown, params: []param{
 		boolean("skiplock"), integer("timeout").atLeast(0), boolean("forceStop"), boolean("keepActive"),
 	}},
-	{method: "DELETE", path: "/nodes/{node}/qemu/{vmid}", perm: vmPriv("VM.Allocate"), run: apiDestroy, slow: true, params: []param{
+	{method: "DELETE", path: "/nodes/{node}/qemu/{vmid}", perm: vmPriv("VM.Allocate"), run: apiDestroy, params: []param{
 		boolean("skiplock"), boolean("purge"), boolean("destroy-unreferenced-disks"),
 	}},
 }

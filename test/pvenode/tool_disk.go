@@ -2,7 +2,9 @@ package pvenode
 
 import (
 	"encoding/binary"
+	"maps"
 	"os"
+	"slices"
 )
 
 // qmUnlock removes the lock: property of a config, which no call of the API
@@ -155,7 +157,7 @@ func (c *call) rescan(vmid int, dry bool) *Error {
 		return err
 	}
 	named := func(volid string) bool {
-		for _, s := range append([]section{v.conf, v.pending}, sections(v.snaps)...) {
+		for _, s := range append(slices.Collect(maps.Values(v.snaps)), v.conf, v.pending) {
 			for k, val := range s {
 				if (isDrive(k) || isUnused(k) || k == "vmstate") && c.n.sameVolume(parseDrive(val).file, volid) {
 					return true

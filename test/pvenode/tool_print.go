@@ -2,10 +2,10 @@ package pvenode
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +28,11 @@ func text(v any) string {
 func numeric(v any) float64 {
 	f, _ := strconv.ParseFloat(text(v), 64)
 	return f
+}
+
+// byText compares objects by the text of a key.
+func byText(key string) func(a, b map[string]any) int {
+	return func(a, b map[string]any) int { return strings.Compare(text(a[key]), text(b[key])) }
 }
 
 // records makes a list of objects of an answer.
@@ -58,7 +63,7 @@ func printVMs(t *tool, r Response) {
 	if len(list) == 0 {
 		return
 	}
-	sort.Slice(list, func(i, j int) bool { return numeric(list[i]["vmid"]) < numeric(list[j]["vmid"]) })
+	slices.SortFunc(list, func(a, b map[string]any) int { return cmp.Compare(numeric(a["vmid"]), numeric(b["vmid"])) })
 	t.printf("%10s %-20s %-10s %-10s %12s %-10s\n", "VMID", "NAME", "STATUS", "MEM(MB)", "BOOTDISK(GB)", "PID")
 	for _, v := range list {
 		pid := text(v["pid"])
@@ -88,7 +93,7 @@ func printConfig(t *tool, r Response) {
 
 func printPending(t *tool, r Response) {
 	list := records(r.Data)
-	sort.Slice(list, func(i, j int) bool { return text(list[i]["key"]) < text(list[j]["key"]) })
+	slices.SortFunc(list, byText("key"))
 	for _, e := range list {
 		k := text(e["key"])
 		v, has := e["value"]
@@ -125,9 +130,14 @@ func printSnapshots(t *tool, r Response) {
 	var walk func(prefix, parent string)
 	walk = func(prefix, parent string) {
 		level := children[parent]
-		sort.SliceStable(level, func(i, j int) bool {
-			a, b := level[i]["snaptime"], level[j]["snaptime"]
-			return b == nil || (a != nil && numeric(a) < numeric(b))
+		slices.SortStableFunc(level, func(a, b map[string]any) int {
+			switch {
+			case a["snaptime"] == nil: // the current state
+				return 1
+			case b["snaptime"] == nil:
+				return -1
+			}
+			return cmp.Compare(numeric(a["snaptime"]), numeric(b["snaptime"]))
 		})
 		for _, s := range level {
 			description := text(s["description"])
@@ -165,7 +175,7 @@ func printContent(t *tool, r Response) {
 			t.printf("%s %s\n", line(text(v["volid"]), text(v["format"]), text(v["content"]), text(v["size"])), text(v["vmid"]))
 		}
 	}
-	sort.SliceStable(list, func(i, j int) bool { return text(list[i]["format"]) < text(list[j]["format"]) })
+	slices.SortStableFunc(list, byText("format"))
 	for _, v := range list {
 		if numeric(v["vmid"]) == 0 {
 			t.printf("%s\n", line(text(v["volid"]), text(v["format"]), text(v["content"]), text(v["size"])))
@@ -185,7 +195,7 @@ func printStorages(t *tool, r Response) {
 		unit = " (KiB)"
 	}
 	t.printf("%-*s %10s %10s %15s %15s %15s %8s\n", name, "Name", "Type", "Status", "Total"+unit, "Used"+unit, "Available"+unit, "%")
-	sort.Slice(list, func(i, j int) bool { return text(list[i]["storage"]) < text(list[j]["storage"]) })
+	slices.SortFunc(list, byText("storage"))
 	for _, s := range list {
 		status, per := "inactive", 0.0
 		if numeric(s["active"]) > 0 {

@@ -1,12 +1,14 @@
 package pvenode
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/sha1" //nolint:gosec // the digest of configs is SHA-1
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/url"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 )
@@ -41,7 +43,6 @@ type running struct {
 	pid     int
 	started time.Time
 	disks   map[string]string // slot -> volume id
-	conf    section           // what it was started with
 }
 
 func newVM(id int, node string) *vm {
@@ -50,12 +51,7 @@ func newVM(id int, node string) *vm {
 
 // vmids lists all VMs in order; mu is held.
 func (n *Node) vmids() []int {
-	out := make([]int, 0, len(n.vms))
-	for id := range n.vms {
-		out = append(out, id)
-	}
-	sort.Ints(out)
-	return out
+	return slices.Sorted(maps.Keys(n.vms))
 }
 
 // vmOn finds a VM on a node; mu is held. Its error is that of the calls that
@@ -137,7 +133,7 @@ func (s section) drives() []string {
 			out = append(out, k)
 		}
 	}
-	sort.Strings(out)
+	slices.Sort(out)
 	return out
 }
 
@@ -149,14 +145,10 @@ func driveOrder(slots []string) {
 		stem := strings.TrimRight(s, "0123456789")
 		return rank[stem], atoi(s[len(stem):])
 	}
-	sort.Slice(slots, func(i, j int) bool {
-		a, b := slots[i], slots[j]
+	slices.SortFunc(slots, func(a, b string) int {
 		ra, na := key(a)
 		rb, nb := key(b)
-		if ra != rb {
-			return ra < rb
-		}
-		return na < nb
+		return cmp.Or(cmp.Compare(ra, rb), cmp.Compare(na, nb))
 	})
 }
 

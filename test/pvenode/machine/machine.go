@@ -171,9 +171,6 @@ func (m *Machine) PID() int { return m.pid }
 // Log is what QEMU said.
 func (m *Machine) Log() string { return m.log.String() }
 
-// Console is the file with all that the guest wrote to its first serial port.
-func (m *Machine) Console() string { return m.spec.Console() }
-
 // Done is closed when QEMU has ended.
 func (m *Machine) Done() <-chan struct{} { return m.done }
 
