@@ -25,7 +25,6 @@ var apiCalls = []string{
 	"GET /nodes/NODE/qemu/VMID/agent/network-get-interfaces",
 	"GET /nodes/NODE/qemu/VMID/config current",
 	"GET /nodes/NODE/qemu/VMID/firewall/rules",
-	"GET /nodes/NODE/qemu/VMID/pending",
 	"GET /nodes/NODE/qemu/VMID/snapshot",
 	"GET /nodes/NODE/qemu/VMID/snapshot/SNAP/config",
 	"GET /nodes/NODE/qemu/VMID/status/current",
@@ -35,7 +34,6 @@ var apiCalls = []string{
 	"GET /nodes/NODE/tasks limit source typefilter vmid",
 	"GET /nodes/NODE/tasks/UPID/log limit start",
 	"GET /nodes/NODE/tasks/UPID/status",
-	"GET /pools/POOL",
 	"GET /version",
 	"POST /nodes/NODE/qemu/VMID/agent/file-write content file",
 	"POST /nodes/NODE/qemu/VMID/clone description full name newid pool snapname storage target",
@@ -47,7 +45,7 @@ var apiCalls = []string{
 	"POST /nodes/NODE/qemu/VMID/status/start",
 	"POST /nodes/NODE/qemu/VMID/status/stop overrule-shutdown",
 	"POST /nodes/NODE/qemu/VMID/status/suspend",
-	"PUT /nodes/NODE/qemu/VMID/config delete digest name revert",
+	"PUT /nodes/NODE/qemu/VMID/config delete digest name",
 	"PUT /nodes/NODE/qemu/VMID/firewall/options enable",
 	"PUT /nodes/NODE/qemu/VMID/resize disk size",
 }
@@ -56,7 +54,6 @@ func TestCallsMade(t *testing.T) {
 	params := map[string]map[string]bool{}
 	s := &scripted{answer: func(_ int, m Method, path string, p url.Values) (string, error) {
 		plain := strings.NewReplacer("pve", "NODE", "101", "VMID", "STORE", "STORAGE", "vol", "VOLUME", url.PathEscape(string(cloneTask)), "UPID").Replace(path)
-		plain = strings.Replace(plain, "/pools/lab", "/pools/POOL", 1)
 		call := string(m) + " " + plain
 		if params[call] == nil {
 			params[call] = map[string]bool{}
@@ -68,21 +65,18 @@ func TestCallsMade(t *testing.T) {
 	}}
 	ctx, c := t.Context(), New(s)
 	vm := func(f func(context.Context, string, int) (UPID, error)) { _, _ = f(ctx, "pve", 101) }
-	ch := Changes{Set: map[string]string{"name": "x"}, Delete: []string{"tags"}, Revert: []string{"scsi0"}, Digest: "d"}
+	ch := Changes{Set: map[string]string{"name": "x"}, Delete: []string{"tags"}, Digest: "d"}
 	_, _ = c.Version(ctx)
 	_, _ = c.Nodes(ctx)
-	_, _ = c.Pool(ctx, "lab")
 	_, _ = c.Permissions(ctx)
 	_, _ = c.Free(ctx, 101)
 	_, _ = c.Guests(ctx)
 	_, _ = c.VMs(ctx, "pve")
 	_, _ = c.Config(ctx, "pve", 101)
 	_, _ = c.CurrentConfig(ctx, "pve", 101)
-	_, _ = c.Pending(ctx, "pve", 101)
 	_, _ = c.Status(ctx, "pve", 101)
 	_, _ = c.Clone(ctx, "pve", 101, CloneOptions{NewID: 102, Name: "n", Description: "d", Pool: "p", Full: true, Snapshot: "SNAP", Storage: "s", Target: "t"})
 	_ = c.Set(ctx, "pve", 101, ch)
-	_ = c.Revert(ctx, "pve", 101, "scsi0")
 	_, _ = c.Resize(ctx, "pve", 101, "scsi0", "2G")
 	vm(c.Start)
 	vm(c.Stop)

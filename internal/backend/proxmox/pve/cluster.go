@@ -57,12 +57,10 @@ func parseVersion(texts ...string) (Version, error) {
 
 // Node is a member of the cluster.
 type Node struct {
-	Name        string `json:"node"`
-	Status      string `json:"status"` // online, offline, unknown
-	MaxMem      Int    `json:"maxmem"` // bytes; 0: not known
-	Mem         Int    `json:"mem"`    // used
-	MaxCPU      Int    `json:"maxcpu"`
-	Fingerprint string `json:"ssl_fingerprint"` // SHA-256 of its certificate
+	Name   string `json:"node"`
+	Status string `json:"status"` // online, offline, unknown
+	MaxMem Int    `json:"maxmem"` // bytes; 0: not known
+	Mem    Int    `json:"mem"`    // used
 }
 
 // FreeMem returns the free memory in bytes, 0 if not known.
@@ -71,26 +69,6 @@ func (n Node) FreeMem() int64 { return max(int64(n.MaxMem-n.Mem), 0) }
 // Nodes lists the nodes; it needs no privilege.
 func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	return list[Node](ctx, c, "list nodes", "/nodes", nil)
-}
-
-// Pool is a resource pool.
-type Pool struct {
-	ID      string       `json:"poolid"`
-	Members []PoolMember `json:"members"`
-}
-
-// PoolMember is a member of a pool that the caller may see.
-type PoolMember struct {
-	VMID Int    `json:"vmid"`
-	Node string `json:"node"`
-	Type string `json:"type"` // qemu, lxc, storage
-}
-
-// Pool reads a pool (Pool.Audit).
-func (c *Client) Pool(ctx context.Context, id string) (Pool, error) {
-	var out Pool
-	err := c.call(ctx, "read pool "+id, Get, apiPath("pools", id), nil, &out)
-	return out, err
 }
 
 // Permissions are the caller's effective privileges: a map from path to

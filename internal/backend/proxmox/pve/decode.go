@@ -122,30 +122,9 @@ func (c *Config) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Int returns an option as an integer, def if it is not set or not an integer.
-func (c Config) Int(option string, def int) int {
-	n, err := strconv.Atoi(c[option])
-	if err != nil {
-		return def
-	}
-	return n
-}
-
-// Bool returns an option as a boolean; false if it is not set.
-func (c Config) Bool(option string) bool {
-	switch strings.ToLower(c[option]) {
-	case "1", "yes", "on", "true":
-		return true
-	}
-	return false
-}
-
 // Digest returns the digest of this version of the configuration, for
 // Changes.Digest.
 func (c Config) Digest() string { return c["digest"] }
-
-// Tags returns the tags, which Proxmox stores in lower case and sorted.
-func (c Config) Tags() []string { return splitTags(c["tags"]) }
 
 func splitTags(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })

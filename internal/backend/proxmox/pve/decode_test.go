@@ -2,7 +2,6 @@ package pve
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -52,14 +51,11 @@ func TestConfigOfTheRecordings(t *testing.T) {
 	if err := json.Unmarshal([]byte(recorded), &c); err != nil {
 		t.Fatal(err)
 	}
-	if c.Int("cores", 0) != 4 || c.Int("memory", 0) != 512 || c.Int("cpulimit", 7) != 7 || c["cpulimit"] != "2.5" || c.Bool("onboot") || !c.Bool("agent") {
+	if c["cores"] != "4" || c["memory"] != "512" || c["cpulimit"] != "2.5" || c["onboot"] != "0" || c["agent"] != "1" {
 		t.Errorf("numbers: %v", c)
 	}
 	if c["description"] != "line one: é\nline two" || c.Digest() != "5013604c32d056572e9f681fb3b4a90491ba18f5" {
 		t.Errorf("texts: %v", c)
-	}
-	if !slices.Equal(c.Tags(), []string{"a", "agentlab", "b"}) {
-		t.Errorf("tags: %v", c.Tags())
 	}
 	if _, ok := c["clipboard"]; ok {
 		t.Error("null is an option")
@@ -87,8 +83,8 @@ func TestUPIDs(t *testing.T) {
 		"UPID:pve:00007DB6:1000261D7:6B00F51E:imgcopy::root@pam:",
 	} {
 		u, err := ParseUPID(s)
-		if err != nil || u.Node() != "pve" || u.Type() == "" || !strings.HasPrefix(u.User(), "root@pam") && u.User() != "agentlab@pve!ctl" {
-			t.Errorf("%s: %v %s %s", s, err, u.Type(), u.User())
+		if err != nil || u.Node() != "pve" || u.Type() == "" {
+			t.Errorf("%s: %v %s", s, err, u.Type())
 		}
 	}
 	for _, s := range []string{
@@ -129,7 +125,7 @@ func FuzzDecode(f *testing.F) {
 		`{"cores":4,"memory":"512","digest":"x","odd":[1]}`, `[{"vmid":9000,"status":"stopped","tags":"tpl","template":1}]`,
 		`{"result":[{"name":"eth0","hardware-address":"bc:24:11:00:00:02","ip-addresses":[{"ip-address":"10.77.0.55","ip-address-type":"ipv4","prefix":16}]},{"name":"x"}]}`,
 		`{"status":"stopped","exitstatus":"WARNINGS: 1"}`, `null`, `[]`, `"UPID:pve:000025AE:000408FB:6B00F959:imgdel:9998@local-zfs:root@pam:"`,
-		`{"/vms/101":{"VM.Audit":0},"/":{"Sys.Audit":1}}`, `[{"key":"cores","value":1,"pending":2},{"key":"x","delete":1}]`,
+		`{"/vms/101":{"VM.Audit":0},"/":{"Sys.Audit":1}}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -137,16 +133,14 @@ func FuzzDecode(f *testing.F) {
 		var c Config
 		if json.Unmarshal(b, &c) == nil {
 			for k := range c {
-				_ = c.Int(k, 0)
 				for _, p := range ParseProps(c[k]) {
 					if strings.Contains(p.Key, ",") || strings.Contains(p.Value, ",") {
 						t.Errorf("property %v of %q", p, c[k])
 					}
 				}
 			}
-			_ = c.Tags()
 		}
-		for _, into := range []any{&[]VM{}, &Status{}, &Task{}, &[]Volume{}, &Permissions{}, &[]PendingOption{}, &[]Storage{}, &[]Node{}, &Pool{}} {
+		for _, into := range []any{&[]VM{}, &Status{}, &Task{}, &[]Volume{}, &Permissions{}, &[]Storage{}, &[]Node{}} {
 			_ = json.Unmarshal(b, into)
 		}
 		if ifs, err := decodeInterfaces(b); err != nil && ifs != nil {

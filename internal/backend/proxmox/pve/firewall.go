@@ -35,7 +35,6 @@ func (c *Client) SetFirewallGroup(ctx context.Context, node string, vmid int, gr
 
 // FirewallRule is one rule of a VM.
 type FirewallRule struct {
-	Pos    Int    `json:"pos"`
 	Type   string `json:"type"` // in, out, group
 	Action string `json:"action"`
 	Enable Bool   `json:"enable"`

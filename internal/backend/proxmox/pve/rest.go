@@ -125,12 +125,10 @@ func (r *rest) Call(ctx context.Context, m Method, path string, params url.Value
 		if err == nil || m != Get || try >= len(r.retry) || agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return data, err
 		}
-		timer := time.NewTimer(r.retry[try])
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil, err
-		case <-timer.C:
+		case <-time.After(r.retry[try]):
 		}
 	}
 }

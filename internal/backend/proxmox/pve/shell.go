@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"os/exec"
@@ -95,7 +96,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 		return nil, err
 	}
 	args := []string{verb, plain}
-	for _, key := range sortedKeys(params) {
+	for _, key := range slices.Sorted(maps.Keys(params)) {
 		for _, v := range params[key] {
 			if strings.ContainsRune(v, 0) {
 				return nil, agentlab.Errorf(agentlab.CodeInvalid, "a value must not contain a NUL byte").WithField(key)
@@ -148,15 +149,6 @@ func plainPath(path string) (string, error) {
 		segments[i] = p
 	}
 	return strings.Join(segments, "/"), nil
-}
-
-func sortedKeys(v url.Values) []string {
-	keys := make([]string, 0, len(v))
-	for k := range v {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // acquireSlot waits until another program may run, and returns a function that

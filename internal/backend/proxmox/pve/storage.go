@@ -17,10 +17,8 @@ type Storage struct {
 	Type    string `json:"type"`    // zfspool, dir, lvmthin, …
 	Content Str    `json:"content"` // comma-separated, in any order
 	Active  Bool   `json:"active"`
-	Enabled Bool   `json:"enabled"`
 	Shared  Bool   `json:"shared"`
 	Total   Int    `json:"total"`
-	Used    Int    `json:"used"`
 	Avail   Int    `json:"avail"`
 }
 
@@ -51,12 +49,9 @@ func (c *Client) StorageStatus(ctx context.Context, node, storage string) (Stora
 
 // Volume is one volume of a storage. Its owner is the number in its name.
 type Volume struct {
-	VolID   string `json:"volid"` // STORAGE:NAME; for a linked clone NAME contains its parent's
-	Content string `json:"content"`
-	Format  string `json:"format"`
-	VMID    Int    `json:"vmid"` // 0: none
-	Size    Int    `json:"size"` // bytes; absent if reading it is slow
-	CTime   Int    `json:"ctime"`
+	VolID string `json:"volid"` // STORAGE:NAME; for a linked clone NAME contains its parent's
+	VMID  Int    `json:"vmid"`  // 0: none
+	Size  Int    `json:"size"`  // bytes; absent if reading it is slow
 }
 
 // notOpened matches the error of a list for a file that qemu-img cannot open.

@@ -3,6 +3,7 @@ package pve
 import (
 	"context"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,9 +16,7 @@ import (
 type Task struct {
 	UPID       UPID   `json:"upid"`
 	Type       string `json:"type"`
-	ID         Str    `json:"id"`
-	User       string `json:"user"` // without the token's name
-	TokenID    Str    `json:"tokenid"`
+	User       string `json:"user"`      // without the token's name
 	StartTime  Int    `json:"starttime"` // seconds since 1970
 	EndTime    Int    `json:"endtime"`   // in lists, if ended
 	Status     string `json:"status"`    // running or stopped; in lists, the exit status of an ended task
@@ -128,19 +127,10 @@ func (c *Client) Tasks(ctx context.Context, node string, f TaskFilter) ([]Task, 
 		p.Set("limit", strconv.Itoa(f.Limit))
 	}
 	out, err := list[Task](ctx, c, "list tasks of node "+node, apiPath("nodes", node, "tasks"), p)
-	if err != nil {
-		return nil, err
+	if f.Running {
+		out = slices.DeleteFunc(out, func(t Task) bool { return t.EndTime != 0 })
 	}
-	if !f.Running {
-		return out, nil
-	}
-	running := out[:0]
-	for _, t := range out {
-		if t.EndTime == 0 {
-			running = append(running, t)
-		}
-	}
-	return running, nil
+	return out, err
 }
 
 // StopTask requests the end of a task; the task itself cleans up.
@@ -173,12 +163,10 @@ func (c *Client) Wait(ctx context.Context, u UPID) (Task, error) {
 		default:
 			misses++ // the node does not answer at the moment; the task may still be running
 		}
-		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return Task{}, waitInterrupted(ctx, u)
-		case <-timer.C:
+		case <-time.After(pause):
 		}
 		pause = min(pause*2, c.poll.Max)
 	}

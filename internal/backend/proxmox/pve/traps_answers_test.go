@@ -49,7 +49,7 @@ func TestTrap10OnAnotherNode(t *testing.T) {
 		t.Error(err)
 	}
 	cfg, err := c.Config(b.ctx(), "pve2", 101)
-	if err != nil || cfg["description"] != "it's \"two\"\n$lines" || cfg.Int("cores", 0) != 2 {
+	if err != nil || cfg["description"] != "it's \"two\"\n$lines" || cfg["cores"] != "2" {
 		t.Error(cfg, err)
 	}
 	b.do(c.Start(b.ctx(), "pve2", 101))

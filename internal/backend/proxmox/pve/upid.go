@@ -42,6 +42,3 @@ func (u UPID) Type() string { return u.field(5) }
 // ID returns the object of the task: for a VM its number (for a clone, that of
 // the source), otherwise another text.
 func (u UPID) ID() string { return u.field(6) }
-
-// User returns who started it: "root@pam" or "user@realm!token".
-func (u UPID) User() string { return u.field(7) }

@@ -20,9 +20,6 @@ type VM struct {
 	Template Bool   `json:"template"`
 	TagList  Str    `json:"tags"`
 	Lock     string `json:"lock"`
-	MaxMem   Int    `json:"maxmem"` // bytes
-	Mem      Int    `json:"mem"`
-	PID      Int    `json:"pid"`
 }
 
 // Tags returns the tags.
@@ -75,41 +72,12 @@ func (c *Client) config(ctx context.Context, node string, vmid int, params url.V
 	return out, nil
 }
 
-// PendingOption is one option in the result of Pending.
-type PendingOption struct {
-	Key     string `json:"key"`
-	Value   *Str   `json:"value"`   // in effect; nil: not set
-	Pending *Str   `json:"pending"` // its pending value; nil: no change
-	Delete  Int    `json:"delete"`  // 1: will be deleted; 2: with force
-}
-
-// Changed reports whether a change of this option is pending.
-func (p PendingOption) Changed() bool { return p.Pending != nil || p.Delete != 0 }
-
-// Pending lists all options with their current and pending values.
-func (c *Client) Pending(ctx context.Context, node string, vmid int) ([]PendingOption, error) {
-	out, err := list[PendingOption](ctx, c, vmWhat("read the pending changes of", vmid), vmPath(node, vmid, "pending"), nil)
-	return out, onlyAboutVM(err, vmid)
-}
-
 // Status is the current state of a VM.
 type Status struct {
-	Status    string         `json:"status"`    // running or stopped
-	QMPStatus string         `json:"qmpstatus"` // running, paused, stopped, prelaunch, …
-	Name      Str            `json:"name"`
-	Lock      string         `json:"lock"` // "" or e.g. clone, suspended
-	Template  Bool           `json:"template"`
-	Agent     Bool           `json:"agent"` // the guest agent is configured
-	PID       Int            `json:"pid"`
-	Uptime    Int            `json:"uptime"` // seconds
-	TagList   Str            `json:"tags"`
-	HA        HA             `json:"ha"`
-	NICs      map[string]any `json:"nics"` // by tap device, while it runs
-}
-
-// HA is the state of a VM in the cluster's high availability.
-type HA struct {
-	Managed Bool `json:"managed"`
+	Status    string `json:"status"`    // running or stopped
+	QMPStatus string `json:"qmpstatus"` // running, paused, stopped, prelaunch, …
+	Lock      string `json:"lock"`      // "" or e.g. clone, suspended
+	PID       Int    `json:"pid"`
 }
 
 // Running reports whether a process of the VM exists, even if it is paused.
@@ -170,7 +138,6 @@ func setNonEmpty(p url.Values, key, value string) {
 type Changes struct {
 	Set    map[string]string
 	Delete []string // unset options are not an error
-	Revert []string // pending changes to revert
 	Digest string   // "": regardless of the current configuration
 }
 
@@ -180,7 +147,6 @@ func (ch Changes) params() url.Values {
 		p.Set(k, v)
 	}
 	setNonEmpty(p, "delete", strings.Join(ch.Delete, ","))
-	setNonEmpty(p, "revert", strings.Join(ch.Revert, ","))
 	setNonEmpty(p, "digest", ch.Digest)
 	return p
 }
@@ -196,16 +162,9 @@ func EncodeSSHKeys(keys string) string {
 // allocate or move a disk: over REST a call that takes longer than 30 s
 // returns code unknown_outcome, but continues. Code busy: the digest does not
 // match, or the VM is locked. Code invalid with the option as field: a value
-// is rejected, or an earlier change is pending that cannot be applied (use
-// Revert).
+// is rejected, or an earlier change is pending that cannot be applied.
 func (c *Client) Set(ctx context.Context, node string, vmid int, ch Changes) error {
 	return c.vmCall(ctx, "configure", Put, node, vmid, "config", ch.params(), nil)
-}
-
-// Revert reverts pending changes of these options. It does not restore the
-// boot order that a failed deletion of a drive has changed.
-func (c *Client) Revert(ctx context.Context, node string, vmid int, options ...string) error {
-	return c.Set(ctx, node, vmid, Changes{Revert: options})
 }
 
 // Resize starts to grow a disk, e.g. "scsi0" to "20G" or by "+5G". With a
