@@ -12,6 +12,9 @@ const (
 	MaxArtifactPathDepth = 16
 )
 
+// ArtifactLog is the log of a job's agent.
+const ArtifactLog = "agent.log"
+
 // ArtifactResult is the git bundle of a job's commits and uncommitted changes.
 const ArtifactResult = "result.bundle"
 

@@ -400,7 +400,7 @@ func TestTarGz(t *testing.T) {
 	if len(got) != 3 || got[job1+"/outputs/x"] != "content" || got[job1+"/agent.log"] != "hello\n" {
 		t.Errorf("got %q", got)
 	}
-	f.put(t, job1, LogName, "the guest's")
+	f.put(t, job1, agentlab.ArtifactLog, "the guest's")
 	if got := read(); len(got) != 3 || got[job1+"/agent.log"] != "the guest's" {
 		t.Errorf("got %q", got)
 	}

@@ -152,7 +152,7 @@ func checkTop(p string) error {
 	top, _, deeper := strings.Cut(p, "/")
 	var why string
 	switch {
-	case deeper && slices.Contains([]string{LogName, "report.json", "result.bundle", "changes.diff", "console.log", agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement}, top):
+	case deeper && slices.Contains([]string{agentlab.ArtifactLog, "report.json", "result.bundle", "changes.diff", "console.log", agentlab.ArtifactCheckpoint, agentlab.ArtifactIncrement}, top):
 		why = top + " is a file"
 	case !deeper && top == "outputs":
 		why = "outputs is a directory"

@@ -14,9 +14,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// LogName is the artifact path of the agent log.
-const LogName = "agent.log"
-
 // List returns the artifacts of a job.
 func (s *Service) List(ctx context.Context, jobID string) ([]agentlab.Artifact, error) {
 	return s.store.Artifacts(ctx, jobID)
@@ -71,7 +68,7 @@ func (s *Service) WriteTarGz(ctx context.Context, jobID string, w io.Writer) err
 	tw := tar.NewWriter(zw)
 	hasLog := false
 	for _, a := range rows {
-		hasLog = hasLog || a.Path == LogName
+		hasLog = hasLog || a.Path == agentlab.ArtifactLog
 		f, err := s.openFile(a)
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			continue
@@ -112,7 +109,7 @@ func (s *Service) addLog(ctx context.Context, tw *tar.Writer, jobID string) erro
 	if err != nil {
 		return fault(err, "open the agent log")
 	}
-	return addFile(ctx, tw, f, jobID+"/"+LogName, s.clock())
+	return addFile(ctx, tw, f, jobID+"/"+agentlab.ArtifactLog, s.clock())
 }
 
 // addFile adds as many bytes as the file has at the start, even if it grows.

@@ -56,6 +56,18 @@ const MaxHandle = 1024
 // RefOf returns the Ref of a sandbox.
 func RefOf(sb agentlab.Sandbox) Ref { return Ref{UID: sb.UID, Handle: sb.Handle} }
 
+// VolumeRefOf returns the VolumeRef of a workspace.
+func VolumeRefOf(v agentlab.Workspace) VolumeRef { return VolumeRef{UID: v.UID, Handle: v.Handle} }
+
+// IsTransient reports whether an error of a driver may end by itself.
+func IsTransient(err error) bool {
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
+		return true
+	}
+	return false
+}
+
 // Driver is the interface that every backend implements.
 type Driver interface {
 	// Info returns the same value for the life of the driver and does no
@@ -117,7 +129,7 @@ type Driver interface {
 	DialGuest(ctx context.Context, ref Ref, port uint16) (net.Conn, error)
 
 	// ListenGuest returns a listener for the connections of this guest only to
-	// the controller's address (ports 8844 and 8846). It works from Create to
+	// the controller's address (ControllerPort and UploadPort). It works from Create to
 	// Destroy, also before the first Start. It may be opened again after it was
 	// closed or its owner ended; a new listener replaces the previous one.
 	// Accept may fail at any time, if the path to the guest is interrupted: the
@@ -266,6 +278,12 @@ type EgressRecorder interface {
 	// runs. It sets Seq and VMID.
 	RecordEgress(ctx context.Context, ref Ref, r agentlab.EgressRecord) error
 }
+
+// Ports on the controller's address that lead to ListenGuest.
+const (
+	ControllerPort = 8844
+	UploadPort     = 8846
+)
 
 // Info describes a driver.
 type Info struct {

@@ -6,6 +6,37 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
+// minMemoryMB is the memory that kernel, initrd and a small userland need to boot.
+const minMemoryMB = 256
+
+// CheckVM returns the error of Driver.Validate for a spec of which no driver can make
+// a VM that boots; nil if there is none.
+func (s Spec) CheckVM() error {
+	if err := agentlab.ValidateName(s.Name); err != nil {
+		return err
+	}
+	if s.Image == "" {
+		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("image")
+	}
+	if err := s.Resources.Validate(); err != nil {
+		return err
+	}
+	if s.Resources.MemoryMB < minMemoryMB {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs at least %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
+	}
+	return nil
+}
+
+// CheckMode returns the error of a driver that enforces all modes of the network for
+// any other mode.
+func CheckMode(driver string, n agentlab.Network) error {
+	switch n.Mode {
+	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
+		return nil
+	}
+	return agentlab.Errorf(agentlab.CodeUnsupported, "the %s backend has no mode %q", driver, n.Mode).WithField("network.mode")
+}
+
 // CheckSpec returns the error of Driver.Validate for hardware settings, private
 // destinations and addresses of spec that the driver's Info does not announce, and for
 // an unknown value of Resources.Nested; nil if there are none. The driver checks the network mode and its rules

@@ -192,8 +192,7 @@ type VolumeSnapshotRef struct {
 // VolumeSnapshot is the saved content of a volume.
 type VolumeSnapshot struct {
 	Ref    VolumeSnapshotRef
-	SizeGB int   // of the volume when it was saved; 0 if the snapshot is partial
-	Bytes  int64 // that it occupies on the backend, with what it shares; 0 if that is not known
+	SizeGB int // of the volume when it was saved; 0 if the snapshot is partial
 	// Partial means that SnapshotVolume or DeleteVolumeSnapshot was interrupted, or
 	// that the snapshot cannot be read.
 	Partial bool

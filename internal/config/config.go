@@ -8,8 +8,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -255,12 +253,23 @@ func Parse(data []byte, known ...Backend) (Config, error) {
 
 // Validate checks every value; the error names the key.
 func (c Config) Validate() error {
-	if err := OneOf("backend", c.Backend, c.backends); err != nil {
-		return err
+	for _, check := range []func() error{
+		func() error { return OneOf("backend", c.Backend, c.backends) },
+		func() error { return OneOf("default_agent", c.DefaultAgent, agentlab.Agents) },
+		c.validateNames,
+		func() error { _, err := c.Pool(); return err },
+		c.API.validate, c.Metrics.validate, c.UpstreamProxy.validate, c.Guest.validate, c.Cache.validate, c.HostNetwork.validate,
+		c.validateRanges,
+		c.validateSections,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
-	if err := OneOf("default_agent", c.DefaultAgent, agentlab.Agents); err != nil {
-		return err
-	}
+	return nil
+}
+
+func (c Config) validateNames() error {
 	for _, n := range []struct{ key, value string }{
 		{"default_profile", c.DefaultProfile}, {"images.base", c.Images.Base}, {"images.agents", c.Images.Agents},
 	} {
@@ -268,30 +277,11 @@ func (c Config) Validate() error {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))
 		}
 	}
-	if _, err := c.Pool(); err != nil {
-		return err
-	}
-	if err := c.API.validate(); err != nil {
-		return err
-	}
-	if err := c.Metrics.validate(); err != nil {
-		return err
-	}
-	if err := c.UpstreamProxy.validate(); err != nil {
-		return err
-	}
-	if err := c.Guest.validate(); err != nil {
-		return err
-	}
-	if err := c.Cache.validate(); err != nil {
-		return err
-	}
-	if err := c.HostNetwork.validate(); err != nil {
-		return err
-	}
-	if err := c.validateRanges(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// validateSections checks the sections of the backends.
+func (c Config) validateSections() error {
 	for _, name := range c.backends {
 		if s := c.sections[name]; s != nil {
 			if err := s.Validate(c, name == c.Backend); err != nil {
@@ -347,17 +337,8 @@ func (c Config) validateRanges() error {
 	return nil
 }
 
-// OneOf returns an error for the key if its value is not one of known.
-func OneOf(key, value string, known []string) error {
-	if slices.Contains(known, value) {
-		return nil
-	}
-	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not known", value).WithField(key)
-	if near := strictyaml.Nearest(value, known); near != "" {
-		return e.WithHint("did you mean %q?", near)
-	}
-	return e.WithHint("choose one of %s", strings.Join(known, ", "))
-}
+// OneOf is strictyaml.OneOf for the sections of backends.
+func OneOf(key, value string, known []string) error { return strictyaml.OneOf(key, value, known) }
 
 // MaxTTL returns limits.max_ttl_minutes.
 func (c Config) MaxTTL() time.Duration { return time.Duration(c.Limits.MaxTTLMinutes) * time.Minute }

@@ -1,13 +1,24 @@
-// Package connlimit limits how many connections of a listener are open.
+// Package connlimit limits how many connections of a listener are open, and knows
+// which errors of a listener are temporary.
 package connlimit
 
 import (
+	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
+
+// Temporary reports whether an error of a listening socket does not concern the
+// socket, such as a lack of file descriptors.
+func Temporary(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED},
+		func(e error) bool { return errors.Is(err, e) })
+}
 
 // Listener is a net.Listener with a limit. It closes further connections at
 // once.

@@ -85,7 +85,7 @@ func (b *collector) aboutJob(ctx context.Context, dir string, j agentlab.Job) {
 	checkpoint := slices.DeleteFunc(slices.Clone(artifacts), func(f agentlab.Artifact) bool { return !agentlab.IsCheckpoint(f.Path) })
 	addRows(a, dir+"artifacts.jsonl", firstRows, artifacts, err)
 	addRows(a, dir+"checkpoint.jsonl", firstRows, checkpoint, err)
-	b.try(ctx, dir+"agent.log", func(ctx context.Context) error { return b.agentLog(ctx, dir+"agent.log", j.ID) })
+	b.try(ctx, dir+agentlab.ArtifactLog, func(ctx context.Context) error { return b.agentLog(ctx, dir+agentlab.ArtifactLog, j.ID) })
 }
 
 func (b *collector) agentLog(ctx context.Context, name, jobID string) error {

@@ -71,7 +71,7 @@ func (b *collector) aboutWorkspace(ctx context.Context, v agentlab.Workspace) (u
 		if !ok || v.Backend != b.cfg.Driver.Info().Name {
 			return agentlab.Errorf(agentlab.CodeUnsupported, "the workspace is on backend %s", v.Backend)
 		}
-		volume, err := driver.InspectVolume(ctx, backend.VolumeRef{UID: v.UID, Handle: v.Handle})
+		volume, err := driver.InspectVolume(ctx, backend.VolumeRefOf(v))
 		if err == nil {
 			attached = volume.AttachedTo
 			a.doc("workspace/volume.json", volume)

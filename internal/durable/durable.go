@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -138,6 +139,28 @@ func Temp(dir, pattern string, data []byte) (name string, err error) {
 		return "", err
 	}
 	return f.Name(), nil
+}
+
+// Copy copies the content of a file to the file at path to, in place, and creates that
+// with the permissions perm if it does not exist.
+func Copy(from, to string, perm fs.FileMode, how Sync) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, perm)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	if err == nil && how != None {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err == nil && how == Name {
+		err = SyncPath(filepath.Dir(to))
+	}
+	return err
 }
 
 // SyncPath syncs the content of a file, or the names in a directory, to disk.

@@ -218,3 +218,31 @@ func TestConcurrentCreate(t *testing.T) {
 		t.Errorf("left: %v", files)
 	}
 }
+
+func TestCopy(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	if err := durable.Copy(from, to, 0o444, durable.None); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing file: %v", err)
+	}
+	for _, text := range []string{"the longer content", "short"} {
+		if err := durable.Replace(from, []byte(text), durable.None); err != nil {
+			t.Fatal(err)
+		}
+		if err := durable.Copy(from, to, 0o640, durable.Name); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(to); err != nil || string(got) != text {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	if fi, err := os.Stat(to); err != nil || fi.Mode() != 0o640 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	if err := os.Symlink(from, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := durable.Copy(from, filepath.Join(dir, "link"), 0o600, durable.None); err == nil {
+		t.Error("a symbolic link was followed")
+	}
+}

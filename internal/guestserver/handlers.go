@@ -264,7 +264,7 @@ func (g *guest) repo(w http.ResponseWriter, r *http.Request, jobID string) {
 
 // redactedUploads are the text files that the runner itself writes. The rest
 // is the agent's work, which must not be changed.
-var redactedUploads = []string{"agent.log", "report.json"}
+var redactedUploads = []string{agentlab.ArtifactLog, "report.json"}
 
 func (g *guest) upload(w http.ResponseWriter, r *http.Request, jobID string) {
 	p := r.PathValue("path")

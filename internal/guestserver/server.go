@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -147,7 +148,7 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 		case err == nil:
 			pause = firstPause
 			accept(c)
-		case temporary(err):
+		case connlimit.Temporary(err):
 			pause = min(2*pause, lastPause)
 			select {
 			case <-time.After(pause):
@@ -168,17 +169,11 @@ func (s *Server) Handle(vmid int) (accept func(net.Conn), stop func()) {
 	return l.accept, l.stop
 }
 
-// Pauses after an error of Accept that does not concern the listener, such as too
-// many open files.
+// Pauses after a temporary error of Accept.
 const (
 	firstPause = 5 * time.Millisecond
 	lastPause  = time.Second
 )
-
-func temporary(err error) bool {
-	var ne net.Error
-	return errors.As(err, &ne) && ne.Temporary() //nolint:staticcheck // what http.Server does, too
-}
 
 // accepted is a listener that returns one connection and then io.EOF.
 type accepted struct {

@@ -1,6 +1,6 @@
 // Package hostos has the calls of the kernel that differ between the operating systems
-// of hosts: the identity of a boot, the time since the boot, and the end of a process
-// with the one that started it. What a system does not have is an error.
+// of hosts: the identity of a boot, the time since the boot, the start of a process, and
+// its end with the one that started it. What a system does not have is an error.
 package hostos
 
 import (

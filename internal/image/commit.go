@@ -3,13 +3,13 @@ package image
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
 // Commit makes an image with the disk of a sandbox that has the image base, and sets
@@ -61,7 +61,7 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 		from, to := filepath.Join(base.Dir, name), filepath.Join(work, name)
 		err := os.Link(from, to)
 		if errors.Is(err, syscall.EXDEV) { // the directory of base can be a link
-			err = copyFile(from, to)
+			err = durable.Copy(from, to, 0o444, durable.None) // images are not secret
 		}
 		if err != nil {
 			return nil, err
@@ -72,18 +72,4 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 	stamp.From, stamp.RecipeKey, stamp.SizeBytes, stamp.CreatedAt = base.Ref(), "", st.Size(), s.opts.Now().UTC()
 	stamp.Digest = digestOf(stamp.From, agentlab.NewUID())
 	return &stamp, nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444) //nolint:gosec // images are not secret
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

@@ -302,8 +302,8 @@ func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []ag
 		logged := false
 		for _, f := range files {
 			var err error
-			if f.Path == artifactLog || f.Path == "changes.diff" || f.Path == "report.json" {
-				logged = logged || f.Path == artifactLog
+			if f.Path == agentlab.ArtifactLog || f.Path == "changes.diff" || f.Path == "report.json" {
+				logged = logged || f.Path == agentlab.ArtifactLog
 				err = s.cfg.Artifacts.Share(ctx, f, j.ID, own+f.Path)
 			}
 			// A guest may have named a file like those of another attempt.
@@ -317,15 +317,12 @@ func (s *Service) collectAttempts(ctx context.Context, j agentlab.Job, list []ag
 		if logged {
 			continue
 		}
-		if err := s.ignoreRefused(a, s.cfg.Artifacts.ShareLog(ctx, a.ID, j.ID, own+artifactLog)); err != nil {
+		if err := s.ignoreRefused(a, s.cfg.Artifacts.ShareLog(ctx, a.ID, j.ID, own+agentlab.ArtifactLog)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// artifactLog is the path of the log in the artifacts of a job.
-const artifactLog = "agent.log"
 
 // ignoreRefused ignores that a file of an attempt cannot be a file of its job: it
 // must not prevent the end of the job.

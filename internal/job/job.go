@@ -14,7 +14,6 @@ package job
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -190,7 +189,7 @@ func New(cfg Config) *Service {
 	if s.clock == nil {
 		s.clock = time.Now
 	}
-	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: s.stepFailed})
+	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: reconcile.LogFailed[string](s.log, "job", "job")})
 	return s
 }
 
@@ -355,15 +354,4 @@ func (s *Service) forget(id string) {
 		close(l.changed)
 		delete(s.runtimes, id)
 	}
-}
-
-func (s *Service) stepFailed(id string, attempt int, err error) {
-	if errors.Is(err, context.Canceled) {
-		return // the service ends
-	}
-	level := slog.LevelDebug
-	if attempt == 1 || attempt%10 == 0 {
-		level = slog.LevelWarn
-	}
-	s.log.Log(context.Background(), level, "job step failed, will try again", "job", id, "attempt", attempt, "err", err)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
 // Guest control over TCP, for guests with an address and without a
@@ -157,8 +158,8 @@ func (s *tlsListener) acceptLoop() {
 		raw, err := s.Listener.Accept()
 		if err != nil {
 			<-s.slots
-			if isTemporary(err) {
-				select { // lack of file descriptors or memory, which may be temporary
+			if connlimit.Temporary(err) {
+				select {
 				case <-time.After(100 * time.Millisecond):
 					continue
 				case <-s.ctx.Done():
@@ -169,15 +170,6 @@ func (s *tlsListener) acceptLoop() {
 		}
 		s.wg.Go(func() { s.handshake(raw) })
 	}
-}
-
-// isTemporary reports whether a failure of accept(2) is temporary.
-func isTemporary(err error) bool {
-	ne, ok := errors.AsType[interface {
-		error
-		Temporary() bool
-	}](err)
-	return ok && ne.Temporary()
 }
 
 func (s *tlsListener) handshake(raw net.Conn) {

@@ -1,4 +1,4 @@
-// Package profile reads profiles: YAML files in the schema of seed 000 §15,
+// Package profile reads profiles: YAML files in the schema of docs/profiles.md,
 // shipped (package profiles) and the user's own, which replace shipped ones of
 // the same name.
 //
@@ -153,11 +153,11 @@ func (d *Doc) validate() error {
 		{"storage.workspace", d.Storage.Workspace, []string{"none", agentlab.WorkspaceRequired}},
 		{"behavior.mode", d.Behavior.Mode, []string{"dangerous"}},
 	} {
-		if err := oneOf(e.key, e.value, e.allowed); err != nil {
+		if err := strictyaml.OneOf(e.key, e.value, e.allowed); err != nil {
 			return err
 		}
 	}
-	if err := oneOf("resources.nested", agentlab.Nested(d.Resources.Nested), agentlab.NestedModes); err != nil {
+	if err := strictyaml.OneOf("resources.nested", agentlab.Nested(d.Resources.Nested), agentlab.NestedModes); err != nil {
 		return err
 	}
 	if err := d.resources().Validate(); err != nil {
@@ -170,12 +170,12 @@ func (d *Doc) validate() error {
 		return invalid("repo.clone_path", "%q is not the absolute path of a directory", p)
 	}
 	if t := d.Behavior.Terminal; t != "" {
-		if err := oneOf("behavior.terminal", t, agentlab.Terminals); err != nil {
+		if err := strictyaml.OneOf("behavior.terminal", t, agentlab.Terminals); err != nil {
 			return err
 		}
 	}
 	if m := d.Behavior.Devcontainer; m != "" {
-		if err := oneOf("behavior.devcontainer", m, agentlab.DevcontainerModes); err != nil {
+		if err := strictyaml.OneOf("behavior.devcontainer", m, agentlab.DevcontainerModes); err != nil {
 			return err
 		}
 	}
@@ -192,21 +192,6 @@ func (d *Doc) resources() agentlab.Resources {
 	return agentlab.Resources{
 		Cores: d.Resources.Cores, MemoryMB: d.Resources.MemoryMB, RootSizeGB: d.Storage.RootSizeGB, Nested: agentlab.Nested(d.Resources.Nested),
 	}
-}
-
-func oneOf[T ~string](key string, value T, allowed []T) error {
-	var names []string
-	for _, a := range allowed {
-		if a == value {
-			return nil
-		}
-		names = append(names, string(a))
-	}
-	e := invalid(key, "%q is not known", string(value))
-	if near := strictyaml.Nearest(string(value), names); near != "" {
-		return e.WithHint("did you mean %q?", near)
-	}
-	return e.WithHint("choose one of %s", strings.Join(names, ", "))
 }
 
 func invalid(key, format string, args ...any) *agentlab.Error {

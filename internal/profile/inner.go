@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -33,7 +34,7 @@ func (d *Doc) validateInner() error {
 		}
 		return nil
 	}
-	if err := oneOf(key, d.Behavior.InnerSandbox, []string{"none", agentlab.InnerBubblewrap}); err != nil {
+	if err := strictyaml.OneOf(key, d.Behavior.InnerSandbox, []string{"none", agentlab.InnerBubblewrap}); err != nil {
 		return err
 	}
 	if len(args) > maxInnerArgs {
@@ -42,11 +43,7 @@ func (d *Doc) validateInner() error {
 	for i := 0; i < len(args); {
 		n, ok := innerOptions[args[i]]
 		if !ok {
-			known := make([]string, 0, len(innerOptions))
-			for o := range innerOptions {
-				known = append(known, o)
-			}
-			slices.Sort(known)
+			known := slices.Sorted(maps.Keys(innerOptions))
 			e := invalid(argsKey, "%.100q is not a permitted option", args[i])
 			if near := strictyaml.Nearest(args[i], known); near != "" {
 				return e.WithHint("did you mean %q? Each word is a separate item", near)

@@ -11,6 +11,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -28,12 +29,26 @@ type Config[K comparable] struct {
 	Step func(ctx context.Context, key K) (time.Duration, error)
 
 	// Failed is called for each failed step, with the number of consecutive
-	// failures; nil is allowed. It is not called for interrupted steps.
+	// failures; nil is allowed. It is not called for steps that Interrupt or
+	// the end of the context of Run has cancelled.
 	Failed func(key K, attempt int, err error)
 
 	Workers    int           // steps at the same time; default 32
 	MinBackoff time.Duration // pause after the first failure; default 200 ms
 	MaxBackoff time.Duration // longest pause; default 30 s
+}
+
+// LogFailed returns a Failed that logs failed steps of what, with the key as the
+// attribute named key: the first and every tenth consecutive failure as a warning, the
+// others at debug level.
+func LogFailed[K any](log *slog.Logger, what, key string) func(K, int, error) {
+	return func(k K, attempt int, err error) {
+		level := slog.LevelDebug
+		if attempt == 1 || attempt%10 == 0 {
+			level = slog.LevelWarn
+		}
+		log.Log(context.Background(), level, what+" step failed, will try again", key, k, "attempt", attempt, "err", err)
+	}
 }
 
 // Loop runs steps. Its methods are safe for concurrent use.
@@ -174,6 +189,7 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 
 func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
 	after, err := l.cfg.Step(ctx, e.key)
+	ended := ctx.Err() != nil
 	e.cancel(nil)
 
 	l.mu.Lock()
@@ -186,7 +202,7 @@ func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
 	}
 	attempt := e.attempts
 	l.mu.Unlock()
-	if failed && l.cfg.Failed != nil {
+	if failed && !ended && l.cfg.Failed != nil {
 		l.cfg.Failed(e.key, attempt, err)
 	}
 

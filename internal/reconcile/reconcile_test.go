@@ -238,3 +238,26 @@ func TestStats(t *testing.T) {
 		}
 	})
 }
+
+func TestCancelledStepsAreNotReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failed atomic.Int32
+		l := New(Config[int]{
+			Step: func(ctx context.Context, _ int) (time.Duration, error) {
+				<-ctx.Done()
+				return 0, errors.New("the driver was cut off")
+			},
+			Failed: func(int, int, error) { failed.Add(1) },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); l.Run(ctx) }()
+		l.Wake(1)
+		synctest.Wait()
+		cancel()
+		<-done
+		if failed.Load() != 0 {
+			t.Error("Failed was called for a step that the end of the context of Run has cancelled")
+		}
+	})
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -99,11 +98,11 @@ func (r *repair) stage(ctx context.Context, path, own string) (err error) {
 			err = errors.Join(err, r.dropStaged())
 		}
 	}()
-	if err := copyFile(path, r.staged()); err != nil {
-		return err
-	}
-	if err := copyFile(path+"-wal", r.staged()+"-wal"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, suffix := range []string{"", "-wal"} {
+		err := durable.Copy(path+suffix, r.staged()+suffix, 0o600, durable.Name)
+		if err != nil && (suffix == "" || !errors.Is(err, fs.ErrNotExist)) {
+			return fsfault.Own(err, "free disk space, then repeat the command", "cannot copy %s to %s", path+suffix, r.staged()+suffix)
+		}
 	}
 	sum, err := store.Inspect(ctx, r.staged())
 	switch {
@@ -164,9 +163,6 @@ func (r *repair) dropStaged() error {
 	return removeFiles(append(r.stagedFiles(), r.upgradeCopies()...))
 }
 
-// dropUpgradeCopies removes the copies of an upgrade: the backup itself is kept.
-func (r *repair) dropUpgradeCopies() error { return removeFiles(r.upgradeCopies()) }
-
 // removeFiles deletes files. A missing file is not an error.
 func removeFiles(paths []string) error {
 	for _, path := range paths {
@@ -195,7 +191,7 @@ func (r *repair) prepare(ctx context.Context, mark string) error {
 	if err := errors.Join(err, st.Close()); err != nil {
 		return err
 	}
-	if err := r.dropUpgradeCopies(); err != nil {
+	if err := removeFiles(r.upgradeCopies()); err != nil { // the backup itself is kept
 		return err
 	}
 	if exists(r.staged() + "-wal") {
@@ -317,28 +313,4 @@ func checkReplaced(p config.Paths) error {
 func unfinished(p config.Paths, what string) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "a repair of the database %s was not finished (%s)", p.Database(), what).
 		WithHint("%s", repairHint(p))
-}
-
-// copyFile copies a file and syncs it to disk before it gets its new name.
-func copyFile(from, to string) (err error) {
-	in, err := os.Open(from)
-	if err != nil {
-		return fsfault.At(from, err)
-	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fsfault.At(to, err)
-	}
-	_, err = io.Copy(out, in)
-	if err == nil {
-		err = out.Sync()
-	}
-	if err = errors.Join(err, out.Close()); err == nil {
-		err = durable.SyncPath(filepath.Dir(to))
-	}
-	if err != nil {
-		return fsfault.At(to, err)
-	}
-	return nil
 }

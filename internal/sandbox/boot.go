@@ -18,15 +18,6 @@ import (
 // before, it has the requested name.
 func imageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
 
-// isTransient reports whether an error of the driver may end by itself.
-func isTransient(err error) bool {
-	switch agentlab.CodeOf(err) {
-	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
-		return true
-	}
-	return false
-}
-
 // provision creates image, disk and VM of a sandbox and starts it.
 func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !imageResolved(sb) {
@@ -78,7 +69,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 		return false, nil, nil
 	}
 	s.releaseSlots(sb.VMID) // another sandbox may succeed
-	if ctx.Err() != nil || (isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
+	if ctx.Err() != nil || (backend.IsTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil

@@ -210,7 +210,7 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 		m.netTrouble = agentlab.Reason(err.Error())
 		m.notifyWaiters()
 	})
-	if isTransient(err) && !long {
+	if backend.IsTransient(err) && !long {
 		return false, err
 	}
 	return true, s.markFailed(ctx, sb, "its network policy could not be applied: %w", err)

@@ -325,7 +325,7 @@ func New(cfg Config) *Service {
 		s.clock = time.Now
 	}
 	s.boots.free, s.copySlots.free = s.lim.ParallelBoots, s.lim.ParallelBoots
-	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: s.stepFailed, Workers: s.lim.Workers})
+	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: reconcile.LogFailed[int](s.log, "sandbox", "vmid"), Workers: s.lim.Workers})
 	return s
 }
 
@@ -472,19 +472,4 @@ func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbo
 		s.spawn(s.boundSalvage)
 	}
 	return sb, nil
-}
-
-// stepFailed logs a step that will run again.
-func (s *Service) stepFailed(vmid, attempt int, err error) {
-	s.mu.Lock()
-	ending := s.run.Err() != nil
-	s.mu.Unlock()
-	if ending {
-		return
-	}
-	level := slog.LevelDebug
-	if attempt == 1 || attempt%10 == 0 {
-		level = slog.LevelWarn
-	}
-	s.log.Log(context.Background(), level, "sandbox step failed, will try again", "vmid", vmid, "attempt", attempt, "err", err)
 }

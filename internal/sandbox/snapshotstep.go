@@ -78,7 +78,7 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 		})
 	}
 	switch {
-	case err != nil && (ctx.Err() != nil || isTransient(err) && s.clock().Sub(snap.CreatedAt) < snapshotPatience):
+	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.clock().Sub(snap.CreatedAt) < snapshotPatience):
 		return err
 	case err != nil:
 		if err := s.saveFailed(ctx, sb, snap, err); err != nil {
@@ -285,7 +285,7 @@ func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
 		err = s.callRestore(ctx, sb, snap)
 	}
 	switch {
-	case err != nil && (ctx.Err() != nil || isTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout):
+	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout):
 		return err
 	case err != nil:
 		return s.restoreFailed(ctx, sb, err)

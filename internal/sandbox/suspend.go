@@ -220,7 +220,7 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 	last := !asWanted && ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.ProvisionTimeout
 	switch code := agentlab.CodeOf(cause); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeConflict:
-	case last, !asWanted && ctx.Err() == nil && !isTransient(cause):
+	case last, !asWanted && ctx.Err() == nil && !backend.IsTransient(cause):
 		return 0, false, s.giveUp(ctx, sb, cause)
 	default:
 		return 0, true, cause

@@ -231,14 +231,10 @@ func (s *Service) attachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 	if !ok {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no workspaces", s.cfg.Driver.Info().Name)
 	}
-	if err := d.AttachVolume(ctx, backend.RefOf(sb), volumeRef(v)); err != nil {
+	if err := d.AttachVolume(ctx, backend.RefOf(sb), backend.VolumeRefOf(v)); err != nil {
 		return agentlab.Errorf(agentlab.CodeOf(err), "workspace %s cannot be attached: %w", v.Name, err)
 	}
 	return nil
-}
-
-func volumeRef(v agentlab.Workspace) backend.VolumeRef {
-	return backend.VolumeRef{UID: v.UID, Handle: v.Handle}
 }
 
 // mountWorkspace makes the guest mount the volume, with a new file system until a
@@ -298,7 +294,7 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 	if err == nil {
 		return 0, s.cfg.Store.AppendEvents(ctx, s.mountedEvent(sb, v))
 	}
-	if _, refused := errors.AsType[errWorkspace](err); !refused && isTransient(err) || ctx.Err() != nil {
+	if _, refused := errors.AsType[errWorkspace](err); !refused && backend.IsTransient(err) || ctx.Err() != nil {
 		return 0, err
 	}
 	cause := err
@@ -323,9 +319,7 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 // mountedEvent is the event of a workspace that a running guest has mounted. Clients
 // wait for it.
 func (s *Service) mountedEvent(sb agentlab.Sandbox, v agentlab.Workspace) agentlab.Event {
-	e := agentlab.NewEvent(agentlab.EventWorkspaceLease, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
-	e.SandboxVMID, e.JobID = sb.VMID, sb.JobID
-	return e
+	return event(agentlab.EventWorkspaceLease, sb, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
 }
 
 // workspaceEvent is an event about the workspace of a sandbox. cause is why a request
@@ -334,17 +328,16 @@ func (s *Service) workspaceEvent(sb agentlab.Sandbox, v agentlab.Workspace, caus
 	data := map[string]any{"workspace": v.ID, "name": v.Name}
 	text := fmt.Sprintf("workspace %s ", v.Name) + fmt.Sprintf(format, args...)
 	if cause != nil {
-		data["refused"], data["code"], data["hint"] = agentlab.Reason(cause.Error()), agentlab.CodeOf(cause), agentlab.HintOf(cause)
-		text += ": " + agentlab.Reason(cause.Error())
+		why := agentlab.Reason(cause.Error())
+		refused(data, why, cause, agentlab.HintOf(cause))
+		text += ": " + why
 	}
-	e := agentlab.NewEvent(agentlab.EventWorkspaceLease, data, "%s", text)
-	e.SandboxVMID, e.JobID = sb.VMID, sb.JobID
-	return e
+	return event(agentlab.EventWorkspaceLease, sb, data, "%s", text)
 }
 
 func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
 	if d, ok := s.cfg.Driver.(backend.Volumes); ok {
-		return d.DetachVolume(ctx, backend.RefOf(sb), volumeRef(v))
+		return d.DetachVolume(ctx, backend.RefOf(sb), backend.VolumeRefOf(v))
 	}
 	return nil
 }

@@ -1,6 +1,28 @@
 package strictyaml
 
-import "strings"
+import (
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// OneOf returns an error with code invalid for the key if its value is not one of
+// known. The hint is the most similar one, or all of them.
+func OneOf[T ~string](key string, value T, known []T) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	names := make([]string, len(known))
+	for i, k := range known {
+		names[i] = string(k)
+	}
+	e := agentlab.Errorf(agentlab.CodeInvalid, "%q is not known", string(value)).WithField(key)
+	if near := Nearest(string(value), names); near != "" {
+		return e.WithHint("did you mean %q?", near)
+	}
+	return e.WithHint("choose one of %s", strings.Join(names, ", "))
+}
 
 // Nearest returns the candidate that is most similar to word, or "" if none is
 // similar: with at most one edit for every three letters, where an edit

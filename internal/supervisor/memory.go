@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // ReadSizes reads a file of /proc with a size in kB on each line, such as
@@ -72,7 +73,7 @@ func memoryOf(path string) (backend.Memory, error) {
 		return backend.Memory{}, err
 	}
 	// Checked after the read: what was read is not that of another process.
-	if start, err := startTime(p.PID); err != nil || start != p.Start {
+	if start, err := hostos.ProcStart(p.PID); err != nil || start != p.Start {
 		return backend.Memory{}, fs.ErrNotExist
 	}
 	// A clean page is page cache of a file, such as that of a saved memory, even if

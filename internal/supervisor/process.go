@@ -1,10 +1,8 @@
 package supervisor
 
 import (
-	"bytes"
 	"errors"
 	"os"
-	"strconv"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
@@ -20,36 +18,12 @@ type processID struct {
 
 // identify returns the processID of a running process.
 func identify(pid int) (processID, error) {
-	start, err := startTime(pid)
+	start, err := hostos.ProcStart(pid)
 	return processID{PID: pid, Start: start, Boot: BootID()}, err
 }
 
 // BootID identifies the run of the host's kernel; "" means that it is not known.
 func BootID() string { return hostos.BootID() }
-
-var errNoStat = errors.New("/proc/PID/stat is not as expected")
-
-func startTime(pid int) (uint64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, err
-	}
-	return parseStartTime(b)
-}
-
-// parseStartTime skips the second field, which is in brackets and may contain
-// any text, including brackets.
-func parseStartTime(stat []byte) (uint64, error) {
-	i := bytes.LastIndexByte(stat, ')')
-	if i < 0 {
-		return 0, errNoStat
-	}
-	fields := bytes.Fields(stat[i+1:])
-	if len(fields) < 20 {
-		return 0, errNoStat
-	}
-	return strconv.ParseUint(string(fields[19]), 10, 64)
-}
 
 // killNoted kills the process in the file at path, if there is one.
 func killNoted(path string) error {

@@ -4,6 +4,8 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // kill sends SIGKILL to the process that p identifies, and to no other. It
@@ -21,7 +23,7 @@ func (p processID) kill() error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	// Read after the pidfd was opened, so that it is the pidfd's process.
-	if start, err := startTime(p.PID); err != nil || start != p.Start {
+	if start, err := hostos.ProcStart(p.PID); err != nil || start != p.Start {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {

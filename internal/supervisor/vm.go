@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
@@ -81,12 +82,6 @@ type Seen struct {
 
 // Kind opens the VM in a directory.
 type Kind func(dir string, h Hooks) (VM, error)
-
-// Ports on the controller's address that lead to the driver's ListenGuest.
-const (
-	ControllerPort = 8844
-	UploadPort     = 8846
-)
 
 // startVM starts the VM and everything that is connected to it, and returns when
 // the guest's CPUs run.
@@ -183,7 +178,7 @@ func (s *supervisor) startNet(conn io.ReadWriteCloser) error {
 	}
 	cfg := vnet.Config{
 		Link: conn, MTU: vnet.DefaultMTU, Policy: policy, Logger: s.log.With("part", "net"),
-		Services: map[uint16]func(net.Conn){ControllerPort: s.toController, UploadPort: s.toController},
+		Services: map[uint16]func(net.Conn){backend.ControllerPort: s.toController, backend.UploadPort: s.toController},
 		Audit:    s.egressLog.Write, Reserved: s.cfg.Reserved,
 	}
 	if s.options.Dialer != nil {

@@ -138,10 +138,7 @@ func (s *Service) check(ctx context.Context, idOrName string) ([]backend.Finding
 		return nil, err
 	}
 	if idOrName != "" {
-		v, err := s.Get(ctx, idOrName)
-		if err == nil {
-			err = s.reachable(v)
-		}
+		v, err := s.getReachable(ctx, idOrName)
 		if err != nil {
 			return nil, err
 		}

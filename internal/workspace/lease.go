@@ -3,7 +3,6 @@ package workspace
 import (
 	"context"
 	"encoding/json"
-	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -50,22 +49,17 @@ func (s *Service) Leases(ctx context.Context, id string) ([]agentlab.WorkspaceLe
 // attached. Codes: not_found; conflict if no sandbox has the workspace.
 func (s *Service) Release(ctx context.Context, idOrName string, force bool) (agentlab.WorkspaceLease, error) {
 	none := agentlab.WorkspaceLease{}
-	v, err := s.Get(ctx, idOrName)
-	if err == nil {
-		err = s.reachable(v)
-	}
+	v, err := s.getReachable(ctx, idOrName)
 	if err != nil {
 		return none, err
 	}
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.ID)
+	l, owned, err := s.owner(ctx, v)
 	if err != nil {
 		return none, err
 	}
-	i := slices.IndexFunc(leases, agentlab.WorkspaceLease.Acquired)
-	if i < 0 {
+	if !owned {
 		return none, agentlab.Errorf(agentlab.CodeConflict, "no sandbox has workspace %s", v.Name)
 	}
-	l := leases[i]
 	if stale, err := s.endStale(ctx, v, l); stale || err != nil {
 		return l, err
 	}
@@ -98,7 +92,7 @@ func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab
 	if err != nil {
 		return false, err
 	}
-	vol, err := d.InspectVolume(ctx, refOf(v))
+	vol, err := d.InspectVolume(ctx, backend.VolumeRefOf(v))
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 	case err != nil:

@@ -11,11 +11,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// DefaultSizeGB is the size of a workspace that is requested without one, in GiB.
-const DefaultSizeGB = 20
+// defaultSizeGB is the size of a workspace that is requested without one, in GiB.
+const defaultSizeGB = 20
 
 // Create requests an empty workspace, and returns it in state CREATING. sizeGB 0 means
-// DefaultSizeGB, or the maximum if that is less. Codes: invalid, exists, limit,
+// defaultSizeGB, or the maximum if that is less. Codes: invalid, exists, limit,
 // unsupported (also an unknown storage).
 func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage string) (agentlab.Workspace, error) {
 	v, err := s.plan(name, sizeGB, storage)
@@ -37,7 +37,7 @@ func (s *Service) plan(name string, sizeGB int, storage string) (agentlab.Worksp
 	}
 	most := s.cfg.Limits.SizeGB
 	if sizeGB == 0 {
-		if sizeGB = DefaultSizeGB; most > 0 {
+		if sizeGB = defaultSizeGB; most > 0 {
 			sizeGB = min(sizeGB, most)
 		}
 	}
@@ -124,10 +124,7 @@ func (s *Service) UsedBytes() (sum int64) {
 
 // request changes the row of a workspace of this backend and runs its step.
 func (s *Service) request(ctx context.Context, idOrName string, fn func(*agentlab.Workspace) error) (agentlab.Workspace, error) {
-	v, err := s.Get(ctx, idOrName)
-	if err == nil {
-		err = s.reachable(v)
-	}
+	v, err := s.getReachable(ctx, idOrName)
 	if err != nil {
 		return agentlab.Workspace{}, err
 	}
@@ -278,10 +275,7 @@ func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string)
 	if err := agentlab.ValidateWorkspaceName(name); err != nil {
 		return none, err
 	}
-	src, err := s.Get(ctx, idOrName)
-	if err == nil {
-		err = s.reachable(src)
-	}
+	src, err := s.getReachable(ctx, idOrName)
 	if err != nil {
 		return none, err
 	}
@@ -344,10 +338,7 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attac
 	if err := agentlab.ValidateName(name); err != nil {
 		return none, err
 	}
-	v, err := s.Get(ctx, idOrName)
-	if err == nil {
-		err = s.reachable(v)
-	}
+	v, err := s.getReachable(ctx, idOrName)
 	if err == nil {
 		err = s.checkAttached(v, attached)
 	}
@@ -398,10 +389,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, idOrName, name string) (ag
 	if _, err := s.snapshotter(); err != nil {
 		return none, err
 	}
-	v, err := s.Get(ctx, idOrName)
-	if err == nil {
-		err = s.reachable(v)
-	}
+	v, err := s.getReachable(ctx, idOrName)
 	if err != nil {
 		return none, err
 	}

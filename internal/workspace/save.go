@@ -54,7 +54,7 @@ func (s *Service) stepSnapshots(ctx context.Context, v agentlab.Workspace) error
 // save makes a snapshot SAVED, or DELETING if that is not possible.
 func (s *Service) save(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) (agentlab.WorkspaceSnapshot, error) {
 	saved, got, err := s.saveVolume(ctx, v, n)
-	if err != nil && isTransient(ctx, err) {
+	if err != nil && (ctx.Err() != nil || backend.IsTransient(err)) {
 		return n, err
 	}
 	cause := err
@@ -92,10 +92,10 @@ func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentl
 	case err != nil:
 		return none, "", err
 	case n.Consistency == agentlab.ConsistencyDetached: // a sandbox that owns it waits until it is saved
-		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
+		saved, err = d.SnapshotVolume(ctx, backend.VolumeRefOf(v), n.UID)
 		return saved, agentlab.ConsistencyDetached, err
 	case !owned, n.Consistency == agentlab.ConsistencyCrash: // a sandbox that has ended may have been killed
-		saved, err = d.SnapshotVolume(ctx, refOf(v), n.UID)
+		saved, err = d.SnapshotVolume(ctx, backend.VolumeRefOf(v), n.UID)
 		return saved, agentlab.ConsistencyCrash, err
 	}
 	saved, err = s.saveFrozen(ctx, d, v, n, l)
@@ -123,7 +123,7 @@ func (s *Service) saveFrozen(ctx context.Context, d backend.VolumeSnapshotter, v
 	if err != nil {
 		return none, notFrozen(v, err)
 	}
-	saved, err := d.SnapshotVolume(ctx, refOf(v), n.UID)
+	saved, err := d.SnapshotVolume(ctx, backend.VolumeRefOf(v), n.UID)
 	tctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawLimit)
 	defer cancel()
 	if terr := thaw(tctx); terr != nil && err == nil {

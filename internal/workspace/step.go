@@ -50,7 +50,7 @@ func (s *Service) stepVolume(ctx context.Context, v agentlab.Workspace) error {
 	case agentlab.WorkspaceGrowing:
 		var d backend.Volumes
 		if d, err = s.volumes(); err == nil {
-			err = d.GrowVolume(ctx, refOf(v), v.GrowToGB)
+			err = d.GrowVolume(ctx, backend.VolumeRefOf(v), v.GrowToGB)
 		}
 	case agentlab.WorkspaceRestoring:
 		var d backend.VolumeSnapshotter
@@ -63,7 +63,7 @@ func (s *Service) stepVolume(ctx context.Context, v agentlab.Workspace) error {
 			}
 		}
 	}
-	if err != nil && isTransient(ctx, err) {
+	if err != nil && (ctx.Err() != nil || backend.IsTransient(err)) {
 		return err
 	}
 	return s.settle(ctx, v, err)
@@ -77,23 +77,13 @@ func (s *Service) savedFormatted(ctx context.Context, v agentlab.Workspace) (boo
 	return i < 0 || list[i].Formatted, err
 }
 
-// isTransient reports whether an operation that failed can succeed without another
-// request.
-func isTransient(ctx context.Context, err error) bool {
-	switch agentlab.CodeOf(err) {
-	case agentlab.CodeBusy, agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout:
-		return true
-	}
-	return ctx.Err() != nil
-}
-
 // create creates the volume of a workspace.
 func (s *Service) create(ctx context.Context, v agentlab.Workspace) error {
 	vol, err := s.callCreate(ctx, v)
 	if err == nil {
 		return s.become(ctx, v, vol, agentlab.WorkspaceReady, "", nil)
 	}
-	if isTransient(ctx, err) {
+	if ctx.Err() != nil || backend.IsTransient(err) {
 		return err
 	}
 	s.log.Warn("a workspace was not created", "workspace", v.ID, "err", err)
@@ -126,7 +116,7 @@ func (s *Service) settle(ctx context.Context, v agentlab.Workspace, cause error)
 	if err != nil {
 		return err
 	}
-	vol, err := d.InspectVolume(ctx, refOf(v))
+	vol, err := d.InspectVolume(ctx, backend.VolumeRefOf(v))
 	state, reason := agentlab.WorkspaceReady, ""
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
@@ -172,10 +162,10 @@ func (s *Service) remove(ctx context.Context, v agentlab.Workspace) error {
 	if err != nil {
 		return err
 	}
-	if err := d.DeleteVolume(ctx, refOf(v)); err != nil {
+	if err := d.DeleteVolume(ctx, backend.VolumeRefOf(v)); err != nil {
 		return err
 	}
-	switch _, err := d.InspectVolume(ctx, refOf(v)); {
+	switch _, err := d.InspectVolume(ctx, backend.VolumeRefOf(v)); {
 	case err == nil:
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend still has the volume after its deletion")
 	case agentlab.CodeOf(err) != agentlab.CodeNotFound:

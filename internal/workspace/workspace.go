@@ -109,7 +109,7 @@ func New(cfg Config) *Service {
 	if s.cfg.Limits.AuditEvery <= 0 {
 		s.cfg.Limits.AuditEvery = 5 * time.Minute
 	}
-	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: s.stepFailed, Workers: workers})
+	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: reconcile.LogFailed[string](s.log, "workspace", "workspace"), Workers: workers})
 	return s
 }
 
@@ -139,14 +139,6 @@ func (s *Service) Run(ctx context.Context) error {
 // Queue returns what the loop of the workspaces has to do now.
 func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
 
-func (s *Service) stepFailed(id string, attempt int, err error) {
-	level := slog.LevelDebug
-	if attempt == 1 || attempt%10 == 0 {
-		level = slog.LevelWarn
-	}
-	s.log.Log(context.Background(), level, "workspace step failed, will try again", "workspace", id, "attempt", attempt, "err", err)
-}
-
 // volumes returns the driver's Volumes, or an error with code unsupported.
 func (s *Service) volumes() (backend.Volumes, error) {
 	if d, ok := s.cfg.Driver.(backend.Volumes); ok {
@@ -175,10 +167,15 @@ func (s *Service) reachable(v agentlab.Workspace) error {
 		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", v.Backend)
 }
 
-func refOf(v agentlab.Workspace) backend.VolumeRef {
-	return backend.VolumeRef{UID: v.UID, Handle: v.Handle}
+// getReachable is Get for a workspace of this backend. Codes: not_found, conflict.
+func (s *Service) getReachable(ctx context.Context, idOrName string) (agentlab.Workspace, error) {
+	v, err := s.Get(ctx, idOrName)
+	if err == nil {
+		err = s.reachable(v)
+	}
+	return v, err
 }
 
 func snapshotRef(v agentlab.Workspace, uid string) backend.VolumeSnapshotRef {
-	return backend.VolumeSnapshotRef{UID: uid, Of: refOf(v)}
+	return backend.VolumeSnapshotRef{UID: uid, Of: backend.VolumeRefOf(v)}
 }

@@ -437,7 +437,7 @@ func TestMissingVolume(t *testing.T) {
 		w.settled()
 		w.is(w.row(v.ID), agentlab.WorkspaceReady)
 		free()
-		if err := w.driver.DeleteVolume(ctx, refOf(v)); err != nil {
+		if err := w.driver.DeleteVolume(ctx, backend.VolumeRefOf(v)); err != nil {
 			t.Fatal(err)
 		}
 		found, err := w.Check(ctx, "data")
@@ -485,7 +485,7 @@ func TestUnknownVolumesStay(t *testing.T) {
 		if _, err := w.driver.CreateVolume(ctx, backend.VolumeSpec{UID: "lost", SizeGB: 2}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.driver.SnapshotVolume(ctx, refOf(v), "lostsnap"); err != nil {
+		if _, err := w.driver.SnapshotVolume(ctx, backend.VolumeRefOf(v), "lostsnap"); err != nil {
 			t.Fatal(err)
 		}
 		w.kill()

@@ -146,7 +146,9 @@ func (l *listener) shut() {
 }
 
 // Addr returns the controller's address for the guest.
-func (l *listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: 8844} }
+func (l *listener) Addr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(10, 77, 0, 1), Port: backend.ControllerPort}
+}
 
 // dialController connects the guest to its current listener.
 func (g *guest) dialController(ctx context.Context) (net.Conn, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -77,14 +78,16 @@ func (d *Driver) Close() error {
 	return nil
 }
 
+var controllerURL = "http://10.77.0.1:" + strconv.Itoa(backend.ControllerPort)
+
 // Info describes the driver.
 func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
 		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks, VolumeHotplug: !d.h.cfg.NoVolumeHotplug, AttachedVolumeSnapshots: !d.h.cfg.NoAttachedVolumeSnapshots},
-		ControllerURL: "http://10.77.0.1:8844",
-		UploadURL:     "http://10.77.0.1:8846/upload",
+		ControllerURL: controllerURL,
+		UploadURL:     "http://10.77.0.1:" + strconv.Itoa(backend.UploadPort) + "/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
 	}
 }
@@ -110,7 +113,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
 	}
-	return validNetwork(spec.Network)
+	return d.validNetwork(spec.Network)
 }
 
 // Create creates the instance.

@@ -24,7 +24,7 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 	if err := d.point(ctx, OpUpdateNetwork, Before, ref); err != nil {
 		return err
 	}
-	if err := validNetwork(n); err != nil {
+	if err := d.validNetwork(n); err != nil {
 		return err
 	}
 	in, err := d.h.find(ref)
@@ -38,11 +38,9 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 }
 
 // validNetwork rejects unknown modes and invalid policies.
-func validNetwork(n agentlab.Network) error {
-	switch n.Mode {
-	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
-	default:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "network mode %q is not known here", n.Mode).WithField("network.mode")
+func (d *Driver) validNetwork(n agentlab.Network) error {
+	if err := backend.CheckMode(d.h.cfg.Name, n); err != nil {
+		return err
 	}
 	_, err := egress.New(n)
 	return err

@@ -399,7 +399,7 @@ func (r *runner) reportUntilHeard(rep guestapi.Report) error {
 func (r *runner) controller() string {
 	mem, _ := r.g.in.memory(r.g)
 	if mem.Bootstrap == nil {
-		return "http://10.77.0.1:8844"
+		return controllerURL
 	}
 	return mem.Bootstrap.Controller
 }

@@ -65,7 +65,7 @@ func (v *volume) view() backend.Volume {
 }
 
 func (s *savedVolume) view() backend.VolumeSnapshot {
-	return backend.VolumeSnapshot{Ref: backend.VolumeSnapshotRef{UID: s.UID, Of: volumeRef(s.Of)}, SizeGB: s.SizeGB, Bytes: sizeOf(s.Files), Partial: s.Partial}
+	return backend.VolumeSnapshot{Ref: backend.VolumeSnapshotRef{UID: s.UID, Of: volumeRef(s.Of)}, SizeGB: s.SizeGB, Partial: s.Partial}
 }
 
 func sizeOf(files map[string]string) int64 {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/hostvirt"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/lock"
@@ -26,12 +26,6 @@ import (
 
 // Name is the driver's name.
 const Name = "proxmox"
-
-// Ports of the guest plane on the bridge's gateway.
-const (
-	controllerPort = 8844
-	uploadPort     = 8846
-)
 
 // Node is a node that sandboxes may run on.
 type Node struct {
@@ -169,10 +163,7 @@ func (c *Config) validate() error {
 		return bad("proxmox.model", "not a supported network device model")
 	}
 	if c.BootID == nil {
-		c.BootID = func() string {
-			b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // "" if it cannot be read: then restarts are not detected
-			return strings.TrimSpace(string(b))
-		}
+		c.BootID = hostos.BootID // if it is "", restarts are not detected
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -199,42 +190,25 @@ func (d *Driver) Info() backend.Info {
 		Options:       profileOptions,
 		OptionsOK:     d.optionsOK,
 		ConsoleHint:   "open the console of the VM in the web interface, or run 'qm terminal VMID' on its node",
-		ControllerURL: "http://" + gw + ":" + strconv.Itoa(controllerPort),
-		UploadURL:     "http://" + gw + ":" + strconv.Itoa(uploadPort) + "/upload",
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",
 		Addresses:     &backend.AddressPool{IPv4: d.cfg.Subnet4, IPv6: d.cfg.Subnet6, Reserved: reserved},
 	}
 }
 
-// minMemoryMB is the memory that a guest needs to boot.
-const minMemoryMB = 256
-
 // Validate implements backend.Driver.
 func (d *Driver) Validate(spec backend.Spec) error {
-	if err := agentlab.ValidateName(spec.Name); err != nil {
+	if err := spec.CheckVM(); err != nil {
 		return err
 	}
-	if spec.Image == "" {
-		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("image")
-	}
-	if err := spec.Resources.Validate(); err != nil {
-		return err
-	}
-	unsupported := func(field, format string, args ...any) error {
-		return agentlab.Errorf(agentlab.CodeUnsupported, format, args...).WithField(field)
-	}
-	switch {
-	case spec.Resources.MemoryMB < minMemoryMB:
-		return unsupported("resources.memory_mb", "a guest needs %d MiB to boot", minMemoryMB)
-	case spec.Resources.Cores > 128:
-		return unsupported("resources.cores", "Proxmox VE limits the CPU time of a VM to 128 CPUs")
+	if spec.Resources.Cores > 128 {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "Proxmox VE limits the CPU time of a VM to 128 CPUs").WithField("resources.cores")
 	}
 	if err := d.Info().CheckOptions(spec.Options); err != nil {
 		return err
 	}
-	switch spec.Network.Mode {
-	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
-	default:
-		return unsupported("network.mode", "the proxmox backend has no mode %q", spec.Network.Mode)
+	if err := backend.CheckMode(Name, spec.Network); err != nil {
+		return err
 	}
 	_, err := egress.New(spec.Network)
 	return err

@@ -1,9 +1,7 @@
 package proxmox
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"net"
@@ -194,16 +192,13 @@ func (d *Driver) handlesOf(uid string) ([]*handle, error) {
 
 func (d *Driver) readFile(name string) (*handle, error) {
 	path := filepath.Join(d.dir, name)
-	b, err := os.ReadFile(path)
+	var h handle
+	err := durable.ReadJSON(path, &h)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // a missing handle is not an error
 	}
 	if err != nil {
 		return nil, fault(err, "cannot read %s", path)
-	}
-	var h handle
-	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&h); err != nil {
-		return nil, fault(err, "%s cannot be read", path)
 	}
 	if err := h.Spec.Options.Decode(&h.options); err != nil {
 		return nil, fault(err, "%s cannot be read", path)

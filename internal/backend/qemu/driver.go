@@ -89,7 +89,7 @@ type Config struct {
 	Logger *slog.Logger     // nil means none
 }
 
-// Driver implements backend.Driver and backend.ConsoleLogger.
+// Driver implements backend.Driver and the optional interfaces below.
 type Driver struct {
 	cfg  Config
 	log  *slog.Logger
@@ -183,8 +183,8 @@ func (d *Driver) Info() backend.Info {
 		Name: Name, Version: strconv.Itoa(handleVersion),
 		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true, VolumeHotplug: true, AttachedVolumeSnapshots: true},
 		Options:      profileOptions, OptionsOK: optionsOK,
-		ControllerURL: "http://" + gw + ":" + strconv.Itoa(supervisor.ControllerPort),
-		UploadURL:     "http://" + gw + ":" + strconv.Itoa(supervisor.UploadPort) + "/upload",
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
 			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: GuestMTU,
 			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),
@@ -211,23 +211,10 @@ func optionsOK(set agentlab.Options) error {
 	return nil
 }
 
-// minMemoryMB is the memory that kernel, initrd and a small userland need to
-// boot.
-const minMemoryMB = 256
-
 // Validate implements backend.Driver.
 func (d *Driver) Validate(spec backend.Spec) error {
-	if err := agentlab.ValidateName(spec.Name); err != nil {
+	if err := spec.CheckVM(); err != nil {
 		return err
-	}
-	if spec.Image == "" {
-		return agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("image")
-	}
-	if err := spec.Resources.Validate(); err != nil {
-		return err
-	}
-	if spec.Resources.MemoryMB < minMemoryMB {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "a guest needs at least %d MiB to boot", minMemoryMB).WithField("resources.memory_mb")
 	}
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
@@ -238,10 +225,8 @@ func (d *Driver) Validate(spec backend.Spec) error {
 // validNetwork rejects an invalid policy, and a mode that this driver does not
 // know.
 func validNetwork(n agentlab.Network) error {
-	switch n.Mode {
-	case agentlab.NetworkNAT, agentlab.NetworkAllowlist, agentlab.NetworkOff:
-	default:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the qemu backend has no mode %q", n.Mode).WithField("network.mode")
+	if err := backend.CheckMode(Name, n); err != nil {
+		return err
 	}
 	_, err := egress.New(n)
 	return err

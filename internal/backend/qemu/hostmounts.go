@@ -120,10 +120,10 @@ func refuseOptions(may map[string]optionRule, args []string) error {
 
 // Parts of the header of a qcow2 file (docs/interop/qcow2.txt of QEMU).
 const (
-	qcowMagic        = 0x514649fb
+	qcowMagic        = 0x514649fb // "QFI\xfb"
 	qcowHeader       = 104
 	qcowExternalData = 1 << 2 // in the incompatible features
-	qcowMaxBacking   = 1023
+	qcowMaxBacking   = 1023   // bytes of the name of a backing file
 )
 
 // refuseDisks checks that the root disk in dir reads from the image alone, or

@@ -39,9 +39,6 @@ const (
 	fileMergeTop = "merge" + layerSuffix + tmpSuffix  // an empty overlay on the disk, to which qemu-img may write
 )
 
-// maxBackingName bounds the name of a backing file in a qcow2 file.
-const maxBackingName = 1023
-
 // qcow2Header is the begin of a qcow2 file of version 3.
 type qcow2Header struct {
 	Magic, Version uint32
@@ -53,9 +50,6 @@ type qcow2Header struct {
 	_              [36]byte
 	Features       uint64 // without which the file cannot be read
 }
-
-// qcow2Magic is "QFI\xfb".
-const qcow2Magic = 0x514649fb
 
 // readQcow2 reads the header of a qcow2 file, and the name of the file that it reads
 // from; "" if there is none. The QEMU of a guest wrote the header, so its content is not
@@ -74,7 +68,7 @@ func readQcow2(path string) (h struct {
 		return h, fmt.Errorf("%s: %w", path, err)
 	}
 	const dirty = 1 // the only feature that our files can have
-	if h.Magic != qcow2Magic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize > maxBackingName {
+	if h.Magic != qcowMagic || h.Version != 3 || h.Encryption != 0 || h.Features&^dirty != 0 || h.NameSize > qcowMaxBacking {
 		return h, fmt.Errorf("%s is not a disk that AgentLab made", path)
 	}
 	name := make([]byte, h.NameSize)

@@ -170,12 +170,12 @@ func (d *Driver) copySaved(ctx context.Context, from, to string, how copyOf) err
 	if err := copyMemory(from, to, how); err != nil {
 		return err
 	}
-	err = copyFile(filepath.Join(from, supervisor.FileConsole), filepath.Join(to, supervisor.FileConsole))
+	err = durable.Copy(filepath.Join(from, supervisor.FileConsole), filepath.Join(to, supervisor.FileConsole), 0o600, durable.None)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	root := filepath.Join(to, fileRoot)
-	if err := copyFile(filepath.Join(from, fileRoot), root+tmpSuffix); err != nil {
+	if err := durable.Copy(filepath.Join(from, fileRoot), root+tmpSuffix, 0o600, durable.None); err != nil {
 		return err
 	}
 	if how.size != how.from {

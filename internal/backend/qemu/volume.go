@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -116,16 +115,11 @@ func lexists(path string) (bool, error) {
 // virtualSize returns the size of the disk of a volume, as its header has it. The
 // QEMU of a guest wrote the header, so its content is not to be trusted.
 func virtualSize(path string) (int64, error) {
-	f, err := os.Open(path)
+	h, err := readQcow2(path)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = f.Close() }()
-	var h qcow2Header
-	if err := binary.Read(f, binary.BigEndian, &h); err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
-	}
-	if h.Magic != qcow2Magic || h.Size == 0 || h.Size%(1<<30) != 0 || h.Size > backend.MaxVolumeGB<<30 {
+	if h.Size == 0 || h.Size%(1<<30) != 0 || h.Size > backend.MaxVolumeGB<<30 {
 		return 0, fmt.Errorf("%s is not a disk that AgentLab made", path)
 	}
 	return int64(h.Size), nil

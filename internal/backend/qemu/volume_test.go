@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -168,7 +169,7 @@ func TestVolumeHasOneWriter(t *testing.T) {
 	v := newTestVolume(t, one.d)
 	one.ok(one.d.AttachVolume(one.ctx, one.ref, v))
 	one.boot()
-	if err := copyFile(filepath.Join(one.d.dir(one.ref), fileVolume), filepath.Join(two.d.dir(two.ref), fileVolume)); err != nil {
+	if err := durable.Copy(filepath.Join(one.d.dir(one.ref), fileVolume), filepath.Join(two.d.dir(two.ref), fileVolume), 0o600, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	err := two.d.Start(two.ctx, two.ref)

@@ -2,8 +2,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -54,16 +52,11 @@ func (d *Driver) wholeSaved(ref backend.VolumeSnapshotRef) (foundSaved, error) {
 	return s, err
 }
 
-func (s foundSaved) view() (backend.VolumeSnapshot, error) {
-	v := backend.VolumeSnapshot{
+func (s foundSaved) view() backend.VolumeSnapshot {
+	return backend.VolumeSnapshot{
 		Ref:    backend.VolumeSnapshotRef{UID: s.uid, Of: backend.VolumeRef{UID: s.of}},
 		SizeGB: int(s.saved.DiskSize >> 30), Partial: !s.whole,
 	}
-	var err error
-	if v.Bytes, err = occupiedBy(s.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return v, fault(err, "cannot check snapshot %s", s.uid)
-	}
-	return v, nil
 }
 
 // VolumeSnapshots implements backend.VolumeSnapshotter. A snapshot that cannot be
@@ -85,11 +78,7 @@ func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot,
 		if !s.exists {
 			continue
 		}
-		v, err := s.view()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, v)
+		all = append(all, s.view())
 	}
 	return all, nil
 }
@@ -158,7 +147,7 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 	if err != nil {
 		return backend.VolumeSnapshot{}, err
 	}
-	return s.view()
+	return s.view(), nil
 }
 
 // saveVolume saves a volume, which the sandbox f has unless f is zero, in the
@@ -252,7 +241,7 @@ func copyVolume(from, to, tmp string) error {
 		err = linkFiles(from, to, layers...)
 	}
 	if err == nil {
-		err = copyFile(filepath.Join(from, fileRoot), tmp)
+		err = durable.Copy(filepath.Join(from, fileRoot), tmp, 0o600, durable.None)
 	}
 	if err != nil {
 		return fault(err, "cannot copy the disk of the volume")

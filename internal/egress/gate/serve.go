@@ -3,14 +3,12 @@ package gate
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/agentlab-vm/agentlab/internal/connlimit"
 )
 
 // Server answers DNS questions on sockets, for one guest or for many.
@@ -59,7 +57,7 @@ func (s *Server) ServePacket(ctx context.Context, conn net.PacketConn) error {
 // as a lack of file descriptors: a guest must not be able to end the service
 // for all. It returns false for other errors.
 func Pause(ctx context.Context, err error) bool {
-	if !slices.ContainsFunc([]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED}, func(e error) bool { return errors.Is(err, e) }) {
+	if !connlimit.Temporary(err) {
 		return false
 	}
 	select {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // workspaceEnv is the variable with the directory of the workspace for processes of tests.
@@ -352,7 +353,7 @@ func TestLockIsTheSupervisors(t *testing.T) {
 	if e, log := exitOf(t, dir); e.Code != 0 || log != "0\n" {
 		t.Errorf("%+v, log %q: the agent has the lock too", e, log)
 	}
-	if _, ok := ProcStart(pid); ok {
+	if _, err := hostos.ProcStart(pid); err == nil {
 		t.Error("the supervisor lives")
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/guest/devenv"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -150,7 +151,7 @@ func (s *supervisor) run() Exit {
 	// When memory is short, the kernel ends the agent before the programs that
 	// report it.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("500"), 0o600)
-	start, _ := ProcStart(pid)
+	start, _ := hostos.ProcStart(pid)
 	if err := durable.ReplaceJSON(filepath.Join(s.dir, StartedFile), Started{Supervisor: os.Getpid(), PID: pid, StartTime: start}, durable.None); err != nil {
 		_, _ = fmt.Fprintln(s.log, "agentlab-agent:", err)
 	}
@@ -263,7 +264,7 @@ func descendants(root int) []int {
 	children := map[int][]int{}
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			if f := procStat(pid); len(f) > 1 {
+			if f, _ := hostos.ProcStat(pid); len(f) > 1 {
 				ppid, _ := strconv.Atoi(f[1])
 				children[ppid] = append(children[ppid], pid)
 			}
@@ -275,27 +276,6 @@ func descendants(root int) []int {
 		queue = append(queue, children[queue[0]]...)
 	}
 	return out
-}
-
-// procStat returns the fields of /proc/PID/stat from the third one on: the
-// name before them may contain any text.
-func procStat(pid int) []string {
-	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	i := strings.LastIndexByte(string(p), ')')
-	return strings.Fields(string(p[i+1:]))
-}
-
-// ProcStart returns when a process started, in clock ticks since boot.
-func ProcStart(pid int) (uint64, bool) {
-	f := procStat(pid)
-	if len(f) < 20 {
-		return 0, false
-	}
-	t, err := strconv.ParseUint(f[19], 10, 64)
-	return t, err == nil
 }
 
 // redactor returns the redactor for the log.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -216,14 +217,7 @@ func sessionPIDs(sid int) []int {
 		if err != nil {
 			continue
 		}
-		b, err := os.ReadFile("/proc/" + name + "/stat")
-		if err != nil {
-			continue
-		}
-		// pid (comm) state ppid pgrp session …; comm may contain any
-		// text.
-		text := string(b)
-		f := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+		f, _ := hostos.ProcStat(pid) // state ppid pgrp session …
 		if len(f) > 3 && f[3] == strconv.Itoa(sid) && f[0] != "Z" {
 			pids = append(pids, pid)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // shells are programs that wait for a person and have no state worth a question.
@@ -63,8 +64,7 @@ func (r repo) programs(dir string) (guestapi.RepoPrograms, error) {
 func ancestors() (pids []int) {
 	for pid := os.Getpid(); pid > 0 && !slices.Contains(pids, pid); {
 		pids = append(pids, pid)
-		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		fields := strings.Fields(string(stat)[strings.LastIndexByte(string(stat), ')')+1:])
+		fields, _ := hostos.ProcStat(pid)
 		if len(fields) < 2 {
 			break
 		}

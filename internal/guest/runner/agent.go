@@ -254,7 +254,7 @@ func (p *program) killLost() {
 	if ok, _ := p.dir.load(agentcmd.StartedFile, &st); !ok {
 		return
 	}
-	if start, ok := agentcmd.ProcStart(st.PID); ok && start == st.StartTime {
+	if start, err := hostos.ProcStart(st.PID); err == nil && start == st.StartTime {
 		_ = syscall.Kill(-st.PID, syscall.SIGKILL)
 	}
 }

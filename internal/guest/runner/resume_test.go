@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
+	"github.com/agentlab-vm/agentlab/internal/hostos"
 )
 
 // A runner that is killed in the middle of the agent's work, twice, is started
@@ -152,8 +153,8 @@ func TestSupervisorKilled(t *testing.T) {
 		t.Errorf("%+v", rep)
 	}
 	s.Wait("end of the agent", func() bool {
-		start, ok := agentcmd.ProcStart(st.PID)
-		return !ok || start != st.StartTime
+		start, err := hostos.ProcStart(st.PID)
+		return err != nil || start != st.StartTime
 	})
 }
 
