@@ -85,7 +85,7 @@ type BootstrapToken struct {
 	ConsumedAt time.Time // zero until consumed
 }
 
-// Bounds of a bootstrap token's lifetime (seed 000 §9.3).
+// Bounds of a bootstrap token's lifetime.
 const (
 	MinBootstrapTTL = 5 * time.Minute
 	MaxBootstrapTTL = 15 * time.Minute

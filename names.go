@@ -50,10 +50,16 @@ func NewJobID() string { return "job-" + randomID(8) }
 // NewToken returns a new bearer token of 256 random bits.
 func NewToken() string { return randomID(32) }
 
+// isID reports whether s has the format of an ID: the prefix and what randomID(8)
+// returns.
+func isID(s, prefix string) bool {
+	random, ok := strings.CutPrefix(s, prefix)
+	return ok && len(random) == 13 && strings.Trim(random, letters+digits[2:]) == ""
+}
+
 // ValidateJobID checks the format of a job ID.
 func ValidateJobID(s string) error {
-	random, ok := strings.CutPrefix(s, "job-")
-	if !ok || len(random) != 13 || strings.Trim(random, letters+digits[2:]) != "" {
+	if !isID(s, "job-") {
 		return Errorf(CodeInvalid, "%q is not a job id", s).WithField("job").WithHint("see 'agentlab job list'")
 	}
 	return nil

@@ -7,8 +7,7 @@ import "time"
 const WorkspaceRequired = "attach"
 
 // Profile is the template of a sandbox: resources, network policy, secrets
-// bundle and behaviour (seed 000 §15). Package internal/profile parses and
-// validates profiles.
+// bundle and behaviour. Package internal/profile parses and validates profiles.
 type Profile struct {
 	Name            string
 	Image           string // image name; "" means the default image for the job's agent

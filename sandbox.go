@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// SandboxState is the state of a sandbox in its life cycle (seed 000 §10.4).
+// SandboxState is the state of a sandbox in its life cycle.
 type SandboxState string
 
 // The states of a sandbox. DESTROYED is final.

@@ -6,8 +6,7 @@ import (
 )
 
 // Session is a name for a workspace and the sandbox that currently uses it. Its
-// sandbox can be destroyed and another one created; the work is on the workspace
-// (seed 001 §4, option A).
+// sandbox can be destroyed and another one created; the work is on the workspace.
 type Session struct {
 	ID          string // NewSessionID
 	Name        string // unique
@@ -57,10 +56,7 @@ func NewSessionID() string { return sessionPrefix + randomID(8) }
 const sessionPrefix = "se-"
 
 // IsSessionID reports whether s has the format of a session's ID.
-func IsSessionID(s string) bool {
-	random, ok := strings.CutPrefix(s, sessionPrefix)
-	return ok && len(random) == 13 && strings.Trim(random, letters+digits[2:]) == ""
-}
+func IsSessionID(s string) bool { return isID(s, sessionPrefix) }
 
 // ValidateSessionName checks the name of a new session: ValidateName holds, and it
 // does not have the format of an ID.

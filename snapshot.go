@@ -69,7 +69,6 @@ type Snapshot struct {
 // SnapshotFilter selects snapshots, in the order of their creation.
 type SnapshotFilter struct {
 	SandboxUID string // "" means any
-	Name       string // "" means any
 }
 
 // Origin is the snapshot that a sandbox was created from. The zero value means

@@ -76,9 +76,8 @@ func (t APIToken) Validate() error {
 	bad := func(field, format string, args ...any) *Error {
 		return Errorf(CodeInvalid, format, args...).WithField(field)
 	}
-	id, ok := strings.CutPrefix(t.ID, "tok-")
 	switch {
-	case !ok || len(id) != 13 || strings.Trim(id, letters+digits[2:]) != "":
+	case !isID(t.ID, "tok-"):
 		return bad("id", "%q is not the id of a token", t.ID)
 	case len(t.Hash) != 64 || strings.Trim(t.Hash, "0123456789abcdef") != "":
 		return bad("hash", "not a SHA-256 checksum in lower-case hexadecimal")

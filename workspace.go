@@ -1,9 +1,6 @@
 package agentlab
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // WorkspaceState is the state of a workspace. Its row is deleted after its volume.
 type WorkspaceState string
@@ -143,10 +140,7 @@ func NewWorkspaceID() string { return workspacePrefix + randomID(8) }
 const workspacePrefix = "ws-"
 
 // IsWorkspaceID reports whether s has the format of a workspace's ID.
-func IsWorkspaceID(s string) bool {
-	random, ok := strings.CutPrefix(s, workspacePrefix)
-	return ok && len(random) == 13 && strings.Trim(random, letters+digits[2:]) == ""
-}
+func IsWorkspaceID(s string) bool { return isID(s, workspacePrefix) }
 
 // ValidateWorkspaceName checks the name of a new workspace: ValidateName holds, and
 // it does not have the format of an ID.

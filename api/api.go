@@ -1,5 +1,5 @@
-// Package api defines the v1 wire types of the control plane, as JSON. Names
-// follow seed 000 §11; times are RFC 3339 in UTC with nanoseconds.
+// Package api defines the v1 wire types of the control plane, as JSON. Times
+// are RFC 3339 in UTC with nanoseconds.
 package api
 
 import "time"
@@ -40,7 +40,7 @@ type Sandbox struct {
 	Memory         *Memory    `json:"memory,omitempty" doc:"Memory of the host; only of a sandbox that runs, if the call wants it"`
 }
 
-// SandboxCreate is the request for a sandbox (seed 000 §11.1).
+// SandboxCreate is the request for a sandbox.
 type SandboxCreate struct {
 	Name       string     `json:"name,omitempty" doc:"DNS label; generated if empty"`
 	Profile    string     `json:"profile,omitempty" doc:"Default: the configured default profile"`
@@ -166,7 +166,7 @@ type JobAttempts struct {
 	Tasks  []string `json:"tasks,omitempty" doc:"Tasks of the attempts, in turn, instead of task"`
 }
 
-// JobCreate is the request for a job (seed 000 §11.1).
+// JobCreate is the request for a job.
 type JobCreate struct {
 	RepoURL    string `json:"repo_url,omitempty" doc:"URL that the guest clones; empty with bundle_id or for no repository"`
 	BundleID   string `json:"bundle_id,omitempty" doc:"ID of an uploaded repository, from POST /v1/bundles"`

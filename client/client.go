@@ -255,8 +255,7 @@ func callError(ctx context.Context, err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		return e
 	}
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err // without the synthetic URL
 	}
 	return agentlab.Errorf(agentlab.CodeUnavailable, "the daemon does not respond: %w", err).

@@ -37,7 +37,7 @@ type BootstrapRequest struct {
 }
 
 // BootstrapResponse has everything that agent-runner needs, and only data of
-// this sandbox. Fields of seed 000 §11.2, plus job and runner.
+// this sandbox.
 type BootstrapResponse struct {
 	Git                *Git              `json:"git,omitempty"`
 	Env                map[string]string `json:"env,omitempty"`      // environment of the agent; secret

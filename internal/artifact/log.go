@@ -181,15 +181,12 @@ func (r *logReader) Read(p []byte) (int, error) {
 		if r.last = j.Status.Final(); r.last {
 			continue
 		}
-		timer := time.NewTimer(followPoll)
 		select {
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(followPoll):
 		case <-r.ctx.Done():
-			timer.Stop()
 			return 0, r.ctx.Err()
 		}
-		timer.Stop()
 	}
 }
 

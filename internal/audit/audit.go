@@ -46,20 +46,15 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
 	if l.Rows < 2 {
 		l.Rows = 5000
 	}
-	def(&l.Every, time.Second)
-	def(&l.Idle, 8*time.Second)
-	def(&l.Watched, 300*time.Millisecond)
-	def(&l.Call, 5*time.Second)
-	def(&l.Refresh, 2*time.Second)
-	def(&l.Drain, 5*time.Second)
+	l.Every = cmp.Or(l.Every, time.Second)
+	l.Idle = cmp.Or(l.Idle, 8*time.Second)
+	l.Watched = cmp.Or(l.Watched, 300*time.Millisecond)
+	l.Call = cmp.Or(l.Call, 5*time.Second)
+	l.Refresh = cmp.Or(l.Refresh, 2*time.Second)
+	l.Drain = cmp.Or(l.Drain, 5*time.Second)
 	return l
 }
 
@@ -154,15 +149,12 @@ func (s *Service) Run(ctx context.Context) error {
 	for {
 		due, next := s.due()
 		s.read(ctx, due)
-		t := time.NewTimer(next)
 		select {
-		case <-t.C:
+		case <-time.After(next):
 		case <-s.wake:
 		case <-ctx.Done():
-			t.Stop()
 			return nil
 		}
-		t.Stop()
 	}
 }
 

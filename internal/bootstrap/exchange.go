@@ -43,17 +43,8 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 		return none, err
 	}
 	defer done()
-	if err := s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil { // the wait may have taken some time
-		return none, err
-	}
-	if sb, err = s.cfg.Store.Sandbox(ctx, vmid); err != nil {
-		return none, err
-	}
-	row, err := s.jobOf(ctx, sb)
+	sb, row, err := s.recipient(ctx, vmid, tokenHash) // the wait may have taken some time
 	if err != nil {
-		return none, err
-	}
-	if err := checkDeliverable(sb, row); err != nil {
 		return none, err
 	}
 	prof, bundle, err := s.secretsFor(ctx, sb.Profile, row)
@@ -100,6 +91,21 @@ func (s *Service) Exchange(ctx context.Context, vmid int, tokenHash string) (gue
 	}
 	s.delivered(sb, r)
 	return resp, nil
+}
+
+// recipient returns the sandbox of a token and its job, nil if it has none. Code denied
+// if the guest must not get an answer.
+func (s *Service) recipient(ctx context.Context, vmid int, tokenHash string) (sb agentlab.Sandbox, row *agentlab.Job, err error) {
+	if err = s.cfg.Store.CheckBootstrap(ctx, tokenHash, vmid); err != nil {
+		return sb, nil, err
+	}
+	if sb, err = s.cfg.Store.Sandbox(ctx, vmid); err != nil {
+		return sb, nil, err
+	}
+	if row, err = s.jobOf(ctx, sb); err != nil {
+		return sb, nil, err
+	}
+	return sb, row, checkDeliverable(sb, row)
 }
 
 // checkDeliverable returns an error with code denied if the guest of a sandbox
@@ -283,7 +289,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	resp.Policy.Mode = j.Mode
 	clonePath := prof.ClonePath
 	if resp.Workspace && !strings.HasPrefix(clonePath, guestapi.WorkspaceDir+"/") {
-		clonePath = "" // the checkout is on the workspace (seed 001 §1)
+		clonePath = "" // the checkout is on the workspace
 	}
 	resp.Job = &guestapi.Job{
 		ID: j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Depth: j.Depth, Task: j.Task, Agent: j.Agent, Mode: j.Mode,

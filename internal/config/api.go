@@ -10,15 +10,15 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// DefaultGroup is the group whose members may use the machine-wide daemon if
+// defaultGroup is the group whose members may use the machine-wide daemon if
 // api.groups is empty.
-const DefaultGroup = "agentlab"
+const defaultGroup = "agentlab"
 
 // GroupRoles returns the roles of the members of groups for the machine-wide
 // daemon.
 func (a API) GroupRoles() map[string]agentlab.Role {
 	if len(a.Groups) == 0 {
-		return map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}
+		return map[string]agentlab.Role{defaultGroup: agentlab.RoleWrite}
 	}
 	out := map[string]agentlab.Role{}
 	for group, role := range a.Groups {

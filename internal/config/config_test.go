@@ -196,7 +196,7 @@ func TestAPI(t *testing.T) {
 	if got := c.API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{"ops": agentlab.RoleAdmin, "auditors": agentlab.RoleRead}) {
 		t.Errorf("groups %v", got)
 	}
-	if got := defaults().API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{DefaultGroup: agentlab.RoleWrite}) {
+	if got := defaults().API.GroupRoles(); !reflect.DeepEqual(got, map[string]agentlab.Role{defaultGroup: agentlab.RoleWrite}) {
 		t.Errorf("groups by default %v", got)
 	}
 }

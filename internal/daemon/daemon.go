@@ -167,12 +167,7 @@ func (d *Daemon) openAPI(a config.API) error {
 	if err != nil {
 		return err
 	}
-	d.undo.add(func() error {
-		if err := d.listener.Close(); !errors.Is(err, net.ErrClosed) {
-			return err
-		}
-		return nil
-	})
+	d.undo.add(closeOnce(d.listener))
 	return nil
 }
 

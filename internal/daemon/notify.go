@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// notify sends the state of the daemon ("READY=1", "STOPPING=1") to the
-// service manager, like sd_notify(3). Without a service manager it does
-// nothing.
+// notify sends the state of the daemon, such as "READY=1", to the service
+// manager, like sd_notify(3). Without a service manager it does nothing.
 func notify(getenv func(string) string, state string) error {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {

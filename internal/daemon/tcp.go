@@ -38,13 +38,18 @@ func (d *Daemon) listenTCP(ctx context.Context, key, configured string) (net.Lis
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot listen on %s: %w", configured, err).WithField(key).
 			WithHint("choose another port, or an address of this machine")
 	}
-	d.undo.add(func() error {
+	d.undo.add(closeOnce(l))
+	return l, nil
+}
+
+// closeOnce returns a function that closes a listener if its server has not closed it.
+func closeOnce(l net.Listener) func() error {
+	return func() error {
 		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 			return err
 		}
 		return nil
-	})
-	return l, nil
+	}
 }
 
 // listenOn returns the network and address to listen on for the configured

@@ -46,8 +46,7 @@ func (s *Service) newServer(ctx context.Context) {
 type target struct {
 	project  *project
 	listener guestapi.Listener
-	front    *front
-	host     string // name and port of this machine, below Domain
+	host     string // name and port of this machine, below localhostDomain
 	local    string // the Host that the client sent, if it is below DNSDomain
 }
 
@@ -88,7 +87,7 @@ func (s *Service) route(f *front, hostport string) (target, *page) {
 	if !ok || port != strconv.Itoa(int(f.host)) {
 		return target{}, &page{
 			Status: http.StatusMisdirectedRequest, Title: "Not a name of a sandbox",
-			Text: "This port belongs to AgentLab. Its names are PROJECT." + Domain + ":" + strconv.Itoa(int(f.host)) + ".",
+			Text: "This port belongs to AgentLab. Its names are PROJECT." + localhostDomain + ":" + strconv.Itoa(int(f.host)) + ".",
 			Hint: "agentlab port list",
 		}
 	}
@@ -107,7 +106,7 @@ func (s *Service) route(f *front, hostport string) (target, *page) {
 	if at < 0 {
 		return target{}, s.nothingListens(p, f.guest, listeners)
 	}
-	t := target{project: p, listener: listeners[at], front: f, host: net.JoinHostPort(joinHost(branch, label), port)}
+	t := target{project: p, listener: listeners[at], host: net.JoinHostPort(joinHost(branch, label), port)}
 	if local {
 		t.local = hostport
 	}
@@ -115,7 +114,7 @@ func (s *Service) route(f *front, hostport string) (target, *page) {
 }
 
 // foreign reports whether a page of another sandbox sends a request in the name of the
-// user. To a browser all names below Domain are one site, so that its own protection,
+// user. To a browser all names below localhostDomain are one site, so that its own protection,
 // and cookies with SameSite, do not separate them. Other sites are those servers'
 // business as without AgentLab.
 func (s *Service) foreign(r *http.Request, p *project) bool {

@@ -9,7 +9,6 @@ import (
 type Port struct {
 	VMID     int
 	Sandbox  string
-	UID      string
 	Session  string // "" if it belongs to none
 	Port     uint16 // in the guest
 	HostPort uint16 // of this machine; 0 if it is not served
@@ -31,7 +30,7 @@ func (s *Service) Ports(vmid int) []Port {
 			continue
 		}
 		for _, l := range w.listeners {
-			e := Port{VMID: w.vmid, Sandbox: p.sandbox.Name, UID: w.uid, Session: p.session, Port: l.Port, URL: s.urlOf(p, l), Program: l.Program, Worktree: l.Worktree, Problem: w.problem}
+			e := Port{VMID: w.vmid, Sandbox: p.sandbox.Name, Session: p.session, Port: l.Port, URL: s.urlOf(p, l), Program: l.Program, Worktree: l.Worktree, Problem: w.problem}
 			if f := s.fronts[l.Port]; f != nil {
 				e.HostPort, e.Problem = f.host, cmp.Or(f.problem, e.Problem)
 			} else {

@@ -13,8 +13,8 @@ import (
 // Domains of the names of projects. Browsers resolve the first to loopback by
 // themselves (RFC 6761 §6.3); the second needs a resolver that asks this daemon.
 const (
-	Domain    = "sandbox.localhost"
-	DNSDomain = "sandbox.local"
+	localhostDomain = "sandbox.localhost"
+	DNSDomain       = "sandbox.local"
 )
 
 // project has a name: a session, or a sandbox that belongs to none.
@@ -98,16 +98,16 @@ func (p *project) hostOf(l guestapi.Listener) string {
 
 func joinHost(branch, label string) string {
 	if branch != "" {
-		return branch + "." + label + "." + Domain
+		return branch + "." + label + "." + localhostDomain
 	}
-	return label + "." + Domain
+	return label + "." + localhostDomain
 }
 
-// parseHost splits a host name below Domain, or with dns below DNSDomain, into the
+// parseHost splits a host name below localhostDomain, or with dns below DNSDomain, into the
 // labels of a worktree ("" if there is none) and of a project.
 func parseHost(host string, dns bool) (branch, label string, local, ok bool) {
 	host = strings.ToLower(host)
-	rest, ok := strings.CutSuffix(host, "."+Domain)
+	rest, ok := strings.CutSuffix(host, "."+localhostDomain)
 	if !ok && dns {
 		rest, ok = strings.CutSuffix(host, "."+DNSDomain)
 		local = ok

@@ -47,10 +47,8 @@ func (g *guest) bootstrap(w http.ResponseWriter, r *http.Request, _ string) {
 }
 
 func waitUntil(ctx context.Context, t time.Time) {
-	timer := time.NewTimer(time.Until(t))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(time.Until(t)):
 	case <-ctx.Done():
 	}
 }

@@ -1,6 +1,7 @@
 package guestserver
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,39 +36,17 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	if l.JSONBytes <= 0 {
-		l.JSONBytes = 64 << 10
-	}
-	if l.LogChunk <= 0 {
-		l.LogChunk = 1 << 20
-	}
-	if l.Rate <= 0 {
-		l.Rate = 200
-	}
-	if l.Bootstraps <= 0 {
-		l.Bootstraps = 1
-	}
-	if l.Refusal <= 0 {
-		l.Refusal = 50 * time.Millisecond
-	}
-	if l.Posts <= 0 {
-		l.Posts = 5
-	}
-	if l.Tails <= 0 {
-		l.Tails = 8
-	}
-	if l.InFlight <= 0 {
-		l.InFlight = 16
-	}
-	if l.Connections <= 0 {
-		l.Connections = 64
-	}
-	if l.StallTimeout <= 0 {
-		l.StallTimeout = 30 * time.Second
-	}
-	if l.MinBodyRate <= 0 {
-		l.MinBodyRate = 512
-	}
+	l.JSONBytes = cmp.Or(l.JSONBytes, 64<<10)
+	l.LogChunk = cmp.Or(l.LogChunk, 1<<20)
+	l.Rate = cmp.Or(l.Rate, 200)
+	l.Bootstraps = cmp.Or(l.Bootstraps, 1)
+	l.Refusal = cmp.Or(l.Refusal, 50*time.Millisecond)
+	l.Posts = cmp.Or(l.Posts, 5)
+	l.Tails = cmp.Or(l.Tails, 8)
+	l.InFlight = cmp.Or(l.InFlight, 16)
+	l.Connections = cmp.Or(l.Connections, 64)
+	l.StallTimeout = cmp.Or(l.StallTimeout, 30*time.Second)
+	l.MinBodyRate = cmp.Or(l.MinBodyRate, 512)
 	return l
 }
 

@@ -123,7 +123,7 @@ func (a *agent) serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	if c.Op == opHello {
-		_ = writeFrame(conn, answer{Version: agentVersion, Failed: failureOf(a.hello(c))})
+		_ = writeFrame(conn, answer{Failed: failureOf(a.hello(c))})
 		return
 	}
 	a.mu.Lock()

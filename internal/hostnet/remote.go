@@ -221,12 +221,10 @@ func (r *Remote) acceptGuests(mux *yamux.Session) {
 		if _, err := r.session(); err == nil {
 			return
 		}
-		t := time.NewTimer(pause)
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-r.ctx.Done():
 		}
-		t.Stop()
 	}
 }
 
@@ -347,21 +345,7 @@ func (r *Remote) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	if err := validID(id); err != nil {
 		return nil, err
 	}
-	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{}), addr: &net.TCPAddr{}}
-	ln.gone = func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.listeners[id] == ln {
-			delete(r.listeners, id)
-		}
-	}
-	r.mu.Lock()
-	old := r.listeners[id]
-	r.listeners[id] = ln
-	r.mu.Unlock()
-	if old != nil {
-		_ = old.Close()
-	}
+	ln := addListener(&r.mu, r.listeners, id, &net.TCPAddr{})
 	if _, err := r.do(ctx, call{Op: opListen, ID: id}); err != nil {
 		_ = ln.Close()
 		return nil, err

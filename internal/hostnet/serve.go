@@ -53,12 +53,10 @@ func (l *Local) keepServing(ctx context.Context, run func(context.Context) error
 		l.service.failed = err
 		l.mu.Unlock()
 		l.log.Error("DNS and DHCP on the bridge have stopped; retrying", "err", err)
-		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(pause):
 		}
-		t.Stop()
 	}
 }
 
@@ -290,6 +288,27 @@ func (l *listener) drain() {
 // Addr implements net.Listener.
 func (l *listener) Addr() net.Addr { return l.addr }
 
+// addListener adds a listener of a guest to all, which mu guards. It closes the one
+// before. A listener that is closed is removed.
+func addListener(mu *sync.Mutex, all map[ID]*listener, id ID, addr net.Addr) *listener {
+	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{}), addr: addr}
+	ln.gone = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if all[id] == ln {
+			delete(all, id)
+		}
+	}
+	mu.Lock()
+	old := all[id]
+	all[id] = ln
+	mu.Unlock()
+	if old != nil {
+		_ = old.Close()
+	}
+	return ln
+}
+
 // Listen returns a listener for the connections of a guest to the guest plane:
 // those from its address, which Put binds to its port. It may be called before
 // Put. A new listener replaces the one before.
@@ -300,27 +319,11 @@ func (l *Local) Listen(ctx context.Context, id ID) (net.Listener, error) {
 	if err := validID(id); err != nil {
 		return nil, err
 	}
-	ln := &listener{pending: make(chan net.Conn, maxPending), done: make(chan struct{})}
 	at := netip.AddrPortFrom(l.network.Gateway4, 0)
 	if p := l.network.GuestPorts; len(p) > 0 {
 		at = netip.AddrPortFrom(l.network.Gateway4, p[0])
 	}
-	ln.addr = net.TCPAddrFromAddrPort(at)
-	ln.gone = func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.listeners[id] == ln {
-			delete(l.listeners, id)
-		}
-	}
-	l.mu.Lock()
-	old := l.listeners[id]
-	l.listeners[id] = ln
-	l.mu.Unlock()
-	if old != nil {
-		_ = old.Close()
-	}
-	return ln, nil
+	return addListener(&l.mu, l.listeners, id, net.TCPAddrFromAddrPort(at)), nil
 }
 
 // Dial opens a TCP connection to an address of a guest that is on the bridge.

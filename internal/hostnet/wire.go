@@ -52,7 +52,6 @@ type call struct {
 // answer is the answer to a call.
 type answer struct {
 	Failed  *failure                `json:"failed,omitempty"`
-	Version int                     `json:"version,omitempty"`
 	Addr    netip.Addr              `json:"addr,omitzero"`
 	Records []agentlab.EgressRecord `json:"records,omitempty"`
 }

@@ -95,23 +95,15 @@ func (s Bootable) Ensure(ctx context.Context, name string, progress func(string)
 // Current returns the reference that Ensure would return, and builds nothing:
 // not_found if the image must be built first.
 func (s Bootable) Current(ctx context.Context, ref string) (string, error) {
-	name, digest, err := ParseRef(ref)
-	if err != nil {
+	_, built, err := s.find(ref)
+	switch {
+	case err != nil:
 		return "", err
+	case !built:
+		return "", s.notFound(ref)
 	}
-	if digest != "" || !slices.Contains(ShippedNames(), name) {
-		img, err := s.Resolve(ctx, ref)
-		return img.Ref(), err
-	}
-	r, err := Shipped(name)
-	if err != nil {
-		return "", err
-	}
-	img, ok := s.fresh(r.Name, r.Key())
-	if !ok {
-		return "", s.notFound(name)
-	}
-	return img.Ref(), nil
+	img, err := s.Resolve(ctx, ref)
+	return img.Ref(), err
 }
 
 // Err returns an error if the image does not exist and cannot be built.

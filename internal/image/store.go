@@ -138,9 +138,6 @@ func (s *Store) resolve(name, digest string) (Image, error) {
 	return img, err
 }
 
-// Show is Resolve, for showing an image to users.
-func (s *Store) Show(ctx context.Context, ref string) (Image, error) { return s.Resolve(ctx, ref) }
-
 func (s *Store) notFound(ref string) error {
 	e := agentlab.Errorf(agentlab.CodeNotFound, "there is no image %q", ref).WithField("image")
 	if name, _, _ := strings.Cut(ref, "@"); slices.Contains(ShippedNames(), name) {

@@ -49,11 +49,7 @@ func (s *Service) planAttempts(ctx context.Context, r agentlab.JobRequest, prof 
 	images := map[string]bool{}
 	for i := range p.attempts {
 		p.attempts[i].ID = agentlab.NewJobID()
-		want, err := s.checkJob(ctx, p.attempts[i], r, prof)
-		if err != nil {
-			return p, err
-		}
-		sb, _, err := s.cfg.Sandboxes.Plan(ctx, want)
+		_, sb, _, err := s.checkJob(ctx, p.attempts[i], r, prof)
 		if err != nil {
 			return p, err
 		}

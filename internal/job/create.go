@@ -90,19 +90,22 @@ func (s *Service) plan(ctx context.Context, r agentlab.JobRequest) (p planned, e
 		return s.planAttempts(ctx, r, p.profile)
 	}
 	p.job = s.newJob(r, p.profile)
-	if p.sandbox, err = s.checkJob(ctx, p.job, r, p.profile); err != nil {
+	want, sb, prof, err := s.checkJob(ctx, p.job, r, p.profile)
+	if err != nil {
 		return p, err
 	}
-	return p, s.planSetup(ctx, &p, r)
+	p.sandbox = want
+	return p, s.planSetup(ctx, &p, r, sb, prof)
 }
 
-// checkJob checks a requested job and returns the request for its sandbox.
-func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile) (want agentlab.SandboxRequest, err error) {
-	if err := j.Validate(); err != nil {
-		return want, err
+// checkJob checks a requested job and returns the request for its sandbox, with the
+// sandbox and the profile that are planned for it.
+func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRequest, prof agentlab.Profile) (want agentlab.SandboxRequest, sb agentlab.Sandbox, planned agentlab.Profile, err error) {
+	if err = j.Validate(); err == nil {
+		err = agentlab.ValidateTTL(j.TTL)
 	}
-	if err := agentlab.ValidateTTL(j.TTL); err != nil {
-		return want, err
+	if err != nil {
+		return want, sb, planned, err
 	}
 	want = s.sandboxRequest(j)
 	if r.Sandbox != nil {
@@ -110,10 +113,10 @@ func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRe
 		want.Workspace = r.Sandbox.Workspace
 	}
 	want.Workspace, want.Session = cmp.Or(r.Workspace, want.Workspace), r.Session
-	if _, _, err := s.cfg.Sandboxes.Plan(ctx, want); err != nil {
-		return want, err
+	if sb, planned, err = s.cfg.Sandboxes.Plan(ctx, want); err == nil {
+		err = s.preflight(ctx, j, prof, r.NoPreflight)
 	}
-	return want, s.preflight(ctx, j, prof, r.NoPreflight)
+	return want, sb, planned, err
 }
 
 func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.Job {
@@ -282,7 +285,7 @@ func (s *Service) Cancel(ctx context.Context, id string) (agentlab.Job, error) {
 		case j.Status.Final() || j.StopRequested == string(agentlab.JobCancelled):
 			return nil, nil
 		case j.StopRequested != "":
-			why := orText(j.Reason, "the time limit of "+j.TTL.String()+" was exceeded")
+			why := cmp.Or(j.Reason, "the time limit of "+j.TTL.String()+" was exceeded")
 			return []agentlab.Event{j.End(agentlab.JobStatus(j.StopRequested), why+"; its upload was cancelled by request", s.clock())}, nil
 		}
 		j.StopRequested = string(agentlab.JobCancelled)

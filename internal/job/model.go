@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -262,7 +263,7 @@ func loopbackModelError(j agentlab.Job, prof agentlab.Profile, loopbackHost stri
 	if p, err := egress.New(prof.Network); err == nil && p.Explain(t).Allow {
 		return e.WithHint("the profile opens that port of this host: write %s into the URL%s", here, anywayHint)
 	}
-	return e.WithHint("%s%s", orText(openHint(egress.Explanation{Target: t, Rule: egress.RuleLoopback}), "choose another port"), anywayHint)
+	return e.WithHint("%s%s", cmp.Or(openHint(egress.Explanation{Target: t, Rule: egress.RuleLoopback}), "choose another port"), anywayHint)
 }
 
 // checkModelAllowed rejects a job if its profile's policy denies every endpoint of

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -155,37 +156,29 @@ func (s *Service) finalStatus(j agentlab.Job, r guestapi.Report) (status agentla
 		case j.StopRequested != "":
 			status = agentlab.JobStatus(j.StopRequested)
 		case status == agentlab.JobCancelled || !over:
-			return agentlab.JobFailed, orText(reason, "its runner stopped without a request")
+			return agentlab.JobFailed, cmp.Or(reason, "its runner stopped without a request")
 		}
 	default:
 	}
 	switch status {
 	case agentlab.JobCancelled:
-		reason = orText(reason, "cancelled by request")
+		reason = cmp.Or(reason, "cancelled by request")
 	case agentlab.JobTimeout:
-		reason = orText(reason, "the time limit of "+j.TTL.String()+" was exceeded")
+		reason = cmp.Or(reason, "the time limit of "+j.TTL.String()+" was exceeded")
 	case agentlab.JobFailed:
 		if reason == "" && r.ExitCode != nil {
 			reason = fmt.Sprintf("the agent exited with code %d", *r.ExitCode)
 		}
-		reason = orText(reason, "its runner reported a failure")
+		reason = cmp.Or(reason, "its runner reported a failure")
 	default:
 	}
 	return status, reason
 }
 
-func orText(s, instead string) string {
-	if s == "" {
-		return instead
-	}
-	return s
-}
-
 // Directive returns what the runner of a sandbox must do. With wait > 0 it
 // returns when the runner must stop, or when wait is over.
 func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (guestapi.Directive, error) {
-	t := time.NewTimer(wait)
-	defer t.Stop()
+	over := time.After(wait)
 	for {
 		j, err := s.jobOf(ctx, vmid)
 		if err != nil {
@@ -208,7 +201,7 @@ func (s *Service) Directive(ctx context.Context, vmid int, wait time.Duration) (
 		}
 		select {
 		case <-changed:
-		case <-t.C:
+		case <-over:
 			wait = 0
 		case <-ctx.Done():
 			return guestapi.Directive{}, agentlab.Errorf(agentlab.CodeUnavailable, "the request was cancelled: %w", ctx.Err())

@@ -21,8 +21,9 @@ import (
 // the default branch is used by others, so no branch can change the environment of
 // another one, or of the default branch.
 
-// planSetup plans how a job without attempts uses the snapshots after setup.
-func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobRequest) error {
+// planSetup plans how a job without attempts uses the snapshots after setup. sb and prof
+// are the sandbox and the profile that checkJob has returned.
+func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobRequest, sb agentlab.Sandbox, prof agentlab.Profile) (err error) {
 	j := &p.job
 	if r.Setup == nil || j.NoSetup {
 		return nil
@@ -40,10 +41,6 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 	case why != "":
 		j.Setup.Note = agentlab.Reason(why)
 		return nil
-	}
-	sb, prof, err := s.cfg.Sandboxes.Plan(ctx, p.sandbox)
-	if err != nil {
-		return err
 	}
 	shared := agentlab.SetupEntry{Repo: r.Setup.Repo}
 	own := agentlab.SetupEntry{Repo: r.Setup.Repo, Ref: r.Setup.Ref}
@@ -107,12 +104,6 @@ func (s *Service) leaveCopy(ctx context.Context, j agentlab.Job, sb agentlab.San
 		return nil, nil
 	})
 	s.loop.Wake(j.ID)
-	return err
-}
-
-// loseCopy destroys a copy that leaveCopy has left, which has the name of the job.
-func (s *Service) loseCopy(ctx context.Context, sb agentlab.Sandbox) error {
-	_, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -91,7 +92,7 @@ func (s *Service) sandboxLoss(j agentlab.Job, sb agentlab.Sandbox) (status agent
 	}
 	switch {
 	case j.StopRequested != "":
-		status, why = agentlab.JobStatus(j.StopRequested), orText(j.Reason, why)
+		status, why = agentlab.JobStatus(j.StopRequested), cmp.Or(j.Reason, why)
 	case over || sb.State == agentlab.SandboxTimeout:
 		status = agentlab.JobTimeout
 	default:
@@ -106,7 +107,8 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 	sb, err := s.cfg.Store.SandboxByName(ctx, j.ID)
 	lost := err == nil && sb.From.Snapshot != "" && sb.JobID == j.ID && j.Fork == "" && j.Salvages == "" && j.Attempt == 0
 	if lost && sb.State != agentlab.SandboxDestroyed {
-		return maxDuration, s.loseCopy(ctx, sb) // its end wakes the loop
+		_, err := s.cfg.Sandboxes.Destroy(ctx, sb.VMID) // the copy that leaveCopy has left has the name of the job
+		return maxDuration, err                         // its end wakes the loop
 	}
 	if lost || agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		r := s.sandboxRequest(j)
@@ -133,7 +135,7 @@ func (s *Service) findSandbox(ctx context.Context, j agentlab.Job) (time.Duratio
 		return 0, s.sandboxRefused(ctx, j, err)
 	default:
 		if ctx.Err() == nil && s.waitingSince(j.ID) >= reportAfter {
-			err = errors.Join(err, s.noteWaiting(ctx, j, waitReason(err), true))
+			err = errors.Join(err, s.noteWaiting(ctx, j, "waits for a sandbox: "+agentlab.TextWithHint(err), true))
 		}
 		return 0, err
 	}
@@ -194,7 +196,7 @@ func (s *Service) queued(ctx context.Context, j agentlab.Job, sb agentlab.Sandbo
 	}
 	left := sb.BootedAt.Add(s.lim.StartTimeout).Sub(s.clock())
 	if left <= 0 {
-		why := orText(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not fetch the job within "+s.lim.StartTimeout.String())
+		why := cmp.Or(s.cfg.Bootstrap.Trouble(sb.UID), "its runner did not fetch the job within "+s.lim.StartTimeout.String())
 		return 0, s.finish(ctx, j.ID, agentlab.JobFailed, why)
 	}
 	return min(left, maxDuration), nil
@@ -246,7 +248,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 		if j.StopRequested != "" {
 			status = agentlab.JobStatus(j.StopRequested)
 		}
-		return 0, s.finish(ctx, j.ID, status, orText(j.Reason, "its runner did not report for "+s.lim.Silence.String()))
+		return 0, s.finish(ctx, j.ID, status, cmp.Or(j.Reason, "its runner did not report for "+s.lim.Silence.String()))
 	case j.StopRequested == "" && expired(j.DeadlineAt):
 		return 0, s.timeOut(ctx, j)
 	}
@@ -271,18 +273,7 @@ func (s *Service) timeOut(ctx context.Context, j agentlab.Job) error {
 
 // finish ends a job, unless it has ended.
 func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStatus, reason string) error {
-	files, err := s.cfg.Artifacts.List(ctx, id)
-	if err != nil {
-		return err
-	}
-	_, err = s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		if j.Status.Final() {
-			return nil, nil
-		}
-		end := j.End(status, reason, s.clock())
-		return append([]agentlab.Event{end}, unshipped(*j, files)...), nil
-	})
-	return err
+	return s.finishIf(ctx, id, status, func() (string, bool) { return reason, true })
 }
 
 // finishStopped ends a job whose sandbox was stopped while it ran and may already
@@ -290,18 +281,27 @@ func (s *Service) finish(ctx context.Context, id string, status agentlab.JobStat
 // In a transaction it has the events of all earlier commits, so that a stop before
 // the job's start does not count.
 func (s *Service) finishStopped(ctx context.Context, id string) error {
+	return s.finishIf(ctx, id, agentlab.JobFailed, func() (string, bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		why := s.track(id).stopReason
+		return "its sandbox was stopped: " + why, why != ""
+	})
+}
+
+// finishIf ends a job, unless it has ended, if why returns true. why is called in the
+// transaction and returns the reason.
+func (s *Service) finishIf(ctx context.Context, id string, status agentlab.JobStatus, why func() (reason string, ok bool)) error {
 	files, err := s.cfg.Artifacts.List(ctx, id)
 	if err != nil {
 		return err
 	}
 	_, err = s.cfg.Store.UpdateJob(ctx, id, func(j *agentlab.Job) ([]agentlab.Event, error) {
-		s.mu.Lock()
-		reason := s.track(id).stopReason
-		s.mu.Unlock()
-		if reason == "" || j.Status.Final() {
+		reason, ok := why()
+		if !ok || j.Status.Final() {
 			return nil, nil
 		}
-		end := j.End(agentlab.JobFailed, "its sandbox was stopped: "+reason, s.clock())
+		end := j.End(status, reason, s.clock())
 		return append([]agentlab.Event{end}, unshipped(*j, files)...), nil
 	})
 	return err
@@ -380,15 +380,6 @@ func (s *Service) waitingSince(id string) time.Duration {
 		l.tried = now
 	}
 	return now.Sub(l.tried)
-}
-
-// waitReason returns the reason of a job that waits because of err.
-func waitReason(err error) string {
-	text := "waits for a sandbox: " + err.Error()
-	if hint := agentlab.HintOf(err); hint != "" {
-		text += " (" + hint + ")"
-	}
-	return text
 }
 
 // noteWaiting stores why a QUEUED job waits; "" means that it does not wait.

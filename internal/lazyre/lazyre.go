@@ -11,10 +11,7 @@ import (
 )
 
 // Regexp is a regular expression. Its methods are those of regexp.Regexp.
-type Regexp struct {
-	text    string
-	compile func() *regexp.Regexp
-}
+type Regexp struct{ compile func() *regexp.Regexp }
 
 // inTest is whether this process is a test, in which a bad expression fails at once.
 var inTest = strings.HasSuffix(os.Args[0], ".test")
@@ -22,21 +19,15 @@ var inTest = strings.HasSuffix(os.Args[0], ".test")
 // New returns the expression text. A bad one panics in every test of the package
 // that has it.
 func New(text string) *Regexp {
-	r := &Regexp{text, sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })}
+	r := &Regexp{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })}
 	if inTest {
 		r.compile()
 	}
 	return r
 }
 
-// String returns the text of the expression.
-func (r *Regexp) String() string { return r.text }
-
 // MatchString reports whether s contains a match.
 func (r *Regexp) MatchString(s string) bool { return r.compile().MatchString(s) }
-
-// FindString returns the first match in s, "" if there is none.
-func (r *Regexp) FindString(s string) string { return r.compile().FindString(s) }
 
 // FindStringSubmatch returns the first match in s and its groups, nil if there is
 // none.

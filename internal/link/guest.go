@@ -31,9 +31,8 @@ func Guest(rw io.ReadWriteCloser) *GuestLink {
 	g := &GuestLink{conn: rw, done: make(chan struct{}), streams: make(chan net.Conn), resetSent: true}
 	g.w = newWriter(rw, g.done)
 	g.w.control(recReset, nonce{})
-	g.wg.Add(2)
-	go func() { defer g.wg.Done(); g.fail(g.w.run()) }()
-	go func() { defer g.wg.Done(); g.fail(g.read()) }()
+	g.wg.Go(func() { g.fail(g.w.run()) })
+	g.wg.Go(func() { g.fail(g.read()) })
 	return g
 }
 

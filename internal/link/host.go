@@ -53,10 +53,9 @@ func newHost(ctx context.Context, conn io.ReadWriteCloser, pace time.Duration) *
 		want: newNonce(), changed: make(chan struct{}),
 	}
 	h.w = newWriter(conn, h.done)
-	h.wg.Add(3)
-	go func() { defer h.wg.Done(); h.fail(h.w.run()) }()
-	go func() { defer h.wg.Done(); h.fail(h.read()) }()
-	go func() { defer h.wg.Done(); h.syncLoop() }()
+	h.wg.Go(func() { h.fail(h.w.run()) })
+	h.wg.Go(func() { h.fail(h.read()) })
+	h.wg.Go(h.syncLoop)
 	h.stop = context.AfterFunc(ctx, func() { h.fail(context.Cause(ctx)) })
 	return h
 }
@@ -118,9 +117,6 @@ func (h *HostLink) WaitUp(ctx context.Context) error {
 		}
 	}
 }
-
-// Done returns a channel that is closed when the link has ended.
-func (h *HostLink) Done() <-chan struct{} { return h.done }
 
 // Err returns why the link ended, nil before that.
 func (h *HostLink) Err() error {

@@ -202,7 +202,7 @@ func restartAt(t *testing.T, side string, cut int) {
 	h := newHost(ctx, he, time.Millisecond)
 	g := Guest(ge)
 	go echo(g)
-	dead := h.Done()
+	dead := h.done
 	if side == "guest" {
 		dead = g.done
 	}
@@ -351,7 +351,7 @@ func TestEndOfContextAndConn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	h := Host(ctx, s.host())
 	cancel()
-	<-h.Done()
+	<-h.done
 	if h.Err() == nil {
 		t.Fatal("no reason given")
 	}
@@ -359,7 +359,7 @@ func TestEndOfContextAndConn(t *testing.T) {
 	e := s.host()
 	h = Host(t.Context(), e)
 	_ = e.Close()
-	<-h.Done()
+	<-h.done
 	_ = h.Close()
 }
 

@@ -23,8 +23,8 @@ import (
 	"github.com/agentlab-vm/agentlab/profiles"
 )
 
-// BuiltIn is the Source of a shipped profile.
-const BuiltIn = "built-in"
+// shipped is the Source of a shipped profile.
+const shipped = "built-in"
 
 // Library is the profiles in force: the shipped ones and the files NAME.yaml
 // of a directory. It reads them again at each call, so an edited file counts at
@@ -88,7 +88,7 @@ func CheckPrivateTargets(list []agentlab.PrivateTarget, reserved []uint16) error
 // Entry is one profile of a library.
 type Entry struct {
 	Name    string
-	Source  string           // path of its file, or BuiltIn
+	Source  string           // path of its file, or "built-in"
 	YAML    string           // its text; "" if it could not be read
 	Profile agentlab.Profile // only its Name if it does not parse
 
@@ -111,7 +111,7 @@ func (l *Library) List() ([]Entry, error) {
 	}
 	files, err := os.ReadDir(l.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fileFault(l.dir, err)
+		return nil, fsfault.At(l.dir, err)
 	}
 	for _, f := range files {
 		name, isYAML := strings.CutSuffix(f.Name(), ".yaml")
@@ -125,12 +125,7 @@ func (l *Library) List() ([]Entry, error) {
 				Err: agentlab.Errorf(agentlab.CodeInvalid, "a profile's file name must be NAME.yaml").WithHint("rename it to %s.yaml", stem)}
 		}
 	}
-	out := make([]Entry, 0, len(found))
-	for _, e := range found {
-		out = append(out, e)
-	}
-	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
-	return out, nil
+	return slices.SortedFunc(maps.Values(found), func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) }), nil
 }
 
 // ArtifactTTL returns how long the artifacts of jobs with a profile are stored;
@@ -212,14 +207,14 @@ func (l *Library) Remove(name, sum string) error {
 		return agentlab.Errorf(agentlab.CodeNotFound, "profile %q has no file", name).WithField("profile")
 	}
 	if err != nil {
-		return fileFault(path, err)
+		return fsfault.At(path, err)
 	}
 	if got := sha256.Sum256(data); hex.EncodeToString(got[:]) != sum {
 		return agentlab.Errorf(agentlab.CodeConflict, "profile %q has another text than the one to remove", name).
 			WithField("sha256").WithHint("look at it: agentlab profile show %s", name)
 	}
 	if err := os.Remove(path); err != nil {
-		return fileFault(path, err)
+		return fsfault.At(path, err)
 	}
 	return nil
 }
@@ -234,7 +229,7 @@ func (l *Library) file(name string) (e Entry, ok bool) {
 		return Entry{}, false
 	}
 	if err != nil {
-		return Entry{Name: name, Source: path, Profile: agentlab.Profile{Name: name}, Err: fileFault(path, err)}, true
+		return Entry{Name: name, Source: path, Profile: agentlab.Profile{Name: name}, Err: fsfault.At(path, err)}, true
 	}
 	return l.parse(name, path, string(data)), true
 }
@@ -244,14 +239,14 @@ func (l *Library) builtIn(name string) Entry {
 	if err != nil {
 		return Entry{Name: name, Err: err}
 	}
-	return l.parse(name, BuiltIn, string(data))
+	return l.parse(name, shipped, string(data))
 }
 
 // parse returns an Entry; name "" accepts any name in the text.
 func (l *Library) parse(name, source, text string) Entry {
 	e := Entry{Name: name, Source: source, YAML: text, Profile: agentlab.Profile{Name: name, YAML: text}}
 	lists := listsIn(l.dir)
-	if source == BuiltIn {
+	if source == shipped {
 		lists = noLists
 	}
 	d, err := parse([]byte(text), lists, l.keys)
@@ -289,17 +284,15 @@ func readFile(path string) ([]byte, error) {
 // writeFile replaces a file whole or not at all.
 func writeFile(path, text string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fileFault(path, err)
+		return fsfault.At(path, err)
 	}
 	tmp, err := durable.Temp(filepath.Dir(path), ".profile-*", []byte(text))
 	if err != nil {
-		return fileFault(path, err)
+		return fsfault.At(path, err)
 	}
 	if err := os.Rename(tmp, path); err != nil {
 		_ = os.Remove(tmp)
-		return fileFault(path, err)
+		return fsfault.At(path, err)
 	}
 	return nil
 }
-
-func fileFault(path string, err error) error { return fsfault.At(path, err) }

@@ -13,9 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// MaxRules is the maximum number of rules in the network section of a profile
+// maxRules is the maximum number of rules in the network section of a profile
 // after its presets and list files are expanded.
-const MaxRules = 20_000
+const maxRules = 20_000
 
 // listFiles reads a list file of a profile.
 type listFiles func(name string) ([]byte, error)
@@ -30,8 +30,8 @@ func (d *Doc) resolveNetwork(files listFiles) error {
 	if n.Deny, err = expand("network.deny", d.Network.Deny, files); err != nil {
 		return err
 	}
-	if count := len(n.Allow) + len(n.Deny); count > MaxRules {
-		return invalid("network.allow", "%d rules exceed the limit of %d", count, MaxRules).WithHint("use ranges and wildcards")
+	if count := len(n.Allow) + len(n.Deny); count > maxRules {
+		return invalid("network.allow", "%d rules exceed the limit of %d", count, maxRules).WithHint("use ranges and wildcards")
 	}
 	for _, t := range d.Network.Private {
 		n.Private = append(n.Private, agentlab.PrivateTarget{Host: t.Host, Port: t.Port, Reason: t.Reason})

@@ -294,7 +294,7 @@ func TestShippedProfiles(t *testing.T) {
 	var names []string
 	for _, e := range list {
 		names = append(names, e.Name)
-		if e.Source != BuiltIn || e.Profile.Name != e.Name || e.YAML == "" {
+		if e.Source != shipped || e.Profile.Name != e.Name || e.YAML == "" {
 			t.Errorf("%+v", e)
 		}
 		// Unattended agents get no virtualization (docs/security.md).

@@ -31,7 +31,7 @@ func certificatesIn(names []string, files listFiles) ([]string, error) {
 		if err != nil {
 			return nil, invalid("ca_certificates", "%w", err).WithHint("%s", agentlab.HintOf(err))
 		}
-		list, err := ParseCertificates(name, data)
+		list, err := parseCertificates(name, data)
 		if err != nil {
 			return nil, invalid("ca_certificates", "%w", err).WithHint("%s", agentlab.HintOf(err))
 		}
@@ -51,7 +51,7 @@ func ReadCertificates(files []string) ([]string, error) {
 		if err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read a certificate: %w", err).WithField("guest.ca_certificates")
 		}
-		list, err := ParseCertificates(path, data)
+		list, err := parseCertificates(path, data)
 		if err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("guest.ca_certificates").WithHint("%s", agentlab.HintOf(err))
 		}
@@ -60,11 +60,11 @@ func ReadCertificates(files []string) ([]string, error) {
 	return out, nil
 }
 
-// ParseCertificates reads a PEM file of certificates, which may have comments
+// parseCertificates reads a PEM file of certificates, which may have comments
 // between them, and returns each as PEM. A file with a private key, or with
 // any other content, is rejected; the error has agentlab.CodeInvalid and
 // contains nothing of the content.
-func ParseCertificates(name string, data []byte) ([]string, error) {
+func parseCertificates(name string, data []byte) ([]string, error) {
 	bad := func(what string) ([]string, error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s %s", name, what).WithHint("the file must contain PEM certificates, from BEGIN CERTIFICATE to END CERTIFICATE")
 	}

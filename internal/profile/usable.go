@@ -15,9 +15,8 @@ type requirement struct {
 	why  string
 	hint string
 
-	// honoured reports whether a backend honours the key; nil means that no
-	// backend does yet. A driver that starts to honour a key gets a
-	// capability, named here.
+	// honoured reports whether a backend honours the key, mostly by its
+	// capabilities.
 	honoured func(backend.Info, *Doc) bool
 }
 
@@ -56,7 +55,7 @@ func (d *Doc) Usable(info backend.Info) error {
 			WithField(key).WithHint("%s", hint)
 	}
 	for _, r := range requirements {
-		if r.set(d) && (r.honoured == nil || !r.honoured(info, d)) {
+		if r.set(d) && !r.honoured(info, d) {
 			return unusable(r.key, r.why, r.hint)
 		}
 	}

@@ -54,9 +54,6 @@ const (
 	ResultError  = "error"  // the upstream failed, or does not have the object
 )
 
-// Results are all of them.
-var Results = []string{ResultHit, ResultMiss, ResultDenied, ResultBad, ResultError}
-
 // Outside resolves the names of upstreams and connects to them; *gate.Outside
 // implements it.
 type Outside interface {

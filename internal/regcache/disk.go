@@ -2,13 +2,13 @@ package regcache
 
 import (
 	"bufio"
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -220,7 +220,8 @@ func (st *store) create(m meta) (*draft, error) {
 	epoch := st.epoch
 	st.mu.Unlock()
 	d := &draft{st: st, file: f, off: int64(len(line) + 1), epoch: epoch}
-	if _, err := io.Copy(f, bytes.NewReader(append(line, '\n'))); err != nil {
+	if _, err := f.Write(append(line, '\n')); err != nil {
+		_ = f.Close()
 		d.drop()
 		return nil, err
 	}
@@ -269,12 +270,8 @@ func (st *store) evict() {
 	if st.total <= st.max {
 		return
 	}
-	names := make([]string, 0, len(st.entries))
-	for name := range st.entries {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int { return st.entries[a].used.Compare(st.entries[b].used) })
-	for _, name := range names {
+	byUse := func(a, b string) int { return st.entries[a].used.Compare(st.entries[b].used) }
+	for _, name := range slices.SortedFunc(maps.Keys(st.entries), byUse) {
 		if st.total <= st.max-st.max/20 { // a little more, so that it is rarely done
 			return
 		}

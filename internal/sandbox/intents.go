@@ -34,8 +34,8 @@ func (n destroyIntents) put(uid string) error {
 	return nil
 }
 
-// uidOf returns the UID in the name of a file. Older versions named it
-// VMID-UID.
+// uidOf returns the UID in the name of a file. A file that is already on disk may
+// have the name VMID-UID.
 func uidOf(name string) string { return name[strings.LastIndexByte(name, '-')+1:] }
 
 // list returns the stored UIDs.

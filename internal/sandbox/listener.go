@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"time"
@@ -42,7 +43,7 @@ func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) er
 		listen = s.listenPassive
 	}
 	if !listen(sb.VMID, l, p) {
-		return closeAfter(l.Close(), context.Canceled)
+		return cmp.Or(l.Close(), context.Canceled)
 	}
 	s.withState(sb.VMID, func(m *runtimeState) { m.listener = p })
 	return nil
@@ -89,10 +90,8 @@ func (s *Service) listenPassive(vmid int, l net.Listener, p *guestListener) bool
 // guestListenerFailed schedules the reopening of a guest listener.
 func (s *Service) guestListenerFailed(ctx context.Context, vmid int, p *guestListener, err error) {
 	s.log.Warn("the listener of a guest failed", "vmid", vmid, "err", err)
-	t := time.NewTimer(relistenDelay)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(relistenDelay):
 	case <-ctx.Done():
 	}
 	s.withState(vmid, func(m *runtimeState) {
@@ -107,13 +106,6 @@ func (s *Service) closeGuestListener(vmid int) {
 	var p *guestListener
 	s.withState(vmid, func(m *runtimeState) { p, m.listener = m.listener, nil })
 	p.close()
-}
-
-func closeAfter(closeErr, err error) error {
-	if closeErr != nil {
-		return closeErr
-	}
-	return err
 }
 
 // closeListeners closes the listeners of all guests.

@@ -92,13 +92,11 @@ func (s *Service) poolLoop(ctx context.Context) {
 		if again == 0 {
 			return
 		}
-		t := time.NewTimer(again)
 		select {
-		case <-t.C:
+		case <-time.After(again):
 		case <-s.pool.wake:
 		case <-ctx.Done():
 		}
-		t.Stop()
 	}
 }
 

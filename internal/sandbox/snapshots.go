@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -345,12 +346,8 @@ func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Sna
 			sb.Image = r.Image
 		}
 	}
-	if r.Cores != 0 {
-		sb.Resources.Cores = r.Cores
-	}
-	if r.MemoryMB != 0 {
-		sb.Resources.MemoryMB = r.MemoryMB
-	}
+	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
+	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
 	if r.Maintenance != "" { // the profile may have changed
 		sb.Options = snap.Options
 	}

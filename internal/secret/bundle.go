@@ -26,7 +26,7 @@ import (
 // MaxValueBytes is the maximum length of a value.
 const MaxValueBytes = 128 << 10
 
-// Bundle has the secrets of one profile's sandboxes (seed 000 §9.1). The zero
+// Bundle has the secrets of one profile's sandboxes. The zero
 // Bundle is empty. In a stored bundle a value may be a reference (see
 // Reference); in one that Vault.Deliver returns, all values are plain.
 type Bundle struct {
@@ -230,7 +230,7 @@ func (b *Bundle) Values() []string {
 		Env map[string]any `json:"env"`
 	}
 	if json.Unmarshal([]byte(b.ClaudeSettingsJSON), &settings) == nil {
-		for v := range maps.Values(settings.Env) {
+		for _, v := range settings.Env {
 			if s, ok := v.(string); ok && s != "" {
 				out = append(out, s)
 			}

@@ -78,6 +78,18 @@ func (v *Vault) Delivered(jobID string) (values []string, ok bool, err error) {
 	return values, true, nil
 }
 
+// deliveredIDs returns the jobs for which SaveDelivered stored values.
+func (v *Vault) deliveredIDs() ([]string, error) {
+	files, err := readDir(v.deliveredDir())
+	var ids []string
+	for _, f := range files {
+		if id, ok := strings.CutSuffix(f.Name(), ".age"); ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
+}
+
 // Known returns all values that can be read without resolving a reference: those of
 // every bundle, and those that were delivered to guests that still exist. It returns
 // an error if one of the files cannot be read, because the list would be incomplete.
@@ -94,15 +106,11 @@ func (v *Vault) Known(ctx context.Context) ([]string, error) {
 		}
 		all = append(append(all, plain.Values()...), redact.SettingsSecrets(plain.ClaudeSettingsJSON)...)
 	}
-	files, err := readDir(v.deliveredDir())
+	ids, err := v.deliveredIDs()
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range files {
-		id, ok := strings.CutSuffix(f.Name(), ".age")
-		if !ok {
-			continue
-		}
+	for _, id := range ids {
 		values, _, err := v.Delivered(id)
 		if err != nil {
 			return nil, err
@@ -115,15 +123,11 @@ func (v *Vault) Known(ctx context.Context) ([]string, error) {
 // SweepDelivered deletes the values of every job for which done reports that its
 // guest can no longer send data, and returns the number of these jobs.
 func (v *Vault) SweepDelivered(ctx context.Context, done func(ctx context.Context, jobID string) (bool, error)) (n int, err error) {
-	files, err := readDir(v.deliveredDir())
+	ids, err := v.deliveredIDs()
 	if err != nil {
 		return 0, err
 	}
-	for _, f := range files {
-		id, ok := strings.CutSuffix(f.Name(), ".age")
-		if !ok {
-			continue
-		}
+	for _, id := range ids {
 		over, err := done(ctx, id)
 		if err != nil {
 			return n, err
@@ -131,7 +135,7 @@ func (v *Vault) SweepDelivered(ctx context.Context, done func(ctx context.Contex
 		if !over {
 			continue
 		}
-		if err := os.Remove(filepath.Join(v.deliveredDir(), f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(v.deliveredDir(), id+".age")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return n, fault(v.deliveredDir(), err)
 		}
 		n++

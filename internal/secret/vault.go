@@ -195,7 +195,7 @@ func (v *Vault) Create(ctx context.Context, name string) error {
 }
 
 // Set reads a value and stores it under key: "env.NAME", "ssh_keys.HOST", or
-// one of the names in seed 000 §9.1 such as "git.token". One newline at the
+// one of the names in docs/secrets.md such as "git.token". One newline at the
 // value's end is dropped, and SSH texts always end in one. With reference, the
 // value is stored as a reference and not resolved; otherwise it is always
 // stored as a literal.

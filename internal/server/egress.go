@@ -59,19 +59,10 @@ func (s *Server) egress(ctx context.Context, in *egressInput) (*huma.StreamRespo
 // followEgress sends the stored records after f.AfterID and then new ones,
 // each exactly once.
 func (s *Server) followEgress(f agentlab.EgressFilter) *huma.StreamResponse {
-	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		ctx, cancel := s.streamContext(hc.Context())
-		defer cancel()
+	return s.eventStream("egress", func(ctx context.Context, _ huma.Context, out *sse) error {
 		defer s.cfg.Services.Egress.Watch(f)()
-		out, err := newSSE(hc)
-		if err != nil {
-			return
-		}
-		if err := s.runEgress(ctx, f, out); err != nil && ctx.Err() == nil {
-			s.log.Debug("egress stream ended", "err", err)
-			_ = out.send("error", "", problemOf(err))
-		}
-	}}
+		return s.runEgress(ctx, f, out)
+	})
 }
 
 func (s *Server) runEgress(ctx context.Context, f agentlab.EgressFilter, out *sse) error {

@@ -123,19 +123,10 @@ func (s *Server) addAttempts(ctx context.Context, f *agentlab.EventFilter, j age
 // exactly once. A caller that does not read is disconnected and may connect
 // again with the last ID that it received.
 func (s *Server) followEvents(f agentlab.EventFilter) *huma.StreamResponse {
-	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		ctx, cancel := s.streamContext(hc.Context())
-		defer cancel()
-		out, err := newSSE(hc)
-		if err != nil {
-			return
-		}
+	return s.eventStream("event", func(ctx context.Context, _ huma.Context, out *sse) error {
 		fo := follower{s: s, filter: f, out: out, last: f.AfterID}
-		if err := fo.run(ctx); err != nil && ctx.Err() == nil {
-			s.log.Debug("event stream ended", "err", err)
-			_ = out.send("error", "", problemOf(err))
-		}
-	}}
+		return fo.run(ctx)
+	})
 }
 
 // follower is one event stream. last is the ID up to which all matching events

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"maps"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -33,7 +34,7 @@ func toLayer(l image.Layer) api.ImageLayer {
 }
 
 func (s *Server) getImage(ctx context.Context, in *imageInput) (api.Image, error) {
-	i, err := s.cfg.Services.Images.Show(ctx, in.Image)
+	i, err := s.cfg.Services.Images.Resolve(ctx, in.Image)
 	return s.oneImage(ctx, i, err)
 }
 
@@ -79,7 +80,7 @@ func (s *Server) commitImage(ctx context.Context, b api.ImageBuild, progress fun
 	if err != nil {
 		return image.Image{}, err
 	}
-	base, err := s.cfg.Services.Images.Show(ctx, sb.Image)
+	base, err := s.cfg.Services.Images.Resolve(ctx, sb.Image)
 	if err != nil {
 		return image.Image{}, err
 	}
@@ -116,9 +117,7 @@ func (s *Server) withProgress(what string, work func(ctx context.Context, progre
 
 func toImage(i image.Image, used map[string]int) api.Image {
 	versions := map[string]string{"kernel": i.KernelRelease, "builder": i.Builder, "distribution": i.Distribution}
-	for k, v := range i.Versions {
-		versions[k] = v
-	}
+	maps.Copy(versions, i.Versions)
 	return api.Image{
 		Name: i.Name, Digest: i.Digest, Arch: i.Arch, Suite: i.Suite, Size: i.SizeBytes, DiskUsage: i.DiskUsage(),
 		CreatedAt: i.CreatedAt.UTC(), Versions: versions, InUse: used[i.Ref()] > 0, Current: i.Current,

@@ -134,25 +134,18 @@ func (s *Server) messages(ctx context.Context, in *messagesInput) (*huma.StreamR
 // each exactly once.
 func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 	f.Limit = eventPage
-	return &huma.StreamResponse{Body: func(hc huma.Context) {
-		ctx, cancel := s.streamContext(hc.Context())
-		defer cancel()
-		out, err := newSSE(hc)
-		if err != nil {
-			return
-		}
-		if err := out.send("ready", strconv.FormatInt(f.AfterID, 10), struct{}{}); err != nil {
-			return
+	return s.eventStream("message", func(ctx context.Context, hc huma.Context, out *sse) error {
+		if out.send("ready", strconv.FormatInt(f.AfterID, 10), struct{}{}) != nil {
+			return nil //nolint:nilerr // the client has left
 		}
 		req, _ := humago.Unwrap(hc)
-		for err == nil && ctx.Err() == nil {
-			err = s.sendMessages(ctx, out, &f, req)
+		for ctx.Err() == nil {
+			if err := s.sendMessages(ctx, out, &f, req); err != nil {
+				return err
+			}
 		}
-		if err != nil && ctx.Err() == nil {
-			s.log.Debug("message stream ended", "err", err)
-			_ = out.send("error", "", problemOf(err))
-		}
-	}}
+		return nil
+	})
 }
 
 // sendMessages waits for messages and sends them. The sandboxes of a restricted token

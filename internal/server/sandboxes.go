@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"io"
+	"net"
 	"strconv"
 	"time"
 
@@ -157,6 +158,23 @@ func (s *Server) console(ctx context.Context, in *consoleInput) (*huma.StreamRes
 	})
 }
 
+// connect connects the client of a request with the header Upgrade to what open opens
+// in a sandbox.
+func (s *Server) connect(ctx context.Context, upgrade, protocol, sandbox string, open func(vmid int) (net.Conn, error)) (*huma.StreamResponse, error) {
+	if err := requireUpgrade(upgrade, protocol); err != nil {
+		return nil, err
+	}
+	sb, err := s.cfg.Services.Sandboxes.Get(ctx, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := open(sb.VMID)
+	if err != nil {
+		return nil, err
+	}
+	return s.upgrade(conn, protocol), nil
+}
+
 type execInput struct {
 	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
 	Upgrade string `header:"Upgrade" doc:"agentlab-stream, with Connection: Upgrade"`
@@ -164,18 +182,9 @@ type execInput struct {
 }
 
 func (s *Server) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
-	if err := requireUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
-		return nil, err
-	}
-	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := s.cfg.Services.Sandboxes.Exec(ctx, sb.VMID, in.Body)
-	if err != nil {
-		return nil, err
-	}
-	return s.upgrade(conn, guestapi.StreamProtocol), nil
+	return s.connect(ctx, in.Upgrade, guestapi.StreamProtocol, in.Sandbox, func(vmid int) (net.Conn, error) {
+		return s.cfg.Services.Sandboxes.Exec(ctx, vmid, in.Body)
+	})
 }
 
 type attachInput struct {
@@ -185,18 +194,9 @@ type attachInput struct {
 }
 
 func (s *Server) attach(ctx context.Context, in *attachInput) (*huma.StreamResponse, error) {
-	if err := requireUpgrade(in.Upgrade, guestapi.StreamProtocol); err != nil {
-		return nil, err
-	}
-	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := s.cfg.Services.Sandboxes.Attach(ctx, sb.VMID, in.Body)
-	if err != nil {
-		return nil, err
-	}
-	return s.upgrade(conn, guestapi.StreamProtocol), nil
+	return s.connect(ctx, in.Upgrade, guestapi.StreamProtocol, in.Sandbox, func(vmid int) (net.Conn, error) {
+		return s.cfg.Services.Sandboxes.Attach(ctx, vmid, in.Body)
+	})
 }
 
 type dialInput struct {
@@ -206,18 +206,9 @@ type dialInput struct {
 }
 
 func (s *Server) dial(ctx context.Context, in *dialInput) (*huma.StreamResponse, error) {
-	if err := requireUpgrade(in.Upgrade, api.TCPProtocol); err != nil {
-		return nil, err
-	}
-	sb, err := s.cfg.Services.Sandboxes.Get(ctx, in.Sandbox)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := s.cfg.Services.Sandboxes.DialGuest(ctx, sb.VMID, in.Port)
-	if err != nil {
-		return nil, err
-	}
-	return s.upgrade(conn, api.TCPProtocol), nil
+	return s.connect(ctx, in.Upgrade, api.TCPProtocol, in.Sandbox, func(vmid int) (net.Conn, error) {
+		return s.cfg.Services.Sandboxes.DialGuest(ctx, vmid, in.Port)
+	})
 }
 
 type sshKeyInput struct {

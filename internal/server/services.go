@@ -153,7 +153,7 @@ type Profiles interface {
 // Images builds and stores images; *image.Store implements it.
 type Images interface {
 	List(ctx context.Context) ([]image.Image, error)
-	Show(ctx context.Context, ref string) (image.Image, error)
+	Resolve(ctx context.Context, ref string) (image.Image, error)
 	Build(ctx context.Context, r image.BuildRequest, progress func(line string)) (image.Image, error)
 	Commit(ctx context.Context, name string, base image.Image, disk func(ctx context.Context, path string) error, progress func(line string)) (image.Image, error)
 	Remove(ctx context.Context, ref string) error

@@ -120,10 +120,7 @@ func (s *Server) resumeSession(ctx context.Context, in *resumeSessionInput) (api
 		r = *in.Body
 	}
 	sb, err := s.cfg.Services.Sessions.Resume(ctx, in.Session, minutes(r.TTLMinutes), r.Keepalive)
-	if err != nil {
-		return api.Sandbox{}, err
-	}
-	return toSandbox(sb), nil
+	return toSandbox(sb), err
 }
 
 type stopSessionInput struct {
@@ -133,10 +130,7 @@ type stopSessionInput struct {
 
 func (s *Server) stopSession(ctx context.Context, in *stopSessionInput) (api.Sandbox, error) {
 	sb, err := s.cfg.Services.Sessions.Stop(ctx, in.Session, in.Body != nil && in.Body.Suspend)
-	if err != nil {
-		return api.Sandbox{}, err
-	}
-	return toSandbox(sb), nil
+	return toSandbox(sb), err
 }
 
 type forkSessionInput struct {

@@ -100,6 +100,24 @@ func newSSE(hc huma.Context) (*sse, error) {
 	return out, out.rc.Flush()
 }
 
+// eventStream returns an answer for which run sends events until ctx ends, which is
+// when the client or the server ends, or until an error, which is sent as the last
+// event. what is the kind of the stream, for the log.
+func (s *Server) eventStream(what string, run func(ctx context.Context, hc huma.Context, out *sse) error) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(hc huma.Context) {
+		ctx, cancel := s.streamContext(hc.Context())
+		defer cancel()
+		out, err := newSSE(hc)
+		if err != nil {
+			return
+		}
+		if err := run(ctx, hc, out); err != nil && ctx.Err() == nil {
+			s.log.Debug(what+" stream ended", "err", err)
+			_ = out.send("error", "", problemOf(err))
+		}
+	}}
+}
+
 // send writes one event and flushes it. An id of "" is omitted.
 func (s *sse) send(event, id string, data any) error {
 	p, err := json.Marshal(data) // JSON contains no raw line break

@@ -328,7 +328,7 @@ func (s stubImages) List(context.Context) ([]image.Image, error) {
 func (s stubImages) ImagesInUse(context.Context) (map[string]int, error) {
 	return nil, s.called("image.use")
 }
-func (s stubImages) Show(_ context.Context, name string) (image.Image, error) {
+func (s stubImages) Resolve(_ context.Context, name string) (image.Image, error) {
 	return image.Image{Stamp: image.Stamp{Name: name}}, s.called("image.get")
 }
 func (s stubImages) Commit(context.Context, string, image.Image, func(context.Context, string) error, func(string)) (image.Image, error) {

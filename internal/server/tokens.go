@@ -88,15 +88,11 @@ func (s *Server) revokeToken(ctx context.Context, in *tokenInput) (api.Token, er
 }
 
 func toToken(t agentlab.APIToken) api.Token {
-	out := api.Token{
+	return api.Token{
 		ID: t.ID, Name: t.Name, Role: string(t.Role), Verbs: append([]string{}, t.Verbs...),
 		Sandboxes: mapSlice(t.Sandboxes, func(s agentlab.TokenSandbox) api.TokenSandbox {
 			return api.TokenSandbox{VMID: s.VMID, Name: s.Name}
 		}),
-		CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt,
+		CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt, LastUsedAt: optionalTime(t.LastUsedAt),
 	}
-	if !t.LastUsedAt.IsZero() {
-		out.LastUsedAt = &t.LastUsedAt
-	}
-	return out
 }

@@ -1,5 +1,5 @@
 // Package session is the service for sessions: a name for a workspace and the sandbox
-// that currently uses it (seed 001 §4).
+// that currently uses it.
 //
 // A session is a record. Its requests are requests to the services of sandboxes and
 // workspaces, each of which is written with the session in one transaction; so there is
@@ -330,8 +330,8 @@ func (s *Service) Delete(ctx context.Context, idOrName string, keep bool) error 
 	return s.cfg.Store.RemoveSession(ctx, v.ID, trash, event(v, agentlab.SessionDeleted))
 }
 
-// JobWait is how long a job waits for the workspace of its session by default.
-const JobWait = time.Hour
+// jobWait is how long a job waits for the workspace of its session by default.
+const jobWait = time.Hour
 
 // ForJob completes the request for a job in a session: with its workspace, its profile,
 // its image and its branch. The profile's default for keepalive does not apply. Codes: not_found, invalid.
@@ -343,7 +343,7 @@ func (s *Service) ForJob(ctx context.Context, idOrName string, r agentlab.JobReq
 	if r.Workspace != nil && r.Workspace.Workspace != v.WorkspaceID && r.Workspace.Workspace != "" {
 		return r, agentlab.Errorf(agentlab.CodeInvalid, "session %s has its own workspace", v.Name).WithField("workspace").WithHint("remove --workspace or --session")
 	}
-	sel := agentlab.WorkspaceSelection{Workspace: v.WorkspaceID, Wait: JobWait}
+	sel := agentlab.WorkspaceSelection{Workspace: v.WorkspaceID, Wait: jobWait}
 	if r.Workspace != nil && r.Workspace.Wait > 0 {
 		sel.Wait = r.Workspace.Wait
 	}

@@ -109,9 +109,14 @@ func newestFirst(tail bool) string {
 
 // DeleteEventsBefore deletes the events from before t and returns their
 // number.
-func (s *Store) DeleteEventsBefore(ctx context.Context, t time.Time) (n int, err error) {
+func (s *Store) DeleteEventsBefore(ctx context.Context, t time.Time) (int, error) {
+	return s.deleteBefore(ctx, "events", t)
+}
+
+// deleteBefore deletes the rows of a table from before t and returns their number.
+func (s *Store) deleteBefore(ctx context.Context, table string, t time.Time) (n int, err error) {
 	err = s.write(ctx, func(w *tx) error {
-		deleted, err := w.execN("DELETE FROM events WHERE ts < ?", timeCol{&t})
+		deleted, err := w.execN("DELETE FROM "+table+" WHERE ts < ?", timeCol{&t})
 		n = int(deleted)
 		return err
 	})

@@ -101,11 +101,6 @@ func (s *Store) Messages(ctx context.Context, f agentlab.MessageFilter) ([]agent
 
 // DeleteMessagesBefore deletes the messages from before t and returns their
 // number.
-func (s *Store) DeleteMessagesBefore(ctx context.Context, t time.Time) (n int, err error) {
-	err = s.write(ctx, func(w *tx) error {
-		deleted, err := w.execN("DELETE FROM messages WHERE ts < ?", timeCol{&t})
-		n = int(deleted)
-		return err
-	})
-	return n, err
+func (s *Store) DeleteMessagesBefore(ctx context.Context, t time.Time) (int, error) {
+	return s.deleteBefore(ctx, "messages", t)
 }

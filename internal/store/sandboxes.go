@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	"github.com/agentlab-vm/agentlab"
@@ -262,9 +261,14 @@ func (s *Store) Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 }
 
 func sandboxByVMID(ctx context.Context, q querier, vmid int) (agentlab.Sandbox, error) {
-	sb, ok, err := sandboxes.one(ctx, q, "WHERE vmid = ?", vmid)
+	return oneSandbox(ctx, q, "WHERE vmid = ?", vmid)
+}
+
+// oneSandbox returns the first sandbox that tail selects by key, or not_found.
+func oneSandbox(ctx context.Context, q querier, tail string, key any) (agentlab.Sandbox, error) {
+	sb, ok, err := sandboxes.one(ctx, q, tail, key)
 	if err == nil && !ok {
-		err = noSandbox(fmt.Sprint(vmid))
+		err = agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %v", key).WithHint("see 'agentlab sandbox list'")
 	}
 	return sb, err
 }
@@ -273,24 +277,12 @@ func sandboxByVMID(ctx context.Context, q querier, vmid int) (agentlab.Sandbox, 
 // DESTROYED, otherwise the one that was destroyed last; not_found if there is
 // none.
 func (s *Store) SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error) {
-	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE name = ? ORDER BY state = 'DESTROYED', created_at DESC, vmid DESC", name)
-	if err == nil && !ok {
-		err = noSandbox(name)
-	}
-	return sb, err
+	return oneSandbox(ctx, s.r, "WHERE name = ? ORDER BY state = 'DESTROYED', created_at DESC, vmid DESC", name)
 }
 
 // SandboxByUID returns the sandbox with that UID, in any state, or not_found.
 func (s *Store) SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error) {
-	sb, ok, err := sandboxes.one(ctx, s.r, "WHERE uid = ?", uid)
-	if err == nil && !ok {
-		err = noSandbox(uid)
-	}
-	return sb, err
-}
-
-func noSandbox(name string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", name).WithHint("see 'agentlab sandbox list'")
+	return oneSandbox(ctx, s.r, "WHERE uid = ?", uid)
 }
 
 // Sandboxes lists sandboxes in ascending order of their numbers.

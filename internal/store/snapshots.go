@@ -161,9 +161,6 @@ func snapshotList(f agentlab.SnapshotFilter) (tail string, args []any) {
 	if f.SandboxUID != "" {
 		where.add("sandbox_uid = ?", f.SandboxUID)
 	}
-	if f.Name != "" {
-		where.add("name = ?", f.Name)
-	}
 	return where.tail("created_at, uid", 0), where.args
 }
 

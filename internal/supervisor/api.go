@@ -171,15 +171,12 @@ func (s *supervisor) powerOff(ask bool) {
 		if left <= 0 {
 			break
 		}
-		t := time.NewTimer(left)
 		select {
 		case <-s.vm.Done():
-			t.Stop()
 			return
 		case <-s.stopSooner:
-		case <-t.C:
+		case <-time.After(left):
 		}
-		t.Stop()
 	}
 	qctx, qcancel := context.WithTimeout(ctx, 2*time.Second)
 	defer qcancel()

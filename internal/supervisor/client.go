@@ -38,25 +38,25 @@ func (c client) stop(ctx context.Context, grace time.Duration) error {
 }
 
 func (c client) setNetwork(ctx context.Context, n agentlab.Network) error {
-	body, err := json.Marshal(n)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "encode the network: %w", err)
-	}
-	_, err = c.call(ctx, http.MethodPut, pathNetwork, body)
+	_, err := c.call(ctx, http.MethodPut, pathNetwork, n)
 	return err
 }
 
 func (c client) recordEgress(ctx context.Context, r agentlab.EgressRecord) error {
-	body, err := json.Marshal(r)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "encode the record: %w", err)
-	}
-	_, err = c.call(ctx, http.MethodPost, pathEgress, body)
+	_, err := c.call(ctx, http.MethodPost, pathEgress, r)
 	return err
 }
 
-func (c client) call(ctx context.Context, method, path string, body []byte) (status, error) {
+// call sends in, unless it is nil, as JSON.
+func (c client) call(ctx context.Context, method, path string, in any) (status, error) {
 	var st status
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return st, agentlab.Errorf(agentlab.CodeInternal, "encode a request: %w", err)
+		}
+	}
 	conn, resp, err := c.do(ctx, method, path, "", body)
 	if err != nil {
 		return st, err

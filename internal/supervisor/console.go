@@ -115,7 +115,8 @@ func (r *logReader) exists() bool {
 	return err == nil
 }
 
-// Close ends reading; a blocked Read returns soon.
+// Close ends reading. It must not be called concurrently with Read: end the context
+// for that.
 func (r *logReader) Close() error {
 	r.cancel()
 	if r.f == nil {

@@ -67,11 +67,7 @@ func noteDeadline(dir string, d deadline) error {
 }
 
 func (c client) setDeadline(ctx context.Context, to backend.Deadline) error {
-	body, err := json.Marshal(to)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "encode the deadline: %w", err)
-	}
-	_, err = c.call(ctx, http.MethodPut, pathDeadline, body)
+	_, err := c.call(ctx, http.MethodPut, pathDeadline, to)
 	return err
 }
 
@@ -126,15 +122,12 @@ func (s *supervisor) watchDeadline() {
 			s.expire()
 			return
 		}
-		t := time.NewTimer(wait)
 		select {
 		case <-s.vm.Done():
-			t.Stop()
 			return
 		case <-moved:
-		case <-t.C:
+		case <-time.After(wait):
 		}
-		t.Stop()
 	}
 }
 

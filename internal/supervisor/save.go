@@ -104,11 +104,7 @@ func (d Dir) Save(ctx context.Context, to SaveTo) error {
 	if err != nil {
 		return err
 	}
-	body, err := json.Marshal(to)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "encode a request: %w", err)
-	}
-	_, err = client(d.Path).call(ctx, http.MethodPost, pathSave, body)
+	_, err = client(d.Path).call(ctx, http.MethodPost, pathSave, to)
 	if err == nil && !to.Continue {
 		if err = waitFree(ctx, d.file(fileLock)); err != nil {
 			err = agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the end of the VM: %w", err)

@@ -71,12 +71,8 @@ func (s *supervisor) setVolume(ctx context.Context, to VolumeTo) error {
 // Volume attaches, detaches or saves the volume of the VM. If there is no VM it calls
 // stopped; none is started until that returns.
 func (d Dir) Volume(ctx context.Context, to VolumeTo, stopped func() error) error {
-	body, err := json.Marshal(to)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInternal, "encode a request: %w", err)
-	}
 	return d.change(ctx, "volume", stopped, func(ctx context.Context, c client) error {
-		_, err := c.call(ctx, http.MethodPost, pathVolume, body)
+		_, err := c.call(ctx, http.MethodPost, pathVolume, to)
 		return err
 	})
 }

@@ -245,23 +245,7 @@ func (s *suite) volumeCrashRunning(ref backend.Ref, p CrashPoint) {
 	if call == nil {
 		s.Skip("skipped: the storage has no snapshots")
 	}
-	s.plug(ref, v, 1)
-	s.writeVolume(ref, "saved")
-	want, gb := "saved", 1
-	switch p.Method {
-	case MethodAttachVolume:
-		s.unplug(ref, v)
-	case MethodDetachVolume:
-	default:
-		s.unplug(ref, v)
-		if p.Method == MethodRestoreVolume {
-			s.ok("SnapshotVolume", calls[MethodSnapshotVolume]())
-			s.plug(ref, v, 1)
-			s.writeVolume(ref, "later")
-			s.unplug(ref, v)
-			want = "later"
-		}
-	}
+	want, gb := s.volumeBefore(ref, v, p.Method, calls[MethodSnapshotVolume]), 1
 	if !s.hotplug() {
 		s.ok("Stop", s.d.Stop(s.ctx(), ref, 0))
 	}
@@ -309,6 +293,26 @@ func (s *suite) volumeCrashRunning(ref backend.Ref, p CrashPoint) {
 		s.contentIs(ref, v, 1, "saved")
 	default:
 	}
+}
+
+// volumeBefore writes to a volume what it has before a call of method, which it
+// returns. Only before DetachVolume the volume is attached then.
+func (s *suite) volumeBefore(ref backend.Ref, v backend.VolumeRef, method Method, save func() error) string {
+	s.Helper()
+	s.plug(ref, v, 1)
+	s.writeVolume(ref, "saved")
+	if method == MethodDetachVolume {
+		return "saved"
+	}
+	s.unplug(ref, v)
+	if method != MethodRestoreVolume {
+		return "saved"
+	}
+	s.ok("SnapshotVolume", save())
+	s.plug(ref, v, 1)
+	s.writeVolume(ref, "later")
+	s.unplug(ref, v)
+	return "later"
 }
 
 // wantDiskAfter completes an interrupted AttachVolume or DetachVolume.

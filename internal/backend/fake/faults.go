@@ -193,10 +193,8 @@ func (d *Driver) pointOf(ctx context.Context, op Op, at Point, spec backend.Spec
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

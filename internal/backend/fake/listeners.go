@@ -50,8 +50,7 @@ func (g *guest) listeners(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	end := time.NewTimer(time.Duration(req.Seconds) * time.Second)
-	defer end.Stop()
+	end := time.After(time.Duration(req.Seconds) * time.Second)
 	for ended := false; ; {
 		g.mu.Lock()
 		l := guestapi.Listeners{State: fmt.Sprint(len(g.ports.open)), Listeners: []guestapi.Listener{}}
@@ -69,7 +68,7 @@ func (g *guest) listeners(w http.ResponseWriter, r *http.Request) {
 		}
 		select {
 		case <-changed:
-		case <-end.C:
+		case <-end:
 			ended = true
 		case <-r.Context().Done():
 			return

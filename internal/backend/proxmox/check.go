@@ -3,6 +3,7 @@ package proxmox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -136,7 +137,7 @@ func broken(name string, err error) backend.Finding {
 func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding {
 	var out []backend.Finding
 	good, unknown := 0, 0
-	for _, image := range sortedKeys(n.Templates) {
+	for _, image := range slices.Sorted(maps.Keys(n.Templates)) {
 		vmid := n.Templates[image]
 		name := "template-" + image
 		t, err := d.template(ctx, n.Name, vmid)
@@ -159,15 +160,6 @@ func (d *Driver) checkTemplates(ctx context.Context, n *Node) []backend.Finding 
 	default:
 		out = append(out, finding("templates", backend.LevelError, "scripts/create_template.sh --apply", "node %s has no usable template", n.Name))
 	}
-	return out
-}
-
-func sortedKeys(m map[string]int) []string {
-	var out []string
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
 	return out
 }
 

@@ -272,9 +272,13 @@ func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) er
 			}
 		}
 	}
-	if n, err := occupiedBy(dir); err != nil || n > t.max {
-		return errors.Join(err, agentlab.Errorf(agentlab.CodeNoSpace, "the template has %d MiB, and all templates may have %d", n>>20, t.max>>20).
-			WithHint("increase qemu.template_cache_gb in config.yaml"))
+	n, err := occupiedBy(dir)
+	if err != nil {
+		return fault(err, "cannot measure %s", dir)
+	}
+	if n > t.max {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "the template has %d MiB, and all templates may have %d", n>>20, t.max>>20).
+			WithHint("increase qemu.template_cache_gb in config.yaml")
 	}
 	if err := syncFiles(dir); err != nil {
 		return fault(err, "cannot sync %s", dir)

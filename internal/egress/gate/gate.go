@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -63,25 +64,15 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	number := func(p *int, v int) {
-		if *p <= 0 {
-			*p = v
-		}
-	}
-	span := func(p *time.Duration, v time.Duration) {
-		if *p <= 0 {
-			*p = v
-		}
-	}
-	number(&l.TCPFlows, 512)
-	number(&l.UDPFlows, 256)
-	number(&l.Pings, 32)
-	span(&l.DialTimeout, 20*time.Second)
-	span(&l.NameTimeout, 10*time.Second)
-	number(&l.DNSRate, 200)
-	number(&l.DNSInFlight, 64)
-	span(&l.DNSTimeout, 8*time.Second)
-	number(&l.AuditRate, 100)
+	l.TCPFlows = cmp.Or(l.TCPFlows, 512)
+	l.UDPFlows = cmp.Or(l.UDPFlows, 256)
+	l.Pings = cmp.Or(l.Pings, 32)
+	l.DialTimeout = cmp.Or(l.DialTimeout, 20*time.Second)
+	l.NameTimeout = cmp.Or(l.NameTimeout, 10*time.Second)
+	l.DNSRate = cmp.Or(l.DNSRate, 200)
+	l.DNSInFlight = cmp.Or(l.DNSInFlight, 64)
+	l.DNSTimeout = cmp.Or(l.DNSTimeout, 8*time.Second)
+	l.AuditRate = cmp.Or(l.AuditRate, 100)
 	return l
 }
 
@@ -105,7 +96,7 @@ type Gate struct {
 	dnsLimit *rate.Limiter
 	asking   Slots
 	streams  Slots // connections with DNS questions
-	up, down *throttle
+	up, down throttle
 
 	ctx    context.Context // done after Close
 	cancel context.CancelFunc
@@ -138,8 +129,6 @@ func New(cfg Config) (*Gate, error) {
 		names:  newNames(cfg.Now),
 		audit:  newRecorder(cfg.Audit, cfg.Now, cfg.Limits.AuditRate),
 		asking: make(Slots, cfg.Limits.DNSInFlight), streams: make(Slots, maxStreams),
-		up:   newThrottle(),
-		down: newThrottle(),
 		flows: map[egress.Proto]map[*Flow]struct{}{
 			egress.TCP: {}, egress.UDP: {}, egress.ICMP: {},
 		},
@@ -169,12 +158,11 @@ const closeTimeout = 2 * time.Second
 // all flows, and flows that it denies are closed.
 func (g *Gate) SetPolicy(p *egress.Policy) {
 	cut := g.setPolicy(p)
-	deadline := time.NewTimer(closeTimeout)
-	defer deadline.Stop()
+	limit := time.After(closeTimeout)
 	for _, f := range cut {
 		select {
 		case <-f.ended:
-		case <-deadline.C:
+		case <-limit:
 			return // its sockets are closed; its goroutine has not noticed yet
 		case <-g.ctx.Done():
 			return

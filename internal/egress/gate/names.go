@@ -54,7 +54,9 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	for i, e := range n.byIP[a] {
 		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
 		if t.name == name {
-			t.until = maxTime(t.until, until)
+			if until.After(t.until) {
+				t.until = until
+			}
 			n.order.MoveToBack(e)
 			n.byIP[a] = append(slices.Delete(n.byIP[a], i, i+1), e) // the last one is the newest
 			return
@@ -67,13 +69,6 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	if n.order.Len() > maxNames {
 		n.forget(n.order.Front())
 	}
-}
-
-func maxTime(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 func (n *names) forget(e *list.Element) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,10 +97,8 @@ func (f *Flow) setName(name string) (rule string, targets []netip.AddrPort) {
 		return v.Rule, nil
 	}
 	f.rule = v.Rule
-	for _, stale := range f.renew {
-		if stale == name {
-			return "", nil
-		}
+	if slices.Contains(f.renew, name) {
+		return "", nil
 	}
 	return "", []netip.AddrPort{f.flow.Dst}
 }
@@ -165,8 +164,8 @@ func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
 	stop := context.AfterFunc(f.ctx, broken)
 	defer stop()
 	sent := make(chan error, 1)
-	go func() { sent <- f.copyHalf(outside, guest, f.g.up, broken) }()
-	received := f.copyHalf(guest, outside, f.g.down, broken)
+	go func() { sent <- f.copyHalf(outside, guest, &f.g.up, broken) }()
+	received := f.copyHalf(guest, outside, &f.g.down, broken)
 	return errors.Join(<-sent, received) == nil
 }
 

@@ -17,8 +17,6 @@ type throttle struct {
 	limit atomic.Pointer[rate.Limiter]
 }
 
-func newThrottle() *throttle { return &throttle{} }
-
 // set sets the limit to mbps times 10^6 bits per second; 0 means no limit.
 func (t *throttle) set(mbps int) {
 	if mbps <= 0 {

@@ -57,12 +57,12 @@ func (f *Flow) RelayUDP(guest, outside net.Conn, idle time.Duration) {
 		defer close(done)
 		// The guest's side has no idle timeout: it ends when the other
 		// direction closes it.
-		f.copyDatagrams(outside, guest, f.g.up, func() bool { return true })
+		f.copyDatagrams(outside, guest, &f.g.up, func() bool { return true })
 		closeQuietly(outside)
 	}()
 	f.Touch() // the idle time does not include the time that Dial took
 	f.arm(outside, idle)
-	f.copyDatagrams(guest, outside, f.g.down, func() bool { return f.arm(outside, idle) })
+	f.copyDatagrams(guest, outside, &f.g.down, func() bool { return f.arm(outside, idle) })
 	closeQuietly(outside)
 	closeQuietly(guest)
 	<-done

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -151,8 +150,4 @@ func (b *builder) alwaysRules(c *chain) {
 			isatap.add(ruleLAN, "ip6 daddr & %s == %s %s", lowMask(n), embedInIPv6(n).Addr(), b.deny(ruleLAN))
 		}
 	}
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	return slices.Sorted(maps.Keys(m))
 }

@@ -314,18 +314,31 @@ type lanDialer struct {
 	nets   func() ([]netip.Prefix, error)
 }
 
-// checkWay refuses an address that the host does not route to the uplink.
-func (d lanDialer) checkWay(a netip.Addr) error {
+// ways returns the names of the interfaces through which the host reaches an address.
+func ways(a netip.Addr) ([]string, error) {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 	}
-	for _, r := range routes {
+	names := make([]string, len(routes))
+	for i, r := range routes {
 		l, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
 		}
-		switch name := l.Attrs().Name; {
+		names[i] = l.Attrs().Name
+	}
+	return names, nil
+}
+
+// checkWay refuses an address that the host does not route to the uplink.
+func (d lanDialer) checkWay(a netip.Addr) error {
+	names, err := ways(a)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		switch {
 		case name == d.config.Tailscale:
 			return &egress.DeniedError{Addr: a, Rule: ruleTailnetIf}
 		case name == d.config.Bridge || d.config.Uplink != "" && name != d.config.Uplink:
@@ -344,18 +357,12 @@ func (d lanDialer) DialPrivate(ctx context.Context, to netip.AddrPort) (net.Conn
 			return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}
 		}
 	}
-	routes, err := netlink.RouteGet(a.AsSlice())
+	names, err := ways(a)
 	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
+		return nil, err
 	}
-	for _, r := range routes {
-		l, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "no route to %s: %w", a, err)
-		}
-		if l.Attrs().Name == d.config.Bridge {
-			return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}
-		}
+	if slices.Contains(names, d.config.Bridge) {
+		return nil, &egress.DeniedError{Addr: a, Rule: ruleNeighbour}
 	}
 	return d.HostDialer.DialPrivate(ctx, to)
 }

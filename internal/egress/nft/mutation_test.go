@@ -181,3 +181,26 @@ func TestNoPolicyNoNetwork(t *testing.T) {
 		t.Error("the internet is reached without a policy")
 	}
 }
+
+// names returns the names of all rules and elements without duplicates.
+func (r *ruleset) names() []string {
+	var out []string
+	add := func(n string) {
+		if n != "" && !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	for _, t := range r.tables {
+		for _, s := range t.sets {
+			for _, e := range s.elems {
+				add(e.rule)
+			}
+		}
+		for _, c := range t.chains {
+			for _, x := range c.rules {
+				add(x.name)
+			}
+		}
+	}
+	return out
+}

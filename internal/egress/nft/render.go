@@ -2,6 +2,7 @@ package nft
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,7 +26,6 @@ const (
 	ruleInvalid   = "guard.invalid"    // belongs to no connection
 	ruleUnknown   = "guard.unknown"    // a source without a policy
 	rulePolicy    = "policy"           // the sandbox's own policy decides; the reader of the log evaluates it
-	ruleProxy     = "guard.proxy"      // only what was redirected reaches the proxy
 	ruleNAT       = "nat"              // sandboxes use the host's address
 	ruleTailIn    = "tailnet.inbound"  // users of the tailnet connect to sandboxes
 	ruleRedirect  = "name.redirect"    // a flow that needs a host name is redirected to the proxy
@@ -434,7 +434,7 @@ func (b *builder) inside() string {
 // refusals renders the deny chains, one for each deny rule, so that the log
 // shows the rule.
 func (b *builder) refusals() {
-	for _, rule := range sortedKeys(b.denials) {
+	for _, rule := range slices.Sorted(maps.Keys(b.denials)) {
 		c := b.inet.chain(denyChain(rule), "")
 		if b.Config.LogGroup != 0 {
 			c.add("", "limit rate 200/second burst 1000 packets log prefix %s group %d", quote("deny "+rule), b.Config.LogGroup)

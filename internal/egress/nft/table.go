@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -194,27 +193,4 @@ func quote(s string) string {
 		return '?'
 	}, s)
 	return `"` + s[:min(len(s), maxQuoted)] + `"`
-}
-
-// names returns the sorted names of all rules and elements without duplicates.
-func (r *ruleset) names() []string {
-	var out []string
-	add := func(n string) {
-		if n != "" && !slices.Contains(out, n) {
-			out = append(out, n)
-		}
-	}
-	for _, t := range r.tables {
-		for _, s := range t.sets {
-			for _, e := range s.elems {
-				add(e.rule)
-			}
-		}
-		for _, c := range t.chains {
-			for _, x := range c.rules {
-				add(x.name)
-			}
-		}
-	}
-	return out
 }

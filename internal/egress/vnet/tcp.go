@@ -142,8 +142,7 @@ func (n *Network) finish(g *guestConn) {
 	g.wq.EventRegister(&entry)
 	defer g.wq.EventUnregister(&entry)
 	g.ep.Close()
-	limit := time.NewTimer(n.cfg.Limits.CloseTimeout)
-	defer limit.Stop()
+	limit := time.After(n.cfg.Limits.CloseTimeout)
 	for {
 		switch tcp.EndpointState(g.ep.State()) {
 		case tcp.StateClose, tcp.StateError, tcp.StateTimeWait:
@@ -151,7 +150,7 @@ func (n *Network) finish(g *guestConn) {
 		}
 		select {
 		case <-gone:
-		case <-limit.C:
+		case <-limit:
 			g.ep.Abort()
 			return
 		case <-n.ctx.Done():

@@ -1,6 +1,7 @@
 package vnet
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -85,15 +86,9 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	if l.ServiceFlows <= 0 {
-		l.ServiceFlows = 64
-	}
-	if l.UDPIdle <= 0 {
-		l.UDPIdle = time.Minute
-	}
-	if l.CloseTimeout <= 0 {
-		l.CloseTimeout = 30 * time.Second
-	}
+	l.ServiceFlows = cmp.Or(l.ServiceFlows, 64)
+	l.UDPIdle = cmp.Or(l.UDPIdle, time.Minute)
+	l.CloseTimeout = cmp.Or(l.CloseTimeout, 30*time.Second)
 	return l
 }
 

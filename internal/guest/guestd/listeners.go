@@ -57,8 +57,7 @@ func (s *Server) handleListeners(w http.ResponseWriter, r *http.Request) {
 		fail(w, agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 0 and %d", req.Seconds, guestapi.MaxListenersSeconds).WithField("seconds"))
 		return
 	}
-	end := time.NewTimer(time.Duration(req.Seconds) * time.Second)
-	defer end.Stop()
+	end := time.After(time.Duration(req.Seconds) * time.Second)
 	again := time.NewTicker(listenersPause)
 	defer again.Stop()
 	for ended := req.Seconds == 0; ; {
@@ -73,7 +72,7 @@ func (s *Server) handleListeners(w http.ResponseWriter, r *http.Request) {
 		}
 		select {
 		case <-again.C:
-		case <-end.C:
+		case <-end:
 			ended = true
 		case <-r.Context().Done():
 			return

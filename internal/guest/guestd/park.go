@@ -194,11 +194,9 @@ func (s *Server) awaitStaged(ctx context.Context, a account) {
 	if staged == nil || limit <= 0 {
 		return
 	}
-	t := time.NewTimer(limit)
-	defer t.Stop()
 	select {
 	case <-staged:
-	case <-t.C:
+	case <-time.After(limit):
 	case <-ctx.Done():
 	case <-s.ctx.Done():
 	}

@@ -28,8 +28,8 @@ const (
 // starts in parallel while PID 1 finds the root disk. See guestd.boot for its
 // side.
 type earlyGuestd struct {
-	pid, pidfd int
-	sock       int
+	pidfd int
+	sock  int
 }
 
 // startEarlyGuestd starts the control server from the same file as this process: its
@@ -51,7 +51,7 @@ func startEarlyGuestd() (*earlyGuestd, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &earlyGuestd{pid: pid, pidfd: pidfd, sock: pair[0]}, nil
+	return &earlyGuestd{pidfd: pidfd, sock: pair[0]}, nil
 }
 
 // release makes the server use the current root.

@@ -63,9 +63,7 @@ func (p *program) run(ctx context.Context, rp repo, phase string) (outcome, erro
 	}
 	var limit <-chan time.Time
 	if p.limit > 0 {
-		t := time.NewTimer(p.limit - hostos.SinceBoot())
-		defer t.Stop()
-		limit = t.C
+		limit = time.After(p.limit - hostos.SinceBoot())
 	}
 	ended := p.end()
 	select {

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,7 +31,6 @@ import (
 // free.
 type git struct {
 	program string
-	dir     dir
 	config  [][2]string // highest precedence, set by the environment
 	env     []string
 
@@ -41,7 +42,7 @@ type git struct {
 // configuration: for HTTP a credential helper, which git itself binds to the
 // host, also after a redirect, reads it from a file; SSH has its key file.
 func newGit(d dir, job *guestapi.Job, cred *guestapi.Git) (*git, error) {
-	g := &git{program: "git", dir: d, config: [][2]string{
+	g := &git{program: "git", config: [][2]string{
 		{"core.hooksPath", os.DevNull}, {"core.fsmonitor", "false"}, {"core.untrackedCache", "false"},
 		{"protocol.allow", "never"}, {"protocol.https.allow", "always"}, {"protocol.http.allow", "always"},
 		{"protocol.git.allow", "always"}, {"protocol.ssh.allow", "always"},
@@ -73,13 +74,6 @@ func newGit(d dir, job *guestapi.Job, cred *guestapi.Git) (*git, error) {
 	return g, nil
 }
 
-func orURL(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
-}
-
 // credentialHelper returns a credential helper that runs one shell and one
 // cat, and only if a server asks for a credential.
 func credentialHelper(d dir) string {
@@ -97,7 +91,7 @@ func sshCommand(d dir, key string) string {
 // credentialScope returns the scheme and host of the token, as a pattern of
 // git's credential configuration; "" if it is for another kind of URL.
 func credentialScope(job *guestapi.Job, cred *guestapi.Git) (string, error) {
-	u, err := url.Parse(orURL(cred.URL, job.RepoURL))
+	u, err := url.Parse(cmp.Or(cred.URL, job.RepoURL))
 	if err != nil {
 		return "", errors.New("the URL of the git credential is not valid")
 	}
@@ -142,7 +136,7 @@ func sshKeyFits(job *guestapi.Job, cred *guestapi.Git) bool {
 		return false
 	}
 	scheme, host := hostOf(job.RepoURL)
-	_, credHost := hostOf(orURL(cred.URL, job.RepoURL))
+	_, credHost := hostOf(cmp.Or(cred.URL, job.RepoURL))
 	if name, _, err := net.SplitHostPort(credHost); err == nil {
 		credHost = name
 	}
@@ -154,7 +148,7 @@ func mayPush(job *guestapi.Job, cred *guestapi.Git) bool {
 	if scheme, _ := hostOf(job.RepoURL); scheme == "ssh" {
 		return sshKeyFits(job, cred)
 	}
-	return cred != nil && cred.Token != "" && job.RepoURL != "" && sameHost(job.RepoURL, orURL(cred.URL, job.RepoURL))
+	return cred != nil && cred.Token != "" && job.RepoURL != "" && sameHost(job.RepoURL, cmp.Or(cred.URL, job.RepoURL))
 }
 
 // stageGit writes the credential's files.
@@ -185,13 +179,11 @@ func stageGit(d dir, cred *guestapi.Git) error {
 
 // environ is the environment of the runner's git commands, with more configuration.
 func (g *git) environ(extra ...[2]string) []string {
-	env := append([]string(nil), g.env...)
-	n := 0
-	for _, kv := range append(append([][2]string(nil), g.config...), extra...) {
-		env = append(env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, kv[0]), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, kv[1]))
-		n++
+	env, config := slices.Clone(g.env), slices.Concat(g.config, extra)
+	for i, kv := range config {
+		env = append(env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", i, kv[0]), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", i, kv[1]))
 	}
-	return append(env, "GIT_CONFIG_COUNT="+strconv.Itoa(n))
+	return append(env, "GIT_CONFIG_COUNT="+strconv.Itoa(len(config)))
 }
 
 // gitError is a git command that failed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -92,19 +93,10 @@ func findOutputs(ctx context.Context, root *os.Root, patterns []string) ([]strin
 			err = limited.err
 		}
 		if err != nil {
-			return sorted(seen), err
+			return slices.Sorted(maps.Keys(seen)), err
 		}
 	}
-	return sorted(seen), nil
-}
-
-func sorted(set map[string]bool) []string {
-	var out []string
-	for name := range set {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Keys(seen)), nil
 }
 
 // countFS limits the work for patterns.

@@ -130,15 +130,12 @@ func (c *control) reportLoop(ctx context.Context) {
 			c.abandon()
 			return
 		}
-		t := time.NewTimer(c.r.cfg.Timing.Heartbeat)
 		select {
 		case <-c.news:
-		case <-t.C:
+		case <-time.After(c.r.cfg.Timing.Heartbeat):
 		case <-ctx.Done():
-			t.Stop()
 			return
 		}
-		t.Stop()
 	}
 }
 
@@ -186,14 +183,11 @@ func (c *control) clockLoop(ctx context.Context) {
 				return
 			}
 		}
-		t := time.NewTimer(left)
 		select {
-		case <-t.C:
+		case <-time.After(left):
 		case <-c.rearm:
 		case <-ctx.Done():
-			t.Stop()
 			return
 		}
-		t.Stop()
 	}
 }

@@ -16,7 +16,7 @@ const (
 	trustBundle = "/etc/ssl/certs/ca-certificates.crt"
 	// trustTimeout limits the update of the trust store, which takes seconds
 	// under emulation.
-	trustTimeout = 3 * time.Minute
+	trustTimeout = 10 * time.Minute
 )
 
 // trustVars lists the variables for programs that do not use the system's
