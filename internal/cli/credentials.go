@@ -17,7 +17,6 @@ type vendor struct {
 	// gateway is the variable for a credential of another endpoint, and baseURL and
 	// model are the variables for that endpoint. Empty if there are none.
 	gateway, baseURL, model string
-	endpoint                string // of the vendor, for the policy
 	own                     *ownLogin
 	steps                   string // how to get a credential
 }
@@ -55,7 +54,7 @@ const (
 
 var vendors = []vendor{
 	{
-		name: "claude", title: "Claude Code", endpoint: "api.anthropic.com:443",
+		name: "claude", title: "Claude Code",
 		gateway: "env.ANTHROPIC_AUTH_TOKEN", baseURL: "env.ANTHROPIC_BASE_URL", model: "env.ANTHROPIC_MODEL",
 		steps: `A token of your Claude subscription: run 'claude setup-token' where Claude Code is
 installed, for example in a sandbox: agentlab exec -t -i SANDBOX claude setup-token
@@ -69,7 +68,7 @@ An API key: create one with a spending limit at ` + anthropicKeys,
 		},
 	},
 	{
-		name: "codex", title: "Codex", endpoint: "api.openai.com:443",
+		name: "codex", title: "Codex",
 		gateway: "env.OPENAI_API_KEY", baseURL: "env.OPENAI_BASE_URL", model: "env.OPENAI_MODEL",
 		steps: `A ChatGPT subscription: 'codex login --device-auth', if Codex is installed here.
 An API key: create one with a budget at https://platform.openai.com/api-keys`,
@@ -85,7 +84,7 @@ An API key: create one with a budget at https://platform.openai.com/api-keys`,
 		},
 	},
 	{
-		name: "gemini", title: "Gemini CLI", endpoint: "generativelanguage.googleapis.com:443",
+		name: "gemini", title: "Gemini CLI",
 		gateway: "env.GEMINI_API_KEY", baseURL: "env.GOOGLE_GEMINI_BASE_URL", model: "env.GEMINI_MODEL",
 		steps: `An API key: create one at https://aistudio.google.com/apikey`,
 		shapes: []credential{
@@ -99,7 +98,7 @@ An API key: create one with a budget at https://platform.openai.com/api-keys`,
 model with the OpenAI API, use --base-url and --model.`,
 	},
 	{
-		name: "github", title: "GitHub", endpoint: "github.com:443",
+		name: "github", title: "GitHub",
 		steps: `A fine-grained token: create one at ` + githubFine + `
 for only the repositories that agents work on, with 'Contents: read and write', and
 an expiry. It cannot delete or administer a repository.`,

@@ -80,15 +80,7 @@ func (a *App) followEgress(ctx context.Context, c *client.Client, q client.Egres
 	if q.Sandbox == "" && q.JobID == "" && q.Since.IsZero() {
 		q.After = -1 // from now on
 	}
-	for r, err := range c.FollowEgress(ctx, q) {
-		if err != nil {
-			return err
-		}
-		if err := a.printEgress(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return each(c.FollowEgress(ctx, q), a.printEgress)
 }
 
 func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQuery) error {

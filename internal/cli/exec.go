@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -142,11 +143,7 @@ func (a *App) windowSize() (rows, cols uint16, name string) {
 			rows, cols = uint16(h), uint16(w) //nolint:gosec // the kernel's own type
 		}
 	}
-	name = os.Getenv("TERM")
-	if name == "" {
-		name = "xterm-256color"
-	}
-	return rows, cols, name
+	return rows, cols, cmp.Or(os.Getenv("TERM"), "xterm-256color")
 }
 
 // interact connects in, unless it is nil, and the standard output streams with a

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"iter"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -17,18 +18,10 @@ import (
 // control characters.
 type table struct{ w *tabwriter.Writer }
 
-func newTable(out io.Writer, header ...string) *table {
+func newTable(out io.Writer, header ...any) *table {
 	t := &table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
-	t.row(toAny(header)...)
+	t.row(header...)
 	return t
-}
-
-func toAny(s []string) []any {
-	out := make([]any, len(s))
-	for i, v := range s {
-		out[i] = v
-	}
-	return out
 }
 
 func (t *table) row(cells ...any) {
@@ -41,7 +34,27 @@ func (t *table) row(cells ...any) {
 	_, _ = io.WriteString(t.w, "\n")
 }
 
+// optional writes a row if its value is not empty.
+func (t *table) optional(label, value string) {
+	if value != "" {
+		t.row(label, value)
+	}
+}
+
 func (t *table) flush() error { return t.w.Flush() }
+
+// each calls fn for each value of a stream until one of them returns an error.
+func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
+	for v, err := range stream {
+		if err == nil {
+			err = fn(v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // sanitize replaces control characters by spaces, because text from a guest
 // must not move the cursor or break a table.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -353,17 +354,8 @@ func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 
 // ok reports whether no check failed.
 func (h *hostInit) ok() bool {
-	for _, c := range h.report.Checks {
-		if c.Level == levelError {
-			return false
-		}
-	}
-	for _, s := range h.report.Smoke {
-		if s.Result == "fail" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(h.report.Checks, func(c initCheck) bool { return c.Level == levelError }) &&
+		!slices.ContainsFunc(h.report.Smoke, func(s smokeCheck) bool { return s.Result == "fail" })
 }
 
 func (h *hostInit) print() {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -47,19 +48,14 @@ func (a *App) jobShowCmd() *cobra.Command {
 func (a *App) showJob(j api.Job) error {
 	t := newTable(a.Stdout, "Job:", j.ID)
 	t.row("Status:", j.Status)
-	optional := func(label, value string) {
-		if value != "" {
-			t.row(label, value)
-		}
-	}
-	optional("Phase:", j.Phase)
-	optional("Reason:", j.Reason)
-	optional("Waiting:", j.Waiting)
+	t.optional("Phase:", j.Phase)
+	t.optional("Reason:", j.Reason)
+	t.optional("Waiting:", j.Waiting)
 	if j.ExitCode != nil {
 		t.row("Exit code:", *j.ExitCode)
 	}
-	optional(relation(j))
-	optional("Pick:", firstLine(j.Pick, 200))
+	t.optional(relation(j))
+	t.optional("Pick:", firstLine(j.Pick, 200))
 	if j.Attempt > 0 && j.Pick != "" {
 		t.row("Judge:", judged(j))
 	}
@@ -68,8 +64,8 @@ func (a *App) showJob(j api.Job) error {
 	if j.Bundled {
 		t.row("Repository:", "local, sent as a bundle")
 	}
-	optional("Repository:", j.RepoURL)
-	optional("Ref:", j.Ref)
+	t.optional("Repository:", j.RepoURL)
+	t.optional("Ref:", j.Ref)
 	if base := j.Result.BaseCommit; base != "" {
 		t.row("Base commit:", fmt.Sprintf("%.12s", base))
 	}
@@ -87,7 +83,7 @@ func (a *App) showJob(j api.Job) error {
 		t.row("Pushed:", yesNo(r.Pushed))
 		t.row("Uncommitted changes:", uncommitted(j))
 	}
-	optional("Checkpoint:", checkpointTime(j))
+	t.optional("Checkpoint:", checkpointTime(j))
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
 		return err
@@ -172,12 +168,7 @@ TIMEOUT. The sandbox of a job that has not started is destroyed, also with
 	return cmd
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
 func dashInt(n int) string {
 	if n == 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,7 +129,9 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	if err := a.prepareAttempts(f); err != nil {
 		return err
 	}
-	check := agentlab.Job{Task: f.req.Task, Agent: f.req.Agent, Mode: f.req.Mode, Ref: f.req.Ref, Depth: f.req.Depth}
+	check := agentlab.Job{ // shell and dangerous stand for the defaults of the daemon
+		Task: f.req.Task, Agent: cmp.Or(f.req.Agent, "shell"), Mode: cmp.Or(f.req.Mode, "dangerous"), Ref: f.req.Ref, Depth: f.req.Depth,
+	}
 	if f.repo != "" {
 		switch _, local, err := localRepo(f.repo); {
 		case err != nil:
@@ -136,12 +139,6 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 		case local:
 			check.Ref = "" // git on this machine resolves it
 		}
-	}
-	if check.Agent == "" {
-		check.Agent = "shell" // the daemon sets the default
-	}
-	if check.Mode == "" {
-		check.Mode = "dangerous"
 	}
 	for _, j := range attemptsOf(check, f.req.Attempts) {
 		if err := j.Validate(); err != nil {

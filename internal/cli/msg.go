@@ -75,15 +75,7 @@ func (a *App) msgTailCmd() *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("limit", "follow")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
-			for m, err := range c.FollowMessages(ctx, q) {
-				if err != nil {
-					return err
-				}
-				if err := a.printMessage(m); err != nil {
-					return err
-				}
-			}
-			return nil
+			return each(c.FollowMessages(ctx, q), a.printMessage)
 		}
 		list, err := c.Messages(ctx, q)
 		if err != nil {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -401,9 +402,4 @@ func (a *App) printPrivate(list []api.PolicyPrivate) error {
 	return t.flush()
 }
 
-func privateSource(s string) string {
-	if s == "" {
-		return "profile"
-	}
-	return s
-}
+func privateSource(s string) string { return cmp.Or(s, "profile") }

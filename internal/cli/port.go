@@ -178,12 +178,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 	for {
 		near, err := l.Accept()
 		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			select { // no file descriptor is free
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
+			if sleepOr(ctx, 100*time.Millisecond) != nil { // no file descriptor is free, or ctx has ended
 				return
 			}
 			continue

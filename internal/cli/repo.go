@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -124,11 +125,7 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		msg := strings.TrimSpace(stderr.String())
-		if msg == "" {
-			msg = err.Error()
-		}
-		return "", errors.New(lastLine(msg))
+		return "", errors.New(lastLine(cmp.Or(strings.TrimSpace(stderr.String()), err.Error())))
 	}
 	if in.raw {
 		return stdout.String(), nil

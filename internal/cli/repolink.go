@@ -76,6 +76,7 @@ func branchRemote(ctx context.Context, path, branch string) string {
 	return plain.remote
 }
 
+// shortHash is a hash of 6 characters, which makes names differ.
 func shortHash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:3])

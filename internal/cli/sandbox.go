@@ -162,29 +162,19 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	if sb.OnDisk {
 		t.row("Memory:", "on disk")
 	}
-	if sb.Waiting != "" {
-		t.row("Waiting:", sb.Waiting)
-	}
-	if sb.Reason != "" {
-		t.row("Reason:", sb.Reason)
-	}
+	t.optional("Waiting:", sb.Waiting)
+	t.optional("Reason:", sb.Reason)
 	if sb.JobID != "" {
 		t.row("Job:", sb.JobID)
 		if sb.Salvage {
 			t.row("Kept for:", "work of the job that is not stored (agentlab job salvage "+sb.JobID+")")
 		}
 	}
-	if sb.WorkspaceID != "" {
-		t.row("Workspace:", sb.WorkspaceID)
-	}
+	t.optional("Workspace:", sb.WorkspaceID)
 	t.row("Profile:", sb.Profile)
 	t.row("Image:", sb.Image)
-	if sb.FromSnapshot != "" {
-		t.row("Created from:", sb.FromSnapshot)
-	}
-	if sb.Start != "" {
-		t.row("Start:", sb.Start)
-	}
+	t.optional("Created from:", sb.FromSnapshot)
+	t.optional("Start:", sb.Start)
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
 		t.row("VM:", sanitize(sb.Handle))

@@ -96,7 +96,7 @@ func (a *App) sessionListCmd() *cobra.Command {
 	return query(a, "list", "List sessions", exactArgs(), fetch, func(list api.List[api.Session]) error {
 		// Most sessions are for no branch: their agents work on the one that they like.
 		branch := func(s api.Session) string { return cmp.Or(s.Branch, linked[s.ID]) }
-		head := []string{"NAME", "ID", "SANDBOX", "STATE", "PROFILE", "WORKSPACE", "AGE"}
+		head := []any{"NAME", "ID", "SANDBOX", "STATE", "PROFILE", "WORKSPACE", "AGE"}
 		some := slices.ContainsFunc(list.Items, func(s api.Session) bool { return branch(s) != "" })
 		if some {
 			head = slices.Insert(head, 4, "BRANCH")
@@ -120,9 +120,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
 			{"State:", s.State}, {"Created:", localTime(s.CreatedAt)},
 		} {
-			if r[1] != "" {
-				t.row(r[0], r[1])
-			}
+			t.optional(r[0], r[1])
 		}
 		if err := t.flush(); err != nil || len(s.History) == 0 {
 			return err

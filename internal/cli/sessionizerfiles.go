@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -81,10 +82,7 @@ type listedRepo struct {
 
 // url is where the repository is cloned from.
 func (r listedRepo) url() string {
-	if r.source != "" {
-		return r.source
-	}
-	return "https://github.com/" + r.name + ".git"
+	return cmp.Or(r.source, "https://github.com/"+r.name+".git")
 }
 
 // local reports whether the source is a directory of this machine.
@@ -95,10 +93,9 @@ func (r listedRepo) local() bool { return filepath.IsAbs(r.source) }
 // differ by case only.
 func (r listedRepo) sessionName() string {
 	name := strings.ToLower(r.name)
-	sum := sha256.Sum256([]byte(name))
 	slug := agentlab.SessionNameOf(name)
 	slug = strings.Trim(slug[:min(len(slug), 40-len("agent--123456"))], "-")
-	return "agent-" + slug + "-" + hex.EncodeToString(sum[:3])
+	return "agent-" + slug + "-" + shortHash(name)
 }
 
 // checkRepoName checks OWNER/REPO, which becomes a path.
@@ -239,9 +236,7 @@ func (r vmResources) plan() (p vmPlan, err error) {
 	if r.CPUs < 0 || r.CPUs > 1024 {
 		return p, fmt.Errorf("cpus is %d, not 1 to 1024", r.CPUs)
 	}
-	if r.CPUs > 0 {
-		p.cores = r.CPUs
-	}
+	p.cores = cmp.Or(r.CPUs, p.cores)
 	if r.Memory != "" {
 		if p.memoryMB, err = parseSize(r.Memory, "MiB"); err != nil {
 			return p, fmt.Errorf("memory: %w", err)
@@ -252,9 +247,7 @@ func (r vmResources) plan() (p vmPlan, err error) {
 			return p, fmt.Errorf("disk: %w", err)
 		}
 	}
-	if r.Profile != "" {
-		p.profile = r.Profile
-	}
+	p.profile = cmp.Or(r.Profile, p.profile)
 	switch r.Network {
 	case "", "allowlist":
 	case "profile":
@@ -293,18 +286,10 @@ func parseSize(text, unit string) (int, error) {
 func (c sessionizerConfig) planFor(repo string) (vmPlan, error) {
 	r := c.Defaults
 	for name, o := range c.Overrides {
-		if !strings.EqualFold(name, repo) {
-			continue
-		}
-		if o.CPUs != 0 {
-			r.CPUs = o.CPUs
-		}
-		for _, v := range []struct {
-			to   *string
-			from string
-		}{{&r.Memory, o.Memory}, {&r.Disk, o.Disk}, {&r.Profile, o.Profile}, {&r.Network, o.Network}} {
-			if v.from != "" {
-				*v.to = v.from
+		if strings.EqualFold(name, repo) {
+			r = vmResources{
+				CPUs: cmp.Or(o.CPUs, r.CPUs), Memory: cmp.Or(o.Memory, r.Memory), Disk: cmp.Or(o.Disk, r.Disk),
+				Profile: cmp.Or(o.Profile, r.Profile), Network: cmp.Or(o.Network, r.Network),
 			}
 		}
 	}

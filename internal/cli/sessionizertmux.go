@@ -3,8 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"os"
 	"os/exec"
@@ -83,8 +81,7 @@ func worktreeWindow(branch string) string {
 		return '_'
 	}, branch)
 	if safe != branch {
-		sum := sha256.Sum256([]byte(branch))
-		safe += "-" + hex.EncodeToString(sum[:3])
+		safe += "-" + shortHash(branch)
 	}
 	return "worktree/" + safe
 }

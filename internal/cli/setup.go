@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,11 +33,7 @@ func (a *App) setupListCmd() *cobra.Command {
 	return query(a, "list", "List snapshots after setup, the last used first", exactArgs(), all((*client.Client).Setups), func(list api.List[api.Setup]) error {
 		t := newTable(a.Stdout, "ID", "REPOSITORY", "BRANCH", "PROFILE", "IMAGE", "STATE", "DISK", "AGE", "USED")
 		for _, s := range list.Items {
-			branch := s.Ref
-			if branch == "" {
-				branch = "(all)"
-			}
-			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, branch, s.Profile, shortImage(s.Image), s.State, byteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
+			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, cmp.Or(s.Ref, "(all)"), s.Profile, shortImage(s.Image), s.State, byteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
 		}
 		return t.flush()
 	})

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -271,10 +270,9 @@ func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port 
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	var closing sync.Once
 	go func() {
 		_, _ = io.Copy(conn, a.Stdin)
-		closing.Do(func() { _ = stream.CloseWrite(conn) })
+		_ = stream.CloseWrite(conn)
 	}()
 	_, err = io.Copy(a.Stdout, conn)
 	if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error

@@ -118,15 +118,7 @@ func (a *App) eventsCmd() *cobra.Command {
 			if q.After == 0 && q.Sandbox == "" && q.JobID == "" {
 				q.After = -1 // from now on
 			}
-			for e, err := range c.FollowEvents(ctx, q) {
-				if err != nil {
-					return err
-				}
-				if err := a.printEvent(e); err != nil {
-					return err
-				}
-			}
-			return nil
+			return each(c.FollowEvents(ctx, q), a.printEvent)
 		}
 		list, err := c.Events(ctx, q)
 		if err != nil {

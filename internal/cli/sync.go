@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -230,7 +231,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		if have[branch] == h.Commit { // it was reset there
 			continue
 		}
-		h.Commits = countNew(ctx, w.path, h.Commit)
+		h.Commits, _ = countRevs(ctx, w.path, h.Commit, "--not", "--all") // 0 if it is unknown
 		fmt.Fprintf(&update, "update %s %s\n", h.Ref, h.Commit)
 		got.Fetched = append(got.Fetched, h)
 	}
@@ -244,13 +245,13 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	return got, nil
 }
 
-// countNew returns how many commits up to a commit no ref has yet; 0 if that is unknown.
-func countNew(ctx context.Context, path, commit string) (n int) {
-	out, err := git(ctx, path, "rev-list", "--count", commit, "--not", "--all")
+// countRevs returns the number of commits that the arguments of git rev-list select.
+func countRevs(ctx context.Context, path string, revs ...string) (n int, err error) {
+	out, err := git(ctx, path, append([]string{"rev-list", "--count"}, revs...)...)
 	if err == nil {
-		_, _ = fmt.Sscan(out, &n)
+		n, err = strconv.Atoi(out)
 	}
-	return n
+	return n, err
 }
 
 // printHeads prints the refs that were fetched; with --json they are in the document.
@@ -313,11 +314,11 @@ func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree st
 		if t.Branch == "" || t.Branch == from || w.state.Branches[t.Branch] == "" {
 			continue
 		}
-		out, err := git(ctx, w.path, "rev-list", "--count", w.link.ref(t.Branch), "--not", "refs/heads/"+target)
-		if err != nil || out == "0" {
+		n, err := countRevs(ctx, w.path, w.link.ref(t.Branch), "--not", "refs/heads/"+target)
+		if err != nil || n == 0 {
 			continue
 		}
-		why += fmt.Sprintf("; %s of the session has %s that %s lacks", t.Branch, commitCount(out), target)
+		why += fmt.Sprintf("; %s of the session has %s that %s lacks", t.Branch, agentlab.Plural(n, "commit"), target)
 		if next == "" {
 			next = "agentlab sync" + w.option() + " --worktree " + t.Branch
 			if into != "" {
@@ -326,13 +327,6 @@ func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree st
 		}
 	}
 	return why, next
-}
-
-func commitCount(n string) string {
-	if n == "1" {
-		return "1 commit"
-	}
-	return n + " commits"
 }
 
 // mergeSource returns the branch of the session that a sync merges.

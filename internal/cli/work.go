@@ -19,7 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// The modes of synchronization while a terminal is attached (seed 004, FR-022).
+// The modes of synchronization while a terminal is attached.
 const (
 	syncManual   = "manual"
 	syncOnCommit = "on-commit"
@@ -230,16 +230,22 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	if t.Uncommitted == 0 {
 		return fn(nil, of)
 	}
-	var branches []string // the commits that the changes are on top of
-	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
-		branches = []string{t.Branch}
-	}
-	return w.fetch(ctx, branches, true, t.Dir, func(b *checkedBundle) error {
+	return w.fetchChanges(ctx, t, func(b *checkedBundle) error {
 		if b != nil && b.header.refs[guestapi.RefChanges] == "" {
 			b = nil // they have been committed since
 		}
 		return fn(b, of)
 	})
+}
+
+// fetchChanges is fetch for the uncommitted changes of a work tree, with the commits that
+// they are on top of.
+func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktree, fn func(*checkedBundle) error) error {
+	var branches []string
+	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
+		branches = []string{t.Branch}
+	}
+	return w.fetch(ctx, branches, true, t.Dir, fn)
 }
 
 // removal says how a session is removed. command is the one that the user runs for it.
@@ -396,11 +402,7 @@ func (w *openedSession) leaveOutApplied(ctx context.Context) error {
 // the session differ from the user's. The content is compared, which the guest sends: a
 // guest that lies loses its own work.
 func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.RepoWorktree) (n int, err error) {
-	var branches []string
-	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
-		branches = []string{t.Branch}
-	}
-	err = w.fetch(ctx, branches, true, t.Dir, func(b *checkedBundle) error {
+	err = w.fetchChanges(ctx, t, func(b *checkedBundle) error {
 		if b == nil || b.header.refs[guestapi.RefChanges] == "" {
 			n = t.Uncommitted // the guest contradicts itself
 			return nil

@@ -170,9 +170,7 @@ func (a *App) workspaceShowCmd() *cobra.Command {
 		}
 		t := newTable(a.Stdout, "Workspace:", w.Name)
 		for _, r := range rows {
-			if r[1] != "" {
-				t.row(r[0], r[1])
-			}
+			t.optional(r[0], r[1])
 		}
 		return t.flush()
 	})

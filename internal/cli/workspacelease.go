@@ -90,18 +90,11 @@ func workspaceNameOf(repo string) string {
 	if path, local, err := localRepo(repo); err == nil && local {
 		repo = path
 	}
-	base := strings.ToLower(strings.TrimSuffix(filepath.Base(strings.TrimRight(repo, "/")), ".git"))
+	base := strings.TrimSuffix(filepath.Base(strings.TrimRight(repo, "/")), ".git")
 	if i := strings.LastIndexByte(base, ':'); i >= 0 {
 		base = base[i+1:]
 	}
-	name := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, base)
-	name = strings.Trim(name, "-")
-	return strings.Trim(name[:min(len(name), 40)], "-")
+	return agentlab.SessionNameOf(base)
 }
 
 func (a *App) workspaceAttachCmd() *cobra.Command {
