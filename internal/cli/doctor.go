@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -74,25 +75,11 @@ installation instead.
 	return cmd
 }
 
-func (a *App) sandboxDoctorCmd() *cobra.Command {
-	return a.doctorOf("SANDBOX", "sandbox", (*client.Client).SandboxDoctor)
-}
-
-func (a *App) jobDoctorCmd() *cobra.Command {
-	return a.doctorOf("JOB", "job", (*client.Client).JobDoctor)
-}
-
-func (a *App) workspaceDoctorCmd() *cobra.Command {
-	return a.doctorOf("WORKSPACE", "workspace", (*client.Client).WorkspaceDoctor)
-}
-
-func (a *App) sessionDoctorCmd() *cobra.Command {
-	return a.doctorOf("SESSION", "session", (*client.Client).SessionDoctor)
-}
-
-// doctorOf returns a command that writes the doctor bundle of one object.
-func (a *App) doctorOf(arg, what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
+// doctorOf returns a command that writes the doctor bundle of one object. what is the
+// kind of the object.
+func (a *App) doctorOf(what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
 	var f doctorFlags
+	arg := strings.ToUpper(what)
 	cmd := &cobra.Command{
 		Use: "doctor " + arg + " --out FILE", Short: "Write a doctor bundle of a " + what,
 		Long: "Write a doctor bundle of a " + what + ".\n\n" + doctorLong,

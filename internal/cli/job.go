@@ -16,8 +16,8 @@ import (
 
 func (a *App) jobCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "job", Short: "Manage jobs"}
-	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
-		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd(), a.jobSalvageCmd(), a.jobDoctorCmd())
+	cmd.AddCommand(a.jobRunCmd(), a.jobListCmd(), a.jobShowCmd(), a.jobWaitCmd(), a.jobLogsCmd(), a.jobCancelCmd(),
+		a.jobArtifactsCmd(), a.jobFetchCmd(), a.jobDiffCmd(), a.jobApplyCmd(), a.jobSalvageCmd(), a.doctorOf("job", (*client.Client).JobDoctor))
 	return cmd
 }
 

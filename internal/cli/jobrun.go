@@ -260,8 +260,14 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 	if err != nil {
 		return a.jobContinues(ctx, j.ID, attempts, err)
 	}
+	return a.finishJob(ctx, c, j)
+}
+
+// finishJob waits until an ended job has left nothing behind, prints how it ended, and
+// returns its exit code as an error.
+func (a *App) finishJob(ctx context.Context, c *client.Client, j api.Job) error {
 	a.waitDestroyed(ctx, c, append([]api.Job{j}, j.Attempts...)...)
-	if err := a.emit(j, func() error { a.summarise(j); return nil }); err != nil {
+	if err := a.emit(j, func() error { a.summariseEnded(ctx, c, j); return nil }); err != nil {
 		return err
 	}
 	return jobStatusError(j)
@@ -396,6 +402,18 @@ func (a *App) printOutcome(j api.Job) {
 		why = ": " + sanitize(j.Reason)
 	}
 	a.progressf("job %s %s%s%s", j.ID, j.Status, took, why)
+}
+
+// summariseEnded is summarise for a job that has just ended. It also names the disk with
+// its work, if that is kept for a while.
+func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
+	a.summarise(j)
+	if j.SandboxVMID == 0 || agentlab.JobStatus(j.Status) == agentlab.JobCompleted {
+		return
+	}
+	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && isKept(sb) && sb.JobID == j.ID {
+		a.progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
+	}
 }
 
 // summarise prints how a job ended and the commands for its results.

@@ -20,7 +20,7 @@ func (a *App) sandboxCmd() *cobra.Command {
 	lease.AddCommand(a.leaseRenewCmd())
 	cmd.AddCommand(a.sandboxNewCmd(), a.sandboxListCmd(), a.sandboxShowCmd())
 	cmd.AddCommand(a.sandboxPowerCmds()...)
-	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease, a.snapshotCmd(), a.sandboxForkCmd(), a.sandboxDoctorCmd())
+	cmd.AddCommand(a.sandboxDestroyCmd(), a.sandboxLogsCmd(), lease, a.snapshotCmd(), a.sandboxForkCmd(), a.doctorOf("sandbox", (*client.Client).SandboxDoctor))
 	return cmd
 }
 

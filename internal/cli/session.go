@@ -27,7 +27,7 @@ another one, with the same workspace at /work. A session is named by its ID or n
   agentlab job run --repo . --task "Fix issue 12" --session fix-12`,
 	}
 	cmd.AddCommand(a.sessionCreateCmd(), a.sessionListCmd(), a.sessionShowCmd(), a.sessionResumeCmd(), a.sessionStopCmd(),
-		a.sessionForkCmd(), a.sessionBranchCmd(), a.sessionRenameCmd(), a.sessionDeleteCmd(), a.sessionDoctorCmd())
+		a.sessionForkCmd(), a.sessionBranchCmd(), a.sessionRenameCmd(), a.sessionDeleteCmd(), a.doctorOf("session", (*client.Client).SessionDoctor))
 	return cmd
 }
 

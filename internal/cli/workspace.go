@@ -22,7 +22,7 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 	}
 	cmd.AddCommand(a.workspaceCreateCmd(), a.workspaceListCmd(), a.workspaceShowCmd(), a.workspaceRenameCmd(), a.workspaceResizeCmd(),
 		a.workspaceDeleteCmd(), a.workspaceUndeleteCmd(), a.workspaceForkCmd(), a.workspaceSnapshotCmd(), a.workspaceCheckCmd(), a.workspaceFsckCmd(), a.workspaceExportCmd(), a.workspaceImportCmd(),
-		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd(), a.workspaceDoctorCmd())
+		a.workspaceAttachCmd(), a.workspaceDetachCmd(), a.workspaceRebindCmd(), a.workspaceLeaseCmd(), a.doctorOf("workspace", (*client.Client).WorkspaceDoctor))
 	return cmd
 }
 

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+)
+
+func (a *App) jobWaitCmd() *cobra.Command {
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use: "wait JOB", Short: "Wait for a job to end", Args: exactArgs("JOB"),
+		Long: `Wait for a job to end, with progress, and print how it ended. The exit code is that
+of 'agentlab job run'. If the job has not ended when the time of --timeout has
+passed, it is 124, and the job continues.`,
+		Example: `  JOB=$(agentlab job run --repo . --task "Fix issue 12" --no-wait)
+  agentlab job wait "$JOB" --timeout 1h`,
+	}
+	cmd.Flags().DurationVar(&limit, "timeout", 0, "wait at most this long, e.g. 90s (default: until the job ends)")
+	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		if limit < 0 {
+			return usageErrorf("--timeout is negative")
+		}
+		j, err := c.Job(ctx, args[0])
+		if err == nil && !agentlab.JobStatus(j.Status).Final() {
+			j, err = a.waitJobFor(ctx, c, j.ID, limit)
+		}
+		if err != nil {
+			return err
+		}
+		if !agentlab.JobStatus(j.Status).Final() {
+			if err := a.done(j, "job %s is %s after %s", j.ID, j.Status, shortDuration(a.Now().Sub(j.CreatedAt))); err != nil {
+				return err
+			}
+			return statusError(exitTimeout)
+		}
+		return a.finishJob(ctx, c, j)
+	})
+	return cmd
+}
+
+// waitJobFor shows the progress of a job and returns it when it is final, or when the
+// limit has passed. A limit of 0 is none.
+func (a *App) waitJobFor(ctx context.Context, c *client.Client, id string, limit time.Duration) (api.Job, error) {
+	wait := ctx
+	if limit > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.showEvent)
+	if ctx.Err() == nil && wait.Err() != nil {
+		return c.Job(ctx, id)
+	}
+	return j, err
+}
