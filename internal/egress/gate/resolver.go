@@ -53,6 +53,7 @@ func NewUpstream(d Dialer) *Upstream {
 // TCP if the answer did not fit. The error is agentlab.CodeUnavailable.
 func (u *Upstream) Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, error) {
 	var last error
+rounds:
 	for range 2 {
 		for _, server := range u.list() {
 			answer, err := u.ask(ctx, "udp", server, question)
@@ -67,7 +68,7 @@ func (u *Upstream) Exchange(ctx context.Context, question *dns.Msg) (*dns.Msg, e
 			}
 			last = err
 			if ctx.Err() != nil {
-				break
+				break rounds
 			}
 		}
 	}

@@ -62,4 +62,14 @@ func TestUpstream(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
 		t.Errorf("no answer: %v", err)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	tried := 0
+	ending := dialerFunc(func(context.Context, string, string) (net.Conn, error) {
+		tried++
+		cancel()
+		return nil, errors.New("down")
+	})
+	if _, err := gate.NewUpstreamAt(ending, conf).Exchange(ctx, new(dns.Msg).SetQuestion("www.test.", dns.TypeA)); err == nil || tried != 1 {
+		t.Errorf("after the end of the question, %d attempts: %v", tried, err)
+	}
 }

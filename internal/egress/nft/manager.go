@@ -231,15 +231,19 @@ func (m *Manager) Set(ctx context.Context, s Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if err := pinNeighbours(m.opts.Config.Bridge, s); err != nil {
+	err = pinNeighbours(m.opts.Config.Bridge, s)
+	if err == nil && old == nil {
+		err = cutFlows(s) // a process that died may not have done it
+	}
+	if err != nil {
+		if old == nil || old.gate != x.gate {
+			x.gate.Close()
+		}
 		return err
 	}
 	var text strings.Builder
 	if old != nil {
 		x.writeAbsent(&text, old)
-	} else if err := cutFlows(s); err != nil { // a process that died may not have done it
-		x.gate.Close()
-		return err
 	}
 	x.writePresent(&text, m)
 	m.members[s.VMID] = x

@@ -120,15 +120,19 @@ func (m *Manager) listenProxy(ctx context.Context, network string) (net.Listener
 }
 
 // serveProxy accepts redirected flows and handles each by the address that its
-// sandbox dialled.
+// sandbox dialled, until ctx ends or the listener fails. It closes l.
 func (m *Manager) serveProxy(ctx context.Context, l net.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer func() { _ = l.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	for {
 		conn, err := l.Accept()
 		if ctx.Err() != nil {
+			if err == nil {
+				_ = conn.Close()
+			}
 			return nil
 		}
 		if err != nil {
