@@ -169,10 +169,6 @@ func queryInt(r *http.Request, name string, most int64) (int64, error) {
 	return n, nil
 }
 
-// maxHold is the size from which a chunk is stored even when all of it may be
-// the beginning of a secret, so that the log continues.
-const maxHold = 64 << 10
-
 // appendLog appends to the agent log the part of a chunk that can be redacted:
 // an end that may be the beginning of a secret is left for the next call,
 // unless the runner says that nothing follows. Secrets are masked in place, so
@@ -226,8 +222,8 @@ func (g *guest) takeLog(r *http.Request, jobID string) (guestapi.LogAck, error) 
 	settled := len(p)
 	if final == 1 {
 		red.MaskEnd(before, p)
-	} else if settled = red.Mask(before, p); settled == 0 && len(p) >= maxHold {
-		settled = len(p)
+	} else {
+		settled = red.Mask(before, p)
 	}
 	size, full, err := g.s.cfg.Artifacts.AppendLog(r.Context(), jobID, size, p[:settled])
 	return guestapi.LogAck{Size: size, Full: full}, err

@@ -56,6 +56,19 @@ func (c *cursor) raw(n int16) int {
 	return c.n - c.at[(c.sig-int(n)+looseLead)%loosePiece]
 }
 
+// lead calls fn with the positions in the stream at which the lead of a loose match of
+// the last n bytes outside of gaps begins and ends, if n is not 0.
+func (c *cursor) lead(n int16, fn func(begin, end int)) {
+	if n == 0 {
+		return
+	}
+	end := c.n
+	if n > looseLead {
+		end = c.at[(c.sig-int(n)+looseLead)%loosePiece]
+	}
+	fn(c.at[(c.sig-int(n))%loosePiece], end)
+}
+
 // hold returns how many of the last bytes may be the beginning of a secret.
 func (c *cursor) hold() int {
 	return max(int(c.r.exact.nodes[c.exact].hold), c.raw(c.r.loose.nodes[c.loose].hold))

@@ -11,6 +11,7 @@
 package redact
 
 import (
+	"bytes"
 	"io"
 	"strings"
 )
@@ -105,6 +106,10 @@ func (r *Redactor) Bytes(p []byte) []byte {
 // Context is how many bytes before a chunk Mask needs.
 const Context = looseLead * (1 + maxGap)
 
+// maxRun is the length in bytes of a run of masked bytes from which Mask settles a part
+// of it.
+const maxRun = 64 << 10
+
 // Mask overwrites every secret byte of p with '*', which keeps the length, and
 // returns how many bytes at the start of p are settled: the bytes after them
 // may be the beginning of a secret and must be passed again together with the
@@ -115,15 +120,34 @@ func (r *Redactor) Mask(before, p []byte) (settled int) {
 	if r.Empty() {
 		return len(p)
 	}
-	c := r.mask(before, p)
-	settled = max(len(p)-c.hold(), 0)
-	if settled == len(p) {
-		return settled
+	leads := make([]int, len(p)+1) // of each position, where the first lead begins that reaches it
+	for i := range leads {
+		leads[i] = i
 	}
-	// If the settled part ended inside a masked run, the second half of its
-	// secret would not be found in the next call.
-	for settled > 0 && p[settled-1] == '*' {
-		settled--
+	c := r.mask(before, p, func(begin, end int) {
+		begin = max(begin-len(before), 0)
+		for i := begin; i <= min(end-len(before), len(p)); i++ {
+			leads[i] = min(leads[i], begin)
+		}
+	})
+	// The next call finds a secret that begins in the settled part only if that has its
+	// lead, unmasked, and no other byte of it.
+	settled = max(len(p)-c.hold(), 0)
+	for moved := true; moved; {
+		was := settled
+		for settled > 0 && settled < len(p) && p[settled-1] == '*' {
+			settled--
+		}
+		if i := bytes.IndexByte(p[leads[settled]:settled], '*'); i >= 0 {
+			settled = leads[settled] + i
+		}
+		moved = settled < was
+	}
+	if settled == 0 && len(p) >= maxRun {
+		settled = len(p) - c.hold()
+		for settled > 0 && settled < len(p) && p[settled-1] == '*' && p[settled] == '*' { // it may be inside of a secret
+			settled++
+		}
 	}
 	return settled
 }
@@ -134,11 +158,13 @@ func (r *Redactor) MaskEnd(before, p []byte) {
 	if r.Empty() {
 		return
 	}
-	c := r.mask(before, p)
+	c := r.mask(before, p, func(int, int) {})
 	mask(p[len(p)-c.part(p):])
 }
 
-func (r *Redactor) mask(before, p []byte) *cursor {
+// mask calls lead with the positions in the stream at which the leads of loose matches
+// begin and end, also of one that may begin at the end of p.
+func (r *Redactor) mask(before, p []byte, lead func(begin, end int)) *cursor {
 	c := &cursor{r: r}
 	for _, b := range before {
 		c.next(b)
@@ -147,7 +173,11 @@ func (r *Redactor) mask(before, p []byte) *cursor {
 		if n := c.next(b); n > 0 {
 			mask(p[max(i+1-n, 0) : i+1])
 		}
+		if !isGap(b) {
+			c.lead(r.loose.nodes[c.loose].match, lead)
+		}
 	}
+	c.lead(r.loose.nodes[c.loose].hold, lead)
 	return c
 }
 

@@ -285,6 +285,27 @@ func genCase(t *rapid.T) (values []string, in string) {
 	return values, strings.Join(rapid.SliceOfN(part, 0, 12).Draw(t, "parts"), "")
 }
 
+// genOverlaps draws values that begin with the end of others, and a text of them and of
+// their parts, with gaps.
+func genOverlaps(t *rapid.T) (values []string, in string) {
+	for i := range rapid.IntRange(1, 3).Draw(t, "count") {
+		v := rapid.StringMatching("[ab]{6,11}|[abc]{14,22}").Draw(t, "value")
+		if i > 0 && rapid.Bool().Draw(t, "overlaps") {
+			o := rapid.SampledFrom(values).Draw(t, "of")
+			v = o[len(o)-rapid.IntRange(1, 4).Draw(t, "end"):] + v
+		}
+		values = append(values, v)
+	}
+	for range rapid.IntRange(1, 5).Draw(t, "parts") {
+		v := rapid.SampledFrom(values).Draw(t, "part")
+		v = v[rapid.IntRange(0, 2).Draw(t, "from") : len(v)-rapid.SampledFrom([]int{0, 0, 1, 4}).Draw(t, "short")]
+		for at := range v {
+			in += v[at:at+1] + rapid.SampledFrom([]string{"", "", "", "", "", "\n", " ", "\n "}).Draw(t, "gap")
+		}
+	}
+	return values, in
+}
+
 // wrapped breaks s into lines, set in by a space, as tools do.
 func wrapped(s string, width int) string {
 	var lines []string
@@ -332,7 +353,8 @@ func TestStreamEqualsModelHoweverItIsSplit(t *testing.T) {
 // every secret masked.
 func TestMaskResumedAtTheSettledByte(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		values, in := genCase(t)
+		gen := rapid.SampledFrom([]func(*rapid.T) ([]string, string){genCase, genOverlaps}).Draw(t, "gen")
+		values, in := gen(t)
 		r := New(values...)
 		want := masked(in, model(values, in))
 		var got []byte
@@ -352,6 +374,26 @@ func TestMaskResumedAtTheSettledByte(t *testing.T) {
 			t.Fatalf("values %q text %q:\n got %q\nwant %q", values, in, got, want)
 		}
 	})
+}
+
+// More bytes than the longest possible beginning of a secret are not held back.
+func TestMaskSettlesLongRuns(t *testing.T) {
+	for _, secret := range []string{"hunter2-very-secret", "abcabcabcabc"} { // the second ends as it begins
+		in := strings.Repeat("*", maxRun) + secret
+		for cut := range len(secret) {
+			p := []byte(in[:len(in)-cut])
+			r := New(secret)
+			n := r.Mask(nil, p)
+			if n == 0 {
+				t.Fatal("nothing is settled")
+			}
+			rest := []byte(in[n:] + "\n")
+			r.MaskEnd(p[n-Context:n], rest)
+			if got := string(p[:n]) + string(rest); got != strings.Repeat("*", len(in))+"\n" {
+				t.Errorf("%d bytes follow: %q", cut, got[maxRun-10:])
+			}
+		}
+	}
 }
 
 func TestSettingsSecrets(t *testing.T) {
