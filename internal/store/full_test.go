@@ -74,6 +74,54 @@ func TestFullDiskReserve(t *testing.T) {
 	})
 }
 
+// A change that is made again after the disk was full writes its events once.
+func TestFullDiskWritesEventsOnce(t *testing.T) {
+	smalldisk.Run(t, "16m", func(t *testing.T, dir string) {
+		ctx := t.Context()
+		var freed bool
+		s, err := Open(ctx, filepath.Join(dir, "agentlab.db"), Options{Full: func() bool {
+			freed = true
+			return os.Truncate(filepath.Join(dir, "fill"), 0) == nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fill := func() {
+			smalldisk.Fill(t, dir, 0)
+			for freed = false; !freed; {
+				if err := s.AppendEvents(ctx, agentlab.Event{Kind: "test", Message: strings.Repeat("x", 4000)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			smalldisk.Fill(t, dir, 0)
+			freed = false
+		}
+		once := func(kind string) {
+			t.Helper()
+			if !freed {
+				t.Fatal("the disk was not full")
+			}
+			found := must(s.Events(ctx, agentlab.EventFilter{Kinds: []string{kind}}))(t)
+			if len(found) != 1 {
+				t.Errorf("%d events %s", len(found), kind)
+			}
+		}
+		fill()
+		ws := agentlab.Workspace{ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: "w", Backend: "fake", SizeGB: 1, State: agentlab.WorkspaceCreating}
+		v := agentlab.Session{ID: agentlab.NewSessionID(), Name: "w", Profile: "play", WorkspaceID: ws.ID}
+		v = must(s.AddSession(ctx, v, agentlab.WorkspaceUse{ID: ws.ID, New: &ws, Created: agentlab.Event{Kind: "made"}}, agentlab.Event{Kind: "other"}))(t)
+		once("made")
+		fill()
+		if err := s.RemoveSession(ctx, v.ID, func(*agentlab.Workspace) []agentlab.Event { return []agentlab.Event{{Kind: "trash"}} }); err != nil {
+			t.Fatal(err)
+		}
+		once("trash")
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // openFull opens a database on a disk that was full before.
 func openFull(t *testing.T, dir, path, reserve string, opts Options) {
 	t.Helper()

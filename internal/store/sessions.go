@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -48,6 +49,7 @@ var sessionSandboxes = newTable("session_sandboxes", []string{"number"}, func(h 
 // the workspace, or if that is not live; for a new workspace those of AddWorkspace.
 func (s *Store) AddSession(ctx context.Context, v agentlab.Session, use agentlab.WorkspaceUse, evs ...agentlab.Event) (agentlab.Session, error) {
 	err := s.write(ctx, func(w *tx) error {
+		all := slices.Clip(evs) // this function may run again
 		v.CreatedAt, v.UpdatedAt = w.now, w.now
 		if use.New != nil {
 			if use.New.From.UID != "" {
@@ -58,7 +60,7 @@ func (s *Store) AddSession(ctx context.Context, v agentlab.Session, use agentlab
 			if err := addWorkspace(w, use.New, use.Quota); err != nil {
 				return err
 			}
-			evs = append(evs, use.Created)
+			all = append(all, use.Created)
 		}
 		ws, err := workspaceByID(w.ctx, w, v.WorkspaceID)
 		switch {
@@ -73,7 +75,7 @@ func (s *Store) AddSession(ctx context.Context, v agentlab.Session, use agentlab
 		if err := sessions.insert(w, &v); err != nil {
 			return err
 		}
-		return w.emit(evs)
+		return w.emit(all)
 	})
 	return v, err
 }
@@ -126,6 +128,7 @@ func (s *Store) UpdateSession(ctx context.Context, id string, fn func(*agentlab.
 // the workspace or waits for it.
 func (s *Store) RemoveSession(ctx context.Context, id string, trash func(*agentlab.Workspace) []agentlab.Event, evs ...agentlab.Event) error {
 	return s.write(ctx, func(w *tx) error {
+		all := slices.Clip(evs) // this function may run again
 		v, err := sessionByID(w.ctx, w, id)
 		if err != nil {
 			return err
@@ -151,13 +154,13 @@ func (s *Store) RemoveSession(ctx context.Context, id string, trash func(*agentl
 		}
 		if trash != nil {
 			old := ws
-			evs = append(evs, trash(&ws)...)
+			all = append(all, trash(&ws)...)
 			ws.UpdatedAt = w.now
 			if err := saveWorkspace(w, old, &ws, agentlab.WorkspaceQuota{}); err != nil {
 				return err
 			}
 		}
-		return w.emit(evs)
+		return w.emit(all)
 	})
 }
 
