@@ -237,11 +237,11 @@ func (a *App) ownLogin(ctx context.Context, own *ownLogin) (string, error) {
 	file := ""
 	switch {
 	case own.env != "":
-		dir, err := privateMemory()
+		dir, remove, err := privateMemory()
 		if err != nil {
 			return "", err
 		}
-		defer func() { _ = os.RemoveAll(dir) }()
+		defer remove()
 		for base, text := range own.config {
 			if err := os.WriteFile(filepath.Join(dir, base), []byte(text), 0o600); err != nil {
 				return "", err

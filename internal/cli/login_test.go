@@ -175,8 +175,10 @@ echo "$CODEX_HOME" > "`+home+`/used"`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := privateMemory(); err != nil {
+	if _, remove, err := privateMemory(); err != nil {
 		t.Skip(err)
+	} else {
+		remove()
 	}
 	value, err := a.ownLogin(t.Context(), v.own)
 	if err != nil || value != `{"tokens":{}}` || !strings.Contains(stderr.String(), "AB-CD") {

@@ -1,17 +1,21 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // newBundleText is the initial text when editing an empty or missing bundle.
@@ -53,11 +57,11 @@ otherwise it is discarded and the bundle does not change.`,
 
 // editBundle runs the editor until the text is valid or the user gives up.
 func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, old api.SecretText) error {
-	dir, err := privateMemory()
+	dir, remove, err := privateMemory()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer remove()
 	file := filepath.Join(dir, bundle+".yaml")
 	if err := os.WriteFile(file, []byte(old.Text), 0o600); err != nil {
 		return err
@@ -102,10 +106,7 @@ func (a *App) confirmRetry(err error) bool {
 // edit runs the editor on a file. As in git, $VISUAL and $EDITOR are shell
 // commands.
 func (a *App) edit(ctx context.Context, file string) error {
-	editor := os.Getenv("VISUAL")
-	if editor == "" {
-		editor = os.Getenv("EDITOR")
-	}
+	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"))
 	if editor == "" {
 		return usageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")
 	}
@@ -117,18 +118,69 @@ func (a *App) edit(ctx context.Context, file string) error {
 	return nil
 }
 
-// privateMemory creates a private directory on a file system in memory. It
-// ignores a relative XDG_RUNTIME_DIR, as its specification requires: the editor
-// runs in another directory than this process.
-func privateMemory() (string, error) {
+// privatePattern is the name of the directories of privateMemory.
+const privatePattern = "agentlab-edit-*"
+
+// privateAge is how old a directory of a killed process is when another one removes it.
+// A younger one may not be locked yet.
+const privateAge = time.Minute
+
+// privateMemory creates a private directory on a file system in memory, and removes
+// those that killed processes have left. It ignores a relative XDG_RUNTIME_DIR, as its
+// specification requires: the editor runs in another directory than this process.
+func privateMemory() (dir string, remove func(), err error) {
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm", "/run"} {
 		if !filepath.IsAbs(dir) || !inMemory(dir) {
 			continue
 		}
-		if tmp, err := os.MkdirTemp(dir, "agentlab-edit-*"); err == nil { // mode 0700
-			return tmp, nil
+		removeKilled(dir)
+		tmp, err := os.MkdirTemp(dir, privatePattern) // mode 0700
+		if err != nil {
+			continue
+		}
+		held, err := lockDir(tmp)
+		if err != nil {
+			_ = os.Remove(tmp)
+			return "", nil, err
+		}
+		return tmp, func() {
+			_ = os.RemoveAll(tmp)
+			_ = held.Close()
+		}, nil
+	}
+	return "", nil, agentlab.Errorf(agentlab.CodeUnsupported, "no file system in memory was found for editing secrets").
+		WithHint("use 'agentlab secrets set', or set XDG_RUNTIME_DIR to a directory on a tmpfs")
+}
+
+// lockDir opens a directory and locks it until the result is closed.
+func lockDir(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	ok, err := lock.TryFile(f)
+	if err == nil && !ok {
+		err = agentlab.Errorf(agentlab.CodeBusy, "%s is in use", path)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// removeKilled removes the directories of privateMemory whose process does not run.
+// Those of other users cannot be opened.
+func removeKilled(dir string) {
+	old, _ := filepath.Glob(filepath.Join(dir, privatePattern))
+	for _, path := range old {
+		fi, err := os.Lstat(path)
+		if err != nil || time.Since(fi.ModTime()) < privateAge {
+			continue
+		}
+		if f, err := lockDir(path); err == nil {
+			_ = os.RemoveAll(path)
+			_ = f.Close()
 		}
 	}
-	return "", agentlab.Errorf(agentlab.CodeUnsupported, "no file system in memory was found for editing secrets").
-		WithHint("use 'agentlab secrets set', or set XDG_RUNTIME_DIR to a directory on a tmpfs")
 }

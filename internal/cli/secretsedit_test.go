@@ -3,9 +3,12 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,16 +27,43 @@ func TestPrivateMemoryIgnoresRelativeRuntimeDir(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	t.Chdir(dir)
 	t.Setenv("XDG_RUNTIME_DIR", ".")
-	got, err := privateMemory()
+	got, remove, err := privateMemory()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(got) })
+	t.Cleanup(remove)
 	if !filepath.IsAbs(got) || filepath.Dir(got) == dir {
 		t.Errorf("the directory is %s, made for the relative XDG_RUNTIME_DIR", got)
 	}
 	t.Setenv("XDG_RUNTIME_DIR", dir)
-	if got, err := privateMemory(); err != nil || filepath.Dir(got) != dir {
-		t.Errorf("an absolute XDG_RUNTIME_DIR is not used: %s, %v", got, err)
+	got, remove, err = privateMemory()
+	if err != nil || filepath.Dir(got) != dir {
+		t.Fatalf("an absolute XDG_RUNTIME_DIR is not used: %s, %v", got, err)
+	}
+	t.Cleanup(remove)
+
+	// What a killed process has left is removed, but nothing that is used.
+	killed := filepath.Join(dir, strings.Replace(privatePattern, "*", "killed", 1))
+	fresh := filepath.Join(dir, strings.Replace(privatePattern, "*", "fresh", 1))
+	link := filepath.Join(dir, strings.Replace(privatePattern, "*", "link", 1))
+	target := t.TempDir()
+	old := time.Now().Add(-2 * privateAge)
+	for _, name := range []string{killed, fresh} {
+		if err := errors.Join(os.Mkdir(name, 0o700), os.WriteFile(filepath.Join(name, "b.yaml"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink(target, link), os.Chtimes(killed, old, old), os.Chtimes(got, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	_, other, err := privateMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	for name, want := range map[string]bool{killed: false, fresh: true, got: true, target: true} {
+		if _, err := os.Stat(name); (err == nil) != want {
+			t.Errorf("%s: %v, want it left: %t", name, err, want)
+		}
 	}
 }
