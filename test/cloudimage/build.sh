@@ -31,7 +31,7 @@ cat >"$tree/boot/grub/grub.cfg" <<'END'
 set timeout=0
 serial --unit=0 --speed=115200
 terminal_output console serial
-linux /vmlinuz root=LABEL=agentlab-root ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet no_timer_check mitigations=off audit=0
+linux /vmlinuz root=LABEL=agentlab-root ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet no_timer_check mitigations=off norandmaps audit=0
 initrd /initrd.img
 boot
 END

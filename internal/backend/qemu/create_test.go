@@ -251,10 +251,10 @@ func TestArgs(t *testing.T) {
 	if got := find(kvm, "-accel") + " " + find(kvm, "-cpu"); got != "kvm host,-svm,-vmx" {
 		t.Error(got)
 	}
-	if got := find(tcg, "-append"); !strings.Contains(got, "transparent_hugepage=madvise mitigations=off tsc_early_khz=7 tsc=reliable") {
+	if got := find(tcg, "-append"); !strings.Contains(got, "transparent_hugepage=madvise mitigations=off norandmaps tsc_early_khz=7 tsc=reliable") {
 		t.Error(got)
 	}
-	if got := find(kvm, "-append"); strings.Contains(got, "tsc") || strings.Contains(got, "mitigations") {
+	if got := find(kvm, "-append"); strings.Contains(got, "tsc") || strings.Contains(got, "mitigations") || strings.Contains(got, "norandmaps") {
 		t.Error(got)
 	}
 	for _, flag := range []string{"-nodefaults", "-no-user-config", "-no-reboot"} {

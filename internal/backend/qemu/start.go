@@ -251,6 +251,10 @@ func kernelCommandLine(c startConfig) string {
 		// The code against speculation has no effect on an emulated processor, and
 		// takes time at each indirect call and each change of the process.
 		args = append(args, "mitigations=off")
+		// QEMU 7.2 translates the same code again at another virtual address. With
+		// random addresses that is at each start of a program, which takes three times
+		// as long.
+		args = append(args, "norandmaps")
 	}
 	if c.Accel != AccelKVM && c.TSCKHz > 0 {
 		// Without it the kernel measures the TSC against a timer, which on a
