@@ -419,6 +419,9 @@ type Instance struct {
 	// HostRestarted means that it is PowerCrashed because its host was
 	// restarted; the sandbox itself has no fault.
 	HostRestarted bool
+	// GuestRebooted means that it is PowerCrashed because its guest rebooted, and the
+	// backend does not start it again by itself.
+	GuestRebooted bool
 }
 
 // Number returns the number with which users name the instance: that of the

@@ -252,7 +252,7 @@ func TestAttemptsWithoutRepository(t *testing.T) {
 func TestPreparationFails(t *testing.T) {
 	for setup, want := range map[string]string{
 		"exit 3":            "preparing its sandbox ended as FAILED: the agent exited with code 3",
-		"crash-vm":          "preparing its sandbox ended as FAILED: its sandbox failed: its VM is crashed: the guest's kernel panicked",
+		"crash-vm":          "preparing its sandbox ended as FAILED: its sandbox failed: its VM has crashed: the guest's kernel panicked",
 		"silent":            "preparing its sandbox ended as FAILED: its runner did not report for 1m30s",
 		"hang":              "preparing its sandbox ended as TIMEOUT: asked to stop: TIMEOUT",
 		"stubborn\nhang":    "preparing its sandbox ended as TIMEOUT: the time limit of 1h0m0s was exceeded; its runner did not report in time",

@@ -68,7 +68,7 @@ func TestJobEnds(t *testing.T) {
 		{"unknown command", agentlab.JobRequest{Task: "rm -rf"}, agentlab.JobFailed, "the agent exited with code 127", 0},
 		{"time is over", agentlab.JobRequest{Task: "hang", TTL: 10 * time.Minute}, agentlab.JobTimeout, "asked to stop: TIMEOUT", 10 * time.Minute},
 		{"time is over, runner ignores it", agentlab.JobRequest{Task: "stubborn\nsilent", TTL: 10 * time.Minute}, agentlab.JobFailed, "its runner did not report for 1m30s", 90 * time.Second},
-		{"VM crashes", agentlab.JobRequest{Task: "crash-vm"}, agentlab.JobFailed, "its sandbox failed: its VM is crashed: the guest's kernel panicked", 0},
+		{"VM crashes", agentlab.JobRequest{Task: "crash-vm"}, agentlab.JobFailed, "its sandbox failed: its VM has crashed: the guest's kernel panicked", 0},
 		{"guest powers off", agentlab.JobRequest{Task: "poweroff"}, agentlab.JobFailed, "its sandbox was stopped: the guest powered itself off", 0},
 		{"boot crashes", agentlab.JobRequest{Task: "true", Sandbox: &agentlab.SandboxRequest{Name: "crash-boots"}}, agentlab.JobFailed, "its sandbox failed: its VM crashed while it booted: kernel panic - not syncing: no working init found", 0},
 		{"never boots", agentlab.JobRequest{Task: "true", Sandbox: &agentlab.SandboxRequest{Name: "never-boots"}}, agentlab.JobFailed, "its sandbox failed: its guest did not answer within 3m0s: the guest of sandbox 1000 does not answer yet", 180 * time.Second},

@@ -260,7 +260,7 @@ func TestRecovery(t *testing.T) {
 		want  agentlab.SandboxState
 		why   string
 	}{
-		{"crashed", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM is crashed: oom"},
+		{"crashed", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM has crashed: oom"},
 		{"vanished", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM was not found on the backend"},
 		{"powered off", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.Open().Stop(context.Background(), ref, 0) }, agentlab.SandboxStopped, "the guest powered itself off"},
 		{"crashed while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxReady, ""},

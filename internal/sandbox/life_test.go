@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -310,6 +311,65 @@ func TestKeepaliveLeaseEnds(t *testing.T) {
 	})
 }
 
+// A sandbox whose guest reboots is started again, unless it reboots all the time.
+func TestGuestReboots(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: 4 * time.Hour})
+		sb = w.until(sb.VMID, agentlab.SandboxReady)
+		// It is STOPPED only for a moment.
+		reboot := func() agentlab.Sandbox {
+			t.Helper()
+			if err := w.host.RebootVM(backend.RefOf(sb)); err != nil {
+				t.Fatal(err)
+			}
+			return w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool {
+				return sb.State == agentlab.SandboxReady && w.power(sb) == backend.PowerRunning || sb.Desired == agentlab.DesiredStopped
+			})
+		}
+		reboot()
+		if !slices.ContainsFunc(w.events(agentlab.EventSandboxState), func(e agentlab.Event) bool {
+			return e.Message == "sandbox play is STOPPED: the guest rebooted itself; it is started again"
+		}) {
+			t.Error("there is no event of the reboot")
+		}
+		time.Sleep(3 * time.Hour)
+		for range 5 {
+			if sb = reboot(); sb.State != agentlab.SandboxReady {
+				t.Fatalf("%s: %s", sb.State, sb.Reason)
+			}
+		}
+		sb = reboot()
+		if sb.State != agentlab.SandboxStopped || sb.Reason != "the guest rebooted itself too often; it is not started again" {
+			t.Errorf("%s: %s", sb.State, sb.Reason)
+		}
+		if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+			t.Fatal(err)
+		}
+		w.until(sb.VMID, agentlab.SandboxReady)
+	})
+}
+
+// A reboot counts once, also if the database has no space for its result for a while.
+func TestRebootOnFullDisk(t *testing.T) {
+	inWorld(t, func(w *world) {
+		sb := w.until(w.create(agentlab.SandboxRequest{Name: "play"}).VMID, agentlab.SandboxReady)
+		for range 5 {
+			w.dbFull.Store(true)
+			if err := w.host.RebootVM(backend.RefOf(sb)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Minute)
+			w.dbFull.Store(false)
+			sb = w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool {
+				return sb.State == agentlab.SandboxReady && w.power(sb) == backend.PowerRunning || sb.Desired == agentlab.DesiredStopped
+			})
+			if sb.State != agentlab.SandboxReady {
+				t.Fatalf("%s: %s", sb.State, sb.Reason)
+			}
+		}
+	})
+}
+
 func TestManuallyFailedIsKept(t *testing.T) {
 	inWorld(t, func(w *world) {
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
@@ -322,7 +382,7 @@ func TestManuallyFailedIsKept(t *testing.T) {
 		if d := time.Since(began); d > 6*time.Second {
 			w.Errorf("the crash was seen after %s", d)
 		}
-		if sb.Reason != "its VM is crashed: triple fault [31m" {
+		if sb.Reason != "its VM has crashed: triple fault [31m" {
 			w.Errorf("reason %q", sb.Reason)
 		}
 		time.Sleep(time.Minute)

@@ -28,7 +28,7 @@ func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again ti
 		return 0, true, err
 	}
 	if err != nil || in.Power != s.pooledPower() {
-		return 0, false, s.markFailed(ctx, sb, "its VM is %s while it waits in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
+		return 0, false, s.markFailed(ctx, sb, "its VM has ended (%s) while it waited in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
 	}
 	s.setInspected(sb.VMID)
 	return 0, true, nil

@@ -36,6 +36,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -290,16 +292,17 @@ type runtimeState struct {
 	grace          *time.Duration // requested by Stop; nil means the default
 	image          *imageResult   // result of an image build that it waited for
 	listener       *guestListener
-	save           bool        // its console log must be saved
-	retry          *retryState // of steps that failed; nil if the last one did not
-	destroyPending bool        // it must be destroyed, but the row could not be changed: the disk was full
-	paused         string      // why its guest's CPUs are paused; "" if they are not
-	elsewhere      string      // its backend, if that is not the configured one
-	snapshotsDone  bool        // its snapshots need nothing from its step
-	restored       string      // UID of the snapshot to which this process has restored it
-	awaited        string      // ID of the workspace that its step waits for
-	mounted        string      // ID of the workspace that its guest has mounted, as far as this process knows
-	off            bool        // this process has powered off its VM to destroy it
+	save           bool          // its console log must be saved
+	retry          *retryState   // of steps that failed; nil if the last one did not
+	destroyPending bool          // it must be destroyed, but the row could not be changed: the disk was full
+	paused         string        // why its guest's CPUs are paused; "" if they are not
+	elsewhere      string        // its backend, if that is not the configured one
+	snapshotsDone  bool          // its snapshots need nothing from its step
+	restored       string        // UID of the snapshot to which this process has restored it
+	awaited        string        // ID of the workspace that its step waits for
+	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows
+	reboots        *rate.Limiter // of its guest by itself
+	off            bool          // this process has powered off its VM to destroy it
 
 	asking    bool      // its step waits for an answer of the guest, or saves it
 	newPolicy bool      // its network policy has changed since its step read the row

@@ -431,39 +431,15 @@ func vmLossReason(in backend.Instance, err error) (why string, _ error) {
 		return "", nil
 	case in.Power == backend.PowerStopped:
 		return "the guest powered itself off", nil
-	case in.Reason != "":
-		return "its VM is " + string(in.Power) + ": " + in.Reason, nil
+	case in.GuestRebooted && in.Reason != "":
+		return in.Reason, nil
 	}
-	return "its VM is " + string(in.Power), nil
-}
-
-// vmDown handles a VM that should run but does not: a guest that powered itself
-// off is STOPPED, anything else FAILED. A kept sandbox survives a restart of its
-// host: it is STOPPED, and started again if its desired state is running.
-func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
-	if in.Expired {
-		return s.expired(ctx, sb)
+	why = "its VM is " + string(in.Power)
+	if in.Power == backend.PowerCrashed {
+		why = "its VM has crashed"
 	}
-	desired := agentlab.DesiredStopped
-	switch {
-	case !sb.State.CanBecome(agentlab.SandboxStopped):
-		return s.markFailed(ctx, sb, "%s", why)
-	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
-		desired, why = agentlab.DesiredRunning, why+"; it is started again"
-	case in.HostRestarted && sb.Keepalive:
-		why += "; its memory contents are lost"
-	case in.HostRestarted:
-		return s.markFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
-	case in.Power != backend.PowerStopped:
-		return s.markFailed(ctx, sb, "%s", why)
+	if in.Reason != "" {
+		why += ": " + in.Reason
 	}
-	s.closeGuestListener(sb.VMID)
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || now.Desired != sb.Desired {
-			return nil, nil
-		}
-		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, desired, why, ""
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
-	})
-	return err
+	return why, nil
 }

@@ -75,7 +75,7 @@ func (s *supervisor) handler() http.Handler {
 func (s *supervisor) serveStatus(w http.ResponseWriter, r *http.Request) {
 	wait := r.URL.Query().Get("wait")
 	if wait != "" {
-		_ = s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting })
+		_ = s.await(r.Context(), runState.started)
 	}
 	if wait == waitIdentity && s.identity != nil {
 		select {
@@ -116,11 +116,11 @@ func (s *supervisor) serveStop(w http.ResponseWriter, r *http.Request) {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "grace is not a duration"))
 		return
 	}
-	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+	if err := s.await(r.Context(), runState.started); err != nil {
 		return
 	}
 	s.stop(grace, "")
-	if s.await(r.Context(), func(st runState) bool { return st.Phase == phaseStopped || st.Phase == phaseCrashed }) == nil {
+	if s.await(r.Context(), runState.ended) == nil {
 		writeJSONBody(w, http.StatusOK, s.status())
 	}
 }

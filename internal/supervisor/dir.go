@@ -171,7 +171,7 @@ func (d Dir) Settle(now time.Time) error {
 	return nil
 }
 
-// Power sets Power, Reason, Expired and HostRestarted of in.
+// Power sets Power, Reason, Expired, HostRestarted and GuestRebooted of in.
 func (d Dir) Power(in *backend.Instance) error {
 	// A supervisor writes how it ended before it releases the lock, so a free
 	// lock makes the state final, unless a start came between the two reads.
@@ -194,6 +194,7 @@ func (d Dir) Power(in *backend.Instance) error {
 	}
 	in.Power, in.Reason = endOf(st)
 	in.HostRestarted = in.Power == backend.PowerCrashed && in.Reason == hostRestarted
+	in.GuestRebooted = in.Power == backend.PowerCrashed && st.Phase == phaseRebooted
 	in.Expired = st.Expired
 	return nil
 }

@@ -23,11 +23,11 @@ type call struct {
 
 // fakeVM is a VM without a process.
 type fakeVM struct {
-	wires  Wires
-	disk   string
-	reason string
-	deaf   []string         // calls that do nothing: the VM does not end
-	fail   map[string]error // results of calls
+	wires Wires
+	disk  string
+	last  End              // how it ends by itself
+	deaf  []string         // calls that do nothing: the VM does not end
+	fail  map[string]error // results of calls
 
 	hooks Hooks
 	done  chan struct{}
@@ -39,7 +39,7 @@ type fakeVM struct {
 }
 
 func newFakeVM() *fakeVM {
-	return &fakeVM{done: make(chan struct{}), reason: "it ended", policy: agentlab.Network{Mode: agentlab.NetworkNAT}}
+	return &fakeVM{done: make(chan struct{}), last: End{Reason: "it ended"}, policy: agentlab.Network{Mode: agentlab.NetworkNAT}}
 }
 
 // did records a call and returns its result.
@@ -116,9 +116,9 @@ func (v *fakeVM) Kill() {
 	}
 }
 
-func (v *fakeVM) Reason(s Seen) string {
+func (v *fakeVM) End(s Seen) End {
 	v.console = s.Console
-	return v.reason
+	return v.last
 }
 
 func (v *fakeVM) Continue(context.Context) error {

@@ -22,7 +22,7 @@ func (s *supervisor) serveNetwork(w http.ResponseWriter, r *http.Request) {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid network: %w", err))
 		return
 	}
-	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+	if err := s.await(r.Context(), runState.started); err != nil {
 		return
 	}
 	if err := s.setNetwork(r.Context(), n); err != nil {

@@ -43,7 +43,7 @@ func (s *supervisor) serveSave(w http.ResponseWriter, r *http.Request) {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid request to save the guest (%v)", err))
 		return
 	}
-	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+	if err := s.await(r.Context(), runState.started); err != nil {
 		return
 	}
 	if err := s.save(r.Context(), to); err != nil {
@@ -52,7 +52,7 @@ func (s *supervisor) serveSave(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.log.Info("the guest was saved", "dir", to.Dir, "continues", to.Continue)
-	if !to.Continue && s.await(r.Context(), func(st runState) bool { return st.Phase == phaseStopped || st.Phase == phaseCrashed }) != nil {
+	if !to.Continue && s.await(r.Context(), runState.ended) != nil {
 		return
 	}
 	writeJSONBody(w, http.StatusOK, s.status())

@@ -69,8 +69,9 @@ const (
 	phaseStarting = "starting"
 	phaseRunning  = "running"
 	phaseStopping = "stopping"
-	phaseStopped  = "stopped" // as asked
-	phaseCrashed  = "crashed" // without a request; Reason has the cause
+	phaseStopped  = "stopped"  // as asked, or by the guest
+	phaseRebooted = "rebooted" // by the guest
+	phaseCrashed  = "crashed"  // without a request; Reason has the cause
 )
 
 // runState is state.json.
@@ -87,6 +88,14 @@ type runState struct {
 	Changed   time.Time `json:"changed"`
 }
 
+// started reports whether the start is over, also if it failed.
+func (st runState) started() bool { return st.Phase != phaseStarting }
+
+// ended reports whether the VM has ended.
+func (st runState) ended() bool {
+	return st.Phase == phaseStopped || st.Phase == phaseRebooted || st.Phase == phaseCrashed
+}
+
 // hostRestarted is the reason of a run that ended by a restart of the host.
 const hostRestarted = "the host was restarted"
 
@@ -95,7 +104,7 @@ func endOf(st runState) (backend.Power, string) {
 	switch {
 	case st.Phase == "", st.Phase == phaseStopped, st.Expired:
 		return backend.PowerStopped, ""
-	case st.Phase == phaseCrashed:
+	case st.Phase == phaseCrashed, st.Phase == phaseRebooted:
 		return backend.PowerCrashed, st.Reason
 	case st.Phase == phaseStopping && st.Reason == "" && st.Boot == BootID(): // the requested stop has happened anyway
 		return backend.PowerStopped, ""

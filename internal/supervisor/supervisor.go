@@ -269,15 +269,18 @@ func (s *supervisor) supervise(ctx context.Context) error {
 	asked, why := s.state.Phase == phaseStopping, s.state.Reason
 	seen, expired := Seen{Console: s.consoleTail.String(), Answered: s.answered}, s.expired
 	s.mu.Unlock()
-	phase, reason := phaseCrashed, why
-	switch {
-	case !asked:
-		reason = s.vm.Reason(seen)
-	case why == "" || expired:
-		phase, reason = phaseStopped, ""
+	e := End{Reason: why}
+	if !asked {
+		e = s.vm.End(seen)
 	}
-	s.log.Info("ended", "phase", phase, "reason", reason)
-	return s.setPhase(phase, reason)
+	s.log.Info("ended", "reason", e.Reason)
+	switch {
+	case e.PoweredOff, asked && (why == "" || expired):
+		return s.setPhase(phaseStopped, "")
+	case e.Rebooted:
+		return s.setPhase(phaseRebooted, e.Reason)
+	}
+	return s.setPhase(phaseCrashed, e.Reason)
 }
 
 // watchDir ends a VM whose directory was removed: it could no longer be found.
@@ -319,7 +322,7 @@ func (s *supervisor) setPhase(phase, reason string) error {
 		RunID: s.cfg.RunID, Phase: phase, Reason: reason, Expired: s.expired, Paused: s.paused, Boot: BootID(), Changed: time.Now().UTC(),
 	}
 	sync := durable.None
-	if phase == phaseStopped || phase == phaseCrashed {
+	if st.ended() {
 		sync, st.Paused = durable.Content, ""
 	}
 	err := durable.ReplaceJSON(filepath.Join(s.dir, fileState), st, sync)

@@ -45,13 +45,38 @@ func supervisedWith(t *testing.T, d Dir, vm *fakeVM, start Start) (s *supervisor
 	return s, result
 }
 
+// A guest that powers its VM off stops it. One that reboots ends it, and can be started
+// again.
+func TestGuestEndsItsVM(t *testing.T) {
+	for _, test := range []struct {
+		end  End
+		want backend.Instance
+	}{
+		{End{Reason: "x", PoweredOff: true}, backend.Instance{Power: backend.PowerStopped}},
+		{End{Reason: "x", Rebooted: true}, backend.Instance{Power: backend.PowerCrashed, Reason: "x", GuestRebooted: true}},
+		{End{Reason: "x"}, backend.Instance{Power: backend.PowerCrashed, Reason: "x"}},
+	} {
+		d, vm := testDir(t), newFakeVM()
+		vm.last = test.end
+		_, ended := supervised(t, d, vm)
+		vm.die()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		var in backend.Instance
+		if err := d.Power(&in); err != nil || in != test.want {
+			t.Errorf("%+v: %+v, %v", test.end, in, err)
+		}
+	}
+}
+
 // A VM that ends by itself leaves its reason and its console; its supervisor
 // is of the default backend where start.json names none.
 func TestVMEndsByItself(t *testing.T) {
 	d, vm := testDir(t), newFakeVM()
 	console, guest := net.Pipe()
 	vm.wires.Console = console
-	vm.reason = "the guest powered itself off"
+	vm.last = End{Reason: "QEMU was killed"}
 	_, ended := supervised(t, d, vm)
 	if _, err := io.WriteString(guest, "last words"); err != nil {
 		t.Fatal(err)
@@ -61,7 +86,7 @@ func TestVMEndsByItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := readState(d.Path)
-	if err != nil || st.Phase != phaseCrashed || st.Reason != vm.reason || st.RunID != "run" {
+	if err != nil || st.Phase != phaseCrashed || st.Reason != vm.last.Reason || st.RunID != "run" {
 		t.Errorf("%+v, %v", st, err)
 	}
 	if b, err := io.ReadAll(d.Console(t.Context(), false)); err != nil || string(b) != "last words" || vm.console != "last words" {

@@ -18,7 +18,7 @@ import (
 // serveSuspend returns the handler that suspends or resumes the guest.
 func (s *supervisor) serveSuspend(want bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+		if err := s.await(r.Context(), runState.started); err != nil {
 			return
 		}
 		if err := s.suspend(r.Context(), want); err != nil {

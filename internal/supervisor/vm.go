@@ -28,10 +28,10 @@ type VM interface {
 	// Ready returns when the VM's CPUs run.
 	Ready(ctx context.Context) error
 	// Done returns a channel that is closed when the process of a launched
-	// VM has ended and Reason can be called.
+	// VM has ended and End can be called.
 	Done() <-chan struct{}
-	// Reason returns, after Done, why the VM ended: one printable line.
-	Reason(s Seen) string
+	// End returns, after Done, how a VM ended that was not asked to.
+	End(s Seen) End
 	// PowerButton asks the guest's init to power off.
 	PowerButton(ctx context.Context) error
 	// Quit ends the VM without its guest, and flushes its disk.
@@ -53,6 +53,13 @@ type VM interface {
 	// StoreNetwork stores a policy for the next start. The supervisor calls it
 	// before it enforces the policy, one call at a time.
 	StoreNetwork(n agentlab.Network) error
+}
+
+// End is how a VM ended that was not asked to.
+type End struct {
+	Reason     string // one printable line
+	PoweredOff bool   // its guest powered it off
+	Rebooted   bool   // its guest rebooted: it can be started again
 }
 
 // Wires are the supervisor's ends of a VM's devices. The supervisor closes

@@ -35,7 +35,7 @@ func (s *supervisor) serveVolume(w http.ResponseWriter, r *http.Request) {
 		writeFault(w, agentlab.Errorf(agentlab.CodeInvalid, "invalid request for a volume (%v)", err))
 		return
 	}
-	if err := s.await(r.Context(), func(st runState) bool { return st.Phase != phaseStarting }); err != nil {
+	if err := s.await(r.Context(), runState.started); err != nil {
 		return
 	}
 	if err := s.setVolume(r.Context(), to); err != nil {

@@ -160,18 +160,20 @@ func (h *Host) CrashVM(ref backend.Ref, reason string) error {
 // Restart simulates a restart of the host: all running VMs stop.
 func (h *Host) Restart() error {
 	for _, in := range h.all() {
-		if err := in.crash("the host was restarted"); err != nil {
-			return err
-		}
-		in.mu.Lock()
-		in.rec.HostRestarted = in.rec.Power == backend.PowerCrashed
-		err := in.save()
-		in.mu.Unlock()
-		if err != nil {
+		if err := in.crashBy("the host was restarted", &in.rec.HostRestarted); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// RebootVM makes the guest of a running VM reboot, which ends the VM.
+func (h *Host) RebootVM(ref backend.Ref) error {
+	in, err := h.find(ref)
+	if err != nil {
+		return err
+	}
+	return in.crashBy("the guest rebooted itself", &in.rec.GuestRebooted)
 }
 
 // PauseVM makes the driver report that the host has paused the guest of a

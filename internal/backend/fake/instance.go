@@ -35,6 +35,7 @@ type record struct {
 	Expired bool      `json:"expired,omitempty"`
 
 	HostRestarted bool `json:"host_restarted,omitempty"`
+	GuestRebooted bool `json:"guest_rebooted,omitempty"`
 
 	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
 	EgressSeq int64                   `json:"egress_seq,omitempty"`
@@ -79,6 +80,7 @@ func (in *instance) view() backend.Instance {
 		v.Spec = in.spec
 	}
 	v.HostRestarted = in.rec.HostRestarted && v.Power == backend.PowerCrashed
+	v.GuestRebooted = in.rec.GuestRebooted && v.Power == backend.PowerCrashed
 	if v.Power == backend.PowerRunning {
 		v.IP, v.Copied = "10.77.0.2", in.rec.Forked
 	}
@@ -144,7 +146,7 @@ func (in *instance) start() error {
 			return err
 		}
 	}
-	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted = backend.PowerRunning, "", false, false
+	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted, in.rec.GuestRebooted = backend.PowerRunning, "", false, false, false
 	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
 	if in.rec.Forked = in.rec.Fork != nil; in.rec.Forked {
 		in.rec.Guest, in.rec.Fork = *in.rec.Fork, nil
@@ -162,7 +164,7 @@ func (in *instance) hangs() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	name := in.rec.Spec.Name
-	return strings.HasPrefix(name, "never-boots")
+	return strings.HasPrefix(name, "never-boots") || strings.HasPrefix(name, "crash-boots")
 }
 
 // boot starts the guest in this process. The caller holds in.mu.
@@ -262,6 +264,17 @@ func (in *instance) shutdown(ctx context.Context, grace time.Duration) error {
 // crash stops a running VM like a crash.
 func (in *instance) crash(reason string) error {
 	return in.powerOff(backend.PowerCrashed, reason, true)
+}
+
+// crashBy makes the VM crash, if it runs, and sets by, a field of in.rec.
+func (in *instance) crashBy(reason string, by *bool) error {
+	if err := in.crash(reason); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	*by = in.rec.Power == backend.PowerCrashed
+	return in.save()
 }
 
 // cut stops the VM, if it runs, and leaves the instance in the given state.

@@ -185,8 +185,11 @@ func TestReason(t *testing.T) {
 		{vmExit{shutdown: "host-qmp-quit"}, "QEMU ended"},
 		{vmExit{status: exited(1), stderr: strings.Repeat("ü", 1000)}, "QEMU failed: " + strings.Repeat("ü", 113) + "…"},
 	} {
-		if got := test.e.reason(); got != test.want {
+		if got := test.e.end().Reason; got != test.want {
 			t.Errorf("%+v: %q, want %q", test.e, got, test.want)
+		}
+		if e := test.e.end(); e.PoweredOff != (test.want == "the guest powered itself off") || e.Rebooted != (test.want == "the guest rebooted itself") {
+			t.Errorf("%+v: %+v", test.e, e)
 		}
 	}
 }
@@ -196,7 +199,7 @@ func FuzzReason(f *testing.F) {
 	f.Add("Kernel panic - not syncing: \xff\x00", "\n\n")
 	f.Fuzz(func(t *testing.T, console, stderr string) {
 		for _, e := range []vmExit{{shutdown: "guest-reset", console: console}, {status: 0x100, stderr: stderr}} {
-			got := e.reason()
+			got := e.end().Reason
 			if got == "" || len(got) > maxReason+len("…") || !agentlab.IsPrintable(got) {
 				t.Errorf("reason %q", got)
 			}

@@ -43,7 +43,7 @@ func mayHave(h handle, c startConfig) map[string]optionRule {
 	exactly := func(want string) optionRule { return func(v string) bool { return v == want } }
 	return map[string]optionRule{
 		"-name": anyValue, "-nodefaults": noValue, "-no-user-config": noValue, "-no-reboot": noValue,
-		"-display": exactly("none"), "-sandbox": anyValue, "-machine": pattern(`microvm,[a-z,=-]*|memory-backend=ram`), "-global": pattern(`virtio-mmio\.[a-z=-]+|migration\.announce-rounds=0`),
+		"-display": exactly("none"), "-sandbox": anyValue, "-machine": pattern(`microvm,[a-z,=-]*|memory-backend=ram`), "-global": pattern(`virtio-(mmio|net-device)\.[a-z_=-]+|migration\.announce-rounds=0`),
 		"-accel": anyValue, "-cpu": pattern(`(host|max,-erms,-fsrm)(,-svm,-vmx)?`), "-smp": pattern(`\d+`), "-m": pattern(`\d+M`), "-rtc": exactly("base=utc"),
 		"-append": anyValue, "-mon": exactly("chardev=qmp,mode=control"),
 		"-kernel": exactly(h.Image.Kernel), "-initrd": exactly(c.Initrd),

@@ -66,10 +66,10 @@ func (d *Driver) power(f found, in *backend.Instance) error {
 	switch {
 	case err != nil || in.Power == backend.PowerRunning:
 	case onDisk(f.dir):
-		in.Power, in.Reason, in.HostRestarted = backend.PowerSuspended, "", false
+		in.Power, in.Reason, in.HostRestarted, in.GuestRebooted = backend.PowerSuspended, "", false, false
 	case in.Power != backend.PowerSuspended && !in.Expired && memoryLost(f.dir):
 		why := cmp.Or(in.Reason, "it does not run")
-		in.Power, in.HostRestarted = backend.PowerCrashed, false
+		in.Power, in.HostRestarted, in.GuestRebooted = backend.PowerCrashed, false, false
 		in.Reason = agentlab.Reason("its saved memory is lost, because its VM ended while the guest continued: " + why)
 	}
 	return err

@@ -241,7 +241,7 @@ func (m *machine) Ready(ctx context.Context) error {
 	}
 	select {
 	case <-m.done: // its exit is a better reason than the broken connection
-		return errors.New(m.Reason(supervisor.Seen{}))
+		return errors.New(m.End(supervisor.Seen{}).Reason)
 	case <-time.After(500 * time.Millisecond):
 		return fault(err, "QEMU did not become ready")
 	}
@@ -323,15 +323,15 @@ func (m *machine) Continued() error { return removeFiles(m.dir, durable.Content,
 // Done implements supervisor.VM.
 func (m *machine) Done() <-chan struct{} { return m.done }
 
-// Reason implements supervisor.VM.
-func (m *machine) Reason(s supervisor.Seen) string {
+// End implements supervisor.VM.
+func (m *machine) End(s supervisor.Seen) supervisor.End {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := vmExit{shutdown: m.shutdown, stderr: m.stderr.String(), console: s.Console, answered: s.Answered, oom: oomKills() > m.oomBefore}
 	if ws, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
 		e.status = ws
 	}
-	return e.reason()
+	return e.end()
 }
 
 // PowerButton implements supervisor.VM.

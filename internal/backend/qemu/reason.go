@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // vmExit describes a QEMU process that ended without a request.
@@ -19,30 +20,38 @@ type vmExit struct {
 
 const maxReason = 240
 
-// reason returns one line with the reason why QEMU ended. It contains text of the guest
-// only for a kernel panic, sanitized and cut.
-func (e vmExit) reason() string {
+// end returns how the VM ended. The reason contains text of the guest only for a
+// kernel panic, sanitized and cut.
+func (e vmExit) end() supervisor.End {
 	switch {
 	case e.status.Signaled() && e.status.Signal() == syscall.SIGKILL && e.oom:
-		return "QEMU was killed because the host ran out of memory"
+		return supervisor.End{Reason: "QEMU was killed because the host ran out of memory"}
 	case e.status.Signaled() && e.status.Signal() == syscall.SIGSYS:
-		return "QEMU was killed by its system call filter"
+		return supervisor.End{Reason: "QEMU was killed by its system call filter"}
 	case e.status.Signaled():
-		return agentlab.OneLine("QEMU was killed by "+signalName(e.status.Signal())+lastLine(": ", e.stderr), maxReason)
+		return endOf("QEMU was killed by "+signalName(e.status.Signal()), lastLine(e.stderr))
 	case e.shutdown == "guest-shutdown":
-		return "the guest powered itself off"
+		return supervisor.End{Reason: "the guest powered itself off", PoweredOff: true}
 	case e.shutdown == "guest-panic", e.shutdown == "guest-reset":
 		if p := panicText(e.console); p != "" {
-			return agentlab.OneLine("guest kernel panic: "+p, maxReason)
+			return endOf("guest kernel panic", p)
 		}
 		if !e.answered {
-			return "the guest reset itself before agent-runner answered"
+			return supervisor.End{Reason: "the guest reset itself before agent-runner answered"}
 		}
-		return "the guest rebooted itself"
+		return supervisor.End{Reason: "the guest rebooted itself", Rebooted: true}
 	case e.status.ExitStatus() != 0:
-		return agentlab.OneLine("QEMU failed"+lastLine(": ", e.stderr), maxReason)
+		return endOf("QEMU failed", lastLine(e.stderr))
 	}
-	return agentlab.OneLine("QEMU ended"+lastLine(": ", e.stderr), maxReason)
+	return endOf("QEMU ended", lastLine(e.stderr))
+}
+
+// endOf returns an end with a reason, and details if there are any.
+func endOf(reason, details string) supervisor.End {
+	if details != "" {
+		reason += ": " + details
+	}
+	return supervisor.End{Reason: agentlab.OneLine(reason, maxReason)}
 }
 
 // panicText returns the last kernel panic in the console output.
@@ -59,11 +68,7 @@ func panicText(console string) string {
 	return text
 }
 
-func lastLine(prefix, text string) string {
+func lastLine(text string) string {
 	text = strings.TrimSpace(text)
-	text = text[strings.LastIndexByte(text, '\n')+1:]
-	if text == "" {
-		return ""
-	}
-	return prefix + text
+	return text[strings.LastIndexByte(text, '\n')+1:]
 }

@@ -205,6 +205,9 @@ func machineArgs(c startConfig) []string {
 	return []string{
 		"-machine", "microvm,pit=off,pic=off,isa-serial=off,usb=off,pcie=off,dump-guest-core=off",
 		"-global", "virtio-mmio.force-legacy=false",
+		// With announce-rounds=0, QEMU 7.2 frees the timer of announcements when it has
+		// loaded a memory, and uses it when the guest resets the device at a reboot.
+		"-global", "virtio-net-device.guest_announce=off",
 		"-accel", accelArg(c.Accel), "-cpu", cpuArg(c),
 	}
 }

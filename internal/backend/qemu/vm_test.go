@@ -159,16 +159,20 @@ func TestCrashes(t *testing.T) {
 		{"QEMU killed", "QEMU was killed by SIGKILL", func() { b.signal(qemuPID, syscall.SIGKILL) }},
 		{"supervisor terminated", "the supervisor process was terminated", func() { b.signal(shimPID, syscall.SIGTERM) }},
 		{"kernel panic", "guest kernel panic: sysrq triggered crash", func() { b.sh("echo c > /proc/sysrq-trigger") }},
-		{"power-off", "the guest powered itself off", func() { b.sh("systemctl poweroff --force --force") }},
-		{"reboot", "the guest rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
+		{"power-off", "", func() { b.sh("systemctl poweroff --force --force") }},
+		{"reboot", "rebooted itself", func() { b.sh("systemctl reboot --force --force") }},
 	}) {
 		ok := t.Run(test.name, func(t *testing.T) {
 			b.TB = t
 			b.boot()
 			test.end()
-			in := b.awaitPower(backend.PowerCrashed)
-			if !strings.Contains(in.Reason, test.reason) {
-				t.Errorf("reason %q, want %q", in.Reason, test.reason)
+			power := backend.PowerCrashed
+			if test.reason == "" {
+				power = backend.PowerStopped
+			}
+			in := b.awaitPower(power)
+			if !strings.Contains(in.Reason, test.reason) || in.GuestRebooted != (test.name == "reboot") {
+				t.Errorf("%+v, want reason %q", in, test.reason)
 			}
 			eventually(t, 10*time.Second, "no process is left", func() error {
 				if left := processes(b.f.StateDir); len(left) > 0 {
@@ -287,6 +291,11 @@ func guest(t *testing.T, warm bool) {
 			t.Error(err)
 		}
 	})
+	b.TB = t
+	b.sh("systemctl reboot --force --force")
+	if in := b.awaitPower(backend.PowerCrashed); !in.GuestRebooted {
+		t.Errorf("after a reboot: %+v", in)
+	}
 }
 
 // TestHangup sends the shim what a terminal and a dying parent send.
