@@ -54,7 +54,7 @@ func TestPrepare(t *testing.T) {
 		}
 	}
 	files := map[string]os.FileInfo{}
-	for _, name := range []string{"etc/machine-id", "etc/hostname", "var/lib/agentlab/uid", "etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub"} {
+	for _, name := range []string{"etc/machine-id", "etc/hostname", "etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub"} {
 		fi, err := os.Stat(filepath.Join(g.root, name))
 		if err != nil || fi.Size() > 0 {
 			t.Fatalf("%s of a template: %v, %v", name, fi, err)
@@ -107,8 +107,8 @@ func TestPrepare(t *testing.T) {
 	if g.file(t, "proc/sys/kernel/random/boot_id") != bootID || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
 		t.Error("a repeated identity replaced the machine-id or the boot ID")
 	}
-	// What users have changed since then does not get into a fork. The network was
-	// configured with the repeated identity, and is again.
+	// What users have changed since then does not get into a fork, except for the
+	// network. It was configured with the repeated identity.
 	g.put(t, otherKey, "a key of a user")
 	if err := os.Remove(filepath.Join(g.root, "proc/sys/kernel/random/boot_id")); err != nil {
 		t.Fatal(err)
@@ -118,11 +118,21 @@ func TestPrepare(t *testing.T) {
 	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
 		t.Fatal(err)
 	}
-	if !g.absent(otherKey) || len(g.kernel.networks) != networks+2 || g.file(t, "proc/sys/kernel/random/boot_id") != g.file(t, "run/agentlab/boot_id") {
+	if !g.absent(otherKey) || len(g.kernel.networks) != networks+1 || g.file(t, "proc/sys/kernel/random/boot_id") != g.file(t, "run/agentlab/boot_id") {
 		t.Errorf("a fork: host key left %t, %d networks, boot ID %q", !g.absent(otherKey), len(g.kernel.networks), g.file(t, "proc/sys/kernel/random/boot_id"))
 	}
 	if got := g.file(t, "run/agentlab/uid"); got != id.UID+"\n" {
 		t.Errorf("UID %q", got)
+	}
+	id.UID += "-3"
+	other := *id.Network
+	other.MTU = 1300
+	id.Network = &other
+	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+		t.Fatal(err)
+	}
+	if n := g.kernel.networks; len(n) != networks+2 || n[len(n)-1].MTU != 1300 {
+		t.Errorf("a fork with another network: %+v", n)
 	}
 }
 

@@ -46,12 +46,6 @@ const (
 // journalDirs have the records of journald, in a directory for each machine-id.
 var journalDirs = []string{"/run/log/journal", "/var/log/journal"}
 
-// prepared is what prepare has done for the first identity. A later one finds what
-// users have changed, and a server that was started again does not know.
-type prepared struct {
-	network *guestapi.Network // that is configured
-}
-
 func (s *Server) handlePrepare(w http.ResponseWriter, r *http.Request) {
 	var req guestapi.PrepareRequest
 	if !decode(w, r, &req) {
@@ -76,7 +70,7 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if uid := s.line(bootUIDFile); uid != "" {
 		return agentlab.Errorf(agentlab.CodeConflict, "the guest has the identity %s already", uid)
 	}
-	s.prepared = nil
+	s.prepared = false
 	if err := s.setNetwork(req.Network); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "network: %w", err)
 	}
@@ -107,7 +101,7 @@ func (s *Server) prepare(ctx context.Context, req guestapi.PrepareRequest) error
 	if err := s.emptyFiles(); err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "files: %w", err)
 	}
-	s.prepared = &prepared{network: req.Network}
+	s.prepared = true
 	s.cfg.Kernel.Sync() // otherwise each copy writes it
 	return nil
 }
@@ -135,7 +129,7 @@ func (s *Server) emptyFiles() error {
 	}
 	errs := []error{s.removeHostKeys(), removeFile(s.path(randomSeedFile))}
 	for name, mode := range map[string]fs.FileMode{
-		machineIDFile: 0o444, hostnameFile: 0o644, uidFile: 0o644, bootUIDFile: 0o644, publicKeyFile: 0o644, hostKeyFile: 0o600,
+		machineIDFile: 0o444, hostnameFile: 0o644, bootUIDFile: 0o644, publicKeyFile: 0o644, hostKeyFile: 0o600,
 	} {
 		errs = append(errs, s.writeFile(name, nil, mode, 0, 0))
 	}

@@ -57,6 +57,10 @@ type Config struct {
 	Grace   time.Duration // between SIGHUP and SIGTERM, and SIGKILL, to a command whose client has disconnected; default 2 s
 	SSHD    string        // address where sshd answers; default 127.0.0.1:22
 	Limits  bool          // limit what is started, with agentlab.slice
+	// KeepAfter is how long after an identity the disk gets the UID that makes its files
+	// valid for the next boot; 0 is before the answer. A copy that starts has more
+	// important work, mostly where its processor is emulated.
+	KeepAfter time.Duration
 	// Answered, if not nil, is called with the path of each answered request.
 	Answered func(path string)
 }
@@ -66,12 +70,12 @@ type Server struct {
 	cfg   Config
 	log   *slog.Logger
 	http  *http.Server
-	start time.Time
 	slice *slice.Slice // nil: nothing is limited
 
-	idMu     sync.Mutex // one identity at a time
-	prepared *prepared  // of a template that has no identity yet; guarded by idMu
-	disk     int64      // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
+	idMu     sync.Mutex        // one identity at a time
+	prepared bool              // a template that has no identity yet; guarded by idMu
+	network  *guestapi.Network // that this server has configured; guarded by idMu
+	disk     int64             // bytes of the disk that the root file system fills; 0: not known; guarded by idMu
 
 	keyMu  sync.Mutex // one writer of authorized_keys at a time
 	workMu sync.Mutex // one change of the workspace at a time
@@ -109,7 +113,7 @@ func New(cfg Config) *Server {
 	if cfg.Backoff == 0 {
 		cfg.Backoff = time.Second
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, start: time.Now()}
+	s := &Server{cfg: cfg, log: cfg.Logger}
 	if cfg.Limits {
 		s.slice = slice.Open(cfg.Root, cfg.Logger)
 	}
@@ -150,6 +154,9 @@ func New(cfg Config) *Server {
 // supervises a runner that an earlier guestd of this boot has started.
 func (s *Server) Serve(l net.Listener) error {
 	s.resumeRunner()
+	if s.cfg.KeepAfter > 0 && s.line(bootUIDFile) != "" { // of an earlier server, which may not have kept it
+		s.keepLater()
+	}
 	s.wg.Go(s.thawLeft)
 	if s.line(nestedFile) == string(agentlab.NestedWorks) { // of an earlier server of this boot
 		s.slice.WatchVMs(kvmModule())

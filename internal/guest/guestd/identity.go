@@ -76,8 +76,8 @@ func checkIdentity(id guestapi.Identity) error {
 }
 
 // setIdentity gives the guest the identity id. Every step may be repeated; the
-// UID is written last, so that after a crash the identity counts as missing. An
-// identity is valid for one boot: after the next boot, the controller sends
+// UID of this boot is written last, so that after a crash the identity counts as
+// missing. An identity is valid for one boot: after the next boot, the controller sends
 // network, clock and token again. A guest that continues from a template or from
 // another sandbox shares nothing with it afterwards that has to be unique.
 func (s *Server) setIdentity(id guestapi.Identity) error {
@@ -99,12 +99,12 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	}
 	var steps []step
 	continues := s.continues(id.UID)
-	ready := s.prepared
-	s.prepared = nil
+	prepared := s.prepared
+	s.prepared = false
 	if continues {
 		steps = []step{
 			{"old identity", s.forget},
-			{"boot ID", func() error { return s.newBootID(ready != nil) }},
+			{"boot ID", func() error { return s.newBootID(prepared) }},
 			{"root disk", func() error { return s.growRoot(id.RootBytes) }},
 		}
 	}
@@ -112,12 +112,12 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
 		{"network", func() error {
-			if ready != nil && ready.network.Equal(id.Network) {
-				return nil
+			if continues && s.network.Equal(id.Network) {
+				return nil // a copy continues with the network of its source
 			}
 			return s.setNetwork(id.Network)
 		}},
-		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues, ready != nil) }},
+		{"host key", func() error { return s.setHostKey(id.UID, id.HostKey, continues, prepared) }},
 		{"nested virtualization", func() error {
 			usable, err := s.setNested(id.Nested)
 			if !usable {
@@ -126,7 +126,13 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 			return err
 		}},
 		{"bootstrap", func() error { return s.setBootstrap(id.Bootstrap) }},
-		{"uid", func() error { return s.fillFile(uidFile, []byte(id.UID+"\n"), 0o644) }},
+		{"uid", func() error {
+			if s.cfg.KeepAfter > 0 {
+				s.keepLater()
+				return nil
+			}
+			return s.writeUID(id.UID)
+		}},
 		{"uid of this boot", func() error { return s.overwriteFile(bootUIDFile, []byte(id.UID+"\n"), 0o644) }},
 	}...)
 	for _, step := range steps {
@@ -145,11 +151,76 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	return nil
 }
 
-// identityChanged reports whether an identity other than uid was set before, as in a
-// clone of a template.
-func (s *Server) identityChanged(uid string) bool {
-	old := s.line(uidFile)
-	return old != "" && old != uid
+// keepLater calls keepIdentity after KeepAfter, until it succeeds.
+func (s *Server) keepLater() {
+	s.wg.Go(func() {
+		t := time.NewTicker(s.cfg.KeepAfter)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-s.ctx.Done():
+				return
+			}
+			err := s.keepIdentity()
+			if err == nil {
+				return
+			}
+			s.log.Warn("the next boot would renew the identity", "err", err)
+		}
+	})
+}
+
+// keepNow calls keepIdentity before the guest may be stopped.
+func (s *Server) keepNow() {
+	if err := s.keepIdentity(); err != nil {
+		s.log.Warn("the next boot renews the identity", "err", err)
+	}
+}
+
+// keepIdentity writes the UID of this boot to the disk, after the files of the identity.
+// Without the UID, the next boot renews them.
+func (s *Server) keepIdentity() error {
+	s.idMu.Lock()
+	defer s.idMu.Unlock()
+	uid := s.line(bootUIDFile)
+	if uid == "" {
+		return nil
+	}
+	return s.writeUID(uid)
+}
+
+// writeUID writes the UID to the disk when the files of the identity have reached it.
+// The caller holds idMu.
+func (s *Server) writeUID(uid string) error {
+	if s.line(uidFile) == uid {
+		return nil
+	}
+	for _, name := range []string{machineIDFile, hostKeyFile, publicKeyFile} {
+		if err := syncFile(s.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return s.writeFile(uidFile, []byte(uid+"\n"), 0o644, 0, 0)
+}
+
+// syncFile waits until a file is on the disk. It ignores what is not a file: a user of
+// the guest has replaced it.
+func syncFile(path string) error {
+	if fi, err := os.Lstat(path); err != nil || !fi.Mode().IsRegular() {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// has reports whether the guest has the identity uid: from this boot, or from an
+// earlier one on the disk.
+func (s *Server) has(uid string) bool {
+	return s.line(bootUIDFile) == uid || s.line(uidFile) == uid
 }
 
 // setMachineID creates a new machine-id for a new identity. It also replaces a
@@ -160,16 +231,15 @@ func (s *Server) setMachineID(uid string, continues bool) error {
 	if continues && old == "" { // of a template
 		old = s.line(freshFile)
 	}
-	ours := s.line(uidFile) == uid || s.line(freshFile) == old
 	valid := made(old, 32, 32, "0123456789abcdef")
-	if valid && ours && !continues && !s.identityChanged(uid) {
+	if !continues && valid && (s.has(uid) || s.line(uidFile) == "" && s.line(freshFile) == old) {
 		return nil
 	}
 	id := newMachineID()
 	if err := s.overwriteFile(freshFile, []byte(id+"\n"), 0o644); err != nil {
 		return err
 	}
-	if err := s.fillFile(machineIDFile, []byte(id+"\n"), 0o444); err != nil || !continues || old == "" {
+	if err := s.overwriteFile(machineIDFile, []byte(id+"\n"), 0o444); err != nil || !continues || old == "" {
 		return err
 	}
 	return s.renewMachineID(old, id)
@@ -237,13 +307,17 @@ func (s *Server) setNetwork(n *guestapi.Network) error {
 	if n == nil {
 		return nil
 	}
+	s.network = nil
 	if err := s.cfg.Kernel.ConfigureNetwork(*n, netWait); err != nil {
 		return err
 	}
-	if len(n.DNS) == 0 {
-		return nil
+	if len(n.DNS) > 0 {
+		if err := s.writeFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644, 0, 0); err != nil {
+			return err
+		}
 	}
-	return s.writeFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644, 0, 0)
+	s.network = n
+	return nil
 }
 
 // setBootstrap writes the bootstrap document for the runner: in memory,
@@ -306,18 +380,9 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 	return err
 }
 
-// fillFile is writeFile for a file of root's, and fills an empty one in place.
-// After a power cut the file may be empty again.
-func (s *Server) fillFile(name string, content []byte, mode fs.FileMode) error {
-	if fi, err := os.Lstat(s.path(name)); err == nil && fi.Size() == 0 {
-		return s.overwriteFile(name, content, mode)
-	}
-	return s.writeFile(name, content, mode, 0, 0)
-}
-
 // overwriteFile is writeFile for a file of root's whose content does not matter
-// after a power cut. It does not replace the file: ext4 would write the content to
-// the disk at once.
+// after a power cut, or before writeUID. It does not replace the file: ext4 would
+// write the content to the disk at once.
 func (s *Server) overwriteFile(name string, content []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(s.path(name), os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -128,7 +128,7 @@ func readControl(name string) (guestapi.ControlConfig, error) {
 // replace it while programs run. A machine-id that is older than the boot
 // comes from the template, unless it belongs to this guest's identity.
 func (s *Server) noteFreshMachineID() error {
-	fi, err := os.Stat(s.path("/etc/machine-id"))
+	fi, err := os.Stat(s.path(machineIDFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -137,7 +137,7 @@ func (s *Server) noteFreshMachineID() error {
 	case fi.ModTime().Before(s.bootTime()) || s.line(uidFile) != "" || s.line(freshFile) != "":
 		return nil
 	}
-	return s.writeFile(freshFile, []byte(s.line("/etc/machine-id")+"\n"), 0o644, 0, 0)
+	return s.writeFile(freshFile, []byte(s.line(machineIDFile)+"\n"), 0o644, 0, 0)
 }
 
 // bootTime returns the start time of the kernel, far in the future if it is

@@ -6,10 +6,12 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -182,4 +184,91 @@ func TestFreshMachineID(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The disk gets the UID of an identity later, so that a boot after a power cut before
+// renews the machine-id.
+func TestKeepIdentity(t *testing.T) {
+	root := t.TempDir()
+	put := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := func(after time.Duration) *Server {
+		s := New(Config{Root: root, KeepAfter: after})
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	boot := func(after time.Duration) *Server {
+		t.Helper()
+		if err := os.RemoveAll(filepath.Join(root, runDir)); err != nil {
+			t.Fatal(err)
+		}
+		return server(after)
+	}
+	identify := func(s *Server, uid string) (machine string) {
+		t.Helper()
+		if err := s.setMachineID(uid, false); err != nil {
+			t.Fatal(err)
+		}
+		put(bootUIDFile, uid+"\n")
+		return s.line(machineIDFile)
+	}
+	kept := func(s *Server, uid string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); s.line(uidFile) != uid; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the disk has the UID %q, want %q", s.line(uidFile), uid)
+			}
+		}
+	}
+	s := boot(time.Hour)
+	lost := identify(s, "uid-1")
+	s.keepLater()
+	if got := identify(s, "uid-1"); got != lost {
+		t.Error("a repeated identity renewed the machine-id")
+	}
+	s = boot(time.Millisecond) // after a power cut
+	if got := s.line(uidFile); got != "" {
+		t.Fatalf("the disk has the UID %q already", got)
+	}
+	machine := identify(s, "uid-1")
+	if machine == lost {
+		t.Error("a machine-id that may be another guest's was kept")
+	}
+	// A failure is repeated. What is no file does not block.
+	key, state := filepath.Join(root, hostKeyFile), filepath.Join(root, filepath.Dir(uidFile))
+	put(filepath.Dir(uidFile), "")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(key), 0o755), syscall.Mkfifo(key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.keepIdentity(); err == nil {
+		t.Error("an identity was kept in a directory that is none")
+	}
+	s.keepLater()
+	if err := os.Remove(state); err != nil {
+		t.Fatal(err)
+	}
+	kept(s, "uid-1")
+	s = boot(time.Hour)
+	if got := identify(s, "uid-1"); got != machine {
+		t.Error("the next boot renewed the machine-id")
+	}
+	if identify(s, "uid-2") == machine {
+		t.Error("another identity kept the machine-id")
+	}
+	s.keepNow() // before the guest is stopped
+	kept(s, "uid-2")
+
+	identify(s, "uid-3")
+	s = server(time.Millisecond) // the server was killed
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.Serve(l) }()
+	kept(s, "uid-3")
 }

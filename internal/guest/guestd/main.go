@@ -106,7 +106,7 @@ func serve(ready func() (func(string), error)) int {
 		return fatal(err)
 	}
 	l := link.Guest(port)
-	cfg := Config{Logger: log, Limits: true}
+	cfg := Config{Logger: log, Limits: true, KeepAfter: 10 * time.Second}
 	if ready != nil {
 		if cfg.Answered, err = ready(); err != nil {
 			return fatal(err)
@@ -118,7 +118,7 @@ func serve(ready func() (func(string), error)) int {
 // setLimits sets resource limits for every command like systemd does for
 // services; the kernel's defaults are too small for agents.
 func setLimits() {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0o600) // not inherited, see started
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0o600) // not inherited, see startCmd
 	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 512 << 10})
 	const lockedMemory = 8 << 20
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: lockedMemory, Max: lockedMemory})

@@ -32,7 +32,7 @@ const (
 // identity or to a template. It creates one if key is nil. alone means that there is
 // no other.
 func (s *Server) setHostKey(uid string, key *guestapi.HostKey, continues, alone bool) error {
-	if !continues && s.line(uidFile) == uid {
+	if !continues && s.has(uid) {
 		if s.hasHostKey() {
 			return nil
 		}
@@ -86,10 +86,10 @@ func (s *Server) writeHostKey(key *guestapi.HostKey) error {
 		key = &guestapi.HostKey{}
 		key.Private, key.Public = sshkey.New()
 	}
-	if err := s.fillFile(publicKeyFile, []byte(key.Public), 0o644); err != nil {
+	if err := s.overwriteFile(publicKeyFile, []byte(key.Public), 0o644); err != nil {
 		return err
 	}
-	return s.fillFile(hostKeyFile, []byte(key.Private), 0o600)
+	return s.overwriteFile(hostKeyFile, []byte(key.Private), 0o600)
 }
 
 func (s *Server) handleSSHKey(w http.ResponseWriter, r *http.Request) {

@@ -113,6 +113,7 @@ func (s *Server) handlePower(w http.ResponseWriter, r *http.Request) {
 // power shuts the machine down or, if that is not possible or takes too long,
 // stops it at once.
 func (s *Server) power(action string) {
+	s.keepNow()
 	if s.systemdRuns() && s.systemctl(s.ctx, "--no-block", action) == nil {
 		select {
 		case <-time.After(powerWait):

@@ -75,6 +75,7 @@ func (s *Server) handleUnmount(w http.ResponseWriter, _ *http.Request) {
 // handleSync writes all file systems. It does not wait for workMu: a client that limits
 // the time of a sync does not have to wait for a mount.
 func (s *Server) handleSync(w http.ResponseWriter, _ *http.Request) {
+	s.keepNow()
 	unix.Sync()
 	reply(w, struct{}{})
 }
