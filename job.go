@@ -133,9 +133,6 @@ func (j *Job) Begin(sb *Sandbox, now time.Time, window time.Duration) (evs []Eve
 // End gives a job a final status. The reason of a COMPLETED job is empty.
 func (j *Job) End(status JobStatus, reason string, now time.Time) Event {
 	j.Status, j.Reason, j.Waiting, j.FinishedAt = status, Reason(reason), "", now.UTC()
-	if status == JobCompleted {
-		j.Reason = ""
-	}
 	return j.statusEvent()
 }
 

@@ -13,6 +13,7 @@ type Workspace struct {
 	SizeGB    int        `json:"size_gb" doc:"Size in GiB"`
 	GrowToGB  int        `json:"grow_to_gb,omitempty" doc:"Requested size in GiB while it is GROWING"`
 	Bytes     int64      `json:"bytes" doc:"What it occupied on the backend when it was last compared with it; 0 if that is not known"`
+	Unused    bool       `json:"unused,omitempty" doc:"No guest has mounted it yet, so it is empty"`
 	UID       string     `json:"uid" doc:"Random ownership mark of its volume on the backend"`
 	From      string     `json:"from,omitempty" doc:"What it is a copy of: WORKSPACE or WORKSPACE/SNAPSHOT"`
 	CreatedAt time.Time  `json:"created_at"`

@@ -364,6 +364,10 @@ type PrepareRequest struct {
 // WorkspaceDir is where a guest mounts the volume of its workspace.
 const WorkspaceDir = "/work"
 
+// MountTimeout limits a mount or unmount of a workspace: a large file system may be
+// checked and repaired first, and written at its end.
+const MountTimeout = 30 * time.Minute
+
 // VolumeSerial is the serial number of the disk of a workspace in its guest
 // (/sys/block/*/serial). It is the same for all volumes: a sandbox has at most one,
 // and a VM that copies a template has the devices of the template.

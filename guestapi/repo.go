@@ -22,13 +22,20 @@ type RepoInit struct {
 	UserEmail string `json:"user_email,omitempty"` // as UserName
 }
 
+// SavedDir is a directory of the workspace: the submodules that updates of the checkout
+// replaced, and checkouts that git could not read, by job.
+const SavedDir = ".agentlab-saved"
+
 // RepoState is the output of 'agentlab-agent repo state'.
 type RepoState struct {
 	Branches  map[string]string `json:"branches"`  // commits by the names of branches
 	Worktrees []RepoWorktree    `json:"worktrees"` // the first is RepoDir
 	// Elsewhere counts work that is in none of them: stashes, files with uncommitted
-	// changes in work trees outside of RepoDir, and commits that only their HEAD has.
+	// changes in work trees outside of RepoDir, commits that only their HEAD has, and
+	// jobs that have put something into SavedDir.
 	Elsewhere int `json:"elsewhere,omitempty"`
+	// Stashes is how many of Elsewhere are stashes; nil from an earlier version.
+	Stashes *int `json:"stashes,omitempty"`
 }
 
 // RepoWorktree is a work tree of a session.

@@ -73,7 +73,7 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	if err := r.callFor(ctx, nil, &st, "state"); err != nil {
 		return st, err
 	}
-	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 {
+	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 || st.Stashes != nil && (*st.Stashes < 0 || *st.Stashes > st.Elsewhere) {
 		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
 	}
 	for name, commit := range st.Branches {

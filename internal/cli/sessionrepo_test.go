@@ -264,7 +264,14 @@ func TestWorkOnlyInSession(t *testing.T) {
 	st.Worktrees = append(st.Worktrees, guestapi.RepoWorktree{Dir: ".worktrees/x", Head: strings.Repeat("ab", 20), Uncommitted: 2})
 	check("commits of the detached HEAD of /workspace/.worktrees/x; 2 files with uncommitted changes in /workspace/.worktrees/x")
 	st.Worktrees, st.Elsewhere = st.Worktrees[:1], 1
-	check("stashes or work trees outside of /workspace")
+	check("stashes, or work outside of /workspace") // of an earlier version
+	stashes := 0
+	st.Stashes = &stashes
+	check("work trees outside of /workspace, or what jobs have put into /work/.agentlab-saved")
+	stashes = 1
+	check("1 stash entry")
+	st.Elsewhere, stashes = 4, 3
+	check("3 stash entries; work trees outside of /workspace, or what jobs have put into /work/.agentlab-saved")
 }
 
 // Nothing that a guest answers changes anything but the refs of its session.
@@ -307,6 +314,7 @@ func TestHostileSession(t *testing.T) {
 		"tree in .git":           state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/.git/x"}]}`),
 		"tree has controls":      state(`{"branches":{},"worktrees":[{"dir":""},{"dir":".worktrees/\u001b]0;x\u0007","branch":"a"}]}`),
 		"negative rest":          state(`{"branches":{},"worktrees":[{"dir":""}],"elsewhere":-1}`),
+		"more stashes":           state(`{"branches":{},"worktrees":[],"elsewhere":1,"stashes":2}`),
 		"negative count":         state(`{"branches":{},"worktrees":[{"dir":"","uncommitted":-1}]}`),
 		"branches without trees": state(`{"branches":{"a":"` + good + `"},"worktrees":[]}`),
 		"commit that is nowhere": func(w *sessionWorld) guestFunc {

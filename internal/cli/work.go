@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -308,30 +309,35 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 	if how.force {
 		return nil
 	}
-	left, err := a.unsynced(ctx, c, s, l)
+	left, st, err := a.unsynced(ctx, c, s, l)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeOf(err), "cannot find out whether session %s has work that is not here: %w", s.Name, err).
 			WithHint("delete it nevertheless, its workspace goes to the trash: %s --force", how.command)
 	}
 	if len(left) > 0 {
+		stashes := ""
+		if st.Stashes == nil && st.Elsewhere > 0 || st.Stashes != nil && *st.Stashes > 0 {
+			stashes = fmt.Sprintf("; and stashes, after 'agentlab start': agentlab exec %s -- git -C %s stash show --patch stash@{0} >stash.patch", s.Name, guestapi.RepoDir)
+		}
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, how.command)
+			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, stashes, how.command)
 	}
 	return nil
 }
 
-// unsynced lists the work of a session that the user's repository does not have. The
-// sandbox is started for that if necessary: unknown is not absent.
-func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) (left []string, err error) {
+// unsynced lists the work of a session that the user's repository does not have, and
+// returns the state of its repository. The sandbox is started for that if necessary:
+// unknown is not absent.
+func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) (left []string, st guestapi.RepoState, err error) {
 	if l.remote == "" {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
+		return nil, st, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
 	}
-	if len(s.History) == 0 {
-		return nil, nil // it never had a sandbox
+	if w, err := c.Workspace(ctx, s.WorkspaceID); err != nil || w.Unused {
+		return nil, st, err // it is empty
 	}
 	sb, err := a.resumeForWork(ctx, c, s, 0)
 	if err != nil {
-		return nil, err
+		return nil, st, err
 	}
 	w := newOpened(c, s, sb, l)
 	defer func() {
@@ -340,12 +346,12 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 		}
 	}()
 	if w.state, err = w.sessionRepo.state(ctx); err != nil {
-		return nil, err
+		return nil, st, err
 	}
 	if err := w.leaveOutApplied(ctx); err != nil {
-		return nil, err
+		return nil, st, err
 	}
-	return onlyInSession(ctx, l, w.state), nil
+	return onlyInSession(ctx, l, w.state), w.state, nil
 }
 
 // onlyInSession lists the work in a session that its repository here does not have. Refs
@@ -376,8 +382,19 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), shownGuest(t.Dir)))
 		}
 	}
-	if st.Elsewhere > 0 {
-		left = append(left, "stashes or work trees outside of "+guestapi.ProjectDir)
+	stashes := 0
+	if st.Stashes != nil {
+		stashes = *st.Stashes
+	}
+	if stashes > 0 {
+		left = append(left, agentlab.Plural(stashes, "stash entry"))
+	}
+	switch {
+	case st.Elsewhere == stashes:
+	case st.Stashes == nil:
+		left = append(left, "stashes, or work outside of "+guestapi.ProjectDir)
+	default:
+		left = append(left, fmt.Sprintf("work trees outside of %s, or what jobs have put into %s", guestapi.ProjectDir, path.Join(guestapi.WorkspaceDir, guestapi.SavedDir)))
 	}
 	return left
 }

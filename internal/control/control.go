@@ -44,7 +44,6 @@ const (
 	freezeTimeout   = 2 * time.Minute // all that processes have written may still be in memory
 	thawTimeout     = time.Minute
 	syncTimeout     = 2 * time.Minute
-	mountTimeout    = 30 * time.Minute // a large file system may be checked, and written at its end
 )
 
 // What begins a request with an identity, and a response that accepts a request.
@@ -115,7 +114,7 @@ func (c *Client) SSHKey(ctx context.Context, req guestapi.SSHKeyRequest) (guesta
 // file system or a damaged one.
 func (c *Client) Mount(ctx context.Context, req guestapi.WorkspaceRequest) (guestapi.Workspace, error) {
 	var w guestapi.Workspace
-	if err := c.call(ctx, mountTimeout, http.MethodPut, guestapi.PathWorkspace, req, &w); err != nil {
+	if err := c.call(ctx, guestapi.MountTimeout, http.MethodPut, guestapi.PathWorkspace, req, &w); err != nil {
 		return guestapi.Workspace{}, err
 	}
 	if err := asInvalidReply(guestcheck.Workspace(w)); err != nil {
@@ -127,7 +126,7 @@ func (c *Client) Mount(ctx context.Context, req guestapi.WorkspaceRequest) (gues
 // Unmount makes the guest write the workspace to its volume and unmount it. It is
 // idempotent. Code busy means that processes use it; the text names some.
 func (c *Client) Unmount(ctx context.Context) error {
-	return c.call(ctx, mountTimeout, http.MethodDelete, guestapi.PathWorkspace, nil, nil)
+	return c.call(ctx, guestapi.MountTimeout, http.MethodDelete, guestapi.PathWorkspace, nil, nil)
 }
 
 // Freeze makes the guest write its workspace to the volume, and freeze the file system

@@ -66,15 +66,10 @@ func (s *Server) toWorkspace(v agentlab.Workspace, err error) (api.Workspace, er
 	}
 	out := api.Workspace{
 		ID: v.ID, Name: v.Name, State: string(v.State), Reason: v.Reason, Backend: v.Backend, Storage: v.Storage,
-		SizeGB: v.SizeGB, GrowToGB: v.GrowToGB, Bytes: s.cfg.Services.Workspaces.Bytes(v), UID: v.UID, From: v.From.Name, CreatedAt: v.CreatedAt.UTC(),
+		SizeGB: v.SizeGB, GrowToGB: v.GrowToGB, Bytes: s.cfg.Services.Workspaces.Bytes(v), Unused: !v.Formatted, UID: v.UID, From: v.From.Name, CreatedAt: v.CreatedAt.UTC(), TrashedAt: optionalTime(v.TrashedAt),
 	}
-	if !v.TrashedAt.IsZero() {
-		at := v.TrashedAt.UTC()
-		out.TrashedAt = &at
-		if s.cfg.Trash > 0 {
-			end := at.Add(s.cfg.Trash)
-			out.DeleteAfter = &end
-		}
+	if !v.TrashedAt.IsZero() && s.cfg.Trash > 0 {
+		out.DeleteAfter = optionalTime(v.TrashedAt.Add(s.cfg.Trash))
 	}
 	return out, nil
 }

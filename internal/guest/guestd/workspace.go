@@ -52,7 +52,10 @@ func (s *Server) handleMount(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	ws, err := v.mount(r.Context(), s.path(guestapi.WorkspaceDir), req.Format, int(a.uid), int(a.gid))
+	// A client that has gone must not end e2fsck while it writes.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), guestapi.MountTimeout)
+	defer cancel()
+	ws, err := v.mount(ctx, s.path(guestapi.WorkspaceDir), req.Format, int(a.uid), int(a.gid))
 	if err != nil {
 		s.log.Error("the workspace was not mounted", "err", err)
 		fail(w, err)

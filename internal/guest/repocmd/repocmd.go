@@ -126,6 +126,10 @@ func (r repo) runGit(c command, args ...string) (string, error) {
 	return strings.TrimSuffix(stdout.String(), "\n"), nil
 }
 
+// DurableConfig is the configuration of git with which commits survive the loss of the
+// VM, unlike with its default.
+var DurableConfig = [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}} //nolint:gochecknoglobals // a constant
+
 // init makes the repository unless it exists, and configures it.
 func (r repo) init(p guestapi.RepoInit) error {
 	if err := agentlab.ValidateRef(p.Branch); err != nil {
@@ -141,8 +145,8 @@ func (r repo) init(p guestapi.RepoInit) error {
 	} else if err != nil {
 		return err
 	}
-	// Unlike git's default, commits survive the loss of the VM.
-	for _, kv := range [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}, {"remote.origin.url", p.Origin}, {"user.name", p.UserName}, {"user.email", p.UserEmail}} {
+	config := append(slices.Clip(DurableConfig), [2]string{"remote.origin.url", p.Origin}, [2]string{"user.name", p.UserName}, [2]string{"user.email", p.UserEmail})
+	for _, kv := range config {
 		if kv[1] == "" {
 			continue
 		}
@@ -231,14 +235,21 @@ func (r repo) state() (guestapi.RepoState, error) {
 		}
 		st.Worktrees = append(st.Worktrees, w)
 	}
-	if _, err := r.git("rev-parse", "--verify", "--quiet", "refs/stash"); err == nil {
-		n, err := r.count("--walk-reflogs", "refs/stash")
-		if err != nil {
-			return st, err
-		}
-		st.Elsewhere += max(n, 1)
+	saved, err := os.ReadDir(filepath.Join(filepath.Dir(r.dir), guestapi.SavedDir))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return st, err
 	}
-	return st, nil
+	stashes, err := r.stashes()
+	st.Elsewhere, st.Stashes = st.Elsewhere+len(saved)+stashes, &stashes
+	return st, err
+}
+
+func (r repo) stashes() (int, error) {
+	if _, err := r.git("rev-parse", "--verify", "--quiet", "refs/stash"); err != nil {
+		return 0, nil //nolint:nilerr // there is no stash
+	}
+	n, err := r.count("--walk-reflogs", "refs/stash")
+	return max(n, 1), err
 }
 
 // uncommitted returns how many files of a work tree have uncommitted changes, whatever

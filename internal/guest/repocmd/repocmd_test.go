@@ -338,7 +338,7 @@ func TestWorkElsewhere(t *testing.T) {
 	git(t, l.dir, "stash", "-q")
 	write(t, filepath.Join(l.dir, "a"), "3")
 	git(t, l.dir, "stash", "-q")
-	if st := l.stateNow(); st.Elsewhere != 2 {
+	if st := l.stateNow(); st.Elsewhere != 2 || *st.Stashes != 2 {
 		t.Errorf("stashes: %+v", st)
 	}
 	git(t, l.dir, "stash", "clear")
@@ -349,7 +349,7 @@ func TestWorkElsewhere(t *testing.T) {
 	}
 	commit(t, outside, "b", "1")
 	write(t, filepath.Join(outside, "new"), "x")
-	if st := l.stateNow(); st.Elsewhere != 2 {
+	if st := l.stateNow(); st.Elsewhere != 2 || *st.Stashes != 0 {
 		t.Errorf("a commit and a file in a work tree outside: %+v", st)
 	}
 	if err := os.RemoveAll(outside); err != nil {
@@ -357,6 +357,16 @@ func TestWorkElsewhere(t *testing.T) {
 	}
 	if st := l.stateNow(); st.Elsewhere != 1 {
 		t.Errorf("a commit of a work tree whose files are missing: %+v", st)
+	}
+	saved := filepath.Join(filepath.Dir(l.dir), guestapi.SavedDir, "job-a")
+	if err := os.MkdirAll(saved, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if st := l.stateNow(); st.Elsewhere != 2 {
+		t.Errorf("a checkout that was set aside: %+v", st)
+	}
+	if err := os.RemoveAll(filepath.Dir(saved)); err != nil {
+		t.Fatal(err)
 	}
 	git(t, l.dir, "config", "status.showUntrackedFiles", "no")
 	write(t, filepath.Join(l.dir, "untracked"), "x")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
 )
 
 // repo describes a cloned repository. It is stored as a fact.
@@ -93,7 +94,15 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		if used, err := inUse(rp.Path); err != nil {
 			return rp, err
 		} else if used {
-			return r.update(ctx, rp, tmp)
+			got, err := r.update(ctx, rp, tmp)
+			if err == nil || ctx.Err() != nil || !r.damaged(ctx, rp.Path) {
+				return got, err
+			}
+			r.logf("%v", err)
+			if err := r.setAside("the damaged checkout", rp.Path, filepath.Base(rp.Path)); err != nil {
+				return rp, err
+			}
+			return r.checkout(ctx)
 		}
 	}
 	c := &cloner{r: r, path: filepath.Join(tmp, "repo")}
@@ -276,7 +285,11 @@ func (c *cloner) once(ctx context.Context) error {
 
 // from runs git clone.
 func (c *cloner) from(ctx context.Context, env []string, url string, more []string) error {
-	args := append([]string{"clone", "--progress", "--template=", "--no-recurse-submodules"}, more...)
+	args := []string{"clone", "--progress", "--template=", "--no-recurse-submodules"}
+	for _, kv := range repocmd.DurableConfig {
+		args = append(args, "--config="+kv[0]+"="+kv[1])
+	}
+	args = append(args, more...)
 	if c.borrow != "" { // "if able": git does not borrow from a shallow repository
 		args = append(args, "--no-checkout", "--reference-if-able", c.borrow)
 	}

@@ -21,7 +21,7 @@ import (
 const (
 	artBundle = agentlab.ArtifactResult
 	artDiff   = "changes.diff"
-	artLog    = "agent.log"
+	artLog    = agentlab.ArtifactLog
 	artReport = "report.json"
 )
 
@@ -31,7 +31,13 @@ type collected struct {
 	Files     []upload // in upload order
 	Warnings  []string
 	Truncated bool // changes.diff is incomplete
-	pushError error
+	Lost      bool // a part of the work cannot be read
+}
+
+// lose is warn about a part of the work that cannot be read.
+func (c *collected) lose(format string, args ...any) {
+	c.Lost = true
+	c.warn(format, args...)
 }
 
 func (c *collected) warn(format string, args ...any) {
@@ -88,7 +94,7 @@ const (
 func (r *Runner) collectGit(ctx context.Context, rp repo, tmp string, c *collected) {
 	t, err := r.newScratchRepo(rp, filepath.Join(tmp, "git"))
 	if err != nil {
-		c.warn("the repository can no longer be read: %v", err)
+		c.lose("the repository can no longer be read: %v", err)
 		return
 	}
 	c.Result.HeadCommit = t.primary
@@ -256,7 +262,7 @@ func (r *Runner) collectChanges(ctx context.Context, t *scratchRepo, c *collecte
 	defer cancel()
 	files, left, err := t.commitChanges(ctx, r.job.ID)
 	if err != nil {
-		c.warn("the uncommitted changes cannot be packed: %v", err)
+		c.lose("the uncommitted changes cannot be packed: %v", err)
 	}
 	c.warnLeft(left)
 	c.Result.Uncommitted, c.Result.Dirty = files, files > 0 || len(left) > 0 || err != nil
@@ -284,7 +290,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 			c.Result.Commits, err = strconv.Atoi(n)
 		}
 		if err != nil {
-			c.warn("the commits cannot be read: %v", err)
+			c.lose("the commits cannot be read: %v", err)
 			return
 		}
 	}
@@ -317,7 +323,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 		c.warn("stashed changes are in the branch %s of %s", t.stash, artBundle)
 	}
 	if err != nil {
-		c.warn("the commits cannot be packed: %v", err)
+		c.lose("the commits cannot be packed: %v", err)
 		return
 	}
 	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
@@ -421,7 +427,6 @@ func (r *Runner) push(ctx context.Context, rp repo, tmp string, c *collected) {
 			return
 		}
 		if !isGit || try == cloneTries || failed.permanent() || strings.Contains(failed.stderr, "[rejected]") || !sleep(ctx, r.cfg.Timing.FirstRetry) {
-			c.pushError = err
 			c.warn("the branch could not be pushed: %v", err)
 			return
 		}

@@ -353,6 +353,9 @@ func (r *Runner) finish(ctx context.Context, out outcome, rp repo, flushLog func
 	if ctx.Err() != nil {
 		return final, ctx.Err()
 	}
+	if c.Lost && r.job.Salvage && out.Status == "COMPLETED" {
+		out.Status, out.Phase = "FAILED", "collect"
+	}
 	r.control.phase("upload")
 	for _, w := range c.Warnings {
 		r.logf("%s", w)

@@ -28,6 +28,7 @@ func TestSalvage(t *testing.T) {
 		"no note":              {"rm -f $HOME/.agentlab-checkout; mkfifo $HOME/.agentlab-checkout", "COMPLETED", 1, ""},
 		"no repository":        {"rm -rf .git", "COMPLETED", 0, ""},
 		"a damaged repository": {"rm -rf .git; echo gitdir: / > .git", "FAILED", 0, "the repository cannot be read"},
+		"a damaged commit":     {`f=$(git rev-parse HEAD); chmod -R u+w .git; : > .git/objects/$(printf %.2s $f)/${f#??}`, "FAILED", 0, "the commits cannot be read"},
 		"a file":               {`cd ..; rm -rf "$OLDPWD"; touch "$OLDPWD"`, "FAILED", 0, "is not a directory"},
 		"nothing":              {`cd ..; rm -rf "$OLDPWD"`, "FAILED", 0, "there is no work on this disk"},
 	} {

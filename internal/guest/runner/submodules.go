@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
 )
 
 // bundleModules returns the commits of submodules in a bundle, by the names of
@@ -128,6 +129,11 @@ func (m *moduleCheckout) checkoutOne(ctx context.Context, at, commit string) err
 	}
 	if _, err := m.r.git.run(ctx, full, env, "init", "--quiet", "--template="); err != nil {
 		return err
+	}
+	for _, kv := range repocmd.DurableConfig {
+		if _, err := m.r.git.run(ctx, full, env, "config", kv[0], kv[1]); err != nil {
+			return err
+		}
 	}
 	// Relative, because the clone is moved later.
 	up := strings.Repeat("../", strings.Count(at, "/")+3) + ".git/objects\n"

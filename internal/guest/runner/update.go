@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 )
 
@@ -364,25 +366,70 @@ func isObjectFile(name string, pack bool) bool {
 // moveAside moves a submodule of an earlier job out of the checkout: its repository
 // may do anything when git is used in it, and may have commits of value.
 func (r *Runner) moveAside(checkout, at string) error {
+	return r.setAside(fmt.Sprintf("the submodule %.100q", at), filepath.Join(checkout, at), at)
+}
+
+// setAside moves a directory of the workspace to one of the same name for this job,
+// below guestapi.SavedDir. what describes it.
+func (r *Runner) setAside(what, dir, name string) error {
 	root, err := os.OpenRoot(r.cfg.Workspace)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	from, err := filepath.Rel(r.cfg.Workspace, filepath.Join(checkout, at))
+	from, err := filepath.Rel(r.cfg.Workspace, dir)
 	if err != nil {
 		return err
 	}
-	to := path.Join(workspaceSaved, r.job.ID, at)
+	to := path.Join(guestapi.SavedDir, r.job.ID, name)
 	for i := 2; ; i++ {
 		if _, err := root.Lstat(to); errors.Is(err, fs.ErrNotExist) {
 			break
 		}
-		to = path.Join(workspaceSaved, fmt.Sprintf("%s-%d", r.job.ID, i), at)
+		to = path.Join(guestapi.SavedDir, fmt.Sprintf("%s-%d", r.job.ID, i), name)
 	}
 	if err := root.MkdirAll(path.Dir(to), 0o755); err != nil {
 		return err
 	}
-	r.logf("the submodule %.100q of an earlier job is kept in %s", at, filepath.Join(r.cfg.Workspace, to))
+	r.logf("%s of an earlier job is kept in %s", what, filepath.Join(r.cfg.Workspace, to))
 	return root.Rename(from, to)
+}
+
+// damaged reports whether git cannot read the commits of the checkout of an earlier job,
+// for example because its VM was lost while git wrote them.
+func (r *Runner) damaged(ctx context.Context, at string) bool {
+	g, err := openGitDir(at)
+	if err != nil {
+		return false
+	}
+	defer g.close()
+	if st, err := g.root.Lstat("HEAD"); errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode().IsRegular() && st.Size() == 0 {
+		return true
+	}
+	_, head, err := g.head()
+	if err != nil {
+		return false
+	}
+	heads, err := g.heads()
+	if err != nil {
+		return false
+	}
+	tmp, err := os.MkdirTemp(r.cfg.TmpDir, tmpResult)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	t, err := r.newScratchRepo(repo{Path: at, Base: head, Heads: heads}, filepath.Join(tmp, "git"))
+	if err != nil {
+		return false
+	}
+	commits := slices.Sorted(maps.Values(heads))
+	if head != "" {
+		commits = append(commits, head)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
+	defer cancel()
+	_, err = r.git.run(ctx, t.work, t.env, append([]string{"fsck", "--connectivity-only", "--no-dangling"}, commits...)...)
+	_, isGit := errors.AsType[*gitError](err)
+	return isGit && ctx.Err() == nil
 }

@@ -18,7 +18,6 @@ import (
 const (
 	workspaceRepo  = "repo"            // the checkout, in the workspace
 	workspaceCache = ".cache"          // of package managers
-	workspaceSaved = ".agentlab-saved" // submodules that an update replaced, by job
 	branchSaved    = "agentlab/saved/" // with the job: what an update would have lost
 )
 

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
+	"github.com/agentlab-vm/agentlab/test/disk"
 )
 
 // workspace is a directory on another file system than the root's, for the jobs of
@@ -234,6 +238,7 @@ func TestArmedWorkspace(t *testing.T) {
 // keeps what it has.
 func TestHostileWorkspace(t *testing.T) {
 	url := newGitServer(t, "").add(t, "repo", newRepo(t, map[string]string{".gitignore": "*.o\n", "dir/inner": "x\n"}))
+	const aside = "exited with code 1"                           // in a new checkout, which does not have the ignored file
 	for name, c := range map[string]struct{ left, want string }{ // want: part of the reason of the failure; "": it works
 		"a link for the checkout":  {`cd ..; mv repo elsewhere; ln -s elsewhere repo`, "exists and is not empty"},
 		"a file for the checkout":  {`cd ..; mv repo elsewhere; echo > repo`, "not a directory"},
@@ -244,9 +249,9 @@ func TestHostileWorkspace(t *testing.T) {
 		"HEAD is a pipe":           {`rm .git/HEAD; mkfifo .git/HEAD`, "HEAD is not a file"},
 		"HEAD leads out":           {`rm .git/HEAD; ln -s /etc/passwd .git/HEAD`, "escapes"},
 		"an unknown branch":        {`echo "ref: refs/heads/../../x" > .git/HEAD`, "HEAD is not a branch"},
-		"no objects":               {`rm -rf .git/objects; mkdir .git/objects`, "failed"},
+		"no objects":               {`rm -rf .git/objects; mkdir .git/objects`, aside},
 		"objects lead out":         {`mv .git/objects ../objects; ln -s ../../objects .git/objects`, ""},
-		"packs lead out":           {`git gc -q; mv .git/objects/pack ../pack; ln -s ../../../pack .git/objects/pack`, "failed"},
+		"packs lead out":           {`git gc -q; mv .git/objects/pack ../pack; ln -s ../../../pack .git/objects/pack`, aside},
 		"index is garbage":         {`head -c 5000 /dev/urandom > .git/index`, ""},
 		"index hides a change":     {`sed -i s/three/THREE/ file.txt; touch -r .git/HEAD file.txt; git update-index --assume-unchanged file.txt`, ""},
 		"a link in the tree":       {`rm -rf dir; ln -s ../../.. dir`, ""},
@@ -268,8 +273,14 @@ func TestHostileWorkspace(t *testing.T) {
 				t.Errorf("%+v, log %q", rep, s.Log())
 			case c.want != "" && (rep.Status != "FAILED" || !strings.Contains(rep.Message, c.want)):
 				t.Errorf("%+v", rep)
+			case c.want == aside && !strings.Contains(s.Log(), "the damaged checkout of an earlier job is kept in "):
+				t.Errorf("log %q", s.Log())
 			}
-			if left, _ := filepath.Glob(filepath.Join(w.dir, "*", "x.o")); len(left) == 0 {
+			at := "*"
+			if c.want == aside {
+				at = filepath.Join(guestapi.SavedDir, s.JobID, "repo")
+			}
+			if left, _ := filepath.Glob(filepath.Join(w.dir, at, "x.o")); len(left) == 0 {
 				t.Errorf("the ignored file is lost: %q", left)
 			}
 		})
@@ -326,9 +337,33 @@ func TestModulesOnAWorkspace(t *testing.T) {
 		if log := s.Log(); !strings.Contains(log, "\nthree\nthree\n") || strings.Count(log, "No such file") != 2 {
 			t.Errorf("log %q", log)
 		}
-		if p, err := os.ReadFile(filepath.Join(w.dir, workspaceSaved, s.JobID, "lib/a/mine")); err != nil || string(p) != "mine\n" {
+		if p, err := os.ReadFile(filepath.Join(w.dir, guestapi.SavedDir, s.JobID, "lib/a/mine")); err != nil || string(p) != "mine\n" {
 			t.Errorf("the earlier submodule: %q, %v", p, err)
 		}
+	}
+}
+
+// A checkout whose newest commit was lost with its VM does not block later jobs, and is
+// kept. Commits of later jobs are synced to the disk.
+func TestDamagedCheckoutOnAWorkspace(t *testing.T) {
+	for name, damage := range map[string]string{
+		"commit": `f=$(git rev-parse HEAD); : > .git/objects/$(printf %.2s $f)/${f#??}`,
+		"tree":   `f=$(git rev-parse HEAD^{tree}); : > .git/objects/$(printf %.2s $f)/${f#??}`,
+		"HEAD":   `: > .git/HEAD`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorkspace(t)
+			url := newGitServer(t, "").add(t, "repo", newRepo(t, nil))
+			w.job(url, "", "echo mine > mine; git add mine; git commit -qm mine")
+			runShell(t, w.repo, "chmod -R u+w .git; "+damage)
+			s, log := w.job(url, "", `test ! -e mine && git config core.fsync && git commit --allow-empty -qm next`)
+			if !strings.Contains(log, "the damaged checkout of an earlier job is kept in") || !strings.Contains(log, "\nall\n") {
+				t.Fatalf("log %q", log)
+			}
+			if p, err := os.ReadFile(filepath.Join(w.dir, guestapi.SavedDir, s.JobID, "repo/mine")); err != nil || string(p) != "mine\n" {
+				t.Errorf("the earlier checkout: %q, %v", p, err)
+			}
+		})
 	}
 }
 
@@ -336,7 +371,11 @@ func TestModulesOnAWorkspace(t *testing.T) {
 func TestUnmountedWorkspace(t *testing.T) {
 	job := shellJob("true")
 	job.RepoURL = newGitServer(t, "").add(t, "repo", newRepo(t, nil))
-	w := &workspace{t: t, dir: t.TempDir()}
+	w := &workspace{t: t, dir: disk.Dir(t)}
+	var root, dir unix.Stat_t
+	if err := errors.Join(unix.Stat("/", &root), unix.Stat(w.dir, &dir)); err != nil || root.Dev != dir.Dev {
+		t.Skipf("%s is not on the file system of the root: %v", w.dir, err)
+	}
 	s := w.sandbox(job, nil)
 	if rep := s.finish(); rep.Status != "FAILED" || !strings.Contains(rep.Message, "not mounted") {
 		t.Errorf("%+v", rep)
