@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +20,14 @@ type imageResult struct {
 // of how many sandboxes wait for it.
 type imageBuilds struct {
 	mu      sync.Mutex
-	waiting map[string][]int // by image name
+	running map[string]*imageBuild // by image name
+}
+
+// imageBuild is one image that is being ensured. It is canceled when no sandbox
+// is left that waits for it.
+type imageBuild struct {
+	waiting []int // VMIDs
+	cancel  context.CancelFunc
 }
 
 // resolveImage stores the reference of a sandbox's image in its row. It does
@@ -54,34 +62,64 @@ func (s *Service) beginLease(sb *agentlab.Sandbox) {
 // takeImage returns the result for a sandbox. Without one it ensures the image in the
 // background, which wakes the sandbox with the result, and returns nil.
 func (s *Service) takeImage(sb agentlab.Sandbox) (res *imageResult) {
-	b := &s.images
-	b.mu.Lock() // so that no sandbox has neither a result nor waits for one
-	defer b.mu.Unlock()
+	s.images.mu.Lock() // so that no sandbox has neither a result nor waits for one
+	defer s.images.mu.Unlock()
 	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
-	waiting, running := b.waiting[sb.Image]
-	if res != nil || slices.Contains(waiting, sb.VMID) {
+	b := s.images.running[sb.Image]
+	if res != nil || b != nil && slices.Contains(b.waiting, sb.VMID) {
 		return res
 	}
-	if !running && !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image) }) {
-		return nil // the service is ending; the next one continues
+	if b == nil {
+		b = &imageBuild{}
+		if !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image, b) }) {
+			return nil // the service is ending; the next one continues
+		}
+		if s.images.running == nil {
+			s.images.running = map[string]*imageBuild{}
+		}
+		s.images.running[sb.Image] = b
 	}
-	if b.waiting == nil {
-		b.waiting = map[string][]int{}
-	}
-	b.waiting[sb.Image] = append(waiting, sb.VMID)
+	b.waiting = append(b.waiting, sb.VMID)
 	return nil
 }
 
-func (s *Service) ensureImage(ctx context.Context, name string) {
+// abandonImage ends the wait of a sandbox for its image.
+func (s *Service) abandonImage(sb agentlab.Sandbox) {
+	s.images.mu.Lock()
+	defer s.images.mu.Unlock()
+	b := s.images.running[sb.Image]
+	if b == nil {
+		return
+	}
+	b.waiting = slices.DeleteFunc(b.waiting, func(vmid int) bool { return vmid == sb.VMID })
+	if len(b.waiting) > 0 {
+		return
+	}
+	delete(s.images.running, sb.Image)
+	if b.cancel != nil {
+		b.cancel()
+	}
+}
+
+func (s *Service) ensureImage(ctx context.Context, name string, b *imageBuild) {
 	bctx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
 	defer cancel()
-	ref, err := s.cfg.Images.Ensure(bctx, name, func(line string) { s.imageProgress(bctx, name, line) })
-	if err != nil && ctx.Err() == nil && bctx.Err() != nil {
+	s.images.mu.Lock()
+	b.cancel = cancel
+	abandoned := len(b.waiting) == 0
+	s.images.mu.Unlock()
+	if abandoned {
+		return
+	}
+	ref, err := s.cfg.Images.Ensure(bctx, name, func(line string) { s.imageProgress(bctx, b, name, line) })
+	if err != nil && ctx.Err() == nil && errors.Is(bctx.Err(), context.DeadlineExceeded) {
 		err = agentlab.Errorf(agentlab.CodeTimeout, "not built within %s: %w", s.lim.ImageTimeout, err)
 	}
 	s.images.mu.Lock()
-	waiting := s.images.waiting[name]
-	delete(s.images.waiting, name)
+	waiting := b.waiting
+	if len(waiting) > 0 { // otherwise another build may have the name
+		delete(s.images.running, name)
+	}
 	if ctx.Err() != nil {
 		waiting = nil // the service is ending: not a failure
 	}
@@ -96,9 +134,9 @@ func (s *Service) ensureImage(ctx context.Context, name string) {
 
 // imageProgress writes an event of the progress of an image for each sandbox
 // that waits for it.
-func (s *Service) imageProgress(ctx context.Context, name, line string) {
+func (s *Service) imageProgress(ctx context.Context, b *imageBuild, name, line string) {
 	s.images.mu.Lock()
-	waiting := slices.Clone(s.images.waiting[name])
+	waiting := slices.Clone(b.waiting)
 	s.images.mu.Unlock()
 	var evs []agentlab.Event
 	for _, vmid := range waiting {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -40,6 +41,50 @@ func TestDiskSmallerThanImage(t *testing.T) {
 			if text := agentlab.TextWithHint(err); !strings.Contains(text, "4 GiB is smaller than its image (5 GiB)") || !strings.Contains(text, "storage.root_size_gb in the profile to at least 5") {
 				t.Error(text)
 			}
+		}
+	})
+}
+
+// An image that no sandbox waits for any more is not built to its end. The next
+// sandbox that needs it has a build of its own.
+func TestImageBuildIsAbandoned(t *testing.T) {
+	inWorld(t, func(w *world) {
+		canceled, finish := make(chan struct{}), make(chan struct{})
+		w.images.build = func(ctx context.Context, _ string, _ func(string)) error {
+			select {
+			case <-ctx.Done():
+				close(canceled)
+				return ctx.Err()
+			case <-finish:
+				return nil
+			}
+		}
+		building := func() agentlab.Sandbox {
+			sb := w.until(w.create(agentlab.SandboxRequest{}).VMID, agentlab.SandboxProvisioning)
+			synctest.Wait()
+			return sb
+		}
+		destroy := func(sb agentlab.Sandbox) {
+			if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+				t.Fatal(err)
+			}
+			w.until(sb.VMID, agentlab.SandboxDestroyed)
+			synctest.Wait()
+		}
+		one, two := building(), building()
+		destroy(one)
+		select {
+		case <-canceled:
+			t.Fatal("the build was canceled while a sandbox waited for it")
+		default:
+		}
+		destroy(two)
+		<-canceled
+		three := building()
+		close(finish)
+		w.until(three.VMID, agentlab.SandboxReady)
+		if w.images.calls != 2 {
+			t.Errorf("%d builds", w.images.calls)
 		}
 	})
 }

@@ -315,6 +315,7 @@ const timeoutGrace = 10 * time.Second
 // on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.releaseSlots(sb.VMID)
+	s.abandonImage(sb)
 	if err := s.unmountLast(ctx, sb); err != nil {
 		return err
 	}
