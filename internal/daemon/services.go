@@ -255,7 +255,8 @@ func (s *services) openSandboxes() {
 		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
 	s.sandboxes = sandbox.New(sandbox.Config{
-		Store: s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
+		Secrets: s.vault,
+		Store:   s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
 		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{

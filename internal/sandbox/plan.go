@@ -14,9 +14,22 @@ import (
 func (s *Service) Plan(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
 	sb, prof, err := s.plan(r, nil)
 	if err == nil {
-		err = s.checkNested(ctx, sb)
+		err = s.checkPlan(ctx, r, sb, prof)
 	}
 	return sb, prof, err
+}
+
+// checkPlan returns an error if the host or the vault does not have what a planned
+// sandbox needs. The secrets of a job are checked when it gets them, and a copy has those
+// of its source.
+func (s *Service) checkPlan(ctx context.Context, r agentlab.SandboxRequest, sb agentlab.Sandbox, prof agentlab.Profile) error {
+	if err := s.checkNested(ctx, sb); err != nil {
+		return err
+	}
+	if s.cfg.Secrets == nil || prof.SecretsBundle == "" || r.JobID != "" || r.From+r.Fork+r.Maintenance != "" {
+		return nil
+	}
+	return s.cfg.Secrets.Exists(ctx, prof.SecretsBundle)
 }
 
 // plan is Plan for a sandbox from a snapshot; nil means from its image.

@@ -33,7 +33,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	}
 	sb, prof, err := s.plan(r, from)
 	if err == nil {
-		err = s.checkNested(ctx, sb)
+		err = s.checkPlan(ctx, r, sb, prof)
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err

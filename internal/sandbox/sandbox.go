@@ -118,6 +118,11 @@ type Bootstrap interface {
 	Redactor(ctx context.Context, jobID string) (*redact.Redactor, error)
 }
 
+// Secrets has the secrets bundles; *secret.Vault implements it.
+type Secrets interface {
+	Exists(ctx context.Context, bundle string) error // code not_found if it does not
+}
+
 // Artifacts stores files of jobs; *artifact.Service implements it.
 type Artifacts interface {
 	Put(ctx context.Context, jobID, path string, r io.Reader) (agentlab.Artifact, error)
@@ -222,6 +227,8 @@ type Config struct {
 	Profiles Profiles
 
 	Workspaces Workspaces
+
+	Secrets Secrets // nil means that secrets bundles are not checked
 
 	Bootstrap Bootstrap
 	Artifacts Artifacts // stores console logs; nil: they are not stored

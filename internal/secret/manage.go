@@ -109,6 +109,16 @@ func versionOf(text []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
+// Exists returns an error of code not_found if there is no bundle with that name. It
+// does not read the bundle.
+func (v *Vault) Exists(_ context.Context, name string) error {
+	format, err := v.format(name)
+	if err == nil && format == "" && name != DefaultBundle {
+		return noBundle(name)
+	}
+	return err
+}
+
 func noBundle(name string) error {
 	return agentlab.Errorf(agentlab.CodeNotFound, "there is no secrets bundle %q", name).WithField("secrets_bundle").
 		WithHint("create it: agentlab secrets create %s", name)
