@@ -274,7 +274,8 @@ type Status struct {
 	StartedAt time.Time      `json:"started_at"`
 	Backend   string         `json:"backend"`
 	Accel     string         `json:"accel,omitempty" doc:"kvm or tcg, for the qemu backend, once probed"`
-	Home      string         `json:"home,omitempty"`
+	Home      string         `json:"home,omitempty" doc:"AGENTLAB_HOME of the daemon, if it is set"`
+	StateDir  string         `json:"state_dir" doc:"Directory of the database and the disks of sandboxes, on the machine of the daemon"`
 	Listen    string         `json:"listen,omitempty" doc:"Address for calls over TCP, which need a token"`
 	Sandboxes map[string]int `json:"sandboxes" doc:"Number of sandboxes by state, without DESTROYED"`
 	Jobs      map[string]int `json:"jobs" doc:"Number of jobs by status"`

@@ -20,11 +20,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// daemonStartLimit is how long a daemon may take to start.
 const (
-	daemonStartLimit = 30 * time.Second
+	daemonStartLimit = 30 * time.Second // for the start of a daemon
+	daemonEndLimit   = 2 * time.Second  // for another daemon, after the one that this command started has ended
 	daemonPoll       = 20 * time.Millisecond
 )
 
@@ -51,6 +52,7 @@ func (a *App) socketPath() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	p = p.Running()
 	return p.Socket(), p.CheckRun()
 }
 
@@ -72,6 +74,7 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 		if err := a.startDaemon(ctx); err != nil {
 			return nil, err
 		}
+		return a.dial() // its socket can differ from that of the daemon that did not answer
 	}
 	return c, nil
 }
@@ -144,7 +147,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 		_ = cmd.Wait() // the daemon logs errors
 		close(exited)
 	}()
-	return a.awaitDaemon(ctx, p.Socket(), exited, startLog)
+	return awaitDaemon(ctx, p, exited, startLog)
 }
 
 // openStartLog opens an empty log. It truncates an existing file only if it is a
@@ -169,27 +172,33 @@ func openStartLog(name string) (_ *os.File, err error) {
 	return file, file.Truncate(0)
 }
 
-// awaitDaemon waits until the daemon accepts connections. If two commands start
-// two daemons at once, one finds the home locked and exits, and the other one
-// serves both commands soon after.
-func (a *App) awaitDaemon(ctx context.Context, socket string, exited <-chan struct{}, startLog io.ReaderAt) error {
+// awaitDaemon waits until the daemon accepts connections. If several commands start
+// daemons at once, all but one find the home locked and exit, and that one serves all
+// commands when it has started.
+func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan struct{}, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()
 	tick := time.NewTicker(daemonPoll)
 	defer tick.Stop()
-	var ended bool
+	var ended, other bool // the daemon has ended; another one is starting
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-exited:
 			exited, ended = nil, true
-			deadline.Reset(2 * time.Second)
+			deadline.Reset(daemonEndLimit)
 		case <-tick.C:
-			if ping(ctx, socket) == nil {
+			if ping(ctx, p.Running().Socket()) == nil {
 				return nil
 			}
 		case <-deadline.C:
+			pid, _ := lock.Holder(p.Lock())
+			if ended && !other && pid != 0 && syscall.Kill(pid, 0) == nil {
+				other = true
+				deadline.Reset(daemonStartLimit)
+				continue
+			}
 			return startFailure(startLog, ended)
 		}
 	}
@@ -251,15 +260,15 @@ func (a *App) daemonStart(ctx context.Context) error {
 	if err := a.localOnly(); err != nil {
 		return err
 	}
-	if _, err := a.connect(ctx); err != nil {
+	c, err := a.connect(ctx)
+	if err != nil {
 		return err
 	}
+	text := "the daemon is already running"
 	if a.started {
-		a.progressf("daemon started")
-	} else {
-		a.progressf("the daemon is already running")
+		text = "daemon started"
 	}
-	return nil
+	return a.done(map[string]any{"running": true, "started": a.started, "socket": c.Socket()}, "%s", text)
 }
 
 // localOnly returns an error if a daemon over TCP is selected.
@@ -293,22 +302,32 @@ func (a *App) daemonStatus(ctx context.Context) error {
 		return err
 	}
 	if !running {
-		if err := a.emit(map[string]any{"running": false, "socket": socket}, func() error {
-			_, err := fmt.Fprintf(a.Stdout, "not running (%s)\n", socket)
-			return err
-		}); err != nil {
-			return err
-		}
-		return statusError(exitFailure)
+		return a.noDaemonStatus(socket)
 	}
 	s, err := client.New(socket).Status(ctx)
 	if err != nil {
 		return err
 	}
-	return a.emit(map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version}, func() error {
-		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\n", s.Version, s.PID, socket)
+	v := map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version, "state_dir": s.StateDir}
+	return a.emit(v, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\nstate: %s\n", s.Version, s.PID, socket, orDash(s.StateDir))
 		return err
 	})
+}
+
+func (a *App) noDaemonStatus(socket string) error {
+	v, text := map[string]any{"running": false, "socket": socket}, fmt.Sprintf("not running (%s)\n", socket)
+	if a.socket == "" { // otherwise the directory is not known
+		p, err := a.paths()
+		if err != nil {
+			return err
+		}
+		v["state_dir"], text = p.State, text+fmt.Sprintf("state: %s\n", p.State)
+	}
+	if err := a.emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
+		return err
+	}
+	return statusError(exitFailure)
 }
 
 func (a *App) daemonLogsCmd() *cobra.Command {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/config"
 )
 
 // 'daemon stop' waits for the process that it asked to end, also when another
@@ -62,5 +64,30 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 	}
 	if !strings.Contains(said.String(), "another one has been started since") {
 		t.Errorf("said %q", said.String())
+	}
+}
+
+// A command whose daemon has ended, because another command's daemon has the lock, waits
+// for that one.
+func TestStartWaitsForTheOtherDaemon(t *testing.T) {
+	dir := t.TempDir()
+	p := config.Paths{State: dir, Run: dir}
+	exited := make(chan struct{})
+	close(exited)
+	wait := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), daemonEndLimit+time.Second)
+		defer cancel()
+		return awaitDaemon(ctx, p, exited, strings.NewReader("agentlabd: it failed"))
+	}
+	if err := wait(); err == nil || !strings.Contains(err.Error(), "it failed") {
+		t.Errorf("without another daemon: %v", err)
+	}
+	l, err := p.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Unlock() }()
+	if err := wait(); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another daemon starts: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
@@ -112,11 +113,7 @@ func freePorts(ts *testscript.TestScript, neg bool, args []string) {
 
 // daemonPID reads the pid that the daemon noted in its lock file.
 func daemonPID(home string) int {
-	text, err := os.ReadFile(filepath.Join(home, "state", "agentlabd.lock"))
-	if err != nil {
-		return 0
-	}
-	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	pid, _ := lock.Holder(filepath.Join(home, "state", "agentlabd.lock"))
 	return pid
 }
 

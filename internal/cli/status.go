@@ -52,12 +52,9 @@ func (a *App) printStatus(s api.Status) error {
 		backend += " (" + s.Accel + ")"
 	}
 	t.row("Backend:", backend)
-	if s.Home != "" {
-		t.row("Home:", s.Home)
-	}
-	if s.Listen != "" {
-		t.row("Listens:", s.Listen)
-	}
+	t.optional("Home:", s.Home)
+	t.optional("State:", s.StateDir) // an earlier daemon does not send it
+	t.optional("Listens:", s.Listen)
 	t.row("Sandboxes:", counts(s.Sandboxes))
 	for _, p := range s.WarmPool {
 		t.row("Warm pool:", fmt.Sprintf("%d of %d with image %s and profile %s", p.Ready, p.Count, p.Image, p.Profile))

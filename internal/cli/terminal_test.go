@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -42,9 +42,8 @@ func TestReconnectStartsTheDaemon(t *testing.T) {
 	t.Setenv("AGENTLAB_HOME", home)
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Cleanup(func() {
-		text, _ := os.ReadFile(filepath.Join(home, "state", "agentlabd.lock"))
-		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
+		pid, _ := lock.Holder(filepath.Join(home, "state", "agentlabd.lock"))
+		if pid == 0 {
 			t.Error("no daemon was started")
 			return
 		}

@@ -87,14 +87,43 @@ func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }
 func (p Paths) TryLock() (*lock.Lock, error) {
 	l, err := lock.Try(p.Lock())
 	if agentlab.CodeOf(err) == agentlab.CodeBusy {
-		who := ""
-		if pid := lock.Holder(p.Lock()); pid != 0 {
-			who = fmt.Sprintf(" (pid %d)", pid)
-		}
-		return nil, agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s%s", p.State, who).
-			WithHint("stop it first: agentlab daemon stop")
+		return nil, p.locked()
 	}
 	return l, err
+}
+
+// locked returns the error for a state directory that another process has locked. Its
+// hint names the socket of that process if it is not that of p.
+func (p Paths) locked() error {
+	pid, socket := lock.Holder(p.Lock())
+	who, how := "", "stop it first: agentlab daemon stop"
+	if pid != 0 {
+		who = fmt.Sprintf(" (pid %d)", pid)
+	}
+	if pid != 0 && socket != "" {
+		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+			how = fmt.Sprintf("its socket %s has been deleted; stop it first: kill %d", socket, pid)
+		} else if socket != p.Socket() {
+			how = fmt.Sprintf("stop it first: agentlab --socket %s daemon stop", socket)
+		}
+	}
+	return agentlab.Errorf(agentlab.CodeExists, "a daemon is already running for %s%s", p.State, who).WithHint("%s", how)
+}
+
+// Running returns p with the runtime directory of the daemon that runs for p.State.
+// That directory differs from p.Run if the daemon was started with another
+// XDG_RUNTIME_DIR, for example by cron or over ssh.
+func (p Paths) Running() Paths {
+	pid, socket := lock.Holder(p.Lock())
+	if pid == 0 || !filepath.IsAbs(socket) || syscall.Kill(pid, 0) != nil {
+		return p
+	}
+	q := p
+	q.Run = filepath.Dir(socket)
+	if _, err := os.Stat(q.Socket()); err != nil {
+		return p
+	}
+	return q
 }
 
 // ConfigFile is config.yaml.
@@ -186,7 +215,8 @@ func (p Paths) CheckRun() error {
 		return nil
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeDenied, "cannot inspect the runtime directory: %w", err)
+		return agentlab.Errorf(agentlab.CodeDenied, "cannot inspect the runtime directory: %w", err).
+			WithHint("set XDG_RUNTIME_DIR or AGENTLAB_HOME to a directory of your own")
 	}
 	owner, others := os.Geteuid(), fs.FileMode(0o077)
 	if p.System {

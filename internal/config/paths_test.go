@@ -70,6 +70,40 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
+// A daemon that was started with another runtime directory is found by its lock file, and
+// the error for a second one says how to reach the first.
+func TestRunningDaemonWithAnotherRuntimeDirectory(t *testing.T) {
+	first := Paths{State: t.TempDir(), Run: t.TempDir()}
+	second := Paths{State: first.State, Run: t.TempDir()}
+	l, err := first.TryLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(hint string, running Paths) {
+		t.Helper()
+		_, err := second.TryLock()
+		if agentlab.CodeOf(err) != agentlab.CodeExists || agentlab.HintOf(err) != hint {
+			t.Errorf("got %v with hint %q, want %q", err, agentlab.HintOf(err), hint)
+		}
+		if got := second.Running(); got != running {
+			t.Errorf("Running = %+v, want %+v", got, running)
+		}
+	}
+	want("stop it first: agentlab daemon stop", second) // a lock file of an earlier version
+	l.Note(first.Socket())
+	want(fmt.Sprintf("its socket %s has been deleted; stop it first: kill %d", first.Socket(), os.Getpid()), second)
+	if err := os.WriteFile(first.Socket(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want("stop it first: agentlab --socket "+first.Socket()+" daemon stop", first)
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if got := second.Running(); got != second {
+		t.Errorf("Running after the end = %+v, want %+v", got, second)
+	}
+}
+
 func TestEnsureRefuses(t *testing.T) {
 	home := t.TempDir()
 	p, _ := ResolvePaths(env(map[string]string{"AGENTLAB_HOME": home}), false)

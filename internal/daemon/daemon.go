@@ -94,6 +94,7 @@ func New(ctx context.Context, cfg Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.undo.add(held.Unlock)
+	held.Note(cfg.Paths.Socket()) // for clients with another XDG_RUNTIME_DIR
 	if err := d.openLog(); err != nil {
 		return nil, err
 	}
@@ -294,7 +295,8 @@ func (d *Daemon) Health() api.Health {
 func (d *Daemon) Status(ctx context.Context) (api.Status, error) {
 	s, err := d.services.doctor.Status(ctx)
 	info := version.Get()
-	s.Version, s.Commit, s.PID, s.StartedAt, s.Home = info.Version, info.Commit, os.Getpid(), d.started.UTC(), d.cfg.Paths.Home
+	s.Version, s.Commit, s.PID, s.StartedAt = info.Version, info.Commit, os.Getpid(), d.started.UTC()
+	s.Home, s.StateDir = d.cfg.Paths.Home, d.cfg.Paths.State
 	if a := d.TCPAddr(); a != nil {
 		s.Listen = a.String()
 	}

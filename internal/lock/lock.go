@@ -3,8 +3,9 @@
 // wait ends with a context (Mutex, Keyed).
 //
 // A lock file is never removed: removing it would let two processes hold "the"
-// lock on two different files of one name. It contains the process ID of the
-// holder, only for messages.
+// lock on two different files of one name. Its first line is the process ID of
+// the holder, and its second line, if any, what the holder noted (Lock.Note).
+// Both are hints: only Try shows whether the lock is held.
 package lock
 
 import (
@@ -40,7 +41,7 @@ func Try(path string) (*Lock, error) {
 	}
 	ok, err := TryFile(f)
 	if ok {
-		writePID(f, os.Getpid())
+		write(f, strconv.Itoa(os.Getpid())+"\n")
 		return &Lock{f}, nil
 	}
 	defer func() { _ = f.Close() }()
@@ -83,12 +84,10 @@ func Acquire(ctx context.Context, path string) (*Lock, error) {
 		if err == nil || agentlab.CodeOf(err) != agentlab.CodeBusy {
 			return l, err
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil, agentlab.Errorf(agentlab.CodeBusy, "%s, and %w", err.Error(), ctx.Err())
-		case <-timer.C:
+		case <-time.After(wait):
 			wait = min(2*wait, 200*time.Millisecond)
 		}
 	}
@@ -106,36 +105,46 @@ func (l *Lock) Unlock() error {
 	return errors.Join(err, f.Close())
 }
 
-// Holder returns the process ID in the lock file at path, 0 if there is none.
-// It is only for messages: only Try shows whether the lock is held.
-func Holder(path string) int {
+// Note writes one line into the lock file, for processes that find the lock held.
+func (l *Lock) Note(line string) {
+	write(l.f, strconv.Itoa(os.Getpid())+"\n"+line+"\n")
+}
+
+// Holder returns the process ID in the lock file at path, 0 if there is none, and
+// what the holder noted, "" if nothing. The process may have died since.
+func Holder(path string) (pid int, note string) {
 	f, err := os.Open(path)
 	if err != nil {
-		return 0
+		return 0, ""
 	}
 	defer func() { _ = f.Close() }()
-	return readPID(f)
+	return read(f)
 }
 
-// writePID ignores errors: the lock also works without it, for example on a full
-// disk.
-func writePID(f *os.File, pid int) {
+// write ignores errors: the lock also works without its text, for example on a
+// full disk.
+func write(f *os.File, text string) {
 	_ = f.Truncate(0)
-	_, _ = f.WriteAt([]byte(strconv.Itoa(pid)+"\n"), 0)
+	_, _ = f.WriteAt([]byte(text), 0)
 }
 
-func readPID(f *os.File) int {
-	buf := make([]byte, 32)
+// read returns no note that is incomplete: its writer may be in the middle of it.
+func read(f *os.File) (pid int, note string) {
+	buf := make([]byte, 8<<10) // a PID and a path
 	n, _ := f.ReadAt(buf, 0)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	first, rest, _ := strings.Cut(string(buf[:n]), "\n")
+	pid, err := strconv.Atoi(strings.TrimSpace(first))
 	if err != nil || pid <= 0 {
-		return 0
+		return 0, ""
 	}
-	return pid
+	if line, _, complete := strings.Cut(rest, "\n"); complete {
+		note = line
+	}
+	return pid, note
 }
 
 func holder(f *os.File) string {
-	if pid := readPID(f); pid > 0 {
+	if pid, _ := read(f); pid > 0 {
 		return fmt.Sprintf("process %d", pid)
 	}
 	return "another process"

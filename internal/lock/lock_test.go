@@ -92,8 +92,12 @@ func TestOncePerProcessAndAgainAfterUnlock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := Holder(path); got != os.Getpid() {
-		t.Errorf("Holder = %d, want %d", got, os.Getpid())
+	if pid, note := Holder(path); pid != os.Getpid() || note != "" {
+		t.Errorf("Holder = %d, %q, want %d without a note", pid, note, os.Getpid())
+	}
+	l.Note("/run/a socket")
+	if pid, note := Holder(path); pid != os.Getpid() || note != "/run/a socket" {
+		t.Errorf("Holder = %d, %q, want %d and the note", pid, note, os.Getpid())
 	}
 	if _, err := Try(path); agentlab.CodeOf(err) != agentlab.CodeBusy {
 		t.Errorf("second Try: got %v, want busy", err)
@@ -103,14 +107,39 @@ func TestOncePerProcessAndAgainAfterUnlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := Holder(path); got != 0 {
-		t.Errorf("Holder after Unlock = %d, want 0", got)
+	if pid, note := Holder(path); pid != 0 || note != "" {
+		t.Errorf("Holder after Unlock = %d, %q, want nothing", pid, note)
 	}
 	l, err = Try(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = l.Unlock()
+}
+
+// Lock files of earlier versions have only a process ID, and a note may be read while
+// it is written.
+func TestHolderReadsPartsOfAFile(t *testing.T) {
+	for text, want := range map[string]struct {
+		pid  int
+		note string
+	}{
+		"":                {},
+		"x\n/a\n":         {},
+		"12":              {pid: 12},
+		"12\n":            {pid: 12},
+		"12\n/run/a":      {pid: 12},
+		"12\n/run/a\n":    {12, "/run/a"},
+		"12\n/run/a\nb\n": {12, "/run/a"},
+	} {
+		path := filepath.Join(t.TempDir(), "x.lock")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if pid, note := Holder(path); pid != want.pid || note != want.note {
+			t.Errorf("%q: got %d, %q, want %d, %q", text, pid, note, want.pid, want.note)
+		}
+	}
 }
 
 func TestSymlinkRefused(t *testing.T) {
