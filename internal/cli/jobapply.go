@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
 
@@ -38,15 +39,32 @@ the changes are those of its last checkpoint.`,
 			return err
 		}
 		if noChanges(j) && len(args) == 1 {
-			a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
-			a.noteModuleDiffs(j)
-			return a.emit(map[string]any{"job_id": j.ID, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
+			return a.nothingToApply(j, nil)
 		}
 		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
+			if b.withoutChanges(j) && len(args) == 1 {
+				return a.nothingToApply(j, b)
+			}
 			return a.applyChanges(ctx, b, jobSource(j, b), dir, args[1:], force)
 		})
 	})
 	return cmd
+}
+
+// nothingToApply says that a job has no uncommitted changes; b is nil without a bundle.
+func (a *App) nothingToApply(j api.Job, b *checkedBundle) error {
+	a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
+	a.noteModuleDiffs(j)
+	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}), silent)
+}
+
+// applied is the output about applied changes under --json.
+func (s changeSource) applied(files []string, unchanged int, skipped []string) map[string]any {
+	out := map[string]any{s.kind + "_id": s.id, "applied": files, "unchanged": unchanged, "skipped": skipped}
+	if s.checkpoint != nil {
+		out["checkpoint"] = s.checkpoint
+	}
+	return out
 }
 
 func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, paths []string, force bool) error {
@@ -89,11 +107,7 @@ func (a *App) printApplied(p *applyPlan) error {
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	doc := map[string]any{of.kind + "_id": of.id, "applied": names, "unchanged": p.same, "skipped": append([]string{}, p.skipped...)}
-	if of.checkpoint != nil {
-		doc["checkpoint"] = of.checkpoint
-	}
-	return a.emit(doc, func() error {
+	return a.emit(of.applied(names, p.same, append([]string{}, p.skipped...)), func() error {
 		for _, name := range names {
 			fmt.Fprintln(a.Stdout, sanitize(name))
 		}

@@ -47,20 +47,38 @@ result, the changes are those of its last checkpoint.`,
 			return err
 		}
 		if noChanges(j) {
-			a.progressf("job %s has no uncommitted changes", j.ID)
-			a.noteModuleDiffs(j)
-			return a.emit(jobSource(j, nil).document([]changedFile{}, "", stat), silent)
+			return a.nothingToDiff(j, nil, stat)
 		}
 		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
+			if b.withoutChanges(j) {
+				return a.nothingToDiff(j, b, stat)
+			}
 			return a.showChanges(ctx, b, jobSource(j, b), stat)
 		})
 	})
 	return cmd
 }
 
-// noChanges reports whether a job has completed without uncommitted changes.
+// nothingToDiff says that a job has no uncommitted changes; b is nil without a bundle.
+func (a *App) nothingToDiff(j api.Job, b *checkedBundle, stat bool) error {
+	a.progressf("job %s has no uncommitted changes", j.ID)
+	a.noteModuleDiffs(j)
+	return a.emit(jobSource(j, b).document([]changedFile{}, "", stat), silent)
+}
+
+// noChanges reports whether a job has ended without uncommitted changes, as far as its
+// result says. The bundle of a job that has not completed can have others.
 func noChanges(j api.Job) bool {
-	return hasResult(j) && agentlab.JobStatus(j.Status) == agentlab.JobCompleted && j.Result.Uncommitted == 0 && !j.Result.Dirty
+	status := agentlab.JobStatus(j.Status)
+	return hasResult(j) && !claimsChanges(j) && (status == agentlab.JobCompleted || status.Final() && len(workOf(j)) == 0)
+}
+
+func claimsChanges(j api.Job) bool { return j.Result.Uncommitted > 0 || j.Result.Dirty }
+
+// withoutChanges reports whether a bundle of j has no uncommitted changes. It is false for
+// a result that lacks the changes of which it says that there are some.
+func (b *checkedBundle) withoutChanges(j api.Job) bool {
+	return b.header.refs[guestapi.RefChanges] == "" && (b.checkpoint(j) != nil || !claimsChanges(j))
 }
 
 // moduleDiffs returns the artifacts with changes inside submodules.

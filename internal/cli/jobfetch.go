@@ -35,7 +35,7 @@ While a job runs, and when it has ended without a result (for example because it
 VM was lost), the command uses the last checkpoint of the agent's work, and says
 from when it is.
 
-If the job has ended without commits, the command says so and exits with 0.`,
+If the result or the checkpoint has no commits, the command says so and exits with 0.`,
 		Args: exactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
@@ -46,8 +46,8 @@ If the job has ended without commits, the command says so and exits with 0.`,
 			return err
 		}
 		got, err := a.fetchJob(ctx, c, j, repo, withChanges)
-		if errors.Is(err, errNoCommits) && hasNothing(j, withChanges) {
-			return a.nothingToFetch(j)
+		if errors.Is(err, errNoCommits) && (got.Checkpoint != nil || hasNothing(j, withChanges)) {
+			return a.nothingToFetch(j, got)
 		}
 		if err != nil {
 			return err
@@ -84,25 +84,33 @@ func hasNothing(j api.Job, withChanges bool) bool {
 	return hasResult(j) && agentlab.JobStatus(j.Status).Final() && !commits && !changes
 }
 
-func (a *App) nothingToFetch(j api.Job) error {
+func (a *App) nothingToFetch(j api.Job, got fetched) error {
 	a.progressf("nothing to fetch: job %s has no commits", j.ID)
-	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("note: %s with uncommitted changes\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", agentlab.Plural(n, "file"), j.ID, j.ID)
+	what := ""
+	switch {
+	case got.left:
+		what = "uncommitted changes"
+	case j.Result.Uncommitted > 0:
+		what = uncommittedFiles(j.Result.Uncommitted)
+	}
+	if what != "" {
+		a.progressf("note: %s\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", what, j.ID, j.ID)
 	}
 	a.noteModuleDiffs(j)
-	return a.emit(fetched{Code: agentlab.CodeNotFound}, silent)
+	return a.emit(got, silent)
 }
 
-// fetched are the refs that were set from a job's bundle.
+// fetched are the refs that were set from a job's bundle; none if it has no commits.
 type fetched struct {
-	Code       agentlab.Code `json:"code,omitempty"` // not_found: the job has no commits
-	Ref        string        `json:"ref,omitempty"`
-	Commit     string        `json:"commit,omitempty"`
-	Commits    int           `json:"commits"`
-	ChangesRef string        `json:"changes_ref,omitempty"`
-	Changes    string        `json:"changes_commit,omitempty"`
+	Ref        string `json:"ref,omitempty"`
+	Commit     string `json:"commit,omitempty"`
+	Commits    int    `json:"commits"`
+	ChangesRef string `json:"changes_ref,omitempty"`
+	Changes    string `json:"changes_commit,omitempty"`
 
 	Checkpoint *checkpoint `json:"checkpoint,omitempty"` // nil: they are the result of the job
+
+	left bool // the checkpoint has uncommitted changes, which were not asked for
 }
 
 // checkpoint describes a checkpoint in the output of a command.
@@ -145,8 +153,8 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 			refs[got.ChangesRef] = guestapi.RefChanges
 		}
 		if len(refs) == 0 && got.Checkpoint != nil {
-			return agentlab.Errorf(agentlab.CodeNotFound, "the checkpoint of job %s %w", j.ID, errNoCommits).
-				WithHint("show its uncommitted changes: agentlab job diff %s", j.ID)
+			got.left = b.header.refs[guestapi.RefChanges] != ""
+			return errNoCommits
 		}
 		if len(refs) == 0 {
 			return noCommits(j)

@@ -204,7 +204,7 @@ applied. The index and branches do not change, and the changes stay in the sessi
 		return a.withChanges(ctx, c, name, worktree, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
 				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
-				return a.emit(map[string]any{"session_id": of.id, "applied": []string{}, "unchanged": 0, "skipped": []string{}}, silent)
+				return a.emit(of.applied([]string{}, 0, []string{}), silent)
 			}
 			return a.applyChanges(ctx, b, of, b.dir(), paths, force)
 		})
