@@ -94,3 +94,22 @@ func TestStopWithAnotherGrace(t *testing.T) {
 		}
 	})
 }
+
+// The grace of a stop is not that of a later stop, such as the end of a lease.
+func TestGraceIsOfOneStop(t *testing.T) {
+	inWorld(t, func(w *world) {
+		ctx := context.Background()
+		sb := w.create(agentlab.SandboxRequest{Name: "never-stops", TTL: time.Hour, Keepalive: new(true)})
+		w.until(sb.VMID, agentlab.SandboxReady)
+		for range 2 { // the second one finds a stopped sandbox
+			must(w.svc.Stop(ctx, sb.VMID, 0))(t)
+			w.until(sb.VMID, agentlab.SandboxStopped)
+		}
+		sb = must(w.svc.Start(ctx, sb.VMID))(t)
+		w.until(sb.VMID, agentlab.SandboxReady)
+		w.until(sb.VMID, agentlab.SandboxStopped)
+		if d := time.Since(sb.LeaseExpiresAt); d < 30*time.Second {
+			t.Errorf("it stopped %s after its lease, want the usual grace of 30 s", d)
+		}
+	})
+}

@@ -191,11 +191,8 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 // not change; one that is being stopped gets the new grace. Codes: not_found,
 // conflict.
 func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
-	newGrace := false
-	s.withState(vmid, func(m *runtimeState) {
-		newGrace = m.grace == nil || *m.grace != grace
-		m.grace = &grace
-	})
+	var before *time.Duration
+	s.withState(vmid, func(m *runtimeState) { before, m.grace = m.grace, &grace })
 	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
@@ -206,7 +203,12 @@ func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agen
 		sb.Desired = agentlab.DesiredStopped
 		return nil, nil
 	})
-	if err == nil && newGrace {
+	switch {
+	case err != nil:
+		s.withState(vmid, func(m *runtimeState) { m.grace = before })
+	case sb.State == agentlab.SandboxStopped: // a later stop has a grace of its own
+		s.withState(vmid, func(m *runtimeState) { m.grace = nil })
+	case before == nil || *before != grace:
 		s.loop.Interrupt(vmid)
 	}
 	return sb, err

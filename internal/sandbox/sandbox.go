@@ -423,6 +423,9 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 		if !sb.State.HasVM() {
 			m.mounted = ""
 		}
+		if sb.State == agentlab.SandboxStopped {
+			m.grace = nil
+		}
 	}
 	return m
 }
