@@ -424,6 +424,6 @@ func (c *Collector) emitEvent(ctx context.Context, d Deleted) error {
 		return err
 	}
 	c.log.Info("garbage collected", "deleted", d)
-	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d snapshots, %d workspaces, %d tokens, %d events, %d network records",
-		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Snapshots, d.Workspaces, d.Tokens, d.Events, d.Egress))
+	return c.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventGC, data, "deleted by retention: artifact files of %d jobs, %d leftovers, %d job records, %d sandboxes, %d snapshots, %d workspaces, %d tokens, %d events, %d messages, %d network records",
+		d.Artifacts, d.Files, d.Jobs, d.Sandboxes, d.Snapshots, d.Workspaces, d.Tokens, d.Events, d.Messages, d.Egress))
 }

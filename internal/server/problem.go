@@ -56,7 +56,9 @@ func problemOf(err error) *problem {
 	case errors.Is(err, context.DeadlineExceeded):
 		e = agentlab.Errorf(agentlab.CodeTimeout, "it took too long")
 	case errors.Is(err, context.Canceled):
-		e = agentlab.Errorf(agentlab.CodeUnavailable, "the call was cancelled")
+		// A client that has cancelled its call reads no answer.
+		e = agentlab.Errorf(agentlab.CodeUnavailable, "the call was cancelled, because the daemon stops").
+			WithHint("run the command again when the daemon runs; 'agentlab daemon status' shows that")
 	default:
 		e = agentlab.Errorf(agentlab.CodeInternal, "internal error").
 			WithHint("the cause is in the daemon's log: agentlab daemon logs")
@@ -67,7 +69,7 @@ func problemOf(err error) *problem {
 	}
 	return &problem{
 		Status: status, Title: http.StatusText(status), Detail: e.Message,
-		Code: string(e.Code), Hint: agentlab.HintOf(err), Field: e.Field,
+		Code: string(e.Code), Hint: agentlab.HintOf(e), Field: e.Field,
 	}
 }
 

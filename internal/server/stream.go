@@ -151,14 +151,14 @@ func requireUpgrade(got, protocol string) error {
 func (s *Server) upgrade(far net.Conn, protocol string) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		_, w := humago.Unwrap(hc)
+		s.streams.Add(1) // before Hijack: from then on http.Server.Shutdown does not wait for the call
+		defer s.streams.Done()
 		near, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			_ = far.Close()
 			writeProblem(w, agentlab.Errorf(agentlab.CodeUnsupported, "this connection cannot be upgraded"))
 			return
 		}
-		s.streams.Add(1)
-		defer s.streams.Done()
 		defer func() { _, _ = near.Close(), far.Close() }()
 		stop := context.AfterFunc(s.drain, func() { _, _ = near.Close(), far.Close() })
 		defer stop()
