@@ -21,7 +21,7 @@ import (
 // 1 ms or less.
 func BenchmarkAdded(b *testing.B) {
 	w := &world{guests: map[int]*guestWorld{}, changed: make(chan struct{})}
-	w.s = New(Config{Sandboxes: w, Sessions: sessionsOf{w}, Logger: slog.New(slog.DiscardHandler)})
+	w.s = New(Config{Sandboxes: w, Sessions: sessionsOf{w}, First: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.s.Run(ctx) }()

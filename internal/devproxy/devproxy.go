@@ -29,8 +29,8 @@ const (
 	maxFronts = 512
 	// listWait is how long a guest waits for a change of its listeners.
 	listWait = 30 * time.Second
-	// firstPause leaves the processor of a guest that has just started to its user.
-	firstPause = time.Second
+	// defaultFirst is the default of Config.First.
+	defaultFirst = 3 * time.Second
 	// minPause is the pause between two questions to one guest. It grows to maxPause
 	// while the guest fails, and to quickPause while it answers within quickAnswer each
 	// time.
@@ -65,8 +65,11 @@ type Config struct {
 	Sessions  Sessions
 	Off       bool   // serve nothing
 	File      string // where the ports are recorded; "" is nowhere
-	Clock     func() time.Time
-	Logger    *slog.Logger
+	// First is how long after a guest was found it is asked for the first time, so that
+	// the processor of one that has just started is left to its user; 0 is 3 seconds.
+	First  time.Duration
+	Clock  func() time.Time
+	Logger *slog.Logger
 }
 
 // Service serves the ports. Its methods are safe for concurrent use.
@@ -104,6 +107,9 @@ type seenKey struct {
 func New(cfg Config) *Service {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
+	}
+	if cfg.First == 0 {
+		cfg.First = defaultFirst
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1),

@@ -153,7 +153,7 @@ func newWorld(t *testing.T, file string) *world {
 
 // start starts another service on the same world, and returns what stops it.
 func (w *world) start(file string) (stop func()) {
-	w.s = New(Config{Sandboxes: w, Sessions: sessionsOf{w}, File: file, Clock: w.clock, Logger: slog.New(slog.DiscardHandler)})
+	w.s = New(Config{Sandboxes: w, Sessions: sessionsOf{w}, First: time.Millisecond, File: file, Clock: w.clock, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.s.Run(ctx) }()

@@ -41,7 +41,7 @@ func (s *Service) watch(ctx context.Context, p *project) {
 // time, is asked less and less often.
 func (s *Service) follow(ctx context.Context, w *watcher) {
 	state, pause := "", minPause
-	timer := time.NewTimer(firstPause)
+	timer := time.NewTimer(s.cfg.First)
 	defer timer.Stop()
 	for {
 		select {
