@@ -42,10 +42,10 @@ func (a *App) profileCmd() *cobra.Command {
 }
 
 func (a *App) profileTable(list api.List[api.Profile]) error {
-	t := newTable(a.Stdout, "NAME", "CORES", "MEMORY", "NETWORK", "TTL", "KEEPALIVE", "SOURCE", "PROBLEM")
+	t := newTable(a.Stdout, "NAME", "CORES", "MEMORY", "NETWORK", "TTL", "KEEPALIVE", "DEFAULT", "SOURCE", "PROBLEM")
 	for _, p := range list.Items {
 		t.row(p.Name, p.Cores, fmt.Sprintf("%d MiB", p.MemoryMB), p.Network,
-			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), p.Source, orDash(p.Problem))
+			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), yesNo(p.Default), p.Source, orDash(p.Problem))
 	}
 	return t.flush()
 }

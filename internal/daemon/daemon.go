@@ -159,6 +159,8 @@ func (d *Daemon) openAPI(a config.API) error {
 		Version:  version.Get().Version,
 		Proxied:  d.services.settings.UpstreamProxy.URL != "",
 		Trash:    config.Days(d.services.settings.Retention.TrashDays),
+
+		DefaultProfile: d.services.settings.DefaultProfile,
 	})
 	if err != nil {
 		return err

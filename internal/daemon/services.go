@@ -240,7 +240,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
-	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock)
+	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings.DefaultProfile, s.cfg.Paths.ConfigFile()})
 	return nil
 }
 

@@ -14,13 +14,20 @@ func (s *Server) listProfiles(_ context.Context, _ *struct{}) ([]api.Profile, er
 	list, err := s.cfg.Services.Profiles.List()
 	return mapSlice(list, func(e profile.Entry) api.Profile {
 		e.YAML = ""
-		return toProfile(e)
+		return s.installed(e)
 	}), err
+}
+
+// installed is toProfile for a profile that requests can name.
+func (s *Server) installed(e profile.Entry) api.Profile {
+	p := toProfile(e)
+	p.Default = p.Name != "" && p.Name == s.cfg.DefaultProfile
+	return p
 }
 
 func (s *Server) getProfile(_ context.Context, in *profileInput) (api.Profile, error) {
 	e, err := s.cfg.Services.Profiles.Find(in.Profile)
-	return toProfile(e), err
+	return s.installed(e), err
 }
 
 type putProfileInput struct {
@@ -34,7 +41,7 @@ func (s *Server) putProfile(_ context.Context, in *putProfileInput) (api.Profile
 		return api.Profile{}, err
 	}
 	e, err := s.cfg.Services.Profiles.Put(in.Profile, yaml)
-	return toProfile(e), err
+	return s.installed(e), err
 }
 
 type removeProfileInput struct {

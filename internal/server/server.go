@@ -37,6 +37,8 @@ type Config struct {
 	Logger   *slog.Logger
 	Version  string // of the daemon, for the OpenAPI document
 	Proxied  bool   // sandboxes use an upstream proxy
+	// DefaultProfile is the profile of jobs and sandboxes that do not name one.
+	DefaultProfile string
 	// Trash is how long a deleted workspace stays in the trash. 0 means that this is
 	// not known.
 	Trash time.Duration
