@@ -30,6 +30,7 @@ type startOptions struct {
 	multiplexer                   string // "" means the one of the session or the profile
 	branch, worktree              string
 	fresh, detach, resume, yes    bool
+	shell                         bool // show a shell, whatever the terminal shows
 	main                          bool // the session of the repository, whatever branch is checked out
 	withChanges                   bool
 	noEnv                         bool
@@ -138,6 +139,7 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 	if o.agent == shellOnly && (o.resume || len(o.args) > 0) {
 		return usageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
 	}
+	o.shell = o.agent == shellOnly
 	if err := checkBranch(o.worktree, "worktree"); err != nil {
 		return err
 	}
@@ -315,7 +317,10 @@ func openCommand(o startOptions, dir string) []string {
 	if o.run != "" {
 		cmd = append(cmd, "--run", o.run)
 	}
-	if o.agent == shellOnly {
+	switch {
+	case o.shell:
+		return append(cmd, "--shell")
+	case o.agent == shellOnly:
 		return cmd
 	}
 	cmd = append(cmd, "--agent", o.agent)

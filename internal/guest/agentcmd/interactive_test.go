@@ -278,6 +278,16 @@ func TestOpenSecondAgent(t *testing.T) {
 	if got := l.tmux("list-windows", "-a", "-F", "#W #{window_active}"); got != "claude 1\ncodex 0\n" {
 		t.Errorf("windows: %q", got)
 	}
+	l.open("--detach") // attaches to what is there
+	if got := l.tmux("list-windows", "-a", "-F", "#W #{window_active}"); got != "claude 1\ncodex 0\n" {
+		t.Errorf("windows: %q", got)
+	}
+	for range 2 {
+		l.open("--shell", "--detach")
+		if got := l.tmux("list-windows", "-a", "-F", "#W #{window_active}"); got != "claude 0\ncodex 0\nshell 1\n" {
+			t.Errorf("windows: %q", got)
+		}
+	}
 }
 
 // A shell needs one process of tmux, because the user waits for it, whether its terminal

@@ -20,7 +20,8 @@ import (
 type opening struct {
 	session string // name of the terminal
 	dir     string
-	agent   string // "" opens a shell
+	agent   string // "" opens a shell, or with a terminal that exists what it shows
+	shell   bool   // opens a shell, also if the terminal shows an agent
 	first   string // command of a shell in a new session, in the syntax of sh
 	resume  bool
 	detach  bool
@@ -36,6 +37,7 @@ func openMain(stdout io.Writer, args []string) int {
 	f.StringVar(&o.session, "session", "main", "")
 	f.StringVar(&o.dir, "dir", guestapi.RepoDir, "")
 	f.StringVar(&o.agent, "agent", "", "")
+	f.BoolVar(&o.shell, "shell", false, "")
 	f.StringVar(&o.first, "run", "", "")
 	f.BoolVar(&o.resume, "resume", false, "")
 	f.BoolVar(&o.detach, "detach", false, "")

@@ -63,10 +63,13 @@ func (t *tmux) ensure(o opening) error {
 			return err
 		}
 	}
-	if o.agent == "" {
+	if !o.choosesWindow() {
 		return nil
 	}
-	name, command := o.agent, o.command()
+	name, command := shellWindow, []string(nil)
+	if o.agent != "" {
+		name, command = o.agent, []string{o.command()}
+	}
 	window := "=" + o.session + ":=" + name
 	windows, err := t.run("list-windows", "-t", "="+o.session, "-F", "#{window_name}=#{"+optionEnded+"}")
 	if err != nil {
@@ -74,10 +77,10 @@ func (t *tmux) ensure(o opening) error {
 	}
 	switch windows := strings.Split(windows, "\n"); {
 	case !slices.ContainsFunc(windows, func(w string) bool { return strings.HasPrefix(w, name+"=") }):
-		_, err = t.run("new-window", "-t", "="+o.session+":", "-n", name, "-c", o.dir, command)
+		_, err = t.run(append([]string{"new-window", "-t", "=" + o.session + ":", "-n", name, "-c", o.dir}, command...)...)
 		return err
 	case slices.Contains(windows, name+"=1"):
-		if _, err := t.run("set-option", "-w", "-u", "-t", window, optionEnded, ";", "respawn-window", "-k", "-t", window, "-c", o.dir, command); err != nil {
+		if _, err := t.run("set-option", "-w", "-u", "-t", window, optionEnded, ";", "respawn-window", "-k", "-t", window, "-c", o.dir, o.command()); err != nil {
 			return err
 		}
 	case len(o.args) > 0:
@@ -86,6 +89,12 @@ func (t *tmux) ensure(o opening) error {
 	_, err = t.run("select-window", "-t", window)
 	return err
 }
+
+// choosesWindow reports whether an opening means a certain window.
+func (o opening) choosesWindow() bool { return o.agent != "" || o.shell }
+
+// shellWindow is the name of the window of a shell.
+const shellWindow = "shell"
 
 // optionEnded is the option of a window whose agent has ended.
 const optionEnded = "@agentlab_ended"
@@ -97,9 +106,9 @@ func (o opening) newSession() []string {
 	case o.agent != "":
 		return append(args, o.agent, o.command())
 	case o.first != "":
-		return append(args, "shell", o.first+"; exec bash --login")
+		return append(args, shellWindow, o.first+"; exec bash --login")
 	}
-	return append(args, "shell")
+	return append(args, shellWindow)
 }
 
 // command is the command of the agent's window, in the syntax of sh. A shell follows
@@ -135,7 +144,7 @@ func (t *tmux) web(o opening) (guestapi.TerminalWeb, error) {
 // attach implements multiplexer. A shell needs one process: the user waits for it.
 func (t *tmux) attach(o opening) error {
 	args := append([]string{"new-session", "-A"}, o.newSession()...)
-	if o.agent != "" {
+	if o.choosesWindow() {
 		if err := t.ensure(o); err != nil {
 			return err
 		}
