@@ -66,6 +66,14 @@ const (
 	EventClock          = "host.clock"
 )
 
+// EventKinds are the kinds of all events.
+var EventKinds = []string{
+	EventSandboxCreated, EventSandboxState, EventSandboxLease, EventSandboxNetwork, EventSandboxNested, EventSandboxSnapshot, EventSandboxForked,
+	EventWorkspaceState, EventWorkspaceSnapshot, EventWorkspaceLease, EventSession,
+	EventImageBuild, EventJobCreated, EventJobStatus, EventJobPhase, EventJobUnshipped, EventJobMemory, EventArtifactStored,
+	EventMessage, EventGC, EventDrift, EventDaemon, EventSpace, EventClock, EventTokenCreated, EventTokenRevoked,
+}
+
 // Artifact is a file that a job uploaded, stored by the controller.
 type Artifact struct {
 	JobID     string

@@ -121,14 +121,17 @@ func artifactsOf(job string) lister {
 // newNames are the commands whose NAME is that of a new object.
 var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename", "agentlab session create", "agentlab session rename", "agentlab session branch"}
 
-// flagListers complete the values of flags, by the name of the flag.
+var sessionAgents = words(append(slices.Clone(interactiveAgents), shellOnly)...)
+
+// flagListers complete the values of flags, by the name of the flag, and of those of one
+// command that has other values; nil means that there are none to complete.
 var flagListers = map[string]lister{
 	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles,
 	"workspace": listWorkspaces, "session": listSessions, "agent": words(agentlab.Agents...),
+	"agentlab start --agent": sessionAgents, "agentlab sessionizer --agent": sessionAgents,
+	"agentlab attach --session": nil,
+	"sync":                      words(syncManual, syncOnCommit, syncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
 }
-
-// otherFlags have the name of a flag with a lister, and another meaning.
-var otherFlags = []string{"agentlab attach --session"}
 
 // fileFlags take the name of a file or directory, which the shell completes.
 var fileFlags = []string{"file", "out", "repo", "socket", "task-file", "token-file"}
@@ -146,7 +149,7 @@ func (a *App) complete(cmd *cobra.Command) {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if v, ok := f.Value.(choiceFlag); ok {
 				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(words(v.values...))) // it has none yet
-			} else if list, ok := flagListers[f.Name]; ok && !slices.Contains(otherFlags, c.CommandPath()+" --"+f.Name) {
+			} else if list := flagLister(c, f.Name); list != nil {
 				_ = c.RegisterFlagCompletionFunc(f.Name, a.completeWith(list)) // it has none yet
 			} else if !slices.Contains(fileFlags, f.Name) {
 				_ = c.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions)
@@ -154,6 +157,14 @@ func (a *App) complete(cmd *cobra.Command) {
 		})
 		a.complete(c)
 	}
+}
+
+// flagLister returns the lister of a flag of a command, nil if it has none.
+func flagLister(c *cobra.Command, flag string) lister {
+	if list, ok := flagListers[c.CommandPath()+" --"+flag]; ok {
+		return list
+	}
+	return flagListers[flag]
 }
 
 // completeArgs returns the completion of a command's arguments, by its usage line.

@@ -103,7 +103,7 @@ func (a *App) eventsCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "events", Short: "Show events of sandboxes, jobs and the daemon", Args: exactArgs()}
 	flags := cmd.Flags()
 	flags.BoolVarP(&follow, "follow", "f", false, "print new events as they happen")
-	flags.StringVar(&q.Kind, "kind", "", "only events of this kind, e.g. job.status")
+	choice(flags, &q.Kind, "kind", agentlab.EventKinds, "only events of this kind, e.g. job.status")
 	flags.StringVar(&q.Sandbox, "sandbox", "", "only events of this sandbox")
 	flags.StringVar(&q.JobID, "job", "", "only events of this job")
 	flags.Int64Var(&q.After, "after", 0, "only events with a larger ID")
