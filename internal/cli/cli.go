@@ -16,6 +16,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
@@ -213,26 +215,63 @@ func setHelpTexts(cmd *cobra.Command) {
 	}
 }
 
+// groupAnnotation marks the commands that only have subcommands.
+const groupAnnotation = "group"
+
+func isGroup(cmd *cobra.Command) bool {
+	_, ok := cmd.Annotations[groupAnnotation]
+	return ok
+}
+
 // rejectUnknownSubcommands makes a command and the groups below it return an
 // error with a suggestion for an unknown subcommand. cobra does so for the root
 // only, on several lines.
 func rejectUnknownSubcommands(cmd *cobra.Command) {
 	if cmd.HasSubCommands() && cmd.RunE == nil {
+		cmd.Annotations = map[string]string{groupAnnotation: ""}
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			e := usageErrorf("unknown command %q for %q", args[0], cmd.CommandPath())
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near[0])
-			}
-			return e.WithHint("see '%s --help'", cmd.CommandPath())
+			return unknownSubcommand(cmd, args[0])
 		}
-		cmd.Args, cmd.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
+		cmd.Args = cobra.ArbitraryArgs
+	}
+	if cmd.CommandPath() == "agentlab help" { // cobra prints the help of the root for an unknown command
+		cmd.Run, cmd.RunE = nil, func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			switch {
+			case err != nil:
+				return err
+			case isGroup(of) && len(rest) > 0:
+				return unknownSubcommand(of, rest[0])
+			}
+			return of.Help()
+		}
 	}
 	for _, c := range cmd.Commands() {
 		rejectUnknownSubcommands(c)
 	}
+}
+
+// unknownSubcommand returns the error for a word that is no subcommand of cmd, with the
+// nearest one.
+func unknownSubcommand(cmd *cobra.Command, word string) error {
+	e := usageErrorf("unknown command %q for %q", word, cmd.CommandPath())
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(append(names, c.Name()), c.Aliases...)
+		}
+	}
+	near := strictyaml.Nearest(word, names)
+	if near == "" { // the beginning of one
+		near = firstOf(slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, word) }))
+	}
+	if near == "" {
+		return e.WithHint("see '%s --help'", cmd.CommandPath())
+	}
+	return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near)
 }
 
 // run adapts a function that calls the daemon to cobra. It starts the user's

@@ -196,6 +196,10 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		return usageError{e, name}
 	}
+	// The flags after an unknown subcommand are those that the user wants of it.
+	if args := cmd.Flags().Args(); len(args) > 0 && isGroup(cmd) {
+		return cmd.RunE(cmd, args)
+	}
 	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
