@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -32,10 +33,14 @@ func TestAttachIsOneCommand(t *testing.T) {
 		return []byte("shown"), "", 0
 	}))
 	var out strings.Builder
-	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: io.Discard}
+	var notes strings.Builder
+	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now}
 	err := a.attachSession(t.Context(), handlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
 	if err != nil || out.String() != "shown" || resumed != 2 {
 		t.Errorf("%v, %q, resumed %d times", err, out.String(), resumed)
+	}
+	if !strings.HasSuffix(notes.String(), "session app keeps running\n  → agentlab stop app\n") {
+		t.Errorf("said %q", notes.String())
 	}
 	if want := []string{"agentlab-agent open --session main --dir " + guestapi.RepoDir}; !slices.Equal(commands, want) {
 		t.Errorf("ran %q", commands)

@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -42,11 +44,17 @@ func (a *App) cacheStatusCmd() *cobra.Command {
 func (a *App) cacheClearCmd() *cobra.Command {
 	kinds := []string{"npm", "pypi", "go", "apt", "docker"}
 	cmd := &cobra.Command{
-		Use: "clear [KIND]", Short: "Remove what the registry cache has stored", Args: cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs), ValidArgs: kinds,
+		Use: "clear [KIND]", Short: "Remove what the registry cache has stored", Args: cobra.MaximumNArgs(1), ValidArgs: kinds,
 		Long: `Remove what the registry cache has stored, of all registries or of one kind:
 npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 		Example: `  agentlab cache clear
   agentlab cache clear apt`,
+	}
+	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
+		if len(args) == 1 && !slices.Contains(kinds, args[0]) {
+			return usageErrorf("unknown kind %q", args[0]).WithHint("use one of %s", strings.Join(kinds, ", "))
+		}
+		return nil
 	}
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		call := (*client.Client).ClearCache

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -24,8 +25,7 @@ func (a *App) daemonStop(ctx context.Context) error {
 		return err
 	}
 	if !running {
-		a.progressf("no daemon is running")
-		return nil
+		return a.done(map[string]any{"running": false, "stopped": false, "socket": socket}, "no daemon is running")
 	}
 	c := client.New(socket)
 	defer c.Close()
@@ -43,12 +43,11 @@ func (a *App) daemonStop(ctx context.Context) error {
 	if err := awaitEnd(ctx, pid, ended); err != nil {
 		return err
 	}
-	if ping(ctx, socket) == nil {
-		a.progressf("daemon (pid %d) stopped; another one has been started since", pid)
-		return nil
+	text, another := "daemon stopped", ping(ctx, socket) == nil
+	if another {
+		text = fmt.Sprintf("daemon (pid %d) stopped; another one has been started since", pid)
 	}
-	a.progressf("daemon stopped")
-	return nil
+	return a.done(map[string]any{"running": another, "stopped": true, "socket": socket, "pid": pid}, "%s", text)
 }
 
 // stoppedMark is a file next to the socket of a daemon that a user has stopped. The next

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -182,7 +183,11 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	return os.Rename(filepath.Join(tmp, "work"), dir)
+	err = os.Rename(filepath.Join(tmp, "work"), dir)
+	if errors.Is(err, fs.ErrExist) { // the clone of another command, as new as this one
+		return nil
+	}
+	return err
 }
 
 // readDotfiles lists the files below dir that are sent. It follows no links.

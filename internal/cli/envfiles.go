@@ -137,7 +137,10 @@ AgentLab does not know their values: it does not redact them in logs.`,
 		if err != nil {
 			return err
 		}
-		if len(sent.Files) == 0 {
+		if len(sent.Files) == 0 { // nothing else has checked the sandbox
+			if _, err := c.Sandbox(ctx, sandbox); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+				return err
+			}
 			return a.done(sent, "no .env files to send")
 		}
 		return a.done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], sanitize(strings.Join(sent.Files, " ")))

@@ -110,7 +110,7 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	if f.taskFile != "" {
 		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
-			return err
+			return usageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
 		}
 		f.req.Task = text
 	}
@@ -204,7 +204,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		}
 		s, err := a.branchSession(ctx, c, f.repo, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, Image: image})
 		if err != nil {
-			return err
+			return projectImage(err, image != f.req.Image)
 		}
 		f.req.Session = s.ID
 	}
@@ -353,6 +353,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	if err != nil {
 		return err
 	}
+	asked := f.req.Image
 	p, err := useProject(ctx, src, &f.req)
 	if err == nil && f.cachesSetup() {
 		err = a.useSetup(ctx, src, p, &f.req)
@@ -363,7 +364,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	check.Image = f.req.Image
 	check.Ref = src.branch
 	if err := c.ValidateJob(ctx, check); err != nil {
-		return err
+		return projectImage(err, asked != f.req.Image)
 	}
 	f.req.Ref = src.shown(ctx, f.req.Ref)
 	f.req.BundleID, err = a.sendBundle(ctx, c, src)

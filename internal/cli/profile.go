@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,9 +31,12 @@ func (a *App) profileCmd() *cobra.Command {
 				}
 				p, err := c.ValidateProfile(ctx, text)
 				if err != nil {
-					err = contentError{err}
+					return p, contentError{err}
 				}
-				return p, err
+				if file := filepath.Base(args[0]); args[0] != "-" && file != p.Name+".yaml" {
+					a.progressf("note: the profile cannot be used from the file %s, because its name is %s\n  → rename the file to %[2]s.yaml, or change its name", file, p.Name)
+				}
+				return p, nil
 			}, func(p api.Profile) error {
 				a.progressf("profile %s is valid", p.Name)
 				return nil

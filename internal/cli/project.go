@@ -87,6 +87,17 @@ func useProject(ctx context.Context, src localSource, r *api.JobCreate) (project
 	return p, nil
 }
 
+// projectImage returns an error about the image of a request so that it names the project
+// file, if the image comes from there.
+func projectImage(err error, fromProject bool) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || !fromProject || e.Field != "image" {
+		return err
+	}
+	return agentlab.Errorf(e.Code, "image in %s: %s", projectFile, e.Message).
+		WithHint("%s; correct the file and commit it, or choose an image with --image", cmp.Or(e.Hint, "there is no such image"))
+}
+
 // sameImage returns an error for an image that a session does not have. If only the
 // repository names another one, a note says so.
 func (a *App) sameImage(s api.Session, asked, project string) error {

@@ -240,7 +240,10 @@ func saveTo(name string, r io.Reader, force bool, mode fs.FileMode) (int64, erro
 	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
 	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode) //nolint:gosec // the user's file
 	if err != nil {
-		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write: %w", err)
+		if e, ok := errors.AsType[*fs.PathError](err); ok {
+			err = e.Err // the path is not the user's
+		}
+		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write %s: %w", name, err).WithHint("choose a file in a directory that exists and that you may write")
 	}
 	defer func() { _ = os.Remove(tmp.Name()) }()
 	n, err := io.Copy(tmp, r)

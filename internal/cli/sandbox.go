@@ -87,6 +87,9 @@ the job in it has ended, and show its progress; the exit code is that of
 			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
 			// A short job may have ended, and its sandbox may be stopped or destroyed.
 			if short := sb.JobID != "" && (isStopped(sb) || isDestroyed(sb)); err != nil && !short {
+				if ctx.Err() != nil {
+					a.progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
+				}
 				return err
 			}
 		}

@@ -66,12 +66,16 @@ func lastSandboxEvent(ctx context.Context, c *client.Client, s api.Session) int6
 // It returns an error if the sandbox enters a state that done cannot follow,
 // unless it was in that state before, and if the daemon gave the request up.
 func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(api.Sandbox) bool) (api.Sandbox, error) {
-	was, vmid := sb.State, fmt.Sprint(sb.VMID)
+	was, state, vmid := sb.State, sb.State, fmt.Sprint(sb.VMID)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	began := time.Now()
 	quiet := func() {
-		a.progressf("%s  still waiting for sandbox %s, for %s; the first build of an image takes minutes", time.Now().Local().Format("15:04:05"), sb.Name, time.Since(began).Round(time.Second))
+		note := ""
+		if s := agentlab.SandboxState(state); s == agentlab.SandboxRequested || s == agentlab.SandboxProvisioning {
+			note = "; the first build of an image takes minutes"
+		}
+		a.progressf("%s  still waiting for sandbox %s, for %s%s", time.Now().Local().Format("15:04:05"), sb.Name, time.Since(began).Round(time.Second), note)
 	}
 	for e, err := range whenQuiet(c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}), quietAfter, quiet) {
 		if err != nil {
@@ -85,6 +89,7 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		if err != nil {
 			return sb, err
 		}
+		state = now.State
 		if done(now) {
 			a.showLaterEvents(ctx, c, now, e.ID)
 			return now, nil
@@ -265,6 +270,9 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 	var failed error
 	for i, r := range requests {
 		if force && agentlab.CodeOf(r.err) == agentlab.CodeNotFound {
+			if err := a.emit(map[string]any{"name": names[i], "exists": false}, silent); err != nil {
+				return err
+			}
 			continue
 		}
 		err := a.finishSandbox(ctx, c, r, wait, done)

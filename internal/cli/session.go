@@ -252,7 +252,7 @@ the name of the directory and a hash, too.`,
 		}
 		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
 		if err != nil {
-			return err
+			return projectImage(err, image != "")
 		}
 		return a.resumeSession(ctx, c, cmd, s.ID, f)
 	})
@@ -282,16 +282,16 @@ for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&keep, "keep-workspace", false, "do not move the workspace to the trash")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		s, err := c.Session(ctx, args[0])
+		if err != nil {
+			return err
+		}
 		question := fmt.Sprintf("Delete session %s and move its workspace to the trash?", args[0])
 		if keep {
 			question = fmt.Sprintf("Delete session %s?", args[0])
 		}
 		if !yes && !a.confirm(question) {
 			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
-		}
-		s, err := c.Session(ctx, args[0]) // for the ID of its workspace
-		if err != nil {
-			return err
 		}
 		if err := c.DeleteSession(ctx, s.ID, keep); err != nil {
 			return err

@@ -205,6 +205,9 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string
 	}
 	var got guestapi.RepoReceived
 	if err := r.callFor(ctx, in, &got, "receive"); err != nil {
+		if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.changes != "" {
+			err = e.WithHint("if the work tree in the sandbox has changes in the same files, see them with 'agentlab diff', and get them with 'agentlab apply' or discard them in the sandbox")
+		}
 		return nil, err
 	}
 	m.done()

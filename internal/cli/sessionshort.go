@@ -202,7 +202,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 		if err != nil {
 			return err
 		}
-		return a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+		return a.attachTerminal(ctx, c, s, sb, l, open, conn)
 	}
 	sb, err := a.resumeForWork(ctx, c, s, 0)
 	if err != nil {
@@ -220,7 +220,16 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if web {
 		return a.openTerminalWeb(ctx, c, s, sandbox, open)
 	}
-	return a.openTerminal(ctx, c, sandbox, open, nil)
+	return a.attachTerminal(ctx, c, s, sb, l, open, nil)
+}
+
+// attachTerminal is openTerminal for a session, with what follows.
+func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, open guestapi.ExecRequest, conn net.Conn) error {
+	err := a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+	if err == nil {
+		a.noteKeepsRunning(s, l.session == s.ID)
+	}
+	return err
 }
 
 // attachSandbox attaches to a terminal of a sandbox that has no session.
@@ -233,5 +242,9 @@ func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name
 	}
 	a.progressf("attached to terminal %q; detach with Ctrl-]", name)
 	defer a.noticeLease(ctx, c, sandbox)()
-	return a.interact(ctx, conn, a.Stdin, true)
+	if err := a.interact(ctx, conn, a.Stdin, true); err != nil {
+		return err
+	}
+	a.progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)
+	return nil
 }

@@ -196,6 +196,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	}
 	p := a.projectOf(ctx, l.path, head.commit)
 	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile, cmp.Or(o.image, p.Image))
+	err = projectImage(err, o.image == "" && p.Image != "")
 	if err == nil && !created {
 		err = a.sameImage(s, o.image, p.Image)
 	}

@@ -65,7 +65,7 @@ func (a *App) noteUnfinished(s api.Session, err error) {
 	if !errors.Is(err, context.Canceled) && agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		return
 	}
-	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s", s.Name)
+	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
 }
 
 // destroyFailed destroys the former sandboxes of a session that have failed: a resume

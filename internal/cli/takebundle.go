@@ -58,7 +58,7 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 		}
 		need, isNeed := strings.CutPrefix(line, "-")
 		id, name, _ := strings.Cut(need, " ")
-		if len(id) != 40 || strings.Trim(id, "0123456789abcdef") != "" {
+		if !isCommit(id) {
 			return h, errors.New("its header is malformed")
 		}
 		if isNeed {
@@ -180,8 +180,13 @@ func (b *checkedBundle) git(ctx context.Context, in gitInput, args ...string) (s
 // that it fetches from a bundle (up to 2.45 at least), and other fetches need a
 // transport, for which the user's repository can configure programs.
 func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error {
+	// In a subdirectory, index-pack takes the git directory for a relative one.
+	dir, err := git(ctx, b.path, "rev-parse", "--absolute-git-dir")
+	if err != nil {
+		return err
+	}
 	for _, f := range b.files {
-		if err := indexPack(ctx, f.File, f.header.size, b.path, "index-pack"); err != nil {
+		if err := indexPack(ctx, f.File, f.header.size, b.path, "--git-dir="+strings.TrimSuffix(dir, "\n"), "index-pack"); err != nil {
 			return err
 		}
 	}

@@ -23,6 +23,10 @@ const (
 	reconnectMax   = 10 * time.Minute
 )
 
+// settledAfter is when a connection counts as made again. A guest that shuts down accepts
+// connections and ends them, all of which are one loss for the user.
+const settledAfter = 10 * time.Second
+
 // errDetached is the end of a wait by the detach key.
 var errDetached = errors.New("detached")
 
@@ -37,23 +41,25 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 	if agent {
 		boot = bootID(ctx, c, sandbox)
 	}
-	for ; ; conn = nil {
+	for told := ""; ; conn = nil {
 		var err error
 		if conn == nil {
 			conn, err = a.connectTerminal(ctx, c, sandbox, open)
 		}
 		if err == nil {
-			done := make(chan struct{})
+			done, began := make(chan struct{}), a.Now()
 			err = a.interact(ctx, conn, in.reader(done), true)
 			close(done)
+			if a.Now().Sub(began) >= settledAfter {
+				told = ""
+			}
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return err
 		}
-		if a.stoppedByUser() {
-			a.progressf("the daemon was stopped; the terminal keeps running in the sandbox, and is connected again when the daemon runs (Ctrl-C or Ctrl-] ends this)\n  → in another terminal: agentlab daemon start")
-		} else {
-			a.progressf("the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)")
+		if why := a.lossReason(); why != told {
+			a.progressf("%s", why)
+			told = why
 		}
 		if err := a.awaitSandbox(ctx, c, sandbox, in); err != nil {
 			if errors.Is(err, errDetached) {
@@ -66,6 +72,14 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 			open.Command = reopen(open.Command, boot != "" && now != "" && now != boot)
 		}
 	}
+}
+
+// lossReason describes a lost connection for the user.
+func (a *App) lossReason() string {
+	if a.stoppedByUser() {
+		return "the daemon was stopped; the terminal keeps running in the sandbox, and is connected again when the daemon runs (Ctrl-C or Ctrl-] ends this)\n  → in another terminal: agentlab daemon start"
+	}
+	return "the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)"
 }
 
 // connectTerminal runs the command of a terminal with the size of the user's.
@@ -159,14 +173,18 @@ func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox strin
 			if a.explicitDaemon() || a.stoppedByUser() {
 				continue // it is started elsewhere
 			}
-			if _, err := a.connect(ctx); err != nil {
+			now, err := a.connect(ctx)
+			if err != nil {
 				return cmp.Or(ctx.Err(), err)
+			}
+			if now.Socket() != c.Socket() {
+				return agentlab.Errorf(agentlab.CodeUnavailable, "the daemon runs on %s now", now.Socket()).WithHint("run the command again; the terminal keeps running in the sandbox")
 			}
 		case err != nil:
 			return err
 		case isUp(sb):
 			return nil
-		case agentlab.SandboxState(sb.State).Final() || isStopped(sb) || sb.State == string(agentlab.SandboxFailed):
+		case agentlab.SandboxState(sb.State).Final() || isStopped(sb) && sb.Desired != string(agentlab.DesiredRunning) || sb.State == string(agentlab.SandboxFailed):
 			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s is %s", sb.Name, sb.State).WithHint("continue it: agentlab start")
 		}
 	}

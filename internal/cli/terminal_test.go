@@ -84,21 +84,21 @@ func TestKeysEndTheWait(t *testing.T) {
 	}
 }
 
-// A terminal that loses its connection, as when its sandbox is suspended to disk, is
-// connected again when the sandbox is back.
+// A terminal that loses its connection, as when its sandbox is suspended to disk or its
+// guest reboots, is connected again when the sandbox is back. The connections that a guest
+// ends while it reboots are one loss.
 func TestTerminalReconnects(t *testing.T) {
 	var commands, states int
 	mux := http.NewServeMux()
+	seen := []agentlab.SandboxState{agentlab.SandboxSuspended, agentlab.SandboxStopped, agentlab.SandboxReady}
 	mux.HandleFunc("GET /v1/sandboxes/7", func(w http.ResponseWriter, _ *http.Request) {
-		state := agentlab.SandboxSuspended
-		if states++; states > 1 {
-			state = agentlab.SandboxReady
-		}
-		_ = json.NewEncoder(w).Encode(api.Sandbox{VMID: 7, State: string(state)})
+		state := seen[min(states, len(seen)-1)]
+		states++
+		_ = json.NewEncoder(w).Encode(api.Sandbox{VMID: 7, State: string(state), Desired: string(agentlab.DesiredRunning)})
 	})
 	again := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte("again"), "", 0 })
 	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, r *http.Request) {
-		if commands++; commands > 1 {
+		if commands++; commands > 3 {
 			again(w, r)
 			return
 		}
@@ -112,9 +112,9 @@ func TestTerminalReconnects(t *testing.T) {
 		_ = conn.Close()
 	})
 	var out, notes strings.Builder
-	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, socket: filepath.Join(t.TempDir(), "none")}
+	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now, socket: filepath.Join(t.TempDir(), "none")}
 	err := a.openTerminal(t.Context(), handlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
-	if err != nil || out.String() != "first again" || states != 2 || !strings.Contains(notes.String(), "connecting again") {
+	if err != nil || out.String() != "first first first again" || states != len(seen)+2 || strings.Count(notes.String(), "connecting again") != 1 {
 		t.Errorf("%v, %q after %d states, %s", err, out.String(), states, notes.String())
 	}
 }

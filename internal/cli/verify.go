@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -79,7 +80,9 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 // endVerified destroys the sandbox of a verification, also after an interrupt.
 // Without an interrupt it waits for the end.
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
-	r := requestChange(context.WithoutCancel(ctx), c, sandbox, true, c.DestroySandbox)
+	request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	r := requestChange(request, c, sandbox, true, c.DestroySandbox)
 	err := r.err
 	if err == nil && ctx.Err() == nil {
 		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)

@@ -68,8 +68,18 @@ func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got starte
 		return err
 	}
 	auto.report(a)
-	a.progressf("session %s keeps running\n  → agentlab sync\n  → agentlab stop %s", got.Session.Name, got.Session.Name)
+	a.noteKeepsRunning(got.Session, true)
 	return nil
+}
+
+// noteKeepsRunning says what follows after a terminal of a session; here reports whether
+// it is the session of the repository in the current directory.
+func (a *App) noteKeepsRunning(s api.Session, here bool) {
+	sync := ""
+	if here {
+		sync = "\n  → agentlab sync"
+	}
+	a.progressf("session %s keeps running%s\n  → agentlab stop %[1]s", s.Name, sync)
 }
 
 // autoSync fetches the commits of a session in the background while a terminal is

@@ -143,14 +143,23 @@ func (s *Store) notFound(ref string) error {
 	if name, _, _ := strings.Cut(ref, "@"); slices.Contains(ShippedNames(), name) {
 		return e.WithHint("build it: agentlab image build %s", name)
 	}
-	known := ShippedNames()
-	if built, err := s.List(context.Background()); err == nil {
-		for _, i := range built {
-			known = append(known, i.Name)
+	var built []string
+	if list, err := s.List(context.Background()); err == nil {
+		for _, i := range list {
+			built = append(built, i.Name)
 		}
 	}
-	slices.Sort(known)
-	return e.WithHint("there are %s", strings.Join(slices.Compact(known), ", "))
+	slices.Sort(built)
+	built = slices.Compact(built)
+	missing := slices.DeleteFunc(ShippedNames(), func(name string) bool { return slices.Contains(built, name) })
+	var hints []string
+	if len(built) > 0 {
+		hints = append(hints, "there are "+strings.Join(built, ", "))
+	}
+	if len(missing) > 0 {
+		hints = append(hints, "not built yet: "+strings.Join(missing, ", "))
+	}
+	return e.WithHint("%s", strings.Join(hints, "; "))
 }
 
 // current returns digest of the image with the bare name, "" for none.

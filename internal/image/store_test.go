@@ -196,7 +196,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("Check(%q) = %v, want %q", ref, err, code)
 		}
 	}
-	if hint := agentlab.HintOf(s.Check("none")); !strings.Contains(hint, "agents, base, dev, mine") {
+	if hint := agentlab.HintOf(s.Check("none")); hint != "there are mine; not built yet: agents, base, dev" {
 		t.Errorf("hint does not list what there is: %q", hint)
 	}
 }

@@ -234,11 +234,20 @@ func preflightError(prof agentlab.Profile, what string) *agentlab.Error {
 const anywayHint = "; --no-preflight starts the job without this check"
 
 func setSecret(prof agentlab.Profile, name string) string {
-	bundle := ""
-	if prof.SecretsBundle != secret.DefaultBundle {
-		bundle = "--bundle " + prof.SecretsBundle + " "
+	return "agentlab secrets set " + bundleFlag(prof) + "env." + name
+}
+
+// login returns the command that stores a credential of an agent that cannot work
+// without one. All of these have a login of their name.
+func login(agent string, prof agentlab.Profile) string {
+	return "agentlab login " + bundleFlag(prof) + agent
+}
+
+func bundleFlag(prof agentlab.Profile) string {
+	if prof.SecretsBundle == secret.DefaultBundle {
+		return ""
 	}
-	return "agentlab secrets set " + bundle + "env." + name
+	return "--bundle " + prof.SecretsBundle + " "
 }
 
 func missingKeyError(j agentlab.Job, prof agentlab.Profile, keys []string) error {
@@ -247,7 +256,7 @@ func missingKeyError(j agentlab.Job, prof agentlab.Profile, keys []string) error
 			WithHint("add secrets_bundle to the profile, or choose another with --profile%s", anywayHint)
 	}
 	return preflightError(prof, "agent "+j.Agent+" has no key for its model: secrets bundle "+prof.SecretsBundle+" has none of "+strings.Join(keys, ", ")).
-		WithHint("%s%s", setSecret(prof, keys[0]), anywayHint)
+		WithHint("%s, or %s%s", login(j.Agent, prof), setSecret(prof, keys[0]), anywayHint)
 }
 
 // loopbackModelError rejects a job whose model is at a loopback address. For the agent

@@ -156,7 +156,7 @@ func (s *Service) findPool() (out []backend.Finding) {
 			out = append(out, backend.Finding{
 				Name: "warm pool", Level: backend.LevelWarn,
 				Detail: fmt.Sprintf("no further sandbox of image %s can wait in the warm pool: %s", s.cfg.Pool[i].Image, problem),
-				Remedy: "sandboxes start without the pool until then; see warm_pool in config.yaml",
+				Remedy: "sandboxes start without the pool until then; see warm_pool in config.yaml, and restart the daemon after a change",
 			})
 		}
 	}

@@ -63,6 +63,15 @@ func newHost(cfg Config) *host {
 // qemu returns the absolute path of QEMU, or its name if it is not found.
 func (h *host) qemu() string { return lookPath(h.cfg.QEMU, defaultQEMU) }
 
+// noQEMU returns the error for a QEMU that is not found.
+func (h *host) noQEMU() error {
+	if h.cfg.QEMU != "" {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "%s, which qemu.binary in config.yaml names, is not an executable program", h.cfg.QEMU).
+			WithHint("correct qemu.binary, or remove it to use %s from the PATH, and restart the daemon", defaultQEMU)
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is not installed").WithHint(installQEMU)
+}
+
 func (h *host) qemuImg() string { return lookPath(h.cfg.QEMUImg, defaultQEMUImg) }
 
 func lookPath(name, fallback string) string {
@@ -101,7 +110,7 @@ var versionRE = lazyre.New(`QEMU emulator version ([0-9]+)\.([0-9]+)[^\n]*`)
 func (h *host) version(ctx context.Context) (qemuVersion, error) {
 	path, err := exec.LookPath(h.qemu())
 	if err != nil {
-		return qemuVersion{}, agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is not installed").WithHint(installQEMU)
+		return qemuVersion{}, h.noQEMU()
 	}
 	stamp, err := stampOf(path)
 	if err != nil {
@@ -162,7 +171,7 @@ func (h *host) kvm(ctx context.Context) (verdict, error) {
 	path := h.qemu()
 	stamp, err := stampOf(path)
 	if err != nil {
-		return verdict{}, agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is not installed").WithHint(installQEMU)
+		return verdict{}, h.noQEMU()
 	}
 	version, err := h.version(ctx)
 	if err != nil {

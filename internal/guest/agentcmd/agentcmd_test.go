@@ -119,7 +119,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%q: %d %q", args, code, errOut)
 		}
 	}
-	if _, errOut, code := wrapper(t, "task", env, "run", "--agent", "gemini"); code != 127 || !strings.Contains(errOut, "--image agents") {
+	if _, errOut, code := wrapper(t, "task", env, "run", "--agent", "gemini"); code != 127 || !strings.Contains(errOut, "choose one with --image") {
 		t.Errorf("not installed: %d %q", code, errOut)
 	}
 	if _, errOut, code := wrapper(t, "", env, "run", "--agent", "shell", "--task-file", "/nonexistent"); code != 126 || errOut == "" {

@@ -94,7 +94,7 @@ func (e notInstalled) Error() string {
 	if e.a.name == "shell" {
 		return "bash is not installed in this image"
 	}
-	return fmt.Sprintf("%s is not installed in this image; the image \"agents\" has it: give --image agents, or install it in the task with --agent shell", e.a.program)
+	return fmt.Sprintf("%s is not installed in this image; the images \"agents\" and \"dev\" have it: choose one with --image", e.a.program)
 }
 
 // command is the command to start.

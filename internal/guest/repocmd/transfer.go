@@ -252,6 +252,8 @@ func (r repo) apply(dir, commit string) error {
 		return nil // an earlier call has applied them
 	}
 	c.in = &patch
-	_, err := r.runGit(c, "apply", "--whitespace=nowarn", "-")
-	return err
+	if _, err := r.runGit(c, "apply", "--whitespace=nowarn", "-"); err != nil {
+		return fmt.Errorf("the uncommitted changes do not apply: %w", err)
+	}
+	return nil
 }

@@ -58,7 +58,7 @@ func TestOutcomes(t *testing.T) {
 		{"pipefail", "shell", "false | true; echo no", "FAILED", "exited with code 1", 1},
 		{"unset variable", "shell", "echo $NOT_SET", "FAILED", "exited with code", 1},
 		{"signal", "shell", "kill -SEGV $$", "FAILED", "signal 11", 139},
-		{"no such program", "opencode", "task", "FAILED", "--image agents", 127},
+		{"no such program", "opencode", "task", "FAILED", "choose one with --image", 127},
 		{"unknown agent", "hal", "task", "FAILED", "unknown agent", 126},
 	}
 	for _, c := range cases {
