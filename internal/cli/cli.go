@@ -44,6 +44,7 @@ type App struct {
 	tokenFile string // --token-file
 	started   bool   // this run started the daemon
 	running   bool   // the command's RunE has been called
+	internal  bool   // the run is part of another one: it needs no completion, whose functions cobra never frees
 	shown     int64  // ID of the last event that showEvent printed
 
 	logIdle time.Duration // 0 means the constant logIdle
@@ -62,8 +63,18 @@ func Main(args []string) int {
 	return app.Run(ctx, args)
 }
 
-// Run executes one command line and returns its exit code (see exitCode).
+// Run executes one command line, prints its error and returns its exit code (see
+// exitCode).
 func (a *App) Run(ctx context.Context, args []string) int {
+	err := a.execute(ctx, args)
+	if err != nil {
+		a.printError(err)
+	}
+	return exitCode(err)
+}
+
+// execute executes one command line.
+func (a *App) execute(ctx context.Context, args []string) error {
 	root := a.Root()
 	root.SetArgs(args)
 	root.SetIn(a.Stdin)
@@ -82,10 +93,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 		err = asUsage(cmd, err)
 		a.json = a.json || wantsJSON(args)
 	}
-	if err != nil {
-		a.printError(err)
-	}
-	return exitCode(err)
+	return err
 }
 
 // wantsJSON reports whether --json is among the arguments. Parsing stopped at
@@ -172,11 +180,13 @@ Or unattended:
 		add("interactive", a.agentCmd(name))
 	}
 	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())
-	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.sshConfigCmd(), a.logsCmd())
+	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.sshConfigCmd(), a.logsCmd(), a.mcpCmd())
 	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.setupCmd(), a.cacheCmd(), a.profileCmd(), a.secretsCmd(), a.loginCmd(), a.logoutCmd())
 	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
 	root.AddCommand(a.proxyCmd(), a.sshProxyCmd(), a.versionCmd())
-	a.complete(root)
+	if !a.internal {
+		a.complete(root)
+	}
 	a.markRunning(root)
 	return root
 }

@@ -141,18 +141,22 @@ type errorJSON struct {
 	Field   string        `json:"field,omitempty"`
 }
 
-func (a *App) printError(err error) {
-	var status statusError
-	if errors.As(err, &status) {
-		return
+func toErrorJSON(err error) errorJSON {
+	if errors.Is(err, context.Canceled) {
+		return errorJSON{Code: "interrupted", Message: "interrupted"}
 	}
 	out := errorJSON{Code: agentlab.CodeOf(err), Message: err.Error(), Hint: agentlab.HintOf(err)}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		out.Field = e.Field
 	}
-	if errors.Is(err, context.Canceled) {
-		out.Code, out.Message, out.Hint = "interrupted", "interrupted", ""
+	return out
+}
+
+func (a *App) printError(err error) {
+	if _, ok := errors.AsType[statusError](err); ok {
+		return
 	}
+	out := toErrorJSON(err)
 	if a.json {
 		_ = writeJSON(a.Stderr, map[string]errorJSON{"error": out}, "")
 		return

@@ -1,8 +1,11 @@
 package cli_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/mcpclient"
 	"github.com/agentlab-vm/agentlab/test/testdaemon"
 )
 
@@ -76,6 +80,7 @@ func scriptParams(t *testing.T, dir string) testscript.Params {
 			"capture":    capture,
 			"freeports":  freePorts,
 			"killdaemon": killDaemon,
+			"mcp":        mcpCall,
 		},
 	}
 }
@@ -91,6 +96,47 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("no match for %s", args[1])
 	}
 	ts.Setenv(args[0], m[1])
+}
+
+// mcpCall [-FLAG...] TOOL [ARGUMENTS] starts 'agentlab mcp' with the flags and calls a
+// tool. The text of its result is standard output and the progress standard error; with
+// !, the call must fail. The tool "tools" lists the tools with their parameters.
+func mcpCall(ts *testscript.TestScript, neg bool, args []string) {
+	split := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
+	if split < 0 {
+		ts.Fatalf("usage: mcp [-FLAG...] TOOL [ARGUMENTS]")
+	}
+	flags, tool, object := args[:split], args[split], "{}"
+	if len(args) > split+1 {
+		object = args[split+1]
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	program, err := exec.LookPath("agentlab")
+	ts.Check(err)
+	server := exec.Command(program, append([]string{"mcp"}, flags...)...)
+	server.Dir = ts.MkAbs(".")
+	server.Env = os.Environ()
+	for _, name := range []string{"AGENTLAB_HOME", "GIT_CONFIG_GLOBAL", "HOME", "PATH"} {
+		server.Env = append(server.Env, name+"="+ts.Getenv(name))
+	}
+	s, err := mcpclient.Start(ctx, server, ts.Stderr())
+	ts.Check(err)
+	defer func() { _ = s.Close() }()
+	if tool == "tools" {
+		for t, err := range s.Tools(ctx, nil) {
+			ts.Check(err)
+			schema, _ := json.Marshal(t.InputSchema)
+			fmt.Fprintf(ts.Stdout(), "%s readonly=%v destructive=%v %s\n", t.Name, t.Annotations.ReadOnlyHint, *t.Annotations.DestructiveHint, schema)
+		}
+		return
+	}
+	r, err := s.Call(ctx, tool, object)
+	ts.Check(err)
+	fmt.Fprint(ts.Stdout(), mcpclient.Text(r))
+	if r.IsError != neg {
+		ts.Fatalf("isError is %v: %s", r.IsError, mcpclient.Text(r))
+	}
 }
 
 // freePorts VAR... sets the variables to TCP ports on which no process listens, in
