@@ -15,7 +15,11 @@ export AGENTLAB_HOME="$PWD/.cache/demo"
 export GIT_PAGER=cat
 mkdir -p "$AGENTLAB_HOME"
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+bold='' plain=''
+if [[ -t 1 ]]; then
+    bold=$'\033[1m' plain=$'\033[0m'
+fi
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 show() {
     printf '$ %s\n' "$*"
     "$@"
@@ -46,7 +50,7 @@ show git -C "$repo" log --oneline
 
 say "2. A job in a new virtual machine: fix it, run the test, commit"
 echo "(agent 'shell' takes a script as its task; claude, codex, opencode and gemini take a prompt)"
-echo "(the first time, the image is built; that takes a minute or two)"
+agentlab image list 2>/dev/null | grep -q '^base ' || echo "(the image is built first; that takes a minute or two)"
 task='set -e
 sed -i s/wrold/world/ greet.sh
 sh ./test.sh
@@ -89,5 +93,5 @@ fi
 echo "all processes have ended"
 
 say "Done. With a real agent, in a repository of yours:"
-echo "  agentlab secrets set env.ANTHROPIC_API_KEY"
+echo "  agentlab login claude"
 echo "  agentlab job run --repo . --agent claude --task 'Fix the failing test and commit'"
