@@ -77,16 +77,16 @@ func (a *App) mcpTool(tree *cobra.Command, t mcpTool, at mcpPlace) mcp.Tool {
 			if err != nil {
 				return mcpError(err)
 			}
-			return a.mcpCall(ctx, t, line, progress)
+			return a.mcpCall(ctx, t, at, line, progress)
 		},
 	}
 }
 
 // mcpCall runs a command line with the same daemon as a.
-func (a *App) mcpCall(ctx context.Context, t mcpTool, line []string, progress func(string)) mcp.Result {
+func (a *App) mcpCall(ctx context.Context, t mcpTool, at mcpPlace, line []string, progress func(string)) mcp.Result {
 	var text, notes mcp.Output
 	doc := &bounded.Head{Max: maxDocument}
-	run := &App{Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true}
+	run := &App{Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true, place: &at}
 	isExec := t.path == "exec"
 	if isExec {
 		run.Stderr = &notes // it is the guest's

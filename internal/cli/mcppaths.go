@@ -133,21 +133,43 @@ func (p mcpPlace) repo(ctx context.Context, value string) (string, error) {
 	if err != nil || len(lines) != 4 {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not the work tree of a git repository", value).WithField("repo")
 	}
-	top, objects := withoutLinks(lines[0]), withoutLinks(lines[3])
+	top, of := withoutLinks(lines[0]), "the repository "+value
 	if err := p.allows(top); err != nil {
 		return "", err
 	}
-	borrows, err := os.ReadFile(filepath.Join(objects, "info", "alternates"))
-	if err == nil && strings.TrimSpace(string(borrows)) != "" {
-		return "", agentlab.Errorf(agentlab.CodeDenied, "%s borrows objects of another repository", value).
-			WithHint("the user can copy them: git repack -a -d; rm .git/objects/info/alternates")
-	} else if err != nil && !os.IsNotExist(err) {
-		return "", err
-	}
-	for _, dir := range []string{withoutLinks(lines[1]), withoutLinks(lines[2]), objects} {
+	for _, dir := range []string{withoutLinks(lines[1]), withoutLinks(lines[2])} {
 		if !isBelow(dir, p.root) {
-			return "", p.outside(dir, ", and the repository "+value+" uses it")
+			return "", p.outside(dir, ", and "+of+" uses it")
 		}
 	}
-	return top, nil
+	return top, p.objects(lines[3], of)
+}
+
+// objects checks the directory with the objects of a repository.
+func (p mcpPlace) objects(dir, of string) error {
+	dir = withoutLinks(dir)
+	if !isBelow(dir, p.root) {
+		return p.outside(dir, ", and "+of+" uses it")
+	}
+	borrows, err := os.ReadFile(filepath.Join(dir, "info", "alternates"))
+	switch {
+	case os.IsNotExist(err):
+		return nil
+	case err == nil && strings.TrimSpace(string(borrows)) != "":
+		return agentlab.Errorf(agentlab.CodeDenied, "%s borrows objects of another repository", of).
+			WithHint("the user can copy them: git repack -a -d; rm .git/objects/info/alternates")
+	}
+	return err
+}
+
+// sends checks a repository with the submodules that are sent with it. A file .git in a
+// submodule can name any repository.
+func (p mcpPlace) sends(src localSource) error {
+	err := p.objects(src.objects, "the repository "+src.path)
+	for _, m := range src.modules {
+		if err == nil {
+			err = p.objects(m.objects, "the submodule "+m.path)
+		}
+	}
+	return err
 }

@@ -89,6 +89,11 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	fail := func(format string, args ...any) (string, error) {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
 	}
+	if a.place != nil {
+		if err := a.place.sends(src); err != nil {
+			return "", err
+		}
+	}
 	a.warnUncommitted(ctx, src.path)
 	a.warnUnsent(ctx, src)
 	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
