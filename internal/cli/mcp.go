@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -153,9 +154,11 @@ func nonEmpty(texts ...string) (out []string) {
 // object, in bytes. Of a longer one, it returns the beginning and the end as text.
 const maxDocument = 128 << 10
 
-// lineWriter reports each whole line of at most maxReport bytes.
+// lineWriter reports each whole line of at most maxReport bytes. It is safe for
+// concurrent use, as mcp.Output.
 type lineWriter struct {
 	report func(string)
+	mu     sync.Mutex
 	line   []byte
 }
 
@@ -163,6 +166,8 @@ type lineWriter struct {
 const maxReport = 1 << 10
 
 func (w *lineWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, c := range p {
 		switch {
 		case c != '\n':

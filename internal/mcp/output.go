@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 
@@ -21,8 +22,10 @@ const (
 )
 
 // Output is an io.Writer that keeps the beginning and the end of what is written to it,
-// in bounded memory. Its zero value is empty. It is not safe for concurrent use.
+// in bounded memory. Its zero value is empty. It is safe for concurrent use: a command
+// may still write when it has ended, for example the progress of what it sends.
 type Output struct {
+	mu      sync.Mutex
 	head    bounded.Head
 	tail    bounded.Tail // without the head
 	written int
@@ -30,6 +33,8 @@ type Output struct {
 
 // Write implements io.Writer. It never fails.
 func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.head.Max, o.tail.Max = keptHead, keptTail
 	_, _ = o.head.Write(p)                                           // these never fail
 	_, _ = o.tail.Write(p[min(max(keptHead-o.written, 0), len(p)):]) // as above
@@ -39,6 +44,8 @@ func (o *Output) Write(p []byte) (int, error) {
 
 // Text returns what was kept, cleaned (see Clean). A line says how much is missing.
 func (o *Output) Text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	left := o.written - keptHead - keptTail
 	if left <= 0 {
 		return Clean(o.head.String() + o.tail.String())

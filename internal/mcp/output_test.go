@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -33,6 +34,24 @@ func TestOutput(t *testing.T) {
 				t.Errorf("%v allocations for each write", n)
 			}
 		}
+	}
+}
+
+// A command may write while its output is read.
+func TestOutputIsSafe(t *testing.T) {
+	var o Output
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 50 {
+				_, _ = o.Write([]byte("12345678"))
+				_ = o.Text()
+			}
+		})
+	}
+	wg.Wait()
+	if text := o.Text(); len(text) != 4*50*8 {
+		t.Errorf("%d bytes", len(text))
 	}
 }
 
