@@ -136,7 +136,7 @@ func paramType(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "bool", "boolfunc":
 		return mcp.Boolean
-	case "int":
+	case "int", "int64":
 		return mcp.Integer
 	}
 	return mcp.String
@@ -152,7 +152,7 @@ func (t mcpTool) line(ctx context.Context, cmd *cobra.Command, args map[string]a
 		if !given && f.DefValue == "." { // the current directory may be another one
 			v, given = f.DefValue, true
 		}
-		if !given || v == false {
+		if !given || v == false && f.Value.Type() == "boolfunc" { // such a flag has no value
 			continue
 		}
 		text, err := at.check(ctx, t.path, name, argument(v))
