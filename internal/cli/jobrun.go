@@ -260,13 +260,15 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 	if err != nil {
 		return a.jobContinues(ctx, j.ID, attempts, err)
 	}
-	return a.finishJob(ctx, c, j)
+	return a.finishJob(ctx, c, j, goneLimit)
 }
 
-// finishJob waits until an ended job has left nothing behind, prints how it ended, and
-// returns its exit code as an error.
-func (a *App) finishJob(ctx context.Context, c *client.Client, j api.Job) error {
-	a.waitDestroyed(ctx, c, append([]api.Job{j}, j.Attempts...)...)
+// finishJob waits until an ended job has left nothing behind, but at most for the time
+// gone, prints how it ended, and returns its exit code as an error.
+func (a *App) finishJob(ctx context.Context, c *client.Client, j api.Job, gone time.Duration) error {
+	wait, cancel := context.WithTimeout(ctx, gone)
+	defer cancel()
+	a.waitDestroyed(wait, c, append([]api.Job{j}, j.Attempts...)...)
 	if err := a.emit(j, func() error { a.summariseEnded(ctx, c, j); return nil }); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ passed, it is 124, and the job continues.`,
 		if limit < 0 {
 			return usageErrorf("--timeout is negative")
 		}
+		began := a.Now()
 		j, err := c.Job(ctx, args[0])
 		if err == nil && !agentlab.JobStatus(j.Status).Final() {
 			j, err = a.waitJobFor(ctx, c, j.ID, limit)
@@ -39,9 +40,22 @@ passed, it is 124, and the job continues.`,
 			}
 			return statusError(exitTimeout)
 		}
-		return a.finishJob(ctx, c, j)
+		return a.finishJob(ctx, c, j, goneWithin(limit, a.Now().Sub(began)))
 	})
 	return cmd
+}
+
+// leastGone is how long job wait waits for the sandbox of an ended job to be destroyed,
+// if the time of --timeout has passed.
+const leastGone = 2 * time.Second
+
+// goneWithin returns how long to wait for the sandbox of an ended job to be destroyed
+// after a wait that took this long, of a limit that is 0 if there is none.
+func goneWithin(limit, took time.Duration) time.Duration {
+	if limit == 0 {
+		return goneLimit
+	}
+	return min(max(limit-took, leastGone), goneLimit)
 }
 
 // waitJobFor shows the progress of a job and returns it when it is final, or when the
