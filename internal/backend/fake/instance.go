@@ -268,11 +268,11 @@ func (in *instance) crash(reason string) error {
 
 // crashBy makes the VM crash, if it runs, and sets by, a field of in.rec.
 func (in *instance) crashBy(reason string, by *bool) error {
-	if err := in.crash(reason); err != nil {
+	in.mu.Lock() // nobody sees the crash without its field
+	defer in.mu.Unlock()
+	if err := in.powerOffLocked(backend.PowerCrashed, reason, true); err != nil {
 		return err
 	}
-	in.mu.Lock()
-	defer in.mu.Unlock()
 	*by = in.rec.Power == backend.PowerCrashed
 	return in.save()
 }
@@ -285,6 +285,11 @@ func (in *instance) cut(power backend.Power, reason string) error {
 func (in *instance) powerOff(power backend.Power, reason string, onlyRunning bool) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	return in.powerOffLocked(power, reason, onlyRunning)
+}
+
+// powerOffLocked is powerOff for a caller that holds in.mu.
+func (in *instance) powerOffLocked(power backend.Power, reason string, onlyRunning bool) error {
 	if in.rec.Power == power {
 		in.rec.Expired, in.rec.Fork = false, nil // this caller stops it
 		return in.save()
