@@ -430,6 +430,6 @@ func (r *Runner) damaged(ctx context.Context, at string) bool {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timing.GitTimeout)
 	defer cancel()
 	_, err = r.git.run(ctx, t.work, t.env, append([]string{"fsck", "--connectivity-only", "--no-dangling"}, commits...)...)
-	_, isGit := errors.AsType[*gitError](err)
-	return isGit && ctx.Err() == nil
+	e, isGit := errors.AsType[*gitError](err)
+	return isGit && e.code > 0 && ctx.Err() == nil // a signal says nothing about the checkout
 }
