@@ -74,12 +74,10 @@ func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 	p := config.Paths{State: dir, Run: dir}
 	exited := make(chan struct{})
 	close(exited)
-	wait := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), daemonEndLimit+time.Second)
-		defer cancel()
+	wait := func(ctx context.Context) error {
 		return awaitDaemon(ctx, p, exited, strings.NewReader("agentlabd: it failed"))
 	}
-	if err := wait(); err == nil || !strings.Contains(err.Error(), "it failed") {
+	if err := wait(t.Context()); err == nil || !strings.Contains(err.Error(), "it failed") {
 		t.Errorf("without another daemon: %v", err)
 	}
 	l, err := p.TryLock()
@@ -87,7 +85,9 @@ func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Unlock() }()
-	if err := wait(); !errors.Is(err, context.DeadlineExceeded) {
+	ctx, cancel := context.WithTimeout(t.Context(), daemonEndLimit+time.Second)
+	defer cancel()
+	if err := wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while another daemon starts: %v", err)
 	}
 }
