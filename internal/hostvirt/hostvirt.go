@@ -1,5 +1,5 @@
 // Package hostvirt reads whether the hypervisor of this machine's kernel permits
-// virtual machines in its guests.
+// virtual machines in its guests, and measures the cost of its own virtualization.
 package hostvirt
 
 import (

@@ -59,9 +59,10 @@ func (l *lab) pauseOfSave() time.Duration {
 }
 
 // BenchmarkWarmStart compares what starts from a saved guest with the raw boot
-// by hand: a sandbox from the request to its first exec (budget 0.10), a whole
-// job (0.5), one child of a fork (0.10) and the pause of its source (0.05), suspend to
-// disk with the resume and an exec (1.0), and a sandbox of the warm pool. All samples are
+// by hand: a sandbox from the request to its first exec (budget 0.15; 0.22 where a first
+// access to a page takes more than 3 µs), a whole job (0.45), one child of a fork (0.08; 0.16)
+// and the pause of its source (0.02), suspend to disk with the resume and an exec (0.35), and
+// a sandbox of the warm pool (0.05). All samples are
 // taken in turn.
 func BenchmarkWarmStart(b *testing.B) {
 	cold, vm := newColdLab(b)
@@ -107,6 +108,10 @@ func BenchmarkWarmStart(b *testing.B) {
 			l.destroyAll()
 		}
 	}
+	fresh("counted")
+	l.reportFaults(b, "one warm start")
+	l.ok("sandbox", "destroy", "counted")
+	reportFaultCost(b)
 	base := report(b, "raw boot by hand", raw)
 	for _, m := range []struct {
 		name, unit string

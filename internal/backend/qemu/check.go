@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -22,7 +23,7 @@ const (
 // as a probe of KVM.
 func (d *Driver) Check(ctx context.Context) []backend.Finding {
 	findings := []backend.Finding{d.checkArch()}
-	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkNested(ctx), d.checkRunner())
+	findings = append(findings, d.checkQEMU(ctx), d.checkQEMUImg(), d.checkKVM(ctx), d.checkNested(ctx), d.checkFaults(), d.checkRunner())
 	findings = append(findings, supervisor.CheckProxy(ctx, d.cfg.UpstreamProxy)...)
 	return append(findings, d.tmpl.check(), checkSpace("disk-state", d.cfg.StateDir), checkSpace("disk-cache", d.cfg.CacheDir))
 }
@@ -71,6 +72,22 @@ func (d *Driver) checkKVM(ctx context.Context) backend.Finding {
 		return finding("kvm", backend.LevelError, v.Remedy+", or set accel: auto", "KVM does not work: %s", v.Why)
 	}
 	return finding("kvm", backend.LevelWarn, v.Remedy, "KVM does not work, CPUs are emulated (TCG), which is many times slower: %s", v.Why)
+}
+
+// expensiveFault is the cost of a first access to a page of memory that marks a host whose
+// hypervisor is virtualized: sandboxes start up to twice as slowly there.
+const expensiveFault = 3 * time.Microsecond
+
+func (d *Driver) checkFaults() backend.Finding {
+	cost, err := d.host.faultCost()
+	if err != nil {
+		return finding("page-faults", backend.LevelOK, "", "not measured: %s", err)
+	}
+	note := ""
+	if cost > expensiveFault {
+		note = ", which is slow: this host seems to be a VM in a VM, where sandboxes start up to twice as slowly"
+	}
+	return finding("page-faults", backend.LevelOK, "", "the first access to a page of memory takes %.1f µs%s", float64(cost.Nanoseconds())/1000, note)
 }
 
 func (d *Driver) checkRunner() backend.Finding {

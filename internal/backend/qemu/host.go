@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/hostvirt"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
@@ -44,6 +45,8 @@ type host struct {
 	tsc0   tscSample // taken as early as possible
 	warned sync.Once // the log entry that there is no KVM
 
+	faultCost func() (time.Duration, error) // hostvirt.FaultCost, measured once
+
 	mu       sync.Mutex
 	versions map[fileStamp]qemuVersion
 	verdict  *verdict
@@ -55,7 +58,7 @@ type qemuVersion struct {
 }
 
 func newHost(cfg Config) *host {
-	h := &host{cfg: cfg, arch: runtime.GOARCH, tsc0: sampleTSC(), versions: map[fileStamp]qemuVersion{}}
+	h := &host{cfg: cfg, arch: runtime.GOARCH, tsc0: sampleTSC(), versions: map[fileStamp]qemuVersion{}, faultCost: sync.OnceValues(hostvirt.FaultCost)}
 	h.probe = prober{dir: cfg.CacheDir, log: cfg.Logger, deadline: probeDeadline, run: runProbe}
 	return h
 }
