@@ -388,13 +388,16 @@ func (w *world) log(id string) string {
 	return string(text)
 }
 
+// events returns the messages of the events of a job. It reads the database: a change that
+// can be read there may not be in seen yet.
 func (w *world) events(kind, jobID string) (out []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, e := range w.seen {
-		if e.Kind == kind && e.JobID == jobID {
-			out = append(out, strings.ReplaceAll(e.Message, jobID, "J"))
-		}
+	w.Helper()
+	list, err := w.store.Events(context.Background(), agentlab.EventFilter{Kinds: []string{kind}, JobIDs: []string{jobID}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, e := range list {
+		out = append(out, strings.ReplaceAll(e.Message, jobID, "J"))
 	}
 	return out
 }

@@ -19,7 +19,7 @@ func (w *world) stray(vmid int) backend.Ref {
 		VMID: vmid, UID: agentlab.NewUID(), Name: "stray", Image: "base@sha256-1",
 		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
 	}
-	if err := w.driver.Create(context.Background(), spec); err != nil {
+	if err := w.host.Open().Create(context.Background(), spec); err != nil { // also where no daemon runs
 		w.Fatal(err)
 	}
 	return spec.Ref()
@@ -151,8 +151,8 @@ func TestOrphanEventNamesTheVM(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
+				w.kill() // it would report the orphan, too
 				ref := w.stray(7777)
-				w.kill()
 				w.wrap = c.wrap
 				w.begin()
 				time.Sleep(time.Minute)
@@ -172,8 +172,8 @@ func TestOrphanEventNamesTheVM(t *testing.T) {
 func TestOrphanMustBeNamed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
-		ref := w.stray(7777)
 		w.kill()
+		ref := w.stray(7777)
 		w.wrap = func(d backend.Driver) backend.Driver { return twins{d} }
 		w.begin()
 		_, err := w.svc.DestroyOrphan(ctx, "7777")

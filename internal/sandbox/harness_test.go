@@ -399,15 +399,13 @@ func (w *world) power(sb agentlab.Sandbox) backend.Power {
 	return in.Power
 }
 
-func (w *world) events(kind string) (out []agentlab.Event) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, e := range w.seen {
-		if e.Kind == kind {
-			out = append(out, e)
-		}
+func (w *world) events(kind string) []agentlab.Event {
+	w.Helper()
+	list, err := w.store.Events(context.Background(), agentlab.EventFilter{Kinds: []string{kind}})
+	if err != nil {
+		w.Fatal(err)
 	}
-	return out
+	return list
 }
 
 // inWorld runs a test in a bubble of its own time.
