@@ -18,42 +18,16 @@ PROGRAMS := agentlab agentlabd agent-runner
 
 GOLANGCI_LINT_VERSION := v2.15.0
 TOOLS := $(CURDIR)/.cache/tools
-# VMs of parallel tests share the machine, so a package can be slow.
-TEST_TIMEOUT ?= 70m
-# How many packages are tested at once: most tests wait more than they compute,
-# those with VMs compute. The packages that take longest come first.
-WAITERS ?= 6
-PACKAGES ?= 3
-LONGEST := ./test/e2e ./internal/backend/qemu ./internal/backend/proxmox ./internal/image ./test/cloudimage
-# PLAIN packages test less with -short or under the race detector: they have real
-# VMs, builds of images, large tables. 'make test' also runs all their tests without
-# the detector; UNITS, all other packages, run under the detector only.
-PLAIN = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' 'testing\.Short\(\)|^//go:build !?race' *))))
-# Under the race detector, COSTLY packages take more than half of the CPU seconds of all
-# packages (190, 135, 110, 106 and 86 of about 1,060). A run that is not full has one of
-# them there, RACED, which the last digit of the seed selects, and tests the others,
-# UNRACED, with PLAIN.
-COSTLY := ./internal/cli ./internal/job ./internal/backend/proxmox ./internal/sandbox ./internal/guest/runner
-RACED = $(if $(filter 1,$(AGENTLAB_TEST_FULL)),$(COSTLY),$(shell all=($(COSTLY)) seed=$(AGENTLAB_TEST_SEED) n=$${seed: -1}; \
-	echo $${all[n % 5]}))
-UNRACED = $(filter-out $(RACED),$(COSTLY))
-UNITS = $(shell $(GO) list ./... | grep -vxF -e $(MODULE)/internal/archtest $(patsubst ./%,-e $(MODULE)/%,$(PLAIN) $(COSTLY)))
-# 'make lint' includes vet and the package archtest. Without symbols for debuggers
-# the programs of the tests are linked faster.
-GOTEST = $(GO) test -vet=off -ldflags='-s -w' -timeout $(TEST_TIMEOUT)
-# Their tests wait longest.
-WAITING := ./internal/egress/nft ./internal/backend/proxmox ./internal/job ./internal/sandbox ./internal/cli
-# Every process under the race detector waits for a second at its end, in case
-# its remaining goroutines still race; tests start hundreds of processes. SQLite,
-# translated from C, has memory of its own: the detector would not find races in it,
-# and its checks, with those of unsafe pointers, would take most of the time.
-C_CODE := modernc.org/sqlite/lib modernc.org/libc/... modernc.org/memory
-RACE = GORACE="$${GORACE:-atexit_sleep_ms=20}" scripts/in-memory.sh $(GOTEST) -race $(C_CODE:%=-gcflags='%=-race=false -d=checkptr=0') -p $(WAITERS) -short \
-	$(filter-out $(UNRACED),$(WAITING) $(RACED) $(UNITS) $(PLAIN))
-# Selects the cases of long tables that a run tests (test/sample).
-ifndef AGENTLAB_TEST_SEED
-AGENTLAB_TEST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-endif
+# 'make lint' includes vet. Without symbols for debuggers the programs of the tests are
+# linked faster.
+GOTEST = $(GO) test -vet=off -ldflags='-s -w' -timeout 0
+# Wall-clock time of the tests in virtual machines in 'make test'.
+TEST_BUDGET ?= 12m
+RUN = $(GO) run ./test/run
+# Selects the tests in virtual machines and the cases of long tables. It is that of the commit:
+# a second run of a commit runs the same ones, the next commit runs others.
+AGENTLAB_TEST_SEED ?= $(or $(shell h=$$(git rev-parse --short=12 HEAD 2>/dev/null) && echo $$((0x$$h))),1)
+export AGENTLAB_TEST_SEED
 # Seconds for all fuzz targets together, or for each of them.
 FUZZTOTAL ?= 600
 FUZZTIME ?=
@@ -79,28 +53,20 @@ build-all: ## static binaries for amd64 and arm64, and agentlab for macOS, into 
 	  ln -sfn agentlab dist/darwin-$$arch/git-remote-agentlab; \
 	  echo "dist/darwin-$$arch: agentlab $(VERSION)"; done
 
-check: build lint ## quick check of a change: build, lint, unit and script tests; no VM
-	@scripts/deps.sh run agents test
-	@start=$$(date +%s); \
-	scripts/in-memory.sh $(GOTEST) -short -p $(WAITERS) $(WAITING) $$($(GO) list ./... | grep -v '/internal/archtest$$'); rc=$$?; \
-	echo "make check: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
+check: build ## quick check of a change: build, unit and script tests, lint; no VM
+	@scripts/deps.sh test
+	$(RUN) -mode check
+	@$(MAKE) --no-print-directory lint
 
-test: export AGENTLAB_TEST_SEED := $(AGENTLAB_TEST_SEED)
-test: deps ## all tests, with real VMs; some are sampled; most of those without VMs run under the race detector
-	@echo "make test: AGENTLAB_TEST_SEED=$$AGENTLAB_TEST_SEED"
-	@echo "make test: of the costly packages, under the race detector: $(RACED); without it: $(or $(UNRACED),none)"
-	@start=$$(date +%s); rc=0; \
-	$(GOTEST) -p $(PACKAGES) $(LONGEST) $(UNRACED) $(PLAIN) || rc=1; \
-	$(RACE) || rc=1; \
-	echo "make test: $$(( $$(date +%s) - start )) s"; exit $$rc
+test: deps ## unit, script and kernel tests, the core paths in real VMs, and a sample of the other tests for TEST_BUDGET
+	$(RUN) -budget $(TEST_BUDGET)
 
-test-full: ## all tests, every case of long tables too (an hour and more)
-	AGENTLAB_TEST_FULL=1 $(MAKE) test TEST_TIMEOUT=3h
+test-full: deps ## all tests, every case of long tables too (hours)
+	$(RUN) -mode full
 
-race: RACED = $(COSTLY)
 race: ## the tests that need no VM, under the race detector
-	@scripts/deps.sh run agents test race
-	@start=$$(date +%s); $(RACE); rc=$$?; echo "make race: $$(( $$(date +%s) - start )) s"; exit $$rc
+	@scripts/deps.sh test race
+	$(RUN) -mode race
 
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION) ## formatting, import arrows, size budget, word list, bugs, also for macOS, shell scripts
 	@scripts/deps.sh lint
@@ -122,7 +88,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_LINT_VERSION):
 
 bench: deps build ## benchmarks, as ratios within one run; raw samples are printed
 	@start=$$(date +%s); \
-	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout $(TEST_TIMEOUT) ./test/e2e ./internal/egress/nft ./internal/devproxy; rc=$$?; \
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 0 ./test/e2e ./internal/egress/nft ./internal/devproxy; rc=$$?; \
 	echo "make bench: $$(( $$(date +%s) - start )) s"; exit $$rc
 
 fuzz: ## every fuzz target, FUZZTOTAL seconds (600) divided among them
@@ -149,7 +115,7 @@ image: build ## build the base image for the current user
 	bin/agentlab image build base
 
 deps: # install the requirements of running and testing
-	@scripts/deps.sh run agents test race
+	@scripts/deps.sh run agents test race browser
 
 clean: ## remove build outputs; images in the user's cache stay
 	rm -rf bin dist

@@ -2,10 +2,11 @@
 # Installs the programs that AgentLab requires and that are missing here,
 # with apt, and prints the reason for each. Prints nothing if all are installed.
 #
-#   deps.sh [run] [agents] [test] [lint] [race]
+#   deps.sh [run] [agents] [test] [browser] [lint] [race]
 #
 # run: build images and run sandboxes (the default). agents: also build the
-# image "agents". test, lint, race: also 'make test', 'make lint', 'make race'.
+# image "agents". test: tests without virtual machines ('make check'). browser:
+# tests with a browser. lint, race: 'make lint', the race detector.
 set -euo pipefail
 
 case "$(uname -m)" in
@@ -53,13 +54,15 @@ for set in "${@:-run}"; do
         need sfdisk fdisk "the partitions of a template's disk"
         need newuidmap uidmap "image builds without root"
         need objcopy binutils "builds the probe's kernel"
-        if grep -qs '^ID=debian' /etc/os-release; then # the packages of Ubuntu have no browser
-            need chromium-headless-shell chromium-headless-shell "a browser for development servers in sandboxes"
-        fi
         need rsync rsync "copies files of a sandbox through OpenSSH"
         need tmux tmux "the windows of 'agentlab sessionizer'"
         need fzf fzf "the selection of 'agentlab sessionizer'"
         need /usr/include/linux/capability.h linux-libc-dev "defines the numbers of capabilities"
+        ;;
+    browser)
+        if grep -qs '^ID=debian' /etc/os-release; then # the packages of Ubuntu have no browser
+            need chromium-headless-shell chromium-headless-shell "a browser for development servers in sandboxes"
+        fi
         ;;
     lint) need shellcheck shellcheck "checks shell scripts" ;;
     race)
@@ -67,7 +70,7 @@ for set in "${@:-run}"; do
         need /usr/include/stdlib.h libc6-dev "links Go's race detector"
         ;;
     *)
-        echo "deps.sh: unknown set '$set' (run, agents, test, lint, race)" >&2
+        echo "deps.sh: unknown set '$set' (run, agents, test, browser, lint, race)" >&2
         exit 2
         ;;
     esac

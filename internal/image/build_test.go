@@ -19,9 +19,7 @@ import (
 // realBuilds skips where nothing can be built, and says why.
 func realBuilds(t *testing.T, name string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("-short: builds images")
-	}
+	sample.Long(t, "it builds images")
 	if err := mustShipped(t, name).preflight(t.Context(), t.TempDir()); err != nil {
 		t.Fatalf("%v; %s", err, agentlab.HintOf(err))
 	}

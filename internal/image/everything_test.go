@@ -18,7 +18,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // registry serves an apt repository, an npm registry, a Python package index
@@ -154,7 +153,6 @@ func everythingRecipe(t *testing.T, url string) string {
 
 // One build with packages from everywhere, files and commands.
 func TestBuildEverything(t *testing.T) {
-	sample.Choose(t, 1, sample.ImageTests, t.Name())
 	realBuilds(t, "agents")
 	url := registry(t)
 	t.Setenv("npm_config_registry", url)

@@ -51,10 +51,6 @@ var cloudPackages = []string{
 	"cloud-init", "cloud-guest-utils", "fdisk", "openssh-server", "sudo", "ca-certificates", "iproute2", "kmod", "procps",
 }
 
-// Tests are the tests that boot emulated cloud images, in all packages. A run that
-// is not full selects one of them.
-var Tests = []string{"rest job", "shell job", "shell scripts", "template of script", "rest workspace", "shell workspace", "rest salvage", "shell salvage"}
-
 // Template returns the path of a qcow2 file that is the disk of a template:
 // the system, and runner (a static agent-runner) in /usr/local/bin. It is kept
 // in cache and made once for each runner; the first takes two minutes. The

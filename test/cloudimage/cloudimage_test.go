@@ -2,9 +2,10 @@ package cloudimage
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func cacheDir(t testing.TB) string {
@@ -23,15 +24,13 @@ func cacheDir(t testing.TB) string {
 // programs builds programs of this module and returns their directory.
 func programs(t testing.TB, names ...string) string {
 	t.Helper()
-	dir := t.TempDir()
-	argv := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/"}
-	for _, name := range names {
-		argv = append(argv, "../../cmd/"+name)
+	packages := make([]string, len(names))
+	for i, name := range names {
+		packages[i] = "./cmd/" + name
 	}
-	cmd := exec.Command("go", argv...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	dir, err := guard.Programs("../..", packages...)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 const (
@@ -190,9 +191,7 @@ func (v *vm) seedThroughAgent(name string) {
 // bootsVMs skips a test where it cannot run.
 func bootsVMs(t testing.TB) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("skipped: -short, and this boots virtual machines")
-	}
+	sample.Long(t, "it boots virtual machines")
 	needsRoot(t)
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // host is a node of Proxmox VE, as create_template.sh sees it, with real disks.
@@ -194,7 +193,6 @@ func isSealed(t testing.TB, raw string) {
 // starts, and is a sandbox.
 func TestTemplateOfScript(t *testing.T) {
 	bootsVMs(t)
-	sample.Choose(t, 1, Tests, "template of script")
 	plain, err := Plain(t.Context(), cacheDir(t), os.Stderr)
 	if err != nil {
 		t.Fatal(err)

@@ -72,7 +72,6 @@ import.meta.hot.accept('./text.js', (m) => show(m.text))`,
 // again.
 func TestHotReloadInABrowser(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	prepare(t)
 	program, vite := browserProgram(t), viteDir(t)
 	if !netlab.Inside(t) {

@@ -119,7 +119,6 @@ func wheel(t *testing.T) []byte {
 // the denial is in its egress log.
 func TestRegistryCache(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	prepare(t)
 	if !netlab.Inside(t) {
 		return

@@ -185,8 +185,9 @@ func (l *lab) scanHome(find *needleSet) (found []string, size int64) {
 // began.
 func (l *lab) scanTemplates(find *needleSet, began time.Time) (found []string, size int64) {
 	l.Helper()
-	for _, name := range templatesIn(l, templatesDir) {
-		dir := filepath.Join(templatesDir, name)
+	templates := prepare(l)
+	for _, name := range templatesIn(l, templates) {
+		dir := filepath.Join(templates, name)
 		if st, err := os.Stat(dir); err != nil || st.ModTime().Before(began) {
 			continue
 		}

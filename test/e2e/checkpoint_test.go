@@ -134,7 +134,6 @@ func (l *lab) salvages(t *testing.T, repo, id string) {
 // at most the last minute.
 func TestWorkSurvivesALostVM(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	repo := sampleRepo(t)
 	id := l.submit("--repo", repo, "--agent", "shell", "--task", lostTask)

@@ -12,47 +12,37 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/test/cloudimage"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// The golden path on Proxmox VE, where the daemon runs on the node. The name of this file
-// has it start early: it takes longest, and its machines run one after the other.
-func TestProxmoxShell(t *testing.T) {
-	t.Parallel()
-	testProxmox(t, "shell")
-}
+// The golden path on Proxmox VE, where the daemon runs on the node.
+func TestProxmoxShell(t *testing.T) { testProxmox(t, "shell", (*pveLab).goldenJob) }
 
 // The golden path on Proxmox VE through its API, with a token of the smallest
 // role.
-func TestProxmoxREST(t *testing.T) {
-	t.Parallel()
-	testProxmox(t, "rest")
+func TestProxmoxREST(t *testing.T) { testProxmox(t, "rest", (*pveLab).goldenJob) }
+
+func TestProxmoxShellWorkspace(t *testing.T) { testProxmox(t, "shell", (*pveLab).goldenWorkspace) }
+
+func TestProxmoxRESTWorkspace(t *testing.T) { testProxmox(t, "rest", (*pveLab).goldenWorkspace) }
+
+func TestProxmoxShellSalvage(t *testing.T) { testProxmox(t, "shell", (*pveLab).goldenSalvage) }
+
+func TestProxmoxRESTSalvage(t *testing.T) { testProxmox(t, "rest", (*pveLab).goldenSalvage) }
+
+// TestProxmoxScripts uses one transport: above it all is the same.
+func TestProxmoxScripts(t *testing.T) {
+	testProxmox(t, "shell", func(p *pveLab, t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
 }
 
-// testProxmox runs the parts of cloudimage.Tests that this run selects among those
-// of the transport.
-func testProxmox(t *testing.T, transport string) {
-	selected := sample.Of(t, 1, cloudimage.Tests)
-	has := func(part string) bool { return slices.Contains(selected, transport+" "+part) }
-	if !slices.ContainsFunc([]string{"job", "scripts", "workspace", "salvage"}, has) {
-		t.Skipf("skipped: this run selects %q", selected)
-	}
+func testProxmox(t *testing.T, transport string, run func(*pveLab, *testing.T)) {
+	t.Parallel()
 	p := newProxmoxHost(t, transport)
 	if p == nil {
 		return
 	}
-	for part, run := range map[string]func(*pveLab, *testing.T){
-		"job": (*pveLab).goldenJob, "workspace": (*pveLab).goldenWorkspace, "salvage": (*pveLab).goldenSalvage,
-	} {
-		if has(part) {
-			t.Run(part, func(t *testing.T) { run(p.in(t), t) })
-		}
-	}
-	if has("scripts") { // of one transport: above it all is the same
-		t.Run("scripts", func(t *testing.T) { runScripts(p.lab, t, "proxmox", proxmoxScripts(t)...) })
-	}
+	run(p, t)
 	p.clean()
 }
 

@@ -20,7 +20,6 @@ import (
 // full again, by one that is started after a kill.
 func TestFullDiskSandboxEnds(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	prepare(t)
 	smalldisk.Run(t, "600m", func(t *testing.T, dir string) {
 		l := newLabIn(t, filepath.Join(dir, "h"))

@@ -9,7 +9,6 @@ import (
 // they are. internal/cli/testdata/script/golden.txtar has all shipped profiles.
 func TestGoldenProfiles(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l, _ := newNetLab(t)
 	l.secret("env.ANTHROPIC_AUTH_TOKEN", "sk-test-anthropic")
 	for profile, want := range map[string][]string{

@@ -89,7 +89,6 @@ func TestInnerSandbox(t *testing.T) {
 		}
 	})
 	t.Run("claude", func(t *testing.T) {
-		sampled(t, 1, agentTests)
 		j, r := l.job("--profile", "boxed", "--repo", sampleRepo(t), "--agent", "claude", "--task", "Fix the greeting so that its test passes, and commit.")
 		if j.Status != "COMPLETED" || j.Result.Commits != 1 {
 			t.Fatalf("%+v\n%v\nlog:\n%s\nrequests: %+v", j, r, tail(l.ok("job", "logs", j.ID), 60), llm.Requests())

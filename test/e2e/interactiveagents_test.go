@@ -129,7 +129,6 @@ func hasDialog(screen string) string {
 // conversation.
 func TestInteractiveAgents(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)
@@ -210,7 +209,6 @@ func (l *lab) serveBoth(t *testing.T) {
 // no question either, and answers.
 func TestInteractiveSubscription(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)

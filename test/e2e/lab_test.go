@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,40 +45,24 @@ const (
 // guest half of the time, some for a deadline of a minute.
 const parallelTests = 3
 
-var programsDir string // "" until programs were built
-
-// envPrograms is the directory of the programs in processes that a test starts
-// with this program: they use the ones of their parent.
-const envPrograms = "AGENTLAB_TEST_PROGRAMS"
-
-// programs builds the shipped programs; those in its directory test have the
-// agentlabd of the tests.
+// programs returns the directory of the shipped programs; those in its directory test have
+// the agentlabd of the tests. The agent-runner has the bytes of other tests' builds, so that
+// they share a template's disk.
 var programs = sync.OnceValues(func() (string, error) {
-	if dir := os.Getenv(envPrograms); dir != "" {
-		return dir, nil
-	}
-	dir, err := os.MkdirTemp("", "agentlab-e2e-bin-*")
-	if err != nil {
-		return "", err
-	}
-	programsDir = dir
-	// With the flags of the other tests' builds the agent-runner has the same
-	// bytes, and they share a template's disk.
-	flags := append([]string{"build", "-trimpath", "-ldflags", "-s -w"}, buildFlags...)
-	for _, to := range [][]string{{dir + "/", "./cmd/..."}, {dir + "/test/", "./test/agentlabd"}} {
-		cmd := exec.Command("go", append(append(slices.Clip(flags), "-o"), to...)...)
-		cmd.Dir = "../.."
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("go build: %w\n%s", err, out)
+	return guard.Once(strings.Join(append([]string{"e2e"}, buildFlags...), ""), func(dir string) error {
+		if err := guard.Build("../..", dir, buildFlags, "./cmd/..."); err != nil {
+			return err
 		}
-	}
-	for _, p := range []string{"agentlab", "agent-runner"} { // a symbolic link would lead back to the shipped agentlabd
-		if err := os.Link(filepath.Join(dir, p), filepath.Join(dir, "test", p)); err != nil {
-			return "", err
+		if err := guard.Build("../..", filepath.Join(dir, "test"), buildFlags, "./test/agentlabd"); err != nil {
+			return err
 		}
-	}
-	return dir, os.Setenv(envPrograms, dir)
+		for _, p := range []string{"agentlab", "agent-runner"} { // a symbolic link would lead back to the shipped agentlabd
+			if err := os.Link(filepath.Join(dir, p), filepath.Join(dir, "test", p)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 })
 
 func TestMain(m *testing.M) {
@@ -92,10 +75,7 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // no option -parallel
 		_ = f.Value.Set(strconv.Itoa(max(parallelTests, runtime.GOMAXPROCS(0))))
 	}
-	code := guard.Run(m)
-	_ = os.RemoveAll(programsDir)
-	_ = os.RemoveAll(templatesTemp)
-	os.Exit(code)
+	os.Exit(guard.Run(m))
 }
 
 // cacheDir holds images between runs; a fresh machine builds them once.
@@ -125,10 +105,10 @@ type lab struct {
 // may be left of it: no process, no sandbox folder.
 func newLab(t testing.TB, env ...string) *lab {
 	t.Helper()
-	prepare(t)
+	templates := prepare(t)
 	l := newLabIn(t, newHome(t), env...)
 	if _, bench := t.(*testing.B); !bench { // a benchmark measures boots, too
-		l.useTemplates(templatesDir)
+		l.useTemplates(templates)
 	}
 	return l
 }

@@ -17,7 +17,6 @@ import (
 // long as the sandbox lives.
 func TestAgentByHand(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)

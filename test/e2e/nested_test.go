@@ -255,7 +255,6 @@ END
 
 // The reason for the end of a nested guest is in the log and the events of a job.
 func TestNestedMemoryOfAJob(t *testing.T) {
-	sampled(t, 1, nestedTests)
 	t.Parallel()
 	l := newLab(t)
 	l.profile("nested", nestedProfile)
@@ -275,7 +274,6 @@ func TestNestedMemoryOfAJob(t *testing.T) {
 // On a host that provides no virtualization a sandbox that can do without starts with a
 // warning, and one that cannot is not created.
 func TestNestedSwitchedOff(t *testing.T) {
-	sampled(t, 1, nestedTests)
 	t.Parallel()
 	l := newLab(t)
 	l.profile("nested", nestedProfile)

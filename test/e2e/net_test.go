@@ -162,7 +162,6 @@ func TestRealAgents(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.agent, func(t *testing.T) {
-			sampled(t, 1, agentTests)
 			l, n := newNetLab(t)
 			llm := fakellm.New(agentScript...)
 			n.HandleHTTP("llm.example.com", 80, llm)

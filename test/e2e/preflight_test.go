@@ -13,7 +13,6 @@ import (
 // same, ends soon with the host and the rule as the reason.
 func TestDeniedModel(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l, n := newNetLab(t)
 	n.Web("web.example.com")
 	l.profile("closed", "name: closed\nnetwork: {mode: allowlist, allow: [web.example.com]}\nsecrets_bundle: default\n")
@@ -51,7 +50,6 @@ func wantModelDenied(t *testing.T, l *lab, host, rule, status, reason string) {
 // model, unless it is strict; then the job ends soon.
 func TestNarrowingKeepsModel(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l, n := newNetLab(t)
 	llm := fakellm.New(agentScript...)
 	n.HandleHTTP("llm.example.com", 80, llm)

@@ -45,7 +45,6 @@ func says(text string) http.Handler {
 // profile it does its work.
 func TestPrivateModelGateway(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	prepare(t)
 	if !netlab.IsInside(t) { // where nothing can be downloaded
 		newLabIn(t, newHome(t)).ok("image", "build", "agents")

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/test/cloudimage"
 	"github.com/agentlab-vm/agentlab/test/netlab"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // pveLab is a lab whose daemon runs on a node of Proxmox VE: the node is fake,
@@ -60,9 +61,7 @@ func templateDisk(t testing.TB) string {
 // itself there.
 func insidePVE(t *testing.T) bool {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	sample.Long(t, "it boots virtual machines")
 	for _, p := range []string{"qemu-system-x86_64", "qemu-img", "mmdebstrap", "nft", "ip"} {
 		if _, err := exec.LookPath(p); err != nil {
 			t.Skipf("%v: scripts/deps.sh installs it", err)

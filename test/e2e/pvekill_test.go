@@ -83,9 +83,7 @@ func testKilledDaemon(t *testing.T, transport string) {
 // insideLightPVE is insidePVE for tests without machines.
 func insideLightPVE(t *testing.T) bool {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("the real daemon runs without -short: make test")
-	}
+	sample.Long(t, "it runs a real daemon")
 	for _, p := range []string{"nft", "ip"} {
 		if _, err := exec.LookPath(p); err != nil {
 			t.Skipf("%v: scripts/deps.sh installs it", err)

@@ -13,7 +13,6 @@ console.log(crypto.getRandomValues(new Uint32Array(4)).join()); console.log(Math
 // common. TestClonesHaveOwnRandomValues of internal/backend/qemu has the other sources.
 func TestRandomValuesOfNode(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, agentTests)
 	l := newLab(t)
 	l.profile("node", "name: node\nimage: agents\nnetwork: {mode: nat}\nresources: {cores: 1, memory_mb: 1024}\n")
 	l.ok("image", "warm", "agents", "--profile", "node")

@@ -79,7 +79,6 @@ func (m *tmuxLab) client(want string) {
 // stop, destroy.
 func TestSessionizer(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	l.workProfile("work", "base")
 	app, two := sampleRepo(t), sampleRepo(t)

@@ -51,7 +51,6 @@ func (l *lab) keepSetups() {
 
 func TestSecondJobSkipsSetup(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	l.keepSetups()
 	t.Run("scripts", func(t *testing.T) { runScripts(l, t, "qemu", txtar(t, "setup")...) })
@@ -70,7 +69,6 @@ func (l *lab) setups() (list api.List[api.Setup]) {
 // there is one whole snapshot or none.
 func TestKillDuringSetupSnapshot(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	l.keepSetups()
 	repo := setupRepo(t, "mkdir deps; head -c 20000000 /dev/urandom >deps/data")

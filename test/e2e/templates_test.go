@@ -4,49 +4,37 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
-// envTemplates is the directory of the shared templates in processes that a test
-// starts with this program.
-const envTemplates = "AGENTLAB_TEST_TEMPLATES"
-
-var (
-	templatesTemp string // the directory of templates that is removed at the end, if any
-	templatesOnce sync.Once
-	templatesDir  string
-)
-
-// prepare builds the programs, and makes the template that most tests need: a
-// daemon that has to boot a guest for it would do so beside the test's own. A
+// prepare builds the programs, and makes the template that most tests need, whose directory
+// it returns: a daemon that has to boot a guest for it would do so beside the test's own. A
 // test that continues in another process calls it before.
-func prepare(t testing.TB) {
+func prepare(t testing.TB) (templates string) {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	sample.Long(t, "it boots virtual machines")
 	if _, err := programs(); err != nil {
 		t.Fatal(err)
 	}
-	templatesOnce.Do(func() {
-		if templatesDir = os.Getenv(envTemplates); templatesDir != "" {
-			return
-		}
-		dir := sharedTemplates(t)
+	made, err := guard.Once("templates", func(beside string) error {
+		dir := sharedTemplates(t, beside)
 		l := newLabIn(t, newHome(t))
 		l.useTemplates(dir)
 		l.ok("image", "warm", "base")
 		l.ok("daemon", "stop")
-		if err := os.Setenv(envTemplates, dir); err != nil { //nolint:usetesting // for all tests
-			t.Fatal(err)
-		}
-		templatesDir = dir
+		return os.Symlink(dir, filepath.Join(beside, "dir"))
 	})
-	if templatesDir == "" {
-		t.Fatal("an earlier test could not make the shared template")
+	if err == nil {
+		templates, err = os.Readlink(filepath.Join(made, "dir"))
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return templates
 }
 
 // useTemplates makes the daemon of a new home use the templates in dir:
@@ -66,7 +54,7 @@ func (l *lab) useTemplates(dir string) {
 // sharedTemplates returns the directory of templates: in the cache between runs,
 // or, as sandboxes have hard links to their template, beside the homes if these
 // are on another file system.
-func sharedTemplates(t testing.TB) string {
+func sharedTemplates(t testing.TB, beside string) string {
 	t.Helper()
 	dir := filepath.Join(cacheDir(t), "templates")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -76,12 +64,7 @@ func sharedTemplates(t testing.TB) string {
 	if syscall.Stat(dir, &cache) == nil && syscall.Stat(os.TempDir(), &homes) == nil && cache.Dev == homes.Dev {
 		return dir
 	}
-	dir, err := os.MkdirTemp("", "agentlab-templates-*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	templatesTemp = dir
-	return dir
+	return beside
 }
 
 // templatesIn returns the names of the complete templates in dir.

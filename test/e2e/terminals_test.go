@@ -9,7 +9,6 @@ import (
 // Terminals of a session: criteria of seed 004, in one VM.
 func TestSessionTerminals(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l, repo := newWorkLab(t)
 	for _, c := range []struct {
 		name  string

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/test/fakenet"
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // A host whose certificate the operator's own authority has signed is trusted
@@ -15,7 +14,6 @@ import (
 // fetched, and by no other guest.
 func TestCACertificates(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, sample.ImageTests)
 	l, n := newNetLab(t)
 	ca, err := fakenet.NewCA()
 	if err != nil {

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 const unitFile = "../../scripts/systemd/agentlabd.service"
@@ -62,7 +60,6 @@ func status(t testing.TB, pid int, key string) string {
 // capabilities, system calls, address families and namespaces.
 func TestUnderTheUnit(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, sample.ImageTests)
 	if os.Geteuid() != 0 {
 		t.Skip("the unit is for root")
 	}

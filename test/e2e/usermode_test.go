@@ -33,9 +33,7 @@ type person struct {
 // processes may be left, and the user is removed.
 func newPerson(t testing.TB) *person {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("real VMs run without -short: make test")
-	}
+	sample.Long(t, "it boots virtual machines")
 	if os.Geteuid() != 0 {
 		t.Skip("skipped: making a user takes root")
 	}
@@ -214,7 +212,6 @@ func (p *person) job(env []string, socket string) {
 // lacks a package, the error names it before anything is started.
 func TestOrdinaryUser(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, sample.ImageTests)
 	p := newPerson(t)
 	const missing, remedy = "newuidmap", "apt-get install uidmap"
 	t.Run("without newuidmap", func(t *testing.T) {

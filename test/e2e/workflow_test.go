@@ -110,9 +110,6 @@ func (u *typist) press(key string, limit time.Duration) {
 // give it a task, detach, fetch its commit, stop the VM.
 func TestWorkflow(t *testing.T) {
 	t.Parallel()
-	if os.Getenv(envRecord) == "" {
-		sampled(t, 1, agentTests)
-	}
 	l, n := newNetLab(t)
 	n.HandleHTTP("llm.example.com", 80, fakellm.New(agentScript...))
 	l.secret("env.ANTHROPIC_BASE_URL", "http://llm.example.com")

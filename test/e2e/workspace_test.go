@@ -16,7 +16,6 @@ import (
 // the next one, with what it had written.
 func TestJobsShareAWorkspace(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	repo := sampleRepo(t)
 	j, r := l.job("--repo", repo, "--agent", "shell", "--workspace", "new:data", "--workspace-size", "1G", "--task",
@@ -101,7 +100,6 @@ func (l *lab) killAll(t *testing.T) {
 // disk, also after a power cut.
 func TestSessionContinues(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	repo := sampleRepo(t)
 	l.ok("session", "create", "fix", "--size", "1")

@@ -50,7 +50,6 @@ python3 -c 'import os; print(os.getxattr("dir/hard", "user.kind"))'`
 // network and no secrets.
 func TestWorkspaceMaintenance(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	root := func(sandbox, script string) string {
 		t.Helper()

@@ -18,7 +18,6 @@ import (
 // lose no content and no snapshot, leave no volume behind, and attach none twice.
 func TestRandomOperationsOnRealWorkspaces(t *testing.T) {
 	t.Parallel()
-	sampled(t, 1, stateTests)
 	l := newLab(t)
 	random := sample.Rand(t)
 	limits := wsmodel.Limits{Steps: 25, Starts: 3, Reads: 2}

@@ -25,6 +25,14 @@ func watch(argv []string) (code int, err error) {
 	}
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // this program
 	cmd.Env = append(os.Environ(), envGuarded+"=1")
+	if os.Getenv(envShared) == "" {
+		dir, err := os.MkdirTemp("", "agentlab-test-*")
+		if err != nil {
+			return 0, err
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		cmd.Env = append(cmd.Env, envShared+"="+dir)
+	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	signals := make(chan os.Signal, 8)

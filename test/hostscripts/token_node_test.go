@@ -13,11 +13,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // What the script makes on the strict node of the driver's tests is a token
 // with which the driver's preflight has nothing to say, and a sandbox lives.
 func TestTokenOnNode(t *testing.T) {
+	sample.Long(t, "it runs the programs of a node")
 	if os.Geteuid() != 0 {
 		t.Skip("the script is root's")
 	}

@@ -9,7 +9,6 @@ package hostscripts
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,35 +17,21 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 const root = "../.."
 
-var builtDir string // "" until the programs were built
-
 // built are AgentLab's own programs, made once; agentlabd is that of the tests,
 // which has the fake backend.
-var built = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "agentlab-hostscripts-")
-	if err != nil {
-		return "", err
-	}
-	builtDir = dir
-	for _, p := range []string{"cmd/agentlab", "test/agentlabd", "cmd/agent-runner"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "./"+p)
-		cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return dir, errors.New(string(out))
-		}
-	}
-	return dir, nil
-})
+func built() (string, error) {
+	return guard.Programs(root, "./cmd/agentlab", "./test/agentlabd", "./cmd/agent-runner")
+}
 
 // standIns are the programs that this test binary takes the place of, by the
 // name that it is called with.
@@ -58,14 +43,7 @@ func TestMain(m *testing.M) {
 	if f := standIns[filepath.Base(os.Args[0])]; f != nil {
 		os.Exit(standIn(f, os.Args[1:]))
 	}
-	flag.Parse()
-	if testing.Short() {
-		fmt.Println("skipped: the host's scripts run without -short: make test")
-		return
-	}
-	code := guard.Run(m)
-	_ = os.RemoveAll(builtDir)
-	os.Exit(code)
+	os.Exit(guard.Run(m))
 }
 
 // host is one such host.
@@ -105,6 +83,7 @@ func newHost(t *testing.T, with ...string) *host {
 // $1/root, and ends with the program that holds the namespaces.
 func begin(t *testing.T, hold string, with ...string) *host {
 	t.Helper()
+	sample.Long(t, "it runs scripts of a host")
 	if os.Geteuid() != 0 {
 		t.Skip("a host of its own takes root")
 	}

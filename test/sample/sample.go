@@ -1,21 +1,15 @@
-// Package sample shortens exhaustive test matrices. Without
-// AGENTLAB_TEST_FULL=1 a test runs a random part of its cases, and logs the
-// seed that selects the same part again. 'make test' prints the seed of all its
-// tests.
+// Package sample selects what a run tests. Without AGENTLAB_TEST_FULL=1 a test runs a random
+// part of the cases of an exhaustive table, and logs the seed that selects the same part
+// again. Long tests are skipped by -short; 'make test' runs a sample of them (test/run).
 package sample
 
 import (
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
 )
-
-// ImageTests are the tests that build whole images, of internal/image and test/e2e, where
-// every run builds one anyway.
-var ImageTests = []string{"TestBuildEverything", "TestOrdinaryUser", "TestUnderTheUnit", "TestCACertificates"}
 
 const (
 	envFull = "AGENTLAB_TEST_FULL" // "1": run every case
@@ -73,15 +67,26 @@ func Of[T any](t testing.TB, n int, cases []T) []T {
 	return out
 }
 
-// Choose skips the test unless one of the n cases that this run selects among all
-// is its own.
-func Choose[T comparable](t testing.TB, n int, all []T, own T) {
+// LongTest starts the message of a test of which -short leaves out a part. A run of the tests
+// finds them by it, and runs a sample of them in full.
+const LongTest = "long test, skipped by -short: "
+
+// Short reports whether this run leaves out the long part of a test, and logs the reason: a
+// clause such as "it boots virtual machines".
+func Short(t testing.TB, why string) bool {
 	t.Helper()
-	if !slices.Contains(all, own) {
-		t.Fatalf("%v is not one of %v", own, all)
+	if testing.Short() {
+		t.Log(LongTest + why)
 	}
-	if !slices.Contains(Of(t, n, all), own) {
-		t.Skipf("skipped: %v is not in the sample of this run", own)
+	return testing.Short()
+}
+
+// Long skips a test that boots virtual machines, builds images, or takes minutes for another
+// reason, under -short.
+func Long(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(LongTest + why)
 	}
 }
 

@@ -55,23 +55,6 @@ func TestOneSeed(t *testing.T) {
 	}
 }
 
-// Each run has one of the cases, and a full run has all.
-func TestChoose(t *testing.T) {
-	for _, full := range []string{"", "1"} {
-		t.Setenv(envFull, full)
-		ran := 0
-		for _, own := range []string{"a", "b"} {
-			t.Run(own, func(t *testing.T) {
-				Choose(t, 1, []string{"a", "b"}, own)
-				ran++
-			})
-		}
-		if ran != 1+len(full) {
-			t.Errorf("full %q: %d cases ran", full, ran)
-		}
-	}
-}
-
 func TestFullRunsAll(t *testing.T) {
 	t.Setenv(envFull, "1")
 	if got := Cover(t, table(), keys); len(got) != len(table()) {

@@ -46,8 +46,8 @@ func TestConformance(t *testing.T) {
 		})
 	}
 	run(variant{"rest", "zfspool"}, true)
-	if testing.Short() {
-		return // a sample: make test; all: make test-full
+	if sample.Short(t, "it repeats the suite with each transport and storage") {
+		return
 	}
 	// A sample with each transport and each storage.
 	for _, v := range sample.Cover(t, others, func(v variant) []string { return []string{v.transport, v.storage} }) {

@@ -15,14 +15,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // both runs a test over both transports.
 func both(t *testing.T, test func(t *testing.T, shell bool)) {
 	for _, shell := range []bool{false, true} {
 		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) {
-			if shell && testing.Short() {
-				t.Skip("the programs of the node run without -short: make test")
+			if shell {
+				sample.Long(t, "it runs the programs of a node")
 			}
 			test(t, shell)
 		})

@@ -8,6 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // firewall makes a security group, turns the cluster's firewall on, and lets
@@ -96,9 +97,7 @@ func TestCheckFirewall(t *testing.T) {
 // The storage of snippets must allow them: that the directory can be read says
 // nothing.
 func TestCheckSnippets(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the programs of the node run without -short: make test")
-	}
+	sample.Long(t, "it runs the programs of a node")
 	w := newWorld(t, worldConfig{shell: true})
 	if f := findingOf(t, w, "snippets"); f.Level != backend.LevelOK {
 		t.Errorf("allowed: %+v", f)

@@ -218,8 +218,8 @@ func (w *world) left(t testing.TB, foreign ...int) []string {
 func TestKilled(t *testing.T) {
 	for _, shell := range []bool{false, true} {
 		t.Run(map[bool]string{false: "rest", true: "shell"}[shell], func(t *testing.T) {
-			if shell && testing.Short() {
-				t.Skip("the programs of the node run without -short: make test")
+			if shell {
+				sample.Long(t, "it runs the programs of a node")
 			}
 			w := newWorld(t, worldConfig{shell: shell, alter: func(c *Config) { c.Settle = 3 * time.Second }})
 			untouched := w.foreign(t, 1500, "sb-1", nil)

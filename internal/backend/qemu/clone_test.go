@@ -187,7 +187,6 @@ func (r randoms) add(guest, text string, least int) {
 // Guests that continue the same guest have no random value in common, and no
 // identity. Processes of the user continue.
 func TestClonesHaveOwnRandomValues(t *testing.T) {
-	sampled(t)
 	b := newBox(t, warmFixture(t), nil)
 	program := filepath.Join(t.TempDir(), "random")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./testdata/random")

@@ -44,7 +44,6 @@ const (
 // TestEmulatedGuestSurvivesKernelPatching switches static keys in a guest of two
 // CPUs on a busy host. The guest must not freeze.
 func TestEmulatedGuestSurvivesKernelPatching(t *testing.T) {
-	sampled(t)
 	b := newBox(t, vmFixture(t), twoCPUs)
 	most, began := patchRounds, time.Now()
 	if sample.Full() {

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -10,20 +9,17 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // program builds a program of the module as a release has it.
 func program(b testing.TB, name string) string {
 	b.Helper()
-	if _, err := runner(); err != nil { // runnerDir
+	dir, err := guard.Programs("../../..", "./cmd/"+name)
+	if err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", runnerDir+"/", "../../../cmd/"+name)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		b.Fatalf("go build: %v\n%s", err, out)
-	}
-	return filepath.Join(runnerDir, name)
+	return filepath.Join(dir, name)
 }
 
 // cpuTime returns the CPU time of a process.

@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/guard"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // bootTimeout is generous: guests are emulated, on machines that do other
@@ -44,27 +45,24 @@ func TestMain(m *testing.M) {
 	case len(os.Args) == 3 && os.Args[1] == "die":
 		os.Exit(die(os.Args[2]))
 	}
-	code := guard.Run(m)
-	_ = os.RemoveAll(runnerDir)
-	os.Exit(code)
+	os.Exit(guard.Run(m))
 }
 
-var runnerDir string
-
 // runner builds agent-runner once.
-var runner = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "agentlab-runner-*")
+func runner() (string, error) {
+	dir, err := guard.Programs("../../..", "./cmd/agent-runner")
+	return filepath.Join(dir, "agent-runner"), err
+}
+
+// sharedDir returns a directory that all tests of this run use at the same time.
+func sharedDir(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := guard.Once("qemu-"+name, func(string) error { return nil })
 	if err != nil {
-		return "", err
+		t.Fatal(err)
 	}
-	runnerDir = dir
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "../../../cmd/agent-runner")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return filepath.Join(dir, "agent-runner"), nil
-})
+	return dir
+}
 
 // images is the image store that all tests of the project share.
 func images(t testing.TB) *image.Store {
@@ -116,9 +114,7 @@ func (f fixed) open() (*Driver, error) {
 // vmFixture is for tests that boot VMs.
 func vmFixture(t testing.TB) fixed {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("skipped: -short, and this boots virtual machines")
-	}
+	sample.Long(t, "it boots virtual machines")
 	img, err := baseImage()
 	if err != nil {
 		t.Fatalf("the base image: %v (%s)", err, agentlab.HintOf(err))
@@ -137,7 +133,7 @@ func vmFixture(t testing.TB) fixed {
 func warmFixture(t testing.TB) fixed {
 	t.Helper()
 	f := vmFixture(t)
-	f.TemplateBytes, f.TemplateDir = 4<<30, filepath.Join(runnerDir, "templates")
+	f.TemplateBytes, f.TemplateDir = 4<<30, sharedDir(t, "templates")
 	d, err := f.open()
 	if err == nil {
 		_, err = d.WarmTemplate(t.Context(), f.spec(1))
@@ -149,12 +145,7 @@ func warmFixture(t testing.TB) fixed {
 }
 
 // sharedCache keeps initrds and the KVM verdict for all tests of this run.
-func sharedCache(t testing.TB) string {
-	if _, err := runner(); err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(runnerDir, "cache")
-}
+func sharedCache(t testing.TB) string { return sharedDir(t, "cache") }
 
 // stateDir is like t.TempDir, but says what was left in it.
 func stateDir(t testing.TB) string {

@@ -259,7 +259,6 @@ func TestMergeBeforeStart(t *testing.T) {
 // A process that dies while it merges layers loses nothing, and the next one
 // leaves nothing behind.
 func TestMergerDies(t *testing.T) {
-	sampled(t)
 	d, f := still(t)
 	for i, point := range []string{"layers merged", "merged layer named", "disk merged", "disk frozen"} {
 		sp := f.spec(i)

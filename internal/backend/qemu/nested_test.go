@@ -29,7 +29,6 @@ const nest = "/nest"
 // TestNestedKVM runs the driver with KVM where this host cannot: TCG offers
 // AMD's virtualization to its guest, so KVM works one level down.
 func TestNestedKVM(t *testing.T) {
-	sampled(t)
 	f := vmFixture(t)
 	d, err := f.open()
 	if err != nil {

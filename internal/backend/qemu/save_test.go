@@ -34,7 +34,6 @@ func (b *box) works(boot string) {
 // A save that is given up at any time leaves the guest running with a good disk.
 // Every whole save adds a layer, and the next start merges them.
 func TestSaveOfRunningGuest(t *testing.T) {
-	sampled(t)
 	b := newBox(t, warmFixture(t), nil)
 	b.boot()
 	b.output("echo first >/root/first; sync")
@@ -170,7 +169,6 @@ func (b *box) killAt(ctx context.Context, file string, there func() bool) {
 // A supervisor or a QEMU that is killed while its guest is saved takes nothing
 // with it: the sandbox starts with all that was synced, and can be saved.
 func TestKilledWhileSaving(t *testing.T) {
-	sampled(t)
 	b := newBox(t, warmFixture(t), nil)
 	dir := b.d.dir(b.ref)
 	type death struct{ file, victim string }
@@ -227,10 +225,7 @@ func TestSaveOnFullDisk(t *testing.T) { testFullDisk(t, false) }
 func TestSaveOfWarmGuestOnFullDisk(t *testing.T) { testFullDisk(t, true) }
 
 func testFullDisk(t *testing.T, warm bool) {
-	sampled(t)
-	if testing.Short() {
-		t.Skip("skipped: -short, and this boots virtual machines")
-	}
+	sample.Long(t, "it boots virtual machines")
 	smalldisk.Run(t, "1100m", func(t *testing.T, dir string) {
 		f := vmFixture(t)
 		f.StateDir, f.PauseBelow = dir, hostspace.PauseLeast

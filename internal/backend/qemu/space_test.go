@@ -13,6 +13,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -21,10 +22,7 @@ import (
 // The one that filled it goes on when there is room, is paused again, and can be destroyed when there
 // is no room at all.
 func TestFullDiskPausesGuest(t *testing.T) {
-	sampled(t)
-	if testing.Short() {
-		t.Skip("skipped: -short, and this boots virtual machines")
-	}
+	sample.Long(t, "it boots virtual machines")
 	smalldisk.Run(t, "900m", fullDiskPausesGuest)
 }
 

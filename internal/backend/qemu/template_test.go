@@ -306,7 +306,6 @@ func TestTemplateMakerDies(t *testing.T) {
 // A supervisor or a QEMU that is killed while its template is made leaves nothing behind.
 // The error comes at once, and the next attempt makes the template.
 func TestTemplateVMIsKilled(t *testing.T) {
-	sampled(t)
 	f := vmFixture(t)
 	f.TemplateBytes = 1 << 30
 	d, err := f.open()

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -353,9 +354,7 @@ func TestTemplateIsSynced(t *testing.T) {
 // When the disk becomes full while a template is made, nothing of it is left,
 // and a running sandbox is not affected.
 func TestFullDiskTemplate(t *testing.T) {
-	if testing.Short() {
-		t.Skip("skipped: -short, and this boots virtual machines")
-	}
+	sample.Long(t, "it boots virtual machines")
 	smalldisk.Run(t, "1g", func(t *testing.T, dir string) {
 		f := vmFixture(t)
 		f.StateDir, f.TemplateBytes, f.TemplateDir = dir, 1<<30, filepath.Join(dir, "templates")

@@ -49,7 +49,6 @@ func (b *box) look(snap backend.VolumeSnapshotRef) (check, text string, repaired
 // guest had written, and a file system that needs no repair. One without a freeze has
 // what was synced, and its journal repairs it. The guest goes on in both cases.
 func TestVolumeIsSavedWhileItIsWritten(t *testing.T) {
-	sampled(t)
 	f := warmFixture(t)
 	one, two := newBox(t, f, nil), newBox(t, f, func(sp *backend.Spec) { *sp = f.spec(2) })
 	v := newTestVolume(t, one.d)
