@@ -275,12 +275,17 @@ func (d *Driver) settleNoted(ctx context.Context, node string, vmid int, note **
 	if *note == nil {
 		return nil
 	}
-	pause := d.cfg.Poll.First
+	busy := agentlab.Errorf(agentlab.CodeBusy, "a task that changes VM %d has not ended", vmid)
+	pause, seen := d.cfg.Poll.First, false
 	for {
 		running, err := d.changing(ctx, node, vmid, tasks)
-		if err != nil {
+		switch {
+		case err != nil && seen && ctx.Err() != nil:
+			return busy // as if the context had ended between two calls
+		case err != nil:
 			return err
 		}
+		seen = seen || running
 		arriving := (*note).Task == "" && d.cfg.Now().Sub((*note).At) < d.cfg.Settle
 		if !running && !arriving {
 			*note = nil
@@ -290,7 +295,7 @@ func (d *Driver) settleNoted(ctx context.Context, node string, vmid int, note **
 		case <-time.After(pause):
 			pause = min(2*pause, d.cfg.Poll.Max)
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeBusy, "a task that changes VM %d has not ended", vmid)
+			return busy
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -465,10 +466,17 @@ func TestSnapshotAnswerLost(t *testing.T) {
 	w.node.Fail("qmsnapshot", pvenode.Fault{Hold: hold})
 	_, err := w.driver.SaveSnapshot(t.Context(), spec.Ref(), snapUID(1))
 	wantCode(t, "Save", err, agentlab.CodeUnknownOutcome)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*quick.Max)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	var looks atomic.Int64
+	disarm := w.node.Fail("GET /nodes/{node}/tasks", pvenode.Fault{Times: -1, Reached: func() {
+		if looks.Add(1) == 3 { // the task was seen before
+			cancel()
+		}
+	}})
 	_, err = w.open().SaveSnapshot(ctx, spec.Ref(), snapUID(1))
 	wantCode(t, "Save while it is saved", err, agentlab.CodeBusy)
+	disarm()
 	close(hold)
 	w.saveSnapshot(t, spec, 1)
 	if n := strings.Count(w.node.ConfigFile(spec.VMID), "\n["); n != 1 {
