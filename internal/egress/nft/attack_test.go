@@ -342,13 +342,12 @@ func TestNeighboursArePinnedAgain(t *testing.T) {
 	}
 }
 
-// TestFlushIsSeenAtOnce: rules that another program flushed are back before
-// anybody would have looked.
+// TestFlushIsSeenAtOnce: rules that another program flushed are back, although
+// nobody looks for them.
 func TestFlushIsSeenAtOnce(t *testing.T) {
 	w := newWorld(t)
-	m := w.manager(Options{})
+	m := w.manager(Options{every: time.Hour})
 	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
-	began := time.Now()
 	w.nft("flush ruleset")
 	for have := []string(nil); len(have) != len(ours); {
 		var err error
@@ -356,31 +355,22 @@ func TestFlushIsSeenAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(began); took > reconcileEvery*3/5 {
-		t.Errorf("the rules were back after %s", took)
-	} else {
-		t.Logf("the rules were back after %s", took)
-	}
 }
 
 // TestTwoProcessesApply: another process that loads the rules knows no
 // sandboxes; they are let in again at once.
 func TestTwoProcessesApply(t *testing.T) {
 	w := newWorld(t)
-	m := w.manager(Options{})
+	m := w.manager(Options{every: time.Hour})
 	w.tenants(m, agentlab.Network{Mode: agentlab.NetworkNAT})
 	other, err := New(context.Background(), Options{Config: testConfig()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
 	if err := other.Apply(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	for !w.guests[0].mustReach("tcp", "192.31.196.20:8080") { // or the test's time is over
 		continue
-	}
-	if took := time.Since(began); took > reconcileEvery {
-		t.Errorf("the sandbox was shut out for %s", took)
 	}
 }

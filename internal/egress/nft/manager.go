@@ -34,6 +34,8 @@ type Options struct {
 	Answered func(vmid int, a Answer)
 	Logger   *slog.Logger     // nil means none
 	Now      func() time.Time // nil means time.Now
+
+	every time.Duration // between checks; 0 means reconcileEvery; tests change it
 }
 
 // Manager updates the kernel's rules for the sandboxes on the bridge, and

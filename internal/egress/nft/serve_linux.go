@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,7 +81,7 @@ func (m *Manager) watch(ctx context.Context, bridge int) error {
 	if err != nil {
 		return err
 	}
-	tick := time.NewTicker(reconcileEvery)
+	tick := time.NewTicker(cmp.Or(m.opts.every, reconcileEvery))
 	defer tick.Stop()
 	for round := 1; ; round++ {
 		compare := round%compareEvery == 0
