@@ -54,9 +54,12 @@ type Config struct {
 	Runner  []string      // command of the runner; default agent-runner run
 	Logger  *slog.Logger  // nil: silent
 	Backoff time.Duration // first pause before a crashed runner is started again; default 1 s
-	Grace   time.Duration // between SIGHUP and SIGTERM, and SIGKILL, to a command whose client has disconnected; default 2 s
-	SSHD    string        // address where sshd answers; default 127.0.0.1:22
-	Limits  bool          // limit what is started, with agentlab.slice
+	// StagedWait is how long commands and terminals wait for the secrets after the start
+	// of the runner. They then start without. Default 10 s.
+	StagedWait time.Duration
+	Grace      time.Duration // between SIGHUP and SIGTERM, and SIGKILL, to a command whose client has disconnected; default 2 s
+	SSHD       string        // address where sshd answers; default 127.0.0.1:22
+	Limits     bool          // limit what is started, with agentlab.slice
 	// KeepAfter is how long after an identity the disk gets the UID that makes its files
 	// valid for the next boot; 0 is before the answer. A copy that starts has more
 	// important work, mostly where its processor is emulated.
@@ -109,6 +112,9 @@ func New(cfg Config) *Server {
 	}
 	if cfg.SSHD == "" {
 		cfg.SSHD = "127.0.0.1:22"
+	}
+	if cfg.StagedWait == 0 {
+		cfg.StagedWait = 10 * time.Second
 	}
 	if cfg.Backoff == 0 {
 		cfg.Backoff = time.Second

@@ -36,13 +36,8 @@ const (
 	gateStaged = 's'
 )
 
-const (
-	// parkWait is how long a runner may take to park.
-	parkWait = 30 * time.Second
-	// stagedWait is how long commands and terminals wait for the secrets after the
-	// start of the runner. They then start without.
-	stagedWait = 10 * time.Second
-)
+// parkWait is how long a runner may take to park.
+const parkWait = 30 * time.Second
 
 // gate returns the two ends of a gate.
 func gate() (ours, theirs *os.File, err error) {
@@ -182,14 +177,14 @@ func (s *Server) bootstrapped() bool {
 }
 
 // awaitStaged waits until the runner that this server has started has staged the
-// secrets, for at most stagedWait after its start, before a process of a starts.
+// secrets, for at most StagedWait after its start, before a process of a starts.
 // Users without secrets do not wait.
 func (s *Server) awaitStaged(ctx context.Context, a account) {
 	if a.name != s.cfg.User {
 		return
 	}
 	s.runner.mu.Lock()
-	staged, limit := s.runner.staged, time.Until(s.runner.began.Add(stagedWait))
+	staged, limit := s.runner.staged, time.Until(s.runner.began.Add(s.cfg.StagedWait))
 	s.runner.mu.Unlock()
 	if staged == nil || limit <= 0 {
 		return
