@@ -5,6 +5,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -20,8 +21,13 @@ import (
 // envGuarded is set in the process that runs the tests, and in what it starts.
 const envGuarded = "AGENTLAB_TEST_GUARDED"
 
+// Patience is how long a test waits for what must happen. It only ends a test that
+// hangs: no test measures the speed of its machine, and a busy one may be a hundred
+// times slower than a quiet one.
+const Patience = 10 * time.Minute
+
 // killLimit bounds the time in which killed processes must disappear.
-const killLimit = time.Minute
+const killLimit = Patience
 
 // Run is m.Run with a guard: a TestMain calls it in its place. It returns the
 // exit code of the tests.
@@ -35,6 +41,23 @@ func Run(m *testing.M) int {
 		return 1
 	}
 	return code
+}
+
+// Context returns the context of the test, which also ends after Patience.
+func Context(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Until waits for a condition of the outside world, which can only be polled.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", Patience, what)
+		}
+	}
 }
 
 // Alive reports whether a process is not a zombie, or one whose other threads have not

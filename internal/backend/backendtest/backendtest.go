@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // Config describes a driver under test. New is required.
@@ -36,16 +37,13 @@ type Config struct {
 	// is set, the tests that need one are skipped.
 	NoVM string
 
-	// BootTimeout is how long a VM may take from Start until guest control
-	// answers; default 30 s.
-	BootTimeout time.Duration
-
 	// Parallel is how many sandboxes are created in parallel; default 8.
 	Parallel int
 
-	// Prompt is the time within which a method must return after its
-	// context ended; default 5 s.
-	Prompt time.Duration
+	// Patience is how long the suite waits for a guest, or for a method whose
+	// context has ended; default guard.Patience. Only tests of the suite itself,
+	// in which a driver hangs, set it.
+	Patience time.Duration
 }
 
 // Harness is one opened driver with hooks that inject faults. Only Driver and
@@ -141,14 +139,11 @@ type CrashPoint struct {
 
 // Run runs the suite.
 func Run(t *testing.T, cfg Config) {
-	if cfg.BootTimeout <= 0 {
-		cfg.BootTimeout = 30 * time.Second
+	if cfg.Patience <= 0 {
+		cfg.Patience = guard.Patience
 	}
 	if cfg.Parallel <= 0 {
 		cfg.Parallel = 8
-	}
-	if cfg.Prompt <= 0 {
-		cfg.Prompt = 5 * time.Second
 	}
 	booting := []string{"VM", "VMSnapshots", "VMVolumes"}
 	selected := booting
@@ -221,7 +216,7 @@ func (s *suite) sub(name string, fn func(*suite)) {
 
 // ctx returns a context that bounds one call.
 func (s *suite) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(s.Context(), s.cfg.BootTimeout)
+	ctx, cancel := context.WithTimeout(s.Context(), s.cfg.Patience)
 	s.Cleanup(cancel)
 	return ctx
 }
@@ -259,7 +254,7 @@ func (s *suite) wantAllowed(what string, err error) {
 func (s *suite) spec(n int) backend.Spec {
 	sp := s.h.Spec(n)
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.BootTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.Patience)
 		defer cancel()
 		if err := s.d.Destroy(ctx, sp.Ref()); err != nil {
 			s.Errorf("clean up sandbox %d: %v", sp.VMID, err)
@@ -327,16 +322,16 @@ func (s *suite) reopen() {
 }
 
 // eventually polls until cond returns nil.
-func (s *suite) eventually(what string, within time.Duration, cond func() error) {
+func (s *suite) eventually(what string, cond func() error) {
 	s.Helper()
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(s.cfg.Patience)
 	for {
 		err := cond()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.Fatalf("%s: not within %s: %v", what, within, err)
+			s.Fatalf("%s: not within %s: %v", what, s.cfg.Patience, err)
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):

@@ -73,5 +73,5 @@ func (s *suite) deadlineWorks(conn net.Conn) error {
 	if e, ok := errors.AsType[net.Error](err); !ok || !e.Timeout() {
 		return fmt.Errorf("a read after its deadline: %w", err)
 	}
-	return conn.SetReadDeadline(time.Now().Add(s.cfg.BootTimeout))
+	return conn.SetReadDeadline(time.Now().Add(s.cfg.Patience))
 }

@@ -5,7 +5,6 @@ import (
 	"net"
 	"reflect"
 	"strconv"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -162,7 +161,7 @@ func (s *suite) awaitRecord(ref backend.Ref, after int64) agentlab.EgressRecord 
 	s.Helper()
 	host, _, _ := net.SplitHostPort(EgressTarget)
 	var found agentlab.EgressRecord
-	s.eventually("the record comes", 20*time.Second, func() error {
+	s.eventually("the record comes", func() error {
 		recs, err := s.logger().EgressLog(s.ctx(), ref, after, 1000)
 		s.ok("EgressLog", err)
 		last := after

@@ -28,7 +28,7 @@ func (s *suite) snapshotter() backend.Snapshotter {
 		s.Skip("skipped: this driver is no Snapshotter")
 	}
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.BootTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.Patience)
 		defer cancel()
 		all, err := s.saver().Snapshots(ctx)
 		for _, snap := range all {

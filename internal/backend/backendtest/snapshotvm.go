@@ -159,7 +159,7 @@ func (s *suite) forkKilled(ref backend.Ref) {
 	s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
 	s.ok("Start", s.d.Start(s.ctx(), c))
 	s.h.KillVM(s.T, c)
-	s.eventually("the loss is seen", s.cfg.BootTimeout, func() error {
+	s.eventually("the loss is seen", func() error {
 		in, err := s.d.Inspect(s.ctx(), c)
 		if err == nil && (in.Power != backend.PowerCrashed || !strings.Contains(in.Reason, "memory is lost")) {
 			err = fmt.Errorf("it is %s (%s)", in.Power, in.Reason)

@@ -366,7 +366,7 @@ func (s *suite) cancelled() {
 	} {
 		began := time.Now()
 		err := call()
-		if d := time.Since(began); d > s.cfg.Prompt {
+		if d := time.Since(began); d > s.cfg.Patience {
 			s.Errorf("%s returned %s after its context ended", what, d)
 		}
 		s.wantAllowed(what, err)
@@ -403,7 +403,7 @@ func (s *suite) cutShort(what string, after time.Duration, call func(context.Con
 	defer cancel()
 	began := time.Now()
 	err := call(ctx)
-	if d := time.Since(began); d > after+s.cfg.Prompt {
+	if d := time.Since(began); d > after+s.cfg.Patience {
 		s.Errorf("%s returned %s after its context ended", what, d-after)
 	}
 	s.wantAllowed(what, err)

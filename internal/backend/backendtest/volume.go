@@ -40,7 +40,7 @@ func (s *suite) keeper() backend.Volumes {
 		s.Skip("skipped: this driver has no Volumes")
 	}
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.BootTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.Patience)
 		defer cancel()
 		all, err := s.vols().ListVolumes(ctx)
 		for _, v := range all {

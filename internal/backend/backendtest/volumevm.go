@@ -53,7 +53,7 @@ func (s *suite) wantContent(ref backend.Ref, want string) {
 // wantDisk waits until the guest has a volume of gb GiB; with 0, none.
 func (s *suite) wantDisk(ref backend.Ref, gb int) {
 	s.Helper()
-	s.eventually(fmt.Sprintf("the guest has a volume of %d GiB", gb), s.cfg.BootTimeout, func() error {
+	s.eventually(fmt.Sprintf("the guest has a volume of %d GiB", gb), func() error {
 		out, code := s.volumeCommand(ref, "size")
 		if gb == 0 && code == 3 || gb > 0 && code == 0 && out == fmt.Sprint(int64(gb)<<30) {
 			return nil
@@ -377,7 +377,7 @@ func (s *suite) volumeKilled(ref backend.Ref, v backend.VolumeRef) {
 	s.writeVolume(ref, "killed")
 	if s.h.KillVM != nil {
 		s.h.KillVM(s.T, ref)
-		s.eventually("it is crashed", s.cfg.BootTimeout, func() error {
+		s.eventually("it is crashed", func() error {
 			in, err := s.d.Inspect(s.ctx(), ref)
 			if err == nil && in.Power != backend.PowerCrashed {
 				err = fmt.Errorf("it is %s", in.Power)

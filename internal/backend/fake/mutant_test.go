@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // mutant is the fake with one sentence of the contract broken.
@@ -392,7 +393,7 @@ func TestMutant(t *testing.T) {
 	if breaks == "" {
 		t.Skip("skipped: it is a part of TestSuiteDetectsMutants")
 	}
-	backendtest.Run(t, backendtest.Config{BootTimeout: 3 * time.Second, New: func(t *testing.T) *backendtest.Harness {
+	backendtest.Run(t, backendtest.Config{Patience: 3 * time.Second, New: func(t *testing.T) *backendtest.Harness {
 		host, err := fake.NewHost(fake.Config{})
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +418,7 @@ func TestSuiteDetectsMutants(t *testing.T) {
 			t.Parallel()
 			// A busy host delays the tests that are not about this sentence.
 			only := "^TestMutant$/^" + strings.ReplaceAll(where, "/", "$/^") + "$"
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run="+only, "-test.v", "-test.timeout=1m") //nolint:gosec // this test binary
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run="+only, "-test.v", "-test.timeout="+guard.Patience.String()) //nolint:gosec // this test binary
 			cmd.Env = append(os.Environ(), mutantEnv+"="+breaks)
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)

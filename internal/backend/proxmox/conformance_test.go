@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -41,7 +40,7 @@ func TestConformance(t *testing.T) {
 					}
 					return h
 				},
-				Parallel: 6, BootTimeout: 60 * time.Second, Prompt: 10 * time.Second,
+				Parallel: 6,
 			})
 		})
 	}

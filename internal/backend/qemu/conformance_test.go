@@ -25,8 +25,6 @@ func TestConformance(t *testing.T) {
 			h.CrashPoints = sample.Of(t, 6, h.CrashPoints)
 			return h
 		},
-		BootTimeout: bootTimeout,
-		Prompt:      10 * time.Second,
 	})
 }
 
@@ -40,8 +38,6 @@ func TestConformanceWarm(t *testing.T) {
 		GuestCrashes: func(t *testing.T, points []backendtest.CrashPoint) []backendtest.CrashPoint {
 			return sample.Cover(t, points, func(p backendtest.CrashPoint) []string { return []string{string(p.Method)} })
 		},
-		BootTimeout: bootTimeout,
-		Prompt:      10 * time.Second,
 	})
 }
 
