@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // slowQMP is a connection to QEMU. Once QEMU got a command, done is called. The
@@ -27,11 +28,12 @@ type slowQMP struct {
 }
 
 func (c *slowQMP) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	if bytes.Contains(b, []byte(c.command)) {
-		c.done()
-		close(c.sent)
+	if !bytes.Contains(b, []byte(c.command)) {
+		return c.Conn.Write(b)
 	}
+	close(c.sent) // before the answer can be read
+	n, err := c.Conn.Write(b)
+	c.done()
 	return n, err
 }
 
@@ -109,7 +111,11 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 		if err != nil || s.size != size || s.disk != "root" {
 			t.Fatalf("disk %q of %d bytes, %v", s.disk, s.size, err)
 		}
-		err = s.switchDisk(ctx, time.Second)
+		wait := guard.Patience
+		if lose {
+			wait = time.Second
+		}
+		err = s.switchDisk(ctx, wait)
 		if (err != nil) != lose || ctx.Err() == nil {
 			t.Errorf("answer lost %v: %v (%v)", lose, err, ctx.Err())
 		}
@@ -154,7 +160,7 @@ func TestStreamWithoutEnd(t *testing.T) {
 		if err == nil {
 			t.Error("a stream without an end was accepted")
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(bootTimeout):
 		t.Error("the save waits")
 	}
 }
