@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode/machine"
 )
 
@@ -79,7 +80,7 @@ type realGuest struct{ m *machine.Machine }
 
 // Times that Proxmox VE gives QEMU and the guest agent.
 const (
-	monitorTime = 5 * time.Second
+	monitorTime = guard.Patience
 	pingTime    = 3 * time.Second
 	agentTime   = 10 * time.Second
 )

@@ -68,11 +68,12 @@ type Waits struct {
 	Second       time.Duration // 1 s: the unit of every timeout that a caller gives
 }
 
-// ShortWaits returns waits for tests that say that they do not test waiting.
+// ShortWaits returns waits for tests that say that they do not test waiting. Proxy is
+// a real node's: it cuts off every call, also those of a busy machine.
 func ShortWaits() Waits {
 	return Waits{
 		ConfigLock: 200 * time.Millisecond, CreateLock: 100 * time.Millisecond, CloneLock: 50 * time.Millisecond,
-		StorageLock: 500 * time.Millisecond, Unauthorized: time.Millisecond, Proxy: 2 * time.Second,
+		StorageLock: 500 * time.Millisecond, Unauthorized: time.Millisecond,
 		Agent: 5 * time.Millisecond, Zvol: 20 * time.Millisecond, ZvolWorker: 600 * time.Millisecond,
 		Second: 20 * time.Millisecond,
 	}

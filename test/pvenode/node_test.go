@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // rest is a plain client of the REST face.
@@ -89,7 +91,7 @@ func (r *rest) wait(upid string) string {
 	r.n.mu.Unlock()
 	select {
 	case <-task.done:
-	case <-time.After(30 * time.Second):
+	case <-time.After(guard.Patience):
 		r.t.Fatalf("%s does not end", upid)
 	}
 	_, out := r.call("GET", "/nodes/pve/tasks/"+url.PathEscape(upid)+"/status")

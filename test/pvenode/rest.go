@@ -22,6 +22,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // maxBody is the largest body that the real server takes.
@@ -382,7 +384,7 @@ func (s *restServer) write(conn net.Conn, buf *bufio.ReadWriter, status int, rea
 	if len(body) > 0 {
 		head += "Content-Type: application/json;charset=UTF-8\r\n"
 	}
-	_ = conn.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetWriteDeadline(time.Now().Add(guard.Patience))
 	_, _ = buf.WriteString(head + "\r\n")
 	_, _ = buf.Write(body)
 	_ = buf.Flush()

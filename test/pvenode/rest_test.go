@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // raw sends bytes over TLS and returns the status line and the rest.
@@ -19,7 +21,7 @@ func raw(t *testing.T, n *Node, request string) (status, rest string) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(60 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(guard.Patience))
 	if _, err := io.WriteString(conn, request); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func TestProxyTimeoutWhileTaskContinues(t *testing.T) {
 // until waits for a condition of the model.
 func (r *rest) until(what string, ok func() bool) {
 	r.t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(guard.Patience)
 	defer deadline.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -34,7 +35,7 @@ var scriptT9 = script{
 	steps: []hidden{
 		{before: "PUT /nodes/pve/qemu/102/config scsi6=local:1", do: func(r *replay) {
 			if r.version == "8.4" { // there the tool that makes the file was slow
-				r.n.Fail("alloc", pvenode.Fault{Delay: pvenode.ShortWaits().Proxy * 3 / 2})
+				r.n.Fail("alloc", pvenode.Fault{Delay: slowProxy * 3 / 2})
 			}
 		}},
 		{before: "qm config 102", nth: 2, do: func(r *replay) {
@@ -48,7 +49,7 @@ var scriptT9 = script{
 // waitFor waits for something that the API can only be asked for.
 func (r *replay) waitFor(what string, is func() bool) {
 	r.t.Helper()
-	limit := time.After(time.Minute)
+	limit := time.After(guard.Patience)
 	for !is() {
 		select {
 		case <-limit:

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -62,10 +63,14 @@ type replay struct {
 	used                            map[int]bool // which deviations happened
 }
 
+// slowProxy is the limit of a call in replays in which one exceeds it.
+const slowProxy = 5 * time.Second
+
 func replayFile(t *testing.T, version, name string) {
 	waits := pvenode.ShortWaits()
 	if strings.HasPrefix(name, "t9") { // a worker holds a lock for longer than all that follows takes
-		waits.ZvolWorker = time.Minute
+		waits.ZvolWorker = guard.Patience
+		waits.Proxy = slowProxy
 	}
 	r := newReplayOn(t, version, strings.SplitN(strings.TrimSuffix(name, ".txt"), "-", 2)[0],
 		pvenode.Config{Waits: waits, NoStatus: true})
@@ -229,7 +234,7 @@ func (r *replay) do(method, path, contentType, body string, header map[string]st
 	if body != "" {
 		reader = strings.NewReader(body)
 	}
-	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(r.t.Context(), guard.Patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, r.n.URL()+path, reader)
 	if err != nil {
@@ -338,7 +343,7 @@ func (r *replay) waitTask(upid string) string {
 		r.t.Fatal("no task was started")
 	}
 	path := "/nodes/pve/tasks/" + url.PathEscape(upid) + "/status"
-	limit := time.After(time.Minute)
+	limit := time.After(guard.Patience)
 	for {
 		a := r.call(http.MethodGet, path, nil)
 		var s struct{ Data struct{ Status string } }

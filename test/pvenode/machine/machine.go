@@ -15,10 +15,11 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/hostos"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // startLimit is how long QEMU has to begin; its bridge scripts run in it.
-const startLimit = 30 * time.Second
+const startLimit = guard.Patience
 
 // StartError is a QEMU that ended before it ran.
 type StartError struct {

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // limit is more than any step of these tests takes on a busy machine.
-const limit = 30 * time.Second
+const limit = guard.Patience
 
 func need(t *testing.T, programs ...string) {
 	t.Helper()
