@@ -18,11 +18,12 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode/machine"
 )
 
 // bootLimit is generous: guests are emulated, on machines that do other work.
-const bootLimit = 6 * time.Minute
+const bootLimit = 3 * guard.Patience
 
 // vm is a clone of the template in a QEMU as Proxmox starts it, but for the
 // network, which leads nowhere: only guest control is forwarded, on loopback.
@@ -133,7 +134,7 @@ func (v *vm) agent(command string, args any) (json.RawMessage, error) {
 		return nil, err
 	}
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(guard.Patience))
 	b, err := json.Marshal(map[string]any{"execute": command, "arguments": args})
 	if err != nil {
 		return nil, err

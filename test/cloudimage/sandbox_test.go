@@ -1,7 +1,6 @@
 package cloudimage
 
 import (
-	"context"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/base64"
@@ -18,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -47,8 +47,7 @@ config:
 // run runs a script in the guest and returns what it prints.
 func (v *vm) run(c *control.Client, user, script string) string {
 	v.Helper()
-	ctx, cancel := context.WithTimeout(v.Context(), 2*time.Minute)
-	defer cancel()
+	ctx := guard.Context(v)
 	conn, err := c.Exec(ctx, guestapi.ExecRequest{Command: []string{"/bin/sh", "-c", script}, User: user})
 	if err != nil {
 		v.Fatalf("%s: %v", script, err)
@@ -142,8 +141,7 @@ func (v *vm) refusesOthers() {
 // sshKey authorises a key and returns the host key, once sshd answers.
 func (v *vm) sshKey(c *control.Client) string {
 	v.Helper()
-	ctx, cancel := context.WithTimeout(v.Context(), 2*time.Minute)
-	defer cancel()
+	ctx := guard.Context(v)
 	r, err := c.SSHKey(ctx, guestapi.SSHKeyRequest{PublicKey: testKey, Seconds: 600})
 	if err != nil || len(r.HostKeys) != 1 {
 		v.Fatalf("ssh: %v %v", r.HostKeys, err)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 
@@ -126,7 +125,7 @@ func hotReload(t *testing.T, program, at string, change func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel = context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel = context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	shows := func(text string) {
 		t.Helper()

@@ -87,9 +87,9 @@ func (p *probeLab) checkContainerPolicy() {
 // the page computes.
 const playwrightScript = `const {chromium} = require('playwright-core');
 (async () => {
-  const browser = await chromium.launch({executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'], timeout: 300000});
+  const browser = await chromium.launch({executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'], timeout: 600000});
   const page = await browser.newPage();
-  page.setDefaultTimeout(300000);
+  page.setDefaultTimeout(600000);
   await page.goto('http://127.0.0.1:33790/');
   console.log(await page.evaluate(() => document.body.innerText + ' ' + (6 * 7)));
   await browser.close();

@@ -96,7 +96,7 @@ func (l *lab) status() string {
 
 func (l *lab) eventually(what string, ok func() bool) {
 	l.Helper()
-	if !eventually(settleLimit*2, ok) {
+	if !eventually(settleLimit, ok) {
 		l.Fatalf("not in time: %s\n%s", what, l.status())
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/creack/pty"
 
@@ -106,7 +105,7 @@ var dialogs = []string{"trust this folder", "Trust this folder", "Do you trust",
 func (l *lab) shows(session, terminal, want string) {
 	l.Helper()
 	var got string
-	if !eventually(5*time.Minute, func() bool {
+	if !eventually(settleLimit, func() bool {
 		got = l.screen(session, terminal)
 		return strings.Contains(got, want) || hasDialog(got) != ""
 	}) || hasDialog(got) != "" {

@@ -31,14 +31,14 @@ import (
 	"github.com/agentlab-vm/agentlab/test/netlab"
 )
 
-// Limits that no healthy run comes near, even under emulation on a busy
-// machine. The first command that needs an image also builds it.
+// Limits that only end a test that hangs, even under emulation on a busy machine.
+// The first command that needs an image also builds it.
 const (
-	commandLimit = 10 * time.Minute
+	commandLimit = time.Hour
 	// terminalLimit ends a command on a terminal, which is open during several steps of
 	// a test. Each step has a limit of its own.
-	terminalLimit = 30 * time.Minute
-	settleLimit   = 60 * time.Second
+	terminalLimit = 2 * commandLimit
+	settleLimit   = guard.Patience
 )
 
 // parallelTests is how many tests run at once at least: most of them wait for a

@@ -44,7 +44,7 @@ func TestAgentByHand(t *testing.T) {
 
 	l.ok("sandbox", "stop", "box")
 	l.ok("sandbox", "start", "box")
-	if !eventually(time.Minute, func() bool { r = l.run("", "exec", "box", "--", "sh", "-c", hasKey); return r.code == 0 }) {
+	if !eventually(settleLimit, func() bool { r = l.run("", "exec", "box", "--", "sh", "-c", hasKey); return r.code == 0 }) {
 		t.Errorf("after a restart: %v", r)
 	}
 	l.ok("sandbox", "destroy", "box")

@@ -45,7 +45,7 @@ func TestPolicyReload(t *testing.T) {
 	select {
 	case line := <-cut:
 		t.Logf("the connection ended with %q", line)
-	case <-time.After(30 * time.Second):
+	case <-time.After(settleLimit):
 		t.Error("a connection that the new policy forbids goes on")
 	}
 	wantWeb(l, "http://web.example.com/hello", false)

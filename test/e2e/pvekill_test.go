@@ -146,7 +146,7 @@ func (p *pveLab) killAtCall(t *testing.T, k int, lost bool, args ...string) {
 	p.run("", args...) // its daemon may be gone before it has answered
 	select {
 	case <-reached:
-	case <-time.After(settleLimit):
+	case <-time.After(time.Minute): // a daemon that is slower is not killed
 		t.Logf("%v: there was no call %d", args, k)
 	}
 	skip()

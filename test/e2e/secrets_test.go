@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -94,7 +93,7 @@ mkdir -p out && echo built > out/result.txt`
 
 	l.ok("sandbox", "new", "--name", "box")
 	var staged result
-	if !eventually(time.Minute, func() bool {
+	if !eventually(settleLimit, func() bool {
 		staged = l.run("", "exec", "box", "--", "sh", "-c", ". /run/agentlab/secrets/env.sh && echo $FROM_FILE && ls ~/.ssh/config && ls /run/agentlab/secrets")
 		return staged.code == 0
 	}) || !strings.Contains(staged.stdout, "value-at-the-job\n") {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/creack/pty"
 )
@@ -55,7 +54,7 @@ func (m *tmuxLab) keys(window string, keys ...string) {
 func (m *tmuxLab) sees(window, want string) {
 	m.Helper()
 	var got string
-	if !eventually(5*time.Minute, func() bool {
+	if !eventually(settleLimit, func() bool {
 		got = m.tmux("capture-pane", "-p", "-t", window)
 		return strings.Contains(got, want)
 	}) {
@@ -67,7 +66,7 @@ func (m *tmuxLab) sees(window, want string) {
 func (m *tmuxLab) client(want string) {
 	m.Helper()
 	var got string
-	if !eventually(5*time.Minute, func() bool {
+	if !eventually(settleLimit, func() bool {
 		got = m.tmux("list-clients", "-F", "#{client_session}")
 		return got == want
 	}) {
@@ -215,7 +214,7 @@ func (m *tmuxLab) in(args ...string) {
 // sessionOf waits until the session of a repository is up, and returns its name.
 func (m *tmuxLab) sessionOf(repo string) (name string) {
 	m.Helper()
-	if !eventually(5*time.Minute, func() bool {
+	if !eventually(settleLimit, func() bool {
 		for line := range strings.Lines(m.ok("sessionizer", "--list")) {
 			if f := strings.Fields(line); len(f) == 4 && f[0] == repo && f[3] == "READY" {
 				name = f[1]

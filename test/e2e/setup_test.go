@@ -73,7 +73,7 @@ func TestKillDuringSetupSnapshot(t *testing.T) {
 	l.keepSetups()
 	repo := setupRepo(t, "mkdir deps; head -c 20000000 /dev/urandom >deps/data")
 	id := strings.TrimSpace(l.ok("job", "run", "--no-wait", "--repo", repo, "--agent", "shell", "--task", "ls deps | wc -l"))
-	if !eventually(5*settleLimit, func() bool { return len(l.setups().Items) == 1 }) {
+	if !eventually(settleLimit, func() bool { return len(l.setups().Items) == 1 }) {
 		t.Fatal("no snapshot is made")
 	}
 	if err := l.kill9("agentlabd", "run"); err != nil {
@@ -81,7 +81,7 @@ func TestKillDuringSetupSnapshot(t *testing.T) {
 	}
 	l.ok("daemon", "start")
 	var j api.Job
-	if !eventually(5*settleLimit, func() bool {
+	if !eventually(settleLimit, func() bool {
 		err := json.Unmarshal([]byte(l.ok("--json", "job", "show", id)), &j)
 		return err == nil && agentlab.JobStatus(j.Status).Final()
 	}) || j.Status != string(agentlab.JobCompleted) {

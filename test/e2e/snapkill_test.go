@@ -62,7 +62,7 @@ func (l *lab) settledSnapshots(t *testing.T) {
 		entries, _ := os.ReadDir(filepath.Join(l.home, "state", dir))
 		return len(entries)
 	}
-	if !eventually(2*settleLimit, func() bool {
+	if !eventually(settleLimit, func() bool {
 		ready := list(&boxes, "list") && list(&saved, "snapshot", "list") && files("snapshots") == len(saved.Items)
 		for _, sb := range boxes.Items {
 			ready = ready && sb.State == string(agentlab.SandboxReady)
