@@ -1,13 +1,11 @@
 package gate_test
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
 	"os/exec"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
@@ -52,7 +50,7 @@ func TestHostDialerRejectsHostAddresses(t *testing.T) {
 	d.AskTranslators(announces())
 	for _, network := range []string{"tcp", "udp"} {
 		for _, host := range []string{"8.8.4.10", "8.8.4.255", "9.9.9.9", "9.9.10.9", "9.9.11.1", "2a00:1450::9", "::ffff:9.9.9.9"} {
-			c, err := dialBriefly(t, d, network, net.JoinHostPort(host, "7"))
+			c, err := d.DialContext(t.Context(), network, net.JoinHostPort(host, "7"))
 			if err == nil {
 				_ = c.Close()
 			}
@@ -60,7 +58,7 @@ func TestHostDialerRejectsHostAddresses(t *testing.T) {
 				t.Errorf("%s %s: %v", network, host, err)
 			}
 		}
-		if _, err := dialBriefly(t, d, network, "1.1.1.1:7"); !errors.Is(err, unix.ENETUNREACH) {
+		if _, err := d.DialContext(t.Context(), network, "1.1.1.1:7"); !errors.Is(err, unix.ENETUNREACH) {
 			t.Errorf("%s: where no route leads: %v", network, err)
 		}
 	}
@@ -87,7 +85,7 @@ func testOtherHost(t *testing.T) {
 	d.AskTranslators(announces())
 	for _, addr := range []string{"8.8.5.11:7", "[2a00:1460:1:2::11]:7", "[::ffff:8.8.5.11]:7"} {
 		for _, network := range []string{"tcp", "udp", "icmp"} {
-			c, err := dialBriefly(t, d, network, addr)
+			c, err := d.DialContext(t.Context(), network, addr)
 			if err == nil {
 				_ = c.Close()
 			}
@@ -97,7 +95,7 @@ func testOtherHost(t *testing.T) {
 		}
 	}
 	testNAT64(t, d)
-	c, err := dialBriefly(t, d, "udp", "9.9.12.1:7")
+	c, err := d.DialContext(t.Context(), "udp", "9.9.12.1:7")
 	if err != nil {
 		t.Fatalf("a host behind a router: %v", err)
 	}
@@ -136,7 +134,7 @@ func testNAT64(t *testing.T, d *gate.HostDialer) {
 			if network != "udp" && rule == "" {
 				continue // no answer, or pings are not allowed here
 			}
-			c, err := dialBriefly(t, d, network, net.JoinHostPort(addr, "7"))
+			c, err := d.DialContext(t.Context(), network, net.JoinHostPort(addr, "7"))
 			if err == nil {
 				_ = c.Close()
 			}
@@ -186,10 +184,3 @@ func testNAT64Answers(t *testing.T, d *gate.HostDialer) {
 type ipv6Dialer struct{ *gate.HostDialer }
 
 func (ipv6Dialer) IPv6() bool { return true }
-
-func dialBriefly(t *testing.T, d *gate.HostDialer, network, addr string) (net.Conn, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	return d.DialContext(ctx, network, addr)
-}

