@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // absent reports whether a file of the guest does not exist.
@@ -40,7 +41,7 @@ func TestPrepare(t *testing.T) {
 	g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, t.TempDir()) })
 	id := identity()
 	id.RootBytes = 20 << 30
-	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: &guestapi.Network{Address: "x"}}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{Network: &guestapi.Network{Address: "x"}}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("a network that is none: %v", err)
 	}
 	const machineID = "0123456789abcdef0123456789abcdef"
@@ -49,7 +50,7 @@ func TestPrepare(t *testing.T) {
 	const otherKey = "etc/ssh/ssh_host_rsa_key"
 	g.put(t, otherKey, "a key of the image")
 	for range 2 {
-		if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{Network: id.Network}); err != nil {
+		if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{Network: id.Network}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +74,7 @@ func TestPrepare(t *testing.T) {
 	g.put(t, "var/lib/systemd/random-seed", "seed")
 	networks := len(g.kernel.networks)
 	g.kernel.grown = nil
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if len(g.kernel.networks) != networks {
@@ -98,10 +99,10 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("%s was not filled: %v, %v", name, fi, err)
 		}
 	}
-	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); agentlab.CodeOf(err) != agentlab.CodeConflict {
+	if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{}); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("a guest with an identity was prepared: %v", err)
 	}
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // again: nothing changes
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil { // again: nothing changes
 		t.Fatal(err)
 	}
 	if g.file(t, "proc/sys/kernel/random/boot_id") != bootID || strings.TrimSpace(g.file(t, "etc/machine-id")) != now {
@@ -115,7 +116,7 @@ func TestPrepare(t *testing.T) {
 	}
 	g.put(t, "proc/sys/kernel/random/boot_id", "of the boot\n")
 	id.UID += "-2"
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if !g.absent(otherKey) || len(g.kernel.networks) != networks+1 || g.file(t, "proc/sys/kernel/random/boot_id") != g.file(t, "run/agentlab/boot_id") {
@@ -128,7 +129,7 @@ func TestPrepare(t *testing.T) {
 	other := *id.Network
 	other.MTU = 1300
 	id.Network = &other
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if n := g.kernel.networks; len(n) != networks+2 || n[len(n)-1].MTU != 1300 {
@@ -146,7 +147,7 @@ func TestIdentityOfFork(t *testing.T) {
 	g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, dir) })
 	ran := func(want string) (pid int) {
 		t.Helper()
-		until(t, "the steps "+want, func() bool {
+		guard.Until(t, "the steps "+want, func() bool {
 			got, last := steps(dir)
 			pid = last
 			return got == want
@@ -155,7 +156,7 @@ func TestIdentityOfFork(t *testing.T) {
 	}
 	source := identity()
 	source.Bootstrap = &guestapi.Bootstrap{Token: "token-of-the-source", Controller: "c", VMID: 1}
-	if _, err := g.SetIdentity(testCtx(t), source); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), source); err != nil {
 		t.Fatal(err)
 	}
 	first := ran("begins")
@@ -173,7 +174,7 @@ func TestIdentityOfFork(t *testing.T) {
 
 	fork := identity()
 	fork.Bootstrap = &guestapi.Bootstrap{Token: "token-of-the-fork", Controller: "c", VMID: 2}
-	h, err := g.SetIdentity(testCtx(t), fork)
+	h, err := g.SetIdentity(guard.Context(t), fork)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +206,7 @@ func TestIdentityOfFork(t *testing.T) {
 	}
 
 	fork.UID, fork.Bootstrap, fork.RootBytes = agentlab.NewUID(), nil, 33<<30
-	if _, err := g.SetIdentity(testCtx(t), fork); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), fork); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(g.kernel.grown, []int64{33 << 30}) {

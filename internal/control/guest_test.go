@@ -4,7 +4,6 @@ package control_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
@@ -23,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 	"github.com/agentlab-vm/agentlab/internal/sshkey"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func parseExit(b []byte) *stream.ExitStatus {
@@ -43,7 +43,7 @@ func identity() guestapi.Identity {
 func TestHealth(t *testing.T) {
 	g := newGuest(t, nil)
 	g.put(t, "proc/sys/kernel/random/boot_id", "abc\n")
-	h, err := g.Health(testCtx(t))
+	h, err := g.Health(guard.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestStagedEnvironment(t *testing.T) {
 	if got := show(map[string]string{"API_KEY": "mine"}); got != "mine a\nb\n" {
 		t.Errorf("the request's own: %q", got)
 	}
-	conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{Rows: 30, Cols: 90})
+	conn, err := g.Attach(guard.Context(t), guestapi.AttachRequest{Rows: 30, Cols: 90})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestExecRefused(t *testing.T) {
 		"variable": {guestapi.ExecRequest{Env: map[string]string{"A=B": "c"}}, agentlab.CodeInvalid},
 		"nul":      {guestapi.ExecRequest{Command: []string{"a\x00b"}}, agentlab.CodeInvalid},
 	} {
-		if _, err := g.Exec(testCtx(t), tc.req); agentlab.CodeOf(err) != tc.code {
+		if _, err := g.Exec(guard.Context(t), tc.req); agentlab.CodeOf(err) != tc.code {
 			t.Errorf("%s: %v, want %s", name, err, tc.code)
 		}
 	}
@@ -251,7 +251,7 @@ func TestExecCut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			until(t, "death of "+pid, func() bool { return dead(n) })
+			guard.Until(t, "death of "+pid, func() bool { return dead(n) })
 		}
 	}
 }
@@ -273,7 +273,7 @@ func TestExecCutByLink(t *testing.T) {
 	}
 	_ = g.link.Close()
 	<-p.ended
-	until(t, "death of the command", func() bool { return dead(pid) })
+	guard.Until(t, "death of the command", func() bool { return dead(pid) })
 }
 
 func TestExecTTY(t *testing.T) {
@@ -297,7 +297,7 @@ func TestExecTTY(t *testing.T) {
 func TestAttach(t *testing.T) {
 	g := newGuest(t, nil)
 	join := func(name string) *proc {
-		conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{Session: name, Rows: 30, Cols: 90})
+		conn, err := g.Attach(guard.Context(t), guestapi.AttachRequest{Session: name, Rows: 30, Cols: 90})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,7 +324,7 @@ func TestAttach(t *testing.T) {
 	if _, _, st := c.result(t); st.Code != 6 {
 		t.Errorf("exit %+v", st)
 	}
-	if _, err := g.Attach(testCtx(t), guestapi.AttachRequest{Session: "../x"}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if _, err := g.Attach(guard.Context(t), guestapi.AttachRequest{Session: "../x"}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("a bad name: %v", err)
 	}
 }
@@ -333,7 +333,7 @@ func TestAttach(t *testing.T) {
 // terminal permanently nor gets more than the stored output.
 func TestAttachFlood(t *testing.T) {
 	g := newGuest(t, nil)
-	stuck, err := g.Attach(testCtx(t), guestapi.AttachRequest{})
+	stuck, err := g.Attach(guard.Context(t), guestapi.AttachRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +342,7 @@ func TestAttachFlood(t *testing.T) {
 	if err := w.Frame(stream.Stdin, []byte("head -c 2000000 /dev/zero | tr '\\0' x; echo; echo the-e''nd\n")); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := g.Attach(testCtx(t), guestapi.AttachRequest{})
+	conn, err := g.Attach(guard.Context(t), guestapi.AttachRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func TestIdentity(t *testing.T) {
 	g := newGuest(t, nil)
 	id := identity()
 	id.Bootstrap = &guestapi.Bootstrap{Token: "secret-token", Controller: "http://10.77.0.1:8844", VMID: 7}
-	h, err := g.SetIdentity(testCtx(t), id)
+	h, err := g.SetIdentity(guard.Context(t), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,14 +388,14 @@ func TestIdentity(t *testing.T) {
 	}
 	checkHostKey(t, key, g.file(t, "etc/ssh/ssh_host_ed25519_key.pub"))
 
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // again: nothing changes
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil { // again: nothing changes
 		t.Fatal(err)
 	}
 	if g.file(t, "etc/machine-id") != machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") != key {
 		t.Error("a repeated identity made new keys")
 	}
 	g.put(t, "etc/ssh/ssh_host_ed25519_key.pub", "") // after a power cut
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	key = g.file(t, "etc/ssh/ssh_host_ed25519_key")
@@ -405,7 +405,7 @@ func TestIdentity(t *testing.T) {
 	given.Private, given.Public = sshkey.New()
 	id.HostKey = &given
 	g.put(t, "etc/ssh/ssh_host_rsa_key", "of the template")
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if g.file(t, "etc/machine-id") == machine || g.file(t, "etc/ssh/ssh_host_ed25519_key") == key {
@@ -423,7 +423,7 @@ func TestMachineIDBakedIn(t *testing.T) {
 	const baked = "0123456789abcdef0123456789abcdef\n"
 	g := newGuest(t, nil)
 	g.put(t, "etc/machine-id", baked)
-	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), identity()); err != nil {
 		t.Fatal(err)
 	}
 	if g.file(t, "etc/machine-id") == baked {
@@ -432,7 +432,7 @@ func TestMachineIDBakedIn(t *testing.T) {
 	g = newGuest(t, nil)
 	g.put(t, "etc/machine-id", baked)
 	g.put(t, "run/agentlab/machine-id.new", baked)
-	if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), identity()); err != nil {
 		t.Fatal(err)
 	}
 	if g.file(t, "etc/machine-id") != baked {
@@ -466,7 +466,7 @@ func TestIdentityRefused(t *testing.T) {
 	} {
 		id := identity()
 		change(&id)
-		if _, err := g.SetIdentity(testCtx(t), id); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		if _, err := g.SetIdentity(guard.Context(t), id); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -485,30 +485,30 @@ func TestRunner(t *testing.T) {
 		2) kill -KILL $$ ;;
 		3) while ! [ -e go ]; do sleep 0.01; done ;;
 		esac`, dir)
-	g := newGuest(t, func(c *guestd.Config) { c.Runner = []string{"sh", "-c", script} })
+	g := newGuest(t, func(c *guestd.Config) {
+		c.Runner, c.StagedWait = []string{"sh", "-c", script}, time.Hour
+	})
 	starts := func() string { b, _ := os.ReadFile(filepath.Join(dir, "starts")); return string(b) }
 	id := identity()
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if starts() != "" {
 		t.Fatal("a runner without a bootstrap document")
 	}
 	id.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "third start", func() bool { return starts() == "x\nx\nx\n" })
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil { // while it runs
+	guard.Until(t, "third start", func() bool { return starts() == "x\nx\nx\n" })
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil { // while it runs
 		t.Fatal(err)
 	}
 	g.put(t, "run/agentlab/secrets/bootstrap.json", "{}")
 	g.stop() // guestd dies, its runner does not
 	g.start(t)
 	// Commands do not wait for what was staged before.
-	ctx, cancel := context.WithTimeout(testCtx(t), 9*time.Second)
-	defer cancel()
-	conn, err := g.Exec(ctx, sh("true"))
+	conn, err := g.Exec(guard.Context(t), sh("true"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -517,17 +517,17 @@ func TestRunner(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Its end was not seen, so it is started once more to find that out.
-	until(t, "fourth start", func() bool { return starts() == "x\nx\nx\nx\n" })
-	until(t, "end", func() bool {
+	guard.Until(t, "fourth start", func() bool { return starts() == "x\nx\nx\nx\n" })
+	guard.Until(t, "end", func() bool {
 		_, err := os.Stat(filepath.Join(g.root, "run/agentlab/runner.done"))
 		return err == nil
 	})
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	g.stop()
 	g.start(t)
-	if _, err := g.Health(testCtx(t)); err != nil {
+	if _, err := g.Health(guard.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if got := starts(); got != "x\nx\nx\nx\n" {

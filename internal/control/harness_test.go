@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) {
@@ -163,7 +164,7 @@ func (g *guest) start(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- g.server.Serve(gl) }()
 	g.link = link.Host(context.Background(), a)
-	if err := g.link.WaitUp(testCtx(t)); err != nil {
+	if err := g.link.WaitUp(guard.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	g.Client = control.New(g.link.Dial)
@@ -198,27 +199,6 @@ func (g *guest) file(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(b)
-}
-
-func testCtx(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// until polls ok until it holds.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	ctx := testCtx(t)
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("never happened: %s", what)
-		}
-	}
 }
 
 // proc is the client's side of a command or terminal.
@@ -261,7 +241,7 @@ func follow(t *testing.T, conn net.Conn) *proc {
 
 func (g *guest) exec(t *testing.T, req guestapi.ExecRequest) *proc {
 	t.Helper()
-	conn, err := g.Exec(testCtx(t), req)
+	conn, err := g.Exec(guard.Context(t), req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +258,7 @@ func (p *proc) result(t *testing.T) (stdout, stderr string, st stream.ExitStatus
 	t.Helper()
 	select {
 	case <-p.ended:
-	case <-testCtx(t).Done():
+	case <-guard.Context(t).Done():
 		t.Fatal("the command does not end")
 	}
 	p.mu.Lock()
@@ -292,7 +272,7 @@ func (p *proc) result(t *testing.T) (stdout, stderr string, st stream.ExitStatus
 // shows waits until the output holds text.
 func (p *proc) shows(t *testing.T, text string) {
 	t.Helper()
-	until(t, "output "+text, func() bool { return strings.Contains(p.output(), text) })
+	guard.Until(t, "output "+text, func() bool { return strings.Contains(p.output(), text) })
 }
 
 func (p *proc) output() string {

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func body(status, text string) string {
@@ -48,11 +49,11 @@ func TestHostileAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := hostile(t, func(conn net.Conn) { _, _ = io.WriteString(conn, tc.say) })
-			_, err := c.Health(testCtx(t))
+			_, err := c.Health(guard.Context(t))
 			checkError(t, err, tc.code)
-			_, err = c.SSHKey(testCtx(t), guestapi.SSHKeyRequest{})
+			_, err = c.SSHKey(guard.Context(t), guestapi.SSHKeyRequest{})
 			checkError(t, err, "")
-			if _, err = c.Exec(testCtx(t), guestapi.ExecRequest{}); err == nil {
+			if _, err = c.Exec(guard.Context(t), guestapi.ExecRequest{}); err == nil {
 				t.Error("exec took it")
 			}
 			checkError(t, err, "")
@@ -101,7 +102,7 @@ func TestBytesAfterUpgrade(t *testing.T) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: agentlab-stream\r\n\r\nearly")
 		_, _ = io.WriteString(conn, strings.Repeat("-", 100_000)+"late")
 	})
-	conn, err := c.Attach(testCtx(t), guestapi.AttachRequest{})
+	conn, err := c.Attach(guard.Context(t), guestapi.AttachRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestBytesAfterUpgrade(t *testing.T) {
 
 func TestRehearse(t *testing.T) {
 	g := newGuest(t, nil)
-	if err := g.Rehearse(testCtx(t)); err != nil {
+	if err := g.Rehearse(guard.Context(t)); err != nil {
 		t.Error(err)
 	}
 	const upgraded = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: agentlab-stream\r\n\r\n"
@@ -132,7 +133,7 @@ func TestRehearse(t *testing.T) {
 				_, _ = io.WriteString(conn, upgraded)
 				after(conn)
 			})
-			ctx := testCtx(t)
+			ctx := guard.Context(t)
 			if name == "silent" {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)

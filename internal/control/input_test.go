@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // ending is a listener whose connections say when the guest ends them.
@@ -73,7 +74,7 @@ func (g *guest) overTCP(t *testing.T) (*control.Client, <-chan struct{}) {
 func TestExecEndsBeforeItsInput(t *testing.T) {
 	g := newGuest(t, nil)
 	c, ended := g.overTCP(t)
-	conn, err := c.Exec(testCtx(t), sh("head -c 300000 /dev/zero; exit 7"))
+	conn, err := c.Exec(guard.Context(t), sh("head -c 300000 /dev/zero; exit 7"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,7 @@ func TestExecEndsBeforeItsInput(t *testing.T) {
 	}()
 	select { // most of the output is in the guest's kernel, because it is not read here
 	case <-ended:
-	case <-testCtx(t).Done():
+	case <-guard.Context(t).Done():
 		t.Fatal("the guest does not end the connection")
 	}
 	p := follow(t, conn)

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 const (
@@ -70,20 +71,20 @@ func TestListeners(t *testing.T) {
 		{Port: 5173, Local: true, Program: "vite [2J", Worktree: "feature/login"},
 		{Port: 5174, Local: true, Program: "vite", Worktree: "plain"},
 	}
-	l, err := g.Listeners(testCtx(t), "", time.Minute)
+	l, err := g.Listeners(guard.Context(t), "", time.Minute)
 	if err != nil || !reflect.DeepEqual(l.Listeners, want) {
 		t.Fatalf("%v, got\n%+v, want\n%+v", err, l.Listeners, want)
 	}
 	changed := make(chan guestapi.Listeners, 1)
 	go func() {
-		next, _ := g.Listeners(testCtx(t), l.State, time.Minute)
+		next, _ := g.Listeners(guard.Context(t), l.State, time.Minute)
 		changed <- next
 	}()
 	g.put(t, "proc/net/tcp", first+"   6: 00000000:0BBA"+tcpTail+"18 1 0\n"+established)
 	if got := <-changed; len(got.Listeners) != 5 || got.Listeners[2].Port != 3002 || got.State == l.State {
 		t.Errorf("after a change: %+v", got)
 	}
-	if _, err := g.Listeners(testCtx(t), "", 0); err != nil {
+	if _, err := g.Listeners(guard.Context(t), "", 0); err != nil {
 		t.Error(err)
 	}
 }
@@ -97,7 +98,7 @@ func TestManyListeners(t *testing.T) {
 		fmt.Fprintf(&b, "   0: 00000000:%04X%s%d 1 0\n", port, tcpTail, port)
 	}
 	g.put(t, "proc/net/tcp", b.String())
-	l, err := g.Listeners(testCtx(t), "", 0)
+	l, err := g.Listeners(guard.Context(t), "", 0)
 	if err != nil || len(l.Listeners) != guestapi.MaxListeners {
 		t.Errorf("%d ports, %v", len(l.Listeners), err)
 	}
@@ -119,7 +120,7 @@ func TestDialPort(t *testing.T) {
 			}
 		}()
 		port := uint16(l.Addr().(*net.TCPAddr).Port)
-		conn, err := g.DialPort(testCtx(t), port)
+		conn, err := g.DialPort(guard.Context(t), port)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,10 +131,10 @@ func TestDialPort(t *testing.T) {
 		}
 		_ = conn.Close()
 		_ = l.Close()
-		_, err = g.DialPort(testCtx(t), port)
+		_, err = g.DialPort(guard.Context(t), port)
 		checkError(t, err, agentlab.CodeUnavailable)
 	}
-	_, err := g.DialPort(testCtx(t), 0)
+	_, err := g.DialPort(guard.Context(t), 0)
 	checkError(t, err, agentlab.CodeInvalid)
 }
 
@@ -154,7 +155,7 @@ func TestHostileListeners(t *testing.T) {
 		c := hostile(t, func(conn net.Conn) {
 			_, _ = io.WriteString(conn, body("200 OK", `{"state":"x","listeners":[`+list+`]}`))
 		})
-		if _, err := c.Listeners(testCtx(t), "", 0); err == nil {
+		if _, err := c.Listeners(guard.Context(t), "", 0); err == nil {
 			t.Errorf("%s was accepted", name)
 		} else {
 			checkError(t, err, agentlab.CodeUnavailable)
@@ -163,7 +164,7 @@ func TestHostileListeners(t *testing.T) {
 	c := hostile(t, func(conn net.Conn) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: agentlab-stream\r\n\r\n")
 	})
-	if _, err := c.DialPort(testCtx(t), 80); err == nil {
+	if _, err := c.DialPort(guard.Context(t), 80); err == nil {
 		t.Error("another protocol was accepted")
 	}
 }

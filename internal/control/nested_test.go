@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // A guest tests KVM if its identity wants it, shares the device with the agent's user,
@@ -40,7 +41,7 @@ func TestNested(t *testing.T) {
 			g.put(t, "etc/group", "other:x:7:\nkvm:x:4711:"+g.me.Username+"\n")
 			id := identity()
 			id.Nested, id.Bootstrap = c.wanted, &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
-			h, err := g.SetIdentity(testCtx(t), id)
+			h, err := g.SetIdentity(guard.Context(t), id)
 			if err != nil || h.Nested != c.state {
 				t.Fatalf("%q, %v", h.Nested, err)
 			}
@@ -48,9 +49,9 @@ func TestNested(t *testing.T) {
 			g.stop()
 			g.start(t)
 			if c.runs {
-				until(t, "start of the runner", runs)
+				guard.Until(t, "start of the runner", runs)
 			}
-			if h, err = g.Health(testCtx(t)); err != nil || h.Nested != c.state || runs() != c.runs {
+			if h, err = g.Health(guard.Context(t)); err != nil || h.Nested != c.state || runs() != c.runs {
 				t.Errorf("after a restart: %q, %v, the runner was started: %t", h.Nested, err, runs())
 			}
 			group := 0
@@ -71,18 +72,18 @@ func TestNestedGroupOfTheUser(t *testing.T) {
 	g.kernel.kvm = agentlab.NestedWorks
 	id := identity()
 	id.Nested = "auto"
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
 	if got := strconv.Itoa(g.kernel.kvmGroup); got != g.me.Gid {
 		t.Errorf("group %s, want %s", got, g.me.Gid)
 	}
 	id.Nested = ""
-	if h, err := g.SetIdentity(testCtx(t), id); err != nil || h.Nested != "" {
+	if h, err := g.SetIdentity(guard.Context(t), id); err != nil || h.Nested != "" {
 		t.Errorf("%q, %v", h.Nested, err)
 	}
 	id.Nested = "off"
-	if _, err := g.SetIdentity(testCtx(t), id); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if _, err := g.SetIdentity(guard.Context(t), id); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("an unknown value: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // runnerArg makes this program a runner that notes its progress in a directory: a line
@@ -50,10 +51,10 @@ func runAsRunner(dir string) int {
 	note("begins")
 	if _, err := os.Stat(filepath.Join(dir, "run")); err == nil { // until it is killed
 		staged()
-		time.Sleep(time.Minute)
+		time.Sleep(guard.Patience)
 		return 1
 	}
-	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
+	for began := time.Now(); time.Since(began) < guard.Patience; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(dir, "hold")); err != nil {
 			staged()
 			note("staged")
@@ -78,11 +79,11 @@ func steps(dir string) (names string, pid int) {
 // and commands of the agent's user wait for what it stages.
 func TestParkedRunner(t *testing.T) {
 	dir := t.TempDir()
-	g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, dir) })
+	g := newGuest(t, func(c *guestd.Config) { c.Runner, c.StagedWait = testRunner(t, dir), time.Hour })
 	if err := os.WriteFile(filepath.Join(dir, "hold"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); err != nil {
+	if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	got, parked := steps(dir)
@@ -91,11 +92,11 @@ func TestParkedRunner(t *testing.T) {
 	}
 	id := identity()
 	id.Bootstrap = &guestapi.Bootstrap{Token: "t", Controller: "c", VMID: 1}
-	if _, err := g.SetIdentity(testCtx(t), id); err != nil {
+	if _, err := g.SetIdentity(guard.Context(t), id); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the runner's begin", func() bool { names, _ := steps(dir); return names == "parks begins" })
-	ctx, cancel := context.WithTimeout(testCtx(t), 50*time.Millisecond)
+	guard.Until(t, "the runner's begin", func() bool { names, _ := steps(dir); return names == "parks begins" })
+	ctx, cancel := context.WithTimeout(guard.Context(t), 50*time.Millisecond)
 	defer cancel()
 	if conn, err := g.Exec(ctx, sh("true")); err == nil {
 		_ = conn.Close()
@@ -108,7 +109,7 @@ func TestParkedRunner(t *testing.T) {
 	if out, _, _ := g.exec(t, sh("echo $API_KEY")).result(t); out != "sk-1\n" {
 		t.Errorf("the environment: %q", out)
 	}
-	until(t, "the runner's end", func() bool { names, _ := steps(dir); return names == "parks begins staged" })
+	guard.Until(t, "the runner's end", func() bool { names, _ := steps(dir); return names == "parks begins staged" })
 	if _, pid := steps(dir); pid != parked {
 		t.Errorf("another process than the parked one, %d: %d", parked, pid)
 	}
@@ -125,20 +126,20 @@ func TestParkedRunnerEnds(t *testing.T) {
 	}{
 		{"the end of guestd", func(t *testing.T, g *guest, _ int) { g.stop(); g.start(t) }, "parks"},
 		{"a second template", func(t *testing.T, g *guest, _ int) {
-			if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); err != nil {
+			if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{}); err != nil {
 				t.Fatal(err)
 			}
 		}, "parks parks"},
 		// Users of the first sandbox can have stopped the process.
 		{"a fork of a sandbox that did not need it", func(t *testing.T, g *guest, pid int) {
-			if _, err := g.SetIdentity(testCtx(t), identity()); err != nil {
+			if _, err := g.SetIdentity(guard.Context(t), identity()); err != nil {
 				t.Fatal(err)
 			}
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
 			g.put(t, "run/agentlab/secrets/left", "")
-			if _, err := g.SetIdentity(testCtx(t), withBootstrap); err != nil {
+			if _, err := g.SetIdentity(guard.Context(t), withBootstrap); err != nil {
 				t.Fatal(err)
 			}
 		}, "parks wipes begins staged"},
@@ -146,7 +147,7 @@ func TestParkedRunnerEnds(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := g.SetIdentity(testCtx(t), withBootstrap); err != nil {
+			if _, err := g.SetIdentity(guard.Context(t), withBootstrap); err != nil {
 				t.Fatal(err)
 			}
 		}, "parks begins staged"},
@@ -154,13 +155,13 @@ func TestParkedRunnerEnds(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			g := newGuest(t, func(c *guestd.Config) { c.Runner = testRunner(t, dir) })
-			if err := g.Prepare(testCtx(t), guestapi.PrepareRequest{}); err != nil {
+			if err := g.Prepare(guard.Context(t), guestapi.PrepareRequest{}); err != nil {
 				t.Fatal(err)
 			}
 			_, pid := steps(dir)
 			tc.do(t, g, pid)
-			until(t, "the end of the process", func() bool { return dead(pid) })
-			until(t, "the steps "+tc.want, func() bool { names, _ := steps(dir); return names == tc.want })
+			guard.Until(t, "the end of the process", func() bool { return dead(pid) })
+			guard.Until(t, "the steps "+tc.want, func() bool { names, _ := steps(dir); return names == tc.want })
 		})
 	}
 }
@@ -174,7 +175,7 @@ func TestParkedRunnerOfKilledServer(t *testing.T) {
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
 	args := testRunner(t, dir)
-	cmd := exec.CommandContext(testCtx(t), args[0], args[1:]...)
+	cmd := exec.CommandContext(guard.Context(t), args[0], args[1:]...)
 	cmd.Env, cmd.ExtraFiles = []string{"AGENTLAB_RUNNER_GATE_FD=3"}, []*os.File{theirs}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/guest/guestd"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestSSHKey(t *testing.T) {
@@ -47,7 +48,7 @@ func TestSSHKey(t *testing.T) {
 	one, two := newKey(), newKey()
 	file := "run/agentlab/ssh/authorized_keys.d/" + g.me.Username
 	g.put(t, file, `expiry-time="20200101000000" `+newKey()+"\n")
-	resp, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{PublicKey: one + " a comment", Seconds: 100})
+	resp, err := g.SSHKey(guard.Context(t), guestapi.SSHKeyRequest{PublicKey: one + " a comment", Seconds: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func TestSSHKey(t *testing.T) {
 		t.Errorf("%+v", resp)
 	}
 	for range 2 {
-		if _, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{PublicKey: two, Seconds: 200}); err != nil {
+		if _, err := g.SSHKey(guard.Context(t), guestapi.SSHKeyRequest{PublicKey: two, Seconds: 200}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,21 +89,21 @@ func TestSSHKey(t *testing.T) {
 		"forever":   {PublicKey: one, Seconds: 86401},
 		"never":     {PublicKey: one},
 	} {
-		if _, err := g.SSHKey(testCtx(t), bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		if _, err := g.SSHKey(guard.Context(t), bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := g.SSHKey(testCtx(t), guestapi.SSHKeyRequest{User: "../x", PublicKey: one, Seconds: 1}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if _, err := g.SSHKey(guard.Context(t), guestapi.SSHKeyRequest{User: "../x", PublicKey: one, Seconds: 1}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("an unknown user: %v", err)
 	}
 }
 
 func TestPower(t *testing.T) {
 	g := newGuest(t, nil)
-	if err := g.Power(testCtx(t), "sleep"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if err := g.Power(guard.Context(t), "sleep"); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("%v", err)
 	}
-	if err := g.Power(testCtx(t), "poweroff"); err != nil {
+	if err := g.Power(guard.Context(t), "poweroff"); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-g.kernel.rebooted; got != "poweroff" {

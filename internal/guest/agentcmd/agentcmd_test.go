@@ -2,7 +2,6 @@ package agentcmd
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // workspaceEnv is the variable with the directory of the workspace for processes of tests.
@@ -364,33 +364,21 @@ func TestSuperviseStop(t *testing.T) {
 		grace  time.Duration
 		code   int
 	}{
-		"ends by TERM": {"echo ready; sleep 600", time.Minute, 143},
+		"ends by TERM": {"echo ready; sleep 600", guard.Patience, 143},
 		"needs KILL":   {"trap '' TERM; echo ready; while :; do sleep 0.05; done", 300 * time.Millisecond, 137},
-		"exits well":   {"trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", time.Minute, 0},
+		"exits well":   {"trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done", guard.Patience, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, end, pid := supervised(t, Plan{Grace: c.grace}, c.script)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
-			for {
-				if p, _ := os.ReadFile(filepath.Join(dir, "log")); string(p) == "ready\n" {
-					break
-				}
-				if ctx.Err() != nil {
-					t.Fatal("the agent does not start")
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
+			guard.Until(t, "the agent starts", func() bool {
+				p, _ := os.ReadFile(filepath.Join(dir, "log"))
+				return string(p) == "ready\n"
+			})
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case err := <-end:
-				if err != nil {
-					t.Fatal(err)
-				}
-			case <-ctx.Done():
-				t.Fatal("it does not end")
+			if err := <-end; err != nil {
+				t.Fatal(err)
 			}
 			if e, _ := exitOf(t, dir); e.Code != c.code || !e.Stopped {
 				t.Errorf("%+v", e)

@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // innerPlan is a plan with an inner sandbox, in a repository and a home of its
@@ -121,21 +122,14 @@ func TestInnerSandboxStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := innerPlan(t)
-			if c.code == 137 {
+			if p.Grace = guard.Patience; c.code == 137 {
 				p.Grace = 200 * time.Millisecond
 			}
 			dir, end, pid := supervised(t, p, c.script)
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			defer cancel()
-			for {
-				if p, _ := os.ReadFile(filepath.Join(dir, "log")); string(p) == "ready\n" {
-					break
-				}
-				if ctx.Err() != nil {
-					t.Fatal("the agent does not start")
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
+			guard.Until(t, "the agent starts", func() bool {
+				p, _ := os.ReadFile(filepath.Join(dir, "log"))
+				return string(p) == "ready\n"
+			})
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // newTUI returns a start of an agent in a home of its own.
@@ -199,7 +201,7 @@ func (l *terminalLab) open(args ...string) {
 func (l *terminalLab) shows(window, want string) {
 	l.Helper()
 	var got string
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+	for end := time.Now().Add(guard.Patience); time.Now().Before(end); {
 		if got = l.tmux("capture-pane", "-p", "-t", window); strings.Contains(got, want) {
 			return
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // zellijLab is a terminalLab with Zellij.
@@ -109,7 +110,7 @@ func (l *zellijLab) attach(args ...string) *attached {
 // sees reads until a text appears in what came since the last one.
 func (a *attached) sees(want string) {
 	a.Helper()
-	end := time.AfterFunc(20*time.Second, func() { _ = a.cmd.Process.Kill() })
+	end := time.AfterFunc(guard.Patience, func() { _ = a.cmd.Process.Kill() })
 	defer end.Stop()
 	for buf := make([]byte, 4096); !strings.Contains(a.seen.String(), want); {
 		n, err := a.tty.Read(buf)

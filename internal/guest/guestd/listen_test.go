@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func controllerKey(t *testing.T) ed25519.PrivateKey {
@@ -219,11 +220,7 @@ func TestKeepIdentity(t *testing.T) {
 	}
 	kept := func(s *Server, uid string) {
 		t.Helper()
-		for end := time.Now().Add(30 * time.Second); s.line(uidFile) != uid; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("the disk has the UID %q, want %q", s.line(uidFile), uid)
-			}
-		}
+		guard.Until(t, "the disk has the UID "+uid, func() bool { return s.line(uidFile) == uid })
 	}
 	s := boot(time.Hour)
 	lost := identify(s, "uid-1")

@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 const secret = "hunter2-very-secret"
 
 var quick = Timing{
-	Grace: time.Second, LogBatch: 20 * time.Millisecond, Heartbeat: 500 * time.Millisecond,
-	FirstRetry: 10 * time.Millisecond, MaxRetry: 200 * time.Millisecond, Patience: 20 * time.Second, Denied: 300 * time.Millisecond,
+	Grace: guard.Patience, LogBatch: 20 * time.Millisecond, Heartbeat: 500 * time.Millisecond,
+	FirstRetry: 10 * time.Millisecond, MaxRetry: 200 * time.Millisecond, Patience: guard.Patience, Denied: 300 * time.Millisecond,
 }
 
 type sandbox struct {
@@ -101,7 +101,7 @@ func newShellSandbox(t *testing.T, script string) *sandbox {
 // run runs the runner in this process until it ends.
 func (s *sandbox) run() error {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), guard.Patience)
 	defer cancel()
 	r, err := New(s.cfg)
 	if err != nil {
@@ -193,7 +193,7 @@ func (p *process) wait() {
 		if err != nil {
 			p.t.Fatalf("the runner: %v", err)
 		}
-	case <-time.After(60 * time.Second):
+	case <-time.After(guard.Patience):
 		p.t.Fatal("the runner does not end")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // A runner that is killed in the middle of the agent's work, twice, is started
@@ -98,7 +99,7 @@ func TestRunnerKilledAtEachStage(t *testing.T) {
 			job.RepoURL = newGitServer(t, "").add(t, "repo", repo)
 			s := newSandbox(t, guestapi.BootstrapResponse{Job: job}, artifact.Limits{})
 			p := s.start()
-			deadline := time.Now().Add(30 * time.Second)
+			deadline := time.Now().Add(guard.Patience)
 			for {
 				if _, err := os.Lstat(filepath.Join(s.cfg.RunDir, stage)); err == nil {
 					break

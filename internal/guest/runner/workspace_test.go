@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/test/disk"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // workspace is a directory on another file system than the root's, for the jobs of
@@ -400,7 +401,7 @@ func TestRunnerKilledDuringAnUpdate(t *testing.T) {
 			job.RepoURL, job.Ref = url, "dev"
 			s := w.sandbox(job, nil)
 			p := s.start()
-			for end := time.Now().Add(30 * time.Second); len(p.end) == 0 && time.Now().Before(end); {
+			for end := time.Now().Add(guard.Patience); len(p.end) == 0 && time.Now().Before(end); {
 				if found, _ := filepath.Glob(filepath.Join(w.dir, stage)); len(found) > 0 {
 					break
 				}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 const mib = 1 << 20
@@ -172,7 +173,7 @@ func TestKillsAreLogged(t *testing.T) {
 		if !strings.Contains(line, "has killed 5 processes: the memory was used up") {
 			t.Error(line)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(guard.Patience):
 		t.Fatal("nothing was logged")
 	}
 	if len(log) != 0 {
