@@ -72,7 +72,7 @@ func child(text string) int {
 			select {}
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 	defer cancel()
 	if err := d.do(ctx, o.Deed, o.Spec); err != nil {
 		return complain(err)
@@ -170,7 +170,7 @@ func (p *process) wait(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.end:
-	case <-time.After(2 * time.Minute):
+	case <-time.After(guard.Patience):
 		p.kill()
 		t.Fatal("the process does not end")
 	}

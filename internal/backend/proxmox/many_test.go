@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 	"github.com/agentlab-vm/agentlab/internal/control"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -66,7 +67,7 @@ func TestTwentyAtOnce(t *testing.T) {
 // at it as the sandbox service does.
 func (w *world) boot(ctx context.Context, spec backend.Spec) error {
 	d, ref := w.driver, spec.Ref()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, guard.Patience)
 	defer cancel()
 	if err := d.Create(ctx, spec); err != nil {
 		return err

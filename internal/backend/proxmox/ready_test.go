@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/doctor"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -213,9 +213,7 @@ func TestCheckAsksNodesAtOnce(t *testing.T) {
 		nodes[0].Host, nodes[1].Host = meetingHost{asked: a, other: b}, meetingHost{asked: b, other: a}
 	})
 	w.open()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	for _, f := range w.driver.Check(ctx) {
+	for _, f := range w.driver.Check(guard.Context(t)) {
 		if f.Level != backend.LevelOK {
 			t.Errorf("%+v", f)
 		}

@@ -1,14 +1,14 @@
 package qemu
 
 import (
-	"context"
 	"encoding/binary"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // patchDisk writes at an offset of a qcow2 file, as a guest that controls its QEMU can.
@@ -52,8 +52,7 @@ func TestExportOfForgedDisk(t *testing.T) {
 	}
 	d, f := still(t)
 	sp := f.spec(1)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := guard.Context(t)
 	if err := d.Create(ctx, sp); err != nil {
 		t.Fatal(err)
 	}

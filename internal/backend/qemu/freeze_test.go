@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -37,7 +38,8 @@ const (
 	// freezeTakes bounds the wait for a freeze of such a guest. It took
 	// between 23 and 154 seconds.
 	freezeTakes = 6 * time.Minute
-	// frozenAfter is how long a guest may be silent that is not frozen.
+	// frozenAfter is how long a guest is silent that is expected to freeze, and that
+	// is not just slow.
 	frozenAfter = 30 * time.Second
 )
 
@@ -120,10 +122,11 @@ func (b *box) patch(most int, within time.Duration) (rounds int, frozen bool) {
 		}
 	}()
 	var end <-chan time.Time
+	limit := guard.Patience
 	if within > 0 {
-		end = time.After(within)
+		end, limit = time.After(within), frozenAfter
 	}
-	silence := time.NewTimer(frozenAfter)
+	silence := time.NewTimer(limit)
 	defer silence.Stop()
 	for ; most == 0 || rounds < most; rounds++ {
 		select {
@@ -131,7 +134,7 @@ func (b *box) patch(most int, within time.Duration) (rounds int, frozen bool) {
 			if !ok {
 				b.Fatalf("the guest stopped patching after %d rounds", rounds)
 			}
-			silence.Reset(frozenAfter)
+			silence.Reset(limit)
 		case <-silence.C:
 			return rounds, true
 		case <-end:

@@ -39,7 +39,7 @@ func TestEventsDoNotWaitForTheDisk(t *testing.T) {
 	}()
 	select {
 	case <-read:
-	case <-time.After(10 * time.Second):
+	case <-time.After(bootTimeout):
 		t.Error("an event waits for the disk")
 	}
 	_ = f.Close()

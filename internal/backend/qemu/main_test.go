@@ -28,7 +28,7 @@ import (
 
 // bootTimeout is generous: guests are emulated, on machines that do other
 // work too.
-const bootTimeout = 120 * time.Second
+const bootTimeout = guard.Patience
 
 // The test binary is also the shim, and the process that dies in crash tests.
 func TestMain(m *testing.M) {
@@ -183,7 +183,7 @@ func (f fixed) destroyAll(t testing.TB) {
 			t.Error(err)
 		}
 	}
-	eventually(t, 10*time.Second, "no process is left", func() error {
+	eventually(t, bootTimeout, "no process is left", func() error {
 		if left := processes(f.StateDir); len(left) > 0 {
 			return fmt.Errorf("%q", left)
 		}

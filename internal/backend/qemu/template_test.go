@@ -395,7 +395,7 @@ func TestDamagedTemplate(t *testing.T) {
 		} else if err := d.Start(t.Context(), b.ref); err != nil {
 			t.Logf("%s: %v", name, err)
 		}
-		eventually(t, 2*time.Minute, "the template is removed: "+name, func() error {
+		eventually(t, bootTimeout, "the template is removed: "+name, func() error {
 			if d.tmpl.find(one.Key) == filepath.Join(d.tmpl.dir, one.Key) {
 				return errors.New("it is still there")
 			}

@@ -113,7 +113,7 @@ func TestKilledWhileContinuing(t *testing.T) {
 			if err := call(c.ctx, c.ref); err == nil {
 				t.Fatal("the point was not reached")
 			}
-			eventually(t, 10*time.Second, "no process is left", func() error {
+			eventually(t, bootTimeout, "no process is left", func() error {
 				if left := processes(dir); len(left) > 0 {
 					return fmt.Errorf("%q", left)
 				}

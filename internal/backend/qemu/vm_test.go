@@ -174,7 +174,7 @@ func TestCrashes(t *testing.T) {
 			if !strings.Contains(in.Reason, test.reason) || in.GuestRebooted != (test.name == "reboot") {
 				t.Errorf("%+v, want reason %q", in, test.reason)
 			}
-			eventually(t, 10*time.Second, "no process is left", func() error {
+			eventually(t, bootTimeout, "no process is left", func() error {
 				if left := processes(b.f.StateDir); len(left) > 0 {
 					return fmt.Errorf("%q", left)
 				}
@@ -327,7 +327,7 @@ func TestLostDirectory(t *testing.T) {
 		t.Fatalf("the processes of a running sandbox: %q", left)
 	}
 	b.ok(os.RemoveAll(b.d.dir(b.ref)))
-	eventually(t, 15*time.Second, "supervisor and QEMU end", func() error {
+	eventually(t, bootTimeout, "supervisor and QEMU end", func() error {
 		if left := processes(b.f.StateDir); len(left) > 0 {
 			return fmt.Errorf("%q", left)
 		}

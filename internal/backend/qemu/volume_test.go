@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -187,7 +186,7 @@ func TestVolumeHasOneWriter(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 20*time.Second, "the volume is free", func() error {
+	eventually(t, bootTimeout, "the volume is free", func() error {
 		return one.d.DetachVolume(one.ctx, one.ref, v)
 	})
 	two.ok(two.d.AttachVolume(two.ctx, two.ref, v))

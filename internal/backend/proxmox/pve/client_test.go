@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // scripted is a Transport that answers as a test says.
@@ -255,11 +256,11 @@ func TestAnswersAreBounded(t *testing.T) {
 	w := newWire(t, func(int, *http.Request, string) string {
 		return data(`"` + strings.Repeat("x", maxAnswer) + `"`)
 	})
-	if _, err := w.client().VMs(testCtx(t), "pve"); err == nil || !strings.Contains(err.Error(), "longer than") {
+	if _, err := w.client().VMs(guard.Context(t), "pve"); err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("REST: %v", err)
 	}
 	c := shellClient(t, fmt.Sprintf("head -c %d /dev/zero", maxAnswer+1))
-	if _, err := c.VMs(testCtx(t), "pve"); err == nil || !strings.Contains(err.Error(), "too long") {
+	if _, err := c.VMs(guard.Context(t), "pve"); err == nil || !strings.Contains(err.Error(), "too long") {
 		t.Errorf("shell: %v", err)
 	}
 	ip := `{"ip-address":"10.77.0.5"}`

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // recordedPermissions is what 8.4 answered for a token with privilege separation.
@@ -40,7 +41,7 @@ func findings(fs []backend.Finding, level backend.Level) []string {
 
 func TestPreflightNamesTheMissingPrivilege(t *testing.T) {
 	w := preflightWire(t, "8.4.21", recordedPermissions)
-	got := w.client().Preflight(testCtx(t), needs)
+	got := w.client().Preflight(guard.Context(t), needs)
 	want := []string{"proxmox-privileges: agentlab@pve!ctl lacks VM.Monitor on /pool/agentlab (to create, configure, start and destroy sandboxes)"}
 	if bad := findings(got, backend.LevelError); !slices.Equal(bad, want) {
 		t.Errorf("%q", bad)
@@ -55,27 +56,27 @@ func TestPreflightNamesTheMissingPrivilege(t *testing.T) {
 	}
 
 	all := strings.Replace(recordedPermissions, `"VM.Clone":1,"VM.Snapshot":1`, `"VM.Monitor":1`, 1)
-	if bad := findings(preflightWire(t, "8.4.21", all).client().Preflight(testCtx(t), needs), backend.LevelError); bad != nil {
+	if bad := findings(preflightWire(t, "8.4.21", all).client().Preflight(guard.Context(t), needs), backend.LevelError); bad != nil {
 		t.Errorf("8 with all of it: %q", bad)
 	}
 	// 9 has no VM.Monitor: what has taken its place is asked for.
-	if bad := findings(preflightWire(t, "9.2.6", all).client().Preflight(testCtx(t), needs), backend.LevelError); len(bad) != 1 || !strings.Contains(bad[0], "VM.GuestAgent.Audit, VM.GuestAgent.FileWrite") {
+	if bad := findings(preflightWire(t, "9.2.6", all).client().Preflight(guard.Context(t), needs), backend.LevelError); len(bad) != 1 || !strings.Contains(bad[0], "VM.GuestAgent.Audit, VM.GuestAgent.FileWrite") {
 		t.Errorf("9: %q", bad)
 	}
-	none := preflightWire(t, "8.4.21", "{}").client().Preflight(testCtx(t), needs)
+	none := preflightWire(t, "8.4.21", "{}").client().Preflight(guard.Context(t), needs)
 	if bad := findings(none, backend.LevelError); len(bad) != 4 {
 		t.Errorf("a token with nothing: %q", bad)
 	}
 }
 
 func TestPreflightVersionsAndNodes(t *testing.T) {
-	old := preflightWire(t, "7.4-17", recordedPermissions).client().Preflight(testCtx(t), needs)
+	old := preflightWire(t, "7.4-17", recordedPermissions).client().Preflight(guard.Context(t), needs)
 	if bad := findings(old, backend.LevelError); len(old) != 1 || len(bad) != 1 || !strings.HasPrefix(bad[0], "proxmox-version") {
 		t.Errorf("7.4: %v", old)
 	}
 	n := needs
 	n.Nodes = []string{"pve", "pve2", "nosuch"}
-	got := preflightWire(t, "8.3.1", recordedPermissions).client().Preflight(testCtx(t), n)
+	got := preflightWire(t, "8.3.1", recordedPermissions).client().Preflight(guard.Context(t), n)
 	if bad := findings(got, backend.LevelError); len(bad) != 2 || bad[0] != "proxmox-nodes: the cluster has no node nosuch" {
 		t.Errorf("%q", bad)
 	}
@@ -85,7 +86,7 @@ func TestPreflightVersionsAndNodes(t *testing.T) {
 	w := newWire(t, func(int, *http.Request, string) string {
 		return "HTTP/1.1 401 Authentication failed!\r\nContent-Length: 0\r\n\r\n"
 	})
-	got = w.client().Preflight(testCtx(t), needs)
+	got = w.client().Preflight(guard.Context(t), needs)
 	if len(got) != 1 || got[0].Level != backend.LevelError || !strings.Contains(got[0].Remedy, "token") {
 		t.Errorf("wrong token: %+v", got)
 	}

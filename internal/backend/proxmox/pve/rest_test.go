@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // Go's client sends a body of unknown length in chunks and would put a body
@@ -24,7 +25,7 @@ func TestRESTRequestsAreAccepted(t *testing.T) {
 	w := newWire(t, func(n int, _ *http.Request, _ string) string {
 		return data(`"UPID:pve:00001FD8:0003D7EE:6B00F8DB:qmclone:9000:agentlab@pve!ctl:"`)
 	})
-	c, ctx := w.client(), testCtx(t)
+	c, ctx := w.client(), guard.Context(t)
 	if _, err := c.Clone(ctx, "pve", 9000, CloneOptions{NewID: 101, Name: "sb-101", Description: "a b+c;d=é\nx"}); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func TestRESTFaultTexts(t *testing.T) {
 		"raw": "HTTP/1.1 500 VM 101 not running\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
 	} {
 		w := newWire(t, func(int, *http.Request, string) string { return answer })
-		_, err := w.client().Suspend(testCtx(t), "pve", 101)
+		_, err := w.client().Suspend(guard.Context(t), "pve", 101)
 		if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "VM 101 not running") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -77,7 +78,7 @@ func TestRESTFaultTexts(t *testing.T) {
 	w := newWire(t, func(int, *http.Request, string) string {
 		return reply("400 Parameter verification failed.", `{"message":"Parameter verification failed.\n","errors":{"name":"invalid format - value does not look like a valid DNS name\n"},"data":null}`)
 	})
-	err := w.client().Set(testCtx(t), "pve", 101, Changes{Set: map[string]string{"name": "a_b"}})
+	err := w.client().Set(guard.Context(t), "pve", 101, Changes{Set: map[string]string{"name": "a_b"}})
 	if e, _ := errors.AsType[*agentlab.Error](err); e == nil || e.Code != agentlab.CodeInvalid || e.Field != "name" || !strings.Contains(e.Message, "valid DNS name") {
 		t.Errorf("refused parameter: %v", err)
 	}
@@ -105,7 +106,7 @@ func TestRESTLostAnswers(t *testing.T) {
 			w.answer = cutOff(w, answer())
 		}
 		c := w.client()
-		_, err := c.Clone(testCtx(t), "pve", 9000, CloneOptions{NewID: 101})
+		_, err := c.Clone(guard.Context(t), "pve", 9000, CloneOptions{NewID: 101})
 		if agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
 			t.Errorf("clone, %s: %s: %v", name, agentlab.CodeOf(err), err)
 		}
@@ -139,15 +140,15 @@ func TestRESTReadsAgain(t *testing.T) {
 		}
 		return data(`[]`)
 	})
-	if _, err := w.client().VMs(testCtx(t), "pve"); err == nil || agentlab.CodeOf(err) != agentlab.CodeInternal {
+	if _, err := w.client().VMs(guard.Context(t), "pve"); err == nil || agentlab.CodeOf(err) != agentlab.CodeInternal {
 		t.Errorf("an answer of the node is not asked for again: %v", err)
 	}
-	if _, err := w.client().VMs(testCtx(t), "pve"); err != nil {
+	if _, err := w.client().VMs(guard.Context(t), "pve"); err != nil {
 		t.Error(err)
 	}
 	down := newWire(t, func(int, *http.Request, string) string { return "" })
 	c := down.client()
-	if _, err := c.VMs(testCtx(t), "pve"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if _, err := c.VMs(guard.Context(t), "pve"); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("a node that does not answer: %v", err)
 	}
 	if c.Calls() != 3 {
@@ -166,10 +167,10 @@ func TestRESTNothingWasSent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(tr).Start(testCtx(t), "pve", 101); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if _, err := New(tr).Start(guard.Context(t), "pve", 101); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Errorf("dial without a listener: %v", err)
 	}
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(guard.Context(t))
 	cancel()
 	if _, err := New(tr).Start(ctx, "pve", 101); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled before: %v", err)
@@ -184,7 +185,7 @@ func TestRESTCancelledDuringCall(t *testing.T) {
 		<-release
 		return ""
 	})
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(guard.Context(t))
 	go func() {
 		<-got
 		cancel()
@@ -206,7 +207,7 @@ func TestTLSIsNeverInsecure(t *testing.T) {
 			return err
 		}
 		defer func() { _ = tr.Close() }()
-		_, err = New(tr).Version(testCtx(t))
+		_, err = New(tr).Version(guard.Context(t))
 		return err
 	}
 	for name, change := range map[string]func(*RESTOptions){
@@ -260,7 +261,7 @@ func TestRESTGzip(t *testing.T) {
 		}
 		return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", z.Len(), z.String())
 	})
-	vms, err := w.client().VMs(testCtx(t), "pve")
+	vms, err := w.client().VMs(guard.Context(t), "pve")
 	if err != nil || len(vms) != 1 || len(vms[0].Name) != 2000 {
 		t.Errorf("%v %v", vms, err)
 	}

@@ -2,7 +2,6 @@ package pve
 
 import (
 	"bufio"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -158,9 +157,3 @@ func reply(status, body string) string {
 
 // data is an answer that succeeds.
 func data(s string) string { return reply("200 OK", `{"data":`+s+`}`) }
-
-func testCtx(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // programs is a directory with shell scripts in place of Proxmox's programs.
@@ -37,7 +38,7 @@ func TestShellArguments(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "args")
 	c := shellClient(t, `for a; do printf '%s\0' "$a"; done >`+log+`; echo '"UPID:pve:00002511:000404FA:6B00F94F:qmclone:9000:root@pam:"'`)
 	desc := "agentlab-uid: x\n$(touch /tmp/never) `x` 'q' \"é\" -- --skiplock 1"
-	if _, err := c.Clone(testCtx(t), "pve", 9000, CloneOptions{NewID: 101, Name: "sb-101", Description: desc}); err != nil {
+	if _, err := c.Clone(guard.Context(t), "pve", 9000, CloneOptions{NewID: 101, Name: "sb-101", Description: desc}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(log) //nolint:gosec // our own
@@ -50,14 +51,14 @@ func TestShellArguments(t *testing.T) {
 	if string(got) != strings.Join(want, "\x00") {
 		t.Errorf("%q", got)
 	}
-	if _, err := c.AgentExec(testCtx(t), "pve", 101, []string{"/bin/echo", "a b"}, nil); agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
+	if _, err := c.AgentExec(guard.Context(t), "pve", 101, []string{"/bin/echo", "a b"}, nil); agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
 		t.Errorf("exec: %v", err) // a task where a number was expected
 	}
 	got, _ = os.ReadFile(log) //nolint:gosec // our own
 	if !strings.HasPrefix(string(got), "create\x00/nodes/pve/qemu/101/agent/exec\x00--command\x00/bin/echo\x00--command\x00a b\x00--output-format") {
 		t.Errorf("%q", got)
 	}
-	if _, err := c.DeleteContent(testCtx(t), "pve", "local-zfs:base-9000-disk-0/vm-101-disk-0"); err != nil {
+	if _, err := c.DeleteContent(guard.Context(t), "pve", "local-zfs:base-9000-disk-0/vm-101-disk-0"); err != nil {
 		t.Error(err)
 	}
 	got, _ = os.ReadFile(log) //nolint:gosec // our own
@@ -90,7 +91,7 @@ func TestShellAnswers(t *testing.T) {
 		"another node":    `printf '%s\n' '"create full clone of drive ide2 (x)\"` + upid + `\""'`,
 		"another node, 2": `printf '%s\n' '"\"` + upid + `\""'`,
 	} {
-		u, err := shellClient(t, pvesh).Clone(testCtx(t), "pve", 9000, CloneOptions{NewID: 101})
+		u, err := shellClient(t, pvesh).Clone(guard.Context(t), "pve", 9000, CloneOptions{NewID: 101})
 		if err != nil || u != upid {
 			t.Errorf("%s: %q %v", name, u, err)
 		}
@@ -98,11 +99,11 @@ func TestShellAnswers(t *testing.T) {
 	for name, pvesh := range map[string]string{
 		"nothing": `:`, "log alone": `echo 'create full clone'`, "killed": `kill -9 $$`, "failed without a word": `exit 5`,
 	} {
-		_, err := shellClient(t, pvesh).Clone(testCtx(t), "pve", 9000, CloneOptions{NewID: 101})
+		_, err := shellClient(t, pvesh).Clone(guard.Context(t), "pve", 9000, CloneOptions{NewID: 101})
 		if agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
 			t.Errorf("%s: %s %v", name, agentlab.CodeOf(err), err)
 		}
-		if _, err := shellClient(t, pvesh).VMs(testCtx(t), "pve"); err == nil || agentlab.CodeOf(err) == agentlab.CodeUnknownOutcome {
+		if _, err := shellClient(t, pvesh).VMs(guard.Context(t), "pve"); err == nil || agentlab.CodeOf(err) == agentlab.CodeUnknownOutcome {
 			t.Errorf("reading, %s: %v", name, err)
 		}
 	}
@@ -110,15 +111,15 @@ func TestShellAnswers(t *testing.T) {
 		if exit == 0 {
 			continue
 		}
-		_, err := shellClient(t, fmt.Sprintf(`echo "Configuration file 'nodes/pve/qemu-server/777.conf' does not exist" >&2; exit %d`, exit)).Config(testCtx(t), "pve", 777)
+		_, err := shellClient(t, fmt.Sprintf(`echo "Configuration file 'nodes/pve/qemu-server/777.conf' does not exist" >&2; exit %d`, exit)).Config(guard.Context(t), "pve", 777)
 		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
 			t.Errorf("exit %d: %v", exit, err)
 		}
 	}
-	if err := shellClient(t, `echo 'update VM 101: -description a'; echo '{"x":1}'`).Set(testCtx(t), "pve", 101, Changes{Set: map[string]string{"description": "a"}}); err != nil {
+	if err := shellClient(t, `echo 'update VM 101: -description a'; echo '{"x":1}'`).Set(guard.Context(t), "pve", 101, Changes{Set: map[string]string{"description": "a"}}); err != nil {
 		t.Errorf("a call that returns nothing: %v", err)
 	}
-	_, err := New(NewShell(ShellOptions{Bin: t.TempDir()})).Start(testCtx(t), "pve", 101)
+	_, err := New(NewShell(ShellOptions{Bin: t.TempDir()})).Start(guard.Context(t), "pve", 101)
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
 		t.Errorf("no pvesh: %v", err)
 	}
@@ -134,7 +135,7 @@ func TestShellChangesAreNeverCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := shellClient(t, fmt.Sprintf(`echo begun; echo $$ >%[1]s; read x <%[1]s; echo log; ps -o sid= -p $$ >%[2]s.tmp; mv %[2]s.tmp %[2]s; echo end >%[1]s`, fifo, done))
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(guard.Context(t))
 	go func() {
 		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
 		cancel()
@@ -169,7 +170,7 @@ func TestShellReadsAreCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := shellClient(t, fmt.Sprintf(`echo begun >%[1]s; read x <%[1]s`, fifo))
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(guard.Context(t))
 	go func() {
 		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
 		cancel()
@@ -248,7 +249,7 @@ func TestShellPrefixOfSystemd(t *testing.T) {
 	})
 	for _, prefix := range [][]string{nil, {filepath.Join(o.Bin, "systemd-run"), "--"}} {
 		o.Prefix = prefix
-		raw, err := NewShell(o).Call(testCtx(t), Post, "/nodes/pve/qemu/101/agent/exec", url.Values{"command": {"a $HOME $$ b"}})
+		raw, err := NewShell(o).Call(guard.Context(t), Post, "/nodes/pve/qemu/101/agent/exec", url.Values{"command": {"a $HOME $$ b"}})
 		if err != nil || string(raw) != `"a $HOME $$ b"` {
 			t.Errorf("%s %v", raw, err)
 		}
@@ -257,7 +258,7 @@ func TestShellPrefixOfSystemd(t *testing.T) {
 
 func TestShellSlots(t *testing.T) {
 	s, _ := NewShell(ShellOptions{}).(*shell)
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(guard.Context(t))
 	var release []func()
 	for range maxWrites {
 		r, err := s.acquireSlot(ctx, Post, "/nodes/pve/qemu/101/status/shutdown")
@@ -276,7 +277,7 @@ func TestShellSlots(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	release[0]()
-	if r, err := s.acquireSlot(testCtx(t), Put, "/nodes/pve/qemu/101/config"); err != nil {
+	if r, err := s.acquireSlot(guard.Context(t), Put, "/nodes/pve/qemu/101/config"); err != nil {
 		t.Error(err)
 	} else {
 		r()
@@ -289,7 +290,7 @@ func TestSnippets(t *testing.T) {
 		"pvesm": `[ "$1" = path ] || exit 9; echo "` + store + `/${2#local:}"`,
 		"qm":    `[ "$*" = "unlock 101" ] || { echo "Configuration file 'nodes/pve/qemu-server/$2.conf' does not exist" >&2; exit 2; }`,
 	})
-	root, ctx := NewShell(o).Root(), testCtx(t)
+	root, ctx := NewShell(o).Root(), guard.Context(t)
 	const name = "agentlab-101-0011aabb-x7.yaml"
 	if names, err := root.Snippets(ctx); err != nil || len(names) != 0 {
 		t.Errorf("no directory yet: %v %v", names, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
+	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
 )
 
@@ -74,9 +75,7 @@ func (b *bench) rest(id, secret string) pve.Transport {
 }
 
 func (b *bench) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
-	b.t.Cleanup(cancel)
-	return ctx
+	return guard.Context(b.t)
 }
 
 // end waits for a task that must end well.
