@@ -87,7 +87,7 @@ func TestDHCP(t *testing.T) {
 		defer conn.Close() //nolint:errcheck // a test's
 		q, _ := dhcpv4.NewRenewFromAck(got.ACK)
 		_, _ = conn.Write(q.ToBytes())
-		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		_ = conn.SetDeadline(time.Now().Add(longEnough))
 		buf := make([]byte, 1500)
 		n, err := conn.Read(buf)
 		if err != nil {

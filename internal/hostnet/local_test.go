@@ -189,7 +189,7 @@ func (b *box) in(fn func()) {
 // What must be reached may take as long as a busy machine needs; whether
 // something is shut has to be seen in a moment.
 const (
-	longEnough = 15 * time.Second
+	longEnough = guard.Patience
 	moment     = time.Second
 )
 

@@ -20,7 +20,13 @@ func (b *box) resolve(name string) (out []netip.Addr) {
 	b.w.Helper()
 	q := new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA)
 	b.in(func() {
-		answer, _, err := (&dns.Client{Timeout: 5 * time.Second}).Exchange(q, "10.77.0.1:53")
+		var answer *dns.Msg
+		var err error
+		for end := time.Now().Add(longEnough); time.Now().Before(end); { // a datagram can be lost
+			if answer, _, err = (&dns.Client{Timeout: 5 * time.Second}).Exchange(q, "10.77.0.1:53"); err == nil {
+				break
+			}
+		}
 		if err != nil {
 			b.w.Errorf("%s: %v", name, err)
 			return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestLock(t *testing.T) {
@@ -117,7 +118,7 @@ func TestLogReader(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(guard.Patience):
 		t.Error("following does not end with the directory")
 	}
 	if b, err := io.ReadAll(open(true)); err != nil || len(b) != 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // arpRequest is a frame that asks for the address of the gateway.
@@ -88,10 +89,17 @@ func (g *heldGuest) set(status int64) {
 	}
 }
 
-// open sends frames until the network answers, a limited number of times.
-func (g *heldGuest) open(times int) bool {
+// open waits until the network answers.
+func (g *heldGuest) open() {
 	g.Helper()
-	for range times {
+	guard.Until(g.T, "the network answers", func() bool { return g.answers(1) })
+}
+
+// answers reports whether the network answers one of some frames, which are sent
+// one after the other.
+func (g *heldGuest) answers(frames int) bool {
+	g.Helper()
+	for range frames {
 		if _, err := g.net.Write(arpRequest()); err != nil {
 			g.Fatal(err)
 		}
@@ -110,14 +118,12 @@ func (g *heldGuest) open(times int) bool {
 // guest that boots is open.
 func TestNetworkOpensWithTheIdentity(t *testing.T) {
 	t.Run("boots", func(t *testing.T) {
-		if !newHeldGuest(t, Start{}).open(1000) {
-			t.Error("the network does not answer")
-		}
+		newHeldGuest(t, Start{}).open()
 	})
 	t.Run("continues from its own memory", func(t *testing.T) {
 		g := newHeldGuest(t, Start{Identity: "of-the-source", Own: true})
-		if !g.open(1000) || g.asked.Load() == 0 {
-			t.Errorf("the network does not answer after %d questions", g.asked.Load())
+		if g.open(); g.asked.Load() == 0 {
+			t.Error("the guest was not asked")
 		}
 	})
 	t.Run("continues from the memory of another", func(t *testing.T) {
@@ -125,7 +131,7 @@ func TestNetworkOpensWithTheIdentity(t *testing.T) {
 		if _, err := control.New(g.dir.DialControl).Health(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if g.open(20) {
+		if g.answers(20) {
 			t.Fatal("the network of a guest with the identity of another sandbox answers")
 		}
 		asked := g.asked.Load()
@@ -133,9 +139,7 @@ func TestNetworkOpensWithTheIdentity(t *testing.T) {
 		if err := g.dir.AwaitIdentity(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if !g.open(1000) {
-			t.Error("the network does not answer")
-		}
+		g.open()
 		if n := g.asked.Load() - asked; n != 0 {
 			t.Errorf("the guest was asked %d times", n)
 		}
@@ -149,9 +153,7 @@ func TestLostIdentity(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newHeldGuest(t, Start{Identity: "own"})
 			g.set(status)
-			if !g.open(1000) {
-				t.Error("the network does not answer")
-			}
+			g.open()
 			if g.asked.Load() == 0 {
 				t.Error("the guest was not asked")
 			}
@@ -160,7 +162,7 @@ func TestLostIdentity(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		g := newHeldGuest(t, Start{Identity: "another"})
 		g.set(http.StatusInternalServerError)
-		if g.open(50) {
+		if g.answers(50) {
 			t.Error("the network of a guest with another identity answers")
 		}
 	})

@@ -75,7 +75,7 @@ func TestLifeOfASupervisor(t *testing.T) {
 	if err := d.SetDeadline(t.Context(), backend.Deadline{Lease: time.Now(), Left: time.Hour}); err != nil {
 		t.Error(err)
 	}
-	if err := d.Halt(t.Context(), time.Minute); err != nil {
+	if err := d.Halt(t.Context(), guard.Patience); err != nil {
 		t.Error(err)
 	}
 	wantPower(t, d, backend.PowerStopped, "")
@@ -129,10 +129,9 @@ func TestProgramEndsAtOnce(t *testing.T) {
 // A supervisor that is not ready in time is killed.
 func TestStartPatience(t *testing.T) {
 	d := Dir{Path: t.TempDir(), VMID: 1, Process: "fake", Log: slog.New(slog.DiscardHandler), StartPatience: 300 * time.Millisecond}
-	began := time.Now()
-	err := d.Start(t.Context(), []string{"sh", "-c", "exec sleep 60"}, func(context.Context) (Config, error) { return &Start{}, nil })
-	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "not ready in time") || time.Since(began) > startPatience/2 {
-		t.Errorf("after %s: %v", time.Since(began), err)
+	err := d.Start(t.Context(), []string{"sh", "-c", "exec sleep 600"}, func(context.Context) (Config, error) { return &Start{}, nil })
+	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "not ready in time") {
+		t.Error(err)
 	}
 	wantPower(t, d, backend.PowerStopped, "")
 }
