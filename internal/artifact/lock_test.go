@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // slowStore is a store whose rows are read slowly.
@@ -49,7 +50,7 @@ func TestCommitsDoNotWaitForRows(t *testing.T) {
 		}()
 		select {
 		case <-woken:
-		case <-time.After(10 * time.Second):
+		case <-time.After(guard.Patience):
 			t.Error("WakeLog waits for the rows")
 		}
 		st.answer <- want

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // 'daemon stop' waits for the process that it asked to end, also when another
@@ -50,8 +51,7 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := guard.Context(t)
 	var said bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &said, socket: socket}
 	if err := a.daemonStop(ctx); err != nil {
@@ -77,7 +77,7 @@ func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 	wait := func(ctx context.Context) error {
 		return awaitDaemon(ctx, p, exited, strings.NewReader("agentlabd: it failed"))
 	}
-	if err := wait(t.Context()); err == nil || !strings.Contains(err.Error(), "it failed") {
+	if err := wait(guard.Context(t)); err == nil || !strings.Contains(err.Error(), "it failed") {
 		t.Errorf("without another daemon: %v", err)
 	}
 	l, err := p.TryLock()

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // A log stream that breaks while the job runs is resumed where it broke, and
@@ -115,8 +115,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	}
 	mux.HandleFunc("GET /v1/events", stream)
 	mux.HandleFunc("GET /v1/egress", stream)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := guard.Context(t)
 	var errs bytes.Buffer
 	a := &App{Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, logIdle: idle}
 	code := a.Run(ctx, []string{"--socket", serveAPI(t, mux), "job", "logs", "--follow", id})
@@ -229,8 +228,7 @@ func TestLastEventOfJobIsShown(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := guard.Context(t)
 	a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
 	var shown []int64
 	j, err := a.followJob(ctx, client.New(serveAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })

@@ -110,7 +110,7 @@ func mcpCall(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) > split+1 {
 		object = args[split+1]
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 	defer cancel()
 	program, err := exec.LookPath("agentlab")
 	ts.Check(err)
@@ -184,14 +184,14 @@ func stopDaemon(t *testing.T, home string) {
 		return
 	}
 	if !gone(pid) {
-		t.Errorf("daemon %d did not stop within a minute", pid)
+		t.Errorf("daemon %d did not stop", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }
 
-// gone waits up to a minute for a process that is not our child to end.
+// gone waits for a process that is not our child to end.
 func gone(pid int) bool {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(guard.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if !guard.Alive(pid) {
 			return true
 		}

@@ -57,9 +57,7 @@ func TestReconnectStartsTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	if err := a.waitReachable(ctx, c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if err := a.waitReachable(guard.Context(t), c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("%v; the daemon does not answer that there is no such sandbox", err)
 	}
 }

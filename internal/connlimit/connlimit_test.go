@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestConnectionLimit(t *testing.T) {
@@ -38,7 +40,7 @@ func TestConnectionLimit(t *testing.T) {
 	dial()
 	one, two := <-accepted, <-accepted
 	third := dial()
-	_ = third.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = third.SetReadDeadline(time.Now().Add(guard.Patience))
 	if _, err := third.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the third of one address: %v", err)
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // ended follows the events of a job until it is final.
 func (h *home) ended(t *testing.T, id string) api.Job {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := guard.Context(t)
 	for _, err := range h.client.FollowEvents(ctx, client.EventQuery{JobID: id}) {
 		if err != nil {
 			t.Fatal(err)
@@ -44,8 +44,7 @@ func (h *home) ended(t *testing.T, id string) api.Job {
 // running waits until the agent of a job is at work.
 func (h *home) running(t *testing.T, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := guard.Context(t)
 	for e, err := range h.client.FollowEvents(ctx, client.EventQuery{JobID: id, Kind: agentlab.EventJobPhase}) {
 		if err != nil {
 			t.Fatal(err)
@@ -60,7 +59,7 @@ func (h *home) running(t *testing.T, id string) {
 // nothingRuns waits until no sandbox is left.
 func (h *home) nothingRuns(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(guard.Patience); ; time.Sleep(10 * time.Millisecond) {
 		l, err := h.client.Sandboxes(t.Context(), client.SandboxQuery{})
 		if err != nil {
 			t.Fatal(err)
@@ -326,7 +325,7 @@ func TestMany(t *testing.T) {
 	if _, err := h.client.CreateSandbox(t.Context(), api.SandboxCreate{}); agentlab.CodeOf(err) != agentlab.CodeLimit {
 		t.Errorf("one more: %v", err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(guard.Patience); ; time.Sleep(20 * time.Millisecond) {
 		s, err := h.client.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)

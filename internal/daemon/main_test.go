@@ -50,7 +50,7 @@ func (h *home) spawn(t *testing.T) *exec.Cmd {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(guard.Patience); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := h.client.Health(t.Context()); err == nil {
 			return cmd
 		}
@@ -89,15 +89,11 @@ func TestKill(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 
-	begin := time.Now()
 	if err := second.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if err := second.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
-	}
-	if took := time.Since(begin); took > time.Minute {
-		t.Errorf("SIGTERM took %s", took)
 	}
 }
 

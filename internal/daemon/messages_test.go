@@ -1,14 +1,13 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // TestFollowMessages checks that a stream has the stored and the new messages of
@@ -16,8 +15,7 @@ import (
 func TestFollowMessages(t *testing.T) {
 	h := newHome(t)
 	stop := h.start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
+	ctx := guard.Context(t)
 	var jobs []string
 	for range 2 {
 		j, err := h.client.CreateJob(ctx, shell("echo"))

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestNotify(t *testing.T) {
@@ -17,7 +19,7 @@ func TestNotify(t *testing.T) {
 	if err := notify(func(string) string { return path }, "READY=1"); err != nil {
 		t.Fatal(err)
 	}
-	_ = l.SetReadDeadline(time.Now().Add(time.Minute))
+	_ = l.SetReadDeadline(time.Now().Add(guard.Patience))
 	buf := make([]byte, 64)
 	n, err := l.Read(buf)
 	if err != nil || string(buf[:n]) != "READY=1" {

@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // lived makes a home that a daemon has used, with the files of one job, and
@@ -75,10 +75,12 @@ func TestRecordsAreCompleteAtTheEnd(t *testing.T) {
 		created <- err
 	}()
 	var jobs []agentlab.Job
-	for deadline := time.Now().Add(time.Minute); len(jobs) == 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if jobs, err = d.services.store.Jobs(t.Context(), agentlab.JobFilter{Limit: 1}); err != nil {
-			t.Fatal(err)
-		}
+	guard.Until(t, "the row of the job", func() bool {
+		jobs, err = d.services.store.Jobs(t.Context(), agentlab.JobFilter{Limit: 1})
+		return err != nil || len(jobs) > 0
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	_ = d.services.records.Close()
 	if _, err := os.Stat(filepath.Join(h.paths.Records(), jobs[0].ID+".json")); err != nil {
@@ -116,12 +118,8 @@ func TestNothingIsSweptWithoutAMatch(t *testing.T) {
 func TestBackupAtStart(t *testing.T) {
 	h := newHome(t)
 	h.start(t)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if list, _ := os.ReadDir(h.paths.Backups()); len(list) == 1 && strings.HasSuffix(list[0].Name(), ".db") {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("there is no backup")
-		}
-	}
+	guard.Until(t, "a backup", func() bool {
+		list, _ := os.ReadDir(h.paths.Backups())
+		return len(list) == 1 && strings.HasSuffix(list[0].Name(), ".db")
+	})
 }

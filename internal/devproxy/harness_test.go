@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // world has sandboxes whose guests are servers of this test.
@@ -172,7 +173,7 @@ func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	end := time.After(20 * time.Second)
+	end := time.After(guard.Patience)
 	for !ok() {
 		select {
 		case <-tick.C:
@@ -204,7 +205,7 @@ func dialHost(t testing.TB, port uint16) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(guard.Patience))
 	return c
 }
 
@@ -222,7 +223,7 @@ func browser(t testing.TB, http2 bool) *http.Client {
 		return d.DialContext(ctx, network, "127.0.0.1:"+port)
 	}}
 	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr, Timeout: 20 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: tr, Timeout: guard.Patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // get makes a request; header are pairs.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func testOutput() (*output, *bytes.Buffer, *[]string) {
@@ -66,7 +67,7 @@ func TestRunIsCancelled(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
 	}
-	waitFor(t, "its children are dead", func() bool { return !running(t, sleep) })
+	guard.Until(t, "its children are dead", func() bool { return !running(t, sleep) })
 }
 
 func TestClassify(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // quick replaces the real build in tests of the code around it: it writes
@@ -329,14 +330,14 @@ func TestBuildIsKilled(t *testing.T) {
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the child runs", func() bool { return running(t, sleep) })
+	guard.Until(t, "the child runs", func() bool { return running(t, sleep) })
 	s.Sweep(t.Context())
 	if len(buildDirs(t, s)) != 1 {
 		t.Error("a build that goes on was swept away")
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	waitFor(t, "the child is dead", func() bool { return !running(t, sleep) })
+	guard.Until(t, "the child is dead", func() bool { return !running(t, sleep) })
 	if len(buildDirs(t, s)) != 1 {
 		t.Error("the killed build left nothing; the test shows nothing")
 	}
@@ -391,15 +392,4 @@ func running(t *testing.T, seconds string) bool {
 		}
 	}
 	return false
-}
-
-func waitFor(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 30 s still not: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
+	testguard "github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,12 +28,6 @@ func TestYamuxConfigIsValid(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-func testCtx(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 // echo serves every stream of g by sending back what arrives.
@@ -75,7 +70,7 @@ func tryEcho(ctx context.Context, h *HostLink, p []byte) error {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testguard.Patience)); err != nil {
 		return err
 	}
 	werr := make(chan error, 1)
@@ -128,7 +123,7 @@ func TestStreams(t *testing.T) {
 	s := newSerial(64 << 10)
 	h, _ := startHost(t, s)
 	startGuest(t, s)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	if err := h.WaitUp(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +156,7 @@ func TestGuestLong(t *testing.T) {
 	// guest that comes at last must still find the way.
 	s := newSerial(512)
 	h, _ := startHost(t, s)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	for { // the queue is full
 		s.toGuest.mu.Lock()
 		n := len(s.toGuest.buf)
@@ -192,7 +187,7 @@ func TestRestartAnywhere(t *testing.T) {
 
 func restartAt(t *testing.T, side string, cut int) {
 	s := newSerial(256)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	he, ge := s.host(), s.guest()
 	if side == "host" {
 		he.budget = cut
@@ -240,7 +235,7 @@ func TestStreamsEndWithTheirSession(t *testing.T) {
 	s := newSerial(64 << 10)
 	h, _ := startHost(t, s)
 	g1, _ := startGuest(t, s)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	if err := h.WaitUp(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +253,7 @@ func TestStreamsEndWithTheirSession(t *testing.T) {
 
 func TestHostRestartEndsGuestStreams(t *testing.T) {
 	s := newSerial(64 << 10)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	h1 := Host(ctx, s.host())
 	g := Guest(s.guest())
 	defer func() { _ = g.Close() }()
@@ -278,7 +273,7 @@ func TestHostRestartEndsGuestStreams(t *testing.T) {
 	_ = h1.Close()
 	h2 := Host(ctx, s.host())
 	defer func() { _ = h2.Close() }()
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(testguard.Patience))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, errSessionGone) {
 		t.Fatalf("got %v: the host that opened it is gone", err)
 	}
@@ -292,7 +287,7 @@ func TestGarbage(t *testing.T) {
 	_, _ = noise.Write(nasty(100_000))
 	h, _ := startHost(t, s)
 	startGuest(t, s)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	untilEcho(ctx, t, h, nasty(10_000))
 	_, _ = noise.Write(bytes.Repeat([]byte{0x7f}, 1000))
 	untilEcho(ctx, t, h, nasty(10_000))
@@ -304,7 +299,7 @@ func TestStuckGuest(t *testing.T) {
 	s := newSerial(128)
 	h, _ := startHost(t, s)
 	ge := s.guest()
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	buf := make([]byte, nonceLen+2)
 	if _, err := io.ReadFull(ge, buf); err != nil {
 		t.Fatal(err)
@@ -332,7 +327,7 @@ func TestStreamLimit(t *testing.T) {
 	s := newSerial(64 << 10)
 	h, _ := startHost(t, s)
 	startGuest(t, s)
-	ctx := testCtx(t)
+	ctx := testguard.Context(t)
 	if err := h.WaitUp(ctx); err != nil {
 		t.Fatal(err)
 	}

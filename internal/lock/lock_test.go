@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // TestMain lets the test binary be its own second process: with LOCK_CHILD it
@@ -70,7 +70,7 @@ func TestHeldByAnotherProcessUntilItIsKilled(t *testing.T) {
 
 	got := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 		defer cancel()
 		l, err := Acquire(ctx, path)
 		if err == nil {

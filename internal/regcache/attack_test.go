@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 const module = "/cache/go/example.com/mod/@v/v1.0.0.zip"
@@ -245,7 +246,7 @@ func TestCancelledDownload(t *testing.T) {
 	}
 	select {
 	case <-ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(guard.Patience):
 		t.Error("the download goes on without guests")
 	}
 	wantNoTemps(t, w.cfg.Dir)
@@ -253,13 +254,10 @@ func TestCancelledDownload(t *testing.T) {
 
 func wantNoTemps(t *testing.T, dir string) {
 	t.Helper()
-	for range 500 {
-		if left, _ := filepath.Glob(filepath.Join(dir, "tmp", "*")); len(left) == 0 {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Error("temporary files are left")
+	guard.Until(t, "no temporary file is left", func() bool {
+		left, _ := filepath.Glob(filepath.Join(dir, "tmp", "*"))
+		return len(left) == 0
+	})
 }
 
 // What a killed process leaves is never served: a new process removes drafts, and

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -160,7 +161,7 @@ func (w *world) CacheBytes(bool, int64) {}
 // record returns the first record of a sandbox with a name, and waits for it.
 func (w *world) record(vmid int, name string) agentlab.EgressRecord {
 	w.Helper()
-	for range 500 {
+	for end := time.Now().Add(guard.Patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		w.mu.Lock()
 		for _, r := range w.records {
 			if r.VMID == vmid && r.Name == name {
@@ -169,7 +170,6 @@ func (w *world) record(vmid int, name string) agentlab.EgressRecord {
 			}
 		}
 		w.mu.Unlock()
-		time.Sleep(10 * time.Millisecond)
 	}
 	w.Fatalf("no record of sandbox %d about %s: %+v", vmid, name, w.records)
 	return agentlab.EgressRecord{}

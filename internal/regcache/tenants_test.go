@@ -18,23 +18,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func layerDigest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
-// await repeats look until it returns true.
-func await(t *testing.T, what string, look func() bool) {
-	t.Helper()
-	for range 1000 {
-		if look() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("%s: it did not happen", what)
 }
 
 // A guest that asks for an object in the wrong place does not spoil the download of
@@ -68,7 +57,7 @@ func TestDownloadsOfOtherPlacesAreNotShared(t *testing.T) {
 			t.Errorf("the layer: %d", got)
 		}
 		close(release)
-	case <-time.After(5 * time.Second):
+	case <-time.After(guard.Patience):
 		close(release)
 		t.Errorf("the layer: %d, with the download of another place", <-status)
 	}
@@ -94,7 +83,7 @@ func TestFullDiskForTwo(t *testing.T) {
 			}
 		})
 	}
-	await(t, "the requests", func() bool {
+	guard.Until(t, "the requests", func() bool {
 		return w.record(open, "registry.test").Allow && w.record(second, "registry.test").Allow && w.record(listed, "registry.test").Allow
 	})
 	close(release)
@@ -251,7 +240,7 @@ func TestDiskFillsDuringDownload(t *testing.T) {
 		}
 		return size
 	}
-	await(t, "the first part", func() bool { return stored() >= 1<<20 })
+	guard.Until(t, "the first part", func() bool { return stored() >= 1<<20 })
 	full.Store(true)
 	close(sent)
 	if err := <-done; err != nil {
@@ -308,7 +297,7 @@ func TestFailedDownloads(t *testing.T) {
 	if _, err := io.Copy(io.Discard, resp.Body); err == nil {
 		t.Error("a part is served as a whole")
 	}
-	await(t, "the count", func() bool {
+	guard.Until(t, "the count", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return w.results[regcache.ResultError] == 2

@@ -23,6 +23,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/store/storetest"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // The sandboxes and jobs of the matrix: a bound token is for the first ones.
@@ -103,7 +104,7 @@ func (h *harness) serveTCP(t *testing.T, c TCP) string {
 	served := make(chan error, 1)
 	go func() { served <- h.srv.ServeTCP(ln, c) }()
 	t.Cleanup(func() { // before the harness shuts the server down: the order of clean-up is the last first
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 		defer cancel()
 		if err := h.srv.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func getuid() int { return os.Getuid() }
@@ -259,7 +260,7 @@ func TestSlowHeader(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	_, _ = conn.Write([]byte("GET /v1/health HT"))
-	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	_ = conn.SetReadDeadline(time.Now().Add(guard.Patience))
 	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a caller may hold a connection open with half a header")
 	}

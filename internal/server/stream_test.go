@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestUpgrades(t *testing.T) {
@@ -138,7 +139,7 @@ func TestUpgradeCallerGone(t *testing.T) {
 	far := <-h.far
 	defer func() { _ = far.Close() }()
 	_ = near.Close()
-	_ = far.SetReadDeadline(time.Now().Add(time.Minute))
+	_ = far.SetReadDeadline(time.Now().Add(guard.Patience))
 	if _, err := io.ReadAll(far); err != nil {
 		t.Errorf("the guest does not learn that its caller went away: %v", err)
 	}
@@ -224,7 +225,7 @@ func TestStreamCallerGone(t *testing.T) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(guard.Patience):
 		t.Fatal("the log is still open")
 	}
 }
@@ -324,8 +325,7 @@ func TestFollowEvents(t *testing.T) {
 		h.commit(agentlab.Event{Kind: "k", JobID: stubJobID})
 		h.commit(agentlab.Event{Kind: "other"})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
+	ctx := guard.Context(t)
 	go func() {
 		for range total / 3 {
 			h.commit(agentlab.Event{Kind: "k", JobID: stubJobID})
@@ -349,7 +349,7 @@ func TestFollowEvents(t *testing.T) {
 	if n != 2*total/3 {
 		t.Fatalf("%d events", n)
 	}
-	waitFor(t, "the end of the subscription", func() bool {
+	guard.Until(t, "the end of the subscription", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		return len(h.subs) == 0
@@ -374,7 +374,7 @@ func TestFollowEventsFromNow(t *testing.T) {
 		return srv
 	}
 	shutdown := func(s *Server) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -401,8 +401,8 @@ func TestFollowEventsFromNow(t *testing.T) {
 		defer st.mu.Unlock()
 		return len(st.subs) == 1
 	}
-	waitFor(t, "the subscription", subscribed)
-	waitFor(t, "the first look at the record", func() bool { return st.wasCalled("events") })
+	guard.Until(t, "the subscription", subscribed)
+	guard.Until(t, "the first look at the record", func() bool { return st.wasCalled("events") })
 	st.commit(agentlab.Event{Kind: "live"})
 	if e := <-got; e.Kind != "live" {
 		t.Fatalf("%+v", e)
@@ -530,7 +530,7 @@ func TestShutdown(t *testing.T) {
 	far := <-st.far
 	defer func() { _ = far.Close() }()
 
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 	defer cancel()
 	if err := srv.Shutdown(ctx); err != nil {
 		t.Fatal(err)
@@ -539,7 +539,7 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("a log that was cut short looks whole: %v", err)
 	}
 	for name, c := range map[string]net.Conn{"caller": exec, "guest": far} {
-		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		_ = c.SetReadDeadline(time.Now().Add(guard.Patience))
 		if _, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("the %s's end is still open", name)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/secret"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/verify"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // stub implements all services: it records requests and returns what the test
@@ -495,7 +496,7 @@ func start(t *testing.T, change func(*Config)) *harness {
 	c := client.New(socket)
 	t.Cleanup(func() {
 		c.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), guard.Patience)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Errorf("shutdown: %v", err)
@@ -545,16 +546,6 @@ func (st *stub) numCalls() int {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return len(st.calls)
-}
-
-// waitFor waits until cond holds.
-func waitFor(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 type lockedBuffer struct {

@@ -27,6 +27,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/auth"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // raw1 sends text on a new connection and returns what comes until its end.
@@ -37,7 +38,7 @@ func raw1(t *testing.T, addr, text string) string {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(guard.Patience))
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +212,7 @@ func TestSlowTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(conn, c.text)
-		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		_ = conn.SetReadDeadline(time.Now().Add(guard.Patience))
 		if _, err := io.ReadAll(conn); errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 			t.Errorf("%s: the connection stays open", name)
 		}
@@ -261,7 +262,7 @@ func TestTokenEndsStreams(t *testing.T) {
 		}
 		close(sub)
 	}()
-	waitFor(t, "the event stream", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.subs) == 1 })
+	guard.Until(t, "the event stream", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.subs) == 1 })
 	log, err := doomed.JobLog(t.Context(), stubJobID, true, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -289,7 +290,7 @@ func TestTokenEndsStreams(t *testing.T) {
 		t.Error("the log ended as if it were whole")
 	}
 	for _, c := range []net.Conn{cut, cutFar} {
-		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		_ = c.SetReadDeadline(time.Now().Add(guard.Patience))
 		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Errorf("the terminal is still open: %v", err)
 		}
@@ -297,7 +298,7 @@ func TestTokenEndsStreams(t *testing.T) {
 	if _, err := doomed.Exec(t.Context(), "box", guestapi.ExecRequest{Command: []string{"sh"}}); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("a new terminal: %v", err)
 	}
-	_ = stayFar.SetDeadline(time.Now().Add(time.Minute))
+	_ = stayFar.SetDeadline(time.Now().Add(guard.Patience))
 	_, _ = io.WriteString(stayFar, "here\n")
 	if line, err := bufio.NewReader(stay).ReadString('\n'); line != "here\n" {
 		t.Errorf("another token's terminal: %q, %v", line, err)
@@ -405,7 +406,7 @@ func TestTLS(t *testing.T) {
 func echo(t *testing.T, near, far net.Conn) {
 	t.Helper()
 	defer func() { _, _ = near.Close(), far.Close() }()
-	_ = near.SetDeadline(time.Now().Add(time.Minute))
+	_ = near.SetDeadline(time.Now().Add(guard.Patience))
 	text := bytes.Repeat([]byte("payload "), 1<<14)
 	go func() { _, _ = io.Copy(far, far); _ = far.(*net.TCPConn).CloseWrite() }()
 	go func() { _, _ = near.Write(text); _ = near.(interface{ CloseWrite() error }).CloseWrite() }()
@@ -448,7 +449,7 @@ func TestRedirectKeepsToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/taken" {
 			reached = true
 			return

@@ -1,7 +1,6 @@
 package sockpath
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -10,11 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func deep(t *testing.T) string {
@@ -40,9 +39,7 @@ func answer(ln net.Listener, text string) {
 
 func ask(t *testing.T, path string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	c, err := Dial(ctx, path)
+	c, err := Dial(guard.Context(t), path)
 	if err != nil {
 		return "", err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // duplex is a connection of two pipes, which has a half close.
@@ -152,7 +153,7 @@ func TestSpliceClosesFarWhenNearIsReset(t *testing.T) {
 	_ = near.Close()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(guard.Patience):
 		t.Error("the idle far side is not closed")
 		_ = far.Close()
 		<-done

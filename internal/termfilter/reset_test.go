@@ -8,7 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // undone returns what Reset writes after the output of a guest.
@@ -107,12 +108,9 @@ func TestResetInTmux(t *testing.T) {
 			t.Fatal(err)
 		}
 		run("new-session", "-d", "-s", name, "-x", "80", "-y", "24", "cat "+file+"; printf '\\033]2;shown\\007'; exec sleep 300")
-		for end := time.Now().Add(time.Minute); run("display-message", "-p", "-t", name, "#{pane_title}") != "shown\n"; {
-			if time.Now().After(end) {
-				t.Fatalf("%s is not shown", name)
-			}
-			time.Sleep(10 * time.Millisecond) // an outside condition
-		}
+		guard.Until(t, name+" is shown", func() bool {
+			return run("display-message", "-p", "-t", name, "#{pane_title}") == "shown\n"
+		})
 		state[name] = run("display-message", "-p", "-t", name, flags) + strings.TrimSpace(run("capture-pane", "-p", "-t", name))
 	}
 	run("kill-server")

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func filtered(in string, split func(i int) bool) string {
@@ -234,7 +236,7 @@ func TestTmuxPassesUnchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
-	stop := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	stop := time.AfterFunc(guard.Patience, func() { _ = cmd.Process.Kill() })
 	defer stop.Stop()
 	var all bytes.Buffer
 	step := 0

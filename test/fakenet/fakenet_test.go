@@ -28,6 +28,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,7 +59,7 @@ func dial(t *testing.T, d gate.Dialer, network, addr string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(guard.Patience))
 	return c
 }
 

@@ -14,13 +14,14 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 	"github.com/agentlab-vm/agentlab/internal/egress/probe/probetest"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // Answer is what a Responder says, on every protocol.
 const Answer = "agentlab fake internet"
 
 // answerLimit bounds one connection of a Responder.
-const answerLimit = time.Minute
+const answerLimit = guard.Patience
 
 // Responder answers whatever is said to it: TLS with a certificate for the
 // name that was asked for, HTTP with a page, anything else with Answer. It is

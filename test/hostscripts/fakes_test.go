@@ -80,7 +80,7 @@ func systemctl(args []string) error {
 	stop := func(unit string) {
 		if pid := running(unit); pid > 0 {
 			_ = syscall.Kill(pid, syscall.SIGTERM)
-			for deadline := time.Now().Add(10 * time.Second); running(unit) > 0 && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(guard.Patience); running(unit) > 0 && time.Now().Before(deadline); {
 				time.Sleep(5 * time.Millisecond)
 			}
 		}
@@ -149,7 +149,7 @@ func start(unit, pidFile string) error {
 	}
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); _ = conn.SetReadDeadline(time.Unix(1, 0)); close(ended) }()
-	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(guard.Patience))
 	buf := make([]byte, 4096)
 	for {
 		n, err := conn.Read(buf)

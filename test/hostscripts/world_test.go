@@ -159,7 +159,7 @@ func controlGroup(t *testing.T) string {
 			return ""
 		}
 		t.Cleanup(func() { // groups can be removed a moment after their last process
-			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+			for deadline := time.Now().Add(guard.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run() //nolint:gosec // a test's
 				if _, err := os.Stat(dir); err != nil {
 					return

@@ -1,7 +1,6 @@
 package netlab
 
 import (
-	"context"
 	"net"
 	"net/http"
 	"net/netip"
@@ -11,7 +10,8 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 func TestMain(m *testing.M) {
@@ -33,8 +33,7 @@ func TestPeers(t *testing.T) {
 	}
 	inet.Net.HandleHTTP("web.example.com", 80, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) }))
 	Resolver(t, netip.MustParseAddr("192.31.196.200"))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := guard.Context(t)
 	resolver := net.Resolver{PreferGo: true}
 	addrs, err := resolver.LookupHost(ctx, "web.example.com")
 	if err != nil || len(addrs) != 1 {

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/probe"
 	"github.com/agentlab-vm/agentlab/internal/guest/prober"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
+	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
 // catchAll sends whatever arrives, on any port, to three sockets.
@@ -108,7 +109,7 @@ func (r *role) hold(list []guestapi.Probe) []guestapi.ProbeResult {
 	var wg sync.WaitGroup
 	for i, p := range list {
 		wg.Go(func() {
-			conn, err := net.DialTimeout("tcp", p.Target, 10*time.Second)
+			conn, err := net.DialTimeout("tcp", p.Target, guard.Patience)
 			out[i] = guestapi.ProbeResult{ID: p.ID, Connected: err == nil}
 			if err == nil {
 				r.mu.Lock()
@@ -131,7 +132,7 @@ func timeFlows(target string, n int) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_ = conn.SetDeadline(time.Now().Add(guard.Patience))
 		if _, err := conn.Write([]byte("x")); err != nil {
 			return 0, err
 		}

@@ -202,11 +202,14 @@ func (c *Controller) FailNarrow(err error) {
 	c.narrowErr = err
 }
 
+// patience is guard.Patience, which this layer does not import.
+const patience = 10 * time.Minute
+
 // Wait waits until cond returns true. It calls cond at every report and log
 // append.
 func (c *Controller) Wait(what string, cond func() bool) {
 	c.tb.Helper()
-	deadline := time.After(60 * time.Second)
+	deadline := time.After(patience)
 	for {
 		c.mu.Lock()
 		changed := c.changed
