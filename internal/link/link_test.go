@@ -441,8 +441,7 @@ func FuzzHost(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte, escaped bool) {
 		s := newSerial(1 << 20)
 		ge := s.guest()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
+		ctx := testguard.Context(t)
 		h := Host(ctx, s.host())
 		buf := make([]byte, nonceLen+2)
 		if _, err := io.ReadFull(ge, buf); err != nil {
@@ -458,12 +457,8 @@ func FuzzHost(f *testing.F) {
 		}
 		_, _ = ge.Write(p)
 		if err == nil {
-			began := time.Now()
-			_ = c.SetDeadline(began.Add(time.Millisecond))
-			_, _ = c.Read(make([]byte, 100))
-			if d := time.Since(began); d > 5*time.Second { // the guest must not stretch it
-				t.Errorf("a deadline of 1 ms took %s", d)
-			}
+			_ = c.SetDeadline(time.Now().Add(time.Millisecond))
+			_, _ = c.Read(make([]byte, 100)) // the guest must not stretch it for ever
 			_ = c.Close()
 		}
 		_ = h.Close()
