@@ -362,9 +362,11 @@ func TestSuspendToDiskGivenUp(t *testing.T) {
 				}
 				got := w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool { return sb.Desired == want })
 				once := c.code == agentlab.CodeNoSpace || c.code == agentlab.CodeInternal
-				calls := w.host.Calls(fake.OpSuspendToDisk)
-				if got.State != state || got.OnDisk || once != (calls == 1) || !once && time.Since(began) < time.Minute {
-					t.Errorf("it is %s, on disk %t, after %d calls and %s", got.State, got.OnDisk, calls, time.Since(began))
+				// Of the bubble. Calls are not counted: the request interrupts a step
+				// that has begun to carry it out, and that step is repeated.
+				took := time.Since(began)
+				if got.State != state || got.OnDisk || once != (took < time.Minute) {
+					t.Errorf("it is %s, on disk %t, after %s", got.State, got.OnDisk, took)
 				}
 				refused := 0
 				for _, e := range w.events(agentlab.EventSandboxState) {
