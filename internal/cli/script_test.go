@@ -168,7 +168,7 @@ func killDaemon(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: killdaemon")
 	}
-	pid := daemonPID(ts.Getenv("AGENTLAB_HOME"))
+	pid := daemonPID(filepath.Join(ts.Getenv("WORK"), "home")) // AGENTLAB_HOME may be unset
 	if pid == 0 {
 		ts.Fatalf("no daemon is running")
 	}
