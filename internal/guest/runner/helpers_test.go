@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -114,6 +115,26 @@ func (s *sandbox) run() error {
 func (s *sandbox) finish() guestapi.Report {
 	s.t.Helper()
 	if err := s.run(); err != nil {
+		s.t.Fatalf("run: %v", err)
+	}
+	s.wiped()
+	return s.Final()
+}
+
+// untilSeen is a command that waits until finishIn has seen the report of its phase.
+const untilSeen = "while [ ! -e ../seen ]; do sleep 0.02; done"
+
+// finishIn is finish for a job that waits in a phase with untilSeen. The phase must be
+// reported: that of a command that ends at once may be left out.
+func (s *sandbox) finishIn(phase string) guestapi.Report {
+	s.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- s.run() }()
+	s.Wait("phase "+phase, func() bool {
+		return slices.ContainsFunc(s.Reports(), func(r guestapi.Report) bool { return r.Phase == phase })
+	})
+	writeFile(s.t, filepath.Join(filepath.Dir(s.cfg.ClonePath), "seen"), "")
+	if err := <-done; err != nil {
 		s.t.Fatalf("run: %v", err)
 	}
 	s.wiped()
