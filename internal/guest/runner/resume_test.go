@@ -137,13 +137,10 @@ func TestSupervisorKilled(t *testing.T) {
 	go func() { done <- s.run() }()
 	s.Wait("start", func() bool { return strings.Contains(s.Log(), "started") })
 	var st agentcmd.Started
-	p, err := os.ReadFile(filepath.Join(s.cfg.RunDir, agentcmd.StartedFile))
-	if err == nil {
-		err = json.Unmarshal(p, &st)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.Wait("note of the supervisor", func() bool { // which it writes when the agent runs already
+		p, err := os.ReadFile(filepath.Join(s.cfg.RunDir, agentcmd.StartedFile))
+		return err == nil && json.Unmarshal(p, &st) == nil
+	})
 	if err := syscall.Kill(st.Supervisor, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
