@@ -170,7 +170,7 @@ func lockDir(path string) (*os.File, error) {
 }
 
 // removeKilled removes the directories of privateMemory whose process does not run.
-// Those of other users cannot be opened.
+// It cannot remove those of other users.
 func removeKilled(dir string) {
 	old, _ := filepath.Glob(filepath.Join(dir, privatePattern))
 	for _, path := range old {

@@ -122,10 +122,10 @@ func Holder(path string) (pid int, note string) {
 }
 
 // write ignores errors: the lock also works without its text, for example on a
-// full disk.
+// full disk. It writes before it shortens the file, so that a reader always finds a holder.
 func write(f *os.File, text string) {
-	_ = f.Truncate(0)
 	_, _ = f.WriteAt([]byte(text), 0)
+	_ = f.Truncate(int64(len(text)))
 }
 
 // read returns no note that is incomplete: its writer may be in the middle of it.
