@@ -5,6 +5,8 @@ package initd
 import (
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -18,11 +20,57 @@ const (
 	// in the creation of a template, the boot is delayed by this time.
 	answerWait   = 500 * time.Millisecond
 	identityWait = 1500 * time.Millisecond
-	// settle is how long after the identity the distribution starts. The
-	// runner and the agent start in this time. An emulated guest, whose CPUs
-	// share one thread of the host, needs about half of it for them.
-	settle = 600 * time.Millisecond
+	// After the identity, the distribution starts when the guest has been idle for
+	// idleWindow, at the latest after settleLimit: the runner, the first command and the
+	// agent start before it. An emulated guest, whose CPUs share one thread of the host,
+	// takes seconds for both together.
+	idleWindow  = 150 * time.Millisecond
+	settleLimit = 3 * time.Second
 )
+
+// awaitIdle returns when less than an eighth of the time of the guest's CPUs was used
+// during window, or after limit. Without times of the CPUs it returns at once.
+func awaitIdle(window, limit time.Duration, times func() (busy, all int)) {
+	busy, all := times()
+	for end := time.Now().Add(limit); all > 0 && time.Now().Before(end); {
+		time.Sleep(window)
+		nowBusy, nowAll := times()
+		if 8*(nowBusy-busy) < nowAll-all {
+			return
+		}
+		busy, all = nowBusy, nowAll
+	}
+}
+
+// cpuTimes returns the time that the guest's CPUs have been busy, and all their time, in
+// ticks. All is 0 if they cannot be read.
+func cpuTimes() (busy, all int) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0
+	}
+	return parseCPUTimes(string(text))
+}
+
+func parseCPUTimes(stat string) (busy, all int) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 6 || fields[0] != "cpu" {
+		return 0, 0
+	}
+	const idle, iowait = 4, 5 // user, nice and system come before; see proc_stat(5)
+	for i, f := range fields[1:] {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			return 0, 0
+		}
+		all += n
+		if i+1 != idle && i+1 != iowait {
+			busy += n
+		}
+	}
+	return busy, all
+}
 
 // earlyGuestd is the control server that is started before anything else, so that it
 // starts in parallel while PID 1 finds the root disk. See guestd.boot for its

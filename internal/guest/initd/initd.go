@@ -68,7 +68,8 @@ func boot() error {
 	m.add("more")
 	guestd.wait(identityWait)
 	m.add("identity")
-	time.Sleep(settle)
+	awaitIdle(idleWindow, settleLimit, cpuTimes)
+	m.add("idle")
 	if err := guestd.leaveSupervisor(); err != nil {
 		return fmt.Errorf("supervisor: %w", err)
 	}
