@@ -41,7 +41,7 @@ func unpack(t *testing.T) (*hostsetup.Kit, string) {
 }
 
 // forDevelopers are the scripts that a host does not get.
-var forDevelopers = []string{"demo.sh", "deps.sh", "fuzz.sh", "in-memory.sh", "mutation.sh", "stats.sh"}
+var forDevelopers = []string{"affected.sh", "demo.sh", "deps.sh", "fuzz.sh", "in-memory.sh", "mutation.sh", "stats.sh"}
 
 // Whatever script of the repository a host needs is carried, with all that it
 // reads.

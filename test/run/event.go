@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Long starts the message of a test that -short skips; test/sample has the same text. A run
+// long starts the message of a test that -short skips; test/sample has the same text. A run
 // learns from it which tests are left for real virtual machines.
 const long = "long test, skipped by -short: "
 

@@ -268,7 +268,7 @@ func (in *instance) crash(reason string) error {
 
 // crashBy makes the VM crash, if it runs, and sets by, a field of in.rec.
 func (in *instance) crashBy(reason string, by *bool) error {
-	in.mu.Lock() // nobody sees the crash without its field
+	in.mu.Lock() // the crash is not seen without its field
 	defer in.mu.Unlock()
 	if err := in.powerOffLocked(backend.PowerCrashed, reason, true); err != nil {
 		return err
