@@ -58,6 +58,7 @@ func tags(uid string) string { return tagAll + ";" + tagUID + uid }
 // marks are the parts of the mark in a configuration.
 type marks struct {
 	uid, vmid, installation string
+	volume                  string // UID of a volume
 	tagged                  string // UID of the tag; "" if there is none
 	name                    string
 }
@@ -78,6 +79,9 @@ func readMarks(cfg pve.Config) marks {
 		line = strings.TrimSpace(line)
 		if uid, ok := strings.CutPrefix(line, markUID); ok {
 			one(&m.uid, uid)
+		}
+		if uid, ok := strings.CutPrefix(line, markVolume); ok {
+			one(&m.volume, uid)
 		}
 		if vmid, ok := strings.CutPrefix(line, markVMID); ok {
 			one(&m.vmid, vmid)

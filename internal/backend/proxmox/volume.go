@@ -34,14 +34,25 @@ func (d *Driver) holderMark(v *volume) string {
 	return "Volume of AgentLab: this VM only holds its disk, and never runs.\n" + d.volumeMark(v)
 }
 
+// volumeMark returns the lines that are the mark. Proxmox cuts white space at the end
+// of a description, so that the whole description is never compared.
 func (d *Driver) volumeMark(v *volume) string {
-	return markVolume + v.UID + "\n" + markVMID + strconv.Itoa(v.VMID) + "\n" + markInstallation + d.installation + "\n"
+	return markVolume + v.UID + "\n" + markVMID + strconv.Itoa(v.VMID) + "\n" + markInstallation + d.installation
+}
+
+// holds reports whether a configuration has the mark of a volume of this installation.
+func (d *Driver) holds(cfg pve.Config, v *volume) bool {
+	m := readMarks(cfg)
+	return m.volume == v.UID && m.vmid == strconv.Itoa(v.VMID) && m.installation == d.installation && cfg["template"] != "1"
 }
 
 // holder is the VM of a volume, as the node has it.
 type holder struct {
 	exists bool // a VM or container has its number
 	ours   bool // and it has the mark
+	// traces: it does not have the mark, but contains the UID: a user may have edited
+	// it. A user's clone of another holder has the number of that in its mark.
+	traces bool
 	cfg    pve.Config
 	volid  string // "" without a disk
 }
@@ -60,7 +71,10 @@ func (d *Driver) holderOf(ctx context.Context, v *volume) (holder, error) {
 		return holder{}, agentlab.Errorf(agentlab.CodeUnavailable, "cannot determine whether VM %d of a volume still exists: %w", v.VMID, errUnreadable).
 			WithHint("add the VM to the pool of the token again, if it is the volume's")
 	}
-	ho := holder{exists: true, cfg: s.cfg, ours: s.cfg["template"] != "1" && strings.Contains(s.cfg["description"], d.volumeMark(v))}
+	ho := holder{exists: true, cfg: s.cfg, ours: d.holds(s.cfg, v)}
+	if number, err := strconv.Atoi(readMarks(s.cfg).vmid); !ho.ours && (err != nil || number == v.VMID) {
+		ho.traces = strings.Contains(s.cfg["description"], v.UID)
+	}
 	if volid, ok := driveVolume(s.cfg[holderSlot]); ok && volumeOwner(volid) == v.VMID {
 		ho.volid = volid
 	}
@@ -118,7 +132,7 @@ func (d *Driver) view(ctx context.Context, v *volume) (backend.Volume, error) {
 		out.Reason = "the restoration of a snapshot was interrupted"
 		return out, nil
 	case v.Phase == volumeDeleting:
-		out.Reason = "its deletion was interrupted"
+		out.Reason = "its creation or deletion was interrupted"
 		return out, nil
 	case v.Phase == volumeMaking:
 		out.Reason = "its creation was interrupted"
@@ -294,14 +308,20 @@ func (d *Driver) deleteVolume(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	if ho.ours {
+	switch {
+	case ho.ours:
 		if err := d.destroyHolder(ctx, v, ho); err != nil {
 			return err
 		}
-	} else if ho.exists {
+	case ho.traces:
+		return d.unmarkedHolder(v)
+	case ho.exists:
 		d.log.Warn("the VM with the number of a volume is not AgentLab's; not deleting it", "vmid", v.VMID, "volume", v.UID)
 	}
 	d.at("holder gone")
+	if err := d.destroyStrays(ctx, v); err != nil {
+		return err
+	}
 	return d.forgetVolume(v)
 }
 

@@ -2,6 +2,8 @@ package proxmox
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
@@ -172,4 +174,99 @@ func TestVolumeNumbers(t *testing.T) {
 	if all := w.node.Volumes(1998); len(all) != 1 || all[0] != disk {
 		t.Errorf("the other disk is gone: %q", all)
 	}
+}
+
+// The mark of a holder is found whatever white space Proxmox cuts from it. A holder
+// whose description was edited is neither used nor deleted nor forgotten, until it has
+// its mark again; nor does another VM get the volume.
+func TestHolderMark(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		d, ctx := w.driver, t.Context()
+		v, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: testUID(1), SizeGB: 1})
+		ok(t, "CreateVolume", err)
+		vmid := 1999
+		if v.Ref.Handle != "1999" || v.Partial {
+			t.Fatalf("the volume is %+v", v)
+		}
+		mark := w.node.Config(vmid)["description"]
+		w.node.Edit(vmid, map[string]string{"description": "\n" + mark + "\n\n"})
+		if now, err := d.InspectVolume(ctx, v.Ref); err != nil || now.Partial {
+			t.Errorf("with more white space: %+v, %v", now, err)
+		}
+		w.node.Edit(vmid, map[string]string{"description": "my notes on " + v.Ref.UID})
+		err = d.DeleteVolume(ctx, v.Ref)
+		wantCode(t, "DeleteVolume", err, agentlab.CodeUnknownOutcome)
+		if hint := agentlab.HintOf(err); !strings.Contains(hint, "qm set 1999 --description") {
+			t.Errorf("hint %q", hint)
+		}
+		_, err = d.CreateVolume(ctx, backend.VolumeSpec{UID: v.Ref.UID, SizeGB: 1})
+		wantCode(t, "CreateVolume", err, agentlab.CodeUnknownOutcome)
+		w.node.Edit(vmid, map[string]string{"description": mark})
+		ok(t, "DeleteVolume", d.DeleteVolume(ctx, v.Ref))
+		if left := w.left(t); len(left) != 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// residue makes the VMs that each attempt of an earlier version to create a volume
+// left: empty holders with its mark, whose numbers it gave up.
+func (w *world) residue(t *testing.T, uid string, vmids ...int) {
+	t.Helper()
+	d := w.driver
+	for _, vmid := range vmids {
+		options := d.holderOptions(&volume{UID: uid, VMID: vmid})
+		options["description"] += "\n" // as they wrote it
+		task, err := d.pve.Create(t.Context(), w.node.Name(), vmid, d.cfg.Pool, options)
+		if err == nil {
+			_, err = d.pve.Wait(t.Context(), task)
+		}
+		ok(t, "the VM of an earlier version", err)
+	}
+}
+
+// What earlier versions left is a partial volume that can be deleted, with all its VMs,
+// also while the state of the volume names one of them. Another volume, and a user's
+// clone of a holder, stay.
+func TestHoldersOfEarlierVersions(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell})
+		d, ctx, uid := w.driver, t.Context(), testUID(1)
+		other, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: testUID(2), SizeGB: 1})
+		ok(t, "CreateVolume", err)
+		clone := d.holderOptions(&volume{UID: uid, VMID: 1998})
+		untouched := w.foreign(t, 1990, "clone", map[string]string{"description": clone["description"], "tags": clone["tags"]})
+
+		w.residue(t, uid, 1996, 1997, 1998)
+		all, err := d.ListVolumes(ctx)
+		ok(t, "ListVolumes", err)
+		i := slices.IndexFunc(all, func(v backend.Volume) bool { return v.Ref.UID == uid })
+		if len(all) != 2 || i < 0 || !all[i].Partial {
+			t.Fatalf("volumes are %+v", all)
+		}
+		ok(t, "DeleteVolume", d.DeleteVolume(ctx, backend.VolumeRef{UID: uid}))
+		if left := w.left(t, 1990, 1999); len(left) != 0 {
+			t.Errorf("left: %q", left)
+		}
+
+		w.residue(t, uid, 1996, 1997, 1998)
+		ok(t, "save", d.saveVolume(&volume{UID: uid, VMID: 1996, Node: w.node.Name(), Storage: "local-zfs", SizeGB: 1, Phase: volumeMaking}))
+		v, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: uid, SizeGB: 1})
+		ok(t, "CreateVolume", err)
+		if v.Partial || v.Ref.Handle != "1996" || w.node.Config(1997) != nil || w.node.Config(1998) != nil {
+			t.Errorf("the volume is %+v", v)
+		}
+		w.residue(t, uid, 1997) // and the file of the volume is lost
+		ok(t, "lose", d.forgetVolume(&volume{UID: uid}))
+		if v, err = d.InspectVolume(ctx, v.Ref); err != nil || v.Ref.Handle != "1996" || v.Partial {
+			t.Errorf("of two holders that without a disk counts: %+v, %v", v, err)
+		}
+		ok(t, "DeleteVolume", d.DeleteVolume(ctx, v.Ref))
+		if w.node.Config(1996) != nil || w.node.Config(1997) != nil {
+			t.Error("a holder is left")
+		}
+		ok(t, "DeleteVolume", d.DeleteVolume(ctx, other.Ref))
+		untouched(t)
+	})
 }

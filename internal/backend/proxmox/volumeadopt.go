@@ -2,6 +2,7 @@ package proxmox
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 
@@ -25,14 +26,11 @@ func (d *Driver) adoptVolumes(ctx context.Context, uid string) error {
 	if err != nil {
 		return err
 	}
-	for node, list := range vms {
-		for _, vm := range list {
-			vmid := int(vm.VMID)
-			known := slices.ContainsFunc(all, func(v *volume) bool { return v.VMID == vmid })
-			if known || !d.inRange(vmid) || !slices.Contains(vm.Tags(), tagVolume) {
-				continue
-			}
-			if err := d.adoptVolume(ctx, vms, node, vmid, uid); err != nil {
+	lost := d.unknownHolders(vms, all)
+	// Of two holders of a volume, that with a disk is the one that counts.
+	for _, empty := range []bool{false, true} {
+		for _, vmid := range slices.Sorted(maps.Keys(lost)) {
+			if err := d.adoptVolume(ctx, vms, lost[vmid], vmid, uid, empty); err != nil {
 				return err
 			}
 		}
@@ -40,20 +38,87 @@ func (d *Driver) adoptVolumes(ctx context.Context, uid string) error {
 	return nil
 }
 
+// unknownHolders returns the VMs with the tag of holders that no state names, with
+// their nodes.
+func (d *Driver) unknownHolders(vms map[string][]pve.VM, all []*volume) map[int]string {
+	out := map[int]string{}
+	for node, list := range vms {
+		for _, vm := range list {
+			vmid := int(vm.VMID)
+			known := slices.ContainsFunc(all, func(v *volume) bool { return v.VMID == vmid })
+			if !known && d.inRange(vmid) && slices.Contains(vm.Tags(), tagVolume) {
+				out[vmid] = node
+			}
+		}
+	}
+	return out
+}
+
 // volumeIn returns the volume of a holder, without what only its file has; nil if the
 // configuration is not that of a holder of this installation.
 func (d *Driver) volumeIn(cfg pve.Config, node string, vmid int) *volume {
-	for line := range strings.Lines(cfg["description"]) {
-		uid, is := strings.CutPrefix(strings.TrimSpace(line), markVolume)
-		v := &volume{UID: uid, VMID: vmid, Node: node, Phase: volumeMade}
-		if is && uidForm.MatchString(uid) && strings.Contains(cfg["description"], d.volumeMark(v)) {
-			return v
-		}
+	v := &volume{UID: readMarks(cfg).volume, VMID: vmid, Node: node, Phase: volumeMade}
+	if !uidForm.MatchString(v.UID) || !d.holds(cfg, v) {
+		return nil
 	}
-	return nil
+	return v
 }
 
-func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node string, vmid int, only string) error {
+// strays returns the holders of a volume that its state does not name, by number:
+// earlier versions did not find the holders that they had just created, and created
+// another one each time. They have the mark, and the number in it is their own.
+func (d *Driver) strays(ctx context.Context, of *volume) (map[int]string, error) {
+	vms, err := d.listed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := d.volumes()
+	if err != nil {
+		return nil, err
+	}
+	found := d.unknownHolders(vms, all)
+	for vmid, node := range found {
+		cfg, err := d.pve.Config(ctx, node, vmid)
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return nil, err
+		}
+		if v := d.volumeIn(cfg, node, vmid); v == nil || v.UID != of.UID {
+			delete(found, vmid)
+		}
+	}
+	return found, nil
+}
+
+// destroyStrays destroys the strays of a volume that is not complete, or is being
+// deleted. In the meantime the state of the volume names the stray: whatever dies, each
+// of the holders is in the state or a stray.
+func (d *Driver) destroyStrays(ctx context.Context, v *volume) error {
+	found, err := d.strays(ctx, v)
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	own := *v
+	for _, vmid := range slices.Sorted(maps.Keys(found)) {
+		v.VMID, v.Node, v.Proved, v.Change = vmid, found[vmid], false, nil
+		if err := d.saveVolume(v); err != nil {
+			return err
+		}
+		ho, err := d.holderOf(ctx, v)
+		if err != nil {
+			return err
+		}
+		if ho.ours {
+			d.log.Warn("destroying a VM that an interrupted creation of a volume left", "vmid", vmid, "volume", v.UID)
+			if err := d.destroyHolder(ctx, v, ho); err != nil {
+				return err
+			}
+		}
+	}
+	*v = own
+	return d.saveVolume(v)
+}
+
+func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node string, vmid int, only string, empty bool) error {
 	cfg, err := d.pve.Config(ctx, node, vmid)
 	if err != nil {
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -62,7 +127,7 @@ func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node 
 		return err
 	}
 	v := d.volumeIn(cfg, node, vmid)
-	if v == nil || only != "" && v.UID != only {
+	if v == nil || only != "" && v.UID != only || empty != (firstProp(cfg[holderSlot]) == "") {
 		return nil
 	}
 	unlock, err := d.lockVolumes(ctx, v.UID)

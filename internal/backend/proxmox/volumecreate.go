@@ -63,6 +63,10 @@ func (d *Driver) make(ctx context.Context, uid string, plan func() (*volume, err
 			return backend.Volume{}, err
 		}
 		d.at("volume noted")
+	} else if v.Phase != volumeMade {
+		if err := d.destroyStrays(ctx, v); err != nil {
+			return backend.Volume{}, err
+		}
 	}
 	if v.Phase != volumeMade {
 		if err := d.completeVolume(ctx, v); err != nil {
@@ -126,6 +130,14 @@ func (d *Driver) renumber(ctx context.Context, v *volume) error {
 	return d.claimVolume(ctx, v, []int{v.VMID})
 }
 
+// unmarkedHolder returns the error for a VM that may be the holder of a volume and
+// does not have the whole mark. It is neither used nor deleted, and not forgotten.
+func (d *Driver) unmarkedHolder(v *volume) error {
+	return agentlab.Errorf(agentlab.CodeUnknownOutcome, "cannot determine whether VM %d is still the holder of volume %s: its description lacks lines", v.VMID, v.UID).
+		WithHint("on node %[1]s run qm config %[2]d; if it is the holder, restore its mark: qm set %[2]d --description \"$(printf '%[3]s')\"; "+
+			"if it is not needed: qm set %[2]d --protection 0 && qm destroy %[2]d", v.Node, v.VMID, strings.ReplaceAll(d.holderMark(v), "\n", `\n`))
+}
+
 // completeVolume makes what a partial volume lacks.
 func (d *Driver) completeVolume(ctx context.Context, v *volume) error {
 	for range otherNumbers {
@@ -146,6 +158,8 @@ func (d *Driver) completeVolume(ctx context.Context, v *volume) error {
 
 func (d *Driver) completeOnce(ctx context.Context, v *volume, ho holder) (again bool, err error) {
 	switch {
+	case ho.traces:
+		return false, d.unmarkedHolder(v)
 	case ho.exists && !ho.ours:
 		return true, d.renumber(ctx, v)
 	case ho.ours && v.Source != nil && ho.cfg["lock"] == lockClone: // it died
