@@ -122,8 +122,9 @@ type VolumeSnapshotter interface {
 	// agentlab.CodeNotFound.
 	CloneVolume(ctx context.Context, ref VolumeRef, uid string) (Volume, error)
 
-	// CloneVolumeSnapshot is CloneVolume with the content and the size of a snapshot,
-	// whose volume may be attached or partial. If there is no such snapshot, or it is
+	// CloneVolumeSnapshot is CloneVolume with the content of a snapshot, whose volume may
+	// be attached or partial. The new volume has the size of the snapshot or, on backends
+	// that cannot make it smaller, the present one of the snapshot's volume. If there is no such snapshot, or it is
 	// partial, the error has agentlab.CodeNotFound.
 	CloneVolumeSnapshot(ctx context.Context, snapshot VolumeSnapshotRef, uid string) (Volume, error)
 

@@ -380,12 +380,7 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 	if to.Type != Dir {
 		format = "raw"
 	}
-	size := v.size
-	n.mu.Lock()
-	if then, known := v.snapSizes[snap]; known {
-		size = then
-	}
-	n.mu.Unlock()
+	size := v.size // the present one, also of a copy of an older snapshot
 	volid, err := c.alloc(storeID, vmid, format, "", size/1024)
 	if err != nil {
 		return "", err

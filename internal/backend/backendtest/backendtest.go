@@ -93,6 +93,9 @@ type Harness struct {
 	NoFrom, NoFromRunning agentlab.Code
 	// NewestOnly means that only the newest snapshot of a sandbox can be restored.
 	NewestOnly bool
+	// PresentSize means that a copy of a snapshot of a volume has the present size of
+	// the volume.
+	PresentSize bool
 	// NoCPU means that the guests have the processor of the tests, not the one that the
 	// driver gives them.
 	NoCPU bool

@@ -90,6 +90,7 @@ func harness(w *world) *backendtest.Harness {
 			"tags": tagVolume, "description": w.driver.holderMark(&volume{UID: spec.UID, VMID: vmid - 1}),
 		})
 	}
+	h.PresentSize = true
 	switch w.storage {
 	case "zfspool":
 		h.NoFrom, h.NewestOnly = agentlab.CodeUnsupported, true
