@@ -211,7 +211,7 @@ func (n *Node) Config(vmid int) map[string]string {
 	if v == nil {
 		return nil
 	}
-	return v.conf.clone()
+	return v.conf.reread()
 }
 
 // ConfigFile returns the config file of a VM.

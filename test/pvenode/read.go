@@ -1,6 +1,8 @@
 package pvenode
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,7 +25,7 @@ func apiConfig(c *call) (any, *Error) {
 		}
 		s = v.snaps[name]
 	}
-	out := configJSON(s)
+	out := configJSON(s.reread())
 	out["digest"] = v.digest()
 	return out, nil
 }
@@ -49,21 +51,22 @@ func apiPending(c *call) (any, *Error) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
 	keys := map[string]bool{"digest": true}
-	for _, s := range []section{v.conf, v.pending} {
+	conf, pending := v.conf.reread(), v.pending.reread()
+	for _, s := range []section{conf, pending} {
 		for k := range s {
 			keys[k] = true
 		}
 	}
 	out := []map[string]any{}
-	for _, k := range sortedKeys(keys) {
+	for k := range keys { // in no order
 		e := map[string]any{"key": k}
 		if k == "digest" {
 			e["value"] = v.digest()
 		}
-		if val, ok := v.conf[k]; ok {
+		if val, ok := conf[k]; ok {
 			e["value"] = jsonValue(k, val)
 		}
-		if val, ok := v.pending[k]; ok {
+		if val, ok := pending[k]; ok {
 			e["pending"] = jsonValue(k, val)
 		}
 		if force, ok := v.drop[k]; ok {
@@ -149,7 +152,7 @@ func apiVMs(c *call) (any, *Error) {
 		}
 	}
 	c.n.mu.Unlock()
-	out := []map[string]any{}
+	seen := map[int]map[string]any{}
 	for _, id := range ids {
 		if err := c.n.pointOf(c, id, "list.config"); err != nil {
 			return nil, err
@@ -164,10 +167,10 @@ func apiVMs(c *call) (any, *Error) {
 			return nil, dief("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", c.node, id)
 		}
 		if c.may("/vms/"+itoa(id), "VM.Audit") {
-			out = append(out, status)
+			seen[id] = status
 		}
 	}
-	return out, nil
+	return slices.AppendSeq([]map[string]any{}, maps.Values(seen)), nil // in no order
 }
 
 // apiStatus is GET …/status/current.

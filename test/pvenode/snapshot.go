@@ -50,8 +50,8 @@ func apiSnapshots(c *call) (any, *Error) {
 		return nil, err
 	}
 	out := []map[string]any{}
-	for _, name := range sortedKeys(v.snaps) {
-		s := v.snaps[name]
+	for name, section := range v.snaps { // in no order
+		s := section.reread()
 		e := map[string]any{"name": name, "snaptime": atoi(s["snaptime"]), "vmstate": bit(s["vmstate"] != ""), "description": s["description"]}
 		for _, k := range []string{"parent", "snapstate"} {
 			if s[k] != "" {
@@ -80,7 +80,7 @@ func apiSnapshotConfig(c *call) (any, *Error) {
 		return nil, dief("snapshot '%s' does not exist", c.p.str("snapname"))
 	}
 	out := map[string]any{}
-	for k, val := range s {
+	for k, val := range s.reread() {
 		out[k] = jsonValue(k, val)
 	}
 	return out, nil

@@ -113,7 +113,7 @@ func walkJSON(v any) any {
 }
 
 // unordered reports whether a list is made from a hash on the node: VMs,
-// settings, members of a pool, network interfaces, commands of the agent.
+// snapshots, settings, members of a pool, network interfaces, commands of the agent.
 func unordered(list []any) bool {
 	for _, e := range list {
 		m, ok := e.(map[string]any)
@@ -124,7 +124,9 @@ func unordered(list []any) bool {
 		_, resource := m["node"]
 		_, setting := m["key"]
 		_, ability := m["success-response"]
-		if _, task := m["upid"]; task || (!vm && !resource && !setting && !ability) {
+		_, snapshot := m["snaptime"]
+		snapshot = snapshot || m["name"] == "current"
+		if _, task := m["upid"]; task || (!vm && !resource && !setting && !ability && !snapshot) {
 			return false
 		}
 	}
