@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
 func (m mortal) CreateVolume(ctx context.Context, s backend.VolumeSpec) (v backend.Volume, err error) {
@@ -269,4 +270,30 @@ func TestHoldersOfEarlierVersions(t *testing.T) {
 		ok(t, "DeleteVolume", d.DeleteVolume(ctx, other.Ref))
 		untouched(t)
 	})
+}
+
+// The VM of a sandbox was deleted manually: its volume is detached, also when another
+// user's VM got the number, and another sandbox can have it.
+func TestDetachOfDeletedVM(t *testing.T) {
+	for name, taken := range map[string]bool{"free": false, "taken": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{admin: true})
+			d, ctx, sb, next := w.driver, t.Context(), w.spec(1), w.spec(2)
+			ok(t, "Create", d.Create(ctx, sb))
+			ok(t, "Create", d.Create(ctx, next))
+			v, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: testUID(1), SizeGB: 1})
+			ok(t, "CreateVolume", err)
+			ok(t, "AttachVolume", d.AttachVolume(ctx, sb.Ref(), v.Ref))
+			ok(t, "delete manually", w.admin(t, pve.Delete, w.vmPath(sb.VMID), nil))
+			if taken {
+				defer w.foreign(t, sb.VMID, "other", nil)(t)
+			}
+			ok(t, "DetachVolume", d.DetachVolume(ctx, sb.Ref(), v.Ref))
+			ok(t, "AttachVolume", d.AttachVolume(ctx, next.Ref(), v.Ref))
+			ok(t, "DetachVolume", d.DetachVolume(ctx, sb.Ref(), v.Ref))
+			if now, err := d.InspectVolume(ctx, v.Ref); err != nil || now.AttachedTo.UID != next.UID {
+				t.Errorf("the volume is %+v, %v", now, err)
+			}
+		})
+	}
 }

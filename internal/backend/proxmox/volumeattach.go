@@ -219,6 +219,11 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, volume backe
 	}
 	defer unlock()
 	h, s, err := d.createdVM(ctx, ref)
+	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
+		d.log.Warn("the VM of a sandbox no longer exists; its volume is detached", "uid", ref.UID, "volume", v.UID)
+		v.Attached = nil
+		return d.saveVolume(v)
+	}
 	if err != nil {
 		return err
 	}
