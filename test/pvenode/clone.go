@@ -371,9 +371,6 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 	if v == nil {
 		return "", dief("volume '%s' does not exist", d.file)
 	}
-	if err := c.copyPossible(from, d, v, snap); err != nil {
-		return "", err
-	}
 	if format == "" {
 		format = v.format
 	}
@@ -398,21 +395,6 @@ func (c *call) fullClone(vmid int, d drive, storeID, format, snap string) (strin
 		c.say("%s", line)
 	}
 	return volid, nil
-}
-
-// copyPossible refuses to copy a snapshot out of a file that a running VM has
-// open: qemu-img does not get its lock. (Measured with QEMU; a raw volume of a
-// pool has its snapshot beside it.)
-func (c *call) copyPossible(s *storage, d drive, v *volume, snap string) *Error {
-	c.n.mu.Lock()
-	open := c.n.volumeInUse(c.node, d.file)
-	c.n.mu.Unlock()
-	if snap == "" || s.Type != Dir || v.format != "qcow2" || !open {
-		return nil
-	}
-	c.say("qemu-img: Could not open '%s': Failed to get shared \"write\" lock", s.filePath(ref{key: v.key, content: "images"}))
-	c.say("Is another process using the image [%s]?", s.filePath(ref{key: v.key, content: "images"}))
-	return dief("copy failed: command '/usr/bin/qemu-img convert -p -n -l 'snapshot.name=%s' -f qcow2 -O qcow2 %s' failed: exit code 1", snap, s.filePath(ref{key: v.key, content: "images"}))
 }
 
 // allocated logs a new volume of a copy, like version 9.

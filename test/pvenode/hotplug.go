@@ -41,10 +41,7 @@ func (c *call) hotplug(v *vm, modified map[string]bool, faults map[string]string
 			c.registerReplaced(v, old, val)
 		}
 		if isDrive(o) {
-			if err := c.plugDrive(v, o, parseDrive(val)); err != nil {
-				faults[o] = "hotplug problem - " + err.Message + "\n"
-				continue
-			}
+			c.plugDrive(v, o, parseDrive(val))
 		}
 		c.take(v, o, val)
 	}
@@ -104,17 +101,11 @@ func (f *propFormat) sameBut(a, b string, keys ...string) bool {
 var fastPlug = setOf("lock", "name", "onboot", "shares", "startup", "description", "protection", "vmstatestorage", "hookscript", "tags",
 	"citype", "ciuser", "cipassword", "ciupgrade", "cicustom", "searchdomain", "nameserver", "sshkeys", "migrate_downtime", "migrate_speed")
 
-// plugDrive adds a drive to a running VM, unless QEMU's image lock of another
-// one refuses.
-func (c *call) plugDrive(v *vm, slot string, d drive) *Error {
+// plugDrive adds a drive to a running VM, also one that another VM has open.
+func (c *call) plugDrive(v *vm, slot string, d drive) {
 	c.n.mu.Lock()
 	defer c.n.mu.Unlock()
-	if v.run == nil || d.cdrom() {
-		return nil
+	if v.run != nil && !d.cdrom() {
+		v.run.disks[slot] = d.file
 	}
-	if v.run.disks[slot] != d.file && c.n.volumeInUse(v.node, d.file) {
-		return dief("adding drive failed: Failed to get \"write\" lock")
-	}
-	v.run.disks[slot] = d.file
-	return nil
 }

@@ -2,7 +2,6 @@ package pvenode
 
 import (
 	"regexp"
-	"strings"
 	"time"
 )
 
@@ -161,8 +160,8 @@ func (c *call) prepareBoot(v *vm) (Boot, *Error) {
 	return b, nil
 }
 
-// checkStart is what makes QEMU fail: a missing bridge, or a volume that
-// another VM has open.
+// checkStart is what makes QEMU fail: a missing bridge. A volume that another VM
+// has open does not: Proxmox VE's QEMU locks no images.
 func (c *call) checkStart(v *vm, b Boot) *Error {
 	n := c.n
 	n.mu.Lock()
@@ -180,14 +179,6 @@ func (c *call) checkStart(v *vm, b Boot) *Error {
 		c.say("bridge '%s' does not exist", br)
 		c.say("qemu-system-x86_64: -netdev type=tap,id=net%d,ifname=%s,script=/usr/libexec/qemu-server/pve-bridge,downscript=/usr/libexec/qemu-server/pve-bridgedown: network script /usr/libexec/qemu-server/pve-bridge failed with status 512", i, tap)
 		return dief("start failed: QEMU exited with code 1")
-	}
-	for _, slot := range sortedKeys(b.Disks) {
-		d := b.Disks[slot]
-		if !d.CDROM && n.volumeInUse(c.node, d.Volid) {
-			c.say("qemu-system-x86_64: -device scsi-hd,bus=virtioscsi1.0,channel=0,scsi-id=0,lun=%s,drive=drive-%s,id=%s: Failed to get \"write\" lock", strings.TrimLeft(slot, "abcdefghijklmnopqrstuvwxyz"), slot, slot)
-			c.say("Is another process using the image [%s]?", d.Path)
-			return dief("start failed: QEMU exited with code 1")
-		}
 	}
 	return nil
 }

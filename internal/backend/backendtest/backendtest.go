@@ -88,9 +88,8 @@ type Harness struct {
 	EgressCommand []string
 
 	// NoFrom is the code of the error of a Create from a snapshot, if the backend
-	// of this harness cannot copy snapshots; NoFromRunning, if it cannot while the
-	// sandbox that was saved runs.
-	NoFrom, NoFromRunning agentlab.Code
+	// of this harness cannot copy snapshots.
+	NoFrom agentlab.Code
 	// NewestOnly means that only the newest snapshot of a sandbox can be restored.
 	NewestOnly bool
 	// PresentSize means that a copy of a snapshot of a volume has the present size of

@@ -102,7 +102,7 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 
 	child := s.from(2, snap)
 	c := child.Ref()
-	if !s.createFrom(child, true) {
+	if !s.createFrom(child) {
 		s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
 		return
 	}
@@ -155,7 +155,7 @@ func (s *suite) forkKilled(ref backend.Ref) {
 	snap := s.save(ref, true)
 	child := s.from(4, snap)
 	c := child.Ref()
-	s.createFrom(child, true)
+	s.createFrom(child)
 	s.ok("DeleteSnapshot", s.saver().DeleteSnapshot(s.ctx(), snap))
 	s.ok("Start", s.d.Start(s.ctx(), c))
 	s.h.KillVM(s.T, c)
@@ -328,7 +328,7 @@ func (s *suite) restoreStopped(ref backend.Ref) {
 	s.wantPower(ref, backend.PowerStopped)
 	child := s.from(3, snap)
 	restored := []backend.Ref{ref}
-	if s.createFrom(child, false) {
+	if s.createFrom(child) {
 		restored = append(restored, child.Ref())
 	}
 	for _, r := range restored {

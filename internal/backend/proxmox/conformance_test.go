@@ -91,11 +91,8 @@ func harness(w *world) *backendtest.Harness {
 		})
 	}
 	h.PresentSize = true
-	switch w.storage {
-	case "zfspool":
+	if w.storage == "zfspool" {
 		h.NoFrom, h.NewestOnly = agentlab.CodeUnsupported, true
-	case "dir":
-		h.NoFromRunning = agentlab.CodeConflict
 	}
 	if w.shell {
 		h.Options["resources.cpulist"] = "0-1"

@@ -77,11 +77,11 @@ func withoutDigest(cfg pve.Config) pve.Config {
 	return cfg
 }
 
-// A storage that cannot copy a snapshot, or not while its VM runs, leaves nothing
-// behind, and another attempt may succeed.
+// A storage that cannot copy a snapshot leaves nothing behind. Another one copies it
+// also while its VM runs.
 func TestFromSnapshotRefused(t *testing.T) {
 	both(t, func(t *testing.T, shell bool) {
-		for storage, code := range map[string]agentlab.Code{"zfspool": agentlab.CodeUnsupported, "dir": agentlab.CodeConflict} {
+		for _, storage := range []string{"zfspool", "dir"} {
 			w := newWorld(t, worldConfig{shell: shell, storage: storage})
 			spec := w.running(t, 1)
 			w.saveSnapshot(t, spec, 1)
@@ -89,16 +89,16 @@ func TestFromSnapshotRefused(t *testing.T) {
 			copied.From = &ref
 			before := w.left(t)
 			err := w.driver.Create(t.Context(), copied)
-			wantCode(t, "Create on "+storage, err, code)
+			if storage == "dir" {
+				ok(t, "Create", err)
+				continue
+			}
+			wantCode(t, "Create on "+storage, err, agentlab.CodeUnsupported)
 			if agentlab.HintOf(err) == "" {
 				t.Error(err)
 			}
 			if left := w.left(t); !slices.Equal(left, before) {
 				t.Errorf("left: %q", left)
-			}
-			if storage == "dir" {
-				ok(t, "Stop", w.driver.Stop(t.Context(), spec.Ref(), 0))
-				ok(t, "Create", w.driver.Create(t.Context(), copied))
 			}
 		}
 	})

@@ -248,7 +248,7 @@ func (d *Driver) CloneVolumeSnapshot(ctx context.Context, snapshot backend.Volum
 		return backend.Volume{}, err
 	}
 	defer unlock()
-	out, err := d.make(ctx, uid, func() (*volume, error) {
+	return d.make(ctx, uid, func() (*volume, error) {
 		v, ho, err := d.withSnapshots(ctx, snapshot)
 		if err == nil {
 			_, err = d.wholeSaved(ctx, v, snapshot.UID)
@@ -261,11 +261,6 @@ func (d *Driver) CloneVolumeSnapshot(ctx context.Context, snapshot backend.Volum
 		}
 		return &volume{UID: uid, Node: v.Node, Storage: v.Storage, Source: &volumeSource{VMID: v.VMID, Snapshot: snapshotName(snapshot.UID)}}, nil
 	})
-	if agentlab.CodeOf(err) == agentlab.CodeConflict && strings.Contains(err.Error(), "clone failed") { // the file is open
-		err = agentlab.Errorf(agentlab.CodeUnsupported, "this storage cannot copy a snapshot of a volume while a VM that has the volume runs: %w", err).
-			WithHint("stop the sandbox, or detach the volume")
-	}
-	return out, err
 }
 
 // DeleteVolumeSnapshot implements backend.VolumeSnapshotter.

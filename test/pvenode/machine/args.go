@@ -158,7 +158,7 @@ func (s Spec) drives() []string {
 			continue
 		}
 		opts := props(s.Conf[slot])
-		drive := "file=" + d.File + ",if=none,id=drive-" + slot + ",format=" + d.Format
+		drive := "file=" + d.File + ",if=none,id=drive-" + slot + ",format=" + d.Format + ",file.locking=off" // the default of Proxmox VE's QEMU
 		if d.CDROM {
 			drive += ",media=cdrom,readonly=on"
 		} else {

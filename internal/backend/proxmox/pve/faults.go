@@ -88,8 +88,6 @@ var faults = []fault{
 	row(`(?i)no space left on device|out of space|insufficient free (space|extents)|not enough (free )?space|disk quota exceeded|insufficient suitable allocatable extents|free space in thin pool .* reached threshold`, agentlab.CodeNoSpace, hintSpace),
 
 	row(`[Cc]annot (allocate memory|set up guest memory)`, agentlab.CodeBusy, "the node has not enough free memory for this VM; stop other VMs or try again later"),
-	row(`Failed to get shared "write" lock`, agentlab.CodeConflict, "this storage cannot copy a snapshot of a running VM: stop the VM first"),
-	row(`Failed to get "write" lock`, agentlab.CodeBusy, "the volume is in use by another VM"),
 	row(`^KVM virtualisation configured, but not available`, agentlab.CodeUnavailable, "enable virtualization in the node's firmware, or nested virtualization on its host"),
 
 	// Not supported by this storage or this version.
