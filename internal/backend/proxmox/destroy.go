@@ -343,7 +343,7 @@ func (d *Driver) taskSucceeded(ctx context.Context, upid string) (bool, error) {
 func (d *Driver) unlock(ctx context.Context, node string, vmid int, lock string) error {
 	if lock == "backup" {
 		return agentlab.Errorf(agentlab.CodeBusy, "VM %d is locked (backup)", vmid).
-			WithHint("the VM is destroyed when the backup has ended; if no backup is running, run on node %s: qm unlock %d", node, vmid)
+			WithHint("try again when the backup has ended; if no backup is running, run on node %s: qm unlock %d", node, vmid)
 	}
 	tasks, err := d.pve.Tasks(ctx, node, pve.TaskFilter{VMID: vmid, Running: true, Limit: 50})
 	if err != nil {

@@ -2,7 +2,9 @@ package proxmox
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -296,4 +298,41 @@ func TestDetachOfDeletedVM(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Proxmox VE starts two VMs with one disk. A volume is neither attached to a sandbox nor
+// started with it while its holder runs, or another VM that was not started by AgentLab.
+func TestVolumeUsedElsewhere(t *testing.T) {
+	both(t, func(t *testing.T, shell bool) {
+		w := newWorld(t, worldConfig{shell: shell, admin: true})
+		d, ctx, sb, back := w.driver, t.Context(), w.create(t, 1), w.create(t, 2)
+		v, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: testUID(1), SizeGB: 1})
+		ok(t, "CreateVolume", err)
+		holder, err := strconv.Atoi(v.Ref.Handle)
+		ok(t, "handle", err)
+		drive := "local-zfs:vm-" + v.Ref.Handle + "-disk-0,size=1G"
+		w.node.AddForeignVM(t, 1990, "other", false, map[string]string{"scsi3": drive})
+		w.node.Edit(back.VMID, map[string]string{volumeSlot: drive})
+		power := func(vmid int, what string) {
+			t.Helper()
+			ok(t, what, w.admin(t, pve.Post, w.vmPath(vmid)+"/status/"+what, nil))
+		}
+		others := []int{holder, 1990, back.VMID}
+		refused := func(what string, try func() error) {
+			t.Helper()
+			for _, vmid := range others {
+				power(vmid, "start")
+				err := try()
+				wantCode(t, what, err, agentlab.CodeConflict)
+				if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("VM %d runs", vmid)) || !strings.Contains(agentlab.HintOf(err), fmt.Sprintf("qm stop %d", vmid)) {
+					t.Errorf("%s: %v, hint %q", what, err, agentlab.HintOf(err))
+				}
+				power(vmid, "stop")
+			}
+		}
+		refused("AttachVolume", func() error { return d.AttachVolume(ctx, sb.Ref(), v.Ref) })
+		ok(t, "AttachVolume", d.AttachVolume(ctx, sb.Ref(), v.Ref))
+		refused("Start", func() error { return d.Start(ctx, sb.Ref()) })
+		ok(t, "Start", d.Start(ctx, sb.Ref()))
+	})
 }

@@ -76,6 +76,70 @@ func volumeDrive(ho holder) string {
 	return ho.volid + ",backup=0,discard=on,serial=" + backend.VolumeSerial
 }
 
+// diskUnused returns an error if a VM other than that of the sandbox uses a volume, as
+// far as its node shows: Proxmox VE starts two VMs with one disk, and both write to it.
+// A sandbox that this driver started has what its state says. Other VMs in the range
+// of numbers can have anything; those outside of it are not AgentLab's to read.
+func (d *Driver) diskUnused(ctx context.Context, h *handle, v *volume, ho holder) error {
+	if err := d.freeHolder(ctx, v, ho); err != nil {
+		return err
+	}
+	vms, err := d.listed(ctx)
+	if err != nil {
+		return err
+	}
+	if vms[v.Node] == nil { // a user migrated the holder
+		st, err := d.pve.Status(ctx, v.Node, v.VMID)
+		if err == nil && st.Running() {
+			err = volumeUsed(v, v.VMID, v.Node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	handles, err := d.handles()
+	if err != nil {
+		return err
+	}
+	for node, list := range vms {
+		for _, vm := range list {
+			n := int(vm.VMID)
+			started := slices.ContainsFunc(handles, func(k *handle) bool {
+				return k.id().VMID == n && k.Phase == phaseCreated && k.Power != powerOff
+			})
+			if vm.Status == "stopped" || !d.inRange(n) || started || n == h.id().VMID {
+				continue
+			}
+			if n != v.VMID {
+				cfg, err := d.pve.CurrentConfig(ctx, node, n)
+				if code := agentlab.CodeOf(err); code == agentlab.CodeNotFound || code == agentlab.CodeDenied || err == nil && !uses(cfg, v.VMID) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return volumeUsed(v, n, node)
+		}
+	}
+	return nil
+}
+
+func volumeUsed(v *volume, vmid int, node string) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "VM %d runs, and has the disk of volume %s", vmid, v.UID).
+		WithHint("stop it on node %s: qm stop %d", node, vmid)
+}
+
+// uses reports whether a configuration has a disk of another VM as a drive.
+func uses(cfg pve.Config, owner int) bool {
+	for key, value := range cfg {
+		if volid := firstProp(value); driveOption.MatchString(key) && !unusedOption.MatchString(key) && volid != "" && volumeOwner(volid) == owner {
+			return true
+		}
+	}
+	return false
+}
+
 // plug gives the VM of a sandbox that does not run the disk of its volume.
 func (d *Driver) plug(ctx context.Context, h *handle, cfg pve.Config, ho holder) error {
 	if sameOption(volumeSlot, cfg[volumeSlot], volumeDrive(ho)) {
@@ -98,6 +162,9 @@ func (d *Driver) replug(ctx context.Context, h *handle, s lookupResult) (lookupR
 	if !ho.ours || ho.volid == "" {
 		return s, agentlab.Errorf(agentlab.CodeUnavailable, "VM %d, which has volume %s of sandbox %d, has lost its mark or its disk", v.VMID, v.UID, h.Spec.VMID).
 			WithHint("detach the volume")
+	}
+	if err := d.diskUnused(ctx, h, v, ho); err != nil {
+		return s, err
 	}
 	if err := d.plug(ctx, h, s.cfg, ho); err != nil {
 		return s, err
@@ -146,6 +213,9 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, volume backe
 		}
 	}
 	if err := d.mustBeOff(ctx, h, "attached"); err != nil {
+		return err
+	}
+	if err := d.diskUnused(ctx, h, v, ho); err != nil {
 		return err
 	}
 	v.Attached = &attachment{UID: h.Spec.UID, VMID: h.id().VMID, Created: h.Created}
@@ -220,9 +290,7 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, volume backe
 	defer unlock()
 	h, s, err := d.createdVM(ctx, ref)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-		d.log.Warn("the VM of a sandbox no longer exists; its volume is detached", "uid", ref.UID, "volume", v.UID)
-		v.Attached = nil
-		return d.saveVolume(v)
+		return d.detachAbsent(ctx, ref, v)
 	}
 	if err != nil {
 		return err
@@ -236,6 +304,21 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, volume backe
 		}
 	}
 	d.at("volume detached")
+	v.Attached = nil
+	return d.saveVolume(v)
+}
+
+// detachAbsent detaches a volume from a sandbox whose VM no longer exists. If a user
+// restores and starts the VM, it does not count as started by this driver.
+func (d *Driver) detachAbsent(ctx context.Context, ref backend.Ref, v *volume) error {
+	h, err := d.handleOf(ctx, ref)
+	if err == nil {
+		err = d.setPower(h, powerOff)
+	}
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		return err
+	}
+	d.log.Warn("the VM of a sandbox no longer exists; its volume is detached", "uid", ref.UID, "volume", v.UID)
 	v.Attached = nil
 	return d.saveVolume(v)
 }
