@@ -305,6 +305,7 @@ type runtimeState struct {
 	paused         string        // why its guest's CPUs are paused; "" if they are not
 	elsewhere      string        // its backend, if that is not the configured one
 	snapshotsDone  bool          // its snapshots need nothing from its step
+	saveWaits      string        // UID of a snapshot that waits, and why, as the last event has it
 	restored       string        // UID of the snapshot to which this process has restored it
 	awaited        string        // ID of the workspace that its step waits for
 	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows

@@ -367,13 +367,11 @@ func originOf(snap agentlab.Snapshot) agentlab.Origin {
 // saved, cause is why, and reason its redacted text.
 func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Event {
 	data := map[string]any{"snapshot": n.UID, "name": n.Name, "state": n.State, "keep": n.Keep}
-	what := "snapshot " + n.Name
+	what := snapshotName(n)
 	switch {
 	case n.Setup.Key != "":
-		what = "the snapshot after setup"
 		data["setup"] = true
 	case n.Kind == agentlab.SnapshotFork:
-		what = "the snapshot for a fork"
 		data["fork"] = true
 	}
 	text := fmt.Sprintf("%s of sandbox %s is %s", what, n.SandboxName, n.State)
@@ -385,4 +383,15 @@ func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Eve
 		refused(data, reason, cause, agentlab.HintOf(cause))
 	}
 	return agentlab.NewEvent(agentlab.EventSandboxSnapshot, data, "%s", text).About(n.VMID, "")
+}
+
+// snapshotName is how events name a snapshot.
+func snapshotName(n agentlab.Snapshot) string {
+	switch {
+	case n.Setup.Key != "":
+		return "the snapshot after setup"
+	case n.Kind == agentlab.SnapshotFork:
+		return "the snapshot for a fork"
+	}
+	return "snapshot " + n.Name
 }

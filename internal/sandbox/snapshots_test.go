@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -561,7 +562,11 @@ func TestSnapshotFails(t *testing.T) {
 		if got.State != agentlab.SandboxReady || got.Desired != agentlab.DesiredRunning || w.power(got) != backend.PowerRunning {
 			t.Errorf("%+v, power %s", got, w.power(got))
 		}
-		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 3, Err: agentlab.Errorf(agentlab.CodeBusy, "locked")})
+		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 3, Err: agentlab.Errorf(agentlab.CodeBusy, "locked").WithHint("unlock it")})
 		w.save(sb, "later", false)
+		waits := slices.DeleteFunc(w.events(agentlab.EventSandboxSnapshot), func(e agentlab.Event) bool { return !strings.Contains(e.Message, "waits: ") })
+		if len(waits) != 1 || !strings.Contains(waits[0].Message, "snapshot later of sandbox play waits: ") || !strings.Contains(waits[0].Message, "locked") || !strings.Contains(waits[0].Message, "unlock it") {
+			t.Errorf("while it is locked: %+v", waits)
+		}
 	})
 }

@@ -79,6 +79,9 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 	}
 	switch {
 	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.clock().Sub(snap.CreatedAt) < snapshotPatience):
+		if ctx.Err() == nil {
+			s.saveWaits(ctx, sb, snap, err)
+		}
 		return err
 	case err != nil:
 		if err := s.saveFailed(ctx, sb, snap, err); err != nil {
@@ -86,6 +89,24 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 		}
 	}
 	return s.wakeFrom(ctx, snap)
+}
+
+// saveWaits writes an event with the reason for which a snapshot is not saved yet, unless
+// the last one had it. Clients wait for the snapshot and print it.
+func (s *Service) saveWaits(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot, cause error) {
+	reason, told := s.redactReason(ctx, sb, agentlab.TextWithHint(cause)), false
+	s.withState(sb.VMID, func(m *runtimeState) {
+		now := snap.UID + " " + reason
+		told, m.saveWaits = m.saveWaits == now, now
+	})
+	if told {
+		return
+	}
+	e := event(agentlab.EventSandboxSnapshot, sb, map[string]any{"snapshot": snap.UID, "name": snap.Name, "waiting": reason},
+		"%s of sandbox %s waits: %s", snapshotName(snap), sb.Name, reason)
+	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
+		s.log.Warn("the reason why a snapshot waits was not stored", "vmid", sb.VMID, "snapshot", snap.UID, "err", err)
+	}
 }
 
 // callSave saves a sandbox. A change of its network policy interrupts it, because
