@@ -80,6 +80,9 @@ func TestByteSizeAndDurations(t *testing.T) {
 			t.Errorf("byteSize(%d) = %q, want %q", n, got, want)
 		}
 	}
+	if got := usedBytes(0); got != "-" {
+		t.Errorf("a size that is not known is %q", got)
+	}
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s",
 		2*time.Hour + 3*time.Minute: "2h03m", 50 * time.Hour: "2d2h",

@@ -132,7 +132,7 @@ func (a *App) snapshotListCmd() *cobra.Command {
 		return a.emit(list, func() error {
 			t := newTable(a.Stdout, "SANDBOX", "VMID", "NAME", "STATE", "MEMORY", "SIZE", "KEEP", "AGE")
 			for _, n := range list.Items {
-				t.row(n.SandboxName, n.SandboxVMID, n.Name, n.State, yesNo(n.Memory), byteSize(n.Bytes), yesNo(n.Keep), a.age(n.CreatedAt))
+				t.row(n.SandboxName, n.SandboxVMID, n.Name, n.State, yesNo(n.Memory), usedBytes(n.Bytes), yesNo(n.Keep), a.age(n.CreatedAt))
 			}
 			return t.flush()
 		})
