@@ -229,9 +229,11 @@ type world struct {
 	next chan struct{}    // closed after the next commit
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldOn(t, fake.Config{BootDelay: 2 * time.Second}) }
+
+func newWorldOn(t *testing.T, backend fake.Config) *world {
 	t.Helper()
-	host, err := fake.NewHost(fake.Config{BootDelay: 2 * time.Second})
+	host, err := fake.NewHost(backend)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,6 +63,9 @@ func (s *Service) Release(ctx context.Context, idOrName string, force bool) (age
 	if stale, err := s.endStale(ctx, v, l); stale || err != nil {
 		return l, err
 	}
+	if err := s.mayDetach(ctx, v, l); err != nil {
+		return none, err
+	}
 	return s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
 		if l.Release == agentlab.ReleaseForced || l.Release == agentlab.ReleaseClean && !force {
 			return nil
@@ -75,6 +78,20 @@ func (s *Service) Release(ctx context.Context, idOrName string, force bool) (age
 		e.SandboxVMID = l.VMID
 		return []agentlab.Event{e}
 	})
+}
+
+// mayDetach returns an error if the backend cannot take a workspace from the VM of its
+// sandbox now. The end of a job that needs the workspace powers its VM off.
+func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) error {
+	if s.cfg.Driver.Info().Capabilities.VolumeHotplug {
+		return nil
+	}
+	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	if err != nil || !sb.State.HasVM() || sb.JobID != "" && sb.State.CanBecome(agentlab.SandboxFailed) && sb.State != agentlab.SandboxCompleted {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s is %s, and backend %s detaches workspaces from stopped sandboxes only", sb.Name, sb.State, sb.Backend).
+		WithHint("stop it first: agentlab sandbox stop %s; then: agentlab workspace detach %s", sb.Name, v.Name)
 }
 
 // endStale ends a lease whose sandbox does not exist, if the backend has proven that
