@@ -218,9 +218,13 @@ func (s *Service) checkOne(ctx context.Context, v agentlab.Workspace, c comparis
 }
 
 func unknownFinding(uid string, vol backend.Volume) backend.Finding {
+	what := fmt.Sprintf("a volume of %d GiB", vol.SizeGB)
+	if vol.Partial {
+		what = "a partial volume (" + vol.Reason + ")"
+	}
 	return backend.Finding{
 		Name: "volume " + uid, Level: backend.LevelWarn,
-		Detail: fmt.Sprintf("the backend has a volume of %d GiB that is not in the database; it is not changed", vol.SizeGB),
+		Detail: "the backend has " + what + " that is not in the database; it is not changed",
 		Remedy: "restore a backup of the database that has it (agentlab db list), or delete it on the backend",
 	}
 }

@@ -132,7 +132,7 @@ func (d *Driver) view(ctx context.Context, v *volume) (backend.Volume, error) {
 		out.Reason = "the restoration of a snapshot was interrupted"
 		return out, nil
 	case v.Phase == volumeDeleting:
-		out.Reason = "its creation or deletion was interrupted"
+		out.Reason = "its creation or deletion was interrupted: VM " + strconv.Itoa(v.VMID)
 		return out, nil
 	case v.Phase == volumeMaking:
 		out.Reason = "its creation was interrupted"

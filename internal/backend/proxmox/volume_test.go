@@ -245,7 +245,7 @@ func TestHoldersOfEarlierVersions(t *testing.T) {
 		all, err := d.ListVolumes(ctx)
 		ok(t, "ListVolumes", err)
 		i := slices.IndexFunc(all, func(v backend.Volume) bool { return v.Ref.UID == uid })
-		if len(all) != 2 || i < 0 || !all[i].Partial {
+		if len(all) != 2 || i < 0 || !all[i].Partial || !strings.Contains(all[i].Reason, "VM 199") {
 			t.Fatalf("volumes are %+v", all)
 		}
 		ok(t, "DeleteVolume", d.DeleteVolume(ctx, backend.VolumeRef{UID: uid}))
