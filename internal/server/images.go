@@ -54,7 +54,7 @@ type buildImageInput struct{ Body api.ImageBuild }
 
 // buildImage builds an image. The build that a job waits for is another one, run
 // by the daemon.
-func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.StreamResponse, error) {
+func (s *Server) buildImage(ctx context.Context, in *buildImageInput) (*huma.StreamResponse, error) {
 	b := in.Body
 	if b.Name == "" {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "it is empty").WithField("name")
@@ -62,6 +62,9 @@ func (s *Server) buildImage(_ context.Context, in *buildImageInput) (*huma.Strea
 	if b.Sandbox != "" {
 		if b.Recipe != "" || b.Force {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "an image of a sandbox has no recipe").WithField("sandbox")
+		}
+		if err := requireVerb(ctx, verbCopySandboxes, AccessAdmin); err != nil {
+			return nil, err
 		}
 		return s.withProgress("image of sandbox "+b.Sandbox, func(ctx context.Context, progress func(string)) (any, error) {
 			made, err := s.commitImage(ctx, b, progress)

@@ -40,6 +40,7 @@ func (s *Server) validateJob(ctx context.Context, in *createJobInput) (none, err
 }
 
 // jobRequest converts a request for a job, and completes it if the job is for a session.
+// It rejects a token that may not use what the request names.
 func (s *Server) jobRequest(ctx context.Context, j api.JobCreate) (agentlab.JobRequest, error) {
 	var wait time.Duration
 	if j.Session != "" && j.Workspace == "" { // its workspace is that of the session
@@ -49,13 +50,22 @@ func (s *Server) jobRequest(ctx context.Context, j api.JobCreate) (agentlab.JobR
 	if err == nil && r.Setup != nil {
 		r.Setup.Owner = callerOf(ctx).name()
 	}
-	if err != nil || j.Session == "" {
+	if err != nil {
+		return r, err
+	}
+	if j.Session == "" {
+		return r, s.mayRunJob(ctx, r)
+	}
+	if err := requireVerb(ctx, verbUseSession, AccessWrite); err != nil {
 		return r, err
 	}
 	if wait > 0 {
 		r.Workspace = &agentlab.WorkspaceSelection{Wait: wait}
 	}
-	return s.cfg.Services.Sessions.ForJob(ctx, j.Session, r)
+	if r, err = s.cfg.Services.Sessions.ForJob(ctx, j.Session, r); err != nil {
+		return r, err
+	}
+	return r, s.mayRunJob(ctx, r)
 }
 
 type listJobsInput struct {

@@ -24,8 +24,8 @@ func (s *Server) createSandbox(ctx context.Context, in *createSandboxInput) (api
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	if t := callerOf(ctx).token; r.Job != nil && t != nil && !t.May(verbRunJobs) {
-		return api.Sandbox{}, needsVerb(verbRunJobs, AccessWrite)
+	if err := s.mayCreateSandbox(ctx, r); err != nil {
+		return api.Sandbox{}, err
 	}
 	create := s.cfg.Services.Sandboxes.Create
 	if r.Job != nil {

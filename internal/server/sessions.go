@@ -75,6 +75,14 @@ func (s *Server) createSession(ctx context.Context, in *createSessionInput) (api
 			r.Workspace = *sel
 		}
 	}
+	if r.Workspace.Workspace != "" {
+		if err := requireVerb(ctx, verbUseWorkspace, AccessWrite); err != nil {
+			return api.Session{}, err
+		}
+	}
+	if err := s.mayUseProfile(ctx, r.Profile); err != nil {
+		return api.Session{}, err
+	}
 	v, err := s.cfg.Services.Sessions.Create(ctx, r)
 	return s.toSession(ctx, v, err)
 }
@@ -119,7 +127,11 @@ func (s *Server) resumeSession(ctx context.Context, in *resumeSessionInput) (api
 	if in.Body != nil {
 		r = *in.Body
 	}
-	sb, err := s.cfg.Services.Sessions.Resume(ctx, in.Session, minutes(r.TTLMinutes), r.Keepalive)
+	id, err := s.mayUseSession(ctx, in.Session)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	sb, err := s.cfg.Services.Sessions.Resume(ctx, id, minutes(r.TTLMinutes), r.Keepalive)
 	return toSandbox(sb), err
 }
 
@@ -139,7 +151,11 @@ type forkSessionInput struct {
 }
 
 func (s *Server) forkSession(ctx context.Context, in *forkSessionInput) (api.Session, error) {
-	v, err := s.cfg.Services.Sessions.Fork(ctx, in.Session, in.Body.Name, in.Body.FromSnapshot)
+	id, err := s.mayUseSession(ctx, in.Session)
+	if err != nil {
+		return api.Session{}, err
+	}
+	v, err := s.cfg.Services.Sessions.Fork(ctx, id, in.Body.Name, in.Body.FromSnapshot)
 	return s.toSession(ctx, v, err)
 }
 

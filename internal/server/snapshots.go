@@ -75,6 +75,9 @@ func (s *Server) forkSandbox(ctx context.Context, in *forkSandboxInput) ([]api.S
 	if err != nil {
 		return nil, err
 	}
+	if err := s.mayUseProfile(ctx, sb.Profile); err != nil {
+		return nil, err
+	}
 	made, err := s.cfg.Services.Sandboxes.Fork(ctx, sb.VMID, agentlab.ForkRequest{
 		Count: in.Body.Count, NamePrefix: in.Body.NamePrefix, TTL: minutes(in.Body.TTLMinutes),
 	})
