@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
@@ -179,11 +180,17 @@ func newSSHKey() (ssh.PublicKey, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	block, err := ssh.MarshalPrivateKey(priv, "agentlab")
+	private, err := sshPrivateFile(priv)
+	return public, private, err
+}
+
+// sshPrivateFile returns a private key as a file for ssh.
+func sshPrivateFile(key crypto.PrivateKey) ([]byte, error) {
+	block, err := ssh.MarshalPrivateKey(key, "agentlab")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return public, pem.EncodeToMemory(block), nil
+	return pem.EncodeToMemory(block), nil
 }
 
 // authorizeSSH permits new connections with a key for sshKeySeconds. A user of ""

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -45,7 +48,8 @@ func newSSHFiles() (sshFiles, error) {
 }
 
 func (f sshFiles) config() string             { return filepath.Join(f.dir, "config") }
-func (f sshFiles) key() string                { return filepath.Join(f.dir, "key") }
+func (f sshFiles) key() string                { return filepath.Join(f.dir, "identity") }
+func (f sshFiles) oldKey() string             { return filepath.Join(f.dir, "key") } // of earlier versions
 func (f sshFiles) hosts() string              { return filepath.Join(f.dir, "known_hosts") }
 func (f sshFiles) hostsOf(host string) string { return filepath.Join(f.hosts(), host) }
 
@@ -65,7 +69,8 @@ func (a *App) sshConfigCmd() *cobra.Command {
 		Long: `Print a configuration of OpenSSH with which ssh, scp, rsync and editors reach every
 session and sandbox as NAME` + sshSuffix + `. Each connection goes through the daemon, which
 authorizes a key of AgentLab for it and gives the host key. No port is opened, and your
-keys and agent are not used. See docs/editors.md.
+keys and agent are not used. A connection is refused if ~/.ssh/config has forwards or
+SendEnv for it, as below Host *. See docs/editors.md.
 
 With --install, write it to a file and add an Include of that file to ~/.ssh/config, after
 a question. With --uninstall, remove both.`,
@@ -103,8 +108,14 @@ a question. With --uninstall, remove both.`,
 	return cmd
 }
 
+// sshKeyType is the only type of key that the configuration permits. OpenSSH adds the keys
+// and certificates that the user has for all hosts to ours: it offers none of another type,
+// so that a sandbox does not even see the public ones. Few people have keys of this type.
+const sshKeyType = "ecdsa-sha2-nistp384"
+
 // sshConfig returns the configuration. It sets everything with which a value of the user
-// for all hosts could give the guest access to this machine: the first value counts.
+// for all hosts could give the guest access to this machine: the first value counts. For
+// options that OpenSSH adds up instead, see checkSSHOptions and sshKeyType.
 func (a *App) sshConfig(f sshFiles) (string, error) {
 	proxy, err := a.sshProxy()
 	if err != nil {
@@ -130,6 +141,8 @@ Host *%s "!*'*"
 	IdentityAgent none
 	AddKeysToAgent no
 	PubkeyAuthentication yes
+	PubkeyAcceptedKeyTypes %s
+	PKCS11Provider none
 	PreferredAuthentications publickey
 	PasswordAuthentication no
 	KbdInteractiveAuthentication no
@@ -139,9 +152,11 @@ Host *%s "!*'*"
 	ForwardX11 no
 	Tunnel no
 	PermitLocalCommand no
+	RemoteCommand none
+	SetEnv AGENTLAB=1
 	ControlMaster no
 	ControlPath none
-`, sshSuffix, proxy, sshQuote(f.key()), sshQuote(f.hostsOf("%n"))), nil
+`, sshSuffix, proxy, sshQuote(f.key()), sshQuote(f.hostsOf("%n")), sshKeyType), nil
 }
 
 // sshProxy returns the start of the ProxyCommand, a command of a shell: it selects the
@@ -199,6 +214,9 @@ func (a *App) installSSH(f sshFiles, yes bool) error {
 		return err
 	}
 	if err := durable.Replace(f.config(), []byte(text), durable.Content); err != nil {
+		return err
+	}
+	if err := os.Remove(f.oldKey()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if included {
@@ -264,7 +282,11 @@ func (f sshFiles) makeKey() error {
 	if _, err := os.Lstat(f.key()); err == nil {
 		return nil
 	}
-	_, private, err := newSSHKey()
+	key, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	private, err := sshPrivateFile(key)
 	if err != nil {
 		return err
 	}
@@ -277,6 +299,9 @@ func (f sshFiles) makeKey() error {
 // publicKey returns the public part of the key.
 func (f sshFiles) publicKey() (ssh.PublicKey, error) {
 	text, err := readPrivate(f.key())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the configuration of OpenSSH for sandboxes is that of an earlier version").WithHint("agentlab ssh-config --install")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -306,6 +331,9 @@ func (a *App) sshProxyCmd() *cobra.Command {
 			name := strings.TrimSuffix(args[0], sshSuffix)
 			if name == "" || strings.ContainsAny(args[0], "/\\") || strings.HasPrefix(args[0], ".") {
 				return usageErrorf("%q is not a name of a sandbox", args[0])
+			}
+			if err := checkSSHOptions(ctx, args[0], parentArgs()); err != nil {
+				return err
 			}
 			f, err := newSSHFiles()
 			if err != nil {
