@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -224,12 +225,15 @@ func TestServerSentEvents(t *testing.T) {
 	}
 }
 
-// A port that another program uses is not taken: a free one leads to the guest.
+// A port that another program uses is not taken: a free one leads to the guest. The
+// program sees no connection, because the guest chooses the port.
 func TestOccupiedPort(t *testing.T) {
-	for _, host := range []string{"127.0.0.1", "[::1]", "0.0.0.0"} {
-		l, err := net.Listen("tcp", host+":0")
+	for _, at := range []struct{ network, host string }{
+		{"tcp", "127.0.0.1"}, {"tcp", "[::1]"}, {"tcp4", "0.0.0.0"}, {"tcp", "[::]"}, {"tcp6", "[::]"},
+	} {
+		l, err := net.Listen(at.network, at.host+":0")
 		if err != nil {
-			t.Skipf("no address %s: %v", host, err)
+			t.Skipf("no address %v: %v", at, err)
 		}
 		defer l.Close()
 		port := uint16(l.Addr().(*net.TCPAddr).Port)
@@ -238,12 +242,40 @@ func TestOccupiedPort(t *testing.T) {
 		w.serve(1001, guestapi.Listener{Port: port}, say("shop"))
 		p := w.served(1001, port)
 		if p.HostPort == port || p.HostPort < 1024 || p.Problem == "" {
-			t.Errorf("%s: %+v", host, p)
+			t.Errorf("%v: %+v", at, p)
 		}
 		if _, body := w.get(p.URL); !strings.Contains(body, fmt.Sprintf("host=shop.sandbox.localhost:%d ", p.HostPort)) {
-			t.Errorf("%s: %s", host, body)
+			t.Errorf("%v: %s", at, body)
+		}
+		if conn := waiting(t, l); conn != nil {
+			t.Errorf("%v: a connection from %s", at, conn.RemoteAddr())
 		}
 	}
+}
+
+// waiting returns a connection in the queue of a listener, nil if there is none.
+func waiting(t *testing.T, l net.Listener) net.Conn {
+	t.Helper()
+	raw, err := l.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	queued := false
+	if err := raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a small number
+		queued = err == nil && n > 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !queued {
+		return nil
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	return conn
 }
 
 // A guest gets no privileged port, and only a limited number of ports.

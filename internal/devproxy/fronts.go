@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"syscall"
@@ -22,8 +21,6 @@ const (
 	firstPort = 1024
 	// maxConns is the maximum number of connections to one address of a port.
 	maxConns = 512
-	// answerTimeout is how long another program may take to accept a connection.
-	answerTimeout = 100 * time.Millisecond
 )
 
 // front is a port of this machine for one port of guests.
@@ -152,11 +149,10 @@ func (s *Service) open(ctx context.Context, guest uint16) {
 }
 
 // listen opens a port on both loopback addresses, or on 127.0.0.1 if there is no IPv6. A
-// port that is in use on one of them is in use: a browser tries both. Port 0 is any.
+// port that is in use on one of them is in use: a browser tries both. Port 0 is any. Linux
+// refuses a socket beside one that listens on all addresses, too. It does not try to
+// connect: a guest chooses the port, and would make the daemon connect to any program.
 func listen(ctx context.Context, port uint16) ([]net.Listener, uint16, error) {
-	if port != 0 && answers(ctx, port) {
-		return nil, 0, fmt.Errorf("port %d is in use", port)
-	}
 	var lc net.ListenConfig
 	l4, err := lc.Listen(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if err != nil {
@@ -176,20 +172,4 @@ func listen(ctx context.Context, port uint16) ([]net.Listener, uint16, error) {
 	}
 	_ = l4.Close()
 	return nil, 0, err
-}
-
-// answers reports whether something listens on a port of this machine. Some systems
-// allow a socket on 127.0.0.1 beside one on all addresses.
-func answers(ctx context.Context, port uint16) bool {
-	d := net.Dialer{Timeout: answerTimeout}
-	for _, host := range []string{"127.0.0.1", "::1"} {
-		c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
-		if err == nil {
-			_ = c.Close()
-		}
-		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) { // or its queue is full
-			return true
-		}
-	}
-	return false
 }
