@@ -134,6 +134,9 @@ func TestRequestsOfOtherSandboxes(t *testing.T) {
 		{"GET", "Sec-Fetch-Site same-site Sec-Fetch-Mode navigate Referer http://evil.sandbox.localhost:3000/", 200},
 		{"GET", "Origin https://app.example Sec-Fetch-Site cross-site", 200},
 		{"GET", "Sec-Fetch-Site none Sec-Fetch-Mode navigate", 200},
+		{"GET", "Referer http://evil.sandbox.localhost:3000/ Cookie a=b", 403}, // an old browser
+		{"GET", "Referer http://shop.sandbox.localhost:3000/ Cookie a=b", 200},
+		{"GET", "Cookie a=b", 200}, // a program
 	} {
 		if resp, body := w.do(browser(t, false), tc.method, shop+"/", strings.Fields(tc.header)...); resp.StatusCode != tc.want {
 			t.Errorf("%s %s got %d %s, want %d", tc.method, tc.header, resp.StatusCode, body, tc.want)

@@ -102,6 +102,51 @@ func TestNamesBelowLocal(t *testing.T) {
 	}
 }
 
+// Browsers send no Sec-Fetch headers to names below sandbox.local. A request that can be
+// that of a page of another sandbox gets to the name below localhost, or is refused.
+func TestRequestsBelowLocal(t *testing.T) {
+	w := newWorld(t, "")
+	port := freePort(t)
+	w.add(1001, "shop")
+	w.serve(1001, guestapi.Listener{Port: port, Worktree: "fix"}, say("shop"))
+	w.served(1001, port)
+	if _, err := w.s.SetDNS(true); err != nil {
+		t.Fatal(err)
+	}
+	const own, evil, browserName = "http://fix.shop.sandbox.local:1/", "http://evil.sandbox.local:3000/", "Mozilla/5.0"
+	here := fmt.Sprintf("http://fix.shop.sandbox.local:%d//a?b=c%%2f", port)
+	there := fmt.Sprintf("http://fix.shop.sandbox.localhost:%d//a?b=c%%2f", port)
+	for _, tc := range []struct {
+		method string
+		header []string
+		want   int
+	}{
+		{"GET", nil, 200}, // a program
+		{"POST", nil, 200},
+		{"GET", []string{"Cookie", "a=b"}, 307},
+		{"HEAD", []string{"Cookie", "a=b"}, 307},
+		{"GET", []string{"Authorization", "Basic YTpi"}, 307},
+		{"GET", []string{"Cookie", "a=b", "Referer", evil}, 307},
+		{"GET", []string{"Cookie", "a=b", "Origin", "null"}, 307},
+		{"GET", []string{"User-Agent", browserName}, 307},
+		{"GET", []string{"User-Agent", browserName, "Referer", evil}, 307},
+		{"POST", []string{"Cookie", "a=b"}, 403},
+		{"POST", []string{"Cookie", "a=b", "Origin", "null"}, 403},
+		{"POST", []string{"Cookie", "a=b", "Origin", "null", "Referer", evil}, 403},
+		{"GET", []string{"Cookie", "a=b", "Connection", "Upgrade", "Upgrade", "websocket"}, 403},
+		{"GET", []string{"Referer", evil}, 403},
+		{"GET", []string{"Cookie", "a=b", "Origin", strings.TrimSuffix(evil, "/")}, 403},
+		{"GET", []string{"Cookie", "a=b", "User-Agent", browserName, "Referer", own}, 200},
+		{"POST", []string{"Cookie", "a=b", "User-Agent", browserName, "Origin", strings.TrimSuffix(own, "/")}, 200},
+		{"POST", []string{"Cookie", "a=b", "User-Agent", browserName, "Origin", "https://app.example"}, 200},
+	} {
+		resp, body := w.do(browser(t, false), tc.method, here, tc.header...)
+		if resp.StatusCode != tc.want || tc.want == 307 && resp.Header.Get("Location") != there {
+			t.Errorf("%s %q: %d %s %s, want %d", tc.method, tc.header, resp.StatusCode, resp.Header.Get("Location"), body, tc.want)
+		}
+	}
+}
+
 func TestDNSWithoutPorts(t *testing.T) {
 	s := New(Config{Off: true, Logger: slog.New(slog.DiscardHandler)})
 	if err := s.Run(t.Context()); err != nil {

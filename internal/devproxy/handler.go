@@ -60,6 +60,17 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	t, refused := s.route(f, r.Host)
+	if refused == nil && t.local != "" && s.unjudged(r, t.project) {
+		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
+			w.Header().Set("Cache-Control", "no-store")
+			http.Redirect(w, r, "http://"+t.host+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+			return
+		}
+		refused = &page{
+			Status: http.StatusForbidden, Title: "Request without an origin",
+			Text: "Browsers do not say which page sends this request to a name below " + DNSDomain + ". Use http://" + t.host + "/ instead.",
+		}
+	}
 	if refused == nil && s.foreign(r, t.project) {
 		refused = &page{Status: http.StatusForbidden, Title: "Request from another sandbox", Text: "A page of one sandbox must not send requests to another sandbox."}
 	}
@@ -113,21 +124,38 @@ func (s *Service) route(f *front, hostport string) (target, *page) {
 	return t, nil
 }
 
+// unjudged reports whether a request to a name below DNSDomain can be that of a page of any
+// sandbox, in the name of the user: browsers send Sec-Fetch headers only to https and to
+// names below localhost. Such a request has cookies or credentials, or opens a page, whose
+// cookies would come next: it gets the name below localhost. A page can neither set the
+// User-Agent or the Referer of a request without Origin.
+func (s *Service) unjudged(r *http.Request, p *project) bool {
+	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") != "" || origin != "" && origin != "null" {
+		return false
+	}
+	if from, known := s.projectOf(r.Header.Get("Referer")); known && from == p.label {
+		return false
+	}
+	return r.Header.Get("Cookie") != "" || r.Header.Get("Authorization") != "" || strings.HasPrefix(r.UserAgent(), "Mozilla/")
+}
+
 // foreign reports whether a page of another sandbox sends a request in the name of the
 // user. To a browser all names below localhostDomain are one site, so that its own protection,
 // and cookies with SameSite, do not separate them. Other sites are those servers'
-// business as without AgentLab.
+// business as without AgentLab. A browser without Sec-Fetch headers says it by the Referer,
+// unless the page prevents it.
 func (s *Service) foreign(r *http.Request, p *project) bool {
 	if r.Header.Get("Sec-Fetch-Mode") == "navigate" && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		return false
 	}
 	from, known := s.projectOf(r.Header.Get("Origin"))
 	if !known {
-		if r.Header.Get("Sec-Fetch-Site") != "same-site" {
+		site := r.Header.Get("Sec-Fetch-Site")
+		if site != "" && site != "same-site" {
 			return false
 		}
 		if from, known = s.projectOf(r.Header.Get("Referer")); !known {
-			return true
+			return site != ""
 		}
 	}
 	return from != p.label
