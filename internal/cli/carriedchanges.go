@@ -114,11 +114,11 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp("", "agentlab-changes-*")
+	dir, remove, err := tempDir("agentlab-changes-*")
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer remove()
 	copied := filepath.Join(dir, "index")
 	if err := copyIndex(index, copied); err != nil {
 		return "", err

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -49,11 +48,11 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 		return localFault(target.parent, err)
 	}
 	defer func() { _ = parent.Close() }()
-	stage := ".agentlab-cp-" + rand.Text()
-	if err := parent.Mkdir(stage, 0o700); err != nil {
-		return localFault(target.parent, err)
+	stage, remove, err := stageDir(parent)
+	if err != nil {
+		return err
 	}
-	defer func() { _ = parent.RemoveAll(stage) }()
+	defer remove()
 	root, err := parent.OpenRoot(stage)
 	if err != nil {
 		return localFault(target.parent, err)

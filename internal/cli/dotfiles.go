@@ -166,11 +166,13 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".clone-*")
+	const pattern = ".clone-*"
+	removeKilled(filepath.Dir(dir), pattern)
+	tmp, remove, err := lockedDir(filepath.Dir(dir), pattern)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	err = a.usersGit(ctx, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
 	if err != nil {
 		if _, old := os.Stat(dir); old == nil && ctx.Err() == nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -199,11 +198,11 @@ func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo 
 	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("set --repo to the path of one")
 	}
-	dir, err := os.MkdirTemp("", "agentlab-fetch-*")
+	dir, remove, err := tempDir("agentlab-fetch-*")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer remove()
 	work, err := downloadWork(ctx, c, j, dir)
 	if err != nil {
 		return err

@@ -7,15 +7,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // newBundleText is the initial text when editing an empty or missing bundle.
@@ -121,10 +118,6 @@ func (a *App) edit(ctx context.Context, file string) error {
 // privatePattern is the name of the directories of privateMemory.
 const privatePattern = "agentlab-edit-*"
 
-// privateAge is how old a directory of a killed process is when another one removes it.
-// A younger one may not be locked yet.
-const privateAge = time.Minute
-
 // privateMemory creates a private directory on a file system in memory, and removes
 // those that killed processes have left. It ignores a relative XDG_RUNTIME_DIR, as its
 // specification requires: the editor runs in another directory than this process.
@@ -133,54 +126,11 @@ func privateMemory() (dir string, remove func(), err error) {
 		if !filepath.IsAbs(dir) || !inMemory(dir) {
 			continue
 		}
-		removeKilled(dir)
-		tmp, err := os.MkdirTemp(dir, privatePattern) // mode 0700
-		if err != nil {
-			continue
+		removeKilled(dir, privatePattern)
+		if tmp, remove, err := lockedDir(dir, privatePattern); err == nil {
+			return tmp, remove, nil
 		}
-		held, err := lockDir(tmp)
-		if err != nil {
-			_ = os.Remove(tmp)
-			return "", nil, err
-		}
-		return tmp, func() {
-			_ = os.RemoveAll(tmp)
-			_ = held.Close()
-		}, nil
 	}
 	return "", nil, agentlab.Errorf(agentlab.CodeUnsupported, "no file system in memory was found for editing secrets").
 		WithHint("use 'agentlab secrets set', or set XDG_RUNTIME_DIR to a directory on a tmpfs")
-}
-
-// lockDir opens a directory and locks it until the result is closed.
-func lockDir(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	ok, err := lock.TryFile(f)
-	if err == nil && !ok {
-		err = agentlab.Errorf(agentlab.CodeBusy, "%s is in use", path)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// removeKilled removes the directories of privateMemory whose process does not run.
-// It cannot remove those of other users.
-func removeKilled(dir string) {
-	old, _ := filepath.Glob(filepath.Join(dir, privatePattern))
-	for _, path := range old {
-		fi, err := os.Lstat(path)
-		if err != nil || time.Since(fi.ModTime()) < privateAge {
-			continue
-		}
-		if f, err := lockDir(path); err == nil {
-			_ = os.RemoveAll(path)
-			_ = f.Close()
-		}
-	}
 }

@@ -47,7 +47,7 @@ func TestPrivateMemoryIgnoresRelativeRuntimeDir(t *testing.T) {
 	fresh := filepath.Join(dir, strings.Replace(privatePattern, "*", "fresh", 1))
 	link := filepath.Join(dir, strings.Replace(privatePattern, "*", "link", 1))
 	target := t.TempDir()
-	old := time.Now().Add(-2 * privateAge)
+	old := time.Now().Add(-2 * killedAge)
 	for _, name := range []string{killed, fresh} {
 		if err := errors.Join(os.Mkdir(name, 0o700), os.WriteFile(filepath.Join(name, "b.yaml"), nil, 0o600)); err != nil {
 			t.Fatal(err)

@@ -96,11 +96,11 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	}
 	a.warnUncommitted(ctx, src.path)
 	a.warnUnsent(ctx, src)
-	dir, err := os.MkdirTemp("", "agentlab-bundle-*")
+	dir, remove, err := tempDir("agentlab-bundle-*")
 	if err != nil {
 		return fail("cannot create a temporary directory: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer remove()
 	m := a.newMeter()
 	defer m.done()
 	file, err := packBundle(ctx, dir, src, &gitProgress{m: m, what: "packing " + src.path})

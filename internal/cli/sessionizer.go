@@ -461,11 +461,13 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return localFault(parent, err)
 	}
-	tmp, err := os.MkdirTemp(parent, ".clone-*")
+	const pattern = ".agentlab-clone-*"
+	removeKilled(parent, pattern)
+	tmp, remove, err := lockedDir(parent, pattern)
 	if err != nil {
 		return localFault(parent, err)
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	s.progressf("cloning %s", r.url())
 	if err := s.usersGit(ctx, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be cloned: %w", r.name, err).

@@ -103,11 +103,11 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	if err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp("", "agentlab-sync-*")
+	tmp, remove, err := tempDir("agentlab-sync-*")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	name := filepath.Join(tmp, "guest.bundle")
 	file, err := os.Create(name) //nolint:gosec // in our own directory
 	if err != nil {
@@ -180,11 +180,11 @@ type pushed struct {
 
 // push sends commits and sets branches. It returns why branches were not updated.
 func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string, m *meter) (map[string]string, error) {
-	tmp, err := os.MkdirTemp("", "agentlab-push-*")
+	tmp, remove, err := tempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	bundle, err := r.pack(ctx, tmp, p, known, m)
 	if err != nil {
 		return nil, err

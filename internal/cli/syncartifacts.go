@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
@@ -285,11 +284,11 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 	if err != nil {
 		return nil, localFault(ignoreFile, err) // otherwise more would be copied than the user wants
 	}
-	empty, err := os.MkdirTemp("", "agentlab-ignore-*")
+	empty, remove, err := tempDir("agentlab-ignore-*")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(empty) }()
+	defer remove()
 	if _, err := git(ctx, empty, "init", "--quiet", "--template="); err != nil {
 		return nil, err
 	}
@@ -327,11 +326,11 @@ func freeArtifacts(root *os.Root, names []string, force bool) error {
 // installArtifacts copies files to the top of a work tree, and returns their names. They
 // are complete and checked before the first one is moved to its place.
 func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Root, from copyPath, names []string, o artifactOptions, got *copied) ([]string, error) {
-	stage := ".agentlab-cp-" + rand.Text()
-	if err := top.Mkdir(stage, 0o700); err != nil {
-		return nil, localFault(top.Name(), err)
+	stage, remove, err := stageDir(top)
+	if err != nil {
+		return nil, err
 	}
-	defer func() { _ = top.RemoveAll(stage) }()
+	defer remove()
 	// After a crash git must not take the directory for work of the user.
 	if err := top.WriteFile(path.Join(stage, ".gitignore"), []byte("*\n"), 0o600); err != nil {
 		return nil, localFault(top.Name(), err)
