@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
@@ -38,13 +39,13 @@ func sandboxArg(ctx context.Context, c *client.Client, arg string) (string, erro
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
 func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
-	return guestRunShown(ctx, c, sandbox, req, stdin, stdout, io.Discard)
+	return guestRunShown(ctx, c, sandbox, req, anySilence, stdin, stdout, io.Discard)
 }
 
-// guestRunShown is guestRun that also copies standard error to progress.
-func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout, progress io.Writer) error {
+// guestRunShown is guestRun with its own limits, that also copies standard error to progress.
+func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits silence, stdin io.Reader, stdout, progress io.Writer) error {
 	errOut := &bounded.Tail{Max: 4 << 10}
-	status, inErr, err := guestCapture(ctx, c, sandbox, req, stdin, stdout, io.MultiWriter(errOut, progress))
+	status, inErr, err := guestCapture(ctx, c, sandbox, req, limits, stdin, stdout, io.MultiWriter(errOut, progress))
 	if err != nil || status.Code == 0 {
 		return err
 	}
@@ -57,10 +58,29 @@ func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req gu
 
 // guestCapture runs a command in a sandbox, and returns how it ended and the error of
 // stdin, which may be nil. It returns after the last read of stdin: a stdin
-// that can block is an io.Closer, which it closes.
-func guestCapture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
+// that can block is an io.Closer, which it closes. It ends a command that makes no
+// progress.
+func guestCapture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits silence, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
+	var moved atomic.Int64
+	caller := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		alive := func(ctx context.Context) error { return guestAlive(ctx, c, sandbox) }
+		if err := limits.watch(ctx, sandbox, &moved, alive); err != nil {
+			cancel(err)
+		}
+	}()
+	defer func() {
+		cancel(nil)
+		<-watched
+	}()
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {
+		if ctx.Err() != nil && caller.Err() == nil {
+			err = context.Cause(ctx)
+		}
 		return status, nil, err
 	}
 	defer func() { _ = conn.Close() }()
@@ -71,12 +91,12 @@ func guestCapture(ctx context.Context, c *client.Client, sandbox string, req gue
 	go func() {
 		var err error
 		if stdin != nil {
-			_, err = io.Copy(w.Data(stream.Stdin), stdin)
+			_, err = io.Copy(w.Data(stream.Stdin), movingReader{stdin, &moved})
 		}
 		_ = w.Frame(stream.StdinEOF, nil)
 		sent <- err
 	}()
-	status, err = readOutput(conn, stdout, stderr)
+	status, err = readOutput(movingReader{conn, &moved}, stdout, stderr)
 	_ = conn.Close() // ends the goroutine
 	if in, ok := stdin.(io.Closer); ok {
 		_ = in.Close()
@@ -84,8 +104,10 @@ func guestCapture(ctx context.Context, c *client.Client, sandbox string, req gue
 	inErr = <-sent
 	status.Code = exitByte(status.Code)
 	switch {
+	case caller.Err() != nil:
+		err = caller.Err()
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		err = context.Cause(ctx)
 	case err != nil:
 		err = agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
@@ -104,7 +126,7 @@ func runLongScript(ctx context.Context, c *client.Client, sandbox string, req gu
 	said := &bounded.Tail{Max: maxToolOutput}
 	req.Command = append([]string{"bash", "-c", script, name}, args...)
 	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
-	status, _, err := guestCapture(ctx, c, sandbox, req, in, out, io.MultiWriter(said, progress))
+	status, _, err := guestCapture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
 	return status.Code, strings.TrimSpace(sanitizeLines(said.String() + "\n" + status.Error)), err
 }
 

@@ -86,7 +86,7 @@ const maxGuestDocument = 4 << 10
 // also goes to progress.
 func guestDocument(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
 	got := bounded.Head{Max: maxGuestDocument, Fail: errors.New("the answer is too large")}
-	if err := guestRunShown(ctx, c, sandbox, req, nil, &got, progress); err != nil {
+	if err := guestRunShown(ctx, c, sandbox, req, anySilence, nil, &got, progress); err != nil {
 		return err
 	}
 	if err := json.Unmarshal([]byte(got.String()), out); err != nil {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,14 +30,15 @@ const (
 type sessionRepo struct {
 	c       *client.Client
 	sandbox string
-	path    string // the user's repository
-	left    *int64 // bytes that fetches may get in total; nil means that only each is limited
+	path    string  // the user's repository
+	silence silence // zero means repoSilence
+	left    *int64  // bytes that fetches may get in total; nil means that only each is limited
 }
 
 // call runs a command of 'agentlab-agent repo'.
 func (r sessionRepo) call(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
 	req := guestapi.ExecRequest{Command: append([]string{"agentlab-agent", "repo"}, args...)}
-	return guestRun(ctx, r.c, r.sandbox, req, in, out)
+	return guestRunShown(ctx, r.c, r.sandbox, req, cmp.Or(r.silence, repoSilence), in, out, io.Discard)
 }
 
 // callJSON is call with documents as input and output.
