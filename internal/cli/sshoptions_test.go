@@ -153,7 +153,7 @@ func TestSSHConfigWithOptionsForAllHosts(t *testing.T) {
 		"RemoteForward 9000 127.0.0.1:80", "RemoteForward /tmp/in.sock /run/user/1000/bus", "RemoteForward 1080", "LocalForward 5432 127.0.0.1:5432",
 		"DynamicForward 1080", "SendEnv TOKEN", "SendEnv LANG AWS_*", "SendEnv *",
 	} {
-		_, config := sshLab(t, "Host *\n\t"+bad+"\n")
+		_, config = sshLab(t, "Host *\n\t"+bad+"\n")
 		err := checkSSHOptions(t.Context(), host, caller(config))
 		if agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), strings.ToLower(strings.Fields(bad)[0])) {
 			t.Errorf("%s: %v", bad, err)

@@ -63,7 +63,8 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 	if refused == nil && t.local != "" && s.unjudged(r, t.project) {
 		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
 			w.Header().Set("Cache-Control", "no-store")
-			http.Redirect(w, r, "http://"+t.host+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+			to := url.URL{Scheme: "http", Host: t.host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
+			http.Redirect(w, r, to.String(), http.StatusTemporaryRedirect)
 			return
 		}
 		refused = &page{
