@@ -44,7 +44,7 @@ type Layer struct {
 // module.
 var leaves = []string{
 	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostos", "internal/hostspace", "internal/hostvirt", "internal/lazyre", "internal/link",
-	"internal/lock", "internal/projectfile", "internal/reconcile", "internal/redact", "internal/sockpath", "internal/sshkey", "internal/stream",
+	"internal/lock", "internal/projectfile", "internal/reconcile", "internal/redact", "internal/returncheck", "internal/sockpath", "internal/sshkey", "internal/stream",
 	"internal/strictyaml", "internal/termfilter", "internal/version",
 }
 

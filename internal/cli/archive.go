@@ -18,8 +18,9 @@ func maxArchive(w api.Workspace) int64 { return int64(w.SizeGB) << 31 }
 
 // copyArchive copies a tar archive unchanged up to limit bytes and checks it: it is
 // complete, and its entries are files, directories, links and pipes with names that
-// stay in the directory to which it is extracted. It returns the number of entries.
-func copyArchive(to io.Writer, from io.Reader, limit int64) (entries int, err error) {
+// stay in the directory to which it is extracted. It calls see, which may be nil, with each
+// entry, and returns their number.
+func copyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header)) (entries int, err error) {
 	bad := func(format string, args ...any) (int, error) {
 		return entries, agentlab.Errorf(agentlab.CodeInvalid, "the archive "+format, args...)
 	}
@@ -48,6 +49,9 @@ func copyArchive(to io.Writer, from io.Reader, limit int64) (entries int, err er
 			return bad("has the entry %.200q of type %q, which no workspace has", h.Name, h.Typeflag)
 		}
 		entries++
+		if see != nil {
+			see(h)
+		}
 	}
 }
 

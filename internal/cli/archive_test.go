@@ -45,7 +45,7 @@ func TestArchiveIsCopiedUnchanged(t *testing.T) {
 	whole = append(whole, make([]byte, 10240)...) // as GNU tar does
 	for name, from := range map[string]io.Reader{"at once": bytes.NewReader(whole), "byte by byte": iotest.OneByteReader(bytes.NewReader(whole)), "with the end": iotest.DataErrReader(bytes.NewReader(whole))} {
 		var out bytes.Buffer
-		if n, err := copyArchive(&out, from, int64(len(whole))); err != nil || n != 7 || !bytes.Equal(out.Bytes(), whole) {
+		if n, err := copyArchive(&out, from, int64(len(whole)), nil); err != nil || n != 7 || !bytes.Equal(out.Bytes(), whole) {
 			t.Errorf("%s: %d entries, %v", name, n, err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestBadArchivesAreRefused(t *testing.T) {
 		if name == "too large" {
 			limit = 100
 		}
-		if _, err := copyArchive(io.Discard, tc.from, limit); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := copyArchive(io.Discard, tc.from, limit, nil); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v does not contain %q", name, err, tc.want)
 		}
 	}
@@ -90,7 +90,7 @@ func FuzzArchive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) {
 		const limit = 1 << 16
 		var out bytes.Buffer
-		n, err := copyArchive(&out, bytes.NewReader(p), limit)
+		n, err := copyArchive(&out, bytes.NewReader(p), limit, nil)
 		if out.Len() > limit || !bytes.HasPrefix(p, out.Bytes()) {
 			t.Fatalf("%d bytes were copied of %d", out.Len(), len(p))
 		}

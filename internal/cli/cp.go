@@ -29,9 +29,10 @@ type copied struct {
 	Directories int            `json:"directories"`
 	Links       int            `json:"links"`
 	Bytes       int64          `json:"bytes"`
-	Skipped     []skippedEntry `json:"skipped"`       // the first maxSkipped
-	SkippedMore int            `json:"skipped_more"`  // the others
-	Changed     bool           `json:"changed_while"` // the guest changed files during the copy
+	Skipped     []skippedEntry `json:"skipped"`            // the first maxSkipped
+	SkippedMore int            `json:"skipped_more"`       // the others
+	Changed     bool           `json:"changed_while"`      // the guest changed files during the copy
+	Findings    []finding      `json:"findings,omitempty"` // of the return check
 }
 
 // skippedEntry is a file that cp does not copy.
@@ -71,7 +72,10 @@ are not copied. .git is not copied: it has configuration that runs programs, and
 credentials. 'agentlab job fetch' and 'agentlab exec SANDBOX git' are for commits.
 
 A guest is not trusted. Links that lead out of the directory that is copied, devices,
-pipes and sockets are left out and reported. An archive with names outside of its
+pipes, sockets and what makes a directory a git repository are left out and reported.
+Files that programs of this machine execute or obey without a command, such as .envrc
+and .vscode, must be confirmed; see 'git config agentlab.return' in 'agentlab sync
+--help'. An archive with names outside of its
 directory, or larger than --max-size, is refused.`,
 		Example: `  agentlab cp play:report.html .
   agentlab cp play:/var/log/syslog - | less

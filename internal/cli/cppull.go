@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // pullScript writes an archive of a file or, if $2 is tree, of a directory. A link that
@@ -74,11 +75,77 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 	if err != nil {
 		return err
 	}
+	found, err := a.admitCopy(ctx, root, target.parent, name, &got)
+	if err != nil {
+		return err
+	}
+	got.Findings = findingsJSON(found)
 	if err := (installer{parent, opt.force}).install(path.Join(stage, "top"), name); err != nil {
 		return err
 	}
 	got.Destination = filepath.Join(target.parent, name)
+	if !a.json {
+		a.noteNamed(found)
+	}
 	return a.finishCopy(got)
+}
+
+// admitCopy is the return check of a copy in a staging directory. It leaves out what is
+// refused, unless that is everything, and asks about what must be confirmed.
+func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string, got *copied) ([]returncheck.Finding, error) {
+	j, err := judgeFiles(ctx, stage, "top", parent, name)
+	if err != nil {
+		return nil, err
+	}
+	bad := ofLevel(j.found, returncheck.Refused)
+	how := admission{dir: parent, verb: "copied"}
+	above := "\x00" // what was left out last
+	for _, f := range bad {
+		at := j.staged[f.Path]
+		if strings.HasPrefix(at, above+"/") {
+			continue
+		}
+		if above = at; at == "top" {
+			return nil, a.admit(ctx, bad, how)
+		}
+		if err := stage.RemoveAll(at); err != nil {
+			return nil, localFault(f.Path, err)
+		}
+		got.skip(f.Path, "it "+strings.TrimPrefix(f.Why, "it "))
+	}
+	rest := j.found[len(bad):]
+	if len(bad) > 0 {
+		if err := got.count(stage); err != nil {
+			return nil, err
+		}
+		if got.Files == 0 {
+			return nil, a.admit(ctx, bad, how)
+		}
+	}
+	return rest, a.admit(ctx, rest, how)
+}
+
+// count counts what is left of a copy in a staging directory.
+func (r *copied) count(stage *os.Root) error {
+	r.Files, r.Directories, r.Links, r.Bytes = 0, 0, 0, 0
+	return fs.WalkDir(stage.FS(), "top", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return localFault(name, err)
+		}
+		st, err := d.Info()
+		switch {
+		case err != nil:
+			return localFault(name, err)
+		case d.IsDir():
+			r.Directories++
+		case d.Type().IsRegular():
+			r.Files++
+			r.Bytes += st.Size()
+		default:
+			r.Links++
+		}
+		return nil
+	})
 }
 
 // moved shows how much of a copy of unknown size was sent or received.
@@ -146,7 +213,7 @@ func findTarget(from copyPath, to string) (target, error) {
 	}
 	clean := filepath.Clean(to)
 	t := target{filepath.Dir(clean), filepath.Base(clean), strings.HasSuffix(to, "/")}
-	if isGitDir(t.last) {
+	if returncheck.GitDir(t.last) {
 		return t, agentlab.Errorf(agentlab.CodeDenied, "%s is not copied from a sandbox: git runs programs that its configuration names", from).
 			WithHint("fetch commits instead")
 	}
@@ -174,7 +241,7 @@ func (t target) name(from copyPath, isDir bool) (string, error) {
 		return t.last, nil
 	case isDir && from.content():
 		return ".", nil
-	case isGitDir(from.base()):
+	case returncheck.GitDir(from.base()):
 		return "", agentlab.Errorf(agentlab.CodeDenied, "%s is not copied from a sandbox: git runs programs that its configuration names", from).
 			WithHint("fetch commits instead")
 	}

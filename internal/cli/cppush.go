@@ -19,6 +19,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // pushScript extracts an archive beside its destination, and then moves what it has. Its
@@ -316,7 +317,7 @@ func (p *packer) tree(w *tar.Writer) error {
 		if err != nil {
 			return localFault(name, err)
 		}
-		if !isGitDir(path.Base(name)) {
+		if !returncheck.GitDir(path.Base(name)) {
 			return p.add(w, name, d)
 		}
 		if p.got.skip(name, "it belongs to git"); d.IsDir() {

@@ -13,18 +13,20 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 func (a *App) jobApplyCmd() *cobra.Command {
 	var repo string
-	var force bool
+	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply JOB [PATH...]",
 		Short: "Apply a job's uncommitted changes to the work tree",
 		Long: `Apply the uncommitted changes of a job's agent to the work tree of a local
 repository; with paths, only those of these files and directories. A file that
 differs from the one that the agent changed is merged (three-way). If a file
-cannot be merged, nothing is applied. The index and branches do not change.
+cannot be merged, nothing is applied. The index and branches do not change. Links that
+lead out of the work tree are left out.
 
 Merging into files with uncommitted changes requires confirmation or --force.
 For the commits of the job see 'agentlab job fetch'. For a job without a result,
@@ -32,7 +34,7 @@ the changes are those of its last checkpoint.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
-	cmd.Flags().BoolVar(&force, "force", false, "merge into files with uncommitted changes without confirmation")
+	o.flags(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
@@ -45,7 +47,8 @@ the changes are those of its last checkpoint.`,
 			if b.withoutChanges(j) && len(args) == 1 {
 				return a.nothingToApply(j, b)
 			}
-			return a.applyChanges(ctx, b, jobSource(j, b), dir, args[1:], force)
+			o.paths = args[1:]
+			return a.applyChanges(ctx, b, jobSource(j, b), dir, o)
 		})
 	})
 	return cmd
@@ -55,19 +58,34 @@ the changes are those of its last checkpoint.`,
 func (a *App) nothingToApply(j api.Job, b *checkedBundle) error {
 	a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
 	a.noteModuleDiffs(j)
-	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}), silent)
+	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}, nil), silent)
+}
+
+// applyOptions are what a command that applies changes was asked for.
+type applyOptions struct {
+	paths   []string // only these files and directories; none means all
+	exclude []string // not these
+	force   bool     // merge into files with uncommitted changes
+}
+
+func (o *applyOptions) flags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.force, "force", false, "merge into files with uncommitted changes without confirmation")
+	cmd.Flags().StringSliceVar(&o.exclude, "exclude", nil, "leave out a file or directory (repeatable)")
 }
 
 // applied is the output about applied changes under --json.
-func (s changeSource) applied(files []string, unchanged int, skipped []string) map[string]any {
+func (s changeSource) applied(files []string, unchanged int, skipped []string, found []returncheck.Finding) map[string]any {
 	out := map[string]any{s.kind + "_id": s.id, "applied": files, "unchanged": unchanged, "skipped": skipped}
+	if len(found) > 0 {
+		out["findings"] = findingsJSON(found)
+	}
 	if s.checkpoint != nil {
 		out["checkpoint"] = s.checkpoint
 	}
 	return out
 }
 
-func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, paths []string, force bool) error {
+func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, o applyOptions) error {
 	ch, err := openChanges(ctx, b, of)
 	if err != nil {
 		return err
@@ -81,14 +99,22 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 		return err
 	}
 	defer func() { _ = w.root.Close() }()
-	if list, err = w.chosen(list, paths, of); err != nil {
+	if list, err = w.chosen(list, o, of); err != nil {
 		return err
 	}
 	p := &applyPlan{ch: ch, w: w, dir: dir, room: maxApplied}
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
-	if len(p.dirty) > 0 && !force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(p.dirty), of.kind)) {
+	found, err := p.judge(ctx)
+	if err != nil {
+		return err
+	}
+	how := admission{dir: b.path, verb: "applied", show: of.diff, instead: "leave them out: " + of.apply + " --exclude PATH"}
+	if err := a.admit(ctx, found, how); err != nil {
+		return err
+	}
+	if len(p.dirty) > 0 && !o.force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(p.dirty), of.kind)) {
 		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(p.dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
@@ -98,22 +124,26 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err := p.apply(); err != nil {
 		return err
 	}
-	return a.printApplied(p)
+	return a.printApplied(p, append(p.left, found...))
 }
 
-func (a *App) printApplied(p *applyPlan) error {
+func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 	of := p.ch.of
 	names := []string{}
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	return a.emit(of.applied(names, p.same, append([]string{}, p.skipped...)), func() error {
+	return a.emit(of.applied(names, p.same, append([]string{}, p.skipped...), found), func() error {
 		for _, name := range names {
 			fmt.Fprintln(a.Stdout, sanitize(name))
 		}
 		for _, name := range p.skipped {
 			a.progressf("note: the submodule %s is not changed", sanitize(name))
 		}
+		for _, f := range p.left {
+			a.progressf("note: %s is left out: it %s", sanitize(f.Path), sanitize(f.Why))
+		}
+		a.noteNamed(found)
 		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
 		if n := of.newCommits; n > 0 {
 			a.progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
@@ -211,40 +241,53 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 	return w, nil
 }
 
-// chosen checks the paths of all changes, and returns those of the named files
-// and directories. Names are relative to the current directory.
-func (w *workTree) chosen(list []change, paths []string, of changeSource) ([]change, error) {
+// chosen checks the paths of all changes, and returns the changes of the files and
+// directories that are asked for. Names are relative to the current directory.
+func (w *workTree) chosen(list []change, o applyOptions, of changeSource) ([]change, error) {
 	for _, c := range list {
-		if err := safePath(c.path); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q: %w; nothing was applied", of.kind, c.path, err)
+		if why := returncheck.BadPath(c.path); why != "" {
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q, which %s; nothing was applied", of.kind, c.path, why)
 		}
 	}
-	if len(paths) == 0 {
-		return list, nil
+	selected := make([]bool, len(list))
+	for i := range selected {
+		selected[i] = len(o.paths) == 0
 	}
-	used := map[int]bool{}
-	var out []change
-	for _, p := range paths {
-		rel, err := w.relative(p)
-		if err != nil {
+	for _, p := range o.paths {
+		if err := w.choose(list, selected, p, true, of); err != nil {
 			return nil, err
 		}
-		found := false
-		for i, c := range list {
-			if c.path != rel && !strings.HasPrefix(c.path, rel+"/") && rel != "." {
-				continue
-			}
-			found = true
-			if !used[i] {
-				used[i] = true
-				out = append(out, c)
-			}
+	}
+	for _, p := range o.exclude {
+		if err := w.choose(list, selected, p, false, of); err != nil {
+			return nil, err
 		}
-		if !found {
-			return nil, agentlab.Errorf(agentlab.CodeNotFound, "the %s has no uncommitted change of %s", of.kind, p).WithHint("list the changes: %s --stat", of.diff)
+	}
+	var out []change
+	for i, c := range list {
+		if selected[i] {
+			out = append(out, c)
 		}
 	}
 	return out, nil
+}
+
+// choose selects the changes of a file or directory, or leaves them out.
+func (w *workTree) choose(list []change, selected []bool, p string, take bool, of changeSource) error {
+	rel, err := w.relative(p)
+	if err != nil {
+		return err
+	}
+	found := false
+	for i, c := range list {
+		if c.path == rel || strings.HasPrefix(c.path, rel+"/") || rel == "." {
+			selected[i], found = take, true
+		}
+	}
+	if !found {
+		return agentlab.Errorf(agentlab.CodeNotFound, "the %s has no uncommitted change of %s", of.kind, p).WithHint("list the changes: %s --stat", of.diff)
+	}
+	return nil
 }
 
 // relative returns a path of the command line relative to the root of the work
@@ -268,17 +311,4 @@ func (w *workTree) relative(p string) (string, error) {
 		return "", usageErrorf("%s is not in the repository %s", p, w.top)
 	}
 	return rel, nil
-}
-
-// safePath rejects paths of a guest that leave a work tree or enter .git.
-func safePath(p string) error {
-	if p == "." || !filepath.IsLocal(p) || filepath.Clean(p) != p || strings.ContainsAny(p, "\\\x00") {
-		return fmt.Errorf("not a clean relative path")
-	}
-	for part := range strings.SplitSeq(p, "/") {
-		if isGitDir(part) {
-			return fmt.Errorf("inside %s", part)
-		}
-	}
-	return nil
 }

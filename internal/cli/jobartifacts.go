@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
@@ -55,13 +56,42 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 			return copyOut(a.Stdout, body, force)
 		}
 		name = outputName(out, name)
+		found, err := a.judgeDownload(ctx, c, id, args[1:], name)
+		if err != nil {
+			return err
+		}
 		n, err := saveTo(name, body, force, 0o644)
 		if err != nil {
 			return err
 		}
-		return a.done(map[string]any{"file": name, "size": n}, "wrote %s (%s)", name, byteSize(n))
+		doc := map[string]any{"file": name, "size": n}
+		if len(found) > 0 {
+			doc["findings"] = findingsJSON(found)
+		}
+		return a.done(doc, "wrote %s (%s)", name, byteSize(n))
 	})
 	return cmd
+}
+
+// judgeDownload is the return check of one artifact that becomes a file, or of all of them
+// in an archive, which is only named: it is extracted by the user.
+func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, artifact []string, name string) ([]returncheck.Finding, error) {
+	if len(artifact) > 0 {
+		return a.admitFile(ctx, name)
+	}
+	list, err := c.Artifacts(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	var entries []returncheck.Entry
+	for _, f := range list.Items {
+		entries = append(entries, returncheck.Entry{Path: f.Path, Kind: returncheck.File})
+	}
+	found := returncheck.Check(entries, returncheck.Host{})
+	if !a.json {
+		a.noteArchive(found)
+	}
+	return found, nil
 }
 
 // jobID returns the ID of the job with an ID or unique prefix of one.

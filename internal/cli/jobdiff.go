@@ -234,12 +234,29 @@ type change struct {
 
 // list returns the files that differ, ordered by path.
 func (ch changes) list(ctx context.Context) ([]change, error) {
-	out := bounded.Head{Max: maxNames + maxChanges*100, Fail: errOutputTooLarge}
-	if _, err := ch.git(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", ch.from, ch.to); err != nil {
-		if ctx.Err() != nil {
+	list, err := rawDiff(ctx, ch.git, ch.from, ch.to, maxChanges)
+	if err == nil && len(list) > maxChanges {
+		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
+			WithHint("merge them with git instead: %s", ch.of.merge)
+	}
+	return list, err
+}
+
+// rawDiff returns the files in which two trees differ, ordered by path. run runs git; the
+// output is limited to that of about most files.
+func rawDiff(ctx context.Context, run func(context.Context, gitInput, ...string) (string, error), from, to string, most int) ([]change, error) {
+	out := bounded.Head{Max: maxNames + most*100, Fail: errOutputTooLarge}
+	if _, err := run(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", from, to); err != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil, ctx.Err()
+		case out.Over:
+			return nil, agentlab.Errorf(agentlab.CodeLimit, "too many files have changed")
 		}
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", sanitize(err.Error()))
+	}
+	if out.String() == "" {
+		return nil, nil
 	}
 	fields := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
 	var list []change
@@ -249,10 +266,6 @@ func (ch changes) list(ctx context.Context) ([]change, error) {
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown format")
 		}
 		list = append(list, change{path: fields[i+1], status: f[4][0], oldMode: f[0], newMode: f[1], oldBlob: f[2], newBlob: f[3]})
-	}
-	if len(list) > maxChanges {
-		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
-			WithHint("merge them with git instead: %s", ch.of.merge)
 	}
 	return list, nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 func (a *App) jobFetchCmd() *cobra.Command {
@@ -23,7 +25,8 @@ func (a *App) jobFetchCmd() *cobra.Command {
 		Use:   "fetch JOB",
 		Short: "Fetch a job's commits into refs/agentlab/JOB of a local repository",
 		Long: `Fetch a job's commits into refs/agentlab/JOB of a local repository. Nothing is
-checked out or merged, and no branch changes. Inspect the commits with 'git log
+checked out or merged, and no branch changes. Files that programs of this machine
+execute or obey without a command after a merge are named. Inspect the commits with 'git log
 refs/agentlab/JOB', merge them with 'git merge refs/agentlab/JOB'.
 
 With --with-changes, also fetch the uncommitted changes of the agent, as one
@@ -51,12 +54,18 @@ If the result or the checkpoint has no commits, the command says so and exits wi
 		if err != nil {
 			return err
 		}
+		if got.found, err = judgeFetched(ctx, repo, cmp.Or(got.Changes, got.Commit)); err != nil {
+			return agentlab.Errorf(agentlab.CodeOf(err), "the commits of job %s are fetched and cannot be checked: %w", j.ID, err).
+				WithHint("do not check them out before you have read them: git log --stat HEAD..%s", cmp.Or(got.ChangesRef, got.Ref))
+		}
+		got.Findings = findingsJSON(got.found)
 		return a.emit(got, func() error { return a.printFetched(j, got) })
 	})
 	return cmd
 }
 
 func (a *App) printFetched(j api.Job, got fetched) error {
+	a.noteFetched(got.found, "git diff HEAD..."+cmp.Or(got.ChangesRef, got.Ref))
 	if got.Ref != "" {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
 		a.progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
@@ -108,8 +117,10 @@ type fetched struct {
 	Changes    string `json:"changes_commit,omitempty"`
 
 	Checkpoint *checkpoint `json:"checkpoint,omitempty"` // nil: they are the result of the job
+	Findings   []finding   `json:"findings,omitempty"`   // of the return check, about a merge into HEAD
 
-	left bool // the checkpoint has uncommitted changes, which were not asked for
+	found []returncheck.Finding
+	left  bool // the checkpoint has uncommitted changes, which were not asked for
 }
 
 // checkpoint describes a checkpoint in the output of a command.

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // Modes of files in git's trees.
@@ -31,9 +32,6 @@ const (
 // noBlob is the object name of a file that does not exist.
 const noBlob = "0000000000000000000000000000000000000000"
 
-// maxLink limits the bytes of a symbolic link's target.
-const maxLink = 4096
-
 // maxApplied limits the bytes of files that one command unpacks. A guest sends
 // less than a third of it.
 const maxApplied = 1 << 30
@@ -46,9 +44,10 @@ type applyPlan struct {
 	dir     string // for temporary files
 	room    int64  // bytes that may still be unpacked there
 	steps   []applyStep
-	dirty   []string // files to change that have uncommitted changes of the user
-	same    int      // files that already have the changes
-	skipped []string // submodules
+	dirty   []string              // files to change that have uncommitted changes of the user
+	same    int                   // files that already have the changes
+	skipped []string              // submodules
+	left    []returncheck.Finding // links that are left out
 }
 
 // applyStep changes one file of the work tree.
@@ -73,7 +72,7 @@ func regular(mode string) bool { return mode == modeFile || mode == modeProgram 
 // make decides what to do for each change.
 func (p *applyPlan) make(ctx context.Context, list []change) error {
 	var conflicts []conflict
-	blobs := map[string]bool{}
+	blobs := map[string]int{} // how many files need them
 	for _, c := range list {
 		if c.oldMode == modeModule || c.newMode == modeModule {
 			p.skipped = append(p.skipped, c.path)
@@ -99,16 +98,18 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 				conflicts = append(conflicts, conflict{c.path, mismatch(c, ours)})
 				continue
 			}
-			blobs[c.oldBlob] = true
+			blobs[c.oldBlob]++
 			if step.ours = ours.file; ours.file == "" {
-				step.ours, blobs[ours.blob] = p.blobFile(ours.blob), true
+				step.ours = p.blobFile(ours.blob)
+				blobs[ours.blob]++
 			}
 		}
 		if ours.dirty {
 			p.dirty = append(p.dirty, c.path)
 		}
 		if c.newMode != modeNone {
-			step.content, blobs[c.newBlob] = p.blobFile(c.newBlob), true
+			step.content = p.blobFile(c.newBlob)
+			blobs[c.newBlob]++
 		}
 		p.steps = append(p.steps, step)
 	}
@@ -213,7 +214,7 @@ func blobName(text []byte) string {
 func (p *applyPlan) blobFile(blob string) string { return filepath.Join(p.dir, "blob-"+blob) }
 
 // readBlobs writes blobs to temporary files.
-func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error {
+func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
 	var names strings.Builder
 	for blob := range blobs {
 		names.WriteString(blob + "\n")
@@ -221,7 +222,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := p.splitBlobs(r, len(blobs))
+		err := p.splitBlobs(r, blobs)
 		_ = r.CloseWithError(err) // ends git
 		done <- err
 	}()
@@ -239,10 +240,11 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]bool) error 
 	return err
 }
 
-// splitBlobs reads the output of git cat-file --batch.
-func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
+// splitBlobs reads the output of git cat-file --batch. The room counts a blob for each
+// file that needs it.
+func (p *applyPlan) splitBlobs(r io.Reader, blobs map[string]int) error {
 	in := bufio.NewReader(r)
-	for range count {
+	for range len(blobs) {
 		line, err := in.ReadString('\n')
 		if err != nil {
 			return err
@@ -252,10 +254,12 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 		if n, _ := fmt.Sscanf(line, "%s %s %d", &blob, &kind, &size); n != 3 || kind != "blob" {
 			return fmt.Errorf("%s is not a blob", strings.TrimSpace(line))
 		}
-		if p.room -= size; size < 0 || p.room < 0 {
+		uses := int64(max(blobs[blob], 1))
+		if size < 0 || size > p.room/uses {
 			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", byteSize(maxApplied)).
 				WithHint("apply some of them: %s PATH; list them: %s --stat", p.ch.of.apply, p.ch.of.diff)
 		}
+		p.room -= size * uses
 		f, err := os.OpenFile(p.blobFile(blob), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
 			return err
@@ -271,15 +275,10 @@ func (p *applyPlan) splitBlobs(r io.Reader, count int) error {
 	return nil
 }
 
-// merge merges files where needed, into temporary files, and checks links.
+// merge merges files where needed, into temporary files.
 func (p *applyPlan) merge(ctx context.Context) error {
 	var conflicts []conflict
 	for i, s := range p.steps {
-		if s.newMode == modeLink {
-			if err := safeLink(s.path, s.content); err != nil {
-				return agentlab.Errorf(agentlab.CodeDenied, "the symbolic link %s is not allowed: %w; nothing was applied", sanitize(s.path), err)
-			}
-		}
 		if s.ours == "" {
 			continue
 		}
@@ -303,33 +302,39 @@ func (p *applyPlan) merge(ctx context.Context) error {
 	return nil
 }
 
-// safeLink rejects symbolic links that leave the work tree or enter .git.
-func safeLink(name, content string) error {
-	st, err := os.Stat(content)
-	if err != nil {
-		return err
-	}
-	if st.Size() > maxLink {
-		return errors.New("its target is too long")
-	}
-	target, err := os.ReadFile(content) //nolint:gosec // our own file
-	if err != nil {
-		return err
-	}
-	if path.IsAbs(string(target)) || len(target) == 0 {
-		return fmt.Errorf("%.100q is not relative", target)
-	}
-	down := false
-	for part := range strings.SplitSeq(string(target), "/") {
-		if part == ".." && down { // the parent of a possible symbolic link
-			return fmt.Errorf("%.100q has .. after another element", target)
+// judge is the return check of the plan. It leaves out links that must not be created.
+func (p *applyPlan) judge(ctx context.Context) ([]returncheck.Finding, error) {
+	targets := map[string]string{}
+	var steps []applyStep
+	var list []change
+	for _, s := range p.steps {
+		if s.newMode == modeLink {
+			target, err := readTarget(s.content)
+			if err != nil {
+				return nil, err
+			}
+			if why := returncheck.BadLink(s.path, target); why != "" {
+				p.left = append(p.left, returncheck.Finding{Path: s.path, Why: why, New: s.oldMode == modeNone})
+				continue
+			}
+			targets[s.path] = target
 		}
-		down = down || part != ".." && part != "." && part != ""
+		steps, list = append(steps, s), append(list, s.change)
 	}
-	if to := path.Join(path.Dir(name), string(target)); to != "." {
-		return safePath(to)
+	p.steps = steps
+	host := workTreeHost(ctx, p.w.top)
+	host.Names = func(dir string) []string { return dirNames(p.w.root, dir) }
+	return returncheck.Check(changeEntries(list, func(c change) string { return targets[c.path] }), host), nil
+}
+
+// readTarget reads the target of a link from a temporary file; one that is too long is "".
+func readTarget(file string) (string, error) {
+	st, err := os.Stat(file)
+	if err != nil || st.Size() > returncheck.MaxLink {
+		return "", err
 	}
-	return nil
+	target, err := os.ReadFile(file) //nolint:gosec // our own file
+	return string(target), err
 }
 
 // apply writes all steps, unless the user has changed one of their files.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // mcpPlace is what tools may use of this machine.
@@ -104,7 +105,7 @@ func (p mcpPlace) allows(at string) error {
 		return p.outside(at, "")
 	}
 	rel, _ := filepath.Rel(p.root, at) // as in isBelow
-	if slices.ContainsFunc(strings.Split(rel, string(filepath.Separator)), isGitDir) {
+	if slices.ContainsFunc(strings.Split(rel, string(filepath.Separator)), returncheck.GitDir) {
 		return agentlab.Errorf(agentlab.CodeDenied, "%s is in a directory of git", at)
 	}
 	for _, own := range p.own {

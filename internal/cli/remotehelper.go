@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // RemoteHelper is the name of the program that git runs for URLs with the scheme
@@ -169,8 +170,25 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 		if _, err := git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
 			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
 		}
+		if err := h.judge(ctx, h.state.Branches[branch]); err != nil {
+			return err
+		}
 	}
 	fmt.Fprintln(h.out)
+	return nil
+}
+
+// judge is the return check of a commit. Git merges it next if the user has run git pull,
+// so files that are refused end the fetch; others are named.
+func (h *remoteHelper) judge(ctx context.Context, commit string) error {
+	found, err := judgeFetched(ctx, h.repo.path, commit)
+	if err != nil {
+		return err
+	}
+	if bad := ofLevel(found, returncheck.Refused); len(bad) > 0 {
+		return h.a.admit(ctx, bad, admission{dir: h.repo.path, verb: "fetched", show: "agentlab sync --fetch-only"})
+	}
+	h.a.noteFetched(found, "")
 	return nil
 }
 

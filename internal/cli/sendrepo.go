@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // localSource is a commit of a local repository to send.
@@ -186,7 +187,7 @@ func findModules(ctx context.Context, dir, commit, prefix string, depth int) (fo
 // command that fixes that. The name comes from the repository and may be
 // hostile: submodules outside the work tree are rejected.
 func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix string) {
-	if safePath(name) != nil || strings.ContainsAny(name, "\n\r") {
+	if returncheck.BadPath(name) != "" || strings.ContainsAny(name, "\n\r") {
 		return "its path is not allowed", ""
 	}
 	fix = "git submodule update --init --recursive -- " + shellQuote(name)

@@ -72,7 +72,7 @@ func TestSyncThatMergesNothing(t *testing.T) {
 			userGit(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
 			s = w.opened()
 		}
-		m, err := w.app.mergeSession(t.Context(), s, "", "")
+		m, _, err := w.app.mergeSession(t.Context(), s, "", "")
 		if m != nil || err != nil || userGit(t, w.user, "rev-parse", "HEAD") != before {
 			t.Fatalf("another branch was merged: %+v, %v", m, err)
 		}
@@ -85,7 +85,7 @@ func TestSyncThatMergesNothing(t *testing.T) {
 			t.Errorf("%q, %q", why, next)
 		}
 	}
-	m, err := w.app.mergeSession(t.Context(), s, "", "trunk")
+	m, _, err := w.app.mergeSession(t.Context(), s, "", "trunk")
 	if err != nil || m.From != "trunk" || m.old != before {
 		t.Errorf("%+v, %v", m, err)
 	}
@@ -100,7 +100,7 @@ func TestSyncPrints(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	s := w.opened()
-	m, err := w.app.mergeSession(t.Context(), s, "review", "trunk")
+	m, _, err := w.app.mergeSession(t.Context(), s, "review", "trunk")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestConflictNamesFiles(t *testing.T) {
 	put(t, w.user, map[string]string{"both": "mine"})
 	userGit(t, w.user, "add", "-A")
 	userGit(t, w.user, "commit", "-q", "-m", "mine")
-	if _, err := w.app.mergeSession(t.Context(), w.opened(), "", ""); err == nil || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in both") {
+	if _, _, err := w.app.mergeSession(t.Context(), w.opened(), "", ""); err == nil || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in both") {
 		t.Error(err)
 	}
 }

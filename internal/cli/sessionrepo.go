@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 const (
@@ -85,7 +86,7 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	}
 	for i, w := range st.Worktrees {
 		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
-		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || safePath(inside) != nil || !agentlab.IsPrintable(inside))
+		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || returncheck.BadPath(inside) != "" || !agentlab.IsPrintable(inside))
 		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !isCommit(w.Head) || w.Uncommitted < 0 {
 			return st, guestInvalid("work tree %.100q", w.Dir)
 		}

@@ -165,14 +165,14 @@ func TestSync(t *testing.T) {
 	if err != nil || len(got.Fetched) != 1 || got.Fetched[0].Commit != head || got.Fetched[0].Commits != 1 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	m, err := w.app.mergeSession(t.Context(), s, "", "")
+	m, _, err := w.app.mergeSession(t.Context(), s, "", "")
 	if err != nil || m == nil || m.Branch != "trunk" || m.Commit != head || !m.FastForward {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if m, err := w.app.mergeSession(t.Context(), s, "", ""); m != nil || err != nil {
+	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); m != nil || err != nil {
 		t.Errorf("a second time: %+v, %v", m, err)
 	}
-	if m, err := w.app.mergeSession(t.Context(), s, "review", ""); err != nil || m.Commit != head {
+	if m, _, err := w.app.mergeSession(t.Context(), s, "review", ""); err != nil || m.Commit != head {
 		t.Errorf("into a new branch: %+v, %v", m, err)
 	}
 	userGit(t, w.user, "branch", "-q", "other", "trunk~1")
@@ -180,12 +180,12 @@ func TestSync(t *testing.T) {
 	put(t, w.user, map[string]string{"new": "conflict"})
 	userGit(t, w.user, "add", "-A")
 	userGit(t, w.user, "commit", "-q", "-m", "mine")
-	if _, err := w.app.mergeSession(t.Context(), s, "", "trunk"); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "git merge --abort") {
+	if _, _, err := w.app.mergeSession(t.Context(), s, "", "trunk"); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "git merge --abort") {
 		t.Errorf("a conflict: %v (%s)", err, agentlab.HintOf(err))
 	}
 	userGit(t, w.user, "merge", "--abort")
 	userGit(t, w.user, "branch", "-q", "-f", "review", "other")
-	if _, err := w.app.mergeSession(t.Context(), s, "review", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
+	if _, _, err := w.app.mergeSession(t.Context(), s, "review", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("commits of a branch were lost: %v", err)
 	}
 }
@@ -207,7 +207,7 @@ func TestMergeHasTheIdentityOfTheUser(t *testing.T) {
 		_, err = w.app.fetchSession(t.Context(), s)
 	}
 	if err == nil {
-		_, err = w.app.mergeSession(t.Context(), s, "", "")
+		_, _, err = w.app.mergeSession(t.Context(), s, "", "")
 	}
 	if got := userGit(t, w.user, "log", "-1", "--format=%an %ce"); err != nil || got != "Author committer@example.com" {
 		t.Errorf("%q, %v", got, err)
@@ -382,7 +382,7 @@ func TestSyncRunsNothing(t *testing.T) {
 	for key, value := range map[string]string{
 		"filter.evil.smudge": run, "filter.evil.clean": run, "filter.evil.required": "true",
 		"merge.evil.driver": "touch " + marker, "diff.evil.textconv": run, "core.fsmonitor": "touch " + marker,
-		"commit.gpgSign": "true", "gpg.program": "touch " + marker,
+		"commit.gpgSign": "true", "gpg.program": "touch " + marker, "agentlab.return": "allow",
 	} {
 		userGit(t, w.user, "config", key, value)
 	}
@@ -403,7 +403,7 @@ func TestSyncRunsNothing(t *testing.T) {
 	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	m, err := w.app.mergeSession(t.Context(), s, "", "")
+	m, _, err := w.app.mergeSession(t.Context(), s, "", "")
 	if err != nil || m == nil || m.FastForward {
 		t.Fatalf("%+v, %v", m, err)
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // synced is the output of 'agentlab sync' under --json.
@@ -25,8 +25,10 @@ type synced struct {
 	Merged      *merged       `json:"merged,omitempty"`
 	NotMerged   string        `json:"not_merged,omitempty"` // why nothing was merged
 	Uncommitted int           `json:"uncommitted"`          // files in the session with uncommitted changes
+	Findings    []finding     `json:"findings,omitempty"`   // of the return check
 
-	next string // command that merges
+	next  string // command that merges
+	found []returncheck.Finding
 }
 
 // fetchedHead is a branch of a session that was fetched.
@@ -60,7 +62,11 @@ work tree, as after 'git merge'. All branches of the session are in
 refs/remotes/agentlab. No other ref of this repository changes.
 
 Everything is checked before git uses it. No hook, filter or other program of the
-repository runs. Uncommitted changes in the sandbox stay there; see 'agentlab diff'
+repository runs. New or changed files that programs of this machine execute or obey
+without a command, such as .envrc, .vscode and git hooks, must be confirmed; without a
+terminal nothing is merged ('git config agentlab.return' is ask, hold or allow). Files
+that make a directory a git repository and links out of the work tree are refused.
+Uncommitted changes in the sandbox stay there; see 'agentlab diff'
 and 'agentlab apply'.
 
 With --artifacts, files that git does not carry are copied instead, and no commits:
@@ -121,7 +127,7 @@ func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree 
 		return err
 	}
 	if !fetchOnly {
-		if got.Merged, err = a.mergeSession(ctx, w, into, worktree); err != nil {
+		if got.Merged, got.found, err = a.mergeSession(ctx, w, into, worktree); err != nil {
 			a.printHeads(w, got) // they stay
 			return err
 		}
@@ -129,7 +135,39 @@ func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree 
 			got.NotMerged, got.next = a.notMerged(ctx, w, into, worktree)
 		}
 	}
+	if fetchOnly {
+		if got.found, err = w.judgeHeads(ctx, got.Fetched); err != nil {
+			return err
+		}
+	}
+	got.Findings = findingsJSON(got.found)
 	return a.emit(got, func() error { return a.printSynced(w, got) })
+}
+
+// judgeHeads is the return check of branches that were fetched and are not merged.
+func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (found []returncheck.Finding, err error) {
+	for _, h := range heads {
+		more, err := judgeFetched(ctx, w.path, h.Commit)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range more {
+			if !slices.ContainsFunc(found, func(have returncheck.Finding) bool { return have.Path == f.Path && have.Level <= f.Level }) {
+				found = append(found, f)
+			}
+		}
+	}
+	return found, nil
+}
+
+// admission says how the return check treats commits of the session. quiet is set while a
+// program has the terminal.
+func (w *openedSession) admission(ref string, quiet bool) admission {
+	short := strings.TrimPrefix(ref, "refs/remotes/")
+	return admission{
+		dir: w.path, verb: "merged", show: "git diff HEAD..." + short, quiet: quiet,
+		instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
+	}
 }
 
 func firstOf(args []string) string {
@@ -265,6 +303,11 @@ func (a *App) printHeads(w *openedSession, got synced) {
 
 func (a *App) printSynced(w *openedSession, got synced) error {
 	a.printHeads(w, got)
+	if got.Merged == nil {
+		a.noteFetched(got.found, "")
+	} else {
+		a.noteNamed(got.found)
+	}
 	switch m := got.Merged; {
 	case m != nil && m.old == "":
 		a.progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
@@ -338,145 +381,4 @@ func (w *openedSession) mergeSource(current, into, worktree string) string {
 		return w.state.Worktrees[0].Branch
 	}
 	return current
-}
-
-// mergeSession merges a branch of a session into a local one; nil means that it had
-// everything.
-func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, error) {
-	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
-	from := w.mergeSource(current, into, worktree)
-	if w.state.Branches[from] == "" {
-		if worktree == "" && into == "" && current != "" {
-			return nil, nil // notMerged says that the session has no such branch
-		}
-		return nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
-			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
-	}
-	ref := w.link.ref(from)
-	var m *merged
-	var err error
-	switch {
-	case into != "" && into != current:
-		m, err = a.forwardBranch(ctx, w.path, into, ref)
-	case current == "":
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
-			WithHint("the commits are fetched; merge them with --into BRANCH")
-	default:
-		m, err = a.mergeRef(ctx, w.path, current, ref)
-	}
-	if m != nil {
-		m.From = from
-	}
-	return m, err
-}
-
-// forwardBranch sets a branch that is not checked out to a descendant, or creates it.
-func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*merged, error) {
-	if err := checkBranch(branch, "into"); err != nil {
-		return nil, err
-	}
-	to, err := git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil {
-		return nil, err
-	}
-	full := "refs/heads/" + branch
-	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
-	switch {
-	case err != nil:
-		old = ""
-	case old == to:
-		return nil, nil
-	default:
-		if _, err := git(ctx, path, "merge-base", "--is-ancestor", old, to); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has commits that the session lacks", branch).
-				WithHint("the commits are fetched; merge them: git checkout %s && git merge %s", branch, strings.TrimPrefix(ref, "refs/remotes/"))
-		}
-	}
-	if used, _ := git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
-			WithHint("run 'agentlab sync' there")
-	}
-	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, noBlob)); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
-	}
-	return &merged{Branch: branch, Commit: to, FastForward: true, old: old}, nil
-}
-
-// mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
-// tree for the user.
-func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, error) {
-	old, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
-	if err != nil {
-		return nil, err
-	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", ref, "HEAD"); err == nil {
-		return nil, nil
-	}
-	env, err := disableFilters(ctx, path)
-	if err != nil {
-		return nil, err
-	}
-	drivers, err := plainMergeDrivers(ctx, path)
-	if err != nil {
-		return nil, err
-	}
-	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true}
-	_, err = in.run(ctx, path, append(drivers, "merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash", ref)...)
-	if err != nil && ctx.Err() == nil {
-		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s%s", branch, a.conflicted(ctx, path)).
-				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
-		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(err.Error())).
-			WithHint("the commits are fetched; commit or stash your changes and run the command again, or merge with git: git merge %s", strings.TrimPrefix(ref, "refs/remotes/"))
-	}
-	if err != nil {
-		return nil, err
-	}
-	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
-	if err != nil {
-		return nil, err
-	}
-	to, _ := git(ctx, path, "rev-parse", ref)
-	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
-	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil, old: old}, nil
-}
-
-// conflicted lists the files with conflicts after a merge, for the end of a sentence.
-func (a *App) conflicted(ctx context.Context, path string) string {
-	out, err := gitInput{raw: true}.run(ctx, path, "diff", "--name-only", "--diff-filter=U", "--no-ext-diff", "--no-textconv", "-z")
-	if err != nil || out == "" {
-		return ""
-	}
-	return " in " + joinSomeNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
-}
-
-// identity is the variables of the user's environment that name the author and the
-// committer of a merge.
-func identity() (env []string) {
-	for _, kv := range os.Environ() {
-		if strings.HasPrefix(kv, "GIT_AUTHOR_") || strings.HasPrefix(kv, "GIT_COMMITTER_") {
-			env = append(env, kv)
-		}
-	}
-	return env
-}
-
-// plainMergeDrivers returns options that replace the merge drivers of the configuration,
-// which a guest's .gitattributes can choose, by git's merge of lines.
-func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
-	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
-	if err != nil {
-		return nil, err
-	}
-	var options []string
-	for key := range strings.SplitSeq(keys, "\x00") {
-		if name, ok := strings.CutSuffix(key, ".driver"); ok && strings.HasPrefix(name, "merge.") {
-			if strings.Contains(key, "=") {
-				return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the merge driver %q has an equals sign in its name", key).WithHint("rename it in the configuration of git")
-			}
-			options = append(options, "-c", key+"=git merge-file --marker-size=%L %A %O %B")
-		}
-	}
-	return options, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 const (
@@ -38,10 +39,6 @@ cd -- "$1"
 exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --hard-dereference \
   --no-recursion --null --verbatim-files-from --files-from=-`
 
-// privateNames are files that are never artifacts: they configure git, AgentLab or the
-// user's shell.
-var privateNames = []string{".gitattributes", ".gitignore", ".gitmodules", projectFile, ignoreFile, ".env", ".envrc"}
-
 // artifactOptions are what 'agentlab sync --artifacts' was asked for.
 type artifactOptions struct {
 	patterns []string
@@ -58,7 +55,10 @@ type syncedArtifacts struct {
 	Files     []string       `json:"files"`     // sorted, relative to the directory
 	Bytes     int64          `json:"bytes"`
 	Skipped   []skippedEntry `json:"skipped"`
-	Changed   bool           `json:"changed_while"` // the guest changed files during the copy
+	Changed   bool           `json:"changed_while"`      // the guest changed files during the copy
+	Findings  []finding      `json:"findings,omitempty"` // of the return check
+
+	found []returncheck.Finding
 }
 
 // syncArtifacts copies files that git does not carry from the session of the repository
@@ -82,6 +82,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 	}
 	if !a.json {
 		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
+		a.noteNamed(got.found)
 	}
 	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), byteSize(got.Bytes), sanitize(got.Directory), joinSomeNames(got.Files))
 }
@@ -173,10 +174,11 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOpt
 	if err := freeArtifacts(root, names, o.force); err != nil {
 		return got, err
 	}
-	if got.Files, err = a.installArtifacts(ctx, w.c, root, from, names, o, &all); err != nil {
+	if got.Files, got.found, err = a.installArtifacts(ctx, w.c, root, from, names, o, &all); err != nil {
 		return got, err
 	}
 	got.Bytes, got.Skipped, got.Changed = all.Bytes, append(got.Skipped, all.Skipped...), all.Changed
+	got.Findings = findingsJSON(got.found)
 	return got, nil
 }
 
@@ -214,7 +216,8 @@ func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath
 }
 
 // wantedArtifacts leaves out what must not come from a guest: files that git tracks here
-// or that belong to another repository, private names, and what .agentlabignore names.
+// or that belong to another repository, files that the return check refuses or holds, and
+// what .agentlabignore names.
 func wantedArtifacts(ctx context.Context, root *os.Root, top string, names []string, got *copied) ([]string, error) {
 	tracked, err := trackedNames(ctx, top)
 	if err != nil {
@@ -224,21 +227,32 @@ func wantedArtifacts(ctx context.Context, root *os.Root, top string, names []str
 	if err != nil {
 		return nil, err
 	}
+	host := workTreeHost(ctx, top)
+	host.Names = func(dir string) []string { return dirNames(root, dir) }
+	entries := make([]returncheck.Entry, len(names))
+	for i, name := range names {
+		entries[i] = returncheck.Entry{Path: name, Kind: returncheck.File}
+	}
+	held := map[string]string{}
+	for _, f := range returncheck.Check(entries, host) {
+		if f.Level != returncheck.Named {
+			held[f.Path] = f.Why
+		}
+	}
 	var wanted []string
 	for _, name := range names {
-		base := strings.ToLower(path.Base(name))
 		reason := ""
 		switch {
-		case slices.Contains(privateNames, base) || strings.HasPrefix(base, ".env."):
-			reason = "it configures git, AgentLab or the shell"
+		case held[name] != "":
+			reason = held[name]
+		case returncheck.Fold(path.Base(name)) == ".gitignore":
+			reason = "it configures git"
 		case ignored[name]:
 			reason = ignoreFile + " names it"
 		}
 		for at := name; at != "." && reason == ""; at = path.Dir(at) {
 			_, gitErr := root.Lstat(path.Join(at, ".git"))
 			switch {
-			case isGitDir(path.Base(at)):
-				reason = "it belongs to git"
 			case tracked[strings.ToLower(at)]:
 				reason = "git tracks it here"
 			case at != name && gitErr == nil:
@@ -323,21 +337,22 @@ func freeArtifacts(root *os.Root, names []string, force bool) error {
 	return nil
 }
 
-// installArtifacts copies files to the top of a work tree, and returns their names. They
-// are complete and checked before the first one is moved to its place.
-func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Root, from copyPath, names []string, o artifactOptions, got *copied) ([]string, error) {
+// installArtifacts copies files to the top of a work tree, and returns their names and the
+// findings about them. They are complete and checked before the first one is moved to its
+// place.
+func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Root, from copyPath, names []string, o artifactOptions, got *copied) ([]string, []returncheck.Finding, error) {
 	stage, remove, err := stageDir(top)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer remove()
 	// After a crash git must not take the directory for work of the user.
 	if err := top.WriteFile(path.Join(stage, ".gitignore"), []byte("*\n"), 0o600); err != nil {
-		return nil, localFault(top.Name(), err)
+		return nil, nil, localFault(top.Name(), err)
 	}
 	root, err := top.OpenRoot(stage)
 	if err != nil {
-		return nil, localFault(top.Name(), err)
+		return nil, nil, localFault(top.Name(), err)
 	}
 	defer func() { _ = root.Close() }()
 	m := a.newMeter()
@@ -352,13 +367,20 @@ func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Ro
 	})
 	m.done()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files, err := checkArtifacts(root, names, got)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return files, (installer{top, o.force}).install(path.Join(stage, "top"), ".")
+	j, err := judgeFiles(ctx, root, "top", top.Name(), ".")
+	if err == nil { // what it refuses or holds by name alone is left out before
+		err = a.admit(ctx, j.found, admission{dir: top.Name(), verb: "copied"})
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return files, j.found, (installer{top, o.force}).install(path.Join(stage, "top"), ".")
 }
 
 // checkArtifacts checks that an extracted archive has nothing but what was asked for, and

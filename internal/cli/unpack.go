@@ -13,6 +13,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 //   - Names must be local. Nothing is created twice, and there are no hard links.
 //   - Links lead to a place in the directory, or are left out, as are devices, pipes and
 //     sockets.
-//   - .git is left out, and so is HEAD of what git would take for a repository: its
-//     configuration would run programs on this machine.
+//   - .git is left out: its configuration would run programs on this machine. What becomes
+//     a repository otherwise is left to the return check.
 //   - Sizes and numbers are limited.
 type unpacker struct {
 	root *os.Root
@@ -43,7 +44,6 @@ type unpacker struct {
 
 	links     []tar.Header
 	linkBytes int
-	heads     []string
 	entries   int
 	dirs      map[string]bool // that were created
 }
@@ -131,7 +131,7 @@ func (u *unpacker) entry(h *tar.Header, in io.Reader) error {
 		return errArchive("its directory is something else")
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		if isGitDir(part) {
+		if returncheck.GitDir(part) {
 			if path.Base(name) == part {
 				u.got.skip(name, "it belongs to git")
 			}
@@ -146,13 +146,10 @@ func (u *unpacker) entry(h *tar.Header, in io.Reader) error {
 		if err := u.dir(path.Dir(at), 0o777); err != nil {
 			return err
 		}
-		if strings.EqualFold(path.Base(at), "HEAD") {
-			u.heads = append(u.heads, at)
-		}
 		return u.file(at, h, in)
 	case tar.TypeSymlink:
-		if reason := unsafeTarget(name, h.Linkname); reason != "" {
-			u.got.skip(name, reason)
+		if reason := returncheck.BadLink(name, h.Linkname); reason != "" {
+			u.got.skip(name, "it "+reason)
 			return nil
 		}
 		if u.linkBytes += len(at) + len(h.Linkname); u.linkBytes > maxLinkBytes {
@@ -167,43 +164,6 @@ func (u *unpacker) entry(h *tar.Header, in io.Reader) error {
 		return nil
 	}
 	return errArchive("the entry %.200q has the type %q", h.Name, h.Typeflag)
-}
-
-// isGitDir reports whether git could take a name for .git on some file system.
-func isGitDir(name string) bool {
-	// HFS+ ignores some characters. NTFS ignores trailing dots and blanks, and what is
-	// behind a colon names a stream of the file.
-	name, _, _ = strings.Cut(name, ":")
-	plain := strings.Map(func(r rune) rune {
-		if r >= 0x200c && r <= 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x206a && r <= 0x206f || r == 0xfeff {
-			return -1
-		}
-		return r
-	}, name)
-	plain = strings.TrimRight(plain, ". ")
-	return strings.EqualFold(plain, ".git") || strings.EqualFold(plain, "git~1")
-}
-
-// unsafeTarget returns why a link is left out: it is absolute, or leads out of the
-// directory, or into .git. A target like a/../b is refused because a could be a link.
-func unsafeTarget(name, target string) string {
-	if target == "" || len(target) > maxEntryName || path.IsAbs(target) || strings.ContainsRune(target, 0) {
-		return "it is a link out of the directory"
-	}
-	down := false
-	for part := range strings.SplitSeq(target, "/") {
-		switch {
-		case part == ".." && down:
-			return "it is a link with .. after another name"
-		case isGitDir(part):
-			return "it is a link to git's files"
-		}
-		down = down || part != ".." && part != "." && part != ""
-	}
-	if !localName(path.Join(path.Dir(name), target)) {
-		return "it is a link out of the directory"
-	}
-	return ""
 }
 
 // dir creates a directory and those above it.
@@ -268,28 +228,13 @@ func (s *shownWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish creates the links, and leaves out what git would take for a repository.
+// finish creates the links.
 func (u *unpacker) finish() error {
 	for _, l := range u.links {
 		if err := u.root.Symlink(l.Linkname, l.Name); err != nil {
 			return u.fault(l.Name, err)
 		}
 		u.got.Links++
-	}
-	for _, head := range u.heads {
-		repository := false
-		for _, mark := range []string{"objects", "refs", "commondir"} {
-			_, err := u.root.Lstat(path.Join(path.Dir(head), mark))
-			repository = repository || !errors.Is(err, fs.ErrNotExist)
-		}
-		if !repository {
-			continue
-		}
-		if err := u.root.Remove(head); err != nil {
-			return u.fault(head, err)
-		}
-		u.got.Files--
-		u.got.skip(strings.TrimPrefix(head, "top/"), "its directory is a git repository")
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // The modes of synchronization while a terminal is attached.
@@ -89,8 +90,10 @@ type autoSync struct {
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 	commits int
-	err     error // of the last attempt
-	left    int64 // bytes that may still be fetched
+	err     error                 // of the last attempt
+	held    error                 // why the last commits were fetched and not merged
+	found   []returncheck.Finding // about the last merge
+	left    int64                 // bytes that may still be fetched
 }
 
 func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *autoSync {
@@ -145,7 +148,7 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
 		if ref := w.link.ref(current); w.state.Branches[current] != "" {
 			if _, aerr := git(ctx, w.path, "merge-base", "--is-ancestor", "HEAD", ref); aerr == nil {
-				_, err = a.mergeRef(ctx, w.path, current, ref)
+				err = s.forward(ctx, a, w, current, ref)
 			}
 		}
 	}
@@ -153,6 +156,22 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		s.err = err
 	}
 	return err == nil
+}
+
+// forward merges a ref that has all commits of the current branch, unless the return check
+// finds something that the user must see first.
+func (s *autoSync) forward(ctx context.Context, a *App, w *openedSession, current, ref string) error {
+	found, err := judgeCommit(ctx, w.path, w.path, "HEAD", ref)
+	if err != nil {
+		return err
+	}
+	if s.held = a.admit(ctx, found, w.admission(ref, true)); s.held != nil {
+		return ctx.Err()
+	}
+	if _, err = a.mergeRef(ctx, w.path, current, ref); err == nil {
+		s.found = append(s.found, found...)
+	}
+	return err
 }
 
 // stop ends the synchronization and waits for it.
@@ -164,6 +183,10 @@ func (s *autoSync) stop() {
 func (s *autoSync) report(a *App) {
 	if s.commits > 0 {
 		a.progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
+	}
+	a.noteNamed(s.found)
+	if s.held != nil {
+		a.progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
 	}
 	if s.err != nil {
 		a.progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
@@ -198,25 +221,27 @@ commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
 
 func (a *App) sessionApplyCmd() *cobra.Command {
 	var name, worktree string
-	var force bool
+	var o applyOptions
 	cmd := &cobra.Command{
 		Use: "apply [PATH...]", Short: "Apply the uncommitted changes in a session to the work tree",
 		Long: `Apply the uncommitted changes in the session of this repository to the work tree here;
 with paths, only those of these files and directories. A file that differs from the
 one that was changed is merged (three-way). If a file cannot be merged, nothing is
-applied. The index and branches do not change, and the changes stay in the session.`,
-		Example: "  agentlab diff --stat\n  agentlab apply src",
+applied. The index and branches do not change, and the changes stay in the session.
+Links that lead out of the work tree are left out.`,
+		Example: "  agentlab diff --stat\n  agentlab apply src --exclude src/gen",
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
-	cmd.Flags().BoolVar(&force, "force", false, "merge into files with uncommitted changes without confirmation")
+	o.flags(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
 		return a.withChanges(ctx, c, name, worktree, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
 				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
-				return a.emit(of.applied([]string{}, 0, []string{}), silent)
+				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
 			}
-			return a.applyChanges(ctx, b, of, b.dir(), paths, force)
+			o.paths = paths
+			return a.applyChanges(ctx, b, of, b.dir(), o)
 		})
 	})
 	return cmd
@@ -447,7 +472,7 @@ func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.Rep
 			return err
 		}
 		defer func() { _ = tree.root.Close() }()
-		if list, err = tree.chosen(list, nil, ch.of); err != nil {
+		if list, err = tree.chosen(list, applyOptions{}, ch.of); err != nil {
 			return err
 		}
 		p := &applyPlan{ch: ch, w: tree, dir: b.dir()}

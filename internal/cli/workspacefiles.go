@@ -237,18 +237,21 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 		}
 		r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: w.ID}}
 		return a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
+			see := &archiveNames{}
 			if out == "-" {
-				_, err := a.export(ctx, c, sb, w, a.Stdout)
+				_, err := a.export(ctx, c, sb, w, a.Stdout, see)
+				a.noteArchive(see.findings())
 				return err
 			}
 			var entries int
 			n, err := saveTo(name, pipe(func(to io.Writer) (err error) {
-				entries, err = a.export(ctx, c, sb, w, to)
+				entries, err = a.export(ctx, c, sb, w, to, see)
 				return err
 			}), force, 0o600)
 			if err != nil {
 				return err
 			}
+			a.noteArchive(see.findings())
 			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), byteSize(n))
 		})
 	})
@@ -263,7 +266,7 @@ func pipe(fn func(io.Writer) error) io.Reader {
 }
 
 // export writes the archive of a workspace that a maintenance sandbox has mounted.
-func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer) (entries int, err error) {
+func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *archiveNames) (entries int, err error) {
 	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return 0, err
@@ -272,7 +275,7 @@ func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w ap
 	checked := make(chan error, 1)
 	go func() {
 		var err error
-		entries, err = copyArchive(zw, from, maxArchive(w))
+		entries, err = copyArchive(zw, from, maxArchive(w), see.add)
 		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		checked <- err
 	}()
@@ -379,7 +382,7 @@ func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in 
 	to, raw := io.Pipe()
 	checked := make(chan error, 1)
 	go func() {
-		_, err := copyArchive(raw, zr, limit)
+		_, err := copyArchive(raw, zr, limit, nil)
 		_ = raw.CloseWithError(err)
 		checked <- err
 	}()

@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// ordinary are repositories as they are: what they have from the beginning, and what
+// later commits change.
+var ordinary = map[string]struct {
+	begin  string
+	change []string
+}{
+	"Go":       {"go.mod main.go main_test.go Makefile .github/workflows/ci.yml .golangci.yml .gitignore AGENTS.md +scripts/release.sh", []string{"main.go", "main_test.go internal/a/a.go", "go.mod go.sum", "docs/index.md README.md testdata/HEAD testdata/refs"}},
+	"Node":     {"package.json package-lock.json .npmrc .husky/pre-commit .vscode/settings.json src/index.ts eslint.config.js", []string{"src/index.ts src/app/button.tsx", "src/hooks/useState.ts src/hooks/index.ts", "package-lock.json", "public/logo.svg .env.example"}},
+	"Python":   {"pyproject.toml app/__init__.py .pre-commit-config.yaml tox.ini .envrc", []string{"app/models.py app/config/settings.py", "tests/test_models.py", "docs/conf.txt app/objects/__init__.py app/refs.py"}},
+	"Rust":     {"Cargo.toml Cargo.lock src/main.rs .cargo/config.toml build.rs rust-toolchain.toml", []string{"src/main.rs src/lib.rs", "benches/a.rs Cargo.lock", "src/git/objects/mod.rs src/git/refs/mod.rs"}},
+	"C":        {"configure.ac Makefile.am src/main.c .gitattributes", []string{"src/main.c include/api.h", "po/de.po po/fr.po", "doc/manual.texi"}},
+	"Java":     {"pom.xml mvnw .mvn/wrapper/maven-wrapper.properties src/main/java/App.java", []string{"src/main/java/App.java", "src/test/java/AppTest.java src/main/resources/application.yml"}},
+	"Ruby":     {"Gemfile Gemfile.lock Rakefile app/models/user.rb .gitlab-ci.yml", []string{"app/models/user.rb db/schema.rb", "Gemfile.lock app/views/users/index.html.erb"}},
+	"docs":     {"mkdocs.yml docs/index.md .readthedocs.yaml", []string{"docs/index.md docs/guide/start.md", "docs/img/a.png docs/workflows/ci.md"}},
+	"monorepo": {"package.json packages/a/package.json packages/b/Makefile .gitmodules .claude/settings.json CLAUDE.md", []string{"packages/a/src/x.ts", "packages/b/lib/y.c packages/a/config/z.json"}},
+	"dotfiles": {".bashrc .vimrc .config/git/config .config/fish/config.fish", []string{"README.md notes/today.txt", "bin.txt"}},
+}
+
+// Changes of ordinary files are merged and applied without a word.
+func TestOrdinaryRepositories(t *testing.T) {
+	write := func(w *sessionWorld, dir, names, text string) {
+		files := map[string]string{}
+		for name := range strings.FieldsSeq(names) {
+			files[strings.TrimPrefix(name, "+")] = text
+		}
+		put(w.T, dir, files)
+		userGit(w.T, dir, "add", "-A")
+		for name := range strings.FieldsSeq(names) {
+			if program, is := strings.CutPrefix(name, "+"); is {
+				userGit(w.T, dir, "update-index", "--chmod=+x", program)
+			}
+		}
+		userGit(w.T, dir, "commit", "-q", "-m", text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(ordinary)) {
+		t.Run(name, func(t *testing.T) {
+			w := newSessionWorld(t)
+			write(w, w.user, ordinary[name].begin, "begin")
+			userGit(t, w.guest, "pull", "-q")
+			for i, change := range ordinary[name].change {
+				write(w, w.guest, change, fmt.Sprintf("change %d", i))
+			}
+			for _, diverged := range []bool{false, true} {
+				if diverged {
+					write(w, w.user, "only-here.txt", "of the user")
+				}
+				s, err := w.open(w.honest)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+				found, err := judgeCommit(t.Context(), w.user, w.user, "HEAD", s.link.ref("trunk"))
+				if err != nil || len(found) > 0 {
+					t.Errorf("diverged %v: %+v, %v", diverged, found, err)
+				}
+			}
+		})
+	}
+}
+
+// On a terminal the user sees what must be confirmed, and decides.
+func TestReturnCheckAsks(t *testing.T) {
+	for answer, merged := range map[string]bool{"y\n": true, "n\n": false} {
+		w := newSessionWorld(t)
+		w.commit(map[string]string{".envrc": "touch /tmp/x\n", ".vscode/tasks.json": "{}", "Makefile": "all:\n"})
+		s, err := w.open(w.honest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		ptmx, tty, err := pty.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stderr := answering{when: map[string]string{"[y/N] ": answer}, send: func(s string) { _, _ = ptmx.WriteString(s) }}
+		a := App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
+		m, found, err := a.mergeSession(t.Context(), s, "", "")
+		if merged && (err != nil || m == nil || len(found) != 3) || !merged && agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("%q: %+v, %+v, %v", answer, m, found, err)
+		}
+		for _, want := range []string{".envrc              new      direnv runs it", ".vscode/tasks.json  new      VS Code", "→ git diff HEAD...agentlab/trunk"} {
+			if !strings.Contains(stderr.buf.String(), want) {
+				t.Errorf("%q is not in\n%s", want, stderr.buf.String())
+			}
+		}
+		_, _ = ptmx.Close(), tty.Close()
+	}
+}

@@ -1,0 +1,475 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"unicode"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
+)
+
+// The values of agentlab.return in the configuration of git: what happens to files of a
+// guest that programs of this machine execute or obey by themselves.
+const (
+	returnAsk   = "ask" // ask on a terminal, else hold
+	returnHold  = "hold"
+	returnAllow = "allow"
+)
+
+// finding is a finding of the return check under --json.
+type finding struct {
+	Path   string `json:"path"`
+	Level  string `json:"level"` // refused, held or named
+	New    bool   `json:"new"`
+	Reason string `json:"reason"`
+	Source string `json:"source"`
+}
+
+// levelNames are the names of returncheck's levels under --json.
+var levelNames = map[returncheck.Level]string{returncheck.Refused: "refused", returncheck.Held: "held", returncheck.Named: "named"}
+
+func findingsJSON(found []returncheck.Finding) (list []finding) {
+	for _, f := range found {
+		list = append(list, finding{f.Path, levelNames[f.Level], f.New, f.Why, f.Source})
+	}
+	return list
+}
+
+// ofLevel returns the findings of a level.
+func ofLevel(found []returncheck.Finding, level returncheck.Level) []returncheck.Finding {
+	return slices.DeleteFunc(slices.Clone(found), func(f returncheck.Finding) bool { return f.Level != level })
+}
+
+// admission is what happens to files of a guest that the return check has judged.
+type admission struct {
+	dir     string // whose configuration of git counts
+	verb    string // what happens to the files: merged, applied, copied
+	show    string // command that shows the files; may be ""
+	instead string // how to get the files if they are held; may be ""
+	quiet   bool   // do not ask: a program has the terminal
+}
+
+// admit returns an error if files must not reach the work tree, because they are refused
+// or because the user has not agreed.
+func (a *App) admit(ctx context.Context, found []returncheck.Finding, how admission) error {
+	if bad := ofLevel(found, returncheck.Refused); len(bad) > 0 {
+		return agentlab.Errorf(agentlab.CodeDenied, "the return check refuses %s: %s; nothing was %s", agentlab.Plural(len(bad), "file"), reasons(bad), how.verb).
+			WithHint("%s", joinHints(how.show, "remove the files in the sandbox"))
+	}
+	held := ofLevel(found, returncheck.Held)
+	if len(held) == 0 {
+		return nil
+	}
+	policy, err := returnPolicy(ctx, how.dir)
+	if err != nil {
+		return err
+	}
+	if policy == returnAllow {
+		return nil
+	}
+	if policy == returnAsk && !how.quiet {
+		if _, tty := terminal(a.Stdin); tty && !a.noInput && !a.json {
+			a.listReturned(held, "programs of this machine execute or obey these files of the sandbox without a command of yours:")
+			if how.show != "" {
+				a.progressf("  → %s", how.show)
+			}
+			if a.confirm("Accept them?") {
+				return nil
+			}
+		}
+	}
+	return agentlab.Errorf(agentlab.CodeDenied, "%s must be confirmed: %s; nothing was %s", agentlab.Plural(len(held), "file"), reasons(held), how.verb).
+		WithHint("%s", joinHints(how.show, how.instead, "confirm on a terminal; accept such files always: git config agentlab.return allow"))
+}
+
+func joinHints(hints ...string) string {
+	return strings.Join(slices.DeleteFunc(hints, func(h string) bool { return h == "" }), "; ")
+}
+
+// returnPolicy returns the value of agentlab.return.
+func returnPolicy(ctx context.Context, dir string) (string, error) {
+	policy, err := git(ctx, dir, "config", "--get", "agentlab.return")
+	if err != nil && ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	switch policy {
+	case "":
+		return returnAsk, nil
+	case returnAsk, returnHold, returnAllow:
+		return policy, nil
+	}
+	return "", agentlab.Errorf(agentlab.CodeInvalid, "agentlab.return is %q in the configuration of git", policy).
+		WithHint("use one of %s, %s, %s: git config agentlab.return %s", returnAsk, returnHold, returnAllow, returnAsk)
+}
+
+// listReturned prints a table of findings under a title.
+func (a *App) listReturned(found []returncheck.Finding, title string) {
+	const shown = 20
+	a.progressf("%s", title)
+	width := 0
+	for _, f := range found[:min(shown, len(found))] {
+		width = max(width, len(sanitize(f.Path)))
+	}
+	for i, f := range found {
+		if i == shown {
+			a.progressf("  and %d more", len(found)-shown)
+			break
+		}
+		state := "changed"
+		if f.New {
+			state = "new"
+		}
+		a.progressf("  %-*s  %-7s  %s", min(width, 60), sanitize(f.Path), state, sanitize(f.Why))
+	}
+}
+
+// reasons joins findings for a sentence.
+func reasons(found []returncheck.Finding) string {
+	const shown = 5
+	var parts []string
+	for _, f := range found[:min(shown, len(found))] {
+		parts = append(parts, fmt.Sprintf("%.200s (%s)", sanitize(f.Path), sanitize(f.Why)))
+	}
+	text := strings.Join(parts, ", ")
+	if n := len(found) - shown; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// noteNamed names, in one line, files that the user should read before they run.
+func (a *App) noteNamed(found []returncheck.Finding) {
+	var order []string
+	paths := map[string][]string{}
+	for _, f := range ofLevel(found, returncheck.Named) {
+		if paths[f.Why] == nil {
+			order = append(order, f.Why)
+		}
+		paths[f.Why] = append(paths[f.Why], f.Path)
+	}
+	var parts []string
+	for _, why := range order[:min(4, len(order))] {
+		parts = append(parts, joinSomeNames(paths[why])+" ("+sanitize(why)+")")
+	}
+	if n := len(order) - 4; n > 0 {
+		parts = append(parts, fmt.Sprintf("files with %d other reasons", n))
+	}
+	if len(parts) > 0 {
+		a.progressf("note: read before you run: %s", strings.Join(parts, "; "))
+	}
+}
+
+// noteFetched names all findings about commits that were fetched and not merged.
+func (a *App) noteFetched(found []returncheck.Finding, show string) {
+	list := append(ofLevel(found, returncheck.Refused), ofLevel(found, returncheck.Held)...)
+	if len(list) > 0 {
+		a.listReturned(list, "note: these commits have files that do harm in a work tree, or that programs of this machine execute or obey without a command of yours:")
+		if show != "" {
+			a.progressf("  → %s", show)
+		}
+	}
+	a.noteNamed(found)
+}
+
+// workTreeHost describes the work tree in a directory for the return check, without its
+// names.
+func workTreeHost(ctx context.Context, top string) returncheck.Host {
+	h := returncheck.Host{Links: topLinks(top), FoldsNames: foldsNames(top)}
+	all, err := git(ctx, top, "config", "--type=path", "--get-all", "core.hooksPath")
+	lines := strings.Split(all, "\n") // the last value is the one that gitSafe sets
+	if err != nil || len(lines) < 2 {
+		return h
+	}
+	hooks := lines[len(lines)-2]
+	if filepath.IsAbs(hooks) {
+		hooks, _ = filepath.Rel(top, hooks)
+	}
+	if filepath.IsLocal(hooks) {
+		h.Hooks = filepath.ToSlash(filepath.Clean(hooks))
+	}
+	return h
+}
+
+// dirNames returns the names in a directory; none if it cannot be read.
+func dirNames(root *os.Root, dir string) []string {
+	f, err := root.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	names, _ := f.Readdirnames(-1)
+	return names
+}
+
+// topLinks returns the symbolic links in a directory with their targets.
+func topLinks(dir string) map[string]string {
+	links := map[string]string{}
+	list, _ := os.ReadDir(dir)
+	for _, e := range list {
+		if e.Type()&fs.ModeSymlink == 0 {
+			continue
+		}
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			links[e.Name()] = filepath.ToSlash(to)
+		}
+	}
+	return links
+}
+
+// foldsNames reports whether the file system of a directory ignores the case of names: it
+// then finds one of the directory's entries, or the directory itself, under another case.
+func foldsNames(dir string) bool {
+	other := func(name string) string {
+		return strings.Map(func(r rune) rune {
+			if unicode.IsUpper(r) {
+				return unicode.ToLower(r)
+			}
+			return unicode.ToUpper(r)
+		}, name)
+	}
+	same := func(dir, name string) bool {
+		a, err := os.Lstat(filepath.Join(dir, name))
+		b, otherErr := os.Lstat(filepath.Join(dir, other(name)))
+		return err == nil && otherErr == nil && name != other(name) && os.SameFile(a, b)
+	}
+	f, err := os.Open(dir) //nolint:gosec // a directory of the user
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	names, _ := f.Readdirnames(20)
+	return slices.ContainsFunc(names, func(name string) bool { return same(dir, name) })
+}
+
+// topOf returns the top of the work tree that a directory of this machine is in; "" if
+// there is none. It runs nothing.
+func topOf(dir string) string {
+	for at := dir; ; at = filepath.Dir(at) {
+		if _, err := os.Lstat(filepath.Join(at, ".git")); err == nil {
+			return at
+		}
+		if at == filepath.Dir(at) {
+			return ""
+		}
+	}
+}
+
+// judgedFiles are files of a guest in a staging directory, with the findings about them.
+type judgedFiles struct {
+	found  []returncheck.Finding // their paths are relative to the destination
+	staged map[string]string     // where the files and directories are, by the paths of findings
+}
+
+// judgeFiles is the return check of the files from in a staging directory, which are about
+// to become to in the directory parent.
+func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (judgedFiles, error) {
+	got := judgedFiles{staged: map[string]string{}}
+	abs, err := filepath.Abs(parent)
+	if err == nil {
+		abs, err = filepath.EvalSymlinks(abs)
+	}
+	if err != nil {
+		return got, localFault(parent, err)
+	}
+	root, err := os.OpenRoot("/")
+	if err != nil {
+		return got, err
+	}
+	defer func() { _ = root.Close() }()
+	place := strings.TrimPrefix(filepath.ToSlash(abs), "/")
+	var entries []returncheck.Entry
+	err = fs.WalkDir(stage.FS(), from, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		here := path.Join(to, strings.TrimPrefix(name, from)) // below parent
+		if d.IsDir() && here == "." {
+			return nil
+		}
+		e := returncheck.Entry{Path: path.Join(place, here)}
+		if e.Kind, e.Target, err = fileKind(stage, name); err == nil {
+			e.Was, _, err = fileKind(root, e.Path)
+		}
+		entries, got.staged[here] = append(entries, e), name
+		return err
+	})
+	if err != nil {
+		return got, localFault(parent, err)
+	}
+	for _, f := range returncheck.Check(entries, placeHost(ctx, root, abs)) {
+		here := strings.TrimPrefix(strings.TrimPrefix(f.Path, place), "/")
+		if f.Level != returncheck.Refused && sameContent(stage, got.staged[here], root, f.Path) {
+			continue
+		}
+		f.Path = here
+		got.found = append(got.found, f)
+	}
+	return got, nil
+}
+
+// admitFile is the return check of one file of a guest that is about to be written.
+func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
+	abs, err := filepath.Abs(name)
+	if err == nil {
+		var dir string
+		if dir, err = filepath.EvalSymlinks(filepath.Dir(abs)); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil // it cannot be written
+		}
+		abs = filepath.Join(dir, filepath.Base(abs))
+	}
+	if err != nil {
+		return nil, localFault(name, err)
+	}
+	root, err := os.OpenRoot("/")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	e := returncheck.Entry{Path: strings.TrimPrefix(filepath.ToSlash(abs), "/"), Kind: returncheck.File}
+	if e.Was, _, err = fileKind(root, e.Path); err != nil {
+		return nil, localFault(name, err)
+	}
+	found := returncheck.Check([]returncheck.Entry{e}, placeHost(ctx, root, filepath.Dir(abs)))
+	for i := range found {
+		found[i].Path = name
+	}
+	if !a.json {
+		a.noteNamed(found)
+	}
+	return found, a.admit(ctx, found, admission{dir: filepath.Dir(abs), verb: "written"})
+}
+
+// placeHost describes a directory of this machine for the return check of paths below
+// root, which is the root directory.
+func placeHost(ctx context.Context, root *os.Root, dir string) returncheck.Host {
+	host := returncheck.Host{FoldsNames: foldsNames(dir)}
+	if top := topOf(dir); top != "" {
+		host = workTreeHost(ctx, top)
+		host.Top = strings.TrimPrefix(filepath.ToSlash(top), "/")
+		if host.Hooks != "" {
+			host.Hooks = path.Join(host.Top, host.Hooks)
+		}
+	}
+	host.Names = func(dir string) []string { return dirNames(root, dir) }
+	return host
+}
+
+// noteArchive names, in one line, what an archive of a guest has for those who extract it.
+func (a *App) noteArchive(found []returncheck.Finding) {
+	if list := append(ofLevel(found, returncheck.Refused), ofLevel(found, returncheck.Held)...); len(list) > 0 {
+		a.progressf("note: programs execute or obey files of the archive where it is extracted: %s", reasons(list))
+	}
+}
+
+// maxArchiveNames limits the names that are kept of an archive of a guest, in bytes.
+const maxArchiveNames = 64 << 20
+
+// archiveNames collects the entries of an archive for the return check.
+type archiveNames struct {
+	entries []returncheck.Entry
+	bytes   int
+	git     map[string]bool // directories of git, which count once
+}
+
+// add adds an entry, unless there are too many.
+func (n *archiveNames) add(h *tar.Header) {
+	name := path.Clean(h.Name)
+	if h.Typeflag == tar.TypeDir || n.bytes > maxArchiveNames {
+		return
+	}
+	parts := strings.Split(name, "/")
+	if i := slices.IndexFunc(parts, returncheck.GitDir); i >= 0 {
+		if name = strings.Join(parts[:i+1], "/"); n.git[name] {
+			return
+		}
+		if n.git == nil {
+			n.git = map[string]bool{}
+		}
+		n.git[name] = true
+	}
+	e := returncheck.Entry{Path: name, Kind: returncheck.File}
+	if h.Typeflag == tar.TypeSymlink {
+		e.Kind, e.Target = returncheck.Link, h.Linkname
+	}
+	n.bytes += len(name) + len(e.Target) + 64
+	n.entries = append(n.entries, e)
+}
+
+// findings judges what was collected.
+func (n *archiveNames) findings() []returncheck.Finding {
+	found := returncheck.Check(n.entries, returncheck.Host{})
+	if n.bytes > maxArchiveNames {
+		found = append(found, returncheck.Finding{Path: "other files", Level: returncheck.Held, Why: "there are too many to check"})
+	}
+	return found
+}
+
+// fileKind returns the kind of a file, and the target of a link. A file that does not
+// exist, or is a device, a pipe or a socket, is None.
+func fileKind(root *os.Root, name string) (returncheck.Kind, string, error) {
+	st, err := root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR):
+		return returncheck.None, "", nil
+	case err != nil:
+		return returncheck.None, "", err
+	case st.Mode()&fs.ModeSymlink != 0:
+		target, err := root.Readlink(name)
+		return returncheck.Link, target, err
+	case st.IsDir():
+		return returncheck.Dir, "", nil
+	case !st.Mode().IsRegular():
+		return returncheck.None, "", nil
+	case st.Mode()&0o111 != 0:
+		return returncheck.Program, "", nil
+	}
+	return returncheck.File, "", nil
+}
+
+// sameContent reports whether two files are equal.
+func sameContent(a *os.Root, aName string, b *os.Root, bName string) bool {
+	aKind, aTarget, aErr := fileKind(a, aName)
+	bKind, bTarget, bErr := fileKind(b, bName)
+	if aErr != nil || bErr != nil || aKind != bKind || aTarget != bTarget || aKind == returncheck.None || aKind == returncheck.Dir {
+		return false
+	}
+	if aKind == returncheck.Link {
+		return true
+	}
+	aFile, aErr := a.Open(aName)
+	if aErr != nil {
+		return false
+	}
+	defer func() { _ = aFile.Close() }()
+	bFile, bErr := b.Open(bName)
+	if bErr != nil {
+		return false
+	}
+	defer func() { _ = bFile.Close() }()
+	aBuf, bBuf := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		n, aErr := io.ReadFull(aFile, aBuf)
+		m, bErr := io.ReadFull(bFile, bBuf)
+		if !bytes.Equal(aBuf[:n], bBuf[:m]) {
+			return false
+		}
+		if aErr != nil || bErr != nil {
+			return ended(aErr) && ended(bErr)
+		}
+	}
+}
+
+// ended reports whether io.ReadFull has reached the end of a file.
+func ended(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }

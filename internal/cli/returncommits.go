@@ -1,0 +1,289 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
+)
+
+// Limits on a tree of a guest that is merged into a work tree.
+const (
+	maxTreePaths = 1 << 20   // paths
+	maxTreeNames = 256 << 20 // bytes of their names
+	maxMerged    = 1 << 30   // bytes of the files that a merge writes
+)
+
+// mergeOptions makes a merge independent of the configuration of the user, of a
+// repository, and of the limits that git gets for objects of a guest.
+var mergeOptions = []string{"-c", "merge.renames=true", "-c", "merge.directoryRenames=conflict", "-c", "merge.renormalize=false", "-c", "pull.twohead=ort"}
+
+// judgeCommit is the return check of a guest's commit: it judges what a merge would change
+// in the user's commit, which is "" for a branch without commits. The files are counted
+// first. The user's branch is checked out in the directory top, unless that is "".
+func judgeCommit(ctx context.Context, repo, top, ours, theirs string) ([]returncheck.Finding, error) {
+	if ours != "" {
+		if _, err := git(ctx, repo, "merge-base", "--is-ancestor", theirs, ours); err == nil {
+			return nil, nil
+		}
+	}
+	if err := countTree(ctx, repo, theirs); err != nil {
+		return nil, err
+	}
+	dir, remove, err := tempDir("agentlab-return-*")
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	objects, err := git(ctx, repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return nil, err
+	}
+	m := mergeTrial{repo: repo, env: []string{"GIT_OBJECT_DIRECTORY=" + dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + objects}}
+	tree, err := m.result(ctx, ours, theirs)
+	if err != nil {
+		return nil, err
+	}
+	from := emptyTree
+	if ours != "" {
+		from = ours + "^{tree}"
+	}
+	list, err := rawDiff(ctx, m.git, from, tree, maxTreePaths)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	targets, err := m.sizes(ctx, list)
+	if err != nil {
+		return nil, err
+	}
+	host := returncheck.Host{}
+	var names func(string) []string
+	if top != "" {
+		host = workTreeHost(ctx, top)
+		root, err := os.OpenRoot(top)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = root.Close() }()
+		names = func(dir string) []string { return dirNames(root, dir) }
+	}
+	if host.Names, err = m.names(ctx, ours, list, names); err != nil {
+		return nil, err
+	}
+	return returncheck.Check(changeEntries(list, func(c change) string { return targets[c.newBlob] }), host), nil
+}
+
+// mergeTrial finds out what a merge would change. Objects that git makes for it are in a
+// temporary directory.
+type mergeTrial struct {
+	repo string
+	env  []string
+}
+
+// git runs git under the limits for a guest's objects.
+func (m mergeTrial) git(ctx context.Context, in gitInput, args ...string) (string, error) {
+	in.env, in.limited = append(in.env, m.env...), true
+	return in.run(ctx, m.repo, args...)
+}
+
+// countTree returns an error with code limit if a tree has too many paths: twelve objects
+// can have 10^10.
+func countTree(ctx context.Context, repo, tree string) error {
+	count := &pathCounter{}
+	_, err := gitInput{stdout: count, limited: true}.run(ctx, repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
+	if count.over() {
+		return agentlab.Errorf(agentlab.CodeLimit, "the commit %.12s has more than %d files", tree, maxTreePaths).
+			WithHint("look at it: git ls-tree %.12s", tree)
+	}
+	return err
+}
+
+// pathCounter counts paths that end with a zero byte, and fails if there are too many.
+type pathCounter struct{ paths, bytes int }
+
+func (c *pathCounter) over() bool { return c.paths > maxTreePaths || c.bytes > maxTreeNames }
+
+// Write implements io.Writer.
+func (c *pathCounter) Write(p []byte) (int, error) {
+	c.paths += bytes.Count(p, []byte{0})
+	c.bytes += len(p)
+	if c.over() {
+		return 0, errOutputTooLarge
+	}
+	return len(p), nil
+}
+
+// result returns the tree that a merge makes. With conflicts, it is what git writes to the
+// work tree.
+func (m mergeTrial) result(ctx context.Context, ours, theirs string) (string, error) {
+	if ours == "" {
+		return theirs + "^{tree}", nil
+	}
+	if _, err := git(ctx, m.repo, "merge-base", "--is-ancestor", ours, theirs); err == nil {
+		return theirs + "^{tree}", nil
+	}
+	env, err := disableFilters(ctx, m.repo)
+	if err != nil {
+		return "", err
+	}
+	drivers, err := plainMergeDrivers(ctx, m.repo)
+	if err != nil {
+		return "", err
+	}
+	out := bounded.Head{Max: maxTreeNames}
+	args := slices.Concat(drivers, mergeOptions, []string{"merge-tree", "--write-tree", "--no-messages", "--name-only", ours, theirs})
+	_, err = m.git(ctx, gitInput{stdout: &out, env: env}, args...)
+	if tree, _, _ := strings.Cut(out.String(), "\n"); isCommit(tree) { // with conflicts, git fails
+		return tree, nil
+	}
+	switch {
+	case ctx.Err() != nil:
+		return "", ctx.Err()
+	case err == nil:
+		err = errors.New("git printed no tree")
+	}
+	return "", agentlab.Errorf(agentlab.CodeConflict, "git cannot find out what a merge of %.12s changes: %s", theirs, sanitize(err.Error())).
+		WithHint("git 2.38 or later is required to merge; the commits are fetched: git log -p HEAD..%.12s", theirs)
+}
+
+// sizes checks how much a merge writes, and returns the targets of links by the name of
+// their blob. The same content counts for each file.
+func (m mergeTrial) sizes(ctx context.Context, list []change) (map[string]string, error) {
+	var ids, links strings.Builder
+	for _, c := range list {
+		if c.newMode != modeNone && c.newMode != modeModule {
+			fmt.Fprintln(&ids, c.newBlob)
+		}
+	}
+	out := bounded.Head{Max: maxTreePaths * 64, Fail: errOutputTooLarge}
+	if _, err := m.git(ctx, gitInput{stdin: strings.NewReader(ids.String()), stdout: &out}, "cat-file", "--batch-check=%(objecttype) %(objectsize)"); err != nil {
+		return nil, err
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	left, n := int64(maxMerged), 0
+	count := 0
+	for _, c := range list {
+		if c.newMode == modeNone || c.newMode == modeModule {
+			continue
+		}
+		var kind string
+		var size int64
+		if n < len(lines) {
+			_, _ = fmt.Sscanf(lines[n], "%s %d", &kind, &size)
+		}
+		if n++; kind != "blob" || size < 0 {
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", sanitize(c.path))
+		}
+		if left -= size; left < 0 {
+			return nil, agentlab.Errorf(agentlab.CodeLimit, "the merge would write more than %s", byteSize(maxMerged)).
+				WithHint("the commits are fetched; look at them, and merge them with git if you agree")
+		}
+		if c.newMode == modeLink && size <= returncheck.MaxLink {
+			fmt.Fprintln(&links, c.newBlob)
+			count++
+		}
+	}
+	return m.links(ctx, links.String(), count)
+}
+
+// links reads blobs, which are the targets of links.
+func (m mergeTrial) links(ctx context.Context, ids string, count int) (map[string]string, error) {
+	if count == 0 {
+		return nil, nil
+	}
+	out := bounded.Head{Max: count * (returncheck.MaxLink + 128), Fail: errOutputTooLarge}
+	if _, err := m.git(ctx, gitInput{stdin: strings.NewReader(ids), stdout: &out}, "cat-file", "--batch"); err != nil {
+		return nil, err
+	}
+	targets := map[string]string{}
+	in := bufio.NewReader(strings.NewReader(out.String()))
+	for range count {
+		var id, kind string
+		var size int
+		line, err := in.ReadString('\n')
+		if n, _ := fmt.Sscanf(line, "%s %s %d", &id, &kind, &size); err != nil || n != 3 || size < 0 || size > returncheck.MaxLink {
+			return nil, fmt.Errorf("git printed %.100q for a link", line)
+		}
+		text := make([]byte, size+1)
+		if _, err := io.ReadFull(in, text); err != nil {
+			return nil, err
+		}
+		targets[id] = string(text[:size])
+	}
+	return targets, nil
+}
+
+// names returns what a tree has in the directories of changes, together with more, which
+// may be nil.
+func (m mergeTrial) names(ctx context.Context, tree string, list []change, more func(string) []string) (func(string) []string, error) {
+	known := map[string]map[string]bool{}
+	for _, c := range list {
+		for dir := path.Dir(c.path); known[dir] == nil; dir = path.Dir(dir) {
+			known[dir] = map[string]bool{}
+		}
+	}
+	if tree != "" {
+		out, err := gitInput{raw: true}.run(ctx, m.repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
+		if err != nil {
+			return nil, err
+		}
+		for name := range strings.SplitSeq(out, "\x00") {
+			for at := name; at != "." && at != ""; at = path.Dir(at) {
+				if names := known[path.Dir(at)]; names != nil {
+					names[path.Base(at)] = true
+				}
+			}
+		}
+	}
+	return func(dir string) []string {
+		var list []string
+		for name := range known[dir] {
+			list = append(list, name)
+		}
+		if more != nil {
+			list = append(list, more(dir)...)
+		}
+		return list
+	}, nil
+}
+
+// changeEntries returns changes of git for the return check.
+func changeEntries(list []change, target func(change) string) []returncheck.Entry {
+	kinds := map[string]returncheck.Kind{modeNone: returncheck.None, modeProgram: returncheck.Program, modeLink: returncheck.Link, modeModule: returncheck.Module}
+	kind := func(mode string) returncheck.Kind {
+		if k, is := kinds[mode]; is {
+			return k
+		}
+		return returncheck.File
+	}
+	entries := make([]returncheck.Entry, len(list))
+	for i, c := range list {
+		entries[i] = returncheck.Entry{Path: c.path, Kind: kind(c.newMode), Was: kind(c.oldMode)}
+		if c.newMode == modeLink {
+			entries[i].Target = target(c)
+		}
+	}
+	return entries
+}
+
+// judgeFetched is the return check of a commit that was fetched, against the branch that
+// is checked out in a repository.
+func judgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
+	top, _ := git(ctx, repo, "rev-parse", "--show-toplevel")
+	head, _ := git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+	if top != "" {
+		top = filepath.Clean(top)
+	}
+	return judgeCommit(ctx, repo, top, head, commit)
+}

@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
+)
+
+// mergeSession merges a branch of a session into a local one, with the findings of the
+// return check; nil means that it had everything.
+func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, []returncheck.Finding, error) {
+	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+	from := w.mergeSource(current, into, worktree)
+	if w.state.Branches[from] == "" {
+		if worktree == "" && into == "" && current != "" {
+			return nil, nil, nil // notMerged says that the session has no such branch
+		}
+		return nil, nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
+			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
+	}
+	if into == "" && current == "" {
+		return nil, nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
+			WithHint("the commits are fetched; merge them with --into BRANCH")
+	}
+	ref, elsewhere := w.link.ref(from), into != "" && into != current
+	top, ours := w.path, "HEAD"
+	if elsewhere {
+		if err := checkBranch(into, "into"); err != nil {
+			return nil, nil, err
+		}
+		if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
+			top, ours = "", "refs/heads/"+into
+		}
+	}
+	if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
+		ours = ""
+	}
+	found, err := judgeCommit(ctx, w.path, top, ours, ref)
+	if err == nil {
+		err = a.admit(ctx, found, w.admission(ref, false))
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var m *merged
+	if elsewhere {
+		m, err = a.forwardBranch(ctx, w.path, into, ref)
+	} else {
+		m, err = a.mergeRef(ctx, w.path, current, ref)
+	}
+	if m != nil {
+		m.From = from
+	}
+	return m, found, err
+}
+
+// forwardBranch sets a branch that is not checked out to a descendant, or creates it.
+func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*merged, error) {
+	to, err := git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	full := "refs/heads/" + branch
+	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
+	switch {
+	case err != nil:
+		old = ""
+	case old == to:
+		return nil, nil
+	default:
+		if _, err := git(ctx, path, "merge-base", "--is-ancestor", old, to); err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has commits that the session lacks", branch).
+				WithHint("the commits are fetched; merge them: git checkout %s && git merge %s", branch, strings.TrimPrefix(ref, "refs/remotes/"))
+		}
+	}
+	if used, _ := git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
+			WithHint("run 'agentlab sync' there")
+	}
+	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, noBlob)); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
+	}
+	return &merged{Branch: branch, Commit: to, FastForward: true, old: old}, nil
+}
+
+// mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
+// tree for the user.
+func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, error) {
+	old, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := git(ctx, path, "merge-base", "--is-ancestor", ref, "HEAD"); err == nil {
+		return nil, nil
+	}
+	env, err := disableFilters(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	drivers, err := plainMergeDrivers(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true, limited: true}
+	_, err = in.run(ctx, path, slices.Concat(drivers, mergeOptions, []string{
+		"merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash",
+		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", ref,
+	})...)
+	if err != nil && ctx.Err() == nil {
+		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
+			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s%s", branch, a.conflicted(ctx, path)).
+				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
+		}
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(err.Error())).
+			WithHint("the commits are fetched; commit or stash your changes and run the command again, or merge with git: git merge %s", strings.TrimPrefix(ref, "refs/remotes/"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	if err != nil {
+		return nil, err
+	}
+	to, _ := git(ctx, path, "rev-parse", ref)
+	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
+	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil, old: old}, nil
+}
+
+// conflicted lists the files with conflicts after a merge, for the end of a sentence.
+func (a *App) conflicted(ctx context.Context, path string) string {
+	out, err := gitInput{raw: true}.run(ctx, path, "diff", "--name-only", "--diff-filter=U", "--no-ext-diff", "--no-textconv", "-z")
+	if err != nil || out == "" {
+		return ""
+	}
+	return " in " + joinSomeNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
+}
+
+// identity is the variables of the user's environment that name the author and the
+// committer of a merge.
+func identity() (env []string) {
+	for _, kv := range os.Environ() {
+		if strings.HasPrefix(kv, "GIT_AUTHOR_") || strings.HasPrefix(kv, "GIT_COMMITTER_") {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+// plainMergeDrivers returns options that replace the merge drivers of the configuration,
+// which a guest's .gitattributes can choose, by git's merge of lines.
+func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
+	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
+	if err != nil {
+		return nil, err
+	}
+	var options []string
+	for key := range strings.SplitSeq(keys, "\x00") {
+		if name, ok := strings.CutSuffix(key, ".driver"); ok && strings.HasPrefix(name, "merge.") {
+			if strings.Contains(key, "=") {
+				return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the merge driver %q has an equals sign in its name", key).WithHint("rename it in the configuration of git")
+			}
+			options = append(options, "-c", key+"=git merge-file --marker-size=%L %A %O %B")
+		}
+	}
+	return options, nil
+}

@@ -1,0 +1,260 @@
+// Package returncheck judges files that a guest made before they reach this machine.
+//
+// A guest is hostile, and some files need no command to do harm: git obeys the
+// configuration of a directory that looks like a repository, a shell runs .envrc, an
+// editor runs the tasks of .vscode. The package reads names, types and link targets, and
+// runs nothing. Its callers collect the files and act on the findings.
+package returncheck
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Kind is the type of a file.
+type Kind byte
+
+// Types of files.
+const (
+	None    Kind = iota // no file
+	File                // a regular file
+	Program             // a regular file with an executable bit
+	Link                // a symbolic link
+	Module              // a commit of a submodule
+	Dir                 // a directory, which matters if it can be empty
+)
+
+// Entry is a file that a guest adds, changes or deletes.
+type Entry struct {
+	Path   string // relative to the root, with slashes
+	Kind   Kind   // None if the file is deleted
+	Was    Kind   // None if the file is new
+	Target string // of a Link
+}
+
+// Level says what a finding requires.
+type Level byte
+
+// Levels, from the most severe one.
+const (
+	// Refused files are never written to a work tree.
+	Refused Level = iota
+	// Held files are written only if the user agrees: a program of this machine executes
+	// or obeys them without a command of the user.
+	Held
+	// Named files are only reported: they run with a usual command of the user.
+	Named
+)
+
+// Finding is a file that the user must know about.
+type Finding struct {
+	Path   string
+	Level  Level
+	New    bool   // it does not exist on this machine yet
+	Why    string // completes the sentence "PATH: …"
+	Source string // where the rule comes from: a manual page or an address
+}
+
+// Host describes the place on this machine where the files arrive.
+type Host struct {
+	// Names returns the names in a directory, relative to the root, before the files
+	// arrive; none if the directory does not exist.
+	Names func(dir string) []string
+	// Top is the directory of the work tree relative to the root: rules for names do not
+	// look at what is above it. It is "." or "" for the root itself.
+	Top string
+	// Links are the symbolic links with their targets in the directory Top. A program that
+	// obeys a link obeys the file to which it leads.
+	Links map[string]string
+	// Hooks is the directory of git's hooks relative to the root, if it is below it.
+	Hooks string
+	// FoldsNames says that the file system ignores the case of names.
+	FoldsNames bool
+}
+
+// Check returns the findings about files, the most severe first. A path has at most one.
+func Check(entries []Entry, host Host) []Finding {
+	c := &check{host: host, new: map[string]map[string]bool{}, found: map[string]Finding{}, shapes: map[string]bool{}}
+	if c.host.Names == nil {
+		c.host.Names = func(string) []string { return nil }
+	}
+	c.host.Top = cmp.Or(path.Clean(c.host.Top), ".")
+	for _, e := range entries {
+		if e.Kind != None {
+			c.collect(e.Path)
+		}
+	}
+	same := c.sameNames()
+	for _, e := range entries {
+		c.entry(e, same)
+	}
+	var list []Finding
+	for _, f := range c.found {
+		list = append(list, f)
+	}
+	slices.SortFunc(list, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.Path, b.Path)) })
+	return list
+}
+
+// check is the state of one call of Check.
+type check struct {
+	host   Host
+	new    map[string]map[string]bool // names that arrive, by their directory
+	shapes map[string]bool            // whether a directory is a git repository, as far as it was asked
+	found  map[string]Finding
+}
+
+// collect records the names of a path.
+func (c *check) collect(p string) {
+	for at := path.Clean(p); at != "." && at != "/"; at = path.Dir(at) {
+		dir, name := path.Dir(at), path.Base(at)
+		if c.new[dir] == nil {
+			c.new[dir] = map[string]bool{}
+		}
+		if c.new[dir][name] {
+			return
+		}
+		c.new[dir][name] = true
+	}
+}
+
+// sameNames returns the names that arrive and that a file system could take for another
+// one in the same directory, by path, with the other name.
+func (c *check) sameNames() map[string]string {
+	same := map[string]string{}
+	for dir, names := range c.new {
+		seen := map[string]string{}
+		have := map[string]bool{}
+		for _, name := range c.host.Names(dir) {
+			seen[Fold(name)], have[name] = name, true
+		}
+		for _, name := range slices.Sorted(func(yield func(string) bool) {
+			for name := range names {
+				if !yield(name) {
+					return
+				}
+			}
+		}) {
+			other, is := seen[Fold(name)]
+			if is && other != name && !have[name] {
+				same[path.Join(dir, name)] = other
+			}
+			if !is {
+				seen[Fold(name)] = name
+			}
+		}
+	}
+	return same
+}
+
+// add records a finding, unless the path has a more severe one.
+func (c *check) add(e Entry, level Level, why, source string) {
+	if f, is := c.found[e.Path]; !is || level < f.Level {
+		c.found[e.Path] = Finding{Path: e.Path, Level: level, New: e.Was == None, Why: why, Source: source}
+	}
+}
+
+// entry judges one file.
+func (c *check) entry(e Entry, same map[string]string) {
+	if e.Kind == None {
+		if rule := c.rule(e.Path); rule != nil && rule.level == Held {
+			c.add(e, Named, "is deleted: "+rule.why, rule.source)
+		}
+		return
+	}
+	if why := BadPath(e.Path); why != "" {
+		c.add(e, Refused, why, "git-check-ref-format(1), path_resolution(7)")
+		return
+	}
+	if e.Kind == Link {
+		if why := BadLink(e.Path, e.Target); why != "" {
+			c.add(e, Refused, why, "symlink(7)")
+		}
+	}
+	for at := e.Path; ; at = path.Dir(at) {
+		if other, is := same[at]; is {
+			level := Named
+			if c.host.FoldsNames {
+				level = Refused
+			}
+			c.add(e, level, "has the name of "+other+" where case or Unicode forms do not count", "path_resolution(7), git-config(1) core.ignoreCase")
+		}
+		dir := path.Dir(at)
+		if c.repository(dir) {
+			c.add(e, Refused, "its directory is or becomes a git repository, whose configuration runs programs", "gitrepository-layout(5)")
+		}
+		if dir == "." || dir == "/" {
+			break
+		}
+	}
+	if rule := c.rule(e.Path); rule != nil && e.Kind != Dir {
+		c.add(e, rule.level, rule.why, rule.source)
+	}
+	switch {
+	case e.Kind == Module:
+		c.add(e, Named, "is a submodule, whose content comes with 'git submodule update'", "gitsubmodules(7)")
+	case e.Kind == Program && e.Was != Program:
+		c.add(e, Named, "is a new program", "chmod(1)")
+	}
+}
+
+// repository reports whether git takes a directory for a repository once the files have
+// arrived. See is_git_directory in git's setup.c: HEAD, and objects with refs, or a file
+// that says where they are.
+func (c *check) repository(dir string) bool {
+	is, known := c.shapes[dir]
+	if known {
+		return is
+	}
+	var has [4]bool
+	marks := [4]string{"head", "objects", "refs", "commondir"}
+	see := func(name string) {
+		if i := slices.Index(marks[:], Fold(name)); i >= 0 {
+			has[i] = true
+		}
+	}
+	for name := range c.new[dir] {
+		see(name)
+	}
+	for _, name := range c.host.Names(dir) {
+		see(name)
+	}
+	is = has[0] && (has[1] && has[2] || has[3])
+	c.shapes[dir] = is
+	return is
+}
+
+// rule returns the rule for the name of a file; nil if there is none.
+func (c *check) rule(p string) *rule {
+	best := find(c.belowTop(p))
+	if dir := c.host.Hooks; dir != "" && dir != "." && (p == dir || strings.HasPrefix(p, dir+"/")) {
+		best = stricter(best, &rule{level: Held, why: "git runs it as a hook of this repository", source: "githooks(5)"})
+	}
+	for name, target := range c.host.Links {
+		to := path.Join(c.host.Top, target)
+		if path.IsAbs(target) || p != to && !strings.HasPrefix(p, to+"/") {
+			continue
+		}
+		if r := find(path.Join(name, strings.TrimPrefix(p, to))); r != nil {
+			best = stricter(best, &rule{level: r.level, why: "the link " + name + " leads to it: " + r.why, source: r.source})
+		}
+	}
+	return best
+}
+
+// belowTop returns a path relative to the top of the work tree.
+func (c *check) belowTop(p string) string {
+	if c.host.Top == "." {
+		return p
+	}
+	return strings.TrimPrefix(p, c.host.Top+"/")
+}
+
+func stricter(a, b *rule) *rule {
+	if a == nil || b != nil && b.level < a.level {
+		return b
+	}
+	return a
+}
