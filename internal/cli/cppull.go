@@ -263,10 +263,11 @@ func (i installer) install(from, to string) error {
 	return i.move(from, to)
 }
 
-// check returns an error if something exists that cannot be replaced.
+// check returns an error if something exists that cannot be replaced. A file that is equal
+// can.
 func (i installer) check(from, to string) error {
-	return i.walk(from, to, func(_, to string, have fs.FileInfo) error {
-		if have != nil && !i.force {
+	return i.walk(from, to, func(from, to string, have fs.FileInfo) error {
+		if have != nil && !i.force && !sameContent(i.root, from, i.root, to) {
 			return agentlab.Errorf(agentlab.CodeExists, "%s exists", to).WithHint("use --force to replace existing files")
 		}
 		return nil

@@ -282,8 +282,8 @@ func changeEntries(list []change, target func(change) string) []returncheck.Entr
 func judgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
 	top, _ := git(ctx, repo, "rev-parse", "--show-toplevel")
 	head, _ := git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-	if top != "" {
-		top = filepath.Clean(top)
+	if top == "" && filepath.Base(repo) == ".git" { // for a remote helper
+		top = filepath.Dir(repo)
 	}
 	return judgeCommit(ctx, repo, top, head, commit)
 }

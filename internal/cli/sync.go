@@ -72,7 +72,7 @@ and 'agentlab apply'.
 With --artifacts, files that git does not carry are copied instead, and no commits:
 those that match a PATTERN, or else the outputs of .agentlab.yaml in the work tree here.
 Only regular files are copied. A file that git tracks here is never replaced, and any
-other existing file only with --force. What .agentlabignore names is left out. Either
+other file that differs only with --force. What .agentlabignore names is left out. Either
 everything is copied, or nothing.`,
 		Example: `  agentlab sync
   agentlab sync --into review

@@ -171,9 +171,6 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOpt
 		}
 		return got, e.WithHint("build them in the session first, or choose other patterns; commits come with 'agentlab sync'")
 	}
-	if err := freeArtifacts(root, names, o.force); err != nil {
-		return got, err
-	}
 	if got.Files, got.found, err = a.installArtifacts(ctx, w.c, root, from, names, o, &all); err != nil {
 		return got, err
 	}
@@ -322,19 +319,6 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 		ignored[name] = true
 	}
 	return ignored, nil
-}
-
-// freeArtifacts returns an error, before anything is copied, if one of the files exists.
-func freeArtifacts(root *os.Root, names []string, force bool) error {
-	if force {
-		return nil
-	}
-	for _, name := range names {
-		if _, err := root.Lstat(name); err == nil {
-			return agentlab.Errorf(agentlab.CodeExists, "%s exists", sanitize(name)).WithHint("use --force to replace existing files that git does not track")
-		}
-	}
-	return nil
 }
 
 // installArtifacts copies files to the top of a work tree, and returns their names and the

@@ -97,6 +97,10 @@ func TestSyncArtifacts(t *testing.T) {
 		t.Errorf("files: %v", after)
 	}
 
+	// Equal files need no force.
+	if _, err = w.app.pullArtifacts(t.Context(), s, o); err != nil {
+		t.Error(err)
+	}
 	// Existing files stay, all of them, unless they may be replaced.
 	put(t, w.guest, map[string]string{"dist/app.js": "newer", "dist/second.js": "2"})
 	_, err = w.app.pullArtifacts(t.Context(), s, o)

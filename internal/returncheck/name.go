@@ -46,10 +46,13 @@ func GitDir(name string) bool {
 // BadPath returns why the path of a file of a guest is refused: it is not a clean relative
 // path, or it is below .git. It returns "" for a path that is allowed.
 func BadPath(p string) string {
-	if p == "." || !filepath.IsLocal(p) || path.Clean(p) != p || strings.ContainsAny(p, "\\\x00") {
+	if p == "." || !filepath.IsLocal(p) || path.Clean(p) != p || strings.ContainsRune(p, 0) {
 		return "is not a clean relative path"
 	}
-	for part := range strings.SplitSeq(p, "/") {
+	for part := range strings.FieldsFuncSeq(p, func(r rune) bool { return r == '/' || r == '\\' }) { // NTFS has two separators
+		if part == ".." {
+			return "is not a clean relative path"
+		}
 		if GitDir(part) {
 			return "belongs to git"
 		}

@@ -192,6 +192,9 @@ func (c *check) entry(e Entry, same map[string]string) {
 	if rule := c.rule(e.Path); rule != nil && e.Kind != Dir {
 		c.add(e, rule.level, rule.why, rule.source)
 	}
+	if rule := findLink(c.belowTop(e.Path)); rule != nil && e.Kind == Link {
+		c.add(e, rule.level, rule.why, rule.source)
+	}
 	switch {
 	case e.Kind == Module:
 		c.add(e, Named, "is a submodule, whose content comes with 'git submodule update'", "gitsubmodules(7)")

@@ -148,6 +148,34 @@ var patterns = sync.OnceValues(func() (exact map[string][]pattern, globs []patte
 	return exact, globs
 })
 
+// parents has a rule for each directory above a name of a Held file.
+var parents = sync.OnceValue(func() map[string]*rule {
+	dirs := map[string]*rule{}
+	for i := range rules {
+		for _, name := range rules[i].names {
+			for at := Fold(name); rules[i].level == Held && strings.Contains(at, "/"); {
+				at = at[:strings.LastIndexByte(at, '/')]
+				if dirs[at] != nil {
+					continue
+				}
+				dirs[at] = &rule{level: Held, why: "is a link, through which " + rules[i].why, source: rules[i].source}
+			}
+		}
+	}
+	return dirs
+})
+
+// findLink returns the rule for the path of a link: it can be a directory above a name of
+// a Held file, whose content is elsewhere.
+func findLink(path string) *rule {
+	best := find(path)
+	elements := strings.Split(Fold(path), "/")
+	for i := range elements {
+		best = stricter(best, parents()[strings.Join(elements[i:], "/")])
+	}
+	return best
+}
+
 // find returns the strictest rule for a path; nil if there is none.
 func find(path string) (best *rule) {
 	exact, globs := patterns()
