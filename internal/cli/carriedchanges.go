@@ -21,9 +21,9 @@ func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error
 	if err != nil {
 		return err
 	}
-	names, _, err := changedNames(ctx, l.path, env)
-	if err == nil && len(names) > 0 {
-		o.withChanges = a.confirm("Carry " + uncommittedFiles(len(names)) + " into the sandbox?")
+	changed, err := changedNames(ctx, l.path, env)
+	if err == nil && len(changed.names) > 0 {
+		o.withChanges = a.confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
 	}
 	return err
 }
@@ -37,12 +37,16 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 	if err != nil {
 		return "", err
 	}
-	names, filtered, err := changedNames(ctx, l.path, env)
+	changed, err := changedNames(ctx, l.path, env)
 	if err != nil {
 		return "", err
 	}
-	if len(filtered) > 0 {
-		a.progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(filtered))
+	names := changed.names
+	if len(changed.filtered) > 0 {
+		a.progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(changed.filtered))
+	}
+	if len(changed.nested) > 0 && o.withChanges {
+		a.progressf("note: not in the sandbox, because they are repositories of their own: %s", joinSomeNames(changed.nested))
 	}
 	if len(names) == 0 {
 		if o.withChanges {
@@ -65,29 +69,42 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 	return "", err
 }
 
-// changedNames returns the files with uncommitted changes, and apart from them those with
-// a filter that is configured: without the filter, which is not run, git would take the
-// file of the work tree for the content, such as a secret that the filter encrypts. env
-// disables the filters.
-func changedNames(ctx context.Context, path string, env []string) (names, filtered []string, err error) {
+// changedFiles are the files of a work tree with uncommitted changes.
+type changedFiles struct {
+	names []string
+	// filtered have a filter that is configured: without the filter, which is not run, git
+	// would take the file of the work tree for the content, such as a secret that the
+	// filter encrypts.
+	filtered []string
+	// nested are untracked directories with repositories of their own. Git would store
+	// them as submodules that cannot be fetched.
+	nested []string
+}
+
+// changedNames returns the files with uncommitted changes. env disables the filters.
+func changedNames(ctx context.Context, path string, env []string) (got changedFiles, err error) {
 	in := gitInput{env: env, raw: true}
 	status, err := in.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
 	if err != nil {
-		return nil, nil, err
+		return got, err
 	}
 	var all []string
 	for line := range strings.SplitSeq(status, "\x00") {
-		if len(line) > 3 {
+		switch {
+		case len(line) <= 3:
+		case strings.HasSuffix(line, "/"):
+			got.nested = append(got.nested, line[3:])
+		default:
 			all = append(all, line[3:])
 		}
 	}
 	if len(all) == 0 {
-		return nil, nil, nil
+		return got, nil
 	}
 	in.stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
 	attrs, err := in.run(ctx, path, "check-attr", "-z", "--stdin", "filter")
 	if err != nil {
-		return nil, nil, err
+		return got, err
 	}
 	fields := strings.Split(attrs, "\x00") // name, "filter" and the value, of each file
 	for i := 0; i+2 < len(fields); i += 3 {
@@ -97,12 +114,12 @@ func changedNames(ctx context.Context, path string, env []string) (names, filter
 			has = has || strings.HasSuffix(kv, "="+clean)
 		}
 		if has {
-			filtered = append(filtered, fields[i])
+			got.filtered = append(got.filtered, fields[i])
 		} else {
-			names = append(names, fields[i])
+			got.names = append(got.names, fields[i])
 		}
 	}
-	return names, filtered, nil
+	return got, nil
 }
 
 // commitChanges makes a commit of changed files on top of HEAD, with a copy of the index:

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,13 +31,19 @@ func TestCarriedChangesHaveNoSecrets(t *testing.T) {
 	put(t, repo, map[string]string{"local.yml": "password: hunter2\n", "file": "2\n", "new dir/x": "x\n", "new.key": "secret\n"})
 	userGit(t, repo, "rm", "-q", "gone")
 	before := userGit(t, repo, "ls-files", "--stage", "-v")
-	app := &App{Stdin: strings.NewReader(""), Stderr: io.Discard}
+	userGit(t, repo, "init", "-q", "nested")
+	userGit(t, filepath.Join(repo, "nested"), "commit", "-q", "--allow-empty", "-m", "of its own")
+	var notes strings.Builder
+	app := &App{Stdin: strings.NewReader(""), Stderr: &notes}
 	commit, err := app.carriedChanges(t.Context(), &repoLink{path: repo, remote: remoteName}, startOptions{withChanges: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := userGit(t, repo, "diff", "--name-status", "--no-renames", "HEAD", commit); got != "M\tfile\nD\tgone\nA\tnew dir/x" {
 		t.Errorf("carried:\n%s", got)
+	}
+	if !strings.Contains(notes.String(), "repositories of their own: nested/") {
+		t.Errorf("notes: %s", &notes)
 	}
 	if after := userGit(t, repo, "ls-files", "--stage", "-v"); after != before {
 		t.Errorf("the index has changed:\n%s", after)

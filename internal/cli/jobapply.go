@@ -86,6 +86,11 @@ func (s changeSource) applied(files []string, unchanged int, skipped []string, f
 }
 
 func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, o applyOptions) error {
+	unlock, err := a.lockRepo(ctx, b.path, false)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	ch, err := openChanges(ctx, b, of)
 	if err != nil {
 		return err

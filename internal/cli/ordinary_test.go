@@ -105,3 +105,84 @@ func TestReturnCheckAsks(t *testing.T) {
 		_, _ = ptmx.Close(), tty.Close()
 	}
 }
+
+// settings of git that users have, in groups that do not contradict each other. None of
+// them changes what a sync does.
+var settings = []map[string]string{
+	{
+		"merge.ff": "only", "branch.trunk.mergeOptions": "--squash --no-commit -X theirs", "merge.verifySignatures": "true", "commit.gpgSign": "true", "gpg.program": "/bin/false",
+		"merge.log": "20", "merge.stat": "true", "merge.renames": "false", "merge.directoryRenames": "true", "pull.twohead": "ours", "rerere.enabled": "true", "rerere.autoUpdate": "true",
+		"color.ui": "always", "core.pager": "false", "core.editor": "false", "diff.noprefix": "true", "diff.external": "/bin/false", "diff.renames": "copies", "status.short": "true",
+		"status.showUntrackedFiles": "no", "status.branch": "true", "column.ui": "always", "submodule.recurse": "true", "fetch.prune": "true", "log.showSignature": "true",
+		"format.pretty": "fuller", "log.decorate": "full", "core.quotePath": "false", "core.abbrev": "4", "log.date": "relative", "gc.auto": "1",
+	},
+	{
+		"merge.ff": "false", "branch.trunk.mergeOptions": "--no-ff --signoff --log", "merge.conflictStyle": "zdiff3", "merge.autoStash": "true", "merge.renormalize": "true",
+		"diff.mnemonicPrefix": "true", "diff.algorithm": "histogram", "diff.submodule": "log", "core.fsmonitor": "/bin/false", "core.untrackedCache": "true", "core.logAllRefUpdates": "always",
+		"core.sharedRepository": "group", "core.commentChar": "auto", "alias.merge": "!false", "alias.config": "!false", "user.useConfigOnly": "true", "transfer.fsckObjects": "true",
+		"fetch.fsckObjects": "true", "safe.bareRepository": "explicit", "pull.rebase": "true", "branch.autoSetupMerge": "always", "i18n.logOutputEncoding": "latin1", "pack.threads": "3", "advice.detachedHead": "false",
+	},
+}
+
+// A sync makes the same commits whatever the user has configured.
+func TestSyncWithUnusualSettings(t *testing.T) {
+	for i, set := range settings {
+		for _, diverged := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d, diverged %v", i, diverged), func(t *testing.T) {
+				w := newSessionWorld(t)
+				put(t, w.user, map[string]string{"old-name": tenLines})
+				userGit(t, w.user, "add", "-A")
+				userGit(t, w.user, "commit", "-q", "-m", "file")
+				userGit(t, w.guest, "pull", "-q")
+				commit := w.commit(map[string]string{"old-name": "one\n" + tenLines[2:], "new": "1"})
+				if diverged {
+					userGit(t, w.user, "mv", "old-name", "new-name")
+					userGit(t, w.user, "commit", "-q", "-m", "of the user")
+				}
+				before := userGit(t, w.user, "rev-parse", "HEAD")
+				for key, value := range set {
+					userGit(t, w.user, "config", key, value)
+				}
+				s, err := w.open(w.honest)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+				m, _, err := w.app.mergeSession(t.Context(), s, "", "")
+				if err != nil || m == nil || m.FastForward == diverged {
+					t.Fatalf("%+v, %v", m, err)
+				}
+				got := gitIn(t, w.user, "", "-c", "color.ui=false", "-c", "core.abbrev=40", "log", "-1", "--no-show-signature", "--no-decorate", "--format=%P|%B")
+				want := before + "|of the guest"
+				if diverged {
+					want = before + " " + commit + "|Merge remote-tracking branch 'refs/remotes/agentlab/trunk' into trunk"
+				}
+				if got != want {
+					t.Errorf("the commit is %q, want %q", got, want)
+				}
+				name := "old-name"
+				if diverged {
+					name = "new-name"
+				}
+				// No setting decides a conflict.
+				w.commit(map[string]string{"new": "of the guest"})
+				put(t, w.user, map[string]string{"new": "of the user"})
+				userGit(t, w.user, "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false", "-c", "user.useConfigOnly=false", "commit", "-q", "-a", "--no-verify", "-m", "mine")
+				if s, err = w.open(w.honest); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+				if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in new") {
+					t.Errorf("a conflict: %v", err)
+				}
+				if files := tree(t, w.user); files[name] != "one\n"+tenLines[2:] || !strings.Contains(files["new"], "<<<<<<<") {
+					t.Errorf("files: %v", files)
+				}
+			})
+		}
+	}
+}

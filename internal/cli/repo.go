@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -125,12 +126,23 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		return "", errors.New(lastLine(cmp.Or(strings.TrimSpace(stderr.String()), err.Error())))
+		return "", errors.New(cmp.Or(oneLine(stderr.String()), err.Error()))
 	}
 	if in.raw {
 		return stdout.String(), nil
 	}
 	return strings.TrimSpace(stdout.String()), nil
+}
+
+// oneLine returns what git prints with an error as one line, without its hints.
+func oneLine(s string) string {
+	var parts []string
+	for line := range strings.SplitSeq(s, "\n") {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "hint:") {
+			parts = append(parts, line)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
@@ -228,6 +240,13 @@ func disableFilters(ctx context.Context, path string) ([]string, error) {
 		}
 	}
 	return append(env, fmt.Sprintf("GIT_CONFIG_COUNT=%d", n)), nil
+}
+
+// withConfig adds a setting to an environment of disableFilters.
+func withConfig(env []string, key, value string) []string {
+	last := len(env) - 1
+	n, _ := strconv.Atoi(strings.TrimPrefix(env[last], "GIT_CONFIG_COUNT="))
+	return append(slices.Clone(env[:last]), fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, key), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, value), fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1))
 }
 
 // saveTo copies r to a file, which appears under its name only when it is

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -48,9 +49,9 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	isNew := len(st.Branches) == 0
 	p := pushed{}
 	if at := st.Branches[src.branch]; at != src.commit {
-		switch note := a.behind(ctx, l.path, at, src.commit); {
+		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
 		case note != "":
-			a.progressf("note: %s of the session is kept: %s\n  → agentlab sync", src.branch, note)
+			a.progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
 		default:
 			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
 		}
@@ -157,22 +158,41 @@ func branchOrDetached(branch string) string {
 	return "branch " + branch
 }
 
-// behind returns why the branch of a session at a commit must not be set to another
-// one; "" if that only adds commits.
-func (a *App) behind(ctx context.Context, path, at, to string) string {
+// behind returns why a branch of a session, which is at a commit, cannot be set to another
+// commit without the loss of work, and a command for it; "" if it can.
+func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (why, next string) {
 	if at == "" {
-		return ""
+		return "", ""
 	}
-	if _, err := git(ctx, path, "cat-file", "-e", at+"^{commit}"); err != nil {
-		return "it has commits that are not here"
+	if _, err := git(ctx, l.path, "cat-file", "-e", at+"^{commit}"); err != nil {
+		return "it has commits that are not here", "agentlab sync"
 	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", at, to); err == nil {
-		return ""
+	if _, err := git(ctx, l.path, "merge-base", "--is-ancestor", at, to); err == nil {
+		return "", ""
 	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", to, at); err == nil {
-		return "it has commits that are not merged here"
+	if _, err := git(ctx, l.path, "merge-base", "--is-ancestor", to, at); err == nil {
+		return "it has commits that are not merged here", "agentlab sync"
 	}
-	return "it and the branch here have diverged"
+	if replacedHere(ctx, l.path, branch, at) {
+		return replacedWhy(at), l.forcePush(branch)
+	}
+	return "it and the branch here have diverged", "agentlab sync"
+}
+
+// replacedHere reports whether a branch was at a commit before it was amended, rebased or
+// reset.
+func replacedHere(ctx context.Context, path, branch, commit string) bool {
+	out, err := git(ctx, path, "reflog", "show", "--format=%H", "refs/heads/"+branch, "--")
+	return err == nil && slices.Contains(strings.Fields(out), commit)
+}
+
+func replacedWhy(at string) string {
+	return fmt.Sprintf("it is at %.12s, which was amended or replaced here", at)
+}
+
+// forcePush returns the command that sets a branch of the session to the branch here.
+func (l repoLink) forcePush(branch string) string {
+	return fmt.Sprintf("git push --force %s %s", l.remote, branch)
 }
 
 // initGuestRepo makes the repository and the link /workspace.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -184,10 +185,85 @@ func TestSync(t *testing.T) {
 		t.Errorf("a conflict: %v (%s)", err, agentlab.HintOf(err))
 	}
 	userGit(t, w.user, "merge", "--abort")
-	userGit(t, w.user, "branch", "-q", "-f", "review", "other")
-	if _, _, err := w.app.mergeSession(t.Context(), s, "review", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
+	userGit(t, w.user, "branch", "-q", "theirs", "other")
+	if _, _, err := w.app.mergeSession(t.Context(), s, "theirs", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("commits of a branch were lost: %v", err)
 	}
+}
+
+// A commit of the session that the user has amended is not merged again.
+func TestSyncOfAnAmendedCommit(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m == nil {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	put(t, w.user, map[string]string{"new": "2"})
+	userGit(t, w.user, "commit", "-q", "-a", "--amend", "-m", "better")
+	amended := userGit(t, w.user, "rev-parse", "HEAD")
+	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m != nil || userGit(t, w.user, "rev-parse", "HEAD") != amended {
+		t.Errorf("%+v, %v", m, err)
+	}
+	why, next := w.app.notMerged(t.Context(), s, "", "")
+	if !strings.Contains(why, "amended or replaced here") || next != "git push --force agentlab trunk:trunk" {
+		t.Errorf("%s → %s", why, next)
+	}
+	why, next = w.app.behind(t.Context(), s.link, "trunk", s.state.Branches["trunk"], amended)
+	if !strings.Contains(why, "amended or replaced here") || next != "git push --force agentlab trunk" {
+		t.Errorf("a start: %s → %s", why, next)
+	}
+}
+
+// Files that block a merge are named, and two commands wait for each other.
+func TestSyncNamesWhatIsInTheWay(t *testing.T) {
+	w := newSessionWorld(t)
+	w.commit(map[string]string{"new": "1", "other": "1"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	put(t, w.user, map[string]string{"new": "mine"})
+	_, _, err = w.app.mergeSession(t.Context(), s, "", "")
+	if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), ": new") {
+		t.Errorf("%v", err)
+	}
+	unlock, err := w.app.lockRepo(t.Context(), w.user, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	w.app.Stderr = cancelOn{"waiting for another command", cancel}
+	if err := w.app.syncCommits(ctx, s, "", "", true); !errors.Is(err, context.Canceled) {
+		t.Errorf("a second one: %v", err)
+	}
+	unlock()
+	w.app.Stderr = &w.notes
+	if err := w.app.syncCommits(t.Context(), s, "", "", true); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// cancelOn cancels a context when a text is written.
+type cancelOn struct {
+	text   string
+	cancel func()
+}
+
+func (c cancelOn) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), c.text) {
+		c.cancel()
+	}
+	return len(p), nil
 }
 
 // A user without an identity in git's configuration can have one in the environment.

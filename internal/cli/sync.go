@@ -122,6 +122,11 @@ everything is copied, or nothing.`,
 
 // syncCommits fetches the commits of a session, and merges a branch of it.
 func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree string, fetchOnly bool) error {
+	unlock, err := a.lockRepo(ctx, w.path, false)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	got, err := a.fetchSession(ctx, w)
 	if err != nil {
 		return err
@@ -348,9 +353,12 @@ func (w *openedSession) option() string {
 func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
 	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
 	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
-	if w.state.Branches[from] == "" {
+	switch at := w.state.Branches[from]; {
+	case at == "":
 		why = "the session has no branch " + from
-	} else {
+	case replacedHere(ctx, w.path, target, at) && !isAncestor(ctx, w.path, at, "refs/heads/"+target):
+		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.remote + "/" + from + ")", w.link.forcePush(target + ":" + from)
+	default:
 		why = "branch " + target + " has all commits of " + from
 	}
 	for _, t := range w.state.Worktrees {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
@@ -39,6 +40,9 @@ func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree
 	}
 	if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
 		ours = ""
+	}
+	if at := w.state.Branches[from]; ours != "" && !isAncestor(ctx, w.path, ours, at) && replacedHere(ctx, w.path, cmp.Or(into, current), at) {
+		return nil, nil, nil // notMerged says so
 	}
 	found, err := judgeCommit(ctx, w.path, top, ours, ref)
 	if err == nil {
@@ -106,7 +110,10 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	if err != nil {
 		return nil, err
 	}
+	env = withConfig(env, "branch."+branch+".mergeOptions", "") // it can resolve conflicts: -X theirs
 	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true, limited: true}
+	var said bounded.Tail
+	said.Max, in.stderr = maxToolOutput, &said
 	_, err = in.run(ctx, path, slices.Concat(drivers, mergeOptions, []string{
 		"merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash",
 		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", ref,
@@ -116,8 +123,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s%s", branch, a.conflicted(ctx, path)).
 				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
 		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(err.Error())).
-			WithHint("the commits are fetched; commit or stash your changes and run the command again, or merge with git: git merge %s", strings.TrimPrefix(ref, "refs/remotes/"))
+		return nil, mergeFault(branch, ref, cmp.Or(strings.TrimSpace(said.String()), err.Error()))
 	}
 	if err != nil {
 		return nil, err
@@ -129,6 +135,12 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	to, _ := git(ctx, path, "rev-parse", ref)
 	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
 	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil, old: old}, nil
+}
+
+// isAncestor reports whether a commit is in the history of another one.
+func isAncestor(ctx context.Context, path, commit, of string) bool {
+	_, err := git(ctx, path, "merge-base", "--is-ancestor", commit, of)
+	return err == nil
 }
 
 // conflicted lists the files with conflicts after a merge, for the end of a sentence.
@@ -168,4 +180,22 @@ func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
 		}
 	}
 	return options, nil
+}
+
+// mergeFault returns the error of a merge that git has not begun. Git lists the files that
+// are in the way, each after a tab.
+func mergeFault(branch, ref, said string) error {
+	var files []string
+	for line := range strings.Lines(said) {
+		if name, is := strings.CutPrefix(line, "\t"); is {
+			files = append(files, strings.TrimSuffix(name, "\n"))
+		}
+	}
+	short := strings.TrimPrefix(ref, "refs/remotes/")
+	if len(files) > 0 {
+		return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, joinSomeNames(files)).
+			WithHint("the commits are fetched; commit, stash or move these files, and run the command again: git stash push --include-untracked -- FILE")
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(oneLine(said))).
+		WithHint("the commits are fetched; merge them with git: git merge %s", short)
 }

@@ -140,6 +140,12 @@ func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest
 
 // once fetches and forwards. It reports whether the commits were fetched.
 func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
+	unlock, err := a.lockRepo(ctx, w.path, true)
+	if err != nil {
+		s.err = err
+		return false
+	}
+	defer unlock()
 	got, err := a.fetchSession(ctx, w)
 	if err == nil {
 		for _, h := range got.Fetched {
