@@ -140,8 +140,7 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 	if err := copyIndex(index, copied); err != nil {
 		return "", err
 	}
-	in := gitInput{env: append(env, "GIT_INDEX_FILE="+copied, "GIT_LITERAL_PATHSPECS=1",
-		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost", "GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost")}
+	in := gitInput{env: append(append(env, identityOfAgentLab()...), "GIT_INDEX_FILE="+copied, "GIT_LITERAL_PATHSPECS=1")}
 	known, err := gitInput{env: in.env, raw: true}.run(ctx, path, "ls-files", "-z", "--cached")
 	if err != nil {
 		return "", err

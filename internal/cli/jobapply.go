@@ -108,6 +108,9 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 		return err
 	}
 	p := &applyPlan{ch: ch, w: w, dir: dir, room: maxApplied}
+	if p.applied, err = readApplied(ctx, w.top, of.appliedRef(w.top)); err != nil {
+		return err
+	}
 	if err := p.make(ctx, list); err != nil {
 		return err
 	}
@@ -128,6 +131,9 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	}
 	if err := p.apply(); err != nil {
 		return err
+	}
+	if err := p.record(ctx); err != nil {
+		a.progressf("note: a later command cannot know what was applied, and may find conflicts: %s", sanitize(err.Error()))
 	}
 	return a.printApplied(p, append(p.left, found...))
 }

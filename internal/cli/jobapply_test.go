@@ -43,23 +43,71 @@ const tenLines = "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"
 // committed work.txt and left the given changes uncommitted.
 func agentLeft(t *testing.T, changed map[string]string) (user, bundle string) {
 	t.Helper()
+	user, guest := newAgent(t)
+	return user, leave(t, guest, changed)
+}
+
+// newAgent gives a repository of the user, and the agent's, with one commit more.
+func newAgent(t *testing.T) (user, guest string) {
+	t.Helper()
 	user = sampleRepo(t)
 	put(t, user, map[string]string{"lines.txt": tenLines, "gone.txt": "gone\n", "dir/bin": "\x00\x01", "run.sh": "true\n"})
 	userGit(t, user, "add", ".")
 	userGit(t, user, "commit", "-q", "-m", "files")
-	guest := filepath.Join(t.TempDir(), "guest")
+	guest = filepath.Join(t.TempDir(), "guest")
 	userGit(t, user, "clone", "-q", user, guest)
 	put(t, guest, map[string]string{"work.txt": "work\n"})
 	userGit(t, guest, "add", ".")
 	userGit(t, guest, "commit", "-q", "-m", "work")
 	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	return user, guest
+}
+
+// leave makes uncommitted changes of an agent, and the bundle with them.
+func leave(t *testing.T, guest string, changed map[string]string) (bundle string) {
+	t.Helper()
 	put(t, guest, changed)
 	userGit(t, guest, "add", "-A")
 	commit := userGit(t, guest, "commit-tree", "-p", "HEAD", "-m", "changes", userGit(t, guest, "write-tree"))
 	userGit(t, guest, "update-ref", guestapi.RefChanges, commit)
 	bundle = filepath.Join(t.TempDir(), "b")
 	userGit(t, guest, "bundle", "create", "-q", bundle, "agentlab/j", guestapi.RefChanges, "^origin/trunk")
-	return user, bundle
+	return bundle
+}
+
+// What was applied is the base of what is applied next: the agent works on in the same
+// lines, and the user in others.
+func TestApplyAgain(t *testing.T) {
+	user, guest := newAgent(t)
+	first := map[string]string{"lines.txt": "one\n" + tenLines[2:], "fresh.txt": "1\n", "run.sh": "false\n"}
+	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
+		t.Fatal(err)
+	}
+	second := map[string]string{"lines.txt": "uno\n" + tenLines[2:], "fresh.txt": "2\n", "run.sh": "exit 1\n"}
+	if out, err := apply(t, user, leave(t, guest, second), false); err != nil || out != "fresh.txt\nlines.txt\nrun.sh\n" {
+		t.Fatalf("again: %q, %v", out, err)
+	}
+	if got := tree(t, user); got["lines.txt"] != second["lines.txt"] || got["fresh.txt"] != "2\n" || got["run.sh"] != "exit 1\n" {
+		t.Errorf("files: %q", got)
+	}
+	put(t, user, map[string]string{"lines.txt": second["lines.txt"] + "mine\n", "run.sh": "true\n"}) // a line more, and taken back
+	third := leave(t, guest, map[string]string{"lines.txt": "due\n" + tenLines[2:], "run.sh": "exit 2\n"})
+	if _, err := apply(t, user, third, false); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would be changed: lines.txt") {
+		t.Errorf("changes of the user: %v", err)
+	}
+	if _, err := apply(t, user, third, true); err != nil {
+		t.Fatal(err)
+	}
+	refs := func() string { return userGit(t, user, "for-each-ref", appliedRefs) }
+	if err := (repoLink{path: user}).forgetApplied(t.Context(), "other"); err != nil || refs() == "" {
+		t.Errorf("of another session: %v", err)
+	}
+	if err := (repoLink{path: user}).forgetApplied(t.Context(), "j"); err != nil || refs() != "" {
+		t.Errorf("%v: %s", err, refs())
+	}
+	if got := tree(t, user); got["lines.txt"] != "due\n"+tenLines[2:]+"mine\n" || got["run.sh"] != "exit 2\n" {
+		t.Errorf("files: %q", got)
+	}
 }
 
 // apply runs the command's work without a daemon.

@@ -101,6 +101,7 @@ func (a *App) noteModuleDiffs(j api.Job) {
 type changeSource struct {
 	kind, id    string
 	name        string // of a session
+	dir         string // of a session's work tree
 	commits     string // command that gets the commits
 	apply, diff string // commands for the uncommitted changes
 	merge       string // how conflicts are resolved

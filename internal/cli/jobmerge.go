@@ -48,6 +48,7 @@ type applyPlan struct {
 	same    int                   // files that already have the changes
 	skipped []string              // submodules
 	left    []returncheck.Finding // links that are left out
+	applied map[string]indexEntry // what was applied before; nil if nothing was
 }
 
 // applyStep changes one file of the work tree.
@@ -92,6 +93,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			p.same++
 			continue
 		}
+		c, own := p.rebase(c, ours)
 		step := applyStep{change: c, perm: permOf(c), seen: ours.seen}
 		if ours.blob != c.oldBlob || regular(ours.mode) != regular(c.oldMode) {
 			if !regular(ours.mode) || !regular(c.oldMode) || !regular(c.newMode) {
@@ -104,7 +106,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 				blobs[ours.blob]++
 			}
 		}
-		if ours.dirty {
+		if ours.dirty && !own {
 			p.dirty = append(p.dirty, c.path)
 		}
 		if c.newMode != modeNone {

@@ -186,6 +186,16 @@ func (l *repoLink) remove(ctx context.Context) error {
 	return err
 }
 
+// forgetApplied deletes the refs for what was applied from a session.
+func (l repoLink) forgetApplied(ctx context.Context, session string) error {
+	refs, err := git(ctx, l.path, "for-each-ref", "--format=delete %(refname)", appliedRefs+session)
+	if err != nil || refs == "" {
+		return err
+	}
+	_, err = gitInput{stdin: strings.NewReader(refs + "\n")}.run(ctx, l.path, "update-ref", "--no-deref", "--stdin")
+	return err
+}
+
 // ref is the local ref of a branch of the session.
 func (l repoLink) ref(branch string) string { return "refs/remotes/" + l.remote + "/" + branch }
 
@@ -208,7 +218,7 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
 func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile, image string) (s api.Session, created bool, err error) {
-	unlock, err := l.lock(ctx)
+	unlock, err := a.lockRepo(ctx, l.path, false)
 	if err != nil {
 		return s, false, err
 	}
@@ -271,9 +281,10 @@ func sameProfile(s api.Session, profile string) error {
 		WithHint("continue it without --profile, or replace it by a new one with --fresh --profile %s", sanitize(profile))
 }
 
-// lock waits until no other command creates the session of the repository.
-func (l repoLink) lock(ctx context.Context) (unlock func(), err error) {
-	dir, err := git(ctx, l.path, "rev-parse", "--path-format=absolute", "--git-common-dir")
+// lockRepo waits until no other command creates the session of a repository or changes its
+// work tree, with a note if that takes a while and quiet is not set.
+func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock func(), err error) {
+	dir, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-common-dir")
 	if err != nil {
 		return nil, err
 	}
@@ -281,9 +292,12 @@ func (l repoLink) lock(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, localFault(dir, err)
 	}
-	for {
+	for tries := 0; ; tries++ {
 		held, err := lock.TryFile(f)
 		if err == nil && !held {
+			if tries == 0 && !quiet {
+				a.progressf("waiting for another command in this repository")
+			}
 			err = sleepOr(ctx, 100*time.Millisecond)
 		}
 		if err != nil {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -91,7 +92,7 @@ func appRepo(t *testing.T) repoLink {
 // was interrupted, or if both start at once.
 func TestRepositoriesWithOneName(t *testing.T) {
 	store := &sessionStore{}
-	c, app := store.client(t), &App{}
+	c, app := store.client(t), &App{Stderr: io.Discard}
 	ensure := func(l repoLink) api.Session {
 		t.Helper()
 		s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive", "")
@@ -155,7 +156,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 func TestImageOfSessionWithTakenName(t *testing.T) {
 	store := &sessionStore{all: []api.Session{{ID: agentlab.NewSessionID(), Name: "app"}}, unseen: "app"}
 	l := appRepo(t)
-	s, created, err := (&App{}).ensureSession(t.Context(), store.client(t), &l, "", "interactive", "agents")
+	s, created, err := (&App{Stderr: io.Discard}).ensureSession(t.Context(), store.client(t), &l, "", "interactive", "agents")
 	if err != nil || !created || s.Name == "app" || s.Image != "agents" {
 		t.Errorf("%+v, %v, %v", s, created, err)
 	}

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"context"
 	"crypto/rand"
-	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -69,40 +67,6 @@ func stageDir(parent *os.Root) (name string, remove func(), err error) {
 		_ = parent.RemoveAll(name)
 		_ = held.Close()
 	}, nil
-}
-
-// repoLock is the file in the directory of git that a command locks while it merges or
-// applies work of a session. It stays.
-const repoLock = "agentlab.lock"
-
-// lockRepo waits until no other command changes the work tree of a repository, with a
-// note if that takes a while. unlock releases the lock.
-func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock func(), err error) {
-	name, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", repoLock)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) //nolint:gosec // in the user's repository
-	if err != nil {
-		return nil, localFault(name, err)
-	}
-	for waits := false; ; waits = true {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) //nolint:gosec // a file descriptor
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			_ = f.Close()
-			return nil, localFault(name, err)
-		}
-		if !waits && !quiet {
-			a.progressf("waiting for another command in this repository")
-		}
-		if err := sleepOr(ctx, 100*time.Millisecond); err != nil {
-			_ = f.Close()
-			return nil, err
-		}
-	}
 }
 
 // lockDir opens a directory and locks it until the result is closed.

@@ -266,7 +266,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 		return err
 	}
 	of := changeSource{
-		kind: "session", id: w.session.ID, name: w.session.Name, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
+		kind: "session", id: w.session.ID, name: w.session.Name, dir: t.Dir, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
 		merge: "commit the changes in the session, then agentlab sync",
 	}
 	if t.Uncommitted == 0 {
@@ -338,10 +338,14 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		return err
 	}
 	a.progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
-	if l.remote == "" || how.keepLink {
+	if l.remote == "" {
 		return nil
 	}
-	return l.remove(ctx)
+	err = l.forgetApplied(ctx, s.ID)
+	if how.keepLink {
+		return err
+	}
+	return errors.Join(err, l.remove(ctx))
 }
 
 // checkSynced returns an error if a session has work that the user's repository does not
