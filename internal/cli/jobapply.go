@@ -129,6 +129,9 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err := p.merge(ctx); err != nil {
 		return err
 	}
+	if err := p.checkOut(ctx); err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", sanitize(err.Error()))
+	}
 	if err := p.apply(); err != nil {
 		return err
 	}

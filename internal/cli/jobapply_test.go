@@ -75,6 +75,76 @@ func leave(t *testing.T, guest string, changed map[string]string) (bundle string
 	return bundle
 }
 
+// A file that a sparse work tree leaves out is written; names can have any characters.
+func TestApplyToSparseWorkTree(t *testing.T) {
+	user, guest := newAgent(t)
+	names := []string{" lead", "a b", "tab\there", "\u00e4", "line\nbreak", `"quoted"`, "-n", ":x", "a*b"}
+	first, second := map[string]string{"run.sh": "false\n"}, map[string]string{}
+	for _, name := range names {
+		first[name], second[name] = "1\n", "2\n"
+	}
+	userGit(t, user, "update-index", "--skip-worktree", "run.sh")
+	put(t, user, map[string]string{"run.sh": ""})
+	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, user); got["run.sh"] != "false\n" || got["line\nbreak"] != "1\n" || got[`"quoted"`] != "1\n" {
+		t.Errorf("files: %q", got)
+	}
+	put(t, user, map[string]string{"line\nbreak": "", `"quoted"`: ""}) // they can be new, but not merged
+	if _, err := apply(t, user, leave(t, guest, second), false); err != nil {
+		t.Fatal(err)
+	}
+	got := tree(t, user)
+	for _, name := range names {
+		if got[name] != "2\n" {
+			t.Errorf("%q is %q", name, got[name])
+		}
+	}
+}
+
+// Files are written as git checks them out, with the line endings and encodings of the
+// attributes, and compared and merged as git stores them.
+func TestApplyConverts(t *testing.T) {
+	user, guest := newAgent(t)
+	utf16 := func(s string) string {
+		text := "\xff\xfe"
+		for _, c := range s {
+			text += string([]byte{byte(c), 0})
+		}
+		return text
+	}
+	for _, dir := range []string{user, guest} {
+		put(t, dir, map[string]string{".gitattributes": "*.bat eol=crlf\n*.u16 working-tree-encoding=UTF-16LE-BOM\n*.id ident\n", "a.bat": "1\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "1\r\n", "c.u16": utf16("one\n"), "d.id": "$Id$\n"})
+		userGit(t, dir, "add", "-A")
+		userGit(t, dir, "commit", "-q", "-m", "converted", "--date=2020-01-01T00:00:00Z")
+	}
+	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	bundle := leave(t, guest, map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "d.id": "$Id$\nmore\n", "e.bat": "new\r\n"})
+	put(t, user, map[string]string{"a.bat": "1\r\n2\r\n3\r\n4\r\nfive\r\n"})
+	if _, err := apply(t, user, bundle, true); err != nil {
+		t.Fatal(err)
+	}
+	got := tree(t, user)
+	for name, want := range map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\nfive\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "e.bat": "new\r\n"} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+	if !strings.HasPrefix(got["d.id"], "$Id: ") {
+		t.Errorf("d.id is %q", got["d.id"])
+	}
+	userGit(t, user, "add", "-A")
+	for _, name := range []string{"b.bat", "c.u16", "d.id", "e.bat"} {
+		if mine, theirs := userGit(t, user, "rev-parse", ":"+name), userGit(t, guest, "rev-parse", guestapi.RefChanges+":"+name); mine != theirs {
+			t.Errorf("%s: the next commit has %s, and the agent's %s", name, mine, theirs)
+		}
+	}
+	if out, err := apply(t, user, bundle, true); err != nil || out != "" {
+		t.Errorf("again: %q, %v", out, err)
+	}
+}
+
 // What was applied is the base of what is applied next: the agent works on in the same
 // lines, and the user in others.
 func TestApplyAgain(t *testing.T) {

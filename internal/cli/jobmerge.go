@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha1" //nolint:gosec // the object names of git
@@ -49,6 +50,7 @@ type applyPlan struct {
 	skipped []string              // submodules
 	left    []returncheck.Finding // links that are left out
 	applied map[string]indexEntry // what was applied before; nil if nothing was
+	ours    map[string]hashedFile // files of the user that are not as in the index
 }
 
 // applyStep changes one file of the work tree.
@@ -63,7 +65,6 @@ type applyStep struct {
 // fileVersion is a file of the work tree.
 type fileVersion struct {
 	mode, blob string
-	file       string // a copy, if git does not have the blob
 	dirty      bool
 	seen       fs.FileInfo // nil if it does not exist
 }
@@ -72,6 +73,9 @@ func regular(mode string) bool { return mode == modeFile || mode == modeProgram 
 
 // make decides what to do for each change.
 func (p *applyPlan) make(ctx context.Context, list []change) error {
+	if err := p.hashOurs(ctx, list); err != nil {
+		return err
+	}
 	var conflicts []conflict
 	blobs := map[string]int{} // how many files need them
 	for _, c := range list {
@@ -101,10 +105,8 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 				continue
 			}
 			blobs[c.oldBlob]++
-			if step.ours = ours.file; ours.file == "" {
-				step.ours = p.blobFile(ours.blob)
-				blobs[ours.blob]++
-			}
+			step.ours = p.blobFile(ours.blob)
+			blobs[ours.blob]++
 		}
 		if ours.dirty && !own {
 			p.dirty = append(p.dirty, c.path)
@@ -177,6 +179,8 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	tracked, isTracked := p.w.index[name]
 	st, err := p.w.root.Lstat(name)
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && p.w.hidden[name]: // in a sparse work tree
+		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return fileVersion{mode: modeNone, blob: noBlob, dirty: isTracked}, nil
 	case err != nil:
@@ -191,18 +195,18 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	case !st.Mode().IsRegular():
 		return fileVersion{}, inTheWay(name, "not a regular file here")
 	}
-	v := fileVersion{mode: modeFile, dirty: true, seen: st, file: filepath.Join(p.dir, "ours-"+rand.Text())}
+	ours, is := p.ours[name]
+	if !is {
+		return fileVersion{}, errors.New("it has changed since the command began")
+	}
+	v := fileVersion{mode: modeFile, blob: ours.blob, dirty: true, seen: ours.seen}
 	if st.Mode()&0o100 != 0 {
 		v.mode = modeProgram
 	}
-	text, err := p.w.root.ReadFile(name)
-	if err != nil {
-		return v, err
+	if p.w.hidden[name] && v.blob == tracked.blob {
+		v.mode, v.dirty = tracked.mode, false
 	}
-	if v.blob = blobName(text); p.w.hidden[name] && v.blob == tracked.blob {
-		return fileVersion{mode: tracked.mode, blob: tracked.blob, seen: st}, nil
-	}
-	return v, os.WriteFile(v.file, text, 0o600)
+	return v, nil
 }
 
 // blobName returns git's object name of a blob.
@@ -228,7 +232,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
 		_ = r.CloseWithError(err) // ends git
 		done <- err
 	}()
-	_, err := p.ch.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
+	_, err := p.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
 	_ = w.Close()
 	if readErr := <-done; err == nil || agentlab.CodeOf(readErr) == agentlab.CodeLimit {
 		err = readErr
@@ -301,6 +305,30 @@ func (p *applyPlan) merge(ctx context.Context) error {
 	if len(conflicts) > 0 {
 		return p.conflict(conflicts)
 	}
+	return p.dropMerged()
+}
+
+// dropMerged drops the steps whose merge gives what the user has already.
+func (p *applyPlan) dropMerged() error {
+	var steps []applyStep
+	for _, s := range p.steps {
+		if s.ours != "" && s.perm == 0 {
+			mine, err := os.ReadFile(s.ours)
+			if err != nil {
+				return err
+			}
+			merged, err := os.ReadFile(s.content)
+			if err != nil {
+				return err
+			}
+			if bytes.Equal(mine, merged) {
+				p.same++
+				continue
+			}
+		}
+		steps = append(steps, s)
+	}
+	p.steps = steps
 	return nil
 }
 

@@ -486,6 +486,9 @@ func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.Rep
 			return err
 		}
 		p := &applyPlan{ch: ch, w: tree, dir: b.dir()}
+		if err := p.hashOurs(ctx, list); err != nil {
+			return err
+		}
 		for _, c := range list {
 			if ours, err := p.version(c.path); err != nil || ours.mode != c.newMode || ours.blob != c.newBlob {
 				n++
