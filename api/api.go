@@ -239,7 +239,7 @@ type Profile struct {
 	Secrets      string `json:"secrets_bundle,omitempty" doc:"The bundle of secrets that its sandboxes receive"`
 	Source       string `json:"source" doc:"Its file, or \"built-in\""`
 	YAML         string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
-	Default      bool   `json:"default,omitempty" doc:"It is that of jobs and sandboxes that do not name one (default_profile in config.yaml)"`
+	Default      bool   `json:"default,omitempty" doc:"Jobs and sandboxes that name no profile have this one (default_profile in config.yaml)"`
 	Usable       bool   `json:"usable"`
 	Problem      string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
 }

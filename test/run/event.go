@@ -7,11 +7,9 @@ import (
 	"io"
 	"strings"
 	"time"
-)
 
-// long starts the message of a test that -short skips; test/sample has the same text. A run
-// learns from it which tests are left for real virtual machines.
-const long = "long test, skipped by -short: "
+	"github.com/agentlab-vm/agentlab/test/sample"
+)
 
 // event is a line of 'go test -json'; its form is documented by 'go doc test2json'.
 type event struct {
@@ -126,7 +124,7 @@ func (s *stream) end(n name, e event) {
 	o := outcome{name: n, Action: e.Action, Took: time.Duration(e.Elapsed * float64(time.Second)), Output: out}
 	switch {
 	case n.Test != "":
-		o.Long = bytes.Contains(out, []byte(long))
+		o.Long = bytes.Contains(out, []byte(sample.LongTest))
 		s.tests[n.Package]++
 		if e.Action == "fail" {
 			s.failed[n.Package]++

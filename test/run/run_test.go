@@ -8,13 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/txtar"
-
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 var coreTest = name{module + "/vm", "TestCore"}
@@ -169,18 +168,9 @@ func TestOrder(t *testing.T) {
 		return s.shuffled()
 	}
 	a, b, c := order(1), order(1), order(2)
-	if len(a) != 12 || !equal(a, b) || equal(a, c) {
+	if len(a) != 12 || !slices.Equal(a, b) || slices.Equal(a, c) {
 		t.Errorf("%v\n%v\n%v", a, b, c)
 	}
-}
-
-func equal(a, b []name) bool {
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return len(a) == len(b)
 }
 
 // A run without a test in a virtual machine fails.
@@ -198,9 +188,6 @@ func TestNoMachine(t *testing.T) {
 // The core tests exist, and packages test/sample and test/run agree on the sign of long tests.
 func TestCoreExists(t *testing.T) {
 	t.Parallel()
-	if sample.LongTest != long {
-		t.Errorf("%q and %q", sample.LongTest, long)
-	}
 	for _, n := range core {
 		dir := filepath.Join("../..", strings.TrimPrefix(n.Package, module))
 		out, err := exec.CommandContext(t.Context(), "grep", "-rl", "--include=*_test.go", "^func "+n.Test+"(t ", dir).CombinedOutput()

@@ -27,7 +27,7 @@ func (d *Driver) adoptVolumes(ctx context.Context, uid string) error {
 		return err
 	}
 	lost := d.unknownHolders(vms, all)
-	// Of two holders of a volume, that with a disk is the one that counts.
+	// Of two holders of a volume, the one with a disk counts.
 	for _, empty := range []bool{false, true} {
 		for _, vmid := range slices.Sorted(maps.Keys(lost)) {
 			if err := d.adoptVolume(ctx, vms, lost[vmid], vmid, uid, empty); err != nil {
