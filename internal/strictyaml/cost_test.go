@@ -59,6 +59,14 @@ func shapes() map[string][]byte {
 		"documents":            fill("", "---\n", "", MaxBytes),
 		"anchors":              fill("", "- &a%d x\n", "", MaxBytes),
 		"tags":                 fill("", "- !!str x\n", "", MaxBytes),
+		"aliases":              fill("a: [", "*a,", "]", MaxBytes),
+		"full documents":       fill("", "--- a\n", "", MaxBytes),
+		"ends of documents":    fill("", "---\n...\n", "", MaxBytes),
+		"keys without values":  fill("a: {", "k%d,", "}", MaxBytes),
+		"items without values": fill("", "-\n", "", MaxBytes),
+		"blocks":               fill("a:\n", " - |\n   x\n", "", MaxBytes),
+		"empty lines in text":  fill("a: |\n", "  x\n"+strings.Repeat("\n", maxEmpty), "", MaxBytes),
+		"text, empty lines":    fill("a: |\n", "  some text\n", strings.Repeat("\n", maxEmpty), MaxBytes),
 	}
 }
 
@@ -92,6 +100,35 @@ func TestNumberOfKeysIsBounded(t *testing.T) {
 	_, err := Parse([]byte(b.String()))
 	if agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(err.Error(), "line 2001: more than 2000 keys") {
 		t.Errorf("%d keys: %v", MaxKeys+1, err)
+	}
+}
+
+// What the lexer reads again and again, or the parser copies, is refused before.
+func TestRunsAreBounded(t *testing.T) {
+	for text, want := range map[string]string{
+		"a: |\n  x" + strings.Repeat("\n", maxEmpty+2):         "line 103: more than 100 empty lines in a row",
+		"a: |\n  x" + strings.Repeat("\r\n", maxEmpty+2):       "line 103: more than 100 empty lines in a row",
+		"a: |\n  x" + strings.Repeat("\r", maxEmpty+2):         "line 103: more than 100 empty lines in a row",
+		"a: |\n  x\n" + strings.Repeat(" \t\n", maxEmpty+1):    "line 103: more than 100 empty lines in a row",
+		"\na: \"" + strings.Repeat("\tx", maxChars+1) + "\"\n": `line 2: more than 1000 characters "\t"`,
+		"a: " + strings.Repeat("<", maxChars+1):                `line 1: more than 1000 characters "<"`,
+		"- a\n" + strings.Repeat("- &a x\n", 10000):            "line 2: anchors and aliases are not allowed",
+		"- a\n" + strings.Repeat("- *a\n", 10000):              "line 2: anchors and aliases are not allowed",
+		strings.Repeat("---\n", maxMarks+1):                    "line 11: a second document",
+		"a: 1\n" + strings.Repeat("---\nb: 1\n", 10000):        "line 3: a second document",
+		"a: {" + strings.Repeat("a,", MaxKeys+1) + "}":         "line 1: more than 2000 keys",
+		strings.Repeat("-\n", MaxKeys+2):                       "line 2002: more than 2000 keys",
+	} {
+		if _, err := Parse([]byte(text)); agentlab.CodeOf(err) != agentlab.CodeInvalid || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%.20q: %v", text, err)
+		}
+	}
+	for _, text := range []string{
+		"a: |\n  x\n" + strings.Repeat("\n", maxEmpty) + "b: 1\n", "a: \"" + strings.Repeat("\t", maxChars) + "\"\n\t", "# a\n---\na: '&b *c !d'\n...\n# b\n---\n",
+	} {
+		if _, err := Parse([]byte(text)); err != nil {
+			t.Errorf("%.20q: %v", text, err)
+		}
 	}
 }
 

@@ -61,7 +61,13 @@ func Parse(data []byte) (doc *Document, err error) {
 			doc, err = nil, agentlab.Errorf(agentlab.CodeInvalid, "not valid YAML")
 		}
 	}()
+	if err := checkText(string(data)); err != nil {
+		return nil, err
+	}
 	tokens := lexer.Tokenize(string(data))
+	if err := checkAllowed(tokens); err != nil {
+		return nil, err
+	}
 	if err := checkShape(tokens); err != nil {
 		return nil, err
 	}
@@ -141,26 +147,93 @@ func (d *Document) At(err error) error {
 	return &c
 }
 
-// maxDepth limits nesting, because the parser is recursive.
-const maxDepth = 50
+const (
+	maxDepth = 50 // limits nesting, because the parser is recursive
+	maxMarks = 10 // "---" and "..."
+
+	maxEmpty = 100  // lines in a row
+	maxChars = 1000 // tabs in a line, and "<"
+)
+
+// checkText limits what the lexer reads again for each of its characters: empty lines
+// at the end of a block, tabs in quotes, and "<".
+func checkText(text string) error {
+	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(text)
+	n, empty := 0, 0
+	for line := range strings.Lines(text) {
+		n++
+		if empty++; strings.Trim(line, " \t\n") != "" {
+			empty = 0
+		}
+		if empty > maxEmpty {
+			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: more than %d empty lines in a row", n, maxEmpty)
+		}
+		for _, c := range []string{"\t", "<"} {
+			if strings.Count(line, c) > maxChars {
+				return agentlab.Errorf(agentlab.CodeInvalid, "line %d: more than %d characters %q", n, maxChars, c)
+			}
+		}
+	}
+	return nil
+}
+
+// checkAllowed refuses anchors, tags and a second document before the parser, whose time
+// grows quadratically with their number, sees them.
+func checkAllowed(tokens token.Tokens) error {
+	const second = "a second document; only one is allowed"
+	marks, body, ended := 0, false, false // "---" and "..."; whether there is content, and a mark after it
+	for _, tk := range tokens {
+		why := ""
+		switch tk.Type {
+		case token.AnchorType, token.AliasType:
+			why = "anchors and aliases are not allowed"
+		case token.TagType:
+			why = "tags are not allowed"
+		case token.DocumentHeaderType, token.DocumentEndType:
+			marks, ended = marks+1, body
+			if marks > maxMarks {
+				why = second
+			}
+		case token.CommentType:
+		default:
+			body = true
+			if ended {
+				why = second
+			}
+		}
+		if why != "" {
+			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: %s", tk.Position.Line, why)
+		}
+	}
+	return nil
+}
 
 // checkShape limits the number of keys, and of tokens that begin a level
 // without a new line. MaxKeys limits nesting by indentation, and MaxBytes
 // limits it in sequences.
 func checkShape(tokens token.Tokens) error {
-	flow, inLine, lastLine := 0, 0, 0
-	explicit, keys := 0, 0 // "? key" and "key:"; a pair "? key" and ": value" counts twice at most
+	var flow []token.Type // the open "[" and "{"
+	inLine, lastLine := 0, 0
+	explicit, keys, bare := 0, 0, 0 // "? key" and "key:", and keys and items without a value; a pair "? key" and ": value" counts twice at most
+	last := token.UnknownType
 	for _, tk := range tokens {
 		if tk.Position.Line != lastLine {
 			inLine, lastLine = 0, tk.Position.Line
 		}
 		switch tk.Type {
 		case token.SequenceStartType, token.MappingStartType:
-			flow++
+			flow = append(flow, tk.Type)
 		case token.SequenceEndType, token.MappingEndType:
-			flow--
+			flow = flow[:max(len(flow)-1, 0)]
 		case token.SequenceEntryType:
 			inLine++
+			if last == token.SequenceEntryType {
+				bare++
+			}
+		case token.CollectEntryType:
+			if len(flow) > 0 && flow[len(flow)-1] == token.MappingStartType {
+				bare++
+			}
 		case token.MappingKeyType:
 			inLine++
 			explicit++
@@ -168,10 +241,13 @@ func checkShape(tokens token.Tokens) error {
 			keys++
 		default:
 		}
-		if flow > maxDepth || inLine > maxDepth {
+		if tk.Type != token.CommentType {
+			last = tk.Type
+		}
+		if len(flow) > maxDepth || inLine > maxDepth {
 			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: nested more than %d levels deep", lastLine, maxDepth)
 		}
-		if max(explicit, keys) > MaxKeys {
+		if max(explicit, keys, bare) > MaxKeys {
 			return agentlab.Errorf(agentlab.CodeInvalid, "line %d: more than %d keys", lastLine, MaxKeys)
 		}
 	}
