@@ -45,6 +45,12 @@ type errPathInUse string
 
 func (e errPathInUse) Error() string { return string(e) + " exists and is not empty" }
 
+// errNoRepo is a directory on a workspace that is not a checkout, for example that of a
+// job without a repository.
+type errNoRepo string
+
+func (e errNoRepo) Error() string { return string(e) + " is not a repository" }
+
 // checkout makes a checkout of the job's repository: a clone, or on a workspace the
 // checkout of an earlier job, updated.
 func (r *Runner) checkout(ctx context.Context) (repo, error) {
@@ -94,15 +100,7 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 		if used, err := inUse(rp.Path); err != nil {
 			return rp, err
 		} else if used {
-			got, err := r.update(ctx, rp, tmp)
-			if err == nil || ctx.Err() != nil || !r.damaged(ctx, rp.Path) {
-				return got, err
-			}
-			r.logf("%v", err)
-			if err := r.setAside("the damaged checkout", rp.Path, filepath.Base(rp.Path)); err != nil {
-				return rp, err
-			}
-			return r.checkout(ctx)
+			return r.updateOrSetAside(ctx, rp, tmp)
 		}
 	}
 	c := &cloner{r: r, path: filepath.Join(tmp, "repo")}
@@ -116,7 +114,32 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	if err := r.setUpClone(&rp, c.path); err != nil {
 		return rp, err
 	}
+	// An empty directory, for example of a job without a repository: Go's Rename refuses
+	// to replace it.
+	if err := os.Remove(rp.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return rp, err
+	}
 	return rp, os.Rename(c.path, rp.Path)
+}
+
+// updateOrSetAside updates what is at the path of the checkout. What is not a repository,
+// or damaged, is set aside for a new one.
+func (r *Runner) updateOrSetAside(ctx context.Context, rp repo, tmp string) (repo, error) {
+	got, err := r.update(ctx, rp, tmp)
+	what := "the damaged checkout"
+	switch _, noRepo := errors.AsType[errNoRepo](err); {
+	case err == nil || ctx.Err() != nil:
+		return got, err
+	case noRepo:
+		what = "the directory without a repository"
+	case !r.damaged(ctx, rp.Path):
+		return got, err
+	}
+	r.logf("%v", err)
+	if err := r.setAside(what, rp.Path, filepath.Base(rp.Path)); err != nil {
+		return rp, err
+	}
+	return r.checkout(ctx)
 }
 
 // takePath ensures that the path of the checkout is free, or an earlier job's on the

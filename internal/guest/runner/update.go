@@ -79,7 +79,7 @@ func (r *Runner) openOld(ctx context.Context, at, scratch string) (*oldCheckout,
 	}
 	g, err := openGitDir(at)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errPathInUse(at)
+		return nil, errNoRepo(at)
 	} else if err != nil {
 		return nil, err
 	}

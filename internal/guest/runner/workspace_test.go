@@ -243,7 +243,7 @@ func TestHostileWorkspace(t *testing.T) {
 	for name, c := range map[string]struct{ left, want string }{ // want: part of the reason of the failure; "": it works
 		"a link for the checkout":  {`cd ..; mv repo elsewhere; ln -s elsewhere repo`, "exists and is not empty"},
 		"a file for the checkout":  {`cd ..; mv repo elsewhere; echo > repo`, "not a directory"},
-		"no repository":            {`rm -rf .git`, "exists and is not empty"},
+		"no repository":            {`rm -rf .git`, aside},
 		".git is a file":           {`mv .git ../real; echo "gitdir: ../real" > .git`, ".git is not a directory"},
 		".git is a link":           {`mv .git ../real; ln -s ../real .git`, ".git is not a directory"},
 		"borrowed objects":         {`git clone -q --bare . ../lender; echo "$PWD/../lender/objects" > .git/objects/info/alternates`, "borrows objects"},
@@ -274,7 +274,7 @@ func TestHostileWorkspace(t *testing.T) {
 				t.Errorf("%+v, log %q", rep, s.Log())
 			case c.want != "" && (rep.Status != "FAILED" || !strings.Contains(rep.Message, c.want)):
 				t.Errorf("%+v", rep)
-			case c.want == aside && !strings.Contains(s.Log(), "the damaged checkout of an earlier job is kept in "):
+			case c.want == aside && !strings.Contains(s.Log(), "of an earlier job is kept in "):
 				t.Errorf("log %q", s.Log())
 			}
 			at := "*"
@@ -364,6 +364,23 @@ func TestDamagedCheckoutOnAWorkspace(t *testing.T) {
 			if p, err := os.ReadFile(filepath.Join(w.dir, guestapi.SavedDir, s.JobID, "repo/mine")); err != nil || string(p) != "mine\n" {
 				t.Errorf("the earlier checkout: %q, %v", p, err)
 			}
+		})
+	}
+}
+
+// What a job without a repository leaves does not block later jobs, and is kept.
+func TestJobWithoutARepositoryOnAWorkspace(t *testing.T) {
+	for name, left := range map[string]string{"nothing": "true", "a file": "echo mine > mine"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorkspace(t)
+			w.job("", "", left)
+			url := newGitServer(t, "").add(t, "repo", newRepo(t, nil))
+			s, log := w.job(url, "", "test ! -e mine && git commit --allow-empty -qm next")
+			kept, err := os.ReadFile(filepath.Join(w.dir, guestapi.SavedDir, s.JobID, "repo/mine"))
+			if want := name != "nothing"; (err == nil && string(kept) == "mine\n") != want || strings.Contains(log, "the directory without a repository of an earlier job is kept in") != want {
+				t.Errorf("kept %q, %v; log %q", kept, err, log)
+			}
+			w.job("", "", "test -d .git") // works in the checkout
 		})
 	}
 }
