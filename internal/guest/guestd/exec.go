@@ -31,6 +31,7 @@ const (
 	// while another process keeps its output open.
 	drainIdle = 200 * time.Millisecond
 	drainMax  = 5 * time.Second
+	pipeMax   = 1 << 20     // bytes that a pipe can hold
 	lingerMax = time.Minute // for a client that is slow to read
 )
 
@@ -269,8 +270,9 @@ func (s *Server) finish(c *client, cmd *exec.Cmd, done <-chan struct{}, out *syn
 }
 
 // drain copies f to w until its end. Once done is closed, which is when the
-// process has exited, it copies the available output and does not wait for more.
-func drain(w io.Writer, f *os.File, done <-chan struct{}) {
+// process has exited, it copies the available output and does not wait for more. It
+// copies all that the process has written, however slowly w takes it.
+func drain(w io.Writer, f output, done <-chan struct{}) {
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() {
@@ -282,13 +284,14 @@ func drain(w io.Writer, f *os.File, done <-chan struct{}) {
 	}()
 	buf := make([]byte, 32<<10)
 	var until time.Time
+	rest := pipeMax // what the process may have left in f
 	for {
 		select {
 		case <-done:
 			if until.IsZero() {
 				until = time.Now().Add(drainMax)
 			}
-			if time.Now().After(until) {
+			if rest <= 0 && time.Now().After(until) {
 				return
 			}
 			_ = f.SetReadDeadline(time.Now().Add(drainIdle))
@@ -300,11 +303,20 @@ func drain(w io.Writer, f *os.File, done <-chan struct{}) {
 				return
 			}
 		}
+		if !until.IsZero() {
+			rest -= n
+		}
 		if err == nil || (errors.Is(err, os.ErrDeadlineExceeded) && until.IsZero()) {
 			continue // the first deadline only signals that the process has ended
 		}
 		return
 	}
+}
+
+// output is the end of a pipe or terminal from which the output of a process is read.
+type output interface {
+	io.Reader
+	SetReadDeadline(t time.Time) error
 }
 
 // startTTY starts cmd on a new terminal that belongs to a.
