@@ -278,12 +278,18 @@ func (silentLog) Print(...any)          {}
 func (silentLog) Printf(string, ...any) {}
 func (silentLog) Println(...any)        {}
 
-func yamuxConfig(keepAlive bool) *yamux.Config {
+// yamuxConfig returns the configuration of one end of a session. When the guest closes a
+// stream, the host may not have read all of it yet, because its client is slow: only the
+// host, which does not trust the guest, forgets streams that the other end does not close.
+func yamuxConfig(host bool) *yamux.Config {
 	c := yamux.DefaultConfig()
-	c.EnableKeepAlive = keepAlive
+	c.EnableKeepAlive = host
 	c.KeepAliveInterval = keepAliveEvery
 	c.ConnectionWriteTimeout = peerTimeout
-	c.StreamCloseTimeout = 30 * time.Second
+	c.StreamCloseTimeout = 0
+	if host {
+		c.StreamCloseTimeout = 30 * time.Second
+	}
 	c.LogOutput = nil
 	c.Logger = silentLog{}
 	return c
