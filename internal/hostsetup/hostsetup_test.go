@@ -100,6 +100,23 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// Without the internet, the host does not resolve the name either: that is no fault of the
+// sandbox.
+func TestSmokeTestWithoutTheInternet(t *testing.T) {
+	k, _ := unpack(t)
+	bin := t.TempDir()
+	fake := "#!/bin/sh\ncase \"$*\" in *status*) echo '  \"version\": \"1\",' ;; *'echo works'*) echo works ;; *getent* | *curl*) exit 2 ;; *for\\ port*) echo none ;; esac\n"
+	if err := os.WriteFile(filepath.Join(bin, "agentlab"), []byte(fake), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	for site, want := range map[string]string{"nosuch.invalid": "skip\tdns", "localhost": "fail\tdns"} {
+		r, err := k.Run(t.Context(), nil, []string{"AGENTLAB_BIN=" + bin}, "net/smoke_test.sh", "--tabs", "--site", site)
+		if err != nil || !strings.Contains(r.Output, want) || !strings.Contains(r.Output, "skip\tinternet") || r.Code != map[bool]int{true: 1}[site == "localhost"] {
+			t.Errorf("%s: %+v, %v", site, r, err)
+		}
+	}
+}
+
 // Every script tells what it is for, and takes no argument that it ignores.
 func TestUsage(t *testing.T) {
 	k, dir := unpack(t)
