@@ -101,12 +101,12 @@ func Parse(text []byte) (File, error) {
 func (f File) check() error {
 	if f.Image != "" {
 		if err := agentlab.ValidateName(f.Image); err != nil {
-			return agentlab.Errorf(agentlab.CodeInvalid, "image: %.60q is not the name of an image", f.Image).WithField("image").
+			return agentlab.Errorf(agentlab.CodeInvalid, "%.60q is not the name of an image", f.Image).WithField("image").
 				WithHint("name an image of this machine: agentlab image list")
 		}
 	}
 	if err := CheckOutputs(f.Outputs); err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(err), "outputs: %w", err).WithHint("%s", agentlab.HintOf(err))
+		return inField("outputs", err)
 	}
 	if err := CheckServices(f.Services); err != nil {
 		return err
@@ -116,17 +116,22 @@ func (f File) check() error {
 
 func (s Setup) check() error {
 	if len(s.Run) > MaxSetup {
-		return agentlab.Errorf(agentlab.CodeLimit, "setup: %d commands are more than %d", len(s.Run), MaxSetup).WithField("setup")
+		return agentlab.Errorf(agentlab.CodeLimit, "%d commands are more than %d", len(s.Run), MaxSetup).WithField("setup")
 	}
 	for i, c := range s.Run {
 		if strings.TrimSpace(c) == "" || len(c) > MaxSetupCommand || !utf8.ValidString(c) || strings.ContainsRune(c, 0) {
-			return agentlab.Errorf(agentlab.CodeInvalid, "setup[%d]: %.60q is not a shell command of 1 to %d bytes", i, c, MaxSetupCommand).WithField("setup")
+			return agentlab.Errorf(agentlab.CodeInvalid, "command %d: %.60q is not a shell command of 1 to %d bytes", i+1, c, MaxSetupCommand).WithField("setup")
 		}
 	}
 	if err := checkPatterns(s.Inputs, MaxInputs); err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(err), "setup.inputs: %w", err).WithField("setup.inputs").WithHint("%s", agentlab.HintOf(err))
+		return inField("setup.inputs", err)
 	}
 	return nil
+}
+
+// inField adds the key at fault to an error.
+func inField(key string, err error) error {
+	return agentlab.Errorf(agentlab.CodeOf(err), "%w", err).WithField(key).WithHint("%s", agentlab.HintOf(err))
 }
 
 // CheckOutputs returns an error unless all patterns name files inside the repository.
@@ -150,7 +155,7 @@ func checkPatterns(patterns []string, most int) error {
 // empty. Code: invalid.
 func CheckServices(name string) error {
 	if name != "" && (len(name) > maxServices || !filepath.IsLocal(name) || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) || strings.HasPrefix(name, "-")) {
-		return agentlab.Errorf(agentlab.CodeInvalid, "services: %.60q is not a file inside the repository", name).
+		return agentlab.Errorf(agentlab.CodeInvalid, "%.60q is not a file inside the repository", name).WithField("services").
 			WithHint("name a Compose file, e.g. services: compose.yaml")
 	}
 	return nil

@@ -38,20 +38,21 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"image: ../x":                        `line 1: image: "../x" is not the name of an image`,
+		"image: ../x":                        `image: line 1: "../x" is not the name of an image`,
 		"image: /var/lib/recipe.yaml":        "is not the name of an image",
 		"image: [a]":                         "line 1",
-		"\noutputs: [/etc]":                  "outputs: ",
+		"\noutputs: [/etc]":                  `outputs: line 2: "/etc"`,
 		"setup:\n  run: [x]\n  input: [y]\n": "line 3",
-		"setup:\n  inputs: [../y]\n":         "line 2: setup.inputs: ",
+		"setup:\n  inputs: [../y]\n":         `setup.inputs: line 2: "../y"`,
 		"setup: {run: x}":                    "line 1",
 		"setup: x":                           "line 1",
 		"setupp: [x]":                        "line 1",
-		"setup: [' ']":                       "setup[0]",
-		"setup: [\"a\\0\"]":                  "setup[0]",
-		"setup: [" + strings.Repeat("x, ", MaxSetup+1) + "]":               "setup: 51 commands are more than 50",
+		"setup: [' ']":                       "setup: line 1: command 1: ",
+		"services: /x":                       `services: line 1: "/x" is not a file`,
+		"setup: [\"a\\0\"]":                  "command 1",
+		"setup: [" + strings.Repeat("x, ", MaxSetup+1) + "]":               "setup: line 1: 51 commands are more than 50",
 		strings.Repeat("#", MaxBytes+1):                                    "bytes exceed the limit",
-		fmt.Sprintf("setup: [%s]", strings.Repeat("x", MaxSetupCommand+1)): "setup[0]",
+		fmt.Sprintf("setup: [%s]", strings.Repeat("x", MaxSetupCommand+1)): "command 1",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40q: %v", text, err)
