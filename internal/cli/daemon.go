@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -124,11 +125,30 @@ func (a *App) startDaemon(ctx context.Context) error {
 	if err := p.CheckRun(); err != nil {
 		return err
 	}
-	startLog, err := openStartLog(filepath.Join(p.Run, "agentlabd.start.log"))
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write the daemon's start log: %w", err)
+	for {
+		exited, startLog, err := launchDaemon(binary, p)
+		if err != nil {
+			return err
+		}
+		a.started = true
+		err = awaitDaemon(ctx, p, exited, startLog)
+		_ = startLog.Close()
+		if !errors.Is(err, errDaemonFreed) {
+			return err
+		}
 	}
-	defer func() { _ = startLog.Close() }()
+}
+
+// errDaemonFreed means that a daemon did not start because of another one, which has
+// ended since, for example for a restart.
+var errDaemonFreed = errors.New("the other daemon has ended") //nolint:gochecknoglobals // a sentinel error
+
+// launchDaemon starts a daemon in the background. exited gets its exit code.
+func launchDaemon(binary string, p config.Paths) (exited <-chan int, startLog *os.File, err error) {
+	startLog, err = openStartLog(filepath.Join(p.Run, "agentlabd.start.log"))
+	if err != nil {
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot write the daemon's start log: %w", err)
+	}
 	cmd := exec.Command(binary, "run") //nolint:gosec,noctx // our binary, which outlives this command
 	cmd.Stderr = startLog
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -139,15 +159,15 @@ func (a *App) startDaemon(ctx context.Context) error {
 		cmd.Env = append(cmd.Env, "AGENTLAB_HOME="+p.Home)
 	}
 	if err := cmd.Start(); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot start %s: %w", binary, err)
+		_ = startLog.Close()
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot start %s: %w", binary, err)
 	}
-	a.started = true
-	exited := make(chan struct{})
+	code := make(chan int, 1)
 	go func() {
 		_ = cmd.Wait() // the daemon logs errors
-		close(exited)
+		code <- cmd.ProcessState.ExitCode()
 	}()
-	return awaitDaemon(ctx, p, exited, startLog)
+	return code, startLog, nil
 }
 
 // openStartLog opens an empty log. It truncates an existing file only if it is a
@@ -174,31 +194,31 @@ func openStartLog(name string) (_ *os.File, err error) {
 
 // awaitDaemon waits until the daemon accepts connections. If several commands start
 // daemons at once, all but one find the home locked and exit, and that one serves all
-// commands when it has started.
-func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan struct{}, startLog io.ReaderAt) error {
+// commands when it has started. It returns errDaemonFreed if the one that has the lock
+// ends instead.
+func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan int, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()
 	tick := time.NewTicker(daemonPoll)
 	defer tick.Stop()
-	var ended, other bool // the daemon has ended; another one is starting
+	var ended, other bool // the daemon has ended; because of another one
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-exited:
-			exited, ended = nil, true
-			deadline.Reset(daemonEndLimit)
+		case code := <-exited:
+			exited, ended, other = nil, true, code == config.ExitLocked
+			if !other {
+				deadline.Reset(daemonEndLimit)
+			}
 		case <-tick.C:
 			if ping(ctx, p.Running().Socket()) == nil {
 				return nil
 			}
-		case <-deadline.C:
-			pid, _ := lock.Holder(p.Lock())
-			if ended && !other && pid != 0 && syscall.Kill(pid, 0) == nil {
-				other = true
-				deadline.Reset(daemonStartLimit)
-				continue
+			if pid, _ := lock.Holder(p.Lock()); other && (pid == 0 || syscall.Kill(pid, 0) != nil) {
+				return errDaemonFreed
 			}
+		case <-deadline.C:
 			return startFailure(startLog, ended)
 		}
 	}

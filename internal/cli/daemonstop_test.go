@@ -68,17 +68,20 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 }
 
 // A command whose daemon has ended, because another command's daemon has the lock, waits
-// for that one.
+// for that one, and starts another daemon when that one has ended.
 func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 	dir := t.TempDir()
 	p := config.Paths{State: dir, Run: dir}
-	exited := make(chan struct{})
-	close(exited)
-	wait := func(ctx context.Context) error {
+	wait := func(ctx context.Context, code int) error {
+		exited := make(chan int, 1)
+		exited <- code
 		return awaitDaemon(ctx, p, exited, strings.NewReader("agentlabd: it failed"))
 	}
-	if err := wait(guard.Context(t)); err == nil || !strings.Contains(err.Error(), "it failed") {
+	if err := wait(guard.Context(t), 1); err == nil || !strings.Contains(err.Error(), "it failed") {
 		t.Errorf("without another daemon: %v", err)
+	}
+	if err := wait(guard.Context(t), config.ExitLocked); !errors.Is(err, errDaemonFreed) {
+		t.Errorf("after the end of another daemon: %v", err)
 	}
 	l, err := p.TryLock()
 	if err != nil {
@@ -87,7 +90,15 @@ func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 	defer func() { _ = l.Unlock() }()
 	ctx, cancel := context.WithTimeout(t.Context(), daemonEndLimit+time.Second)
 	defer cancel()
-	if err := wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := wait(ctx, config.ExitLocked); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("while another daemon starts: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- wait(guard.Context(t), config.ExitLocked) }()
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, errDaemonFreed) {
+		t.Errorf("when the other daemon ends: %v", err)
 	}
 }

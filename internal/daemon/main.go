@@ -47,7 +47,8 @@ them.
 `
 
 // Main runs agentlabd with the given arguments and backends; none means
-// backends.All. It returns the exit code: 0 ok, 1 failure, 2 usage.
+// backends.All. It returns the exit code: 0 ok, 1 failure, 2 usage, config.ExitLocked
+// another daemon runs.
 func Main(args []string, known ...registry.Backend) int {
 	if len(known) == 0 {
 		known = backends.All
@@ -61,7 +62,11 @@ func Main(args []string, known ...registry.Backend) int {
 		fmt.Fprint(os.Stdout, u)
 		return 0
 	}
-	return printError(os.Stderr, err)
+	code := printError(os.Stderr, err)
+	if agentlab.CodeOf(err) == agentlab.CodeExists && args[0] == "run" {
+		return config.ExitLocked
+	}
+	return code
 }
 
 // asksForHelp reports whether the usage that a command returns was requested.
