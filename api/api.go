@@ -4,6 +4,9 @@ package api
 
 import "time"
 
+// VersionHeader is the header of responses with the version of the daemon.
+const VersionHeader = "Agentlab-Version"
+
 // Sandbox is a sandbox.
 type Sandbox struct {
 	VMID           int        `json:"vmid" doc:"Number of the sandbox"`

@@ -21,6 +21,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -43,6 +44,8 @@ type Client struct {
 	tls    *tls.Config
 	token  string
 	http   *http.Client
+
+	version atomic.Pointer[string] // of the daemon, since its first response
 }
 
 // New returns a client of the daemon that listens on the unix socket at path.
@@ -86,6 +89,16 @@ func (c *Client) newRequest(ctx context.Context, method, path string, query url.
 
 // Socket returns the path of the daemon's socket; "" for a daemon over TCP.
 func (c *Client) Socket() string { return c.socket }
+
+// DaemonVersion returns the version of the daemon in its last response, "" if the
+// daemon does not send it; ok is false without a response.
+func (c *Client) DaemonVersion() (version string, ok bool) {
+	v := c.version.Load()
+	if v == nil {
+		return "", false
+	}
+	return *v, true
+}
 
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
@@ -160,6 +173,8 @@ func (c *Client) request(ctx context.Context, method string, query url.Values, b
 	if err != nil {
 		return nil, callError(ctx, err)
 	}
+	version := resp.Header.Get(api.VersionHeader)
+	c.version.Store(&version)
 	if resp.StatusCode/100 != 2 {
 		defer func() { _ = resp.Body.Close() }()
 		return nil, errorOf(resp)

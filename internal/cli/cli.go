@@ -46,6 +46,7 @@ type App struct {
 	running   bool      // the command's RunE has been called
 	internal  bool      // the run is part of another one: it needs no completion, whose functions cobra never frees
 	place     *mcpPlace // what the run may send of this machine; nil is everything
+	daemon    *client.Client // the last one that connect returned
 	shown     int64     // ID of the last event that showEvent printed
 
 	logIdle time.Duration // 0 means the constant logIdle
@@ -71,6 +72,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	if err != nil {
 		a.printError(err)
 	}
+	a.noteOldDaemon()
 	return exitCode(err)
 }
 

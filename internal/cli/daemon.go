@@ -59,8 +59,9 @@ func (a *App) socketPath() (string, error) {
 
 // connect returns a client of the daemon. It starts the user's daemon if none is
 // running, unless --socket is set.
-func (a *App) connect(ctx context.Context) (*client.Client, error) {
-	c, err := a.dial()
+func (a *App) connect(ctx context.Context) (c *client.Client, err error) {
+	defer func() { a.daemon = c }()
+	c, err = a.dial()
 	if err != nil || c.Socket() == "" {
 		return c, err
 	}
@@ -260,6 +261,7 @@ if none is running. Sandboxes keep running while the daemon is stopped.`,
 	cmd.AddCommand(
 		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: exactArgs(), RunE: func(*cobra.Command, []string) error { return a.daemonRun() }},
 		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context()) }},
+		&cobra.Command{Use: "restart", Short: "Stop the daemon and start the installed version; sandboxes keep running", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonRestart(cmd.Context()) }},
 		&cobra.Command{Use: "stop", Short: "Stop the daemon; sandboxes keep running", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStop(cmd.Context()) }},
 		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
 		a.daemonLogsCmd(),

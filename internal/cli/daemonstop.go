@@ -7,11 +7,13 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -27,20 +29,8 @@ func (a *App) daemonStop(ctx context.Context) error {
 	if !running {
 		return a.done(map[string]any{"running": false, "stopped": false, "socket": socket}, "no daemon is running")
 	}
-	c := client.New(socket)
-	defer c.Close()
-	pid, ended, err := watchDaemon(ctx, c)
+	pid, err := endDaemon(ctx, socket)
 	if err != nil {
-		return err
-	}
-	// Terminals that lose their connection now do not start another daemon.
-	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
-	if err := c.StopDaemon(ctx); err != nil {
-		_ = os.Remove(stoppedMark(socket))
-		unwatch(ended)
-		return err
-	}
-	if err := awaitEnd(ctx, pid, ended); err != nil {
 		return err
 	}
 	text, another := "daemon stopped", ping(ctx, socket) == nil
@@ -48,6 +38,82 @@ func (a *App) daemonStop(ctx context.Context) error {
 		text = fmt.Sprintf("daemon (pid %d) stopped; another one has been started since", pid)
 	}
 	return a.done(map[string]any{"running": another, "stopped": true, "socket": socket, "pid": pid}, "%s", text)
+}
+
+// endDaemon stops the daemon on a socket, waits for the end of its process, and returns
+// its ID.
+func endDaemon(ctx context.Context, socket string) (pid int, err error) {
+	c := client.New(socket)
+	defer c.Close()
+	pid, ended, err := watchDaemon(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	// Terminals that lose their connection now do not start another daemon.
+	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
+	if err := c.StopDaemon(ctx); err != nil {
+		_ = os.Remove(stoppedMark(socket))
+		unwatch(ended)
+		return 0, err
+	}
+	return pid, awaitEnd(ctx, pid, ended)
+}
+
+// restartSystem restarts the daemon of a machine.
+const restartSystem = "systemctl restart agentlabd"
+
+// daemonRestart stops the user's daemon, if one is running, and starts another one, or
+// uses the one that another command has started since.
+func (a *App) daemonRestart(ctx context.Context) error {
+	if a.socket != "" {
+		return usageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
+	}
+	p, err := a.paths()
+	if err != nil {
+		return err
+	}
+	if p.System {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "systemd manages the daemon of this machine").WithHint("%s", restartSystem)
+	}
+	socket, running, err := a.findDaemon(ctx)
+	if err == nil && running {
+		_, err = endDaemon(ctx, socket)
+	}
+	if err != nil {
+		return err
+	}
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return a.done(map[string]any{"running": true, "stopped": running, "socket": c.Socket()}, "daemon restarted")
+}
+
+// noteOldDaemon says that the daemon of this machine, which the command has used, is
+// older than this program.
+func (a *App) noteOldDaemon() {
+	if a.daemon == nil || a.daemon.Socket() == "" || a.json || a.internal {
+		return
+	}
+	of, ok := a.daemon.DaemonVersion()
+	own := version.Get().Version
+	if !ok || !olderVersion(of, own) {
+		return
+	}
+	what, how := "an earlier version", "agentlab daemon restart"
+	if of != "" {
+		what = "version " + sanitize(of)
+	}
+	if p, err := a.paths(); err == nil && p.System {
+		how = restartSystem
+	}
+	a.progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
+}
+
+// olderVersion reports whether the version of a daemon is older than another one. A daemon
+// that does not send its version is.
+func olderVersion(daemon, own string) bool {
+	return daemon == "" || semver.IsValid("v"+daemon) && semver.IsValid("v"+own) && semver.Compare("v"+daemon, "v"+own) < 0
 }
 
 // stoppedMark is a file next to the socket of a daemon that a user has stopped. The next

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -100,5 +101,48 @@ func TestStartWaitsForTheOtherDaemon(t *testing.T) {
 	}
 	if err := <-ended; !errors.Is(err, errDaemonFreed) {
 		t.Errorf("when the other daemon ends: %v", err)
+	}
+}
+
+// A command says that the daemon which it has used is older than the program.
+func TestOldDaemonIsNoted(t *testing.T) {
+	t.Setenv("AGENTLAB_HOME", t.TempDir())
+	own := version.Get().Version
+	for _, c := range []struct {
+		header string // "-": none
+		json   bool
+		noted  bool
+	}{{own, false, false}, {"-", false, true}, {"-", true, false}} {
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if c.header != "-" {
+				w.Header().Set(api.VersionHeader, c.header)
+			}
+			_ = json.NewEncoder(w).Encode(api.Status{})
+		})}
+		go func() { _ = srv.Serve(l) }()
+		t.Cleanup(func() { _ = srv.Close() })
+		var said bytes.Buffer
+		a := &App{Stdout: io.Discard, Stderr: &said, Now: time.Now}
+		args := []string{"--socket", socket, "status"}
+		if c.json {
+			args = append(args, "--json")
+		}
+		a.Run(guard.Context(t), args)
+		if noted := strings.Contains(said.String(), "restart it, VMs keep running: agentlab daemon restart"); noted != c.noted {
+			t.Errorf("%+v: said %q", c, said.String())
+		}
+	}
+	for _, v := range []struct {
+		daemon, own string
+		older       bool
+	}{{"0.3.0", "0.4.0", true}, {"0.4.0", "0.4.0", false}, {"0.4.0-rc1", "0.4.0", true}, {"0.5.0", "0.4.0", false}, {"dev", "0.4.0", false}, {"0.4.0", "dev", false}} {
+		if olderVersion(v.daemon, v.own) != v.older {
+			t.Errorf("%+v", v)
+		}
 	}
 }

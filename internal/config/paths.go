@@ -81,8 +81,16 @@ const StoppedSuffix = ".stopped"
 // database, which two daemons would damage.
 func (p Paths) Lock() string { return filepath.Join(p.State, "agentlabd.lock") }
 
-// ExitLocked is the exit code of agentlabd run if another process has the lock.
+// ExitLocked is the exit code of agentlabd if another process has the lock.
 const ExitLocked = 3
+
+// ExitCode returns the exit code of agentlabd for an error.
+func ExitCode(err error) int {
+	if agentlab.CodeOf(err) == agentlab.CodeExists {
+		return ExitLocked
+	}
+	return 1
+}
 
 // TryLock makes this process the only one that works with the state directory,
 // which must exist: two daemons would damage the database. Code exists means

@@ -47,8 +47,7 @@ them.
 `
 
 // Main runs agentlabd with the given arguments and backends; none means
-// backends.All. It returns the exit code: 0 ok, 1 failure, 2 usage, config.ExitLocked
-// another daemon runs.
+// backends.All. It returns the exit code: 0 ok, 2 usage, else config.ExitCode.
 func Main(args []string, known ...registry.Backend) int {
 	if len(known) == 0 {
 		known = backends.All
@@ -62,11 +61,7 @@ func Main(args []string, known ...registry.Backend) int {
 		fmt.Fprint(os.Stdout, u)
 		return 0
 	}
-	code := printError(os.Stderr, err)
-	if agentlab.CodeOf(err) == agentlab.CodeExists && args[0] == "run" {
-		return config.ExitLocked
-	}
-	return code
+	return printError(os.Stderr, err)
 }
 
 // asksForHelp reports whether the usage that a command returns was requested.
@@ -115,7 +110,7 @@ func printError(w io.Writer, err error) int {
 	if hint := agentlab.HintOf(err); hint != "" {
 		fmt.Fprintf(w, "  %s\n", hint)
 	}
-	return 1
+	return config.ExitCode(err)
 }
 
 // gcPercent is how much the heap may grow until the next garbage collection. What is

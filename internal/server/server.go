@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 )
@@ -157,6 +158,7 @@ func (s *Server) Handler() http.Handler {
 			s.rejectUnauthenticated(w, r, err)
 			return
 		}
+		w.Header().Set(api.VersionHeader, s.cfg.Version)
 		r = r.WithContext(ctx)
 		h, pattern := s.mux.Handler(r)
 		if pattern == "" {
