@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -102,7 +103,7 @@ func TestSecondProcess(t *testing.T) {
 	first := h.spawn(t)
 	cmd, stderr := h.program(t, "run", "--home", h.paths.Home)
 	err := cmd.Run()
-	if cmd.ProcessState.ExitCode() != 1 {
+	if cmd.ProcessState.ExitCode() != config.ExitLocked {
 		t.Errorf("%v", err)
 	}
 	sc := bufio.NewScanner(stderr)
