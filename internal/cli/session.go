@@ -211,7 +211,8 @@ func (a *App) sessionForkCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "fork SESSION --name NAME", Short: "Create a session with a copy of a workspace", Args: exactArgs("SESSION"),
 		Long: `Create a session whose workspace is a copy of that of another session. The other one
-must have no sandbox, unless a snapshot is copied.`,
+must have no sandbox, unless a snapshot is copied: 'agentlab workspace snapshot create
+--attached' saves one while it runs.`,
 		Example: `  agentlab session fork fix-12 --name trial
   agentlab session fork fix-12 --name trial --from-snapshot clean`,
 	}
@@ -221,11 +222,24 @@ must have no sandbox, unless a snapshot is copied.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		s, err := c.ForkSession(ctx, args[0], r)
 		if err != nil {
-			return err
+			return forkHint(ctx, c, args[0], r, err)
 		}
 		return a.done(s, "session %s has workspace %s, a copy", s.Name, s.WorkspaceID)
 	})
 	return cmd
+}
+
+// forkHint adds to the error of a fork how to copy the workspace of a session with a sandbox.
+func forkHint(ctx context.Context, c *client.Client, session string, r api.SessionFork, err error) error {
+	if agentlab.CodeOf(err) != agentlab.CodeConflict || r.FromSnapshot != "" {
+		return err
+	}
+	s, serr := c.Session(ctx, session)
+	if serr != nil || s.Sandbox == "" {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "%w", err).
+		WithHint("stop it first: agentlab session stop %[1]s; or copy a snapshot while it runs: agentlab workspace snapshot create %[2]s --name %[3]s --attached frozen, then agentlab session fork %[1]s --name %[3]s --from-snapshot %[3]s", s.Name, s.WorkspaceID, r.Name)
 }
 
 func (a *App) sessionBranchCmd() *cobra.Command {
@@ -253,6 +267,9 @@ the name of the directory and a hash, too.`,
 		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
 		if err != nil {
 			return projectImage(err, image != "")
+		}
+		if profile != "" && s.Profile != profile {
+			a.progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
 		}
 		return a.resumeSession(ctx, c, cmd, s.ID, f)
 	})

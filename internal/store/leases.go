@@ -71,11 +71,12 @@ func takeLease(w *tx, sb agentlab.Sandbox, use agentlab.WorkspaceUse, session st
 	if err := workspaceLeases.insert(w, &l); err != nil {
 		return err
 	}
-	what := "waits for"
-	if l.Acquired() {
-		what = "has"
+	e := leaseEvent(w, v, l, "has")
+	if !l.Acquired() {
+		holder := leaseHolder(w, queue[0])
+		e.Message = fmt.Sprintf("sandbox %s waits up to %s for workspace %s, which sandbox %s has; to free it: agentlab sandbox destroy %s", sb.Name, agentlab.FormatTTL(use.Wait), v.Name, holder, holder)
 	}
-	return w.emit([]agentlab.Event{leaseEvent(w, v, l, what)})
+	return w.emit([]agentlab.Event{e})
 }
 
 // workspaceUsed is the error for a workspace that a sandbox named holder has. session is
@@ -111,6 +112,9 @@ func leaseEvent(w *tx, v agentlab.Workspace, l agentlab.WorkspaceLease, what str
 	e := agentlab.NewEvent(agentlab.EventWorkspaceLease, data,
 		"sandbox %s %s workspace %s", leaseHolder(w, l), what, v.Name)
 	e.SandboxVMID = l.VMID
+	if sb, err := sandboxByVMID(w.ctx, w, l.VMID); err == nil && sb.UID == l.UID {
+		e.JobID = sb.JobID // whose caller sees why it waits
+	}
 	return e
 }
 
