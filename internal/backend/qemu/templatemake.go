@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -19,9 +20,11 @@ import (
 )
 
 const (
-	// templatePatience limits the boot of a template's guest, and the wait for
-	// sandboxes that boot.
+	// templatePatience limits the time without progress of the boot of a template's
+	// guest, and the wait for sandboxes that boot.
 	templatePatience = 10 * time.Minute
+	// templateBoot limits the boot of a guest that makes progress all the time.
+	templateBoot = time.Hour
 	// templatePause is the time between two looks at a booting guest.
 	templatePause = 200 * time.Millisecond
 	// templateQuiet is how long the guest runs on after it was prepared: the kernel
@@ -198,7 +201,7 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 	}
 	cfg.Load = false
 	s := t.supervised(dir)
-	if err := s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: templatePatience + time.Minute}); err != nil {
+	if err := s.SetDeadline(ctx, backend.Deadline{Lease: time.Now(), Left: 2 * templateBoot}); err != nil {
 		return err
 	}
 	err := s.Start(ctx, t.d.cfg.Supervisor, func(context.Context) (supervisor.Config, error) { return &cfg, nil })
@@ -212,30 +215,35 @@ func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startCon
 // settle waits until the guest's init has started everything, and prepares the
 // guest.
 func (t *templates) settle(ctx context.Context, dir string, nested bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest did not finish its boot in time"))
-	defer cancel()
 	vm := t.supervised(dir)
 	c := control.New(vm.DialControl)
-	for {
+	for w := newBootWatch(time.Now()); ; {
 		h, err := c.Health(ctx)
 		if err == nil && booted(h) {
 			break
 		}
 		var in backend.Instance
 		if err != nil && vm.Power(&in) == nil && in.Power != backend.PowerRunning {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "the template's VM has ended: %s", in.Reason).
-				WithHint("sandboxes boot without it, and it is tried again later; or use 'agentlab image warm'")
+			return templateEnded(in)
+		}
+		if err := w.look(time.Now(), consoleSize(dir), h.System, err); err != nil {
+			return err
 		}
 		select {
 		case <-time.After(templatePause):
 		case <-ctx.Done():
-			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", errors.Join(context.Cause(ctx), err))
+			return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", context.Cause(ctx))
 		}
 	}
-	if err := c.Rehearse(ctx); err != nil {
+	ctx, cancel := context.WithTimeoutCause(ctx, templatePatience, errors.New("the template's guest was not prepared in time"))
+	defer cancel()
+	if err := patiently(ctx, c.Rehearse); err != nil {
 		return err
 	}
-	if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork, Nested: nested}); err != nil {
+	err := patiently(ctx, func(ctx context.Context) error {
+		return c.Prepare(ctx, guestapi.PrepareRequest{Network: t.d.Info().GuestNetwork, Nested: nested})
+	})
+	if err != nil {
 		return err
 	}
 	select {
@@ -244,6 +252,65 @@ func (t *templates) settle(ctx context.Context, dir string, nested bool) error {
 	case <-ctx.Done():
 		return agentlab.Errorf(agentlab.CodeUnavailable, "waiting for the template's guest: %w", context.Cause(ctx))
 	}
+}
+
+// patiently makes a call again while the guest, which has the lowest priority, does not
+// answer within the limit of the call.
+func patiently(ctx context.Context, call func(context.Context) error) error {
+	for {
+		if err := call(ctx); ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+}
+
+// bootWatch limits the time in which a guest makes no progress in its boot: on a busy host
+// or without KVM, a boot takes many times as long as usual.
+type bootWatch struct {
+	began, moved time.Time
+	console      int64
+	system       string
+}
+
+func newBootWatch(now time.Time) *bootWatch { return &bootWatch{began: now, moved: now} }
+
+// look returns an error if the guest makes no progress. err is why it does not answer.
+func (w *bootWatch) look(now time.Time, console int64, system string, err error) error {
+	if console != w.console || system != w.system {
+		w.console, w.system, w.moved = console, system, now
+	}
+	what, limit := "made no progress in its boot for", templatePatience
+	if now.Sub(w.moved) <= limit {
+		if what, limit = "did not finish its boot in", templateBoot; now.Sub(w.began) <= limit {
+			return nil
+		}
+	}
+	last := "its state is " + cmp.Or(system, "not known")
+	if err != nil {
+		last = "it does not answer: " + agentlab.Reason(err.Error())
+	}
+	return agentlab.Errorf(agentlab.CodeTimeout, "the template's guest %s %s; %s", what, agentlab.FormatTTL(limit), last).WithHint(templateHint)
+}
+
+// templateHint is the hint of errors about the guest of a template.
+const templateHint = "sandboxes boot without it, and it is tried again later; or use 'agentlab image warm'"
+
+// templateEnded is the error about the VM of a template that has ended.
+func templateEnded(in backend.Instance) error {
+	why := cmp.Or(in.Reason, "it was powered off")
+	if in.Expired {
+		why = "it was powered off after " + agentlab.FormatTTL(2*templateBoot)
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "the template's VM has ended: %s", why).WithHint(templateHint)
+}
+
+// consoleSize returns the size of the console log, which grows as a guest boots.
+func consoleSize(dir string) int64 {
+	st, err := os.Stat(filepath.Join(dir, supervisor.FileConsole))
+	if err != nil {
+		return 0
+	}
+	return st.Size()
 }
 
 // publish makes the directory of a saved guest the template. Everything is synced

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -446,5 +447,45 @@ func TestTemplateVMDoesNotStart(t *testing.T) {
 	}
 	if got := (failure{times: 50}).pause(); got != maxTemplateRetry {
 		t.Errorf("after 50 failures: %s", got)
+	}
+}
+
+// The boot of a template's guest is limited by its progress, and the error has a reason.
+func TestTemplateBootIsLimitedByProgress(t *testing.T) {
+	began := time.Now()
+	minute := func(n int) time.Time { return began.Add(time.Duration(n) * time.Minute) }
+	slow := newBootWatch(began)
+	for n := range 60 {
+		if err := slow.look(minute(n), int64(n/9), "starting", nil); err != nil {
+			t.Fatalf("after %d minutes: %v", n, err)
+		}
+	}
+	if err := slow.look(minute(61), 100, "starting", nil); err == nil || !strings.Contains(err.Error(), "did not finish its boot in 1h; its state is starting") {
+		t.Errorf("endless: %v", err)
+	}
+	if err := newBootWatch(began).look(minute(11), 0, "", errors.New("no\nanswer")); err == nil || !strings.Contains(err.Error(), "made no progress in its boot for 10m; it does not answer: no answer") || agentlab.HintOf(err) == "" {
+		t.Errorf("hangs: %v", err)
+	}
+	for want, in := range map[string]backend.Instance{
+		"has ended: killed":                   {Power: backend.PowerCrashed, Reason: "killed"},
+		"has ended: it was powered off":       {Power: backend.PowerStopped},
+		"has ended: it was powered off after": {Power: backend.PowerStopped, Expired: true},
+	} {
+		if err := templateEnded(in); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func TestCallsOfATemplateArePatient(t *testing.T) {
+	calls := 0
+	err := patiently(t.Context(), func(context.Context) error {
+		if calls++; calls < 3 {
+			return agentlab.Errorf(agentlab.CodeTimeout, "the guest did not answer: %w", context.DeadlineExceeded)
+		}
+		return errors.New("failed")
+	})
+	if calls != 3 || err == nil || err.Error() != "failed" {
+		t.Errorf("%d calls, %v", calls, err)
 	}
 }
