@@ -39,15 +39,15 @@ type App struct {
 
 	json      bool
 	noInput   bool
-	socket    string    // --socket; "" means the default of config.Paths
-	host      string    // --host; "" means AGENTLAB_HOST, or the daemon of this machine
-	tokenFile string    // --token-file
-	started   bool      // this run started the daemon
-	running   bool      // the command's RunE has been called
-	internal  bool      // the run is part of another one: it needs no completion, whose functions cobra never frees
-	place     *mcpPlace // what the run may send of this machine; nil is everything
+	socket    string         // --socket; "" means the default of config.Paths
+	host      string         // --host; "" means AGENTLAB_HOST, or the daemon of this machine
+	tokenFile string         // --token-file
+	started   bool           // this run started the daemon
+	running   bool           // the command's RunE has been called
+	internal  bool           // the run is part of another one: it needs no completion, whose functions cobra never frees
+	place     *mcpPlace      // what the run may send of this machine; nil is everything
 	daemon    *client.Client // the last one that connect returned
-	shown     int64     // ID of the last event that showEvent printed
+	shown     int64          // ID of the last event that showEvent printed
 
 	logIdle time.Duration // 0 means the constant logIdle
 }
