@@ -380,7 +380,7 @@ func TestSession(t *testing.T) {
 	}
 	w.change(func() { w.sandboxes = nil })
 	w.until("it is not listed", func() bool { return len(w.s.Ports(0)) == 0 })
-	if resp, body := w.get(p.URL); resp.StatusCode != 503 || !strings.Contains(body, "agentlab session resume fix-12") {
+	if resp, body := w.get(p.URL); resp.StatusCode != 503 || !strings.Contains(body, "agentlab session resume fix-12") || !strings.Contains(body, "agentlab start") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }

@@ -219,6 +219,7 @@ func notRunning(p *project) *page {
 	}
 	switch {
 	case p.session != "":
+		out.Text += " Run 'agentlab start' in its repository, or anywhere:"
 		out.Hint = "agentlab session resume " + p.session
 	case p.sandbox.State.HasVM():
 		out.Hint = "agentlab sandbox show " + p.sandbox.Name

@@ -281,7 +281,7 @@ func (s *Service) noSandbox(ctx context.Context, v agentlab.Session) error {
 				WithHint("free the workspace: agentlab sandbox destroy %s", sb.Name)
 		}
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab session resume %s", v.Name)
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).WithHint("create one: agentlab start in its repository, or agentlab session resume %s", v.Name)
 }
 
 // Fork creates a session whose workspace is a copy of that of another one, or of one of
