@@ -211,8 +211,8 @@ func (a *App) sessionForkCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "fork SESSION --name NAME", Short: "Create a session with a copy of a workspace", Args: exactArgs("SESSION"),
 		Long: `Create a session whose workspace is a copy of that of another session. The other one
-must have no sandbox, unless a snapshot is copied: 'agentlab workspace snapshot create
---attached' saves one while it runs.`,
+must have no sandbox, unless a snapshot is copied: 'agentlab workspace snapshot create'
+saves one while it runs, with --attached.`,
 		Example: `  agentlab session fork fix-12 --name trial
   agentlab session fork fix-12 --name trial --from-snapshot clean`,
 	}
