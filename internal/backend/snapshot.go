@@ -13,7 +13,8 @@ import (
 // is created from it.
 type Snapshotter interface {
 	// SaveSnapshot saves the disk of a sandbox, and its memory if it runs or is
-	// suspended, with uid, a UID of its own, as the mark. A running guest
+	// suspended, with uid, a UID of its own, as the mark. The caller has made a running
+	// guest write its disks: the saved disk need not have what is only in its memory. A running guest
 	// continues; its CPUs stop for a short time only. A guest that is suspended
 	// stays suspended. Saving a snapshot that exists returns it; if it is one of
 	// another sandbox the error is agentlab.CodeExists. After an error, and after

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -394,5 +395,65 @@ func TestSilentCopiesDelayNoStart(t *testing.T) {
 		}
 		w.until(more[0].VMID, agentlab.SandboxReady)
 		w.untilNoSnapshots()
+	})
+}
+
+// A copy that boots has all that the guest of its source had written to files, also what
+// the source had not yet written to its disk.
+func TestCopyThatBootsHasRecentFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorldOn(t, fake.Config{BootDelay: 2 * time.Second, NoForks: true})
+		src := w.ready("play")
+		w.sh(src, "echo saved > unwritten")
+		w.save(src, "clean", false)
+		w.sh(src, "echo forked > unwritten")
+		made := must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		made = append(made, w.create(agentlab.SandboxRequest{From: "play/clean"}))
+		for i, want := range []string{"forked", "saved"} {
+			w.until(made[i].VMID, agentlab.SandboxReady)
+			if got := w.sh(made[i], "cat written"); got != want {
+				t.Errorf("%s has %q, want %q", made[i].Name, got, want)
+			}
+		}
+		if got := w.unsynced(); len(got) != 0 {
+			t.Errorf("events say that it is not so: %q", got)
+		}
+	})
+}
+
+// unsynced returns the events of snapshots whose guest had not written its disks.
+func (w *world) unsynced() (texts []string) {
+	for _, e := range w.events(agentlab.EventSandboxSnapshot) {
+		if strings.Contains(e.Data, `"synced":false`) {
+			texts = append(texts, e.Message)
+		}
+	}
+	return texts
+}
+
+// A guest that does not write its disks is saved, and the event of the snapshot says what
+// a copy lacks, also if a later try of the same save had an answer.
+func TestSaveOfSilentGuest(t *testing.T) {
+	inWorld(t, func(w *world) {
+		src := w.ready("play")
+		silent := agentlab.Errorf(agentlab.CodeUnavailable, "the guest does not answer")
+		w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Err: silent})
+		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.After, Times: 1, Err: agentlab.Errorf(agentlab.CodeUnknownOutcome, "the answer was lost")})
+		w.save(src, "clean", false)
+		got := w.unsynced()
+		if len(got) != 1 || !strings.Contains(got[0], "snapshot clean of sandbox play is SAVED, but its guest had not written its disks") || !strings.Contains(got[0], silent.Error()) {
+			t.Errorf("%q", got)
+		}
+		w.save(src, "next", false) // a snapshot of its own
+		if got := w.unsynced(); len(got) != 1 {
+			t.Errorf("%q", got)
+		}
+		must(w.svc.Suspend(context.Background(), src.VMID, false))(t)
+		w.until(src.VMID, agentlab.SandboxSuspended)
+		w.host.Inject(fake.Fault{Op: fake.OpDialControl, Times: 1, Err: silent})
+		w.save(src, "paused", false) // it wrote its disks before
+		if got := w.unsynced(); len(got) != 1 {
+			t.Errorf("%q", got)
+		}
 	})
 }

@@ -306,6 +306,8 @@ type runtimeState struct {
 	elsewhere      string        // its backend, if that is not the configured one
 	snapshotsDone  bool          // its snapshots need nothing from its step
 	saveWaits      string        // UID of a snapshot that waits, and why, as the last event has it
+	syncedFor      string        // UID of the snapshot before which its guest last had to write its disks
+	unsynced       string        // why it has not; "" if it has
 	restored       string        // UID of the snapshot to which this process has restored it
 	awaited        string        // ID of the workspace that its step waits for
 	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows

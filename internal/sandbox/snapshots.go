@@ -364,7 +364,8 @@ func originOf(snap agentlab.Snapshot) agentlab.Origin {
 }
 
 // snapshotEvent is the event of the current state of a snapshot. If it was not
-// saved, cause is why, and reason its redacted text.
+// saved, cause is why, and reason its redacted text. reason of one that is SAVED is why
+// its guest has not written its disks before; "" if it has.
 func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Event {
 	data := map[string]any{"snapshot": n.UID, "name": n.Name, "state": n.State, "keep": n.Keep}
 	what := snapshotName(n)
@@ -377,6 +378,14 @@ func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Eve
 	text := fmt.Sprintf("%s of sandbox %s is %s", what, n.SandboxName, n.State)
 	if n.State == agentlab.SnapshotReady {
 		data["bytes"], data["memory"], data["seconds"] = n.Bytes, n.Memory, n.SavedAt.Sub(n.CreatedAt).Seconds()
+		if reason != "" {
+			data["synced"] = false
+			lost := "is missing"
+			if n.Memory {
+				lost = "is only in the saved memory"
+			}
+			text += fmt.Sprintf(", but its guest had not written its disks: what it wrote last %s: %s", lost, reason)
+		}
 	}
 	if cause != nil {
 		text = fmt.Sprintf("%s of sandbox %s was not saved: %s", what, n.SandboxName, reason)

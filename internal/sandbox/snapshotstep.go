@@ -60,6 +60,10 @@ func (s *Service) stepSnapshots(ctx context.Context, sb agentlab.Sandbox) error 
 // saveSnapshot makes a snapshot SAVED, or DELETING if that is not possible.
 func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
 	err := s.canSave(sb)
+	unsynced := ""
+	if err == nil {
+		unsynced, err = s.syncToSave(ctx, sb, snap)
+	}
 	var saved backend.Snapshot
 	if err == nil {
 		saved, err = s.callSave(ctx, sb, snap)
@@ -74,7 +78,7 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 				return nil, nil
 			}
 			n.State, n.Memory, n.Bytes, n.SavedAt = agentlab.SnapshotReady, saved.Memory, max(saved.Bytes, 0), s.clock().UTC()
-			return append(forked, snapshotEvent(*n, "", nil).About(sb.VMID, sb.JobID)), nil
+			return append(forked, snapshotEvent(*n, unsynced, nil).About(sb.VMID, sb.JobID)), nil
 		})
 	}
 	switch {
@@ -89,6 +93,32 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 		}
 	}
 	return s.wakeFrom(ctx, snap)
+}
+
+// syncToSave makes the guest of a sandbox write its disks before it is saved: a copy may
+// boot from its disk. One that does not is saved nevertheless, and unsynced is the reason,
+// also when the same snapshot is tried again: the first try may have saved it. A suspended
+// guest has written them before.
+func (s *Service) syncToSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (unsynced string, err error) {
+	if !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended {
+		return "", nil
+	}
+	err = s.askSync(ctx, sb)
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	why := ""
+	if err != nil {
+		why = s.redactReason(ctx, sb, err.Error())
+		s.log.Warn("the guest of a sandbox that is saved has not written its disks", "vmid", sb.VMID, "snapshot", snap.UID, "err", err)
+	}
+	s.withState(sb.VMID, func(m *runtimeState) {
+		if why != "" || m.syncedFor != snap.UID {
+			m.syncedFor, m.unsynced = snap.UID, why
+		}
+		unsynced = m.unsynced
+	})
+	return unsynced, nil
 }
 
 // saveWaits writes an event with the reason for which a snapshot is not saved yet, unless

@@ -108,9 +108,17 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	return 0, false, err
 }
 
-// suspendSyncTimeout limits how long a guest may take to write its disks before it is
-// suspended.
-const suspendSyncTimeout = 30 * time.Second
+// guestSyncTimeout limits how long a guest may take to write its disks before it is
+// suspended or saved.
+const guestSyncTimeout = 30 * time.Second
+
+// askSync makes the guest of a sandbox write its disks.
+func (s *Service) askSync(ctx context.Context, sb agentlab.Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, guestSyncTimeout)
+	defer cancel()
+	defer s.asking(sb.VMID)()
+	return s.control(sb).Sync(ctx)
+}
 
 // suspend suspends the VM of a sandbox. Its guest writes its disks first: its memory may
 // be discarded later, and it cannot write them then.
@@ -144,10 +152,7 @@ func (s *Service) syncGuest(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.State != agentlab.SandboxReady {
 		return nil
 	}
-	sctx, cancel := context.WithTimeout(ctx, suspendSyncTimeout)
-	defer cancel()
-	defer s.asking(sb.VMID)()
-	err := s.control(sb).Sync(sctx)
+	err := s.askSync(ctx, sb)
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -145,7 +146,8 @@ const (
 	// fileSystem is the file that a volume has once a guest has made its file system.
 	fileSystem = volumePath + "lost+found"
 	// unwritten is a file that is only in the memory of the guest, until it syncs or
-	// unmounts the volume, which then has the file written.
+	// unmounts the volume, which then has the file written. The guest's own disk has the
+	// files of these names without the path.
 	unwritten, written = volumePath + "unwritten", volumePath + "written"
 )
 
@@ -190,15 +192,20 @@ func (g *guest) unmount(w http.ResponseWriter, _ *http.Request) {
 }
 
 // write writes what is in memory to the volume.
-func (v *volume) write() {
-	if text, ok := v.Files[unwritten]; ok {
-		delete(v.Files, unwritten)
-		v.Files[written] = text
+func (v *volume) write() { writeFile(v.Files, unwritten, written) }
+
+func writeFile(files map[string]string, from, to string) {
+	if text, ok := files[from]; ok {
+		delete(files, from)
+		files[to] = text
 	}
 }
 
 func (g *guest) sync(w http.ResponseWriter, _ *http.Request) {
 	g.in.h.volumeFiles(g.in.rec.Spec.UID, (*volume).write)
+	g.in.files(func(disk map[string]string) {
+		writeFile(disk, path.Base(unwritten), path.Base(written))
+	})
 	reply(w, struct{}{})
 }
 
