@@ -275,6 +275,18 @@ func (s *suite) snapshotCancelled() {
 	}
 }
 
+// wantUnusable checks the error of a call with a snapshot that was listed as partial. A
+// task of the backend that has outlived the driver may have completed it since then: the
+// call may have succeeded if it is whole now.
+func (s *suite) wantUnusable(what string, err error, whole func() bool) (succeeded bool) {
+	s.Helper()
+	if code := agentlab.CodeOf(err); (err == nil || s.h.NoFrom != "" && code == s.h.NoFrom) && whole() {
+		return err == nil
+	}
+	s.wantCode(what, err, agentlab.CodeNotFound)
+	return false
+}
+
 // crashSnapshot simulates a crash in a method that has to do with snapshots, or in
 // a Create from one, opens the driver again, and finishes what was interrupted.
 func (s *suite) crashSnapshot(n int, p CrashPoint) {
@@ -310,9 +322,12 @@ func (s *suite) crashSnapshot(n int, p CrashPoint) {
 	if l := s.snapshotListed(ref); l == nil && p.Method != MethodSaveSnapshot && p.Method != MethodDeleteSnapshot {
 		s.Fatal("the snapshot does not stay")
 	} else if l != nil && l.Partial {
-		s.wantCode("RestoreSnapshot of a partial one", s.saver().RestoreSnapshot(s.ctx(), ref), agentlab.CodeNotFound)
+		whole := func() bool { now := s.snapshotListed(ref); return now != nil && !now.Partial }
+		s.wantUnusable("RestoreSnapshot of a partial one", s.saver().RestoreSnapshot(s.ctx(), ref), whole)
 		late := s.from(n+2, ref)
-		s.wantCode("Create from a partial one", s.d.Create(s.ctx(), late), agentlab.CodeNotFound)
+		if s.wantUnusable("Create from a partial one", s.d.Create(s.ctx(), late), whole) {
+			s.ok("Destroy", s.d.Destroy(s.ctx(), late.Ref()))
+		}
 		s.wantAbsent(late.Ref())
 	}
 	if p.Method == MethodRestoreSnapshot {

@@ -296,8 +296,11 @@ func (s *suite) volumePartial(method Method, calls map[Method]func() error, v ba
 		return
 	}
 	if l := s.volumeSnapshotListed(snap); l != nil && l.Partial {
-		s.wantCode("RestoreVolume to a partial snapshot", calls[MethodRestoreVolume](), agentlab.CodeNotFound)
-		s.wantCode("CloneVolumeSnapshot of a partial one", calls[MethodCloneVolumeSnapshot](), agentlab.CodeNotFound)
+		whole := func() bool { now := s.volumeSnapshotListed(snap); return now != nil && !now.Partial }
+		s.wantUnusable("RestoreVolume to a partial snapshot", calls[MethodRestoreVolume](), whole)
+		if s.wantUnusable("CloneVolumeSnapshot of a partial one", calls[MethodCloneVolumeSnapshot](), whole) {
+			s.ok("DeleteVolume", s.vols().DeleteVolume(s.ctx(), fresh))
+		}
 		s.wantNoVolume(fresh)
 	}
 }

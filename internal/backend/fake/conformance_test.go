@@ -1,7 +1,10 @@
 package fake_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -168,4 +171,48 @@ func TestConformanceOnDisk(t *testing.T) {
 			return d
 		})
 	}})
+}
+
+// Tasks of the backend outlive the driver: a snapshot that a killed driver was saving is
+// complete after it was listed once.
+func TestConformanceOfLateTasks(t *testing.T) {
+	backendtest.Run(t, backendtest.Config{New: func(t *testing.T) *backendtest.Harness {
+		host, err := fake.NewHost(fake.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = host.Close() })
+		h := harness(t, host.Open)
+		h.CrashPoints = slices.DeleteFunc(h.CrashPoints, func(p backendtest.CrashPoint) bool {
+			return p.Name != string(fake.Half) || p.Method != backendtest.MethodSaveSnapshot && p.Method != backendtest.MethodSnapshotVolume
+		})
+		reopen := h.Reopen
+		h.Reopen = func(t *testing.T) backend.Driver { return late{reopen(t).(*fake.Driver)} } //nolint:forcetypeassert // of harness
+		return h
+	}})
+}
+
+// late is the fake whose interrupted saves go on.
+type late struct{ *fake.Driver }
+
+func (d late) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
+	all, err := d.Driver.Snapshots(ctx)
+	for _, n := range all {
+		if n.Partial {
+			_, serr := d.SaveSnapshot(ctx, n.Ref.Of, n.Ref.UID)
+			err = errors.Join(err, serr)
+		}
+	}
+	return all, err
+}
+
+func (d late) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot, error) {
+	all, err := d.Driver.VolumeSnapshots(ctx)
+	for _, n := range all {
+		if n.Partial {
+			_, serr := d.SnapshotVolume(ctx, n.Ref.Of, n.Ref.UID)
+			err = errors.Join(err, serr)
+		}
+	}
+	return all, err
 }
