@@ -28,7 +28,11 @@ const (
 	// maxFronts is the maximum number of ports of this machine.
 	maxFronts = 512
 	// listWait is how long a guest waits for a change of its listeners.
-	listWait = 30 * time.Second
+	listWait = guestapi.MaxListenersSeconds * time.Second
+	// maxHeld is the maximum number of guests that wait with their answers at the same
+	// time, and crowdRate how many of the others are asked in a second: a question that
+	// is held needs memory, and each one processor time.
+	maxHeld, crowdRate = 256, 10
 	// defaultFirst is the default of Config.First.
 	defaultFirst = 3 * time.Second
 	// minPause is the pause between two questions to one guest. It grows to maxPause
@@ -36,8 +40,9 @@ const (
 	// time.
 	minPause, maxPause      = 500 * time.Millisecond, time.Minute
 	quickAnswer, quickPause = 2 * time.Second, 5 * time.Second
-	// refreshPause is the minimum time between two reads of the sandboxes.
-	refreshPause = 200 * time.Millisecond
+	// refreshPause is the minimum time between two reads of the sandboxes, and
+	// refreshShare how many times as long as a read it is at least.
+	refreshPause, refreshShare = 200 * time.Millisecond, 20
 	// refreshAfter is the maximum one.
 	refreshAfter = time.Minute
 	// linger is how long a port stays open after its last listener has ended, for the
@@ -87,8 +92,10 @@ type Service struct {
 	byLabel  map[string]*project
 	byID     map[string]*project
 	watchers map[string]*watcher // by the UID of the sandbox
-	fronts   map[uint16]*front   // by the port of guests
-	hostPort map[uint16]uint16   // ports of this machine by those of guests, also of closed fronts
+	maxHeld  int
+	holding  int               // guests that wait with their answers
+	fronts   map[uint16]*front // by the port of guests
+	hostPort map[uint16]uint16 // ports of this machine by those of guests, also of closed fronts
 	seen     map[seenKey]time.Time
 	dns      *dnsServer
 	dnsPort  uint16 // 0: no responder is wanted
@@ -113,7 +120,7 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1),
-		byLabel: map[string]*project{}, byID: map[string]*project{}, watchers: map[string]*watcher{}, fronts: map[uint16]*front{}, hostPort: map[uint16]uint16{}, seen: map[seenKey]time.Time{},
+		byLabel: map[string]*project{}, byID: map[string]*project{}, watchers: map[string]*watcher{}, maxHeld: maxHeld, fronts: map[uint16]*front{}, hostPort: map[uint16]uint16{}, seen: map[seenKey]time.Time{},
 	}
 	s.newProxy()
 	s.load()
@@ -140,11 +147,12 @@ func (s *Service) Run(ctx context.Context) error {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for {
+		begun := time.Now()
 		if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("the sandboxes could not be listed for their ports", "err", err)
 		}
 		s.save()
-		pause.Reset(refreshPause)
+		pause.Reset(max(refreshPause, refreshShare*time.Since(begun)))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -165,7 +173,7 @@ func (s *Service) close() {
 	s.mu.Lock()
 	s.closed = true
 	for _, w := range s.watchers {
-		w.cancel()
+		w.end()
 	}
 	for _, f := range s.fronts {
 		f.close()
@@ -195,16 +203,17 @@ func (s *Service) refresh(ctx context.Context) error {
 		s.byLabel[p.label], s.byID[p.id] = p, p
 		if p.live() {
 			live[p.sandbox.UID] = true
-			s.watch(ctx, p)
+			s.watch(p)
 		}
 	}
 	for uid, w := range s.watchers {
 		if !live[uid] {
-			w.cancel()
+			w.end()
 			s.forget(w)
 			delete(s.watchers, uid)
 		}
 	}
+	s.plan(ctx)
 	s.reconcile(ctx)
 	return nil
 }

@@ -32,6 +32,11 @@ type world struct {
 	guests    map[int]*guestWorld
 	now       time.Time
 	dials     int
+	lists     int // reads of the sandboxes
+	asked     int
+	held      int // guests that wait with their answers
+	mostHeld  int
+	maxHeld   int           // 0: the service's own
 	changed   chan struct{} // closed at each change of a guest
 }
 
@@ -45,6 +50,7 @@ type guestWorld struct {
 func (w *world) List(context.Context, agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.lists++
 	return slices.Clone(w.sandboxes), nil
 }
 
@@ -56,13 +62,25 @@ func (w sessionsOf) List(context.Context) ([]agentlab.Session, error) {
 	return slices.Clone(w.sessions), nil
 }
 
-func (w *world) Listeners(ctx context.Context, vmid int, state string, _ time.Duration) (guestapi.Listeners, error) {
+func (w *world) Listeners(ctx context.Context, vmid int, state string, wait time.Duration) (guestapi.Listeners, error) {
+	w.mu.Lock()
+	w.asked++
+	if wait > 0 {
+		w.held++
+		w.mostHeld = max(w.mostHeld, w.held)
+		defer func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.held--
+		}()
+	}
+	w.mu.Unlock()
 	for {
 		w.mu.Lock()
 		g, changed := w.guests[vmid], w.changed
 		l, err := guestapi.Listeners{State: strconv.Itoa(g.state), Listeners: slices.Clone(g.listeners)}, g.err
 		w.mu.Unlock()
-		if err != nil || l.State != state {
+		if err != nil || l.State != state || wait == 0 {
 			return l, err
 		}
 		select {
@@ -155,6 +173,9 @@ func newWorld(t *testing.T, file string) *world {
 // start starts another service on the same world, and returns what stops it.
 func (w *world) start(file string) (stop func()) {
 	w.s = New(Config{Sandboxes: w, Sessions: sessionsOf{w}, First: time.Millisecond, File: file, Clock: w.clock, Logger: slog.New(slog.DiscardHandler)})
+	if w.maxHeld > 0 {
+		w.s.maxHeld = w.maxHeld
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.s.Run(ctx) }()

@@ -1,7 +1,9 @@
 package devproxy
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -9,72 +11,124 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// watcher follows the listeners of one running guest.
+// watcher follows the listeners of one running guest. Its fields but uid and vmid are
+// guarded by Service.mu.
+//
+// There may be thousands. The guests of the maxHeld watchers that have changed last wait
+// with their answers until something changes; the others answer at once, crowdRate of them
+// in a second. No goroutine waits between two questions.
 type watcher struct {
 	project   string
 	uid       string
 	vmid      int
-	cancel    context.CancelFunc
-	listeners []guestapi.Listener // guarded by Service.mu, as project
-	problem   string              // why they are not known
+	listeners []guestapi.Listener
+	problem   string // why they are not known
+
+	changed time.Time          // when it was found, or its listeners have changed
+	held    bool               // it is one of those that have changed last
+	state   string             // of the last answer
+	pause   time.Duration      // until the next question, unless the crowd is large
+	timer   *time.Timer        // of the next question; nil until the first one is planned
+	cancel  context.CancelFunc // ends the current question; nil if there is none
 }
 
 // watch starts a watcher for the sandbox of p, unless there is one. s.mu is locked.
-func (s *Service) watch(ctx context.Context, p *project) {
+func (s *Service) watch(p *project) {
 	if w := s.watchers[p.sandbox.UID]; w != nil {
 		w.project = p.id // a session can begin to use a sandbox
 		return
 	}
-	if s.closed {
-		return
+	if !s.closed {
+		s.watchers[p.sandbox.UID] = &watcher{project: p.id, uid: p.sandbox.UID, vmid: p.sandbox.VMID, changed: s.cfg.Clock(), pause: minPause}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	w := &watcher{project: p.id, uid: p.sandbox.UID, vmid: p.sandbox.VMID, cancel: cancel}
-	s.watchers[w.uid] = w
-	s.wg.Go(func() {
-		defer cancel()
-		s.follow(ctx, w)
+}
+
+// plan selects the watchers that are held, and plans the first questions of new ones. s.mu
+// is locked.
+func (s *Service) plan(ctx context.Context) {
+	all := slices.SortedFunc(maps.Values(s.watchers), func(a, b *watcher) int {
+		return cmp.Or(b.changed.Compare(a.changed), cmp.Compare(b.vmid, a.vmid))
 	})
-}
-
-// follow asks the guest until ctx ends. A guest that fails, or that answers at once each
-// time, is asked less and less often.
-func (s *Service) follow(ctx context.Context, w *watcher) {
-	state, pause := "", minPause
-	timer := time.NewTimer(s.cfg.First)
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
-		begun := time.Now()
-		l, err := s.cfg.Sandboxes.Listeners(ctx, w.vmid, state, listWait)
-		if ctx.Err() != nil {
-			return
-		}
-		s.found(ctx, w, l, err)
-		state = l.State
+	for i, w := range all {
+		was := w.held
+		w.held = i < s.maxHeld
 		switch {
-		case err != nil:
-			pause = min(2*pause, maxPause)
-		case time.Since(begun) < quickAnswer:
-			pause = min(pause*3/2, quickPause)
-		default:
-			pause = minPause
+		case w.timer == nil:
+			s.later(ctx, w, s.cfg.First+time.Second*time.Duration(max(0, i+1-s.maxHeld))/crowdRate)
+		case w.held && !was && w.timer.Stop():
+			s.later(ctx, w, minPause)
+		case !w.held && was && w.cancel != nil:
+			w.cancel() // another one is held instead
 		}
-		timer.Reset(pause)
 	}
 }
 
-// found records the answer of a guest.
-func (s *Service) found(ctx context.Context, w *watcher, l guestapi.Listeners, err error) {
+// later asks the guest of w after a pause. s.mu is locked.
+func (s *Service) later(ctx context.Context, w *watcher, pause time.Duration) {
+	w.timer = time.AfterFunc(pause, func() { s.ask(ctx, w) })
+}
+
+// ask asks a guest, and plans its next question. A guest that fails, or that answers at
+// once each time, is asked less and less often.
+func (s *Service) ask(parent context.Context, w *watcher) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.watchers[w.uid] != w || s.closed {
+	if s.closed || s.watchers[w.uid] != w {
 		return
 	}
+	s.wg.Add(1)
+	defer s.wg.Done()
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	w.cancel = cancel
+	state, wait := w.state, time.Duration(0)
+	if w.held && s.holding < s.maxHeld {
+		wait = listWait
+		s.holding++
+		defer func() { s.holding-- }()
+	}
+	begun := time.Now()
+	s.mu.Unlock()
+	l, err := s.cfg.Sandboxes.Listeners(ctx, w.vmid, state, wait)
+	s.mu.Lock()
+	w.cancel = nil
+	if s.closed || s.watchers[w.uid] != w {
+		return
+	}
+	interrupted := ctx.Err() != nil // by plan
+	if !interrupted {
+		s.found(parent, w, l, err)
+		w.state = l.State
+	}
+	switch {
+	case interrupted:
+		w.pause = minPause
+	case err != nil:
+		w.pause = min(2*w.pause, maxPause)
+	case w.held && time.Since(begun) < quickAnswer:
+		w.pause = min(w.pause*3/2, quickPause)
+	default:
+		w.pause = minPause
+	}
+	pause := w.pause
+	if !w.held {
+		pause = max(pause, time.Second*time.Duration(len(s.watchers))/crowdRate)
+	}
+	s.later(parent, w, pause)
+}
+
+// end ends a watcher. s.mu is locked.
+func (w *watcher) end() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	if w.cancel != nil {
+		w.cancel()
+	}
+}
+
+// found records the answer of a guest. s.mu is locked.
+func (s *Service) found(ctx context.Context, w *watcher, l guestapi.Listeners, err error) {
 	if err != nil {
 		if problem := agentlab.Reason(err.Error()); problem != w.problem {
 			w.problem = problem
@@ -82,17 +136,20 @@ func (s *Service) found(ctx context.Context, w *watcher, l guestapi.Listeners, e
 		}
 		return // it may be busy: what is known stays
 	}
-	w.problem = ""
-	kept := l.Listeners[:min(len(l.Listeners), maxOfProject)]
+	problem, kept := "", l.Listeners[:min(len(l.Listeners), maxOfProject)]
 	if len(kept) < len(l.Listeners) {
-		w.problem = "only the lowest ports are served: the limit of a sandbox is reached"
+		problem = "only the lowest ports are served: the limit of a sandbox is reached"
+	}
+	w.problem = problem
+	if slices.Equal(w.listeners, kept) {
+		return
 	}
 	for _, old := range w.listeners {
 		if !slices.ContainsFunc(kept, func(l guestapi.Listener) bool { return l.Port == old.Port }) {
 			s.seen[seenKey{w.project, old.Port}] = s.cfg.Clock()
 		}
 	}
-	w.listeners = kept
+	w.listeners, w.changed = slices.Clone(kept), s.cfg.Clock()
 	s.reconcile(ctx)
 	s.Wake() // the file is written without the lock
 }
