@@ -287,7 +287,8 @@ type Status struct {
 
 	WarmPool []PoolStatus `json:"warm_pool,omitempty" doc:"Sandboxes that wait for their users (warm_pool in config.yaml)"`
 
-	Memory []SandboxMemory `json:"memory" doc:"Memory of the host that running sandboxes occupy; it has as many as can be read in a second"`
+	Memory      []SandboxMemory `json:"memory" doc:"Memory of the host that running sandboxes occupy: the 20 that occupy the most, of as many as can be read in a second"`
+	MemoryTotal MemoryTotal     `json:"memory_total" doc:"Memory of all sandboxes that could be read"`
 }
 
 // PoolStatus is the state of one entry of the warm pool.

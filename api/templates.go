@@ -33,6 +33,12 @@ type Memory struct {
 	ProportionalBytes int64 `json:"proportional_bytes" doc:"unique_bytes and its part of the shared memory"`
 }
 
+// MemoryTotal is the memory of several sandboxes.
+type MemoryTotal struct {
+	Sandboxes   int   `json:"sandboxes" doc:"Number of the sandboxes"`
+	UniqueBytes int64 `json:"unique_bytes" doc:"Sum of their unique_bytes"`
+}
+
 // SandboxMemory is the memory of one sandbox.
 type SandboxMemory struct {
 	VMID int `json:"vmid"`

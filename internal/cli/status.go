@@ -59,12 +59,8 @@ func (a *App) printStatus(s api.Status) error {
 	for _, p := range s.WarmPool {
 		t.row("Warm pool:", fmt.Sprintf("%d of %d with image %s and profile %s", p.Ready, p.Count, p.Image, p.Profile))
 	}
-	if len(s.Memory) > 0 {
-		var unique int64
-		for _, m := range s.Memory {
-			unique += m.UniqueBytes
-		}
-		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", byteSize(unique), agentlab.Plural(len(s.Memory), "running sandbox")))
+	if m := s.MemoryTotal; m.Sandboxes > 0 {
+		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", byteSize(m.UniqueBytes), agentlab.Plural(m.Sandboxes, "running sandbox")))
 	}
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {

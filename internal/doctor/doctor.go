@@ -109,7 +109,7 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 	if a, ok := s.cfg.Driver.(backend.Accelerator); ok {
 		out.Accel = a.Accel(ctx)
 	}
-	out.Memory = s.memory(ctx)
+	out.Memory, out.MemoryTotal = largest(s.memory(ctx))
 	return out, nil
 }
 

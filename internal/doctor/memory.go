@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
@@ -10,6 +12,10 @@ import (
 
 // memoryLimit is how long a status request reads the memory of sandboxes.
 const memoryLimit = time.Second
+
+// memoryListed is the maximum number of sandboxes that a status lists with their memory:
+// there may be thousands.
+const memoryListed = 20
 
 // VMMemory returns the memory of the host, in bytes, that the processes of running
 // sandboxes occupy, as far as it can be read in time: what only one sandbox has, and
@@ -49,4 +55,16 @@ func (s *Service) memory(ctx context.Context) []api.SandboxMemory {
 		}
 	}
 	return all
+}
+
+// largest returns those of all that occupy the most memory, and the total of all.
+func largest(all []api.SandboxMemory) ([]api.SandboxMemory, api.MemoryTotal) {
+	total := api.MemoryTotal{Sandboxes: len(all)}
+	for _, m := range all {
+		total.UniqueBytes += m.UniqueBytes
+	}
+	slices.SortFunc(all, func(a, b api.SandboxMemory) int {
+		return cmp.Or(cmp.Compare(b.UniqueBytes, a.UniqueBytes), cmp.Compare(a.VMID, b.VMID))
+	})
+	return slices.Clip(all[:min(len(all), memoryListed)]), total
 }

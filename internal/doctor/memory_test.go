@@ -2,9 +2,11 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
@@ -52,4 +54,31 @@ func TestStatusMemory(t *testing.T) {
 	if got := newDoctor(t, &host{}, nil).memory(t.Context()); got == nil || len(got) != 0 {
 		t.Errorf("a backend that does not know it has %#v", got)
 	}
+}
+
+// The size of a status does not grow with the number of sandboxes: it lists those that
+// occupy the most memory, and the total of all.
+func TestStatusMemoryIsBounded(t *testing.T) {
+	s := newDoctor(t, &host{}, func(c *Config) { c.Driver = &uneven{&many{host: &host{}, last: func() {}}} })
+	got, err := s.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got.Memory); n != memoryListed || got.Memory[0].UniqueBytes != 1000 || got.Memory[n-1].UniqueBytes != 1000-memoryListed+1 {
+		t.Errorf("%d are listed: %+v", n, got.Memory)
+	}
+	if want := (api.MemoryTotal{Sandboxes: 1000, UniqueBytes: 1000 * 1001 / 2}); got.MemoryTotal != want {
+		t.Errorf("total %+v, want %+v", got.MemoryTotal, want)
+	}
+	if text, err := json.Marshal(got); err != nil || len(text) > 10<<10 {
+		t.Errorf("it has %d bytes, %v", len(text), err)
+	}
+}
+
+// uneven is a driver of which each sandbox has more memory than the one before.
+type uneven struct{ *many }
+
+func (m *uneven) Memory(context.Context, backend.Ref) (backend.Memory, error) {
+	m.asked++
+	return backend.Memory{Unique: int64(m.asked)}, nil
 }
