@@ -49,6 +49,7 @@ type WorkspaceSelection struct {
 
 // WorkspaceNew describes a workspace that is created with a sandbox.
 type WorkspaceNew struct {
+	Name      string `json:"name,omitempty" doc:"Its name; default, and the only permitted value: workspace"`
 	SizeGB    int    `json:"size_gb,omitempty" minimum:"0" maximum:"65536" doc:"Size in GiB; default 20"`
 	Storage   string `json:"storage,omitempty" doc:"One of the backend's storages"`
 	IfMissing bool   `json:"if_missing,omitempty" doc:"Use the workspace if it exists; otherwise that is an error"`
@@ -56,8 +57,19 @@ type WorkspaceNew struct {
 
 // WorkspaceAttach is a request to give a sandbox a workspace.
 type WorkspaceAttach struct {
-	Sandbox     string `json:"sandbox" doc:"Number or name of a sandbox"`
+	Sandbox     string `json:"sandbox,omitempty" doc:"Number or name of a sandbox"`
+	VMID        int    `json:"vmid,omitempty" doc:"Number of a sandbox, instead of sandbox"`
 	WaitSeconds int    `json:"wait_seconds,omitempty" minimum:"0" maximum:"86400" doc:"How long to wait while another sandbox has the workspace; default: not at all"`
+}
+
+// WorkspaceRebind is a request to create a sandbox that takes a workspace from the one
+// that has it. A request that is repeated with its name continues with that sandbox.
+type WorkspaceRebind struct {
+	Profile    string `json:"profile,omitempty" doc:"Profile of the new sandbox; default: the configured default profile"`
+	Name       string `json:"name,omitempty" doc:"DNS label; default: generated"`
+	TTLMinutes int    `json:"ttl_minutes,omitempty" minimum:"0" doc:"Duration of the lease; default: the profile's"`
+	Keepalive  *bool  `json:"keepalive,omitempty" doc:"Default: the profile's"`
+	Force      bool   `json:"force,omitempty" doc:"Also if the guest that has the workspace does not unmount it; what that guest wrote last may be lost"`
 }
 
 // WorkspaceDetach is a request to take a workspace from the sandbox that has it.

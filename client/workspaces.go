@@ -86,6 +86,11 @@ func (c *Client) AttachWorkspace(ctx context.Context, workspace string, r api.Wo
 	return post[api.Sandbox](ctx, c, r, "workspaces", workspace, "attach")
 }
 
+// RebindWorkspace creates a sandbox, and takes a workspace for it from the one that has it.
+func (c *Client) RebindWorkspace(ctx context.Context, workspace string, r api.WorkspaceRebind) (api.Sandbox, error) {
+	return post[api.Sandbox](ctx, c, r, "workspaces", workspace, "rebind")
+}
+
 // DetachWorkspace requests that a workspace is taken from the sandbox that has it, and
 // returns the lease that ends then.
 func (c *Client) DetachWorkspace(ctx context.Context, workspace string, force bool) (api.WorkspaceLease, error) {

@@ -219,3 +219,20 @@ func (a *App) noteMore(next string) {
 		a.progressf("the list continues; '--limit 0' shows all")
 	}
 }
+
+// nameOrFlag makes a command take its argument NAME as --name, too, and returns what sets
+// name from the arguments.
+func nameOrFlag(cmd *cobra.Command, name *string, what string) (set func(args []string)) {
+	cmd.Flags().StringVar(name, "name", "", "name of the "+what+", instead of NAME")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("name") {
+			return exactArgs()(cmd, args)
+		}
+		return exactArgs("NAME")(cmd, args)
+	}
+	return func(args []string) {
+		if len(args) > 0 {
+			*name = args[0]
+		}
+	}
+}

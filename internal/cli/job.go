@@ -41,8 +41,18 @@ func (a *App) jobListCmd() *cobra.Command {
 	return cmd
 }
 
+// jobEvents is how many events the daemon shows with a job.
+const jobEvents = 50
+
 func (a *App) jobShowCmd() *cobra.Command {
-	return query(a, "show JOB", "Show a job with its last events and artifacts", exactArgs("JOB"), one((*client.Client).Job), a.showJob)
+	tail := jobEvents
+	cmd := query(a, "show JOB", "Show a job with its last events and artifacts", exactArgs("JOB"), func(ctx context.Context, c *client.Client, args []string) (api.Job, error) {
+		j, err := c.Job(ctx, args[0])
+		j.Events = j.Events[max(0, len(j.Events)-tail):]
+		return j, err
+	}, a.showJob)
+	between(cmd.Flags(), &tail, "events-tail", 0, jobEvents, "show at most this many of the last events; 'agentlab events --job JOB' shows all")
+	return cmd
 }
 
 func (a *App) showJob(j api.Job) error {

@@ -70,6 +70,9 @@ the job in it has ended, and show its progress; the exit code is that of
 		if cmd.Flags().Changed("keepalive") {
 			f.req.Keepalive = &f.keepalive
 		}
+		if f.workspace.stateful && f.workspace.name == "" && f.req.Name == "" {
+			f.req.Name = "sb-" + agentlab.NewUID()[:6] // the workspace has the same
+		}
 		if f.req.WorkspaceSelection, err = f.workspace.selection(f.req.Name, "--name"); err != nil {
 			return err
 		}

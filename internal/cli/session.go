@@ -35,11 +35,12 @@ func (a *App) sessionCreateCmd() *cobra.Command {
 	var r api.SessionCreate
 	var w workspaceChoice
 	cmd := &cobra.Command{
-		Use: "create NAME", Short: "Create a session and its workspace", Args: exactArgs("NAME"),
+		Use: "create NAME", Short: "Create a session and its workspace",
 		Long: `Create a session. Its workspace is a new one with the same name, unless --workspace
 names another one.`,
 		Example: "  agentlab session create fix-12 --profile interactive-dev --size 80",
 	}
+	setName := nameOrFlag(cmd, &r.Name, "session")
 	flags := cmd.Flags()
 	flags.StringVar(&r.Profile, "profile", "", "profile of its sandboxes and jobs (see 'agentlab profile list')")
 	flags.StringVar(&r.Branch, "branch", "", "Git branch that its jobs work on")
@@ -47,7 +48,7 @@ names another one.`,
 	flags.Func("size", "size of a new workspace in GiB (default: 20)", gibFlag(&w.sizeGB))
 	flags.StringVar(&w.storage, "storage", "", "storage of a new workspace, one of the backend's (default: the configured one)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) (err error) {
-		r.Name = args[0]
+		setName(args)
 		if w.name == "" {
 			r.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage}
 		} else if (w.sizeGB != 0 || w.storage != "") && !strings.HasPrefix(w.name, "new:") {

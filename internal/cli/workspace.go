@@ -77,14 +77,15 @@ func (a *App) workspaceCreateCmd() *cobra.Command {
 	var r api.WorkspaceCreate
 	var wait bool
 	cmd := &cobra.Command{
-		Use: "create NAME", Short: "Create an empty workspace", Args: exactArgs("NAME"),
+		Use: "create NAME", Short: "Create an empty workspace",
 		Example: "  agentlab workspace create data --size 80",
 	}
+	setName := nameOrFlag(cmd, &r.Name, "workspace")
 	cmd.Flags().Func("size", "size in GiB (default: 20)", gibFlag(&r.SizeGB))
 	cmd.Flags().StringVar(&r.Storage, "storage", "", "one of the backend's storages (default: the configured one)")
 	waitFlag(cmd, &wait, "wait until the workspace is ready")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		r.Name = args[0]
+		setName(args)
 		return a.workspaceChange(ctx, c, wait, func() (api.Workspace, error) { return c.CreateWorkspace(ctx, r) }, agentlab.WorkspaceReady)
 	})
 	return cmd

@@ -196,39 +196,80 @@ func (a *App) detachWorkspace(ctx context.Context, c *client.Client, workspace s
 }
 
 func (a *App) workspaceRebindCmd() *cobra.Command {
-	var force bool
+	var force, wait, keepalive bool
+	var r api.WorkspaceRebind
+	var ttl time.Duration
 	cmd := &cobra.Command{
-		Use: "rebind WORKSPACE SANDBOX", Short: "Move a workspace to another sandbox", Args: exactArgs("WORKSPACE", "SANDBOX"),
-		Long: `Take a workspace from the sandbox that has it, and mount it in another one. Sandboxes
-that already wait for it get it first.`,
-		Example: "  agentlab workspace rebind data play",
+		Use: "rebind WORKSPACE [SANDBOX]", Short: "Move a workspace to another sandbox",
+		Long: `Take a workspace from the sandbox that has it, and mount it in another one: in SANDBOX,
+or in a new sandbox. Sandboxes that already wait for it get it first. If the
+workspace cannot be taken, the new sandbox is destroyed. A command that was
+interrupted can be repeated with the --name of the new sandbox.`,
+		Example: `  agentlab workspace rebind data play
+  agentlab workspace rebind data --profile yolo-workspace`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return exactArgs("WORKSPACE")(cmd, args)
+			}
+			for _, name := range []string{"profile", "name", "ttl", "keepalive", "no-wait"} {
+				if cmd.Flags().Changed(name) {
+					return usageErrorf("--%s is for a new sandbox", name).WithHint("remove it, or remove %s", args[1])
+				}
+			}
+			return nil
+		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "also if the guest that has it does not unmount it")
+	flags := cmd.Flags()
+	flags.BoolVar(&force, "force", false, "also if the guest that has it does not unmount it")
+	flags.StringVar(&r.Profile, "profile", "", "profile of the new sandbox (see 'agentlab profile list')")
+	flags.StringVar(&r.Name, "name", "", "name of the new sandbox (default: generated)")
+	flags.Var(durationFlag{&ttl, agentlab.MaxTTL}, "ttl", "duration of the lease of the new sandbox, e.g. 30m, 4h, 2d (default: the profile's)")
+	flags.BoolVar(&keepalive, "keepalive", false, "stop the new sandbox when its lease ends, do not destroy it (default: the profile's)")
+	waitFlag(cmd, &wait, "wait until the new sandbox is ready")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		w, err := c.Workspace(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		sb, err := c.Sandbox(ctx, args[1])
-		if err != nil {
-			return err
-		}
-		after, err := lastEvent(ctx, c, "")
-		if err != nil {
-			return err
-		}
-		if len(w.Leases) > 0 && w.Leases[0].SandboxVMID != sb.VMID {
-			// It has its place in the queue before the other one loses the workspace.
-			if _, err := c.AttachWorkspace(ctx, w.ID, api.WorkspaceAttach{Sandbox: args[1], WaitSeconds: int(statefulWait / time.Second)}); err != nil {
+		if len(args) == 1 {
+			r.TTLMinutes, r.Force = int(ttl/time.Minute), force
+			if flags.Changed("keepalive") {
+				r.Keepalive = &keepalive
+			}
+			sb, err := c.RebindWorkspace(ctx, args[0], r)
+			if err == nil && wait {
+				sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			}
+			if err != nil {
 				return err
 			}
-			if _, err := c.DetachWorkspace(ctx, w.ID, force); err != nil {
-				return err
-			}
+			return a.printSandbox(sb)
 		}
-		return a.attachWorkspace(ctx, c, w.ID, api.WorkspaceAttach{Sandbox: args[1]}, after)
+		return a.rebindTo(ctx, c, args[0], args[1], force)
 	})
 	return cmd
+}
+
+// rebindTo moves a workspace to a sandbox that exists.
+func (a *App) rebindTo(ctx context.Context, c *client.Client, workspace, sandbox string, force bool) error {
+	w, err := c.Workspace(ctx, workspace)
+	if err != nil {
+		return err
+	}
+	sb, err := c.Sandbox(ctx, sandbox)
+	if err != nil {
+		return err
+	}
+	after, err := lastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	if len(w.Leases) > 0 && w.Leases[0].SandboxVMID != sb.VMID {
+		// It has its place in the queue before the other one loses the workspace.
+		if _, err := c.AttachWorkspace(ctx, w.ID, api.WorkspaceAttach{Sandbox: sandbox, WaitSeconds: int(statefulWait / time.Second)}); err != nil {
+			return err
+		}
+		if _, err := c.DetachWorkspace(ctx, w.ID, force); err != nil {
+			return err
+		}
+	}
+	return a.attachWorkspace(ctx, c, w.ID, api.WorkspaceAttach{Sandbox: sandbox}, after)
 }
 
 func (a *App) workspaceLeaseCmd() *cobra.Command {

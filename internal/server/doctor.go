@@ -36,7 +36,7 @@ func (s *Server) sandboxDoctor(ctx context.Context, in *sandboxInput) (*huma.Str
 	return s.doctorBundle(ctx, api.DoctorSandbox, strconv.Itoa(sb.VMID))
 }
 
-func (s *Server) jobDoctor(ctx context.Context, in *jobInput) (*huma.StreamResponse, error) {
+func (s *Server) jobDoctor(ctx context.Context, in *JobInput) (*huma.StreamResponse, error) {
 	j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
 	if err != nil {
 		return nil, err

@@ -12,7 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 )
 
-type jobInput struct {
+// JobInput is the path parameter of calls about one job.
+type JobInput struct {
 	Job string `path:"job" doc:"ID of a job, or a unique prefix of it"`
 }
 
@@ -81,6 +82,14 @@ func optionalFilter[T comparable](v T) []T {
 
 // selection converts the workspace of a request; nil means none.
 func selection(w api.WorkspaceSelection) (*agentlab.WorkspaceSelection, error) {
+	if c := w.WorkspaceCreate; c != nil && c.Name != "" {
+		if w.Workspace == "" {
+			w.Workspace = c.Name
+		}
+		if w.Workspace != c.Name {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not the name in workspace", c.Name).WithField("workspace_create.name")
+		}
+	}
 	if w.Workspace == "" {
 		if w.WorkspaceCreate != nil || w.WorkspaceWaitSeconds != 0 {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "no workspace is named").WithField("workspace").WithHint("add --workspace NAME")

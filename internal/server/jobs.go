@@ -92,7 +92,7 @@ func (s *Server) listJobs(ctx context.Context, in *listJobsInput) (api.List[api.
 	return pageOf("jobs", jobs, in.Limit, toJob, func(j agentlab.Job) []string { return []string{timeKey(j.CreatedAt), j.ID} }), nil
 }
 
-func (s *Server) getJob(ctx context.Context, in *jobInput) (api.Job, error) {
+func (s *Server) getJob(ctx context.Context, in *JobInput) (api.Job, error) {
 	j, err := s.cfg.Services.Jobs.Get(ctx, in.Job)
 	if err != nil {
 		return api.Job{}, err
@@ -135,12 +135,12 @@ func (s *Server) preparationOf(ctx context.Context, j agentlab.Job) (string, err
 	return "", err
 }
 
-func (s *Server) cancelJob(ctx context.Context, in *jobInput) (api.Job, error) {
+func (s *Server) cancelJob(ctx context.Context, in *JobInput) (api.Job, error) {
 	j, err := s.cfg.Services.Jobs.Cancel(ctx, in.Job)
 	return toJob(j), err
 }
 
-func (s *Server) salvageJob(ctx context.Context, in *jobInput) (api.Job, error) {
+func (s *Server) salvageJob(ctx context.Context, in *JobInput) (api.Job, error) {
 	j, err := s.cfg.Services.Jobs.Salvage(ctx, in.Job)
 	return toJob(j), err
 }
@@ -216,7 +216,7 @@ func (s *Server) getArtifact(ctx context.Context, in *artifactInput) (*huma.Stre
 	})
 }
 
-func (s *Server) jobBundle(ctx context.Context, in *jobInput) (*huma.StreamResponse, error) {
+func (s *Server) jobBundle(ctx context.Context, in *JobInput) (*huma.StreamResponse, error) {
 	if _, err := s.cfg.Services.Jobs.Get(ctx, in.Job); err != nil {
 		return nil, err
 	}

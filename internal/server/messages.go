@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,8 +27,16 @@ func (s *Server) messageRoutes() []route {
 	const feed = "/v1/messages"
 	return []route{
 		{post, feed, AccessWrite, "message.post", byScope, anyOrigin, 201, "post-message", "Post a message for a job, a workspace or a session", call(s.postMessage)},
-		{get, feed, AccessRead, "message.read", byScope, anyOrigin, 200, "messages", "List or follow the messages of a job, a workspace or a session", sseOr(s.messages, api.List[api.Message]{}, sseType{"ready", struct{}{}}, sseType{"message", api.Message{}}, sseType{"error", api.Error{}})},
+		{get, feed, AccessRead, "message.read", byScope, anyOrigin, 200, "messages", "List or follow the messages of a job, a workspace or a session", messageFeed(s.messages)},
+		{get, "/v1/jobs/{job}/messages", AccessRead, "message.read", onJob, anyOrigin, 200, "job-messages", "List or follow the messages of a job and its attempts", messageFeed(s.jobMessages)},
+		{get, "/v1/workspaces/{workspace}/messages", AccessRead, "message.read", noTarget, anyOrigin, 200, "workspace-messages", "List or follow the messages of a workspace", messageFeed(s.workspaceMessages)},
+		{get, "/v1/sessions/{session}/messages", AccessRead, "message.read", noTarget, anyOrigin, 200, "session-messages", "List or follow the messages of a session", messageFeed(s.sessionMessages)},
 	}
+}
+
+// messageFeed binds a handler that answers with messages.
+func messageFeed[I any](h func(context.Context, *I) (*huma.StreamResponse, error)) binder {
+	return sseOr(h, api.List[api.Message]{}, sseType{"ready", struct{}{}}, sseType{"message", api.Message{}}, sseType{"error", api.Error{}})
 }
 
 // ScopeInput selects the scope of messages.
@@ -92,21 +101,71 @@ func authorOf(who caller) string {
 	return fmt.Sprintf("user:%d", who.peer.UID)
 }
 
-type messagesInput struct {
-	ScopeInput
+// MessageFeedInput has the parameters of a list or stream of messages.
+type MessageFeedInput struct {
 	After       int64  `query:"after" minimum:"0" doc:"Only messages with a larger ID. Without it, a list has the newest messages and a stream starts with the first"`
 	LastEventID string `header:"Last-Event-ID" doc:"Same as after, sent by clients of event streams; takes precedence over after"`
+	AfterID     int64  `query:"after_id" minimum:"0" doc:"Same as after"`
 	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum length of a list"`
 	Follow      bool   `query:"follow" doc:"Respond with an event stream: first ready, then one message per message. To resume, set after to the ID of the last message"`
 	CursorInput
 }
 
+type messagesInput struct {
+	ScopeInput
+	ScopeType string `query:"scope_type" enum:"job,workspace,session" doc:"With scope_id, instead of one of the parameters job, workspace and session"`
+	ScopeID   string `query:"scope_id" doc:"ID of the job, or ID or name of the workspace or session"`
+	MessageFeedInput
+}
+
 func (s *Server) messages(ctx context.Context, in *messagesInput) (*huma.StreamResponse, error) {
-	scope, err := in.scope(ctx, s)
+	of := in.ScopeInput
+	if in.ScopeType != "" || in.ScopeID != "" {
+		named, ok := map[string]ScopeInput{
+			string(agentlab.MessageScopeJob): {Job: in.ScopeID}, string(agentlab.MessageScopeWorkspace): {Workspace: in.ScopeID}, string(agentlab.MessageScopeSession): {Session: in.ScopeID},
+		}[in.ScopeType]
+		if of != (ScopeInput{}) || !ok || in.ScopeID == "" {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "scope_type and scope_id need each other, and no other scope").WithField("scope_type")
+		}
+		of = named
+	}
+	return s.messagesOf(ctx, of, in.MessageFeedInput)
+}
+
+type jobMessagesInput struct {
+	JobInput
+	MessageFeedInput
+}
+
+func (s *Server) jobMessages(ctx context.Context, in *jobMessagesInput) (*huma.StreamResponse, error) {
+	return s.messagesOf(ctx, ScopeInput{Job: in.Job}, in.MessageFeedInput)
+}
+
+type workspaceMessagesInput struct {
+	WorkspaceInput
+	MessageFeedInput
+}
+
+func (s *Server) workspaceMessages(ctx context.Context, in *workspaceMessagesInput) (*huma.StreamResponse, error) {
+	return s.messagesOf(ctx, ScopeInput{Workspace: in.Workspace}, in.MessageFeedInput)
+}
+
+type sessionMessagesInput struct {
+	SessionInput
+	MessageFeedInput
+}
+
+func (s *Server) sessionMessages(ctx context.Context, in *sessionMessagesInput) (*huma.StreamResponse, error) {
+	return s.messagesOf(ctx, ScopeInput{Session: in.Session}, in.MessageFeedInput)
+}
+
+// messagesOf answers with the messages of a scope.
+func (s *Server) messagesOf(ctx context.Context, of ScopeInput, in MessageFeedInput) (*huma.StreamResponse, error) {
+	scope, err := of.scope(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	f := agentlab.MessageFilter{Scope: scope, AfterID: in.After, Limit: in.Limit}
+	f := agentlab.MessageFilter{Scope: scope, AfterID: cmp.Or(in.After, in.AfterID), Limit: in.Limit}
 	if in.Cursor != "" {
 		if f.AfterID, err = in.afterID("messages"); err != nil {
 			return nil, err
@@ -153,7 +212,7 @@ func (s *Server) followMessages(f agentlab.MessageFilter) *huma.StreamResponse {
 func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.MessageFilter, req *http.Request) error {
 	list, err := s.cfg.Services.Messages.AwaitMessages(ctx, *f)
 	if token := callerOf(ctx).token; len(list) > 0 && token != nil && !token.AnySandbox {
-		if err := s.checkMessageScope(req, token); err != nil {
+		if err := s.stillInScope(ctx, req, token); err != nil {
 			return err
 		}
 	}
@@ -164,6 +223,15 @@ func (s *Server) sendMessages(ctx context.Context, out *sse, f *agentlab.Message
 		f.AfterID = m.ID
 	}
 	return err
+}
+
+// stillInScope checks again that a restricted token covers what a stream is about.
+func (s *Server) stillInScope(ctx context.Context, req *http.Request, token *agentlab.APIToken) error {
+	if id := req.PathValue("job"); id != "" {
+		_, err := s.checkJobScope(ctx, token, id)
+		return err
+	}
+	return s.checkMessageScope(req, token)
 }
 
 func toMessage(m agentlab.Message) api.Message {

@@ -15,6 +15,7 @@ import (
 const (
 	verbUseSecrets    = "secret.read"      // a profile with a secrets bundle
 	verbUseWorkspace  = "workspace.write"  // a workspace
+	verbCreateSandbox = "sandbox.create"   // a sandbox, by a call with another verb
 	verbUseSession    = "session.write"    // a session
 	verbCopySandboxes = "sandbox.snapshot" // a snapshot of a sandbox, or the disk of one
 )

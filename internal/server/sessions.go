@@ -21,6 +21,7 @@ type Sessions interface {
 	Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Session, error)
 	Rename(ctx context.Context, idOrName, name string) (agentlab.Session, error)
 	Delete(ctx context.Context, idOrName string, keep bool) error
+	Rebind(ctx context.Context, workspace string, r agentlab.SandboxRequest, force bool) (agentlab.Sandbox, error)
 	ForJob(ctx context.Context, idOrName string, r agentlab.JobRequest) (agentlab.JobRequest, error)
 }
 
@@ -64,7 +65,7 @@ type createSessionInput struct{ Body api.SessionCreate }
 
 func (s *Server) createSession(ctx context.Context, in *createSessionInput) (api.Session, error) {
 	r := agentlab.SessionRequest{Name: in.Body.Name, Profile: in.Body.Profile, Image: in.Body.Image, Branch: in.Body.Branch, IfMissing: in.Body.IfMissing}
-	if w := in.Body.WorkspaceCreate; w != nil && in.Body.Workspace == "" {
+	if w := in.Body.WorkspaceCreate; w != nil && in.Body.Workspace == "" && w.Name == "" {
 		r.Workspace.SizeGB, r.Workspace.Storage = w.SizeGB, w.Storage // of the one with the name of the session
 	} else {
 		sel, err := selection(in.Body.WorkspaceSelection)

@@ -132,6 +132,10 @@ func (s stubSessions) Rename(context.Context, string, string) (agentlab.Session,
 
 func (s stubSessions) Delete(context.Context, string, bool) error { return s.called("session.delete") }
 
+func (s stubSessions) Rebind(context.Context, string, agentlab.SandboxRequest, bool) (agentlab.Sandbox, error) {
+	return agentlab.Sandbox{VMID: 1, UID: ownUID, Name: "box"}, s.called("session.rebind")
+}
+
 func (s stubSessions) ForJob(_ context.Context, _ string, r agentlab.JobRequest) (agentlab.JobRequest, error) {
 	return r, s.called("session.job")
 }

@@ -47,6 +47,7 @@ func (s *Server) workspaceRoutes() []route {
 		{post, one + "/fork", AccessWrite, write, noTarget, anyOrigin, 202, "fork-workspace", "Create a copy of a workspace or of one of its snapshots", call(s.forkWorkspace)},
 		{post, one + "/attach", AccessWrite, write, noTarget, anyOrigin, 202, "attach-workspace", "Give a sandbox a workspace", call(s.attachWorkspace)},
 		{post, one + "/detach", AccessWrite, write, noTarget, anyOrigin, 202, "detach-workspace", "Take a workspace from the sandbox that has it", call(s.detachWorkspace)},
+		{post, one + "/rebind", AccessWrite, write, noTarget, anyOrigin, 202, "rebind-workspace", "Create a sandbox, and move a workspace to it", call(s.rebindWorkspace)},
 		{get, snapshots, AccessRead, read, noTarget, anyOrigin, 200, "workspace-snapshots", "List the snapshots of a workspace", listing(s.listWorkspaceSnapshots)},
 		{post, snapshots, AccessWrite, write, noTarget, anyOrigin, 202, "save-workspace-snapshot", "Save the content of a workspace", call(s.saveWorkspaceSnapshot)},
 		{post, snapshot + "/restore", AccessWrite, write, noTarget, anyOrigin, 202, "restore-workspace-snapshot", "Restore a workspace to one of its snapshots", call(s.restoreWorkspaceSnapshot)},
@@ -141,7 +142,16 @@ type attachWorkspaceInput struct {
 }
 
 func (s *Server) attachWorkspace(ctx context.Context, in *attachWorkspaceInput) (api.Sandbox, error) {
-	return s.updateSandbox(ctx, in.Body.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
+	name := in.Body.Sandbox
+	switch vmid := in.Body.VMID; {
+	case name == "" && vmid == 0:
+		return api.Sandbox{}, agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("sandbox")
+	case name == "":
+		name = strconv.Itoa(vmid)
+	case vmid != 0:
+		return api.Sandbox{}, agentlab.Errorf(agentlab.CodeInvalid, "sandbox names one, too").WithField("vmid")
+	}
+	return s.updateSandbox(ctx, name, func(vmid int) (agentlab.Sandbox, error) {
 		sel := agentlab.WorkspaceSelection{Workspace: in.Workspace, Wait: time.Duration(in.Body.WaitSeconds) * time.Second}
 		return s.cfg.Services.Sandboxes.AttachWorkspace(ctx, vmid, sel)
 	})
@@ -158,6 +168,26 @@ func (s *Server) detachWorkspace(ctx context.Context, in *detachWorkspaceInput) 
 		return api.WorkspaceLease{}, err
 	}
 	return s.toLease(ctx, l), nil
+}
+
+type rebindWorkspaceInput struct {
+	WorkspaceInput
+	Body api.WorkspaceRebind
+}
+
+func (s *Server) rebindWorkspace(ctx context.Context, in *rebindWorkspaceInput) (api.Sandbox, error) {
+	r := agentlab.SandboxRequest{Name: in.Body.Name, Profile: in.Body.Profile, TTL: minutes(in.Body.TTLMinutes), Keepalive: in.Body.Keepalive}
+	if err := requireVerb(ctx, verbCreateSandbox, AccessWrite); err != nil {
+		return api.Sandbox{}, err
+	}
+	if err := s.mayCreateSandbox(ctx, r); err != nil {
+		return api.Sandbox{}, err
+	}
+	sb, err := s.cfg.Services.Sessions.Rebind(ctx, in.Workspace, r, in.Body.Force)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return toSandbox(sb), nil
 }
 
 type renameWorkspaceInput struct {

@@ -35,11 +35,14 @@ type Workspaces interface {
 	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
 	PlanFork(ctx context.Context, idOrName, name, snapshot string) (agentlab.WorkspaceUse, error)
 	Trash(v *agentlab.Workspace) []agentlab.Event
+	Get(ctx context.Context, idOrName string) (agentlab.Workspace, error)
+	ReleaseTo(ctx context.Context, idOrName, uid string, force bool) error
 }
 
 // Sandboxes are the sandboxes of sessions; *sandbox.Service implements it.
 type Sandboxes interface {
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
+	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
 	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error)

@@ -60,11 +60,30 @@ func (s *Service) Release(ctx context.Context, idOrName string, force bool) (age
 	if !owned {
 		return none, agentlab.Errorf(agentlab.CodeConflict, "no sandbox has workspace %s", v.Name)
 	}
+	return s.release(ctx, v, l, force)
+}
+
+// ReleaseTo is Release for the sandbox with a UID, which waits for the workspace. Nothing
+// changes if that sandbox has it already, or no one.
+func (s *Service) ReleaseTo(ctx context.Context, idOrName, uid string, force bool) error {
+	v, err := s.getReachable(ctx, idOrName)
+	if err != nil {
+		return err
+	}
+	l, owned, err := s.owner(ctx, v)
+	if err != nil || !owned || l.UID == uid {
+		return err
+	}
+	_, err = s.release(ctx, v, l, force)
+	return err
+}
+
+func (s *Service) release(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease, force bool) (agentlab.WorkspaceLease, error) {
 	if stale, err := s.endStale(ctx, v, l); stale || err != nil {
 		return l, err
 	}
 	if err := s.mayDetach(ctx, v, l); err != nil {
-		return none, err
+		return agentlab.WorkspaceLease{}, err
 	}
 	return s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
 		if l.Release == agentlab.ReleaseForced || l.Release == agentlab.ReleaseClean && !force {
