@@ -232,7 +232,12 @@ func (s *Service) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// due returns the sources to read now, and the time until the next one is due.
+// scanPause is the minimum time between two looks at all sources, unless one changes: of
+// thousands, one is due at nearly any time.
+const scanPause = 100 * time.Millisecond
+
+// due returns the sources to read now, and the time until the next one is due, but at
+// least scanPause.
 func (s *Service) due() (now []*source, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +252,7 @@ func (s *Service) due() (now []*source, next time.Duration) {
 		next = min(next, s.interval(src))
 		src.due = t.Add(s.interval(src))
 	}
-	return now, next
+	return now, max(next, scanPause)
 }
 
 func (s *Service) interval(src *source) time.Duration {

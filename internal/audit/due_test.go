@@ -1,0 +1,25 @@
+package audit
+
+import (
+	"testing"
+	"time"
+)
+
+// Sources that become due one after the other are looked at together: there may be
+// thousands, and each look is at all of them.
+func TestLooksAtManySources(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	s := New(Config{Clock: func() time.Time { return now }})
+	for i := range 1000 {
+		s.sources[i] = &source{sb: subject{vmid: i}, due: now.Add(time.Duration(i) * time.Millisecond), pause: s.lim.Idle}
+	}
+	looks, read := 0, 0
+	for end := now.Add(s.lim.Idle); now.Before(end); looks++ {
+		due, next := s.due()
+		read += len(due)
+		now = now.Add(next)
+	}
+	if most := int(s.lim.Idle / scanPause); looks > most || read != len(s.sources) {
+		t.Errorf("%d looks for %d reads, want at most %d for %d", looks, read, most, len(s.sources))
+	}
+}
