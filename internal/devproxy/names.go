@@ -22,8 +22,21 @@ type project struct {
 	id      string // of the session, or UID of the sandbox
 	label   string // its name; unique
 	session string // name of the session, "" if there is none
-	sandbox agentlab.Sandbox
+	sandbox sandboxRef
 	exists  bool // there is a sandbox
+}
+
+// sandboxRef is what the service keeps of a sandbox. There may be thousands.
+type sandboxRef struct {
+	VMID    int
+	UID     string
+	Name    string
+	State   agentlab.SandboxState
+	Desired agentlab.Desired
+}
+
+func refOf(sb agentlab.Sandbox) sandboxRef {
+	return sandboxRef{VMID: sb.VMID, UID: sb.UID, Name: sb.Name, State: sb.State, Desired: sb.Desired}
 }
 
 // live reports whether the guest of the project can be reached.
@@ -49,14 +62,14 @@ func projectsOf(sessions []agentlab.Session, sandboxes []agentlab.Sandbox) []*pr
 	for _, v := range sessions {
 		p := &project{id: v.ID, session: v.Name}
 		if i := slices.IndexFunc(sandboxes, func(sb agentlab.Sandbox) bool { return sb.VMID == v.VMID && sb.UID == v.UID }); i >= 0 {
-			p.sandbox, p.exists = sandboxes[i], true
+			p.sandbox, p.exists = refOf(sandboxes[i]), true
 			inSession[v.UID] = true
 		}
 		all = append(all, candidate{p, v.Name, strings.TrimPrefix(v.ID, "se-"), v.CreatedAt.UTC().Format(order) + v.ID})
 	}
 	for _, sb := range sandboxes {
 		if !inSession[sb.UID] && !sb.Pooled() && !sb.Maintenance() {
-			all = append(all, candidate{&project{id: sb.UID, sandbox: sb, exists: true}, sb.Name, fmt.Sprint(sb.VMID), sb.CreatedAt.UTC().Format(order) + sb.UID})
+			all = append(all, candidate{&project{id: sb.UID, sandbox: refOf(sb), exists: true}, sb.Name, fmt.Sprint(sb.VMID), sb.CreatedAt.UTC().Format(order) + sb.UID})
 		}
 	}
 	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.order, b.order) })
