@@ -70,11 +70,12 @@ func requestFields(t *testing.T) []string {
 	return slices.Sorted(maps.Keys(fields))
 }
 
-// ownFields are set by the CLI itself, so that no user can correct them.
+// ownFields are set by the CLI itself, so that no user can correct them, or by other
+// clients only.
 var ownFields = []string{
 	"cols", "rows", "term", "cursor", "offset", "oldest", "parent", "destroyed", "enabled", "if_missing", "job.workspace_create.if_missing",
 	"workspace_create.if_missing", "maintenance", "memory", "public_key", "reference", "seconds", "state", "version", "json", "sha256",
-	"job.setup.default", "job.setup.sum", "setup.default", "setup.sum",
+	"job.setup.default", "job.setup.sum", "setup.default", "setup.sum", "scope_type", "scope_id", "vmid",
 }
 
 // Each field of a request is set by a flag or an argument of some command, which the
