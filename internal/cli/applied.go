@@ -5,7 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
@@ -22,42 +25,66 @@ func (s changeSource) appliedRef(top string) string {
 	return appliedRefs + s.id + "/" + hex.EncodeToString(sum[:4])
 }
 
+// appliedFile is a version of a file that was applied.
+type appliedFile struct {
+	indexEntry            // modeNone: it was deleted
+	base       indexEntry // what the agent had changed: its commit's version
+}
+
+// The commit at an appliedRef has a directory with the versions, and a file with the bases
+// of all files, as git ls-tree -z prints entries. The objects of bases need not be here. A
+// file that has only a base was deleted.
+const (
+	appliedNew   = "new/"
+	appliedBases = "bases"
+)
+
 // readApplied returns what was applied before, by path.
-func readApplied(ctx context.Context, repo, ref string) (map[string]indexEntry, error) {
+func readApplied(ctx context.Context, repo, ref string) (map[string]appliedFile, error) {
 	if _, err := git(ctx, repo, "rev-parse", "--verify", "--quiet", ref); err != nil {
 		return nil, ctx.Err() // nothing was
+	}
+	bases, err := gitInput{raw: true}.run(ctx, repo, "cat-file", "blob", ref+":"+appliedBases)
+	if err != nil {
+		return nil, err
+	}
+	applied := map[string]appliedFile{}
+	for line := range strings.SplitSeq(bases, "\x00") {
+		info, name, _ := strings.Cut(line, "\t")
+		if mode, blob, ok := strings.Cut(info, " "); ok && returncheck.BadPath(name) == "" {
+			applied[name] = appliedFile{indexEntry{modeNone, noBlob}, indexEntry{mode, blob}}
+		}
 	}
 	out, err := gitInput{raw: true}.run(ctx, repo, "ls-tree", "-r", "-z", "--full-tree", ref)
 	if err != nil {
 		return nil, err
 	}
-	applied := map[string]indexEntry{}
 	for line := range strings.SplitSeq(out, "\x00") {
-		info, name, _ := strings.Cut(line, "\t")
-		if f := strings.Fields(info); len(f) == 3 && returncheck.BadPath(name) == "" {
-			applied[name] = indexEntry{f[0], f[2]}
+		info, full, _ := strings.Cut(line, "\t")
+		f := strings.Fields(info)
+		name, isNew := strings.CutPrefix(full, appliedNew)
+		if v, is := applied[name]; isNew && is && len(f) == 3 {
+			v.indexEntry = indexEntry{f[0], f[2]}
+			applied[name] = v
 		}
 	}
 	return applied, nil
 }
 
-// rebase replaces the base of a change by what was applied before, unless the file is as
-// in the commit that the agent started from. own reports that the file has no changes of
-// the user.
+// rebase replaces the base of a change by what was applied before, if the agent's commit
+// is still the same and the file is not as there. own reports that the file has no changes
+// of the user.
 func (p *applyPlan) rebase(c change, ours fileVersion) (_ change, own bool) {
 	before, is := p.applied[c.path]
-	if !is || ours.blob == c.oldBlob {
+	if !is || ours.blob == c.oldBlob || before.base != (indexEntry{c.oldMode, c.oldBlob}) {
 		return c, false
 	}
 	c.oldMode, c.oldBlob = before.mode, before.blob
 	return c, ours.blob == before.blob && ours.mode == before.mode
 }
 
-// record stores the versions that were applied.
+// record stores the versions that were applied, with those that the user had already.
 func (p *applyPlan) record(ctx context.Context) error {
-	if len(p.steps) == 0 {
-		return nil
-	}
 	ref := p.ch.of.appliedRef(p.w.top)
 	in := gitInput{env: append(identityOfAgentLab(), "GIT_INDEX_FILE="+filepath.Join(p.dir, "applied-index"))}
 	if p.applied != nil {
@@ -65,19 +92,37 @@ func (p *applyPlan) record(ctx context.Context) error {
 			return err
 		}
 	}
-	var files, entries strings.Builder
-	stored := map[string]bool{}
-	for _, s := range p.steps {
-		if s.newMode != modeNone && !stored[s.newBlob] {
-			stored[s.newBlob] = true
-			fmt.Fprintln(&files, p.blobFile(s.newBlob))
-		}
-		mode, blob := s.newMode, s.newBlob
-		if mode == modeNone {
-			mode = "0"
-		}
-		fmt.Fprintf(&entries, "%s %s\t%s\x00", mode, blob, s.path)
+	if p.applied == nil {
+		p.applied = map[string]appliedFile{}
 	}
+	var files, entries, bases strings.Builder
+	stored := map[string]bool{}
+	for _, c := range p.took {
+		if _, err := os.Lstat(p.blobFile(c.newBlob)); err == nil && !stored[c.newBlob] {
+			stored[c.newBlob] = true
+			fmt.Fprintln(&files, p.blobFile(c.newBlob))
+		}
+		mode := c.newMode
+		switch {
+		case mode == modeNone:
+			mode = "0"
+		case !stored[c.newBlob]:
+			continue // the user had it already
+		}
+		fmt.Fprintf(&entries, "%s %s\t%s%s\x00", mode, c.newBlob, appliedNew, c.path)
+		p.applied[c.path] = appliedFile{indexEntry{c.newMode, c.newBlob}, indexEntry{c.oldMode, c.oldBlob}}
+	}
+	if entries.Len() == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.applied)) {
+		fmt.Fprintf(&bases, "%s %s\t%s\x00", p.applied[name].base.mode, p.applied[name].base.blob, name)
+	}
+	id, err := (gitInput{stdin: strings.NewReader(bases.String())}).run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(&entries, "%s %s\t%s\x00", modeFile, id, appliedBases)
 	store, index := in, in
 	store.stdin, index.stdin = strings.NewReader(files.String()), strings.NewReader(entries.String())
 	if _, err := store.run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin-paths"); err != nil {

@@ -26,59 +26,99 @@ type hashedFile struct {
 // objects is a temporary directory for the objects of the user's files.
 func (p *applyPlan) objects() string { return filepath.Join(p.dir, "objects") }
 
-// git runs git on the guest's objects and those of the user's files.
-func (p *applyPlan) git(ctx context.Context, in gitInput, args ...string) (string, error) {
-	in.env = append(in.env, "GIT_ALTERNATE_OBJECT_DIRECTORIES="+p.objects())
-	return p.ch.git(ctx, in, args...)
-}
-
 // gitHere runs git in the work tree, with the same objects; new ones are temporary.
 func (p *applyPlan) gitHere(ctx context.Context, in gitInput, args ...string) (string, error) {
+	return p.gitIn(ctx, p.w.top, in, args...)
+}
+
+// gitIn is gitHere in another directory.
+func (p *applyPlan) gitIn(ctx context.Context, dir string, in gitInput, args ...string) (string, error) {
 	env, err := disableFilters(ctx, p.w.top)
 	if err != nil {
 		return "", err
 	}
-	in.env = slices.Concat(in.env, withConfig(env, "core.safecrlf", "false"), []string{
-		"GIT_OBJECT_DIRECTORY=" + p.objects(), "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + filepath.Join(p.ch.bare, "objects"),
-	})
+	env = withConfig(withConfig(env, "core.safecrlf", "false"), "core.splitIndex", "false")
+	in.env = slices.Concat(in.env, env, []string{"GIT_OBJECT_DIRECTORY=" + p.objects()})
 	in.limited = true
-	return in.run(ctx, p.w.top, args...)
+	return in.run(ctx, dir, args...)
 }
 
-// hashOurs stores the user's versions of files that are not as in the index.
+// hashOurs stores the user's versions of files that are not as in the index, as git add
+// would: in a copy of the index, because line endings in the index decide about others.
 func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
-	if err := os.MkdirAll(p.objects(), 0o700); err != nil {
+	if err := addAlternate(p.objects(), filepath.Join(p.ch.bare, "objects")); err != nil {
+		return err
+	}
+	if err := addAlternate(filepath.Join(p.ch.bare, "objects"), p.objects()); err != nil {
 		return err
 	}
 	p.ours = map[string]hashedFile{}
-	var names []string
+	var names, hidden strings.Builder
 	for _, c := range list {
 		_, tracked := p.w.index[c.path]
 		st, err := p.w.root.Lstat(c.path)
 		if err != nil || !st.Mode().IsRegular() || tracked && !p.w.dirty[c.path] && !p.w.hidden[c.path] {
 			continue // version says what is wrong
 		}
-		if strings.Contains(c.path, "\n") || strings.HasPrefix(c.path, `"`) { // git takes it for a quoted one
-			return agentlab.Errorf(agentlab.CodeUnsupported, "%s has a line break in its name or begins with a quotation mark; nothing was applied", sanitize(c.path)).
-				WithHint("leave it out: %s --exclude PATH", p.ch.of.apply)
+		fmt.Fprintf(&names, "%s\x00", c.path)
+		if p.w.hidden[c.path] {
+			fmt.Fprintf(&hidden, "%s\x00", c.path)
 		}
-		names, p.ours[c.path] = append(names, c.path), hashedFile{seen: st}
+		p.ours[c.path] = hashedFile{seen: st}
 	}
-	if len(names) == 0 {
+	if len(p.ours) == 0 {
 		return nil
 	}
-	out, err := p.gitHere(ctx, gitInput{stdin: strings.NewReader(strings.Join(names, "\n") + "\n")}, "hash-object", "-w", "--stdin-paths")
-	ids := strings.Fields(out)
-	if err == nil && len(ids) != len(names) {
-		err = fmt.Errorf("git printed %d names of %d files", len(ids), len(names))
-	}
+	in, err := p.copyOfIndex(ctx, "index-ours")
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read the files of the work tree: %s; nothing was applied", sanitize(err.Error()))
+		return err
 	}
-	for i, name := range names {
-		p.ours[name] = hashedFile{ids[i], p.ours[name].seen}
+	for _, run := range []struct {
+		names string
+		args  []string
+	}{
+		{hidden.String(), []string{"--no-skip-worktree", "-z", "--stdin"}},
+		{hidden.String(), []string{"--no-assume-unchanged", "-z", "--stdin"}},
+		{names.String(), []string{"--add", "-z", "--stdin"}},
+	} {
+		if run.names == "" {
+			continue
+		}
+		update := in
+		update.stdin = strings.NewReader(run.names)
+		if _, err := p.gitHere(ctx, update, append([]string{"update-index"}, run.args...)...); err != nil {
+			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read the files of the work tree: %s; nothing was applied", sanitize(err.Error()))
+		}
+	}
+	all := in
+	all.raw = true
+	out, err := p.gitHere(ctx, all, "ls-files", "--stage", "-z")
+	if err != nil {
+		return err
+	}
+	for line := range strings.SplitSeq(out, "\x00") {
+		info, name, _ := strings.Cut(line, "\t")
+		if h, is := p.ours[name]; is {
+			p.ours[name] = hashedFile{strings.Fields(info)[1], h.seen}
+		}
+	}
+	for name, h := range p.ours {
+		if h.blob == "" {
+			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read %s; nothing was applied", sanitize(name))
+		}
 	}
 	return nil
+}
+
+// copyOfIndex copies the index of the work tree to a temporary file, and returns the
+// environment that selects it.
+func (p *applyPlan) copyOfIndex(ctx context.Context, name string) (gitInput, error) {
+	index, err := git(ctx, p.w.top, "rev-parse", "--path-format=absolute", "--git-path", "index")
+	if err != nil {
+		return gitInput{}, err
+	}
+	copied := filepath.Join(p.dir, name)
+	return gitInput{env: []string{"GIT_INDEX_FILE=" + copied}}, copyIndex(index, copied)
 }
 
 // checkOut converts the content of all files that are written. It lets git check them out
@@ -108,22 +148,26 @@ func (p *applyPlan) checkOut(ctx context.Context) error {
 	for i, s := range steps {
 		fmt.Fprintf(&entries, "%s %s\t%s\x00", s.newMode, ids[i], s.path)
 	}
-	index, err := git(ctx, p.w.top, "rev-parse", "--path-format=absolute", "--git-path", "index")
+	in, err := p.copyOfIndex(ctx, "index-new")
 	if err != nil {
 		return err
 	}
-	copied := filepath.Join(p.dir, "index")
-	if err := copyIndex(index, copied); err != nil {
-		return err
-	}
-	in := gitInput{env: []string{"GIT_INDEX_FILE=" + copied}}
 	update, write := in, in
 	update.stdin, write.stdin = strings.NewReader(entries.String()), strings.NewReader(names.String())
 	if _, err := p.gitHere(ctx, update, "update-index", "-z", "--index-info"); err != nil {
 		return err
 	}
-	to := filepath.Join(p.dir, "out")
-	if _, err := p.gitHere(ctx, write, "checkout-index", "--quiet", "--force", "--prefix="+to+"/", "-z", "--stdin"); err != nil {
+	// In an empty work tree, attributes come from the index.
+	dir, err := git(ctx, p.w.top, "rev-parse", "--absolute-git-dir")
+	if err != nil {
+		return err
+	}
+	empty, to := filepath.Join(p.dir, "empty"), filepath.Join(p.dir, "out")
+	if err := os.Mkdir(empty, 0o700); err != nil {
+		return err
+	}
+	write.env = append(write.env, "GIT_DIR="+dir, "GIT_WORK_TREE="+empty)
+	if _, err := p.gitIn(ctx, empty, write, "checkout-index", "--quiet", "--force", "--prefix="+to+"/", "-z", "--stdin"); err != nil {
 		return err
 	}
 	for _, s := range steps {

@@ -123,7 +123,7 @@ func TestGitOfGuestObjectsIsLimited(t *testing.T) {
 		t.Errorf("a child had %s of memory", byteSize(peak))
 	}
 	for option, want := range map[string]string{"-d": fmt.Sprint(gitMemory / 1024), "-t": fmt.Sprint(gitSeconds), "-f": fmt.Sprint(gitFile / 512), "-c": "0"} {
-		argv := underLimits("/bin/sh", []string{"-c", "ulimit " + option})
+		argv := underLimits("/bin/sh", []string{"-c", "ulimit " + option}, false)
 		if got := output(t, argv); got != want {
 			t.Errorf("ulimit %s is %s, want %s", option, got, want)
 		}

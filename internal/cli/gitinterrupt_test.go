@@ -66,6 +66,10 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
+	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	started, resume := fifo(t, "started"), fifo(t, "resume")
 	slowGit(t, "merge", "echo > "+started+"; read _ < "+resume)
 	ctx := cancelAt(t, started, func() {
@@ -74,7 +78,7 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 			t.Cleanup(func() { _ = p.Close() })
 		}
 	})
-	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.ref("trunk"))
+	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.ref("trunk"), j)
 	if got := userGit(t, w.user, "rev-parse", "HEAD"); got != head {
 		t.Errorf("HEAD is %s, want %s", got, head)
 	}

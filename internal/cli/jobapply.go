@@ -122,12 +122,13 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err := a.admit(ctx, found, how); err != nil {
 		return err
 	}
-	if len(p.dirty) > 0 && !o.force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(p.dirty), of.kind)) {
-		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(p.dirty)).
-			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
-	}
 	if err := p.merge(ctx); err != nil {
 		return err
+	}
+	dirty := p.dirty()
+	if len(dirty) > 0 && !o.force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(dirty), of.kind)) {
+		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(dirty)).
+			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.checkOut(ctx); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", sanitize(err.Error()))

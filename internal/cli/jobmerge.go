@@ -45,12 +45,12 @@ type applyPlan struct {
 	dir     string // for temporary files
 	room    int64  // bytes that may still be unpacked there
 	steps   []applyStep
-	dirty   []string              // files to change that have uncommitted changes of the user
-	same    int                   // files that already have the changes
-	skipped []string              // submodules
-	left    []returncheck.Finding // links that are left out
-	applied map[string]indexEntry // what was applied before; nil if nothing was
-	ours    map[string]hashedFile // files of the user that are not as in the index
+	same    int                    // files that already have the changes
+	skipped []string               // submodules
+	left    []returncheck.Finding  // links that are left out
+	applied map[string]appliedFile // what was applied before; nil if nothing was
+	took    []change               // all changes that are in the work tree afterwards, as the agent has them
+	ours    map[string]hashedFile  // files of the user that are not as in the index
 }
 
 // applyStep changes one file of the work tree.
@@ -60,6 +60,7 @@ type applyStep struct {
 	perm    fs.FileMode // 0 keeps the permissions of the file
 	ours    string      // temporary file with the user's version, if it must be merged
 	seen    fs.FileInfo // of the user's version; nil if there was none
+	dirty   bool        // it has uncommitted changes of the user
 }
 
 // fileVersion is a file of the work tree.
@@ -97,7 +98,9 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			p.same++
 			continue
 		}
-		c, own := p.rebase(c, ours)
+		p.took = append(p.took, c)
+		based, own := p.rebase(c, ours)
+		c = based
 		step := applyStep{change: c, perm: permOf(c), seen: ours.seen}
 		if ours.blob != c.oldBlob || regular(ours.mode) != regular(c.oldMode) {
 			if !regular(ours.mode) || !regular(c.oldMode) || !regular(c.newMode) {
@@ -108,9 +111,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			step.ours = p.blobFile(ours.blob)
 			blobs[ours.blob]++
 		}
-		if ours.dirty && !own {
-			p.dirty = append(p.dirty, c.path)
-		}
+		step.dirty = ours.dirty && !own
 		if c.newMode != modeNone {
 			step.content = p.blobFile(c.newBlob)
 			blobs[c.newBlob]++
@@ -232,7 +233,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
 		_ = r.CloseWithError(err) // ends git
 		done <- err
 	}()
-	_, err := p.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
+	_, err := p.ch.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
 	_ = w.Close()
 	if readErr := <-done; err == nil || agentlab.CodeOf(readErr) == agentlab.CodeLimit {
 		err = readErr
@@ -306,6 +307,16 @@ func (p *applyPlan) merge(ctx context.Context) error {
 		return p.conflict(conflicts)
 	}
 	return p.dropMerged()
+}
+
+// dirty returns the files to change that have uncommitted changes of the user.
+func (p *applyPlan) dirty() (names []string) {
+	for _, s := range p.steps {
+		if s.dirty {
+			names = append(names, s.path)
+		}
+	}
+	return names
 }
 
 // dropMerged drops the steps whose merge gives what the user has already.

@@ -66,9 +66,9 @@ func TestOrdinaryRepositories(t *testing.T) {
 				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
 					t.Fatal(err)
 				}
-				found, err := judgeCommit(t.Context(), w.user, w.user, "HEAD", s.link.ref("trunk"))
-				if err != nil || len(found) > 0 {
-					t.Errorf("diverged %v: %+v, %v", diverged, found, err)
+				j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+				if err != nil || len(j.found)+len(j.inWay) > 0 {
+					t.Errorf("diverged %v: %+v, %v", diverged, j, err)
 				}
 			}
 		})

@@ -166,9 +166,15 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 	if err != nil {
 		return err
 	}
-	for _, branch := range branches { // it may have been reset since the list
+	for i, branch := range branches { // it may have been reset since the list
 		if _, err := git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
 			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
+		}
+		if i == maxJudged {
+			h.a.progressf("note: only %d branches are checked for files that programs of this machine execute or obey", maxJudged)
+		}
+		if i >= maxJudged {
+			continue
 		}
 		if err := h.judge(ctx, h.state.Branches[branch]); err != nil {
 			return err

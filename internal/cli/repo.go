@@ -74,6 +74,7 @@ type gitInput struct {
 	stderr  io.Writer // gets a copy, unless nil
 	env     []string
 	limited bool // git reads objects of a guest
+	patient bool // with limited: no limit of time, which would leave a half-written work tree
 	raw     bool // returned output is not trimmed
 	// whole is for changes of the work tree: an interrupt does not end them halfway,
 	// unless they take longer than gitGrace.
@@ -100,7 +101,7 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	}
 	argv := append([]string{path, "-C", dir}, gitSafe...)
 	if in.limited {
-		argv = append(underLimits(path, argv[1:]), gitSmall...)
+		argv = append(underLimits(path, argv[1:], in.patient), gitSmall...)
 	}
 	argv = append(argv, args...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // arguments are checked by the callers

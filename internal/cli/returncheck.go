@@ -114,26 +114,46 @@ func returnPolicy(ctx context.Context, dir string) (string, error) {
 		WithHint("use one of %s, %s, %s: git config agentlab.return %s", returnAsk, returnHold, returnAllow, returnAsk)
 }
 
-// listReturned prints a table of findings under a title.
+// listReturned prints a table of findings under a title. A guest chooses the names: each
+// reason has a line, so that many harmless files cannot hide one.
 func (a *App) listReturned(found []returncheck.Finding, title string) {
-	const shown = 20
+	const shown = 5 // of each reason
 	a.progressf("%s", title)
 	width := 0
-	for _, f := range found[:min(shown, len(found))] {
-		width = max(width, len(sanitize(f.Path)))
+	for _, f := range found {
+		width = min(max(width, len(sanitize(f.Path))), 60)
 	}
-	for i, f := range found {
-		if i == shown {
-			a.progressf("  and %d more", len(found)-shown)
-			break
+	count := map[string]int{}
+	var order []string
+	for _, f := range found {
+		if count[f.Why]++; count[f.Why] == 1 {
+			order = append(order, f.Why)
 		}
-		state := "changed"
-		if f.New {
-			state = "new"
+	}
+	for _, why := range order[:min(len(order), maxReasons)] {
+		n := 0
+		for _, f := range found {
+			if f.Why != why {
+				continue
+			}
+			if n++; n > shown {
+				a.progressf("  and %d more: %s", count[why]-shown, sanitize(why))
+				break
+			}
+			state := "changed"
+			if f.New {
+				state = "new"
+			}
+			a.progressf("  %-*s  %-7s  %s", width, sanitize(f.Path), state, sanitize(why))
 		}
-		a.progressf("  %-*s  %-7s  %s", min(width, 60), sanitize(f.Path), state, sanitize(f.Why))
+	}
+	if n := len(order) - maxReasons; n > 0 {
+		a.progressf("  and files with %d other reasons", n)
 	}
 }
+
+// maxReasons limits the reasons in a table.
+const maxReasons = 60
 
 // reasons joins findings for a sentence.
 func reasons(found []returncheck.Finding) string {
@@ -183,25 +203,6 @@ func (a *App) noteFetched(found []returncheck.Finding, show string) {
 	a.noteNamed(found)
 }
 
-// workTreeHost describes the work tree in a directory for the return check, without its
-// names.
-func workTreeHost(ctx context.Context, top string) returncheck.Host {
-	h := returncheck.Host{Links: topLinks(top), FoldsNames: foldsNames(top)}
-	all, err := git(ctx, top, "config", "--type=path", "--get-all", "core.hooksPath")
-	lines := strings.Split(all, "\n") // the last value is the one that gitSafe sets
-	if err != nil || len(lines) < 2 {
-		return h
-	}
-	hooks := lines[len(lines)-2]
-	if filepath.IsAbs(hooks) {
-		hooks, _ = filepath.Rel(top, hooks)
-	}
-	if filepath.IsLocal(hooks) {
-		h.Hooks = filepath.ToSlash(filepath.Clean(hooks))
-	}
-	return h
-}
-
 // dirNames returns the names in a directory; none if it cannot be read.
 func dirNames(root *os.Root, dir string) []string {
 	f, err := root.Open(dir)
@@ -211,21 +212,6 @@ func dirNames(root *os.Root, dir string) []string {
 	defer func() { _ = f.Close() }()
 	names, _ := f.Readdirnames(-1)
 	return names
-}
-
-// topLinks returns the symbolic links in a directory with their targets.
-func topLinks(dir string) map[string]string {
-	links := map[string]string{}
-	list, _ := os.ReadDir(dir)
-	for _, e := range list {
-		if e.Type()&fs.ModeSymlink == 0 {
-			continue
-		}
-		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
-			links[e.Name()] = filepath.ToSlash(to)
-		}
-	}
-	return links
 }
 
 // foldsNames reports whether the file system of a directory ignores the case of names: it
@@ -358,9 +344,11 @@ func placeHost(ctx context.Context, root *os.Root, dir string) returncheck.Host 
 	if top := topOf(dir); top != "" {
 		host = workTreeHost(ctx, top)
 		host.Top = strings.TrimPrefix(filepath.ToSlash(top), "/")
-		if host.Hooks != "" {
-			host.Hooks = path.Join(host.Top, host.Hooks)
+		obeyed := map[string]string{}
+		for name, why := range host.Obeyed {
+			obeyed[path.Join(host.Top, name)] = why
 		}
+		host.Obeyed = obeyed
 	}
 	host.Names = func(dir string) []string { return dirNames(root, dir) }
 	return host

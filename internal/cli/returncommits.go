@@ -29,59 +29,95 @@ const (
 // repository, and of the limits that git gets for objects of a guest.
 var mergeOptions = []string{"-c", "merge.renames=true", "-c", "merge.directoryRenames=conflict", "-c", "merge.renormalize=false", "-c", "pull.twohead=ort"}
 
+// judgement is what the return check found out about a merge.
+type judgement struct {
+	found        []returncheck.Finding
+	inWay        []string // files that git does not track and that the merge would lose
+	ours, theirs string   // commits; ours is "" for a branch without commits
+}
+
 // judgeCommit is the return check of a guest's commit: it judges what a merge would change
 // in the user's commit, which is "" for a branch without commits. The files are counted
-// first. The user's branch is checked out in the directory top, unless that is "".
-func judgeCommit(ctx context.Context, repo, top, ours, theirs string) ([]returncheck.Finding, error) {
+// first. checkedOut says that the user's commit is checked out in the directory top, which
+// is "" if there is no work tree.
+func judgeCommit(ctx context.Context, repo, top string, checkedOut bool, ours, theirs string) (j judgement, err error) {
+	if j.theirs, err = git(ctx, repo, "rev-parse", "--verify", "--quiet", theirs+"^{commit}"); err != nil {
+		return j, err
+	}
 	if ours != "" {
-		if _, err := git(ctx, repo, "merge-base", "--is-ancestor", theirs, ours); err == nil {
-			return nil, nil
+		if j.ours, err = git(ctx, repo, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
+			return j, err
+		}
+		if isAncestor(ctx, repo, j.theirs, j.ours) {
+			return j, nil
 		}
 	}
-	if err := countTree(ctx, repo, theirs); err != nil {
-		return nil, err
+	if err := countTree(ctx, repo, j.theirs); err != nil {
+		return j, err
 	}
 	dir, remove, err := tempDir("agentlab-return-*")
 	if err != nil {
-		return nil, err
+		return j, err
 	}
 	defer remove()
 	objects, err := git(ctx, repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
-		return nil, err
+		return j, err
 	}
-	m := mergeTrial{repo: repo, env: []string{"GIT_OBJECT_DIRECTORY=" + dir, "GIT_ALTERNATE_OBJECT_DIRECTORIES=" + objects}}
-	tree, err := m.result(ctx, ours, theirs)
+	if err := addAlternate(dir, objects); err != nil {
+		return j, err
+	}
+	m := mergeTrial{repo: repo, env: []string{"GIT_OBJECT_DIRECTORY=" + dir}}
+	tree, err := m.result(ctx, j.ours, j.theirs)
 	if err != nil {
-		return nil, err
+		return j, err
 	}
 	from := emptyTree
-	if ours != "" {
-		from = ours + "^{tree}"
+	if j.ours != "" {
+		from = j.ours + "^{tree}"
 	}
 	list, err := rawDiff(ctx, m.git, from, tree, maxTreePaths)
 	if err != nil || len(list) == 0 {
-		return nil, err
+		return j, err
 	}
 	targets, err := m.sizes(ctx, list)
 	if err != nil {
-		return nil, err
+		return j, err
 	}
 	host := returncheck.Host{}
 	var names func(string) []string
 	if top != "" {
 		host = workTreeHost(ctx, top)
+	}
+	if checkedOut && top != "" {
 		root, err := os.OpenRoot(top)
 		if err != nil {
-			return nil, err
+			return j, err
 		}
 		defer func() { _ = root.Close() }()
 		names = func(dir string) []string { return dirNames(root, dir) }
+		j.inWay = inWayOf(root, list)
 	}
-	if host.Names, err = m.names(ctx, ours, list, names); err != nil {
-		return nil, err
+	if host.Names, err = m.names(ctx, j.ours, list, names); err != nil {
+		return j, err
 	}
-	return returncheck.Check(changeEntries(list, func(c change) string { return targets[c.newBlob] }), host), nil
+	j.found = returncheck.Check(changeEntries(list, func(c change) string { return targets[c.newBlob] }), host)
+	return j, ctx.Err()
+}
+
+// addAlternate lets a directory of objects use those of another one. The variable of the
+// environment cannot have paths with colons.
+func addAlternate(objects, other string) error {
+	info := filepath.Join(objects, "info")
+	if err := os.MkdirAll(info, 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(info, "alternates"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600) //nolint:gosec // our own file
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, other)
+	return errors.Join(err, f.Close())
 }
 
 // mergeTrial finds out what a merge would change. Objects that git makes for it are in a
@@ -278,12 +314,20 @@ func changeEntries(list []change, target func(change) string) []returncheck.Entr
 }
 
 // judgeFetched is the return check of a commit that was fetched, against the branch that
-// is checked out in a repository.
+// is checked out in a repository, which may be given as its directory of git.
 func judgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
 	top, _ := git(ctx, repo, "rev-parse", "--show-toplevel")
-	head, _ := git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-	if top == "" && filepath.Base(repo) == ".git" { // for a remote helper
-		top = filepath.Dir(repo)
+	if top == "" { // for a remote helper
+		if linked, err := os.ReadFile(filepath.Join(repo, "gitdir")); err == nil { //nolint:gosec // of git
+			top = filepath.Dir(strings.TrimSpace(string(linked)))
+		} else if filepath.Base(repo) == ".git" {
+			top = filepath.Dir(repo)
+		}
 	}
-	return judgeCommit(ctx, repo, top, head, commit)
+	head := "HEAD"
+	if _, err := git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err != nil {
+		head = ""
+	}
+	j, err := judgeCommit(ctx, repo, top, true, head, commit)
+	return j.found, err
 }

@@ -149,9 +149,12 @@ func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree 
 	return a.emit(got, func() error { return a.printSynced(w, got) })
 }
 
+// maxJudged limits the branches that one command judges.
+const maxJudged = 100
+
 // judgeHeads is the return check of branches that were fetched and are not merged.
 func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (found []returncheck.Finding, err error) {
-	for _, h := range heads {
+	for _, h := range heads[:min(len(heads), maxJudged)] {
 		more, err := judgeFetched(ctx, w.path, h.Commit)
 		if err != nil {
 			return nil, err
@@ -165,12 +168,12 @@ func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (fo
 	return found, nil
 }
 
-// admission says how the return check treats commits of the session. quiet is set while a
-// program has the terminal.
-func (w *openedSession) admission(ref string, quiet bool) admission {
+// admission says how the return check treats commits of the session that are merged into a
+// branch. quiet is set while a program has the terminal.
+func (w *openedSession) admission(into, ref string, quiet bool) admission {
 	short := strings.TrimPrefix(ref, "refs/remotes/")
 	return admission{
-		dir: w.path, verb: "merged", show: "git diff HEAD..." + short, quiet: quiet,
+		dir: w.path, verb: "merged", show: "git diff " + into + "..." + short, quiet: quiet,
 		instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
 	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -29,13 +30,13 @@ func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree
 			WithHint("the commits are fetched; merge them with --into BRANCH")
 	}
 	ref, elsewhere := w.link.ref(from), into != "" && into != current
-	top, ours := w.path, "HEAD"
+	ours := "HEAD"
 	if elsewhere {
 		if err := checkBranch(into, "into"); err != nil {
 			return nil, nil, err
 		}
 		if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
-			top, ours = "", "refs/heads/"+into
+			ours = "refs/heads/" + into
 		}
 	}
 	if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
@@ -44,31 +45,33 @@ func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree
 	if at := w.state.Branches[from]; ours != "" && !isAncestor(ctx, w.path, ours, at) && replacedHere(ctx, w.path, cmp.Or(into, current), at) {
 		return nil, nil, nil // notMerged says so
 	}
-	found, err := judgeCommit(ctx, w.path, top, ours, ref)
+	if !elsewhere {
+		if err := idle(ctx, w.path); err != nil {
+			return nil, nil, err
+		}
+	}
+	j, err := judgeCommit(ctx, w.path, w.path, !elsewhere, ours, ref)
 	if err == nil {
-		err = a.admit(ctx, found, w.admission(ref, false))
+		err = a.admit(ctx, j.found, w.admission(cmp.Or(into, "HEAD"), ref, false))
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	var m *merged
 	if elsewhere {
-		m, err = a.forwardBranch(ctx, w.path, into, ref)
+		m, err = a.forwardBranch(ctx, w.path, into, ref, j)
 	} else {
-		m, err = a.mergeRef(ctx, w.path, current, ref)
+		m, err = a.mergeRef(ctx, w.path, current, ref, j)
 	}
 	if m != nil {
 		m.From = from
 	}
-	return m, found, err
+	return m, j.found, err
 }
 
 // forwardBranch sets a branch that is not checked out to a descendant, or creates it.
-func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*merged, error) {
-	to, err := git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil {
-		return nil, err
-	}
+func (a *App) forwardBranch(ctx context.Context, path, branch, ref string, j judgement) (*merged, error) {
+	to := j.theirs
 	full := "refs/heads/" + branch
 	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
 	switch {
@@ -94,13 +97,20 @@ func (a *App) forwardBranch(ctx context.Context, path, branch, ref string) (*mer
 
 // mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
 // tree for the user.
-func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, error) {
-	old, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
-	if err != nil {
+func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j judgement) (*merged, error) {
+	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+	switch {
+	case err != nil && j.ours == "":
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has no commits yet", branch).
+			WithHint("the commits are fetched; begin with them: git reset --hard %s", strings.TrimPrefix(ref, "refs/remotes/"))
+	case err != nil:
 		return nil, err
-	}
-	if _, err := git(ctx, path, "merge-base", "--is-ancestor", ref, "HEAD"); err == nil {
+	case old != j.ours:
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has changed since the command began", branch).WithHint("run the command again")
+	case isAncestor(ctx, path, j.theirs, old):
 		return nil, nil
+	case len(j.inWay) > 0:
+		return nil, errInWay(branch, j.inWay)
 	}
 	env, err := disableFilters(ctx, path)
 	if err != nil {
@@ -111,12 +121,12 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 		return nil, err
 	}
 	env = withConfig(env, "branch."+branch+".mergeOptions", "") // it can resolve conflicts: -X theirs
-	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true, limited: true}
+	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true, limited: true, patient: true}
 	var said bounded.Tail
 	said.Max, in.stderr = maxToolOutput, &said
 	_, err = in.run(ctx, path, slices.Concat(drivers, mergeOptions, []string{
 		"merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash",
-		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", ref,
+		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", "-m", fmt.Sprintf("Merge remote-tracking branch '%s' into %s", ref, branch), j.theirs,
 	})...)
 	if err != nil && ctx.Err() == nil {
 		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
@@ -132,9 +142,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string) (*merged, 
 	if err != nil {
 		return nil, err
 	}
-	to, _ := git(ctx, path, "rev-parse", ref)
-	_, oldErr := git(ctx, path, "merge-base", "--is-ancestor", old, to)
-	return &merged{Branch: branch, Commit: now, FastForward: now == to && oldErr == nil, old: old}, nil
+	return &merged{Branch: branch, Commit: now, FastForward: now == j.theirs && isAncestor(ctx, path, old, now), old: old}, nil
 }
 
 // isAncestor reports whether a commit is in the history of another one.
@@ -182,6 +190,31 @@ func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
 	return options, nil
 }
 
+// idle returns an error if a merge, a rebase or a similar operation of the user is not
+// finished in a work tree.
+func idle(ctx context.Context, path string) error {
+	for name, next := range map[string]string{
+		"MERGE_HEAD": "git merge --continue", "CHERRY_PICK_HEAD": "git cherry-pick --continue", "REVERT_HEAD": "git revert --continue",
+		"rebase-merge": "git rebase --continue", "rebase-apply": "git rebase --continue",
+	} {
+		at, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", name)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Lstat(at); err == nil {
+			return agentlab.Errorf(agentlab.CodeConflict, "another operation of git is not finished in %s", sanitize(path)).
+				WithHint("the commits are fetched; finish it: %s; and run the command again", next)
+		}
+	}
+	return nil
+}
+
+// errInWay is the error of a merge that would lose files.
+func errInWay(branch string, files []string) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, joinSomeNames(files)).
+		WithHint("the commits are fetched; commit, stash or move these files, and run the command again: git stash push --include-untracked -- FILE")
+}
+
 // mergeFault returns the error of a merge that git has not begun. Git lists the files that
 // are in the way, each after a tab.
 func mergeFault(branch, ref, said string) error {
@@ -193,8 +226,7 @@ func mergeFault(branch, ref, said string) error {
 	}
 	short := strings.TrimPrefix(ref, "refs/remotes/")
 	if len(files) > 0 {
-		return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, joinSomeNames(files)).
-			WithHint("the commits are fetched; commit, stash or move these files, and run the command again: git stash push --include-untracked -- FILE")
+		return errInWay(branch, files)
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(oneLine(said))).
 		WithHint("the commits are fetched; merge them with git: git merge %s", short)

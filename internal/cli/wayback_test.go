@@ -241,13 +241,13 @@ func TestTricksInCommits(t *testing.T) {
 		if _, err := w.app.fetchSession(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		found, err := judgeCommit(t.Context(), w.user, w.user, "HEAD", s.link.ref("trunk"))
+		j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, found)
+		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.found)
 		// What 'job fetch' and 'sync --fetch-only' name.
-		found, err = judgeFetched(t.Context(), w.user, userGit(t, w.user, "rev-parse", s.link.ref("trunk")))
+		found, err := judgeFetched(t.Context(), w.user, userGit(t, w.user, "rev-parse", s.link.ref("trunk")))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,9 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
+// MaxDepth is the maximum number of elements of a path. Each costs time.
+const MaxDepth = 200
+
 // MaxLink is the maximum length of the target of a symbolic link, in bytes.
 const MaxLink = 4096
 
@@ -48,6 +51,9 @@ func GitDir(name string) bool {
 func BadPath(p string) string {
 	if p == "." || !filepath.IsLocal(p) || path.Clean(p) != p || strings.ContainsRune(p, 0) {
 		return "is not a clean relative path"
+	}
+	if strings.Count(p, "/") >= MaxDepth {
+		return "is too deep"
 	}
 	for part := range strings.FieldsFuncSeq(p, func(r rune) bool { return r == '/' || r == '\\' }) { // NTFS has two separators
 		if part == ".." {

@@ -8,6 +8,7 @@ package returncheck
 
 import (
 	"cmp"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -65,30 +66,31 @@ type Host struct {
 	// Top is the directory of the work tree relative to the root: rules for names do not
 	// look at what is above it. It is "." or "" for the root itself.
 	Top string
-	// Links are the symbolic links with their targets in the directory Top. A program that
-	// obeys a link obeys the file to which it leads.
+	// Links are symbolic links that the host has and the places to which they lead, both
+	// relative to Top. A program that obeys a link obeys the file there.
 	Links map[string]string
-	// Hooks is the directory of git's hooks relative to the root, if it is below it.
-	Hooks string
+	// Obeyed are further files and directories, relative to the root, that the host obeys,
+	// with the reason: the directory of git's hooks, files that its configuration names.
+	Obeyed map[string]string
 	// FoldsNames says that the file system ignores the case of names.
 	FoldsNames bool
 }
 
 // Check returns the findings about files, the most severe first. A path has at most one.
 func Check(entries []Entry, host Host) []Finding {
-	c := &check{host: host, new: map[string]map[string]bool{}, found: map[string]Finding{}, shapes: map[string]bool{}}
+	c := &check{host: host, new: map[string]map[string]bool{}, found: map[string]Finding{}, dirs: map[string]*verdict{}}
 	if c.host.Names == nil {
 		c.host.Names = func(string) []string { return nil }
 	}
 	c.host.Top = cmp.Or(path.Clean(c.host.Top), ".")
 	for _, e := range entries {
 		if e.Kind != None {
-			c.collect(e.Path)
+			c.collect(e)
 		}
 	}
-	same := c.sameNames()
+	c.sameNames()
 	for _, e := range entries {
-		c.entry(e, same)
+		c.entry(e)
 	}
 	var list []Finding
 	for _, f := range c.found {
@@ -100,53 +102,58 @@ func Check(entries []Entry, host Host) []Finding {
 
 // check is the state of one call of Check.
 type check struct {
-	host   Host
-	new    map[string]map[string]bool // names that arrive, by their directory
-	shapes map[string]bool            // whether a directory is a git repository, as far as it was asked
-	found  map[string]Finding
+	host  Host
+	new   map[string]map[string]bool // names that arrive, by their directory, and whether it is a file
+	same  map[string]string          // names that arrive, by path, and another one that is equal to a file system
+	dirs  map[string]*verdict
+	found map[string]Finding
+}
+
+// verdict is what matters of a directory for everything below it.
+type verdict struct {
+	repository bool   // it, or one above it, is or becomes a git repository
+	other      string // another name for it, or for one above it
+	rule       *rule  // of its name, or of one above it
+	tail       []string
 }
 
 // collect records the names of a path.
-func (c *check) collect(p string) {
-	for at := path.Clean(p); at != "." && at != "/"; at = path.Dir(at) {
+func (c *check) collect(e Entry) {
+	isFile := e.Kind != Dir
+	for at := e.Path; at != "." && at != "/"; at = path.Dir(at) {
 		dir, name := path.Dir(at), path.Base(at)
 		if c.new[dir] == nil {
 			c.new[dir] = map[string]bool{}
 		}
-		if c.new[dir][name] {
+		if was, is := c.new[dir][name]; is {
+			c.new[dir][name] = was || isFile
 			return
 		}
-		c.new[dir][name] = true
+		c.new[dir][name] = isFile
+		isFile = false
 	}
 }
 
-// sameNames returns the names that arrive and that a file system could take for another
-// one in the same directory, by path, with the other name.
-func (c *check) sameNames() map[string]string {
-	same := map[string]string{}
+// sameNames finds the names that arrive and that a file system could take for another one
+// in the same directory.
+func (c *check) sameNames() {
+	c.same = map[string]string{}
 	for dir, names := range c.new {
 		seen := map[string]string{}
 		have := map[string]bool{}
 		for _, name := range c.host.Names(dir) {
 			seen[Fold(name)], have[name] = name, true
 		}
-		for _, name := range slices.Sorted(func(yield func(string) bool) {
-			for name := range names {
-				if !yield(name) {
-					return
-				}
-			}
-		}) {
+		for _, name := range slices.Sorted(maps.Keys(names)) {
 			other, is := seen[Fold(name)]
 			if is && other != name && !have[name] {
-				same[path.Join(dir, name)] = other
+				c.same[path.Join(dir, name)] = other
 			}
 			if !is {
 				seen[Fold(name)] = name
 			}
 		}
 	}
-	return same
 }
 
 // add records a finding, unless the path has a more severe one.
@@ -157,9 +164,13 @@ func (c *check) add(e Entry, level Level, why, source string) {
 }
 
 // entry judges one file.
-func (c *check) entry(e Entry, same map[string]string) {
+func (c *check) entry(e Entry) {
 	if e.Kind == None {
-		if rule := c.rule(e.Path); rule != nil && rule.level == Held {
+		if why := BadPath(e.Path); why != "" {
+			c.add(e, Refused, why, "path_resolution(7)")
+			return
+		}
+		if rule := c.rule(e); rule != nil && rule.level == Held {
 			c.add(e, Named, "is deleted: "+rule.why, rule.source)
 		}
 		return
@@ -173,26 +184,18 @@ func (c *check) entry(e Entry, same map[string]string) {
 			c.add(e, Refused, why, "symlink(7)")
 		}
 	}
-	for at := e.Path; ; at = path.Dir(at) {
-		if other, is := same[at]; is {
-			level := Named
-			if c.host.FoldsNames {
-				level = Refused
-			}
-			c.add(e, level, "has the name of "+other+" where case or Unicode forms do not count", "path_resolution(7), git-config(1) core.ignoreCase")
-		}
-		dir := path.Dir(at)
-		if c.repository(dir) {
-			c.add(e, Refused, "its directory is or becomes a git repository, whose configuration runs programs", "gitrepository-layout(5)")
-		}
-		if dir == "." || dir == "/" {
-			break
-		}
+	dir := c.dir(path.Dir(e.Path))
+	if dir.repository {
+		c.add(e, Refused, "its directory is or becomes a git repository, whose configuration runs programs", "gitrepository-layout(5)")
 	}
-	if rule := c.rule(e.Path); rule != nil && e.Kind != Dir {
-		c.add(e, rule.level, rule.why, rule.source)
+	if other := cmp.Or(c.same[e.Path], dir.other); other != "" {
+		level := Named
+		if c.host.FoldsNames {
+			level = Refused
+		}
+		c.add(e, level, "has the name of "+other+" where case or Unicode forms do not count", "path_resolution(7), git-config(1) core.ignoreCase")
 	}
-	if rule := findLink(c.belowTop(e.Path)); rule != nil && e.Kind == Link {
+	if rule := c.rule(e); rule != nil && e.Kind != Dir {
 		c.add(e, rule.level, rule.why, rule.source)
 	}
 	switch {
@@ -203,41 +206,67 @@ func (c *check) entry(e Entry, same map[string]string) {
 	}
 }
 
-// repository reports whether git takes a directory for a repository once the files have
-// arrived. See is_git_directory in git's setup.c: HEAD, and objects with refs, or a file
-// that says where they are.
-func (c *check) repository(dir string) bool {
-	is, known := c.shapes[dir]
-	if known {
-		return is
+// dir returns the verdict on a directory.
+func (c *check) dir(p string) *verdict {
+	if v := c.dirs[p]; v != nil {
+		return v
 	}
+	v := &verdict{}
+	top := c.host.Top
+	if p != "." && p != "/" {
+		above := c.dir(path.Dir(p))
+		v.repository, v.other = above.repository, cmp.Or(c.same[p], above.other)
+		if top == "." || strings.HasPrefix(p, top+"/") {
+			v.tail = tailOf(above.tail, path.Base(p))
+			v.rule = stricter(above.rule, findName(v.tail, true))
+		}
+	}
+	if top == "." || p == top || strings.HasPrefix(p, top+"/") {
+		v.repository = v.repository || c.repository(p)
+	}
+	c.dirs[p] = v
+	return v
+}
+
+// repository reports whether git takes a directory for a repository once the files have
+// arrived. See is_git_directory in git's setup.c: HEAD, which is a file, and objects with
+// refs, or a file that says where they are.
+func (c *check) repository(dir string) bool {
 	var has [4]bool
 	marks := [4]string{"head", "objects", "refs", "commondir"}
-	see := func(name string) {
-		if i := slices.Index(marks[:], Fold(name)); i >= 0 {
+	see := func(name string, isFile bool) {
+		if i := slices.Index(marks[:], Fold(name)); i > 0 || i == 0 && isFile {
 			has[i] = true
 		}
 	}
-	for name := range c.new[dir] {
-		see(name)
+	for name, isFile := range c.new[dir] {
+		see(name, isFile)
+	}
+	if len(c.new[dir]) == 0 {
+		return false // nothing arrives in it, or in one below it
 	}
 	for _, name := range c.host.Names(dir) {
-		see(name)
+		see(name, true)
 	}
-	is = has[0] && (has[1] && has[2] || has[3])
-	c.shapes[dir] = is
-	return is
+	return has[0] && (has[1] && has[2] || has[3])
 }
 
 // rule returns the rule for the name of a file; nil if there is none.
-func (c *check) rule(p string) *rule {
-	best := find(c.belowTop(p))
-	if dir := c.host.Hooks; dir != "" && dir != "." && (p == dir || strings.HasPrefix(p, dir+"/")) {
-		best = stricter(best, &rule{level: Held, why: "git runs it as a hook of this repository", source: "githooks(5)"})
+func (c *check) rule(e Entry) *rule {
+	p := c.belowTop(e.Path)
+	dir := c.dir(path.Dir(e.Path))
+	tail := tailOf(dir.tail, path.Base(p))
+	best := stricter(dir.rule, findName(tail, false))
+	if e.Kind == Link {
+		best = stricter(best, findParent(tail))
 	}
-	for name, target := range c.host.Links {
-		to := path.Join(c.host.Top, target)
-		if path.IsAbs(target) || p != to && !strings.HasPrefix(p, to+"/") {
+	for at := e.Path; at != "." && at != "/" && len(c.host.Obeyed) > 0; at = path.Dir(at) {
+		if why := c.host.Obeyed[at]; why != "" {
+			best = stricter(best, &rule{level: Held, why: why, source: "git-config(1), githooks(5)"})
+		}
+	}
+	for name, to := range c.host.Links {
+		if p != to && !strings.HasPrefix(p, to+"/") {
 			continue
 		}
 		if r := find(path.Join(name, strings.TrimPrefix(p, to))); r != nil {

@@ -2,6 +2,7 @@ package returncheck
 
 import (
 	"path"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -21,12 +22,14 @@ func TestCheck(t *testing.T) {
 	folding := host("src/main.go", "Kelvin")
 	folding.FoldsNames = true
 	hooks := host("build/hook.sh")
-	hooks.Hooks = "build"
+	hooks.Obeyed = map[string]string{"build": "git runs it as a hook of this repository"}
 	linked := host(".claude", "agents/settings.json")
 	linked.Links = map[string]string{".claude": "agents", "CLAUDE.md": "doc/notes.md"}
 	deep := host("home/u/src/app/main.go", "home/u/src/app/.git/config")
 	deep.Top = "home/u/src/app"
 	bare := host("lib.git/HEAD", "lib.git/objects/x", "lib.git/refs/y", "lib.git/config")
+	inBare := host("proj/HEAD", "proj/objects/x", "proj/refs/x", "proj/main/.git")
+	inBare.Top = "proj/main"
 	for _, tc := range []struct {
 		name  string
 		entry Entry
@@ -69,13 +72,18 @@ func TestCheck(t *testing.T) {
 		{"editor", Entry{Path: ".vscode/tasks.json", Kind: File, Was: File}, nil, host(), "held VS Code"},
 		{"editor, in capitals", Entry{Path: ".VSCode/tasks.json", Kind: File}, nil, host(), "held VS Code"},
 		{"editor, as a link", Entry{Path: ".vscode", Kind: Link, Target: "evil"}, nil, host(), "held VS Code"},
-		{"directory above, as a link", Entry{Path: ".config", Kind: Link, Target: "evil"}, nil, host(), "held is a link, through which mise"},
+		{"directory above, as a link", Entry{Path: ".config", Kind: Link, Target: "evil"}, nil, host(), "held is a link, through which"},
 		{"directory above, as a link, deeper", Entry{Path: "a/gradle", Kind: Link, Target: "../evil"}, nil, host(), "held is a link, through which IDEs"},
 		{"backslash in a name", Entry{Path: `units/dev-disk\x2dlabel.mount`, Kind: File}, nil, host(), ""},
 		{"below a link of the host", Entry{Path: "agents/settings.json", Kind: File, Was: File}, nil, linked, "held the link .claude leads to it"},
 		{"the target of a link of the host", Entry{Path: "doc/notes.md", Kind: File}, nil, linked, "named the link CLAUDE.md leads to it"},
 		{"directory of hooks", Entry{Path: "build/hook.sh", Kind: File, Was: File}, nil, hooks, "held git runs it as a hook"},
 		{"name of a hook", Entry{Path: "hooks/pre-push", Kind: Program}, nil, host(), "held git runs it"},
+		{"code below such a name", Entry{Path: "cmd/hooks/pre-commit/main.go", Kind: File}, nil, host(), ""},
+		{"another version control system", Entry{Path: "a/.hg/hgrc", Kind: File}, nil, host(), "refused belongs to the repository"},
+		{"three packages", Entry{Path: "p/head/a.go", Kind: File}, []string{"p/objects/a.go", "p/refs/a.go"}, host(), ""},
+		{"too deep", Entry{Path: strings.Repeat("d/", 300) + "f", Kind: File}, nil, host(), "refused is too deep"},
+		{"work tree in a bare repository", Entry{Path: "proj/main/x.go", Kind: File}, nil, inBare, ""},
 		{"other hooks", Entry{Path: "hooks/useState.ts", Kind: File}, nil, host(), ""},
 		{"workflow", Entry{Path: ".github/workflows/ci.yml", Kind: File}, nil, host(), "held it runs with the secrets"},
 		{"template of an issue", Entry{Path: ".github/ISSUE_TEMPLATE/bug.md", Kind: File}, nil, host(), ""},
@@ -123,7 +131,10 @@ func TestRules(t *testing.T) {
 				t.Errorf("%s has two levels", name)
 			}
 			seen[Fold(name)] = r.level
-			sample := strings.ReplaceAll(strings.TrimSuffix(name, "/"), "*", "x")
+			if len(strings.Split(name, "/")) > maxTail {
+				t.Errorf("%s is longer than maxTail", name)
+			}
+			sample := strings.ReplaceAll(strings.TrimRight(name, "/$"), "*", "x")
 			if got := find("some/dir/" + sample); got == nil || got.level > r.level {
 				t.Errorf("%s: %v", sample, got)
 			}
@@ -136,7 +147,17 @@ func BenchmarkCheck(b *testing.B) {
 	for i := range 100_000 {
 		entries = append(entries, Entry{Path: "src/pkg" + string(rune('a'+i%26)) + "/deep/er/file" + strings.Repeat("x", i%7) + ".go", Kind: File})
 	}
-	for b.Loop() {
-		Check(entries, Host{})
+	b.Run("files", func(b *testing.B) {
+		for b.Loop() {
+			Check(entries, Host{})
+		}
+	})
+	for i := range entries { // of a hostile guest
+		entries[i].Path = strings.Repeat("d/", MaxDepth-2) + strconv.Itoa(i)
 	}
+	b.Run("deep", func(b *testing.B) {
+		for b.Loop() {
+			Check(entries, Host{})
+		}
+	})
 }

@@ -171,9 +171,9 @@ func TestProjectFileIsStrict(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"unknown key": {"output:\n  - x\n", "outputs"},
 		"not YAML":    {"{", projectFile},
-		"absolute":    {"outputs: [/etc/passwd]\n", `outputs: "/etc/passwd"`},
-		"outside":     {"outputs: [a/../../b]\n", `outputs: "a/../../b"`},
-		"bad pattern": {"outputs: ['a[']\n", `outputs: "a["`},
+		"absolute":    {"outputs: [/etc/passwd]\n", `outputs: line 1: "/etc/passwd"`},
+		"outside":     {"outputs: [a/../../b]\n", `outputs: line 1: "a/../../b"`},
+		"bad pattern": {"outputs: ['a[']\n", `outputs: line 1: "a["`},
 		"too large":   {"outputs: [" + strings.Repeat("a,", 40000) + "]", "too large"},
 		"bomb":        {"a: &a [x,x]\noutputs: *a\n", projectFile},
 	} {

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
+)
+
+// autoSync fetches the commits of a session in the background while a terminal is
+// attached, and forwards the branch that is checked out if that loses nothing. It prints
+// nothing before the terminal has ended.
+type autoSync struct {
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+	commits int
+	err     error                 // of the last attempt
+	held    error                 // why the last commits were fetched and not merged
+	found   []returncheck.Finding // about the last merge
+	left    int64                 // bytes that may still be fetched
+}
+
+func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *autoSync {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &autoSync{cancel: cancel}
+	if mode == syncManual {
+		return s
+	}
+	w.left = &s.left
+	s.left = syncTotal
+	s.done.Go(func() {
+		wait := syncEvery
+		var seen, fetched map[string]string
+		same := 0
+		for sleepOr(ctx, wait) == nil {
+			st, err := w.sessionRepo.state(ctx)
+			if err != nil { // the sandbox may be away for a while
+				continue
+			}
+			if same++; !maps.Equal(st.Branches, seen) {
+				seen, same = st.Branches, 0
+			}
+			if maps.Equal(st.Branches, fetched) || mode == syncOnIdle && same < idleRounds {
+				wait = max(wait/2, syncEvery)
+				continue
+			}
+			if w.state = st; s.once(ctx, a, w) {
+				fetched = st.Branches
+			}
+			if s.left <= 0 {
+				if _, tty := terminal(a.Stderr); tty { // it is in raw mode
+					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", errSyncTotal)
+				}
+				return
+			}
+			wait = nextSync(wait)
+		}
+	})
+	return s
+}
+
+// nextSync returns the time until the next read after one that has fetched.
+func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest) }
+
+// once fetches and forwards. It reports whether the commits were fetched.
+func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
+	unlock, err := a.lockRepo(ctx, w.path, true)
+	if err != nil {
+		s.err = err
+		return false
+	}
+	defer unlock()
+	got, err := a.fetchSession(ctx, w)
+	if err == nil {
+		for _, h := range got.Fetched {
+			s.commits += h.Commits
+		}
+		current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+		if ref := w.link.ref(current); w.state.Branches[current] != "" {
+			if _, aerr := git(ctx, w.path, "merge-base", "--is-ancestor", "HEAD", ref); aerr == nil {
+				err = s.forward(ctx, a, w, current, ref)
+			}
+		}
+	}
+	if ctx.Err() == nil {
+		s.err = err
+	}
+	return err == nil
+}
+
+// forward merges a ref that has all commits of the current branch, unless the return check
+// finds something that the user must see first.
+func (s *autoSync) forward(ctx context.Context, a *App, w *openedSession, current, ref string) error {
+	if err := idle(ctx, w.path); err != nil {
+		return err
+	}
+	j, err := judgeCommit(ctx, w.path, w.path, true, "HEAD", ref)
+	if err != nil {
+		return err
+	}
+	if s.held = a.admit(ctx, j.found, w.admission("HEAD", ref, true)); s.held != nil {
+		return ctx.Err()
+	}
+	if _, err = a.mergeRef(ctx, w.path, current, ref, j); err == nil {
+		s.found = append(s.found, j.found...)
+	}
+	return err
+}
+
+// stop ends the synchronization and waits for it.
+func (s *autoSync) stop() {
+	s.cancel()
+	s.done.Wait()
+}
+
+func (s *autoSync) report(a *App) {
+	if s.commits > 0 {
+		a.progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
+	}
+	a.noteNamed(s.found)
+	if s.held != nil {
+		a.progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
+	}
+	if s.err != nil {
+		a.progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
+	}
+}

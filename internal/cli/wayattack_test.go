@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/creack/pty"
+
+	"github.com/agentlab-vm/agentlab"
+)
+
+// sync fetches and merges what the guest has committed.
+func (w *sessionWorld) sync(into string) (*merged, error) {
+	w.Helper()
+	s, err := w.open(w.honest)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(w.Context(), s); err != nil {
+		w.Fatal(err)
+	}
+	m, _, err := w.app.mergeSession(w.Context(), s, into, "trunk")
+	return m, err
+}
+
+// begin commits files of the user that the guest has too.
+func (w *sessionWorld) begin(files map[string]string) {
+	w.Helper()
+	put(w.T, w.user, files)
+	userGit(w.T, w.user, "add", "-A")
+	userGit(w.T, w.user, "commit", "-q", "-m", "begin")
+	userGit(w.T, w.guest, "pull", "-q")
+}
+
+// Git overwrites ignored files in a merge, and deletes ignored directories. A sync does
+// not.
+func TestSyncKeepsIgnoredFiles(t *testing.T) {
+	for name, guest := range map[string]map[string]string{
+		"file":           {"local.db": "guest\n"},
+		"in a directory": {"notes/a": "guest\n"},
+		"directory":      {"notes": "guest\n"},
+		"below a file":   {"local.db/x": "guest\n"},
+		"ignored now":    {".gitignore": "local.db\nnotes\n*.txt\n", "todo.txt": "guest\n"},
+	} {
+		for _, diverged := range []bool{false, true} {
+			w := newSessionWorld(t)
+			w.begin(map[string]string{".gitignore": "local.db\nnotes\n"})
+			mine := map[string]string{"local.db": "years of work\n", "notes/a": "mine\n", "notes/b/c": "mine\n", "todo.txt": "mine\n"}
+			put(t, w.user, mine)
+			put(t, w.guest, guest)
+			userGit(t, w.guest, "add", "-A", "-f")
+			userGit(t, w.guest, "commit", "-q", "-m", "ignored")
+			if diverged {
+				userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+			}
+			if m, err := w.sync(""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would overwrite") {
+				t.Errorf("%s, diverged %v: %+v, %v", name, diverged, m, err)
+			}
+			got := tree(t, w.user)
+			for file, want := range mine {
+				if got[file] != want {
+					t.Errorf("%s, diverged %v: %s is %q", name, diverged, file, got[file])
+				}
+			}
+		}
+	}
+}
+
+// Files that this machine obeys through links and its configuration of git are held, also
+// for a branch that is not checked out.
+func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
+	for _, into := range []string{"", "review"} {
+		w := newSessionWorld(t)
+		w.begin(map[string]string{
+			"pkg/.vscode": "-> ../editor", "editor/tasks.json": "x", ".claude": "-> agents", "agents": "-> conf/agents", "conf/agents/settings.json": "x",
+			".github/workflows": "-> ../ci", "ci/a.yml": "x", "scripts/pre-commit.sh": "true\n", "conf/git.inc": "", "tools/clean.sh": "cat\n", "plain": "x",
+		})
+		userGit(t, w.user, "branch", "review")
+		hook := filepath.Join(w.user, ".git/hooks/pre-commit")
+		if err := os.MkdirAll(filepath.Dir(hook), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("../../scripts/pre-commit.sh", hook); err != nil {
+			t.Fatal(err)
+		}
+		userGit(t, w.user, "config", "include.path", "../conf/git.inc")
+		userGit(t, w.user, "config", "filter.x.clean", "sh ./tools/clean.sh %f")
+		w.commit(map[string]string{
+			"editor/tasks.json": "evil", "conf/agents/settings.json": "evil", "ci/a.yml": "evil", "scripts/pre-commit.sh": "evil", "tools/clean.sh": "evil", "plain": "y",
+			"conf/git.inc": "[core]\n\tfsmonitor = false\n",
+		})
+		m, err := w.sync(into)
+		if agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.HasPrefix(err.Error(), "6 files must be confirmed") {
+			t.Errorf("into %q: %+v, %v", into, m, err)
+		}
+	}
+}
+
+// What is merged is what was judged, although the ref moves while the question waits.
+func TestSyncMergesWhatWasJudged(t *testing.T) {
+	w := newSessionWorld(t)
+	commit := w.commit(map[string]string{".env.local": "x"})
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	ptmx, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = ptmx.Close(), tty.Close() }()
+	stderr := answering{when: map[string]string{"[y/N] ": "y\n"}, send: func(text string) {
+		w.commit(map[string]string{".envrc": "evil"})
+		userGit(t, w.user, "fetch", "-q", w.guest, "+refs/heads/*:refs/remotes/agentlab/*")
+		_, _ = ptmx.WriteString(text)
+	}}
+	a := App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
+	if m, _, err := a.mergeSession(t.Context(), s, "", ""); err != nil || m.Commit != commit {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if _, err := os.Lstat(filepath.Join(w.user, ".envrc")); err == nil {
+		t.Error("a file was merged that was not judged")
+	}
+}
+
+// A merge of the user that is not finished is left alone.
+func TestSyncDuringAMerge(t *testing.T) {
+	w := newSessionWorld(t)
+	w.begin(map[string]string{"f": "1\n"})
+	userGit(t, w.user, "checkout", "-q", "-b", "mine")
+	put(t, w.user, map[string]string{"f": "2\n"})
+	userGit(t, w.user, "commit", "-q", "-a", "-m", "2")
+	userGit(t, w.user, "checkout", "-q", "trunk")
+	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "3")
+	userGit(t, w.user, "merge", "-q", "--no-commit", "--no-ff", "mine")
+	w.commit(map[string]string{"other": "1"})
+	if _, err := w.sync(""); agentlab.CodeOf(err) != agentlab.CodeConflict || strings.Contains(agentlab.HintOf(err), "abort") || !strings.Contains(agentlab.HintOf(err), "git merge --continue") {
+		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
+	}
+}
+
+// Many harmless files do not hide another one in the table.
+func TestTableHasEachReason(t *testing.T) {
+	w := newSessionWorld(t)
+	files := map[string]string{".vscode/tasks.json": "x"}
+	for i := range 50 {
+		files[".agents/note"+string(rune('A'+i))] = "x"
+	}
+	w.commit(files)
+	s, err := w.open(w.honest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.app.listReturned(j.found, "title")
+	if text := w.notes.String(); !strings.Contains(text, ".vscode/tasks.json") || strings.Count(text, "\n") > 12 {
+		t.Errorf("the table is\n%s", text)
+	}
+}
+
+// A repository at a path with a colon.
+func TestSyncBelowAColon(t *testing.T) {
+	w := newSessionWorld(t)
+	moved := filepath.Join(t.TempDir(), "a:b")
+	if err := os.Rename(w.user, moved); err != nil {
+		t.Fatal(err)
+	}
+	w.user = moved
+	userGit(t, w.guest, "config", "remote.origin.url", moved)
+	w.commit(map[string]string{"new": "1"})
+	if m, err := w.sync(""); err != nil || m == nil {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// What was applied is the base only while the agent's commit is the same.
+func TestApplyAfterCommits(t *testing.T) {
+	user, guest := newAgent(t)
+	text := func(first, middle, last string) string {
+		return first + "2\n3\n4\n5\n" + middle + "6\n7\n8\n9\n" + last
+	}
+	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("1\n", "L\n", "10\n")}), false); err != nil {
+		t.Fatal(err)
+	}
+	put(t, guest, map[string]string{"lines.txt": text("1\n", "", "ten\n")})
+	userGit(t, guest, "commit", "-q", "-a", "-m", "without L")
+	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	userGit(t, user, "checkout", "-q", "--", ".")
+	userGit(t, user, "pull", "-q", guest, "agentlab/j")
+	put(t, user, map[string]string{"lines.txt": text("1\n", "L\n", "ten\n")})
+	userGit(t, user, "commit", "-q", "-a", "-m", "with L")
+	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("one\n", "", "ten\n")}), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, user)["lines.txt"]; got != text("one\n", "L\n", "ten\n") {
+		t.Errorf("lines.txt is %q", got)
+	}
+	// A file that was deleted and is there again.
+	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": ""}), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": "back\n"}), false); err != nil || tree(t, user)["gone.txt"] != "back\n" {
+		t.Errorf("gone.txt: %v", err)
+	}
+}
+
+// Line endings in the index decide about others, and attributes that arrive count.
+func TestApplyWithAttributes(t *testing.T) {
+	user, guest := newAgent(t)
+	crlf := "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8\r\n"
+	for _, dir := range []string{user, guest} {
+		put(t, dir, map[string]string{"w.txt": crlf})
+		userGit(t, dir, "add", "-A")
+		userGit(t, dir, "commit", "-q", "-m", "crlf", "--date=2020-01-01T00:00:00Z")
+		put(t, dir, map[string]string{".gitattributes": "* text=auto\n"})
+		userGit(t, dir, "add", ".gitattributes")
+		userGit(t, dir, "commit", "-q", "-m", "attributes", "--date=2020-01-01T00:00:00Z")
+	}
+	userGit(t, user, "config", "agentlab.return", "allow")
+	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	first := map[string]string{"w.txt": "one\r\n" + crlf, ".gitattributes": "* text=auto\n*.bat eol=crlf\n", "new.bat": "x\r\n"}
+	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, user); got["new.bat"] != "x\r\n" || got["w.txt"] != first["w.txt"] {
+		t.Errorf("files: %q", got)
+	}
+	if out, err := apply(t, user, leave(t, guest, nil), false); err != nil || out != "" {
+		t.Errorf("nothing has changed: %q, %v", out, err)
+	}
+	if _, err := apply(t, user, leave(t, guest, map[string]string{"w.txt": "ONE\r\n" + crlf}), false); err != nil {
+		t.Errorf("the agent continues: %v", err)
+	}
+	if names := userGit(t, user, "diff", "--name-only"); !slices.Contains(strings.Fields(names), "w.txt") {
+		t.Errorf("git diff has %s", names)
+	}
+}
