@@ -86,7 +86,7 @@ func (c *Client) AttachWorkspace(ctx context.Context, workspace string, r api.Wo
 	return post[api.Sandbox](ctx, c, r, "workspaces", workspace, "attach")
 }
 
-// RebindWorkspace creates a sandbox, and takes a workspace for it from the one that has it.
+// RebindWorkspace creates a sandbox and moves a workspace to it.
 func (c *Client) RebindWorkspace(ctx context.Context, workspace string, r api.WorkspaceRebind) (api.Sandbox, error) {
 	return post[api.Sandbox](ctx, c, r, "workspaces", workspace, "rebind")
 }

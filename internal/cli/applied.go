@@ -83,7 +83,7 @@ func (p *applyPlan) rebase(c change, ours fileVersion) (_ change, own bool) {
 	return c, ours.blob == before.blob && ours.mode == before.mode
 }
 
-// record stores the versions that were applied, with those that the user had already.
+// record stores the versions that are in the work tree now.
 func (p *applyPlan) record(ctx context.Context) error {
 	ref := p.ch.of.appliedRef(p.w.top)
 	in := gitInput{env: append(identityOfAgentLab(), "GIT_INDEX_FILE="+filepath.Join(p.dir, "applied-index"))}
@@ -91,8 +91,7 @@ func (p *applyPlan) record(ctx context.Context) error {
 		if _, err := in.run(ctx, p.w.top, "read-tree", ref); err != nil {
 			return err
 		}
-	}
-	if p.applied == nil {
+	} else {
 		p.applied = map[string]appliedFile{}
 	}
 	var files, entries, bases strings.Builder

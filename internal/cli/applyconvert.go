@@ -33,12 +33,14 @@ func (p *applyPlan) gitHere(ctx context.Context, in gitInput, args ...string) (s
 
 // gitIn is gitHere in another directory.
 func (p *applyPlan) gitIn(ctx context.Context, dir string, in gitInput, args ...string) (string, error) {
-	env, err := disableFilters(ctx, p.w.top)
-	if err != nil {
-		return "", err
+	if p.env == nil {
+		env, err := disableFilters(ctx, p.w.top)
+		if err != nil {
+			return "", err
+		}
+		p.env = withConfig(withConfig(env, "core.safecrlf", "false"), "core.splitIndex", "false")
 	}
-	env = withConfig(withConfig(env, "core.safecrlf", "false"), "core.splitIndex", "false")
-	in.env = slices.Concat(in.env, env, []string{"GIT_OBJECT_DIRECTORY=" + p.objects()})
+	in.env = slices.Concat(in.env, p.env, []string{"GIT_OBJECT_DIRECTORY=" + p.objects()})
 	in.limited = true
 	return in.run(ctx, dir, args...)
 }
@@ -113,12 +115,8 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
 // copyOfIndex copies the index of the work tree to a temporary file, and returns the
 // environment that selects it.
 func (p *applyPlan) copyOfIndex(ctx context.Context, name string) (gitInput, error) {
-	index, err := git(ctx, p.w.top, "rev-parse", "--path-format=absolute", "--git-path", "index")
-	if err != nil {
-		return gitInput{}, err
-	}
-	copied := filepath.Join(p.dir, name)
-	return gitInput{env: []string{"GIT_INDEX_FILE=" + copied}}, copyIndex(index, copied)
+	env, err := copyIndex(ctx, p.w.top, filepath.Join(p.dir, name))
+	return gitInput{env: env}, err
 }
 
 // checkOut converts the content of all files that are written. It lets git check them out

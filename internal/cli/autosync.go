@@ -81,7 +81,7 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		}
 		current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
 		if ref := w.link.ref(current); w.state.Branches[current] != "" {
-			if _, aerr := git(ctx, w.path, "merge-base", "--is-ancestor", "HEAD", ref); aerr == nil {
+			if isAncestor(ctx, w.path, "HEAD", ref) {
 				err = s.forward(ctx, a, w, current, ref)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
@@ -127,20 +128,16 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 // other files, so that it does not take them for changed ones, such as those of which the
 // user hides the local version (skip-worktree).
 func commitChanges(ctx context.Context, path string, env, names []string) (commit string, err error) {
-	index, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "index")
-	if err != nil {
-		return "", err
-	}
 	dir, remove, err := tempDir("agentlab-changes-*")
 	if err != nil {
 		return "", err
 	}
 	defer remove()
-	copied := filepath.Join(dir, "index")
-	if err := copyIndex(index, copied); err != nil {
+	index, err := copyIndex(ctx, path, filepath.Join(dir, "index"))
+	if err != nil {
 		return "", err
 	}
-	in := gitInput{env: append(append(env, identityOfAgentLab()...), "GIT_INDEX_FILE="+copied, "GIT_LITERAL_PATHSPECS=1")}
+	in := gitInput{env: slices.Concat(env, identityOfAgentLab(), index, []string{"GIT_LITERAL_PATHSPECS=1"})}
 	known, err := gitInput{env: in.env, raw: true}.run(ctx, path, "ls-files", "-z", "--cached")
 	if err != nil {
 		return "", err
@@ -170,22 +167,28 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 	return in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
 }
 
-// copyIndex copies an index of git, which can be missing, with its time: git compares it
-// with that of files to find those that were changed right after the index.
-func copyIndex(from, to string) error {
+// copyIndex copies the index of a work tree, which can be missing, and returns the
+// environment that selects the copy. The copy has the time of the index: git compares it
+// with the times of files to find changes right after the index was written.
+func copyIndex(ctx context.Context, top, to string) (env []string, err error) {
+	from, err := git(ctx, top, "rev-parse", "--path-format=absolute", "--git-path", "index")
+	if err != nil {
+		return nil, err
+	}
+	env = []string{"GIT_INDEX_FILE=" + to}
 	st, err := os.Stat(from)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return env, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	text, err := os.ReadFile(from) //nolint:gosec // of the user's repository
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.WriteFile(to, text, 0o600); err != nil {
-		return err
+		return nil, err
 	}
-	return os.Chtimes(to, st.ModTime(), st.ModTime())
+	return env, os.Chtimes(to, st.ModTime(), st.ModTime())
 }

@@ -195,8 +195,8 @@ func openStartLog(name string) (_ *os.File, err error) {
 
 // awaitDaemon waits until the daemon accepts connections. If several commands start
 // daemons at once, all but one find the home locked and exit, and that one serves all
-// commands when it has started. It returns errDaemonFreed if the one that has the lock
-// ends instead.
+// commands when it has started. It returns errDaemonFreed if the daemon with the lock ends
+// instead.
 func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan int, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()

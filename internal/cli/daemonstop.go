@@ -63,7 +63,7 @@ func endDaemon(ctx context.Context, socket string) (pid int, err error) {
 const restartSystem = "systemctl restart agentlabd"
 
 // daemonRestart stops the user's daemon, if one is running, and starts another one, or
-// uses the one that another command has started since.
+// uses a daemon that another command has started since.
 func (a *App) daemonRestart(ctx context.Context) error {
 	if a.socket != "" {
 		return usageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")

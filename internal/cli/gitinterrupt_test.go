@@ -59,13 +59,7 @@ func cancelAt(t *testing.T, pipe string, then func()) context.Context {
 func TestMergeIsNotInterrupted(t *testing.T) {
 	w := newSessionWorld(t)
 	head := w.commit(map[string]string{"new": "1"})
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 	if err != nil {
 		t.Fatal(err)

@@ -145,7 +145,7 @@ func TestApplyConverts(t *testing.T) {
 	}
 }
 
-// What was applied is the base of what is applied next: the agent works on in the same
+// The version that was applied is the base of the next apply: the agent works on in the same
 // lines, and the user in others.
 func TestApplyAgain(t *testing.T) {
 	user, guest := newAgent(t)

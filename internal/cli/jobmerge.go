@@ -51,6 +51,7 @@ type applyPlan struct {
 	applied map[string]appliedFile // what was applied before; nil if nothing was
 	took    []change               // all changes that are in the work tree afterwards, as the agent has them
 	ours    map[string]hashedFile  // files of the user that are not as in the index
+	env     []string               // of git in the work tree; see gitIn
 }
 
 // applyStep changes one file of the work tree.

@@ -59,13 +59,7 @@ func TestOrdinaryRepositories(t *testing.T) {
 				if diverged {
 					write(w, w.user, "only-here.txt", "of the user")
 				}
-				s, err := w.open(w.honest)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-					t.Fatal(err)
-				}
+				s := w.fetched()
 				j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 				if err != nil || len(j.found)+len(j.inWay) > 0 {
 					t.Errorf("diverged %v: %+v, %v", diverged, j, err)
@@ -80,13 +74,7 @@ func TestReturnCheckAsks(t *testing.T) {
 	for answer, merged := range map[string]bool{"y\n": true, "n\n": false} {
 		w := newSessionWorld(t)
 		w.commit(map[string]string{".envrc": "touch /tmp/x\n", ".vscode/tasks.json": "{}", "Makefile": "all:\n"})
-		s, err := w.open(w.honest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		s := w.fetched()
 		ptmx, tty, err := pty.Open()
 		if err != nil {
 			t.Fatal(err)
@@ -143,13 +131,7 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 				for key, value := range set {
 					userGit(t, w.user, "config", key, value)
 				}
-				s, err := w.open(w.honest)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-					t.Fatal(err)
-				}
+				s := w.fetched()
 				m, _, err := w.app.mergeSession(t.Context(), s, "", "")
 				if err != nil || m == nil || m.FastForward == diverged {
 					t.Fatalf("%+v, %v", m, err)
@@ -170,12 +152,7 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 				w.commit(map[string]string{"new": "of the guest"})
 				put(t, w.user, map[string]string{"new": "of the user"})
 				userGit(t, w.user, "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false", "-c", "user.useConfigOnly=false", "commit", "-q", "-a", "--no-verify", "-m", "mine")
-				if s, err = w.open(w.honest); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-					t.Fatal(err)
-				}
+				s = w.fetched()
 				if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in new") {
 					t.Errorf("a conflict: %v", err)
 				}

@@ -215,7 +215,7 @@ func dirNames(root *os.Root, dir string) []string {
 }
 
 // foldsNames reports whether the file system of a directory ignores the case of names: it
-// then finds one of the directory's entries, or the directory itself, under another case.
+// then finds an entry of the directory under another case.
 func foldsNames(dir string) bool {
 	other := func(name string) string {
 		return strings.Map(func(r rune) rune {

@@ -166,7 +166,7 @@ func (m mergeTrial) result(ctx context.Context, ours, theirs string) (string, er
 	if ours == "" {
 		return theirs + "^{tree}", nil
 	}
-	if _, err := git(ctx, m.repo, "merge-base", "--is-ancestor", ours, theirs); err == nil {
+	if isAncestor(ctx, m.repo, ours, theirs) {
 		return theirs + "^{tree}", nil
 	}
 	env, err := disableFilters(ctx, m.repo)

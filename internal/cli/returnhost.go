@@ -71,7 +71,7 @@ func obeyedHooks(ctx context.Context, top string, obeyed map[string]string) {
 		dir = filepath.Join(common, "hooks")
 	}
 	all, err := git(ctx, top, "config", "--type=path", "--get-all", "core.hooksPath")
-	if lines := strings.Split(all, "\n"); err == nil && len(lines) > 1 { // the last value is the one that gitSafe sets
+	if lines := strings.Split(all, "\n"); err == nil && len(lines) > 1 { // gitSafe sets the last value
 		if dir = lines[len(lines)-2]; !filepath.IsAbs(dir) {
 			dir = filepath.Join(top, dir)
 		}

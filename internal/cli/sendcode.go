@@ -167,10 +167,10 @@ func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (wh
 	if _, err := git(ctx, l.path, "cat-file", "-e", at+"^{commit}"); err != nil {
 		return "it has commits that are not here", "agentlab sync"
 	}
-	if _, err := git(ctx, l.path, "merge-base", "--is-ancestor", at, to); err == nil {
+	if isAncestor(ctx, l.path, at, to) {
 		return "", ""
 	}
-	if _, err := git(ctx, l.path, "merge-base", "--is-ancestor", to, at); err == nil {
+	if isAncestor(ctx, l.path, to, at) {
 		return "it has commits that are not merged here", "agentlab sync"
 	}
 	if replacedHere(ctx, l.path, branch, at) {

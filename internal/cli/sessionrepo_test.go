@@ -195,13 +195,7 @@ func TestSync(t *testing.T) {
 func TestSyncOfAnAmendedCommit(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m == nil {
 		t.Fatalf("%+v, %v", m, err)
 	}
@@ -225,15 +219,9 @@ func TestSyncOfAnAmendedCommit(t *testing.T) {
 func TestSyncNamesWhatIsInTheWay(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1", "other": "1"})
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	put(t, w.user, map[string]string{"new": "mine"})
-	_, _, err = w.app.mergeSession(t.Context(), s, "", "")
+	_, _, err := w.app.mergeSession(t.Context(), s, "", "")
 	if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), ": new") {
 		t.Errorf("%v", err)
 	}
@@ -472,13 +460,7 @@ func TestSyncRunsNothing(t *testing.T) {
 	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "add", "-A")
 	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "commit", "-q", "-m", "mine")
 	w.commit(map[string]string{".gitattributes": "* filter=evil merge=evil diff=evil\n", "new": "1"})
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	m, _, err := w.app.mergeSession(t.Context(), s, "", "")
 	if err != nil || m == nil || m.FastForward {
 		t.Fatalf("%+v, %v", m, err)

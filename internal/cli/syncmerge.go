@@ -80,7 +80,7 @@ func (a *App) forwardBranch(ctx context.Context, path, branch, ref string, j jud
 	case old == to:
 		return nil, nil
 	default:
-		if _, err := git(ctx, path, "merge-base", "--is-ancestor", old, to); err != nil {
+		if !isAncestor(ctx, path, old, to) {
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has commits that the session lacks", branch).
 				WithHint("the commits are fetched; merge them: git checkout %s && git merge %s", branch, strings.TrimPrefix(ref, "refs/remotes/"))
 		}

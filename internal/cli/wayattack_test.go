@@ -13,8 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// sync fetches and merges what the guest has committed.
-func (w *sessionWorld) sync(into string) (*merged, error) {
+// fetched returns the session with what the guest has committed.
+func (w *sessionWorld) fetched() *openedSession {
 	w.Helper()
 	s, err := w.open(w.honest)
 	if err != nil {
@@ -23,6 +23,13 @@ func (w *sessionWorld) sync(into string) (*merged, error) {
 	if _, err := w.app.fetchSession(w.Context(), s); err != nil {
 		w.Fatal(err)
 	}
+	return s
+}
+
+// sync fetches and merges what the guest has committed.
+func (w *sessionWorld) sync(into string) (*merged, error) {
+	w.Helper()
+	s := w.fetched()
 	m, _, err := w.app.mergeSession(w.Context(), s, into, "trunk")
 	return m, err
 }
@@ -104,13 +111,7 @@ func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
 func TestSyncMergesWhatWasJudged(t *testing.T) {
 	w := newSessionWorld(t)
 	commit := w.commit(map[string]string{".env.local": "x"})
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	ptmx, tty, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -154,13 +155,7 @@ func TestTableHasEachReason(t *testing.T) {
 		files[".agents/note"+string(rune('A'+i))] = "x"
 	}
 	w.commit(files)
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 	if err != nil {
 		t.Fatal(err)

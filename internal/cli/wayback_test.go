@@ -174,7 +174,7 @@ func newTrickWorld(t *testing.T) *sessionWorld {
 	return w
 }
 
-// leave commits tricks in the guest, on top of what the user has.
+// leave commits tricks in the guest, on top of the user's commits.
 func (w *sessionWorld) leave(list []trick) (commit string) {
 	w.Helper()
 	files := filesOf(list)
@@ -234,13 +234,7 @@ func TestTricksInCommits(t *testing.T) {
 			userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 		}
 		w.leave(rest)
-		s, err := w.open(w.honest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		s := w.fetched()
 		j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 		if err != nil {
 			t.Fatal(err)
@@ -313,7 +307,7 @@ func TestSyncOfTricks(t *testing.T) {
 	}
 }
 
-// Apply leaves out links out of the tree, refuses the rest of what is refused, and asks.
+// Apply leaves out links out of the tree, refuses other refused files, and asks.
 func TestApplyOfTricks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		level  returncheck.Level
@@ -491,13 +485,7 @@ func TestSyncOfBombs(t *testing.T) {
 			}
 			commit := gitIn(t, w.guest, "", "commit-tree", bomb, "-p", "origin/trunk", "-m", "bomb")
 			userGit(t, w.guest, "update-ref", "refs/heads/trunk", commit)
-			s, err := w.open(w.honest)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-				t.Fatal(err)
-			}
+			s := w.fetched()
 			if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeLimit {
 				t.Errorf("%s, fast-forward %v: %v", name, ff, err)
 			}
@@ -519,24 +507,13 @@ func TestReturnCheckSeesTheMergedTree(t *testing.T) {
 	w.commit(map[string]string{"env.txt": tenLines + "touch /tmp/x\n"})
 	userGit(t, w.user, "mv", "env.txt", ".envrc")
 	userGit(t, w.user, "commit", "-q", "-m", "rename")
-	s, err := w.open(w.honest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s := w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), ".envrc") {
 		t.Errorf("%v", err)
 	}
 	userGit(t, w.user, "config", "core.hooksPath", "tools")
 	w.commit(map[string]string{"env.txt": tenLines, "tools/anything": "x"})
-	if s, err = w.open(w.honest); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.app.fetchSession(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	s = w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "tools/anything (git runs it as a hook") {
 		t.Errorf("the directory of hooks: %v", err)
 	}

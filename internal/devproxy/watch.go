@@ -25,7 +25,7 @@ type watcher struct {
 	problem   string // why they are not known
 
 	changed time.Time          // when it was found, or its listeners have changed
-	held    bool               // it is one of those that have changed last
+	held    bool               // it is among the maxHeld watchers that changed last
 	state   string             // of the last answer
 	pause   time.Duration      // until the next question, unless the crowd is large
 	timer   *time.Timer        // of the next question; nil until the first one is planned

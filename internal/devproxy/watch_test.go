@@ -7,7 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Of many guests only a few wait with their answers, those that have changed last. The
+// Of many guests only the few that changed last wait with their answers. The
 // ports of all others are found, too.
 func TestCrowd(t *testing.T) {
 	const guests, most = 9, 2

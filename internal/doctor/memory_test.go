@@ -56,8 +56,8 @@ func TestStatusMemory(t *testing.T) {
 	}
 }
 
-// The size of a status does not grow with the number of sandboxes: it lists those that
-// occupy the most memory, and the total of all.
+// The size of a status does not grow with the number of sandboxes: it lists the
+// largest ones, and the total of all.
 func TestStatusMemoryIsBounded(t *testing.T) {
 	s := newDoctor(t, &host{}, func(c *Config) { c.Driver = &uneven{&many{host: &host{}, last: func() {}}} })
 	got, err := s.Status(t.Context())

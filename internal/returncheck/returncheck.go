@@ -78,11 +78,15 @@ type Host struct {
 
 // Check returns the findings about files, the most severe first. A path has at most one.
 func Check(entries []Entry, host Host) []Finding {
-	c := &check{host: host, new: map[string]map[string]bool{}, found: map[string]Finding{}, dirs: map[string]*verdict{}}
+	c := &check{host: host, new: map[string]map[string]bool{}, found: map[string]Finding{}, dirs: map[string]*verdict{}, linksTo: map[string][]string{}}
 	if c.host.Names == nil {
 		c.host.Names = func(string) []string { return nil }
 	}
 	c.host.Top = cmp.Or(path.Clean(c.host.Top), ".")
+	for _, name := range slices.Sorted(maps.Keys(host.Links)) {
+		to := host.Links[name]
+		c.linksTo[to] = append(c.linksTo[to], name)
+	}
 	for _, e := range entries {
 		if e.Kind != None {
 			c.collect(e)
@@ -107,6 +111,8 @@ type check struct {
 	same  map[string]string          // names that arrive, by path, and another one that is equal to a file system
 	dirs  map[string]*verdict
 	found map[string]Finding
+	// linksTo has the links of the host by the places to which they lead.
+	linksTo map[string][]string
 }
 
 // verdict is what matters of a directory for everything below it.
@@ -265,12 +271,11 @@ func (c *check) rule(e Entry) *rule {
 			best = stricter(best, &rule{level: Held, why: why, source: "git-config(1), githooks(5)"})
 		}
 	}
-	for name, to := range c.host.Links {
-		if p != to && !strings.HasPrefix(p, to+"/") {
-			continue
-		}
-		if r := find(path.Join(name, strings.TrimPrefix(p, to))); r != nil {
-			best = stricter(best, &rule{level: r.level, why: "the link " + name + " leads to it: " + r.why, source: r.source})
+	for at := p; at != "." && at != "/" && len(c.linksTo) > 0; at = path.Dir(at) {
+		for _, name := range c.linksTo[at] {
+			if r := find(path.Join(name, strings.TrimPrefix(p, at))); r != nil {
+				best = stricter(best, &rule{level: r.level, why: "the link " + name + " leads to it: " + r.why, source: r.source})
+			}
 		}
 	}
 	return best
