@@ -158,9 +158,12 @@ type Sandbox struct {
 	// NestedState is whether virtual machines run in its guest, which the guest has
 	// reported at its last start; "" if Resources.Nested is off, and before the report.
 	NestedState NestedState
-	Restoring   string // UID of the snapshot to which it is being restored; "" if it is not
-	IP          string // address of the guest on its own network; "" until known
-	Handle      string // backend.Ref.Handle: opaque; "" if not known
+	// Unbootable reports that it is FAILED because its disk was started again and its
+	// guest did not answer.
+	Unbootable bool
+	Restoring  string // UID of the snapshot to which it is being restored; "" if it is not
+	IP         string // address of the guest on its own network; "" until known
+	Handle     string // backend.Ref.Handle: opaque; "" if not known
 
 	LeaseExpiresAt time.Time // UTC, always set
 	CreatedAt      time.Time // UTC; moves with the clock of the host when that jumps, like BootedAt
@@ -170,6 +173,12 @@ type Sandbox struct {
 
 // Pooled reports whether s belongs to the warm pool, and to no user yet.
 func (s Sandbox) Pooled() bool { return s.Profile == ProfilePool }
+
+// StartsAgain reports whether s has FAILED after its guest had booted, for example because
+// the guest or the host has crashed, and its disk has not been started since.
+func (s Sandbox) StartsAgain() bool {
+	return s.State == SandboxFailed && s.Desired == DesiredRunning && !s.BootedAt.IsZero() && !s.Unbootable && s.Profile != ProfileLost
+}
 
 // Maintenance reports whether s is a maintenance sandbox.
 func (s Sandbox) Maintenance() bool { return s.Profile == ProfileFiles || s.Profile == ProfileDisk }

@@ -29,6 +29,7 @@ type Sandbox struct {
 	NetworkMode    string     `json:"network_mode"`
 	Keepalive      bool       `json:"keepalive"`
 	JobID          string     `json:"job_id,omitempty"`
+	Unbootable     bool       `json:"unbootable,omitempty" doc:"It is FAILED because its disk was started again, and its guest did not answer"`
 	Salvage        bool       `json:"salvage,omitempty" doc:"Its job ended with work that is not stored: it is off, and kept until the end of its lease for POST /v1/jobs/{job}/salvage"`
 	WorkspaceID    string     `json:"workspace_id,omitempty" doc:"The workspace that it has or waits for"`
 	IP             string     `json:"ip,omitempty"`

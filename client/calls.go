@@ -32,9 +32,14 @@ func (c *Client) ConfirmClock(ctx context.Context) (api.Clock, error) {
 }
 
 // StopDaemon asks the daemon to exit; VMs keep running. It returns when the
-// daemon has accepted the request, before it exits.
-func (c *Client) StopDaemon(ctx context.Context) error {
-	_, err := post[none](ctx, c, nil, "daemon", "stop")
+// daemon has accepted the request, before it exits. Code: busy while it builds images,
+// unless force is set.
+func (c *Client) StopDaemon(ctx context.Context, force bool) error {
+	q := url.Values{}
+	if force {
+		q.Set("force", "true")
+	}
+	_, err := send[none](ctx, c, http.MethodPost, q, nil, "", "daemon", "stop")
 	return err
 }
 

@@ -46,6 +46,10 @@ type RepoWorktree struct {
 	Uncommitted int    `json:"uncommitted"`      // files with uncommitted changes
 }
 
+// MainWorktree is the DIR of 'agentlab-agent repo programs' that means the main work tree,
+// without the others, which are below it.
+const MainWorktree = "."
+
 // RepoPrograms is the output of 'agentlab-agent repo programs DIR': what runs with a
 // working directory in DIR, which is relative to RepoDir.
 type RepoPrograms struct {

@@ -101,13 +101,7 @@ directory, or larger than --max-size, is refused.`,
 		case strings.ContainsRune(from.path+to.path, 0):
 			return usageErrorf("a path contains a zero byte")
 		}
-		var err error
-		if from, err = from.resolve(ctx, c); err == nil {
-			to, err = to.resolve(ctx, c)
-		}
 		switch {
-		case err != nil:
-			return err
 		case to.sandbox != "":
 			return a.push(ctx, c, from.path, to, opt)
 		case to.path == "-" && a.json:
@@ -139,16 +133,6 @@ func splitCopy(arg string) copyPath {
 		return copyPath{path: arg}
 	}
 	return copyPath{sandbox, name}
-}
-
-// resolve returns the path with the sandbox of a session instead of its name.
-func (p copyPath) resolve(ctx context.Context, c *client.Client) (copyPath, error) {
-	if p.sandbox == "" {
-		return p, nil
-	}
-	var err error
-	p.sandbox, err = sandboxArg(ctx, c, p.sandbox)
-	return p, err
 }
 
 // content reports whether the path of a directory means its content, because it has no

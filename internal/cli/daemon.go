@@ -261,12 +261,24 @@ if none is running. Sandboxes keep running while the daemon is stopped.`,
 	cmd.AddCommand(
 		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: exactArgs(), RunE: func(*cobra.Command, []string) error { return a.daemonRun() }},
 		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context()) }},
-		&cobra.Command{Use: "restart", Short: "Stop the daemon and start the installed version; sandboxes keep running", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonRestart(cmd.Context()) }},
-		&cobra.Command{Use: "stop", Short: "Stop the daemon; sandboxes keep running", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStop(cmd.Context()) }},
+		endingCmd("restart", "Stop the daemon and start the installed version; sandboxes keep running", a.daemonRestart),
+		endingCmd("stop", "Stop the daemon; sandboxes keep running", a.daemonStop),
 		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
 		a.daemonLogsCmd(),
 		a.confirmClockCmd(),
 	)
+	return cmd
+}
+
+// endingCmd returns a command that stops the daemon with end.
+func endingCmd(use, short string, end func(ctx context.Context, force bool) error) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: exactArgs(),
+		Long: short + ".\n\nA build of an image is interrupted only after a confirmation, or with --force. A later\nbuild continues from the parts that are complete.",
+		RunE: func(cmd *cobra.Command, _ []string) error { return end(cmd.Context(), force) },
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "interrupt builds of images")
 	return cmd
 }
 

@@ -21,7 +21,7 @@ func TestRuntimeFolderIsChecked(t *testing.T) {
 	for name, err := range map[string]error{
 		"connect": func() error { _, err := a.connect(t.Context()); return err }(),
 		"start":   a.startDaemon(t.Context()),
-		"stop":    a.daemonStop(t.Context()),
+		"stop":    a.daemonStop(t.Context(), false),
 		"status":  a.daemonStatus(t.Context()),
 	} {
 		if agentlab.CodeOf(err) != agentlab.CodeDenied {

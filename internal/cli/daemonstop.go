@@ -21,7 +21,7 @@ const daemonStopLimit = 30 * time.Second
 
 // daemonStop asks the daemon to exit and waits for the end of its process. It
 // cannot wait for the socket: another command may start a daemon in the meantime.
-func (a *App) daemonStop(ctx context.Context) error {
+func (a *App) daemonStop(ctx context.Context, force bool) error {
 	socket, running, err := a.findDaemon(ctx)
 	if err != nil {
 		return err
@@ -29,7 +29,7 @@ func (a *App) daemonStop(ctx context.Context) error {
 	if !running {
 		return a.done(map[string]any{"running": false, "stopped": false, "socket": socket}, "no daemon is running")
 	}
-	pid, err := endDaemon(ctx, socket)
+	pid, err := a.endDaemon(ctx, socket, force)
 	if err != nil {
 		return err
 	}
@@ -41,8 +41,8 @@ func (a *App) daemonStop(ctx context.Context) error {
 }
 
 // endDaemon stops the daemon on a socket, waits for the end of its process, and returns
-// its ID.
-func endDaemon(ctx context.Context, socket string) (pid int, err error) {
+// its ID. Builds of images are interrupted with force, or if the user agrees.
+func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int, err error) {
 	c := client.New(socket)
 	defer c.Close()
 	pid, ended, err := watchDaemon(ctx, c)
@@ -51,7 +51,11 @@ func endDaemon(ctx context.Context, socket string) (pid int, err error) {
 	}
 	// Terminals that lose their connection now do not start another daemon.
 	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
-	if err := c.StopDaemon(ctx); err != nil {
+	err = c.StopDaemon(ctx, force)
+	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.confirm(sanitize(err.Error())+". Interrupt it?") {
+		err = c.StopDaemon(ctx, true)
+	}
+	if err != nil {
 		_ = os.Remove(stoppedMark(socket))
 		unwatch(ended)
 		return 0, err
@@ -64,7 +68,7 @@ const restartSystem = "systemctl restart agentlabd"
 
 // daemonRestart stops the user's daemon, if one is running, and starts another one, or
 // uses a daemon that another command has started since.
-func (a *App) daemonRestart(ctx context.Context) error {
+func (a *App) daemonRestart(ctx context.Context, force bool) error {
 	if a.socket != "" {
 		return usageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
 	}
@@ -77,7 +81,7 @@ func (a *App) daemonRestart(ctx context.Context) error {
 	}
 	socket, running, err := a.findDaemon(ctx)
 	if err == nil && running {
-		_, err = endDaemon(ctx, socket)
+		_, err = a.endDaemon(ctx, socket, force)
 	}
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 	ctx := guard.Context(t)
 	var said bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &said, socket: socket}
-	if err := a.daemonStop(ctx); err != nil {
+	if err := a.daemonStop(ctx, false); err != nil {
 		t.Fatal(err)
 	}
 	select {

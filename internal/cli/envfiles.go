@@ -129,10 +129,7 @@ AgentLab does not know their values: it does not redact them in logs.`,
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
 	cmd.Flags().StringVar(&dir, "dir", "/workspace", "directory in the sandbox")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		sandbox, err := sandboxArg(ctx, c, args[0])
-		if err != nil {
-			return err
-		}
+		sandbox := args[0]
 		sent, err := a.sendEnvFiles(ctx, c, sandbox, repo, dir)
 		if err != nil {
 			return err

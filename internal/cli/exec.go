@@ -58,9 +58,6 @@ exec precede COMMAND; all words after COMMAND are its arguments.`,
 			return err
 		}
 		return a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-			if sandbox, err = sandboxArg(ctx, c, sandbox); err != nil {
-				return err
-			}
 			return a.exec(ctx, c, sandbox, req, interactive)
 		})(cmd, nil)
 	}

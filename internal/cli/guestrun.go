@@ -16,25 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
-// sandboxArg returns the sandbox that an argument names: one by its VMID or name, or else
-// the current one of a session by its name or ID. A name of neither is returned as it is,
-// for the error of the call that uses it.
-func sandboxArg(ctx context.Context, c *client.Client, arg string) (string, error) {
-	sb, err := c.Sandbox(ctx, arg)
-	if err == nil && !isDestroyed(sb) || err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		return arg, nil // a token can be for commands without being for reading
-	}
-	s, err := c.Session(ctx, arg)
-	switch {
-	case err != nil:
-		return arg, nil //nolint:nilerr // not a session either
-	case s.Sandbox == "":
-		return "", agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", s.Name).
-			WithHint("start it: agentlab start in its repository, or agentlab session resume %s", s.Name)
-	}
-	return s.Sandbox, nil
-}
-
 // guestRun runs a command in a sandbox with stdin, which may be nil. Its standard
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
@@ -169,6 +150,10 @@ func guestFault(req guestapi.ExecRequest, code int, text string) error {
 	}
 	if text == "" {
 		text = "no message"
+	}
+	if strings.Contains(text, "no space left on device") || strings.Contains(text, "No space left on device") {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of the sandbox is full: %s", text).
+			WithHint("remove files in it, e.g. with: agentlab exec -ti SESSION -- bash")
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", sanitize(strings.Join(req.Command, " ")), code, text)
 }

@@ -49,14 +49,7 @@ func (a *App) portListCmd() *cobra.Command {
 
 // portsOf lists the ports of the sandbox or session in args, or of all sandboxes.
 func portsOf(ctx context.Context, c *client.Client, args []string) (api.List[api.Port], error) {
-	sandbox := firstOf(args)
-	if sandbox != "" {
-		var err error
-		if sandbox, err = sandboxArg(ctx, c, sandbox); err != nil {
-			return api.List[api.Port]{}, err
-		}
-	}
-	return c.Ports(ctx, sandbox)
+	return c.Ports(ctx, firstOf(args))
 }
 
 // optionalArg accepts at most one argument.
@@ -114,11 +107,7 @@ loopback of the sandbox only.`,
 			}
 			list = append(list, f)
 		}
-		name, err := sandboxArg(ctx, c, args[0])
-		if err != nil {
-			return err
-		}
-		sb, err := c.Sandbox(ctx, name)
+		sb, err := c.Sandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

@@ -64,7 +64,10 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	}
 	stays := ""
 	if o.worktree == "" {
-		if stays = checkoutFault(ctx, l.path, st, src.branch); stays == "" {
+		if stays, err = a.checkoutFault(ctx, r, st, src.branch); err != nil {
+			return err
+		}
+		if stays == "" {
 			p.checkout = src.branch
 		}
 	}
@@ -125,29 +128,37 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 }
 
 // checkoutFault returns why a start does not check out a branch in /workspace; "" if it
-// does, because nothing there is lost or in the way of an agent.
-func checkoutFault(ctx context.Context, path string, st guestapi.RepoState, branch string) string {
+// does, because nothing there is lost, and no program runs there, or the user agrees.
+func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.RepoState, branch string) (string, error) {
 	if len(st.Worktrees) == 0 || st.Worktrees[0].Branch == branch {
-		return ""
+		return "", nil
 	}
 	at := st.Worktrees[0]
 	switch {
 	case at.Uncommitted > 0:
-		return "it has " + agentlab.Plural(at.Uncommitted, "file") + " with uncommitted changes"
+		return "it has " + agentlab.Plural(at.Uncommitted, "file") + " with uncommitted changes", nil
 	case at.Branch == "":
-		return "the session has checked that out"
+		return "the session has checked that out", nil
 	case slices.ContainsFunc(st.Worktrees[1:], func(t guestapi.RepoWorktree) bool { return t.Branch == branch }):
-		return branch + " has a work tree of its own"
+		return branch + " has a work tree of its own", nil
 	}
-	if _, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
-		return "that branch was made in the session"
+	if _, err := git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
+		return "that branch was made in the session", nil
 	}
 	if at.Head != "" {
-		if _, err := git(ctx, path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
-			return "it has commits that are not here; get them first: agentlab sync"
+		if _, err := git(ctx, r.path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
+			return "it has commits that are not here; get them first: agentlab sync", nil
 		}
 	}
-	return ""
+	p, err := r.programs(ctx, guestapi.MainWorktree)
+	if err != nil || len(p.Names) == 0 {
+		return "", err
+	}
+	running := strings.Join(p.Names, ", ")
+	if a.confirm(fmt.Sprintf("In /workspace, which is on %s, runs: %s. Check out %s there nevertheless?", branchOrDetached(at.Branch), running, branch)) {
+		return "", nil
+	}
+	return "in it runs: " + running, nil
 }
 
 // branchOrDetached names what a work tree has checked out.

@@ -196,7 +196,12 @@ func TestStartChecksOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sent guestapi.RepoReceive
+	var running []string
 	guest := func(verb string, in []byte) ([]byte, string, int) {
+		if verb == "programs" {
+			out, _ := json.Marshal(guestapi.RepoPrograms{Names: running})
+			return out, "", 0
+		}
 		if verb == "receive" {
 			line, _, _ := bytes.Cut(in, []byte("\n"))
 			if err := json.Unmarshal(line, &sent); err != nil {
@@ -235,6 +240,9 @@ func TestStartChecksOut(t *testing.T) {
 	start("", "/workspace stays on branch of-the-agent: that branch was made in the session")
 	userGit(t, w.guest, "checkout", "-q", "trunk")
 	userGit(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
+	running = []string{"claude"}
+	start("", "/workspace stays on branch trunk: in it runs: claude\n  → beside it: agentlab start --worktree topic\n")
+	running = nil
 	start("topic", "/workspace is on topic now")
 	start("", "pushed topic")
 }

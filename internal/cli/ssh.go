@@ -55,11 +55,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 	cmd.Flags().StringVarP(&user, "user", "u", "", "user (default agent)")
 	cmd.Flags().BoolVar(&show, "print", false, "print the ssh command instead of running it")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		name, err := sandboxArg(ctx, c, args[0])
-		if err != nil {
-			return err
-		}
-		sb, err := c.Sandbox(ctx, name)
+		sb, err := c.Sandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

@@ -343,11 +343,7 @@ func (a *App) sshProxyCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			sandbox, err := sandboxArg(ctx, c, name)
-			if err != nil {
-				return err
-			}
-			target, err := authorizeSSH(ctx, c, sandbox, "", key)
+			target, err := authorizeSSH(ctx, c, name, "", key)
 			if err != nil {
 				return err
 			}
@@ -358,7 +354,7 @@ func (a *App) sshProxyCmd() *cobra.Command {
 			if err := f.trust(args[0], known); err != nil {
 				return err
 			}
-			return a.proxy(ctx, c, sandbox, uint16(cmp.Or(target.Port, 22))) //nolint:gosec // the daemon checks it
+			return a.proxy(ctx, c, name, uint16(cmp.Or(target.Port, 22))) //nolint:gosec // the daemon checks it
 		}),
 	}
 }

@@ -363,7 +363,15 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 		after := lastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
 		if err == nil && !isUp(sb) {
+			if isStopped(sb) && sb.Reason != "" {
+				a.progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, sanitize(sb.Reason))
+			}
 			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+		}
+		if err != nil && sb.Unbootable && s.SandboxVMID != 0 {
+			a.noteUnbootable(s, sb)
+			s.SandboxVMID = 0
+			continue
 		}
 		if err != nil {
 			return sb, err

@@ -68,6 +68,15 @@ func (a *App) noteUnfinished(s api.Session, err error) {
 	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
 }
 
+// noteUnbootable says what a new VM leaves behind.
+func (a *App) noteUnbootable(s api.Session, sb api.Sandbox) {
+	a.progressf(`warning: the VM of session %s does not start again: %s
+  a new VM gets its /workspace; everything else is on the disk of sandbox %d, which is kept until %s
+  → its log: agentlab sandbox logs %[3]d
+  → try it once more: agentlab sandbox stop %[3]d, then agentlab sandbox start %[3]d
+  → read its disk: docs/interactive.md, "After a crash"`, s.Name, sanitize(sb.Reason), sb.VMID, localTime(sb.LeaseExpiresAt))
+}
+
 // destroyFailed destroys the former sandboxes of a session that have failed: a resume
 // replaces them, and leaves them for a look at their logs. Their work is on the
 // workspace. The number of one can be that of another sandbox by now.

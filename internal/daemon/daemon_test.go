@@ -413,7 +413,7 @@ func TestStopOverTheAPI(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- errors.Join(d.Run(t.Context()), d.Close()) }()
-	if err := h.client.StopDaemon(t.Context()); err != nil {
+	if err := h.client.StopDaemon(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	select {

@@ -86,7 +86,7 @@ func TestRemoteDaemon(t *testing.T) {
 	if _, err := far.CreateSandbox(t.Context(), api.SandboxCreate{Name: "box"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := far.StopDaemon(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
+	if err := far.StopDaemon(t.Context(), false); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("stopped from afar: %v", err)
 	}
 	if _, err := far.CreateToken(t.Context(), api.TokenCreate{Name: "more", Role: "read", TTLMinutes: 60}); agentlab.CodeOf(err) != agentlab.CodeDenied {

@@ -35,9 +35,13 @@ func (b *builder) disk(ctx context.Context, s *Stamp) error {
 	return f.Sync()
 }
 
+// reservedPercent is the part of the blocks that only root can use.
+const reservedPercent = "1"
+
 // mke2fsArgs returns the command that fills img from tree.
 //
-//   - No reserved blocks: the disk has one user.
+//   - Reserved blocks, so that programs of root still work when a user has filled the
+//     disk.
 //   - A small journal: only its blocks are written at every boot.
 //   - Inode tables count as initialised, because the file reads as zeros;
 //     otherwise each guest would zero 300 MB of its own overlay in the
@@ -50,7 +54,7 @@ func mke2fsArgs(s *Stamp, tree, img string, prezeroed bool) []string {
 		extended += ",assume_storage_prezeroed=1"
 	}
 	return []string{
-		"mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-J", "size=64", "-L", "agentlab-root", "-U", s.uuid(),
+		"mke2fs", "-q", "-F", "-t", "ext4", "-m", reservedPercent, "-J", "size=64", "-L", "agentlab-root", "-U", s.uuid(),
 		"-E", extended, "-d", tree, img,
 	}
 }

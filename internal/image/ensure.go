@@ -222,6 +222,7 @@ func mounted(dir string) bool {
 
 // build builds the image; the caller holds the name's lock.
 func (s *Store) build(ctx context.Context, r *Recipe, force bool, progress func(string)) (Image, error) {
+	defer s.begun(r.Name)()
 	log, err := os.Create(s.logPath(r.Name))
 	if err != nil {
 		return Image{}, classify("making the build's log", err, "")

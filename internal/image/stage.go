@@ -61,8 +61,11 @@ func (r *Recipe) StageKey(kind Kind) string {
 	h := sha256.New()
 	text, _ := json.Marshal(r) // strings, numbers and lists always marshal
 	h.Write(text)
-	if kind == Cloud {
+	switch kind {
+	case Cloud:
 		_, _ = fmt.Fprint(h, cloudPackages, sharedFiles, embeddedKey(images.Cloud))
+	case Direct: // builderVersion would also make the layers again
+		_, _ = fmt.Fprint(h, "reserved blocks: "+reservedPercent)
 	}
 	_, _ = fmt.Fprint(h, embeddedKey(images.Files, images.Scripts))
 	return hex.EncodeToString(h.Sum(nil))[:32]

@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,6 +71,28 @@ type Store struct {
 	// make fills a build's directory: (*builder).build, or the function of a
 	// test of the store.
 	make func(*builder, context.Context) (*Stamp, error)
+
+	mu       sync.Mutex
+	building map[string]time.Time // when the builds of this process began, by the image's name
+}
+
+// Building returns when the builds that run in this process began, by the image's name.
+func (s *Store) Building() map[string]time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.building)
+}
+
+// begun records a build in Building until ended is called.
+func (s *Store) begun(name string) (ended func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.building[name] = s.opts.Now()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.building, name)
+	}
 }
 
 // NewStore returns the Store at root, which is created at the first write.
@@ -82,7 +106,7 @@ func NewStore(root string, opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	return &Store{root: root, opts: opts, make: (*builder).build}
+	return &Store{root: root, opts: opts, make: (*builder).build, building: map[string]time.Time{}}
 }
 
 var digestRE = lazyre.New(`^[0-9a-f]{20}$`)

@@ -72,6 +72,22 @@ func buildDirs(t *testing.T, s *Store) []string {
 	return dirs
 }
 
+func TestBuildingNamesWhatIsBuilt(t *testing.T) {
+	s := newStore(t, "1")
+	s.make = func(b *builder, ctx context.Context) (*Stamp, error) {
+		if got := s.Building(); len(got) != 1 || got["base"].IsZero() {
+			t.Errorf("during the build: %v", got)
+		}
+		return quick("1")(b, ctx)
+	}
+	if _, err := s.Ensure(t.Context(), "base", nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Building(); len(got) != 0 {
+		t.Errorf("after the build: %v", got)
+	}
+}
+
 func TestEnsureBuildsOnce(t *testing.T) {
 	s := newStore(t, "1")
 	var builds atomic.Int32

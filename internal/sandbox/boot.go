@@ -145,7 +145,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, true, err
 		}
 	}
-	return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s: %w", limit, err)
+	return 0, false, s.fail(ctx, sb, unbootable, "its guest did not answer within %s: %w", limit, err)
 }
 
 // answer makes a sandbox whose guest answers READY, or POOLED.
@@ -230,7 +230,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		}
 		why = "it could not be started: " + refusal.Error()
 	}
-	if err := s.markFailed(ctx, sb, "%s", why); err != nil {
+	if err := s.fail(ctx, sb, unbootable, "%s", why); err != nil {
 		return true, err
 	}
 	s.loop.Wake(sb.VMID) // for the next step
@@ -382,7 +382,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
-		now.State, now.Reason, now.IP, now.Handle = agentlab.SandboxReady, "", in.IP, in.Ref.Handle
+		now.State, now.Reason, now.IP, now.Handle, now.Unbootable = agentlab.SandboxReady, "", in.IP, in.Ref.Handle, false
 		if !now.BootedAt.IsZero() {
 			return []agentlab.Event{stateEvent(*now, sb.State)}, nil
 		}

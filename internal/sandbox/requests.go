@@ -131,21 +131,67 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 	return out
 }
 
-// Get finds a sandbox by number, or by name among those that are not DESTROYED.
-func (s *Service) Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error) {
-	if vmid, err := strconv.Atoi(nameOrVMID); err == nil {
+// Get finds a sandbox by its number, the current sandbox of a session by the name or ID
+// of the session, or else a sandbox that is not DESTROYED by its name. Codes: not_found;
+// conflict if a session has no sandbox.
+func (s *Service) Get(ctx context.Context, arg string) (agentlab.Sandbox, error) {
+	if vmid, err := strconv.Atoi(arg); err == nil {
 		return s.cfg.Store.Sandbox(ctx, vmid)
 	}
-	sb, err := s.cfg.Store.SandboxByName(ctx, nameOrVMID)
-	if err == nil && sb.State == agentlab.SandboxDestroyed {
-		why := ""
-		if sb.Reason != "" {
-			why = " (" + sb.Reason + ")"
-		}
-		return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", nameOrVMID).
-			WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox show %[1]d'%s", sb.VMID, why)
+	none := agentlab.Sandbox{}
+	find := s.cfg.Store.SessionByName
+	if agentlab.IsSessionID(arg) {
+		find = s.cfg.Store.Session
 	}
-	return sb, err
+	session, serr := find(ctx, arg)
+	if serr == nil && session.VMID != 0 {
+		sb, err := s.cfg.Store.Sandbox(ctx, session.VMID)
+		if err == nil && sb.UID == session.UID && !sb.State.Final() {
+			return sb, nil
+		}
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			return none, err
+		}
+	}
+	if serr != nil && agentlab.CodeOf(serr) != agentlab.CodeNotFound {
+		return none, serr
+	}
+	sb, err := s.cfg.Store.SandboxByName(ctx, arg)
+	switch {
+	case err == nil && sb.State != agentlab.SandboxDestroyed:
+		return sb, nil
+	case err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound:
+		return none, err
+	case serr == nil:
+		return none, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", session.Name).
+			WithHint("start it: agentlab start in its repository, or agentlab session resume %s", session.Name)
+	case err != nil:
+		return none, err
+	}
+	why := ""
+	if sb.Reason != "" {
+		why = " (" + sb.Reason + ")"
+	}
+	return none, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", arg).
+		WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox show %[1]d'%s", sb.VMID, why)
+}
+
+// GetUnique is Get for a request that changes the sandbox. Code: conflict if the name is
+// that of a session, and another sandbox has it too.
+func (s *Service) GetUnique(ctx context.Context, arg string) (agentlab.Sandbox, error) {
+	sb, err := s.Get(ctx, arg)
+	if err != nil || sb.Name == arg || strconv.Itoa(sb.VMID) == arg {
+		return sb, err
+	}
+	other, err := s.cfg.Store.SandboxByName(ctx, arg)
+	switch {
+	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && other.State.Final():
+		return sb, nil
+	case err != nil:
+		return agentlab.Sandbox{}, err
+	}
+	return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeConflict, "%s is the name of sandbox %d, and of a session whose sandbox is %d", arg, other.VMID, sb.VMID).
+		WithHint("use the number of the one you mean")
 }
 
 // List returns sandboxes in ascending order of their numbers.
@@ -184,6 +230,46 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 		}
 		return nil, nil
 	})
+}
+
+// Continue requests that the STOPPED or FAILED sandbox of a session runs again, from its
+// disk as it is, with the workspace of the session. Codes: not_found; conflict, also if
+// another sandbox has the workspace; busy.
+func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Session) (agentlab.Sandbox, error) {
+	use, err := s.cfg.Workspaces.Select(ctx, agentlab.WorkspaceSelection{Workspace: session.WorkspaceID})
+	if err == nil {
+		err = s.room()
+	}
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	sb, err := s.cfg.Store.AttachWorkspace(ctx, vmid, use, session.ID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if err := s.reachable(*sb); err != nil {
+			return nil, err
+		}
+		before := *sb
+		switch {
+		case sb.StartsAgain():
+			sb.State = agentlab.SandboxStopped // with its reason
+		case sb.State != agentlab.SandboxStopped:
+			return nil, conflict(*sb, "and cannot be started", "see 'agentlab sandbox show %d'", vmid)
+		case !s.clock().Before(sb.LeaseExpiresAt):
+			return nil, conflict(*sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", vmid)
+		}
+		sb.Desired = agentlab.DesiredRunning
+		var evs []agentlab.Event
+		if sb.State != before.State {
+			evs = append(evs, stateEvent(*sb, before.State))
+		}
+		if sb.Desired != before.Desired {
+			evs = append(evs, desiredEvent(*sb))
+		}
+		return evs, nil
+	})
+	if err == nil {
+		s.loop.Wake(vmid)
+	}
+	return sb, err
 }
 
 // Stop requests that a sandbox is powered off: its guest has grace to power

@@ -54,6 +54,8 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
+	Session(ctx context.Context, id string) (agentlab.Session, error)
+	SessionByName(ctx context.Context, name string) (agentlab.Session, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
 	Job(ctx context.Context, id string) (agentlab.Job, error)
@@ -76,7 +78,7 @@ type Store interface {
 	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
 	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
 	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
-	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse) (agentlab.Sandbox, error)
+	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
 	ReleaseWorkspace(ctx context.Context, nonce string) error
 	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }

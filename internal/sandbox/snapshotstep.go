@@ -191,7 +191,8 @@ func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agen
 			break
 		}
 		for _, child := range children { // its state may change in the meantime
-			if err := s.fail(ctx, child, true, "its source %s was not saved: %s", sb.Name, agentlab.TextWithHint(cause)); err != nil {
+			destroy := func(sb *agentlab.Sandbox) { sb.Desired = agentlab.DesiredDestroyed }
+			if err := s.fail(ctx, child, destroy, "its source %s was not saved: %s", sb.Name, agentlab.TextWithHint(cause)); err != nil {
 				return err
 			}
 		}

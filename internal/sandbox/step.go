@@ -136,7 +136,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		before := sb.State
 		sb.Desired, sb.Restoring = agentlab.DesiredDestroyed, ""
 		switch {
-		case sb.State.HasVM() && sb.Keepalive:
+		case sb.Keepalive && (sb.State.HasVM() || sb.State == agentlab.SandboxFailed && !sb.BootedAt.IsZero()):
 			sb.Desired = agentlab.DesiredStopped
 			sb.LeaseExpiresAt = now.Add(s.lim.KeepaliveGrace)
 			evs = append(evs, leaseEvent(*sb, "is extended once, so that the stopped sandbox can be recovered"))
@@ -169,7 +169,10 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
-	case agentlab.SandboxStopped:
+	case agentlab.SandboxStopped: // one that had FAILED may still run
+		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+			return 0, true, err
+		}
 		return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
 	case agentlab.SandboxBooting:
 		return s.boot(ctx, sb)
@@ -209,11 +212,14 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 // destruction is requested, unless it may have work that is not stored: then the
 // service of the jobs calls Release.
 func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
-	return s.fail(ctx, sb, false, format, args...)
+	return s.fail(ctx, sb, nil, format, args...)
 }
 
-// fail is markFailed. With destroy the destruction is requested in any case.
-func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, destroy bool, format string, args ...any) error {
+// unbootable is a change for fail: the disk of the sandbox does not start.
+func unbootable(sb *agentlab.Sandbox) { sb.Unbootable = !sb.BootedAt.IsZero() }
+
+// fail is markFailed, which also makes a change of the row, unless it is nil.
+func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
 	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
 	s.releaseSlots(sb.VMID)
@@ -228,7 +234,10 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, destroy bool, f
 			s.beginLease(now)
 		}
 		now.State, now.Reason = agentlab.SandboxFailed, reason
-		if destroy || now.JobID != "" && !now.Keepalive && !s.salvageable(*now) || now.Pooled() {
+		if change != nil {
+			change(now)
+		}
+		if now.JobID != "" && !now.Keepalive && !s.salvageable(*now) || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
 		return []agentlab.Event{stateEvent(*now, sb.State)}, nil

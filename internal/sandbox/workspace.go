@@ -107,7 +107,7 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	if err != nil {
 		return none, err
 	}
-	if sb, err = s.cfg.Store.AttachWorkspace(ctx, vmid, use); err == nil {
+	if sb, err = s.cfg.Store.AttachWorkspace(ctx, vmid, use, "", nil); err == nil {
 		s.withState(vmid, func(m *runtimeState) { m.mounted = "" }) // also if it has it: the guest mounts it once more
 		s.loop.Wake(vmid)
 	}
@@ -419,6 +419,10 @@ func (s *Service) returnWorkspace(ctx context.Context, sb agentlab.Sandbox) erro
 	}
 	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
 	if err != nil || !ok {
+		return err
+	}
+	now, err := s.cfg.Store.Sandbox(ctx, sb.VMID) // after the lease: Continue gives that another nonce
+	if err != nil || now.State != sb.State {
 		return err
 	}
 	v, err := s.cfg.Store.Workspace(ctx, l.WorkspaceID)

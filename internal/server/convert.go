@@ -41,7 +41,7 @@ func toSandbox(s agentlab.Sandbox) api.Sandbox {
 		State: string(s.State), Desired: string(s.Desired), Reason: s.Reason, Waiting: s.Waiting, OnDisk: s.OnDisk,
 		Cores: s.Resources.Cores, MemoryMB: s.Resources.MemoryMB, RootSizeGB: s.Resources.RootSizeGB,
 		Nested: nested(s.Resources.Nested), NestedState: string(s.NestedState), NestedReason: s.NestedState.Reason(),
-		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, Salvage: s.Salvage, WorkspaceID: s.Workspace, IP: s.IP, Handle: s.Handle, FromSnapshot: s.From.Name, Restoring: s.Restoring != "", Start: string(s.Start),
+		NetworkMode: s.Network.Mode, Keepalive: s.Keepalive, JobID: s.JobID, Salvage: s.Salvage, Unbootable: s.Unbootable, WorkspaceID: s.Workspace, IP: s.IP, Handle: s.Handle, FromSnapshot: s.From.Name, Restoring: s.Restoring != "", Start: string(s.Start),
 		LeaseExpiresAt: s.LeaseExpiresAt.UTC(), CreatedAt: s.CreatedAt.UTC(), UpdatedAt: s.UpdatedAt.UTC(), BootedAt: optionalTime(s.BootedAt),
 	}
 }

@@ -18,11 +18,11 @@ type JobInput struct {
 }
 
 type sandboxInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 }
 
 type sandboxShowInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Memory  bool   `query:"memory" doc:"Measure the memory of the host that the sandbox occupies"`
 }
 

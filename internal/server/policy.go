@@ -34,7 +34,7 @@ func (s *Server) profilePolicy(_ context.Context, in *profileInput) (api.Policy,
 }
 
 type checkSandboxInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Target  string `query:"target" required:"true" doc:"HOST:PORT, HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or a HOST (port 443)"`
 }
 

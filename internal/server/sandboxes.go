@@ -69,9 +69,10 @@ func (s *Server) getSandbox(ctx context.Context, in *sandboxShowInput) (api.Sand
 	return out, err
 }
 
-// updateSandbox finds a sandbox by its name or VMID and calls do with it.
-func (s *Server) updateSandbox(ctx context.Context, nameOrVMID string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
-	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
+// updateSandbox finds a sandbox by its name, that of its session, or its VMID, and calls
+// do with it.
+func (s *Server) updateSandbox(ctx context.Context, arg string, do func(vmid int) (agentlab.Sandbox, error)) (api.Sandbox, error) {
+	sb, err := s.cfg.Services.Sandboxes.GetUnique(ctx, arg)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -86,7 +87,7 @@ func (s *Server) startSandbox(ctx context.Context, in *sandboxInput) (api.Sandbo
 }
 
 type suspendSandboxInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    *api.SandboxSuspend
 }
 
@@ -103,7 +104,7 @@ func (s *Server) resumeSandbox(ctx context.Context, in *sandboxInput) (api.Sandb
 }
 
 type stopSandboxInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    *api.SandboxStop
 }
 
@@ -118,7 +119,7 @@ func (s *Server) stopSandbox(ctx context.Context, in *stopSandboxInput) (api.San
 }
 
 type destroySandboxInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Purge   bool   `query:"purge" doc:"Destroy it also if its job has work that is not stored, for which it would be kept for retention.salvage_hours"`
 }
 
@@ -132,7 +133,7 @@ func (s *Server) destroySandbox(ctx context.Context, in *destroySandboxInput) (a
 }
 
 type renewLeaseInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    api.LeaseRenew
 }
 
@@ -143,7 +144,7 @@ func (s *Server) renewLease(ctx context.Context, in *renewLeaseInput) (api.Sandb
 }
 
 type consoleInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Follow  bool   `query:"follow" doc:"Stream until the sandbox is destroyed"`
 }
 
@@ -176,7 +177,7 @@ func (s *Server) connect(ctx context.Context, upgrade, protocol, sandbox string,
 }
 
 type execInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Upgrade string `header:"Upgrade" doc:"agentlab-stream, with Connection: Upgrade"`
 	Body    guestapi.ExecRequest
 }
@@ -188,7 +189,7 @@ func (s *Server) exec(ctx context.Context, in *execInput) (*huma.StreamResponse,
 }
 
 type attachInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Upgrade string `header:"Upgrade" doc:"agentlab-stream, with Connection: Upgrade"`
 	Body    guestapi.AttachRequest
 }
@@ -200,7 +201,7 @@ func (s *Server) attach(ctx context.Context, in *attachInput) (*huma.StreamRespo
 }
 
 type dialInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Upgrade string `header:"Upgrade" doc:"agentlab-tcp, with Connection: Upgrade"`
 	Port    uint16 `query:"port" required:"true" minimum:"1" maximum:"65535" doc:"TCP port in the guest"`
 }
@@ -212,7 +213,7 @@ func (s *Server) dial(ctx context.Context, in *dialInput) (*huma.StreamResponse,
 }
 
 type sshKeyInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    api.SSHKey
 }
 

@@ -73,7 +73,8 @@ type Jobs interface {
 // Sandboxes is the sandbox service. Get takes a name or a VMID.
 type Sandboxes interface {
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
-	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
+	Get(ctx context.Context, arg string) (agentlab.Sandbox, error)
+	GetUnique(ctx context.Context, arg string) (agentlab.Sandbox, error)
 	List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error)
@@ -159,6 +160,7 @@ type Images interface {
 	Remove(ctx context.Context, ref string) error
 	Layers() []image.Layer
 	RemoveLayers() ([]image.Layer, error)
+	Building() map[string]time.Time
 }
 
 // ImageUse is the record of which images sandboxes use.

@@ -39,7 +39,7 @@ func (s *Server) listSandboxSnapshots(ctx context.Context, in *savedSandboxInput
 }
 
 type saveSnapshotInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    api.SnapshotCreate
 }
 

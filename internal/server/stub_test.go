@@ -49,6 +49,8 @@ type stub struct {
 	grace  time.Duration
 	yaml   string
 	stops  chan struct{}
+
+	building map[string]time.Time // images
 }
 
 func newStub() *stub {
@@ -129,6 +131,10 @@ type stubSandboxes struct{ *stub }
 func (s stubSandboxes) Create(_ context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error) {
 	s.sandbx = r
 	return agentlab.Sandbox{VMID: 1, Name: r.Name, State: agentlab.SandboxRequested}, s.called("sandbox.create")
+}
+
+func (s stubSandboxes) GetUnique(ctx context.Context, name string) (agentlab.Sandbox, error) {
+	return s.Get(ctx, name)
 }
 
 func (s stubSandboxes) Get(_ context.Context, name string) (agentlab.Sandbox, error) {
@@ -342,7 +348,8 @@ func (s stubImages) Build(ctx context.Context, _ image.BuildRequest, progress fu
 	}
 	return s.image(ctx, progress)
 }
-func (s stubImages) Layers() []image.Layer { return nil }
+func (s stubImages) Building() map[string]time.Time { return s.building }
+func (s stubImages) Layers() []image.Layer          { return nil }
 func (s stubImages) RemoveLayers() ([]image.Layer, error) {
 	return nil, s.called("image.remove-layers")
 }

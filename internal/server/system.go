@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 )
 
@@ -40,7 +42,17 @@ func (s *Server) confirmClock(ctx context.Context, _ *struct{}) (api.Clock, erro
 	return s.cfg.Services.Clock.Confirm(ctx)
 }
 
-func (s *Server) stopDaemon(context.Context, *struct{}) (none, error) {
+type stopDaemonInput struct {
+	Force bool `query:"force" doc:"Stop it also while it builds images; a later build continues from the layers that are complete"`
+}
+
+func (s *Server) stopDaemon(_ context.Context, in *stopDaemonInput) (none, error) {
+	for name, since := range s.cfg.Services.Images.Building() {
+		if !in.Force {
+			return none{}, agentlab.Errorf(agentlab.CodeBusy, "the daemon has been building the image %s for %s, and would interrupt that", name, time.Since(since).Round(time.Second)).
+				WithHint("wait for it: agentlab image build %s; or interrupt it, a later build continues from what is complete: agentlab daemon stop --force", name)
+		}
+	}
 	s.cfg.Services.System.Stop()
 	return none{}, nil
 }

@@ -15,7 +15,7 @@ type Verifier interface {
 }
 
 type verifyInput struct {
-	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox"`
+	Sandbox string `path:"sandbox" doc:"VMID or name of a sandbox, or name or ID of a session, for its current sandbox"`
 	Body    *api.VerifyRequest
 }
 

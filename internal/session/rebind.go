@@ -8,7 +8,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// rebindWait is how long the sandbox of a Rebind waits for its workspace.
+// rebindWait is how long a sandbox waits for a workspace that another one is about to
+// give back.
 const rebindWait = 10 * time.Minute
 
 // Rebind creates a sandbox that gets a workspace, and requests that the workspace is taken

@@ -43,7 +43,7 @@ type Workspaces interface {
 type Sandboxes interface {
 	Create(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, error)
 	Get(ctx context.Context, nameOrVMID string) (agentlab.Sandbox, error)
-	Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Continue(ctx context.Context, vmid int, session agentlab.Session) (agentlab.Sandbox, error)
 	Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
@@ -197,9 +197,10 @@ func (s *Service) Sandbox(ctx context.Context, v agentlab.Session) (sb agentlab.
 	return sb, sb.UID == v.UID && !sb.State.Final(), nil
 }
 
-// Resume continues the current sandbox of a session if it is stopped or suspended, and
-// creates one if there is none, or if it has failed. Codes are those of
-// sandbox.Service.Create, Start and Resume.
+// Resume continues the current sandbox of a session if it is stopped or suspended, or if
+// its VM has crashed, and creates one if there is none, or if its disk does not start.
+// Codes are those of sandbox.Service.Create, Continue and Resume; busy while it is being
+// stopped.
 func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
 	v, err := s.Get(ctx, idOrName)
 	if err != nil {
@@ -214,9 +215,11 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 		return sb, agentlab.Errorf(agentlab.CodeConflict, "sandbox %s of session %s is being destroyed", sb.Name, v.Name).WithHint("try again when it is DESTROYED")
 	case ok && sb.State == agentlab.SandboxSuspended:
 		sb, err = s.cfg.Sandboxes.Resume(ctx, sb.VMID)
-	case ok && sb.State == agentlab.SandboxStopped:
-		sb, err = s.cfg.Sandboxes.Start(ctx, sb.VMID)
-	case ok && sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxTimeout:
+	case ok && (sb.State == agentlab.SandboxStopped || sb.StartsAgain()):
+		sb, err = s.cfg.Sandboxes.Continue(ctx, sb.VMID, v)
+	case ok && (sb.State == agentlab.SandboxTimeout || sb.State == agentlab.SandboxFailed && sb.Desired == agentlab.DesiredStopped):
+		return sb, agentlab.Errorf(agentlab.CodeBusy, "sandbox %s of session %s is being stopped", sb.Name, v.Name).WithHint("try again when it is STOPPED")
+	case ok && sb.State != agentlab.SandboxFailed:
 		return sb, nil
 	default:
 		sb, err = s.createSandbox(ctx, v, ttl, keepalive)
@@ -230,11 +233,18 @@ func (s *Service) Resume(ctx context.Context, idOrName string, ttl time.Duration
 }
 
 // createSandbox creates a sandbox with the name of the session, or a similar one if a sandbox
-// has that.
+// has that. It waits for the workspace if the failed sandbox of the session still has it.
 func (s *Service) createSandbox(ctx context.Context, v agentlab.Session, ttl time.Duration, keepalive *bool) (agentlab.Sandbox, error) {
 	r := agentlab.SandboxRequest{
 		Name: v.Name, Profile: v.Profile, Image: v.Image, TTL: ttl, Keepalive: keepalive, Session: v.ID,
 		Workspace: &agentlab.WorkspaceSelection{Workspace: v.WorkspaceID},
+	}
+	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.WorkspaceID)
+	if err != nil {
+		return agentlab.Sandbox{}, err
+	}
+	if len(leases) > 0 && leases[0].UID == v.UID {
+		r.Workspace.Wait = rebindWait
 	}
 	sb, err := s.cfg.Sandboxes.Create(ctx, r)
 	if agentlab.CodeOf(err) == agentlab.CodeExists {

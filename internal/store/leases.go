@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/agentlab-vm/agentlab"
@@ -162,9 +163,11 @@ func endLease(w *tx, uid string) error {
 }
 
 // AttachWorkspace gives a sandbox without a workspace the lease of one, or a place in
-// the queue for it. Codes: not_found; conflict if the sandbox has a workspace or is
-// DESTROYED, for the state of the workspace, and if another sandbox has it.
-func (s *Store) AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse) (agentlab.Sandbox, error) {
+// the queue for it. fn may change the sandbox in the same transaction, also if it has the
+// workspace already; nil changes nothing. session is the ID of its session, or "". Codes:
+// not_found; conflict if the sandbox has another workspace or is DESTROYED, for the state
+// of the workspace, and if another sandbox has it; those of fn.
+func (s *Store) AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	var out agentlab.Sandbox
 	err := s.write(ctx, func(w *tx) error {
 		sb, err := sandboxByVMID(w.ctx, w, vmid)
@@ -173,22 +176,43 @@ func (s *Store) AttachWorkspace(ctx context.Context, vmid int, use agentlab.Work
 			return err
 		case sb.State.Final() || sb.Desired == agentlab.DesiredDestroyed:
 			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s is being destroyed", sb.Name)
-		case sb.Workspace == use.ID:
-			out = sb
-			return nil
-		case sb.Workspace != "":
+		case sb.Workspace != "" && sb.Workspace != use.ID:
 			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s has workspace %s", sb.Name, sb.Workspace).
 				WithHint("detach it first: agentlab workspace detach %s", sb.Workspace)
 		}
 		old := sb
+		var evs []agentlab.Event
+		if fn != nil {
+			if evs, err = fn(&sb); err != nil {
+				return err
+			}
+		}
 		sb.Workspace = use.ID
 		if err := saveSandbox(w, old, &sb, nil); err != nil {
 			return err
 		}
-		out = sb
-		return takeLease(w, sb, use, "")
+		if out = sb; old.Workspace == "" {
+			err = takeLease(w, sb, use, session)
+		} else if fn != nil {
+			err = keepLease(w, sb)
+		}
+		return errors.Join(err, w.emit(evs))
 	})
 	return out, err
+}
+
+// keepLease gives the lease of a sandbox another nonce, so that a release that has begun
+// does not end it.
+func keepLease(w *tx, sb agentlab.Sandbox) error {
+	l, ok, err := workspaceLeases.one(w.ctx, w, "WHERE sandbox_uid = ?", sb.UID)
+	if err == nil && !ok {
+		err = agentlab.Errorf(agentlab.CodeInternal, "sandbox %s has a workspace without a lease", sb.Name)
+	}
+	if err != nil {
+		return err
+	}
+	l.Nonce, l.Release = agentlab.NewUID(), agentlab.ReleaseNone
+	return workspaceLeases.update(w, &l)
 }
 
 // ReleaseWorkspace ends the lease of a sandbox with that nonce, whose workspace is

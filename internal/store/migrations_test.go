@@ -40,6 +40,7 @@ var released = map[string]string{
 	"00037_session_branches.sql": "1497f4db6f5d97630ee29833a17b7645b16a77ef77e8a37f7aa9a614cc3d46e7",
 	"00038_setup_cache.sql":      "5f9212de2fc4f7777f85f2f6b9d0c3736d56a26f6250cea8e827575ae560da33",
 	"00039_nested.sql":           "5459eb8b00c8a27df1b376449089d0deeb699d1d856eb5e85dfa516064eb93da",
+	"00040_unbootable.sql":       "fed093d4a3099bab0d971486a66afeeafa348dc584e8a23f9de2d22d8962f120",
 }
 
 // A migration is never edited, because databases that have applied it do not run

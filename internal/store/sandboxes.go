@@ -46,6 +46,7 @@ var sandboxes = newTable("sandboxes", []string{"vmid"}, func(s *agentlab.Sandbox
 		{"start", &s.Start},
 		{"nested_state", &s.NestedState},
 		{"workspace_id", &s.Workspace},
+		{"unbootable", &s.Unbootable},
 	}
 }, checkSandbox)
 

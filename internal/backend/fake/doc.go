@@ -23,7 +23,7 @@
 // reads and writes the volume itself; without one it ends with code 3.
 //
 // Some prefixes of a sandbox's name change its guest: "never-boots" never
-// answers, "crash-boots" crashes before it answers, "never-stops" does not
+// answers, "crash-boots" crashes before it answers, as does each guest that boots with a file /damaged, "never-stops" does not
 // power off when it is asked, "no-runner" has no runner, in "no-kvm" no virtual machine runs. The VM of a sandbox
 // whose name ends with "-slow" takes a second to be stopped or destroyed.
 //

@@ -48,6 +48,7 @@ type guestRecord struct {
 	Identity  string              `json:"identity,omitempty"`
 	Nested    string              `json:"nested,omitempty"`
 	Hostname  string              `json:"hostname,omitempty"`
+	Damaged   bool                `json:"damaged,omitempty"` // it started with the file damagedDisk
 	Bootstrap *guestapi.Bootstrap `json:"bootstrap,omitempty"`
 	Runner    *runnerRecord       `json:"runner,omitempty"`
 }
@@ -147,7 +148,8 @@ func (in *instance) start() error {
 		}
 	}
 	in.rec.Power, in.rec.Reason, in.rec.Expired, in.rec.HostRestarted, in.rec.GuestRebooted = backend.PowerRunning, "", false, false, false
-	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC()}
+	_, damaged := in.rec.Disk[damagedDisk]
+	in.rec.Guest = guestRecord{BootID: agentlab.NewUID(), StartedAt: in.h.cfg.Clock().UTC(), Damaged: damaged}
 	if in.rec.Forked = in.rec.Fork != nil; in.rec.Forked {
 		in.rec.Guest, in.rec.Fork = *in.rec.Fork, nil
 	}
@@ -163,15 +165,22 @@ func (in *instance) start() error {
 func (in *instance) hangs() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	name := in.rec.Spec.Name
-	return strings.HasPrefix(name, "never-boots") || strings.HasPrefix(name, "crash-boots")
+	return strings.HasPrefix(in.rec.Spec.Name, "never-boots") || in.crashBoots()
+}
+
+// damagedDisk is a file of a guest. The guest crashes while it boots with it.
+const damagedDisk = "/damaged"
+
+// crashBoots reports whether the guest crashes while it boots. The caller holds in.mu.
+func (in *instance) crashBoots() bool {
+	return strings.HasPrefix(in.rec.Spec.Name, "crash-boots") || in.rec.Guest.Damaged
 }
 
 // boot starts the guest in this process. The caller holds in.mu.
 func (in *instance) boot() {
 	in.guest = newGuest(in)
 	in.watchDeadline()
-	if strings.HasPrefix(in.rec.Spec.Name, "crash-boots") {
+	if in.crashBoots() {
 		in.h.spawn(func() { _ = in.crash("kernel panic - not syncing: no working init found") })
 	}
 	if in.rec.Guest.Bootstrap != nil && !strings.HasPrefix(in.rec.Spec.Name, "no-runner") {

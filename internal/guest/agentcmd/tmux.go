@@ -37,6 +37,9 @@ func openTmux(path, dir string) (*tmux, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
+	if old, err := os.ReadFile(t.config); err == nil && string(old) == tmuxConfig {
+		return t, nil // a full disk has no space to write it again
+	}
 	return t, os.WriteFile(t.config, []byte(tmuxConfig), 0o600)
 }
 

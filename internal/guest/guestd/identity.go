@@ -312,7 +312,7 @@ func (s *Server) setNetwork(n *guestapi.Network) error {
 		return err
 	}
 	if len(n.DNS) > 0 {
-		if err := s.writeFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644, 0, 0); err != nil {
+		if err := s.overwriteFile("/etc/resolv.conf", []byte(resolvConf(*n)), 0o644); err != nil {
 			return err
 		}
 	}
@@ -381,8 +381,9 @@ func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, g
 }
 
 // overwriteFile is writeFile for a file of root's whose content does not matter
-// after a power cut, or before writeUID. It does not replace the file: ext4 would
-// write the content to the disk at once.
+// after a power cut, or before writeUID. It does not replace the file, if it can: ext4
+// would write the content to the disk at once, and a full disk has no space for another
+// file. A later boot of a guest thus needs no space for its identity.
 func (s *Server) overwriteFile(name string, content []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(s.path(name), os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -394,10 +395,15 @@ func (s *Server) overwriteFile(name string, content []byte, mode fs.FileMode) er
 		return err
 	}
 	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok || fi.Mode() != mode || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
+	if !ok || !fi.Mode().IsRegular() || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
 		return s.writeFile(name, content, mode, 0, 0)
 	}
-	_, err = f.WriteAt(content, 0)
+	if fi.Mode() != mode {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		_, err = f.WriteAt(content, 0)
+	}
 	if err == nil && fi.Size() > int64(len(content)) {
 		err = f.Truncate(int64(len(content)))
 	}

@@ -23,7 +23,8 @@ var interpreters = []string{"node", "python", "python3", "bun", "deno", "ruby", 
 var quiet = []string{"agentlab-agent", "agent-runner", "tmux", "zellij", "git"}
 
 // programs returns the programs whose working directory is in a directory of the
-// repository, without this one and those that it descends from.
+// repository, without this one and those that it descends from. "" is the whole
+// repository.
 func (r repo) programs(dir string) (guestapi.RepoPrograms, error) {
 	out := guestapi.RepoPrograms{Names: []string{}}
 	if dir != "" && !filepath.IsLocal(dir) {
@@ -45,6 +46,9 @@ func (r repo) programs(dir string) (guestapi.RepoPrograms, error) {
 		}
 		cwd, err := os.Readlink("/proc/" + e.Name() + "/cwd") // also fails for other users
 		if err != nil || cwd != top && !strings.HasPrefix(cwd, top+"/") {
+			continue
+		}
+		if dir == guestapi.MainWorktree && strings.HasPrefix(cwd, filepath.Join(top, guestapi.WorktreesDir)+"/") {
 			continue
 		}
 		line, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline") // "" for one that has ended

@@ -225,7 +225,9 @@ func TestPrograms(t *testing.T) {
 	l := newLab(t)
 	inside := filepath.Join(l.dir, "a")
 	write(t, filepath.Join(inside, "x"), "")
-	for _, dir := range []string{inside, l.host} {
+	other := filepath.Join(l.dir, guestapi.WorktreesDir, "fix")
+	write(t, filepath.Join(other, "x"), "")
+	for _, dir := range []string{inside, other, l.host} {
 		for _, args := range [][]string{{"sleep", "300"}, {"sh"}} {
 			cmd := exec.Command(args[0], args[1:]...)
 			cmd.Dir = dir
@@ -242,7 +244,7 @@ func TestPrograms(t *testing.T) {
 		}
 	}
 	for dir, want := range map[string]guestapi.RepoPrograms{
-		"a": {Names: []string{"sleep"}, Shells: 1}, "": {Names: []string{"sleep"}, Shells: 1},
+		"a": {Names: []string{"sleep"}, Shells: 1}, "": {Names: []string{"sleep"}, Shells: 2}, ".": {Names: []string{"sleep"}, Shells: 1},
 	} {
 		if got, err := l.programs(dir); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, %v", dir, got, err)
