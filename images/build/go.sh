@@ -5,16 +5,16 @@
 # checksum database has verified, as it verifies the modules. It builds without
 # a C compiler, so that no program that it downloads runs.
 #
-#   go.sh WORK TREE fetch|build
+#   go.sh WORK TREE fetch|build [COMMAND]
 #
 # WORK/go is Go. Each line of WORK/go.list is COMMAND MODULE VERSION PACKAGE,
-# and flags of the linker.
+# and flags of the linker. COMMAND selects one of them.
 #
 # fetch: downloads the modules to WORK/gowork, with the network.
 # build: writes the programs to WORK/gobin, without a network.
 set -eu
 umask 022
-work=$1 tree=$2 what=$3
+work=$1 tree=$2 what=$3 only=${4-}
 uid=65532
 prepare() {
     [ -d "$work/$1" ] || mkdir "$work/$1"
@@ -43,6 +43,7 @@ go() {
 }
 
 while read -r command module version package flags; do
+    [ -z "$only" ] || [ "$only" = "$command" ] || continue
     src=/run/build/gowork/src-$command
     if [ "$what" = fetch ]; then
         echo "I: downloading $module $version with its modules"

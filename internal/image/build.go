@@ -97,7 +97,7 @@ func (b *builder) gather(ctx context.Context) error {
 	if r.Go.Toolchain == "" {
 		return nil
 	}
-	return classify("building Go programs", b.reusable(ctx, b.goLayer(), b.buildGo), b.log)
+	return classify("building Go programs", b.makeGo(ctx), b.log)
 }
 
 // firstCause returns the error of the caller's context instead of errors that

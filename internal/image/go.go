@@ -237,21 +237,28 @@ func (o *sumOps) Log(string) {}
 // SecurityError does nothing: Lookup returns the error.
 func (o *sumOps) SecurityError(string) {}
 
-// goLayer is the result of buildGo, which does not depend on the tree.
-func (b *builder) goLayer() layer {
-	l := layer{"go", layerKey([]string{"go.sh", "enter.sh"}, b.recipe.Go, b.recipe.Arch), []string{"go"}}
-	if len(b.recipe.Go.Programs) > 0 {
-		l.paths = append(l.paths, "gobin")
-	}
-	return l
-}
-
-// buildGo runs go.sh, which downloads the modules of the Go programs and then
-// builds them without a network.
-func (b *builder) buildGo(ctx context.Context) error {
-	if err := b.recipe.fetchGo(ctx, b.path("go"), b.downloads); err != nil || len(b.recipe.Go.Programs) == 0 {
+// makeGo makes Go and the Go programs. Each is a layer of its own, which does not
+// depend on the tree: a build that is interrupted continues after the last program.
+func (b *builder) makeGo(ctx context.Context) error {
+	if err := b.reusable(ctx, b.toolchainLayer(), func(ctx context.Context) error { return b.recipe.fetchGo(ctx, b.path("go"), b.downloads) }); err != nil {
 		return err
 	}
+	for _, p := range b.recipe.Go.Programs {
+		l := layer{"gobin", layerKey([]string{"go.sh", "enter.sh"}, b.recipe.Go.Toolchain, p, b.recipe.Arch), []string{"gobin/" + p.Command}}
+		if err := b.reusable(ctx, l, func(ctx context.Context) error { return b.buildGo(ctx, p.Command) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *builder) toolchainLayer() layer {
+	return layer{"go", layerKey(nil, b.recipe.Go.Toolchain, b.recipe.Arch), []string{"go"}}
+}
+
+// buildGo runs go.sh, which downloads the modules of a Go program and then builds it
+// without a network.
+func (b *builder) buildGo(ctx context.Context, command string) error {
 	if _, err := goProxies(); err != nil {
 		return err
 	}
@@ -259,8 +266,8 @@ func (b *builder) buildGo(ctx context.Context) error {
 	if v, ok := os.LookupEnv("GOPROXY"); ok {
 		env = append(env, "GOPROXY="+v)
 	}
-	if err := run(ctx, b.out, env, isolated("sh", b.path("go.sh"), b.work, b.path("tree"), "fetch")...); err != nil {
+	if err := run(ctx, b.out, env, isolated("sh", b.path("go.sh"), b.work, b.path("tree"), "fetch", command)...); err != nil {
 		return err
 	}
-	return run(ctx, b.out, buildEnv(b.path("tmp")), isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("go.sh"), b.work, b.path("tree"), "build")...)
+	return run(ctx, b.out, buildEnv(b.path("tmp")), isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("go.sh"), b.work, b.path("tree"), "build", command)...)
 }

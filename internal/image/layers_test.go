@@ -231,3 +231,32 @@ func TestPackagesFromLayers(t *testing.T) {
 		t.Errorf("%v, %q", err, readTrimmed(b.path("tree", "has")))
 	}
 }
+
+// A build that was interrupted after a Go program builds only the next ones.
+func TestInterruptedGoBuildContinues(t *testing.T) {
+	const script = `mkdir -p "$1/gobin"; [ "$3" = build ] || exit 0
+[ -e "$1/stop" ] && [ "$4" = docker-compose ] && exit 1
+echo "$4" >>"$1/built"; echo "program $4" >"$1/gobin/$4"`
+	b := layerBuilder(t)
+	if err := errors.Join(writeFile(b.path("go.sh"), script, 0o755), writeFile(b.path("stop"), "", 0o644), writeFile(b.path("go", "VERSION"), "go", 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	b.store(t.Context(), b.toolchainLayer())
+	if err := b.makeGo(t.Context()); err == nil {
+		t.Fatal("the build was not interrupted")
+	}
+	for _, name := range []string{"gobin", "go", "stop"} {
+		removeTree(t.Context(), b.path(name))
+	}
+	if err := b.makeGo(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := readTrimmed(b.path("built")); got != "lazygit\ndocker-compose" {
+		t.Errorf("built %q", got)
+	}
+	for _, p := range b.recipe.Go.Programs {
+		if got := readTrimmed(b.path("gobin", p.Command)); got != "program "+p.Command {
+			t.Errorf("%s is %q", p.Command, got)
+		}
+	}
+}
