@@ -38,7 +38,7 @@ type Store interface {
 type Limits struct {
 	Rows    int           // entries per sandbox of allowed decisions, and as many of denied ones; default 5000
 	Every   time.Duration // interval of reads of a sandbox's log; default 1 s
-	Idle    time.Duration // the same for a log that does not grow; default 8 s
+	Idle    time.Duration // the same for a log that does not grow, unless there are more than idleRate for each second of it; default 8 s
 	Watched time.Duration // the same for one that is followed; default 300 ms
 	Call    time.Duration // time limit of one read; default 5 s
 	Refresh time.Duration // time limit of the read before a list; default 2 s
@@ -236,8 +236,16 @@ func (s *Service) Changed() <-chan struct{} {
 // thousands, one is due at nearly any time.
 const scanPause = 100 * time.Millisecond
 
+// idleRate is how many logs that do not grow are read in a second, if there are thousands.
+const idleRate = 50
+
+// idle returns the interval of reads of a log that does not grow. The caller holds mu.
+func (s *Service) idle() time.Duration {
+	return max(s.lim.Idle, time.Duration(len(s.sources))*time.Second/idleRate)
+}
+
 // due returns the sources to read now, and the time until the next one is due, but at
-// least scanPause.
+// least scanPause, and longer if there are thousands.
 func (s *Service) due() (now []*source, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,7 +260,7 @@ func (s *Service) due() (now []*source, next time.Duration) {
 		next = min(next, s.interval(src))
 		src.due = t.Add(s.interval(src))
 	}
-	return now, max(next, scanPause)
+	return now, max(next, scanPause, time.Duration(len(s.sources))*scanPause/1000)
 }
 
 func (s *Service) interval(src *source) time.Duration {
@@ -404,7 +412,7 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 		close(s.changed)
 		s.changed = make(chan struct{})
 	} else {
-		src.pause = min(max(2*src.pause, s.lim.Every), s.lim.Idle)
+		src.pause = min(max(2*src.pause, s.lim.Every), s.idle())
 	}
 	return len(entries) > 0 && len(recs) >= page, nil
 }

@@ -299,6 +299,8 @@ type Info struct {
 	// ConsoleHint says where the console of a VM is, for a user of a driver
 	// that does not implement ConsoleLogger.
 	ConsoleHint string
+	// CheckLimit is how long Check may take while a client waits; 0 means 30 s.
+	CheckLimit time.Duration
 	// ControllerURL and UploadURL are the URLs of the guest plane for
 	// guests.
 	ControllerURL string // e.g. http://10.77.0.1:8844

@@ -4,7 +4,9 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -22,7 +24,8 @@ const (
 	firstFinding = 2 * time.Second
 )
 
-// checkLimit is the time limit of a check that a client waits for.
+// checkLimit is the time limit of a check that a client waits for, unless the driver has
+// another one.
 const checkLimit = 30 * time.Second
 
 // Store counts rows; *store.Store implements it.
@@ -115,16 +118,25 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 
 // Checks checks the host now, and returns all findings.
 func (s *Service) Checks(ctx context.Context) (api.HostChecks, error) {
-	ctx, cancel := context.WithTimeout(ctx, checkLimit)
-	defer cancel()
 	info := s.cfg.Driver.Info()
+	limit := cmp.Or(info.CheckLimit, checkLimit)
+	caller := ctx
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
 	local := append(s.reported(), s.checkImages(ctx)...)
 	found := s.cfg.Driver.Check(ctx)
-	if err := ctx.Err(); err != nil {
-		return out, agentlab.Errorf(agentlab.CodeTimeout, "the backend did not answer within %s", checkLimit).WithHint("see 'agentlab daemon logs'")
+	switch {
+	case caller.Err() != nil:
+		return out, caller.Err()
+	case ctx.Err() != nil: // what it has found until then may be the reason
+		found = append(found, backend.Finding{
+			Name: "time", Level: backend.LevelError, Remedy: "check again; see 'agentlab daemon logs'",
+			Detail: fmt.Sprintf("the check of the backend did not end within %s: what is not listed here is unknown", limit),
+		})
+	default:
+		s.setFindings(found)
 	}
-	s.setFindings(found)
 	for _, f := range append(local, found...) {
 		out.Checks = append(out.Checks, toFinding(f))
 	}
@@ -195,7 +207,7 @@ func (s *Service) backendFindings(ctx context.Context) []backend.Finding {
 // check runs one check. The daemon does not wait for it at its end, because it
 // changes nothing.
 func (s *Service) check(ctx context.Context, done chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, max(s.cfg.Driver.Info().CheckLimit, time.Minute))
 	defer cancel()
 	s.checkImages(ctx)
 	s.setFindings(s.cfg.Driver.Check(ctx))

@@ -24,9 +24,10 @@ type host struct {
 	found  []backend.Finding
 	checks int
 	block  chan struct{} // a check waits for it, when set
+	limit  time.Duration
 }
 
-func (h *host) Info() backend.Info { return backend.Info{Name: "host"} }
+func (h *host) Info() backend.Info { return backend.Info{Name: "host", CheckLimit: h.limit} }
 
 func (h *host) Check(ctx context.Context) []backend.Finding {
 	h.mu.Lock()
@@ -161,6 +162,26 @@ func TestStatusAndChecks(t *testing.T) {
 	}
 	if !slices.Equal(all, []string{"disk space", "clock", "backup", "image base", "kvm", "fine"}) {
 		t.Errorf("checks %q", all)
+	}
+}
+
+// A check that does not end within the limit of its backend shows what it has found until
+// then, and says that the rest is not known.
+func TestCheckThatTakesTooLong(t *testing.T) {
+	for limit, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 3 * time.Minute: 3 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			h := &host{found: []backend.Finding{broken}, block: make(chan struct{}), limit: limit}
+			s := newDoctor(t, h, nil)
+			began := time.Now()
+			checks, err := s.Checks(t.Context())
+			last := len(checks.Checks) - 1
+			if err != nil || last < 1 || checks.Checks[last-1].Name != broken.Name || !strings.Contains(checks.Checks[last].Detail, "did not end within "+want.String()) {
+				t.Errorf("%+v, %v", checks, err)
+			}
+			if took := time.Since(began); took != want {
+				t.Errorf("it took %s, want %s", took, want)
+			}
+		})
 	}
 }
 

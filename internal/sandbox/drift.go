@@ -16,8 +16,6 @@ import (
 // auditLoop compares the backend with the rows at intervals, to find VMs that
 // crashed and objects that a crash of the daemon left behind.
 func (s *Service) auditLoop(ctx context.Context) {
-	t := time.NewTicker(s.lim.AuditEvery)
-	defer t.Stop()
 	s.spawn(s.boundSalvage) // an earlier process may have ended before that, or had another limit
 	var last time.Time
 	for {
@@ -31,13 +29,19 @@ func (s *Service) auditLoop(ctx context.Context) {
 		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("the backend could not be compared with the database", "err", err)
 		}
+		s.mu.Lock()
+		pause := max(s.lim.AuditEvery, time.Duration(len(s.states))*time.Second/auditRate)
+		s.mu.Unlock()
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
+
+// auditRate is how many sandboxes are compared in a second, if there are thousands.
+const auditRate = 200
 
 // audit compares once. It changes no row itself: it wakes the loop of a
 // sandbox whose state differs.

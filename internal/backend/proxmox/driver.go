@@ -184,8 +184,13 @@ func (c *Config) validate() error {
 func (d *Driver) Info() backend.Info {
 	gw := d.cfg.Gateway4.String()
 	reserved := []netip.Addr{d.cfg.Gateway4}
+	limit := time.Duration(0)
+	if d.cfg.TokenID == "" { // over the shell, each call starts a program
+		limit = 3 * time.Minute
+	}
 	return backend.Info{
-		Name: Name, Version: strconv.Itoa(handleVersion),
+		CheckLimit: limit,
+		Name:       Name, Version: strconv.Itoa(handleVersion),
 		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
 		Options:       profileOptions,
 		OptionsOK:     d.optionsOK,

@@ -159,16 +159,22 @@ func refusedRollback(err error) bool {
 // of one second, so the parents of the snapshot decide.
 func (d *Driver) newerSnapshots(s pve.Snapshot, all []pve.Snapshot, id vmID) []string {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b pve.Snapshot) int { return cmp.Compare(a.Time, b.Time) })
-	older := map[string]bool{s.Name: true}
-	for at := s; !older[string(at.Parent)]; {
-		i := slices.IndexFunc(all, func(o pve.Snapshot) bool { return o.Name == string(at.Parent) })
-		if i < 0 {
-			break
+	ancestors := func(of pve.Snapshot) map[string]bool {
+		found := map[string]bool{of.Name: true}
+		for at := of; !found[string(at.Parent)]; {
+			i := slices.IndexFunc(all, func(o pve.Snapshot) bool { return o.Name == string(at.Parent) })
+			if i < 0 {
+				break
+			}
+			at = all[i]
+			found[at.Name] = true
 		}
-		at = all[i]
-		older[at.Name] = true
+		return found
 	}
+	slices.SortStableFunc(all, func(a, b pve.Snapshot) int { // several can have the same second
+		return cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(len(ancestors(a)), len(ancestors(b))))
+	})
+	older := ancestors(s)
 	var out []string
 	for _, o := range all {
 		uid, ours := d.ourSnapshot(o, id)

@@ -122,45 +122,51 @@ func (d *Driver) sizeOf(ctx context.Context, v *volume, ho holder) (int, error) 
 // view returns a volume as a backend.Volume. Code not_found means that a volume
 // that was complete no longer exists.
 func (d *Driver) view(ctx context.Context, v *volume) (backend.Volume, error) {
+	out, _, err := d.look(ctx, v)
+	return out, err
+}
+
+// look is view with the holder, of which it returns none if the volume is partial.
+func (d *Driver) look(ctx context.Context, v *volume) (backend.Volume, holder, error) {
 	out := backend.Volume{Ref: backend.VolumeRef{UID: v.UID, Handle: strconv.Itoa(v.VMID)}, Storage: v.Storage, Partial: true}
 	var err error
 	if out.AttachedTo, err = d.attachedTo(ctx, v); err != nil {
-		return out, err
+		return out, holder{}, err
 	}
 	switch {
 	case v.Restoring != "":
 		out.Reason = "the restoration of a snapshot was interrupted"
-		return out, nil
+		return out, holder{}, nil
 	case v.Phase == volumeDeleting:
 		out.Reason = "its creation or deletion was interrupted: VM " + strconv.Itoa(v.VMID)
-		return out, nil
+		return out, holder{}, nil
 	case v.Phase == volumeMaking:
 		out.Reason = "its creation was interrupted"
-		return out, nil
+		return out, holder{}, nil
 	}
 	ho, err := d.holderOf(ctx, v)
 	switch {
 	case err != nil:
-		return out, err
+		return out, holder{}, err
 	case !ho.exists:
-		return out, noVolume(v.UID)
+		return out, holder{}, noVolume(v.UID)
 	case !ho.ours:
 		out.Reason = "VM " + strconv.Itoa(v.VMID) + " does not have the mark of the volume"
-		return out, nil
+		return out, holder{}, nil
 	case ho.volid == "":
 		out.Reason = "VM " + strconv.Itoa(v.VMID) + " has lost its disk"
-		return out, nil
+		return out, holder{}, nil
 	}
 	size, err := d.sizeOf(ctx, v, ho)
 	switch {
 	case pve.UnreadableFile(err) != "":
 		out.Reason = agentlab.OneLine(err.Error(), 200)
-		return out, nil
+		return out, holder{}, nil
 	case err != nil:
-		return out, err
+		return out, holder{}, err
 	}
 	out.SizeGB, out.Partial = size, false
-	return out, nil
+	return out, ho, nil
 }
 
 // ready returns a volume that is complete, and its holder, without a running task.
@@ -178,7 +184,7 @@ func (d *Driver) ready(ctx context.Context, uid string) (*volume, holder, error)
 	if err != nil {
 		return v, holder{}, err
 	}
-	b, err := d.view(ctx, v)
+	b, ho, err := d.look(ctx, v)
 	if err != nil {
 		return v, holder{}, err
 	}
@@ -186,8 +192,7 @@ func (d *Driver) ready(ctx context.Context, uid string) (*volume, holder, error)
 		return v, holder{}, agentlab.Errorf(agentlab.CodeConflict, "volume %s is partial: %s", uid, b.Reason).
 			WithHint("repeat what was interrupted, or delete the volume")
 	}
-	ho, err := d.holderOf(ctx, v)
-	return v, ho, err
+	return v, ho, nil
 }
 
 // unattached is ready for a volume that no sandbox has.

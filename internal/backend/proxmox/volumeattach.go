@@ -140,9 +140,14 @@ func uses(cfg pve.Config, owner int) bool {
 	return false
 }
 
+// plugged reports whether the configuration of a sandbox has the disk of its volume.
+func plugged(cfg pve.Config, ho holder) bool {
+	return sameOption(volumeSlot, cfg[volumeSlot], volumeDrive(ho))
+}
+
 // plug gives the VM of a sandbox that does not run the disk of its volume.
 func (d *Driver) plug(ctx context.Context, h *handle, cfg pve.Config, ho holder) error {
-	if sameOption(volumeSlot, cfg[volumeSlot], volumeDrive(ho)) {
+	if plugged(cfg, ho) {
 		return nil
 	}
 	return d.pve.Set(ctx, h.Node, h.id().VMID, pve.Changes{Set: map[string]string{volumeSlot: volumeDrive(ho)}, Digest: cfg.Digest()})
@@ -165,6 +170,9 @@ func (d *Driver) replug(ctx context.Context, h *handle, s lookupResult) (lookupR
 	}
 	if err := d.diskUnused(ctx, h, v, ho); err != nil {
 		return s, err
+	}
+	if plugged(s.cfg, ho) {
+		return s, nil
 	}
 	if err := d.plug(ctx, h, s.cfg, ho); err != nil {
 		return s, err
@@ -204,7 +212,7 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, volume backe
 	if err != nil {
 		return err
 	}
-	if v.has(h) && sameOption(volumeSlot, s.cfg[volumeSlot], volumeDrive(ho)) {
+	if v.has(h) && plugged(s.cfg, ho) {
 		return nil
 	}
 	if !v.has(h) {

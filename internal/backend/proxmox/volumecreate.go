@@ -32,8 +32,8 @@ func (d *Driver) CreateVolume(ctx context.Context, spec backend.VolumeSpec) (bac
 	}
 	defer unlock()
 	return d.make(ctx, spec.UID, func() (*volume, error) {
-		node, storage, err := d.volumeStorage(ctx, spec.Storage)
-		return &volume{UID: spec.UID, Node: node, Storage: storage, SizeGB: spec.SizeGB}, err
+		node, st, err := d.volumeStorage(ctx, spec.Storage)
+		return &volume{UID: spec.UID, Node: node, Storage: st.Name, SizeGB: spec.SizeGB, storageType: st.Type}, err
 	})
 }
 
@@ -54,7 +54,8 @@ func (d *Driver) make(ctx context.Context, uid string, plan func() (*volume, err
 		}
 		v = nil
 	}
-	if v == nil {
+	isNew := v == nil
+	if isNew {
 		if v, err = plan(); err != nil {
 			return backend.Volume{}, err
 		}
@@ -68,32 +69,37 @@ func (d *Driver) make(ctx context.Context, uid string, plan func() (*volume, err
 			return backend.Volume{}, err
 		}
 	}
+	empty := v.Source == nil
 	if v.Phase != volumeMade {
-		if err := d.completeVolume(ctx, v); err != nil {
+		if err := d.completeVolume(ctx, v, isNew); err != nil {
 			return backend.Volume{}, err
 		}
+	}
+	if isNew && empty { // all of it is known
+		return backend.Volume{Ref: backend.VolumeRef{UID: v.UID, Handle: strconv.Itoa(v.VMID)}, Storage: v.Storage, SizeGB: v.SizeGB}, nil
 	}
 	return d.view(ctx, v)
 }
 
 // volumeStorage returns the node and the storage of a new volume.
-func (d *Driver) volumeStorage(ctx context.Context, name string) (node, storage string, err error) {
+func (d *Driver) volumeStorage(ctx context.Context, name string) (node string, _ pve.Storage, err error) {
+	none := pve.Storage{}
 	for _, n := range d.onlineNodes(ctx) {
 		storage := cmp.Or(name, d.cfg.Storage)
 		if storage == "" {
 			if storage, err = d.templateStorage(ctx, n); err != nil {
-				return "", "", err
+				return "", none, err
 			}
 		}
 		list, err := d.pve.Storages(ctx, n.Name)
 		if err != nil {
-			return "", "", err
+			return "", none, err
 		}
-		if slices.ContainsFunc(list, func(s pve.Storage) bool { return s.Name == storage && s.Holds("images") }) {
-			return n.Name, storage, nil
+		if i := slices.IndexFunc(list, func(s pve.Storage) bool { return s.Name == storage && s.Holds("images") }); i >= 0 {
+			return n.Name, list[i], nil
 		}
 	}
-	return "", "", agentlab.Errorf(agentlab.CodeUnsupported, "no node has a storage %q for disks of VMs that the API token may use", clip(name)).
+	return "", none, agentlab.Errorf(agentlab.CodeUnsupported, "no node has a storage %q for disks of VMs that the API token may use", clip(name)).
 		WithField("storage").WithHint("run on the node: pvesm status --content images")
 }
 
@@ -138,15 +144,19 @@ func (d *Driver) unmarkedHolder(v *volume) error {
 			"if it is not needed: qm set %[2]d --protection 0 && qm destroy %[2]d", v.Node, v.VMID, strings.ReplaceAll(d.holderMark(v), "\n", `\n`))
 }
 
-// completeVolume makes what a partial volume lacks.
-func (d *Driver) completeVolume(ctx context.Context, v *volume) error {
-	for range otherNumbers {
+// completeVolume makes what a partial volume lacks. The number of a new one was found
+// free just now: if it no longer is, the node refuses to make the holder.
+func (d *Driver) completeVolume(ctx context.Context, v *volume, isNew bool) error {
+	for i := range otherNumbers {
 		if err := d.settleVolume(ctx, v); err != nil {
 			return err
 		}
-		ho, err := d.holderOf(ctx, v)
-		if err != nil {
-			return err
+		var ho holder
+		if i > 0 || !isNew {
+			var err error
+			if ho, err = d.holderOf(ctx, v); err != nil {
+				return err
+			}
 		}
 		again, err := d.completeOnce(ctx, v, ho)
 		if err != nil || !again {
@@ -227,11 +237,14 @@ func (d *Driver) allocate(ctx context.Context, v *volume) (again bool, err error
 	if len(list) > 0 { // a killed task made it
 		disk = list[0].VolID
 	} else {
-		st, err := d.pve.StorageStatus(ctx, v.Node, v.Storage)
-		if err != nil {
-			return false, err
+		if v.storageType == "" {
+			st, err := d.pve.StorageStatus(ctx, v.Node, v.Storage)
+			if err != nil {
+				return false, err
+			}
+			v.storageType = st.Type
 		}
-		if slices.Contains(fileStorages, st.Type) {
+		if slices.Contains(fileStorages, v.storageType) {
 			disk += ",format=qcow2" // which has snapshots
 		}
 	}

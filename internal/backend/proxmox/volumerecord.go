@@ -45,6 +45,8 @@ type volume struct {
 	Snapshots []savedVolume   `json:"snapshots,omitempty"`
 	Change    *snapshotChange `json:"change,omitempty"`    // it was sent, and its result is not known
 	Restoring string          `json:"restoring,omitempty"` // the snapshot to which a rollback began and did not succeed
+
+	storageType string // "" unless this call has read it
 }
 
 // volumeSource is what a volume is a copy of.
