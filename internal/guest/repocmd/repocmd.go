@@ -30,8 +30,7 @@ const usage = `usage: agentlab-agent repo init|state|pack|receive
 // Main runs a command on the repository in guestapi.RepoDir and returns its exit
 // code; args do not include "repo".
 func Main(args []string) int {
-	r := repo{dir: guestapi.RepoDir}
-	if err := r.run(args, os.Stdin, os.Stdout); err != nil {
+	if err := Run(guestapi.RepoDir, args, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "agentlab-agent: %s\n", err)
 		if errors.Is(err, errUsage) {
 			return 2
@@ -43,8 +42,18 @@ func Main(args []string) int {
 
 var errUsage = errors.New("wrong usage\n" + usage)
 
+// Run runs a command of 'agentlab-agent repo' on the repository in dir.
+func Run(dir string, args []string, in io.Reader, out io.Writer) error {
+	return newRepo(dir).run(args, in, out)
+}
+
 // repo is the repository of a session.
-type repo struct{ dir string }
+type repo struct {
+	dir string
+	env *[]string // of plain, after its first call
+}
+
+func newRepo(dir string) repo { return repo{dir: dir, env: new([]string)} }
 
 func (r repo) run(args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
@@ -99,7 +108,18 @@ type command struct {
 
 func (r repo) git(args ...string) (string, error) { return r.runGit(command{}, args...) }
 
+// runGit runs git with the environment of plain.
 func (r repo) runGit(c command, args ...string) (string, error) {
+	env, err := r.plain()
+	if err != nil {
+		return "", err
+	}
+	c.env = slices.Concat(env, c.env)
+	return r.exec(c, args...)
+}
+
+// exec runs git.
+func (r repo) exec(c command, args ...string) (string, error) {
 	if c.dir == "" {
 		c.dir = r.dir
 	}
@@ -126,10 +146,6 @@ func (r repo) runGit(c command, args ...string) (string, error) {
 	return strings.TrimSuffix(stdout.String(), "\n"), nil
 }
 
-// DurableConfig is the configuration of git with which commits survive the loss of the
-// VM, unlike with its default.
-var DurableConfig = [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}} //nolint:gochecknoglobals // a constant
-
 // init makes the repository unless it exists, and configures it.
 func (r repo) init(p guestapi.RepoInit) error {
 	if err := agentlab.ValidateRef(p.Branch); err != nil {
@@ -139,7 +155,7 @@ func (r repo) init(p guestapi.RepoInit) error {
 		return err
 	}
 	if _, err := os.Lstat(filepath.Join(r.dir, ".git")); errors.Is(err, os.ErrNotExist) {
-		if _, err := r.git("init", "--quiet", "--initial-branch="+p.Branch); err != nil {
+		if _, err := r.git("init", "--quiet", "--template=", "--object-format=sha1", "--initial-branch="+p.Branch); err != nil {
 			return err
 		}
 	} else if err != nil {

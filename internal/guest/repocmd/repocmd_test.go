@@ -56,7 +56,7 @@ func newLab(t *testing.T) lab {
 	home := t.TempDir()
 	t.Setenv("HOME", home)
 	write(t, filepath.Join(home, ".gitconfig"), "[user]\n\tname = T\n\temail = t@localhost\n")
-	l := lab{T: t, repo: repo{dir: filepath.Join(t.TempDir(), "repo")}, host: t.TempDir()}
+	l := lab{T: t, repo: newRepo(filepath.Join(t.TempDir(), "repo")), host: t.TempDir()}
 	git(t, l.host, "init", "-q", "-b", "main")
 	return l
 }
@@ -91,22 +91,26 @@ func (l lab) ok(in any, args ...string) string {
 // send sends commits of the host as a bundle.
 func (l lab) send(p guestapi.RepoReceive, revs ...string) guestapi.RepoReceived {
 	l.Helper()
+	if len(revs) == 0 {
+		return l.sendFile(p, os.DevNull)
+	}
+	file := filepath.Join(l.TempDir(), "bundle")
+	git(l.T, l.host, append([]string{"bundle", "create", "-q", file}, revs...)...)
+	return l.sendFile(p, file)
+}
+
+func (l lab) sendFile(p guestapi.RepoReceive, bundle string) guestapi.RepoReceived {
+	l.Helper()
 	line, err := json.Marshal(p)
 	if err != nil {
 		l.Fatal(err)
 	}
-	in := append(line, '\n')
-	if len(revs) > 0 {
-		file := filepath.Join(l.TempDir(), "bundle")
-		git(l.T, l.host, append([]string{"bundle", "create", "-q", file}, revs...)...)
-		text, err := os.ReadFile(file)
-		if err != nil {
-			l.Fatal(err)
-		}
-		in = append(in, text...)
+	text, err := os.ReadFile(bundle)
+	if err != nil {
+		l.Fatal(err)
 	}
 	var got guestapi.RepoReceived
-	if err := json.Unmarshal([]byte(l.ok(in, "receive")), &got); err != nil {
+	if err := json.Unmarshal([]byte(l.ok(append(append(line, '\n'), text...), "receive")), &got); err != nil {
 		l.Fatal(err)
 	}
 	return got

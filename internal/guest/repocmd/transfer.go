@@ -197,8 +197,12 @@ func (r repo) update(u guestapi.RepoUpdate) error {
 	if u.Force {
 		spec = "+" + spec
 	}
-	out, err := r.git("push", "--porcelain", "--no-verify",
-		"--receive-pack=git -c receive.denyCurrentBranch=updateInstead -c receive.denyDeleteCurrent=refuse receive-pack", ".", spec)
+	env, err := r.plain()
+	if err != nil {
+		return err
+	}
+	// For the other side of a push, git removes the number of settings from the environment.
+	out, err := r.git("push", "--porcelain", "--no-verify", "--receive-pack="+env[len(env)-1]+" git receive-pack", ".", spec)
 	if err == nil {
 		return nil
 	}
