@@ -18,6 +18,9 @@ const ArtifactLog = "agent.log"
 // ArtifactResult is the git bundle of a job's commits and uncommitted changes.
 const ArtifactResult = "result.bundle"
 
+// ArtifactLFS is the objects of Git LFS to which the commits of a job point.
+const ArtifactLFS = "lfs.objects"
+
 // The artifacts of a job's checkpoint: git bundles of the agent's work, which the
 // runner sends while the agent works. ArtifactCheckpoint has everything since
 // the commit that the job started from, ArtifactIncrement what is new since

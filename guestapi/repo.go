@@ -95,3 +95,26 @@ type RepoUpdate struct {
 type RepoReceived struct {
 	Errors map[string]string `json:"errors"` // why a branch was not updated
 }
+
+// RepoLFS is the first line of the input of 'agentlab-agent repo lfs receive' and 'repo lfs
+// pack'. With receive, objects of the list follow, which are stored and put into the work
+// trees in place of their pointers. Pack writes those that the repository has.
+type RepoLFS struct {
+	Objects []LFSObject `json:"objects"`
+}
+
+// RefLFS begins the refs of a bundle for an object of Git LFS, which is a blob in it; its
+// SHA-256 follows.
+const RefLFS = "refs/agentlab/lfs/"
+
+// LFSObject is an object of Git LFS.
+type LFSObject struct {
+	OID  string `json:"oid"` // SHA-256
+	Size int64  `json:"size"`
+}
+
+// RepoLFSReceived is the output of 'agentlab-agent repo lfs receive'.
+type RepoLFSReceived struct {
+	Missing   []string `json:"missing"`   // objects of the list that the repository does not have
+	Installed bool     `json:"installed"` // Git LFS; without it, pointers stay
+}

@@ -43,7 +43,7 @@ type Layer struct {
 // leaves are small packages that import only the domain package of this
 // module.
 var leaves = []string{
-	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostos", "internal/hostspace", "internal/hostvirt", "internal/lazyre", "internal/link",
+	"internal/bounded", "internal/cloudinit", "internal/connlimit", "internal/durable", "internal/egresslog", "internal/fsfault", "internal/hostos", "internal/hostspace", "internal/hostvirt", "internal/lazyre", "internal/lfs", "internal/link",
 	"internal/lock", "internal/projectfile", "internal/reconcile", "internal/redact", "internal/returncheck", "internal/sockpath", "internal/sshkey", "internal/stream",
 	"internal/strictyaml", "internal/termfilter", "internal/version",
 }

@@ -169,6 +169,9 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 		if len(refs) == 0 {
 			return noCommits(j)
 		}
+		if err := a.fetchJobLFS(ctx, c, j, b); err != nil {
+			return err
+		}
 		return bundleFault(ctx, j, b.keep(ctx, refs))
 	})
 	return got, err

@@ -46,8 +46,8 @@ func (a *App) jobRunCmd() *cobra.Command {
 
 The repository is a URL, which the sandbox clones over the network, or a local
 path, which is sent as a git bundle: no directory of this machine is mounted,
-and uncommitted changes are not sent. Checked-out submodules are sent; other
-submodules and the content of Git LFS files are not, and the command lists them.
+and uncommitted changes are not sent. Checked-out submodules and the objects of Git LFS
+that are here are sent; the command lists the others.
 Fetch the commits of a job on a local repository with 'agentlab job fetch JOB'.
 
 With --attempts the job runs several times, each attempt in a sandbox of its

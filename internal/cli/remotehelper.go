@@ -161,6 +161,11 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 		if b == nil {
 			return nil
 		}
+		missing, err := h.repo.fetchLFS(ctx, b)
+		if err != nil {
+			return err
+		}
+		h.a.noteLFS(missing)
 		return b.keep(ctx, nil)
 	})
 	if err != nil {

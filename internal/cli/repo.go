@@ -175,7 +175,7 @@ func scratchRepo(ctx context.Context, dir string, objects ...string) (string, er
 	return bare, os.WriteFile(filepath.Join(info, "alternates"), []byte(strings.Join(objects, "\n")+"\n"), 0o600)
 }
 
-// packBundle packs a commit and those of its submodules. git writes its progress
+// packBundle packs a commit, those of its submodules, and objects of Git LFS. git writes its progress
 // to progress, unless that is nil.
 func packBundle(ctx context.Context, dir string, src localSource, progress io.Writer) (*os.File, error) {
 	objects := []string{src.objects}
@@ -198,8 +198,13 @@ func packBundle(ctx context.Context, dir string, src localSource, progress io.Wr
 	if _, err := gitBare(ctx, bare, "symbolic-ref", "HEAD", name); err != nil {
 		return nil, err
 	}
+	more, err := src.lfs.addTo(ctx, bare)
+	if err != nil {
+		return nil, err
+	}
+	refs = append(refs, more...)
 	out := filepath.Join(dir, "repo.bundle")
-	args := append([]string{"--git-dir=" + bare, "bundle", "create", "--all-progress", out}, refs...)
+	args := append([]string{"--git-dir=" + bare, "-c", "core.bigFileThreshold=16m", "bundle", "create", "--all-progress", out}, refs...)
 	if _, err := (gitInput{stderr: progress}).run(ctx, bare, args...); err != nil {
 		return nil, err
 	}

@@ -77,6 +77,9 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	if err := a.pushCode(ctx, r, p, st, src); err != nil {
 		return err
 	}
+	if err := a.sendLFS(ctx, r, src.commit); err != nil {
+		return err
+	}
 	if p.changes != "" {
 		tree, err := git(ctx, l.path, "rev-parse", "--verify", p.changes+"^{tree}")
 		if err != nil {

@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
@@ -26,6 +28,7 @@ type localSource struct {
 	branch        string // the branch in the bundle that holds the commit
 	modules       []submodule
 	unsent        []skippedSubmodule
+	lfs           localLFS // set by sendBundle
 }
 
 // commitID matches the output of git rev-parse for one commit.
@@ -96,6 +99,9 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 		}
 	}
 	a.warnUncommitted(ctx, src.path)
+	if src.lfs, err = findLFS(ctx, src.path, src.commit); err != nil {
+		return fail("cannot read the files of Git LFS of %s: %w", src.path, err)
+	}
 	a.warnUnsent(ctx, src)
 	dir, remove, err := tempDir("agentlab-bundle-*")
 	if err != nil {
@@ -218,9 +224,6 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 	return "", ""
 }
 
-// maxPointers limits the files in the note about LFS.
-const maxPointers = 5
-
 // withoutModules returns the source for a receiver that gets no submodules.
 func (s localSource) withoutModules() localSource {
 	unsent := make([]skippedSubmodule, 0, len(s.modules)+len(s.unsent))
@@ -246,38 +249,17 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 			a.progressf("  → %s", sanitize(m.fix))
 		}
 	}
-	files, err := lfsFiles(ctx, src.path, src.commit)
-	if err != nil || len(files) == 0 {
+	sent := src.lfs.inBundle()
+	missing := src.lfs.names(func(p lfs.Pointer) bool { return !slices.Contains(sent, p) })
+	if len(missing) == 0 {
 		return
 	}
-	more := ""
-	if n := len(files) - maxPointers; n > 0 {
-		more = fmt.Sprintf(" and %d more", n)
-	}
-	a.progressf("note: not sending the content of %s, only the pointers: %s%s", agentlab.Plural(len(files), "Git LFS file"),
-		sanitize(strings.Join(files[:min(maxPointers, len(files))], ", ")), more)
+	a.progressf("note: not sending the content of %s, only the pointers", lfsNames(missing))
 	server := "https://HOST/ORG/REPO.git"
 	if url, err := git(ctx, src.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		server = url
 	}
-	a.progressf("  → in the task: git -c lfs.url=%s/info/lfs lfs pull", sanitize(server))
-}
-
-// lfsFiles lists the Git LFS pointers of a commit.
-func lfsFiles(ctx context.Context, path, commit string) ([]string, error) {
-	patterns, err := git(ctx, path, "grep", "-l", "-z", "--fixed-strings", "-e", "filter=lfs", commit, "--", ":(glob)**/.gitattributes")
-	if err != nil || patterns == "" {
-		return nil, nil //nolint:nilerr // git grep fails when it finds nothing
-	}
-	out, err := gitInput{raw: true}.run(ctx, path, "grep", "-l", "-z", "-e", "^version https://git-lfs.github.com/spec/v1$", commit)
-	if err != nil {
-		return nil, nil //nolint:nilerr // as above
-	}
-	var files []string
-	for line := range strings.SplitSeq(strings.TrimSuffix(out, "\x00"), "\x00") {
-		files = append(files, strings.TrimPrefix(line, commit+":"))
-	}
-	return files, nil
+	a.progressf("  → git lfs fetch, and try again; or in the task: git -c lfs.url=%s/info/lfs lfs pull", sanitize(server))
 }
 
 // How often progress is shown: on a terminal in one line that is rewritten,

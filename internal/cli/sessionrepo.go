@@ -130,7 +130,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 		*r.left = limit.Left
 		if errors.Is(err, errSyncTotal) {
 			*r.left = 0
-			err = agentlab.Errorf(agentlab.CodeLimit, "%w", errSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
+			err = errTooMuchToSync()
 		}
 	}
 	if closeErr := file.Close(); err == nil {
@@ -156,6 +156,11 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	}
 	defer b.close()
 	return fn(b)
+}
+
+// errTooMuchToSync is the error of a fetch that exceeds the total of a terminal.
+func errTooMuchToSync() error {
+	return agentlab.Errorf(agentlab.CodeLimit, "%w", errSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
 }
 
 // knownCommits returns the commits of the refs of a repository.

@@ -109,20 +109,23 @@ func TestLFSFilesAreNamed(t *testing.T) {
 	put(t, repo, map[string]string{"assets/big.bin": pointer})
 	userGit(t, repo, "add", ".")
 	userGit(t, repo, "commit", "-q", "-m", "looks like a pointer, but nothing uses LFS")
-	if files, err := lfsFiles(t.Context(), repo, "HEAD"); err != nil || len(files) != 0 {
-		t.Errorf("without attributes: %q, %v", files, err)
+	if l, err := findLFS(t.Context(), repo, "HEAD"); err != nil || len(l.files) != 0 {
+		t.Errorf("without attributes: %v, %v", l.files, err)
 	}
 	put(t, repo, map[string]string{"assets/.gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
 	userGit(t, repo, "add", "assets/.gitattributes")
 	userGit(t, repo, "commit", "-q", "-m", "LFS")
 	userGit(t, repo, "config", "remote.origin.url", "https://example.com/org/repo.git")
 	src, err := findSource(t.Context(), repo, "")
+	if err == nil {
+		src.lfs, err = findLFS(t.Context(), repo, src.commit)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
 	(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
-	for _, want := range []string{"not sending the content of 1 Git LFS file,", "assets/big.bin", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
+	for _, want := range []string{"not sending the content of 1 Git LFS file (assets/big.bin),", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in %q", want, out.String())
 		}

@@ -23,9 +23,10 @@ type synced struct {
 	SessionID   string        `json:"session_id"`
 	Fetched     []fetchedHead `json:"fetched"` // branches that have changed
 	Merged      *merged       `json:"merged,omitempty"`
-	NotMerged   string        `json:"not_merged,omitempty"` // why nothing was merged
-	Uncommitted int           `json:"uncommitted"`          // files in the session with uncommitted changes
-	Findings    []finding     `json:"findings,omitempty"`   // of the return check
+	NotMerged   string        `json:"not_merged,omitempty"`  // why nothing was merged
+	Uncommitted int           `json:"uncommitted"`           // files in the session with uncommitted changes
+	Findings    []finding     `json:"findings,omitempty"`    // of the return check
+	MissingLFS  int           `json:"missing_lfs,omitempty"` // objects of Git LFS that were not fetched
 
 	next  string // command that merges
 	found []returncheck.Finding
@@ -254,9 +255,12 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return got, nil
 	}
 	branches := slices.Sorted(maps.Keys(heads))
-	err = w.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+	err = w.fetch(ctx, branches, false, "", func(b *checkedBundle) (err error) {
 		if b == nil {
 			return nil
+		}
+		if got.MissingLFS, err = w.fetchLFS(ctx, b); err != nil {
+			return err
 		}
 		for _, branch := range branches { // they may have moved since the state was read
 			if commit := b.header.refs["refs/heads/"+branch]; commit != "" {
@@ -311,6 +315,7 @@ func (a *App) printHeads(w *openedSession, got synced) {
 
 func (a *App) printSynced(w *openedSession, got synced) error {
 	a.printHeads(w, got)
+	a.noteLFS(got.MissingLFS)
 	if got.Merged == nil {
 		a.noteFetched(got.found, "")
 	} else {

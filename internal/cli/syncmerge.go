@@ -139,6 +139,9 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j judgemen
 		return nil, err
 	}
 	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	if err == nil {
+		err = checkOutLFS(ctx, path)
+	}
 	if err != nil {
 		return nil, err
 	}

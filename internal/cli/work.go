@@ -96,7 +96,7 @@ commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
 		if name != "" && len(args) > 0 {
 			return usageErrorf("a session and --session cannot be used together")
 		}
-		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
 				a.progressf("session %s has no uncommitted changes", of.name)
 				return a.emit(of.document([]changedFile{}, "", stat), silent)
@@ -123,7 +123,7 @@ Links that lead out of the work tree are left out.`,
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
 	o.flags(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
-		return a.withChanges(ctx, c, name, worktree, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, name, worktree, true, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
 				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
 				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
@@ -136,8 +136,8 @@ Links that lead out of the work tree are left out.`,
 }
 
 // withChanges calls fn with the uncommitted changes of a work tree of a session; nil if
-// there are none.
-func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, fn func(*checkedBundle, changeSource) error) error {
+// there are none. With lfs, it gets their objects of Git LFS.
+func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*checkedBundle, changeSource) error) error {
 	w, err := a.openSession(ctx, c, name)
 	if err != nil {
 		return err
@@ -157,6 +157,13 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	return w.fetchChanges(ctx, t, func(b *checkedBundle) error {
 		if b != nil && b.header.refs[guestapi.RefChanges] == "" {
 			b = nil // they have been committed since
+		}
+		if b != nil && lfs {
+			missing, err := w.fetchLFS(ctx, b)
+			if err != nil {
+				return err
+			}
+			a.noteLFS(missing)
 		}
 		return fn(b, of)
 	})

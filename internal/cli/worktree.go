@@ -77,8 +77,9 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 			return joinGuest(t.Dir), nil
 		}
 	}
-	if st.Branches[branch] == "" {
-		commit, err := git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
+	commit := st.Branches[branch]
+	if commit == "" {
+		commit, err = git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
 		if err != nil || !isCommit(commit) {
 			commit = src.commit
 		}
@@ -94,6 +95,11 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 	}
 	if err := r.call(ctx, nil, io.Discard, "worktree", "add", branch); err != nil {
 		return "", err
+	}
+	if _, err := git(ctx, r.path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
+		if err := a.sendLFS(ctx, r, commit); err != nil {
+			return "", err
+		}
 	}
 	return joinGuest(guestapi.WorktreesDir + "/" + branch), nil
 }

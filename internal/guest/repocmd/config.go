@@ -50,11 +50,16 @@ func (r repo) plain() ([]string, error) {
 			continue
 		}
 		name := key[:end]
-		seen = append(seen, name)
+		if seen = append(seen, name); name == "filter.lfs" && hasLFS() {
+			continue
+		}
 		config = append(config, [2]string{name + ".clean", ""}, [2]string{name + ".smudge", ""}, [2]string{name + ".process", ""}, [2]string{name + ".required", "false"})
 	}
 	if hasLFS() {
-		config = append(config, [2]string{"filter.lfs.clean", lfsClean})
+		config = append(config, [2]string{"filter.lfs.clean", lfsClean}, [2]string{"filter.lfs.smudge", ""}, [2]string{"filter.lfs.required", "false"})
+		if slices.Contains(strings.Split(keys, "\x00"), "filter.lfs.process") { // git prefers it to the others
+			config = append(config, [2]string{"filter.lfs.process", "git-lfs filter-process --skip"})
+		}
 	}
 	env := make([]string, 0, 2*len(config)+1)
 	for i, kv := range config {

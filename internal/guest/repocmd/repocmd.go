@@ -23,6 +23,7 @@ import (
 
 const usage = `usage: agentlab-agent repo init|state|pack|receive
        agentlab-agent repo programs DIR
+       agentlab-agent repo lfs pack|receive
        agentlab-agent repo worktree add BRANCH [START]
        agentlab-agent repo worktree remove [--force] BRANCH
 `
@@ -63,31 +64,33 @@ func (r repo) run(args []string, in io.Reader, out io.Writer) error {
 	case verb == "worktree" && len(rest) > 1:
 		return r.worktree(rest[0], rest[1:])
 	case verb == "programs" && len(rest) == 1:
-		got, err := r.programs(rest[0])
-		if err != nil {
-			return err
-		}
-		return json.NewEncoder(out).Encode(got)
+		return encode(out)(r.programs(rest[0]))
+	case verb == "lfs" && len(rest) == 1 && rest[0] == "pack":
+		return r.lfsPack(in, out)
+	case verb == "lfs" && len(rest) == 1 && rest[0] == "receive":
+		return encode(out)(r.lfsReceive(in))
 	case len(rest) > 0:
 		return errUsage
 	case verb == "init":
 		return decode(in, r.init)
 	case verb == "state":
-		st, err := r.state()
-		if err != nil {
-			return err
-		}
-		return json.NewEncoder(out).Encode(st)
+		return encode(out)(r.state())
 	case verb == "pack":
 		return decode(in, func(p guestapi.RepoPack) error { return r.pack(p, out) })
 	case verb == "receive":
-		got, err := r.receive(in)
+		return encode(out)(r.receive(in))
+	}
+	return errUsage
+}
+
+// encode returns a function that writes a result unless there is an error.
+func encode(out io.Writer) func(v any, err error) error {
+	return func(v any, err error) error {
 		if err != nil {
 			return err
 		}
-		return json.NewEncoder(out).Encode(got)
+		return json.NewEncoder(out).Encode(v)
 	}
-	return errUsage
 }
 
 func decode[T any](in io.Reader, fn func(T) error) error {

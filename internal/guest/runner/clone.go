@@ -114,6 +114,9 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 	if err := r.setUpClone(&rp, c.path); err != nil {
 		return rp, err
 	}
+	if err := r.placeLFS(ctx, c.path); err != nil {
+		return rp, err
+	}
 	// An empty directory, for example of a job without a repository: Go's Rename refuses
 	// to replace it.
 	if err := os.Remove(rp.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -378,7 +381,10 @@ func (c *cloner) fromBundle(ctx context.Context) (modules map[string]bool, err e
 	if detached {
 		args = append(args, "--no-checkout")
 	}
-	if err := c.from(ctx, r.git.environ([2]string{"protocol.file.allow", "always"}), name, args); err != nil {
+	if err := c.from(ctx, r.git.environ([2]string{"protocol.file.allow", "always"}, streamBlobs), name, args); err != nil {
+		return nil, err
+	}
+	if err := r.storeLFS(ctx, c.path, refs); err != nil {
 		return nil, err
 	}
 	if detached {

@@ -327,6 +327,7 @@ func (r *Runner) collectCommits(ctx context.Context, t *scratchRepo, tmp string,
 		return
 	}
 	c.Files = append(c.Files, upload{Path: artBundle, file: name, vital: true})
+	r.collectLFS(ctx, t, tmp, c)
 }
 
 // collectDiff writes the diff between the base and the result with its

@@ -51,7 +51,7 @@ func (r *Runner) leaveSetup(rp repo, why error) error {
 // gitState lists the entries of a Git directory that describe its commits and the state
 // of its work tree. An update makes them.
 var gitState = []string{
-	"HEAD", "ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "COMMIT_EDITMSG", "index", "logs", "objects", "packed-refs", "refs", "shallow", checkoutFact,
+	"HEAD", "ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "COMMIT_EDITMSG", "index", "lfs", "logs", "objects", "packed-refs", "refs", "shallow", checkoutFact,
 }
 
 // keepGitFiles copies what setup has left in a Git directory into the new one.

@@ -61,7 +61,11 @@ func (t *scratchRepo) commitIndex(ctx context.Context, of string) (files int, le
 	if err != nil {
 		return 0, nil, err
 	}
-	changed, left := t.selectFiles(st.changed)
+	changed, err := t.withoutLFS(ctx, st.changed)
+	if err != nil {
+		return 0, nil, err
+	}
+	changed, left = t.selectFiles(changed)
 	if len(changed) == 0 && len(st.gone) == 0 && !st.staged {
 		return 0, left, nil
 	}

@@ -48,14 +48,20 @@ func (r *Runner) update(ctx context.Context, rp repo, tmp string) (repo, error) 
 			return rp, err
 		}
 	}
+	if err := keepLFS(rp.Path, c.path); err != nil {
+		return rp, err
+	}
 	if err := exchange(filepath.Join(c.path, ".git"), filepath.Join(rp.Path, ".git")); err != nil {
 		return rp, err
 	}
 	if rp.Base != "" {
-		_, err = r.git.run(ctx, rp.Path, r.git.environ(), "checkout", "--quiet", overwrite, "--no-track", "-B", rp.Branch, rp.Base, "--")
+		_, err = r.git.run(ctx, rp.Path, r.git.environ(noLFS...), "checkout", "--quiet", overwrite, "--no-track", "-B", rp.Branch, rp.Base, "--")
 		if err != nil {
 			return rp, fmt.Errorf("the checkout of an earlier job at %s cannot be updated: %w", rp.Path, err)
 		}
+	}
+	if err := r.placeLFS(ctx, rp.Path); err != nil {
+		return rp, err
 	}
 	rp.Modules, err = r.checkoutModules(ctx, rp.Path, modules, func(at string) error { return r.moveAside(rp.Path, at) })
 	return rp, err
@@ -123,6 +129,9 @@ func (r *Runner) openOld(ctx context.Context, at, scratch string) (*oldCheckout,
 // job may be wrong about what has changed, so all tracked files are read.
 func (o *oldCheckout) commitAll(ctx context.Context, of string) error {
 	if err := o.newIndex(ctx); err != nil {
+		return err
+	}
+	if err := lfsStore(o.work).Uncheckout(o.lfsGit(ctx), o.work); err != nil { // the update runs no filter
 		return err
 	}
 	if o.primary != "" {
