@@ -259,7 +259,8 @@ const RefModules = "refs/agentlab/modules/"
 // Limits on the submodules of a repository.
 const (
 	MaxModules     = 200
-	MaxModuleDepth = 8 // of submodules in submodules
+	MaxModuleDepth = 8    // of submodules in submodules
+	MaxSentModules = 2000 // commits of submodules that a session reports
 )
 
 // NetworkNarrow is the network policy in the configuration of a repository. It

@@ -31,11 +31,13 @@ type RepoState struct {
 	Branches  map[string]string `json:"branches"`  // commits by the names of branches
 	Worktrees []RepoWorktree    `json:"worktrees"` // the first is RepoDir
 	// Elsewhere counts work that is in none of them: stashes, files with uncommitted
-	// changes in work trees outside of RepoDir, commits that only their HEAD has, and
-	// jobs that have put something into SavedDir.
+	// changes in work trees outside of RepoDir, commits that only their HEAD has, commits
+	// in submodules, and jobs that have put something into SavedDir.
 	Elsewhere int `json:"elsewhere,omitempty"`
 	// Stashes is how many of Elsewhere are stashes; nil from an earlier version.
 	Stashes *int `json:"stashes,omitempty"`
+	// Modules are the commits of submodules that the host has sent.
+	Modules []string `json:"modules,omitempty"`
 }
 
 // RepoWorktree is a work tree of a session.
@@ -93,7 +95,8 @@ type RepoUpdate struct {
 
 // RepoReceived is the output of 'agentlab-agent repo receive'.
 type RepoReceived struct {
-	Errors map[string]string `json:"errors"` // why a branch was not updated
+	Errors  map[string]string `json:"errors"`            // why a branch was not updated
+	Modules string            `json:"modules,omitempty"` // why submodules are not checked out
 }
 
 // RepoLFS is the first line of the input of 'agentlab-agent repo lfs receive' and 'repo lfs

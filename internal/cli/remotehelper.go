@@ -229,7 +229,7 @@ func (h *remoteHelper) push(ctx context.Context, specs []string) error {
 	}
 	m := h.a.newMeter()
 	defer m.done()
-	got, err := h.repo.push(ctx, p, h.state.Branches, m)
+	got, err := h.repo.push(ctx, p, knownTo(h.state), m)
 	if err != nil {
 		return err
 	}

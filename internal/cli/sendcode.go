@@ -47,7 +47,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 		return err
 	}
 	isNew := len(st.Branches) == 0
-	p := pushed{}
+	p := pushed{modules: slices.DeleteFunc(slices.Clone(src.modules), func(m submodule) bool { return slices.Contains(st.Modules, m.commit) })}
 	if at := st.Branches[src.branch]; at != src.commit {
 		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
 		case note != "":
@@ -60,7 +60,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 		if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
 			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
 		}
-		a.warnUnsent(ctx, src.withoutModules())
+		a.warnUnsent(ctx, src)
 	}
 	stays := ""
 	if o.worktree == "" {
@@ -100,21 +100,28 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
 		p.checkout = ""
 	}
-	if len(p.updates) == 0 && p.changes == "" && p.checkout == "" {
+	if len(p.updates) == 0 && p.changes == "" && p.checkout == "" && len(p.modules) == 0 {
 		return nil
 	}
 	m := a.newMeter()
 	defer m.done()
-	faults, err := r.push(ctx, p, st.Branches, m)
+	faults, err := r.push(ctx, p, knownTo(st), m)
 	m.done()
 	if err != nil {
 		return err
+	}
+	if fault := faults[""]; fault != "" {
+		a.progressf("note: submodules of the session are not checked out: %s", fault)
+		delete(faults, "")
 	}
 	for branch, fault := range faults {
 		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
 	}
 	if len(faults) < len(p.updates) {
 		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+	}
+	if n := len(p.modules); n > 0 {
+		a.progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
 	if p.checkout == "" {
 		return nil

@@ -224,19 +224,6 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 	return "", ""
 }
 
-// withoutModules returns the source for a receiver that gets no submodules.
-func (s localSource) withoutModules() localSource {
-	unsent := make([]skippedSubmodule, 0, len(s.modules)+len(s.unsent))
-	for _, m := range s.modules {
-		unsent = append(unsent, skippedSubmodule{path: m.path})
-	}
-	s.modules, s.unsent = nil, append(unsent, s.unsent...)
-	for i := range s.unsent {
-		s.unsent[i].why, s.unsent[i].fix = "sessions get no submodules", "in the session: git submodule update --init "+shellQuote(s.unsent[i].path)
-	}
-	return s
-}
-
 // warnUnsent lists the submodules and LFS files that are not sent.
 func (a *App) warnUnsent(ctx context.Context, src localSource) {
 	for i, m := range src.unsent {

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -245,19 +244,6 @@ func TestStartChecksOut(t *testing.T) {
 	running = nil
 	start("topic", "/workspace is on topic now")
 	start("", "pushed topic")
-}
-
-// A session gets no submodules, and a start lists them.
-func TestSessionsGetNoSubmodules(t *testing.T) {
-	src, err := findSource(t.Context(), userModules(t), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var notes bytes.Buffer
-	(&App{Stdout: io.Discard, Stderr: &notes}).warnUnsent(t.Context(), src.withoutModules())
-	if got := notes.String(); !strings.Contains(got, "the submodule lib/a is not sent: sessions get no submodules\n  → in the session: git submodule update --init lib/a\n") {
-		t.Error(got)
-	}
 }
 
 // Changes that were carried are in the sandbox: a later start does not deny it.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,6 +79,9 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	}
 	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 || st.Stashes != nil && (*st.Stashes < 0 || *st.Stashes > st.Elsewhere) {
 		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
+	}
+	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !isCommit(id) }) {
+		return st, guestInvalid("%d submodules", len(st.Modules))
 	}
 	for name, commit := range st.Branches {
 		if name == "" || agentlab.ValidateRef(name) != nil || !isCommit(commit) {
@@ -184,10 +188,12 @@ type pushed struct {
 	checkout string // branch to check out in the main work tree
 	changes  string // commit of uncommitted changes for the work tree in dir
 	dir      string
+	modules  []submodule // that the session does not have
 }
 
-// push sends commits and sets branches. It returns why branches were not updated.
-func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string, m *meter) (map[string]string, error) {
+// push sends commits and sets branches. known are commits that the session has. It
+// returns why branches were not updated; the name "" is for the submodules.
+func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *meter) (map[string]string, error) {
 	tmp, remove, err := tempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
@@ -225,16 +231,28 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known map[string]string
 			faults[u.Branch] = agentlab.Cut(sanitize(fault), 300)
 		}
 	}
+	if got.Modules != "" {
+		faults[""] = agentlab.Cut(sanitize(got.Modules), 300)
+	}
 	return faults, nil
 }
 
+// knownTo are the commits that a session has.
+func knownTo(st guestapi.RepoState) []string {
+	return slices.AppendSeq(slices.Clone(st.Modules), maps.Values(st.Branches))
+}
+
 // pack makes a bundle of what the sandbox lacks; nil if that is nothing.
-func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known map[string]string, m *meter) (*os.File, error) {
+func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []string, m *meter) (*os.File, error) {
 	objects, err := git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err
 	}
-	bare, err := scratchRepo(ctx, tmp, objects)
+	all := []string{objects}
+	for _, module := range p.modules {
+		all = append(all, module.objects)
+	}
+	bare, err := scratchRepo(ctx, tmp, all...)
 	if err != nil {
 		return nil, err
 	}
@@ -252,6 +270,11 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known map[s
 	}
 	if p.changes != "" {
 		add(guestapi.RefChanges, p.changes)
+	}
+	for _, module := range p.modules {
+		if ref := guestapi.RefModules + module.commit; !slices.Contains(refs, ref) {
+			add(ref, module.commit)
+		}
 	}
 	if len(refs) == 0 {
 		return nil, nil
@@ -277,11 +300,9 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known map[s
 }
 
 // notRevs returns revisions that exclude the commits that exist.
-func notRevs(ctx context.Context, bare string, commits map[string]string) (string, error) {
+func notRevs(ctx context.Context, bare string, commits []string) (string, error) {
 	var ids strings.Builder
-	for _, id := range commits {
-		ids.WriteString(id + "\n")
-	}
+	ids.WriteString(strings.Join(commits, "\n") + "\n")
 	out, err := gitInput{stdin: strings.NewReader(ids.String())}.run(ctx, bare, "--git-dir="+bare, "cat-file", "--batch-check=%(objectname) %(objecttype)")
 	if err != nil {
 		return "", err

@@ -85,7 +85,7 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 		}
 		m := a.newMeter()
 		defer m.done()
-		faults, err := r.push(ctx, pushed{updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, st.Branches, m)
+		faults, err := r.push(ctx, pushed{updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, knownTo(st), m)
 		if err != nil {
 			return "", err
 		}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -259,8 +260,31 @@ func (r repo) state() (guestapi.RepoState, error) {
 		return st, err
 	}
 	stashes, err := r.stashes()
+	if err != nil {
+		return st, err
+	}
 	st.Elsewhere, st.Stashes = st.Elsewhere+len(saved)+stashes, &stashes
-	return st, err
+	return st, r.addModules(&st)
+}
+
+// addModules adds the commits of submodules that the host has sent, and the work in them.
+func (r repo) addModules(st *guestapi.RepoState) error {
+	sent, err := r.modules()
+	if err != nil || len(sent) == 0 {
+		return err
+	}
+	st.Modules = slices.Sorted(maps.Keys(sent))
+	for _, w := range st.Worktrees {
+		if w.Head == "" {
+			continue
+		}
+		n, err := r.moduleWork(filepath.Join(r.dir, w.Dir), sent, 0)
+		if err != nil {
+			return err
+		}
+		st.Elsewhere += n
+	}
+	return nil
 }
 
 func (r repo) stashes() (int, error) {
@@ -364,18 +388,31 @@ func (r repo) worktree(verb string, args []string) error {
 		if _, err := r.git("rev-parse", "--verify", "--quiet", "refs/heads/"+branch); err != nil {
 			add = append([]string{"worktree", "add", "--quiet", "-b", branch, dir}, args[1:]...)
 		}
-		_, err := r.git(add...)
-		return err
+		if _, err := r.git(add...); err != nil {
+			return err
+		}
+		return r.checkOutAllModules()
 	case "remove":
-		remove := []string{"worktree", "remove", dir}
 		if force {
-			remove = []string{"worktree", "remove", "--force", dir}
-		} else if head, err := r.runGit(command{dir: dir}, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+			_, err := r.git("worktree", "remove", "--force", dir)
+			return err
+		}
+		if n, err := r.uncommitted(dir); err != nil || n > 0 {
+			return errors.Join(err, fmt.Errorf("it has %s with uncommitted changes", agentlab.Plural(n, "file")))
+		}
+		if head, err := r.runGit(command{dir: dir}, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
 			if n, err := r.count(head, "--not", "--branches", "--remotes", "--tags"); err != nil || n > 0 {
 				return errors.Join(err, errors.New("its HEAD has commits that are on no branch"))
 			}
 		}
-		_, err := r.git(remove...)
+		if sent, err := r.modules(); err != nil || len(sent) == 0 {
+			_, rerr := r.git("worktree", "remove", dir)
+			return errors.Join(err, rerr)
+		} else if n, err := r.moduleWork(dir, sent, 0); err != nil || n > 0 {
+			return errors.Join(err, errors.New("its submodules have commits that were made here"))
+		}
+		// Git does not remove submodules otherwise.
+		_, err := r.git("worktree", "remove", "--force", dir)
 		return err
 	}
 	return errUsage

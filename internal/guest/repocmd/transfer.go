@@ -161,6 +161,9 @@ func (r repo) receive(in io.Reader) (guestapi.RepoReceived, error) {
 			return got, err
 		}
 	}
+	if err := r.checkOutAllModules(); err != nil { // the rest works without them
+		got.Modules = err.Error()
+	}
 	if p.Changes != "" {
 		if err := r.apply(p.Dir, p.Changes); err != nil {
 			return got, err
@@ -183,7 +186,18 @@ func (r repo) unbundle(in *bufio.Reader) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	_, err = r.git("bundle", "unbundle", f.Name())
+	refs, err := r.git("bundle", "unbundle", f.Name())
+	if err != nil {
+		return err
+	}
+	var update strings.Builder
+	for line := range strings.Lines(refs) {
+		commit, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if ref == guestapi.RefModules+commit {
+			fmt.Fprintf(&update, "update %s %s\n", ref, commit)
+		}
+	}
+	_, err = r.runGit(command{in: strings.NewReader(update.String())}, "update-ref", "--stdin")
 	return err
 }
 
