@@ -79,7 +79,7 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		for _, h := range got.Fetched {
 			s.commits += h.Commits
 		}
-		current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+		current := currentBranch(ctx, w.path)
 		if ref := w.link.ref(current); w.state.Branches[current] != "" {
 			if isAncestor(ctx, w.path, "HEAD", ref) {
 				err = s.forward(ctx, a, w, current, ref)

@@ -120,7 +120,10 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 			got.names = append(got.names, fields[i])
 		}
 	}
-	return got, nil
+	if len(got.filtered) > 0 {
+		got.filtered, err = withoutObjects(ctx, path, got.filtered)
+	}
+	return got, err
 }
 
 // commitChanges makes a commit of changed files on top of HEAD, with a copy of the index:
@@ -153,10 +156,10 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 			list.WriteString(name + "\x00")
 		}
 	}
-	if list.Len() > 0 { // without names, git would add everything
+	if list.Len() > 0 {
 		add := in
 		add.stdin = strings.NewReader(list.String())
-		if _, err := add.run(ctx, path, "add", "--all", "--pathspec-from-file=-", "--pathspec-file-nul"); err != nil {
+		if _, err := add.run(ctx, path, "update-index", "--add", "--remove", "--replace", "-z", "--stdin"); err != nil {
 			return "", err
 		}
 	}

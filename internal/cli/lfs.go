@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -135,10 +136,10 @@ func (a *App) sendLFS(ctx context.Context, r sessionRepo, commit string) error {
 		a.progressf("sent %s of Git LFS", agentlab.Plural(len(send), "object"))
 	}
 	if names := l.names(isMissing); len(names) > 0 {
-		a.progressf("note: %s stay pointers: their content is neither here nor in the sandbox\n  → git lfs fetch, and start again", lfsNames(names))
+		a.progressf("note: the sandbox has only the pointers of %s: the content is not on this machine\n  → git lfs fetch, and start again", lfsNames(names))
 	}
 	if here := l.names(func(p lfs.Pointer) bool { return !isMissing(p) }); !got.Installed && len(here) > 0 {
-		a.progressf("note: %s stay pointers: the image of the sandbox does not have git-lfs", lfsNames(here))
+		a.progressf("note: the sandbox has only the pointers of %s: its image does not have git-lfs", lfsNames(here))
 	}
 	return nil
 }
@@ -267,6 +268,23 @@ func (b *checkedBundle) newLFS(ctx context.Context) ([]lfs.Pointer, lfs.Store, e
 	}
 	store, err := lfs.StoreOf(lfsGit(ctx, b.path))
 	return list, store, err
+}
+
+// withoutObjects returns the names without files of Git LFS whose content is the object of
+// the pointer in the index, which git without filters takes for changed ones.
+func withoutObjects(ctx context.Context, path string, names []string) ([]string, error) {
+	files, err := lfs.Files(lfsGit(ctx, path), "")
+	if err != nil || len(files) == 0 {
+		return names, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	files = slices.DeleteFunc(files, func(f lfs.File) bool { return !slices.Contains(names, f.Path) })
+	same := localLFS{files: lfs.Unchanged(root, files)}.names(func(lfs.Pointer) bool { return true })
+	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(same, name) }), nil
 }
 
 // checkOutLFS puts objects into the work tree in place of their pointers, after a merge

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,11 +136,15 @@ func (in gitInput) run(ctx context.Context, dir string, args ...string) (string,
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// oneLine returns what git prints with an error as one line, without its hints.
+// gitMeter matches what git prints about its progress.
+var gitMeter = regexp.MustCompile(`^(Enumerating|Counting|Compressing|Writing) objects: |^Delta compression using |^Total [0-9]+ `)
+
+// oneLine returns what git prints with an error as one line, without its progress and
+// hints.
 func oneLine(s string) string {
 	var parts []string
-	for line := range strings.SplitSeq(s, "\n") {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "hint:") {
+	for line := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == '\n' || r == '\r' }) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "hint:") && !gitMeter.MatchString(line) {
 			parts = append(parts, line)
 		}
 	}
@@ -151,6 +156,14 @@ func lastLine(s string) string { return s[strings.LastIndexByte(s, '\n')+1:] }
 // detachedBranch is the branch in the bundle for a commit that the user did not
 // specify by a branch.
 const detachedBranch = "agentlab-base"
+
+// currentBranch returns the branch that is checked out; "" if HEAD is detached. Git's short
+// name of a branch depends on tags of that name.
+func currentBranch(ctx context.Context, path string) string {
+	ref, _ := git(ctx, path, "symbolic-ref", "--quiet", "HEAD")
+	branch, _ := strings.CutPrefix(ref, "refs/heads/")
+	return branch
+}
 
 // branchName returns the branch in the bundle for the commit of ref.
 func branchName(ctx context.Context, path, ref string) string {

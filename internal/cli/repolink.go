@@ -37,6 +37,9 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 		if _, serr := os.Stat(path); serr != nil {
 			return repoLink{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no directory %s", path).WithHint("check the path, or clone the repository first")
 		}
+		if fault := gitRefuses(path, err); fault != nil {
+			return repoLink{}, fault
+		}
 		if bare, berr := git(ctx, path, "rev-parse", "--is-bare-repository"); berr == nil && bare == "true" {
 			return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is a bare repository, which has no work tree", path).
 				WithHint("clone it, and start there: git clone %s", shellQuote(path))
@@ -85,7 +88,7 @@ func shortHash(text string) string {
 // currentLink is findLink for the branch that is checked out if that has a session of its
 // own, and otherwise for the repository.
 func currentLink(ctx context.Context, path string) (repoLink, error) {
-	if branch, err := git(ctx, path, "symbolic-ref", "--quiet", "--short", "HEAD"); err == nil && branch != "" {
+	if branch := currentBranch(ctx, path); branch != "" {
 		if l, err := findLink(ctx, path, branch); err == nil && l.session != "" {
 			return l, nil
 		}
@@ -181,19 +184,27 @@ func (l *repoLink) keepProfile(ctx context.Context, c *client.Client) error {
 
 // remove deletes the remote from the configuration of the repository, and its refs.
 func (l *repoLink) remove(ctx context.Context) error {
-	_, err := git(ctx, l.path, "remote", "remove", l.remote)
+	if err := deleteRefs(ctx, l.path, strings.TrimSuffix(l.ref(""), "/")); err != nil {
+		return err
+	}
+	_, err := git(ctx, l.path, "remote", "remove", l.remote) // which would run a hook for refs
 	l.session = ""
+	return err
+}
+
+// deleteRefs deletes refs of a repository with a prefix.
+func deleteRefs(ctx context.Context, path, prefix string) error {
+	refs, err := git(ctx, path, "for-each-ref", "--format=delete %(refname)", prefix)
+	if err != nil || refs == "" {
+		return err
+	}
+	_, err = gitInput{stdin: strings.NewReader(refs + "\n")}.run(ctx, path, "update-ref", "--no-deref", "--stdin")
 	return err
 }
 
 // forgetApplied deletes the refs for what was applied from a session.
 func (l repoLink) forgetApplied(ctx context.Context, session string) error {
-	refs, err := git(ctx, l.path, "for-each-ref", "--format=delete %(refname)", appliedRefs+session)
-	if err != nil || refs == "" {
-		return err
-	}
-	_, err = gitInput{stdin: strings.NewReader(refs + "\n")}.run(ctx, l.path, "update-ref", "--no-deref", "--stdin")
-	return err
+	return deleteRefs(ctx, l.path, appliedRefs+session)
 }
 
 // ref is the local ref of a branch of the session.

@@ -14,7 +14,11 @@ import (
 
 // sourceHead returns the commit and branch that a start pushes.
 func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
-	src, err := findSource(ctx, path, branch)
+	ref := branch
+	if branch != "" {
+		ref = "refs/heads/" + branch // and no tag of that name
+	}
+	src, err := findSource(ctx, path, ref)
 	if branch != "" && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		begin, what := "refs/remotes/origin/"+branch, "origin/"+branch
 		if src, err = findSource(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -28,11 +32,40 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
 		return src, agentlab.Errorf(agentlab.CodeInvalid, "%s", e.Message).WithHint("commit something first: git add . && git commit -m First")
 	}
-	if err == nil && !isCommit(src.commit) {
-		return src, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path).
-			WithHint("convert a copy of it: git fast-export --all, and git fast-import in a repository of git init --object-format=sha1")
-	}
 	return src, err
+}
+
+// packFirst packs what a new session gets, before the session exists: a repository that
+// cannot be packed, for example because it is damaged, leaves nothing behind.
+func (a *App) packFirst(ctx context.Context, l repoLink, src *localSource) (done func(), err error) {
+	tmp, remove, err := tempDir("agentlab-push-*")
+	if err != nil {
+		return nil, err
+	}
+	p := pushed{modules: src.modules, updates: []guestapi.RepoUpdate{{Branch: src.branch, Commit: src.commit}}}
+	if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
+		p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
+	}
+	m := a.newMeter()
+	defer m.done()
+	p.bundle, err = sessionRepo{path: l.path}.pack(ctx, tmp, p, nil, m)
+	if err != nil {
+		remove()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, cannotPack(l.path, err)
+	}
+	src.first = &p
+	return func() {
+		_ = p.bundle.Close()
+		remove()
+	}, nil
+}
+
+// cannotPack is the error of a repository that git cannot pack.
+func cannotPack(path string, err error) error {
+	return agentlab.Errorf(agentlab.CodeInvalid, "%s cannot be packed: %w", path, err).WithField("repo").WithHint("find what is damaged: git fsck")
 }
 
 // sendCode makes the repository in the guest and pushes a branch to it, which is checked
@@ -48,7 +81,9 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	}
 	isNew := len(st.Branches) == 0
 	p := pushed{modules: slices.DeleteFunc(slices.Clone(src.modules), func(m submodule) bool { return slices.Contains(st.Modules, m.commit) })}
-	if at := st.Branches[src.branch]; at != src.commit {
+	if isNew && src.first != nil {
+		p = *src.first
+	} else if at := st.Branches[src.branch]; at != src.commit {
 		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
 		case note != "":
 			a.progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
@@ -57,9 +92,6 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 		}
 	}
 	if isNew {
-		if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
-			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
-		}
 		a.warnUnsent(ctx, src)
 	}
 	stays := ""
@@ -73,6 +105,17 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	}
 	if p.changes, err = a.carriedChanges(ctx, &l, o); err != nil {
 		return err
+	}
+	if p.bundle != nil && p.changes != "" { // it does not have them
+		first := p
+		first.changes = ""
+		if err := a.pushCode(ctx, r, first, st, src); err != nil {
+			return err
+		}
+		if st, err = r.state(ctx); err != nil {
+			return err
+		}
+		p = pushed{changes: p.changes}
 	}
 	if err := a.pushCode(ctx, r, p, st, src); err != nil {
 		return err
@@ -117,11 +160,11 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 	for branch, fault := range faults {
 		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
 	}
-	if len(faults) < len(p.updates) {
-		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
-	}
 	if n := len(p.modules); n > 0 {
 		a.progressf("sent %s", agentlab.Plural(n, "submodule"))
+	}
+	if len(faults) < len(p.updates) {
+		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
 	}
 	if p.checkout == "" {
 		return nil

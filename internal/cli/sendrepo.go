@@ -29,6 +29,7 @@ type localSource struct {
 	modules       []submodule
 	unsent        []skippedSubmodule
 	lfs           localLFS // set by sendBundle
+	first         *pushed  // set by packFirst
 }
 
 // commitID matches the output of git rev-parse for one commit.
@@ -38,6 +39,9 @@ var commitID = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	none := localSource{}
 	objects, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if fault := gitRefuses(path, err); fault != nil {
+		return none, fault
+	}
 	if err != nil {
 		return none, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", path, err).WithField("repo").
 			WithHint("run 'git init' there and commit something, or remove --repo")
@@ -52,9 +56,12 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", sanitize(ref), path).WithField("ref").
 			WithHint("list them with 'git branch' and 'git tag'")
 	}
-	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
-		return none, agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
-			WithHint("run 'git fetch --unshallow' first, or use the URL of the repository")
+	if !isCommit(commit) {
+		return none, agentlab.Errorf(agentlab.CodeUnsupported, "%s uses SHA-256 object names, which cannot be sent", path).WithField("repo").
+			WithHint("convert a copy of it: git fast-export --all, and git fast-import in a repository of git init --object-format=sha1")
+	}
+	if err := wholeHistory(ctx, path, commit); err != nil {
+		return none, err
 	}
 	src := localSource{path: path, objects: objects, commit: commit, branch: branchName(ctx, path, ref)}
 	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
@@ -63,6 +70,46 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 	}
 	src.modules, src.unsent, err = findModules(ctx, top, commit, "", 0)
 	return src, err
+}
+
+// gitRefuses returns the error for a repository that git does not open, with what to do;
+// nil for other errors.
+func gitRefuses(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "dubious ownership"):
+		return agentlab.Errorf(agentlab.CodeDenied, "git does not open %s: it has dubious ownership, because it belongs to another user", path).WithField("repo").
+			WithHint("if you trust it: git config --global --add safe.directory %s", shellQuote(path))
+	case strings.Contains(text, "repository extension"), strings.Contains(text, "repo version"):
+		return agentlab.Errorf(agentlab.CodeUnsupported, "git does not open %s: %s", path, sanitize(strings.ReplaceAll(text, "\t", ""))).WithField("repo").
+			WithHint("a newer git can: see 'git version', and update it")
+	}
+	return nil
+}
+
+// wholeHistory returns an error for a clone that lacks objects of a commit.
+func wholeHistory(ctx context.Context, path, commit string) error {
+	if shallow, _ := git(ctx, path, "rev-parse", "--is-shallow-repository"); shallow == "true" {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s is a shallow clone, which cannot be sent", path).WithField("repo").
+			WithHint("run 'git fetch --unshallow' first, or use the URL of the repository")
+	}
+	if _, err := git(ctx, path, "config", "--get-regexp", `^remote\..*\.(promisor|partialclonefilter)$`); err != nil {
+		return nil //nolint:nilerr // no remote has more objects
+	}
+	missing := false
+	out := &lineWriter{report: func(line string) { missing = missing || strings.HasPrefix(line, "?") }}
+	_, err := gitInput{stdout: out}.run(ctx, path, "rev-list", "--objects", "--no-object-names", "--missing=print", commit)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil || missing {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s is a partial clone without some objects, which cannot be sent", path).WithField("repo").
+			WithHint("get them: git fetch --refetch --no-filter; or use the URL of the repository")
+	}
+	return nil
 }
 
 // shown returns the ref of the job: the requested one, or else the branch or
@@ -113,12 +160,12 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	file, err := packBundle(ctx, dir, src, &gitProgress{m: m, what: "packing " + src.path})
 	m.done()
 	if err != nil {
-		return fail("cannot pack %s: %w", src.path, err)
+		return "", cannotPack(src.path, err)
 	}
 	defer func() { _ = file.Close() }()
 	st, err := file.Stat()
 	if err != nil {
-		return fail("cannot pack %s: %w", src.path, err)
+		return "", cannotPack(src.path, err)
 	}
 	with := ""
 	if n := len(src.modules); n > 0 {

@@ -189,6 +189,7 @@ type pushed struct {
 	changes  string // commit of uncommitted changes for the work tree in dir
 	dir      string
 	modules  []submodule // that the session does not have
+	bundle   *os.File    // of pack for a session without commits; nil means that push packs
 }
 
 // push sends commits and sets branches. known are commits that the session has. It
@@ -199,9 +200,12 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 		return nil, err
 	}
 	defer remove()
-	bundle, err := r.pack(ctx, tmp, p, known, m)
-	if err != nil {
-		return nil, err
+	bundle := p.bundle
+	if bundle == nil {
+		if bundle, err = r.pack(ctx, tmp, p, known, m); err != nil {
+			return nil, err
+		}
+		defer func() { _ = bundle.Close() }()
 	}
 	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.updates, Changes: p.changes, Dir: p.dir, Checkout: p.checkout})
 	if err != nil {
@@ -209,7 +213,6 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 	}
 	in := io.Reader(bytes.NewReader(append(line, '\n')))
 	if bundle != nil {
-		defer func() { _ = bundle.Close() }()
 		st, err := bundle.Stat()
 		if err != nil {
 			return nil, err

@@ -186,6 +186,13 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.askChanges(ctx, l, &o); err != nil {
 		return err
 	}
+	if l.session == "" || o.fresh {
+		done, err := a.packFirst(ctx, l, &head)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
 	if o.fresh && l.session != "" {
 		if err := a.removeForFresh(ctx, c, &l, o); err != nil {
 			return err

@@ -359,7 +359,7 @@ func (w *openedSession) option() string {
 // notMerged returns why a sync has merged nothing, and a command that merges what the
 // session has and the branch lacks; "" if there is none.
 func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
-	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+	current := currentBranch(ctx, w.path)
 	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
 	switch at := w.state.Branches[from]; {
 	case at == "":

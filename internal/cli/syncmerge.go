@@ -16,7 +16,7 @@ import (
 // mergeSession merges a branch of a session into a local one, with the findings of the
 // return check; nil means that it had everything.
 func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, []returncheck.Finding, error) {
-	current, _ := git(ctx, w.path, "symbolic-ref", "--quiet", "--short", "HEAD")
+	current := currentBranch(ctx, w.path)
 	from := w.mergeSource(current, into, worktree)
 	if w.state.Branches[from] == "" {
 		if worktree == "" && into == "" && current != "" {

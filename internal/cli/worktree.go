@@ -37,11 +37,11 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		w, err := a.openSession(ctx, c, name)
+		src, err := a.sourceHead(ctx, ".", "")
 		if err != nil {
 			return err
 		}
-		src, err := a.sourceHead(ctx, w.path, "")
+		w, err := a.openSession(ctx, c, name)
 		if err != nil {
 			return err
 		}

@@ -5,11 +5,14 @@ package fakebackend
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
+	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
@@ -17,11 +20,35 @@ import (
 var Backend = registry.Backend{Name: "fake", Open: open}
 
 func open(env registry.Env) (registry.Opened, error) {
-	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.Paths.State, "fake"), Logger: env.Log})
+	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.Paths.State, "fake"), Logger: env.Log, Programs: programs()})
 	if err != nil {
 		return registry.Opened{}, fmt.Errorf("opening the fake backend: %w", err)
 	}
 	return registry.Opened{Driver: d, Images: namedImages{env.Images}}, nil
+}
+
+// GuestGit is an environment variable for the daemon: a directory. With it, guests have
+// the repository of a session there, in a directory with the UID of their volume.
+const GuestGit = "AGENTLAB_TEST_GUEST_GIT"
+
+func programs() map[string]fake.Program {
+	dir := os.Getenv(GuestGit)
+	if dir == "" {
+		return nil
+	}
+	return map[string]fake.Program{
+		"ln": func(string, []string, io.Reader, io.Writer, io.Writer) int { return 0 },
+		"agentlab-agent": func(volume string, args []string, in io.Reader, out, errOut io.Writer) int {
+			if len(args) == 0 || args[0] != "repo" {
+				return 0 // terminals
+			}
+			if err := repocmd.Run(filepath.Join(dir, volume, "repo"), args[1:], in, out); err != nil {
+				_, _ = fmt.Fprintln(errOut, "agentlab-agent: "+err.Error())
+				return 1
+			}
+			return 0
+		},
+	}
 }
 
 // namedImages are the images of the store by name only. The fake backend boots

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -30,9 +31,15 @@ type Config struct {
 	Logger    *slog.Logger     // default: discards
 	// They remove the capabilities of these names.
 	NoForks, NoKeptSnapshots, NoVolumeHotplug, NoAttachedVolumeSnapshots, NoNested bool
+	// Programs are further programs of guests, by name. They get the UID of the volume that
+	// the guest has, "" for none.
+	Programs map[string]Program
 	// AnySpec makes Create return a sandbox that exists with another specification.
 	AnySpec bool
 }
+
+// Program is a program of guests. It returns its exit code.
+type Program func(volume string, args []string, in io.Reader, out, errOut io.Writer) int
 
 // Host is the machine on which the fake's VMs run.
 type Host struct {

@@ -93,6 +93,11 @@ func (p *process) run(argv []string) stream.ExitStatus {
 
 // command runs one program.
 func (p *process) command(argv []string) int {
+	if program := p.g.in.h.cfg.Programs[argv[0]]; program != nil {
+		uid := ""
+		p.g.in.h.volumeFiles(p.g.in.rec.Spec.UID, func(v *volume) { uid = v.UID })
+		return program(uid, argv[1:], p.stdin, p.out, p.errOut)
+	}
 	switch argv[0] {
 	case "true", ":":
 		return 0

@@ -303,6 +303,24 @@ func TestPack(t *testing.T) {
 	}
 }
 
+// Uncommitted changes of a sparse work tree are packed: also a new file outside, and
+// nothing that is not checked out counts as removed.
+func TestPackSparse(t *testing.T) {
+	l := newLab(t)
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	commit(t, l.dir, "a", "1")
+	head := commit(t, l.dir, "dir/b", "1")
+	git(t, l.dir, "sparse-checkout", "set", "--no-cone", "/a")
+	write(t, filepath.Join(l.dir, "new"), "new")
+	file := filepath.Join(t.TempDir(), "bundle")
+	write(t, file, l.ok(guestapi.RepoPack{Branches: []string{"main"}, Have: []string{head}, Changes: true}, "pack"))
+	git(t, l.host, "fetch", "-q", l.dir, "main")
+	git(t, l.host, "fetch", "-q", file, guestapi.RefChanges+":refs/got")
+	if got := git(t, l.host, "diff", "--name-status", head, "refs/got"); got != "A\tnew" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestWorktrees(t *testing.T) {
 	l := newLab(t)
 	head := commit(t, l.host, "a", "1")

@@ -89,7 +89,11 @@ func (r repo) changes(dir string) (made bool, err error) {
 		return false, err
 	}
 	c.env = []string{"GIT_INDEX_FILE=" + index}
-	if _, err := r.runGit(c, "add", "--all", "--", "."); err != nil {
+	add := []string{"add", "--all"}
+	if sparse, err := r.runGit(c, "config", "--type=bool", "core.sparseCheckout"); err == nil && sparse == "true" {
+		add = append(add, "--sparse") // also files that the agent has not checked out
+	}
+	if _, err := r.runGit(c, append(add, "--", ".")...); err != nil {
 		return false, err
 	}
 	tree, err := r.runGit(c, "write-tree")
