@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/test/fakebackend"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
+	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // kindLab is a daemon on the fake backend, whose guests have git.
@@ -103,7 +104,11 @@ func TestKindsOfRepositories(t *testing.T) {
 		repoKinds["another owner"] = k
 	}
 	all := newKindLab(t)
-	for _, name := range slices.Sorted(maps.Keys(repoKinds)) {
+	names := slices.Sorted(maps.Keys(repoKinds))
+	if sample.Short(t, "it runs all commands with dozens of repositories") {
+		names = sample.Of(t, 12, names)
+	}
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			kind, k := repoKinds[name], all.with(t)
 			if kind.begin == "" {
