@@ -49,8 +49,10 @@ func findLFS(ctx context.Context, path, commit string) (l localLFS, err error) {
 
 // objects returns the objects of the files, each once.
 func (l localLFS) objects() (list []lfs.Pointer) {
+	seen := map[lfs.Pointer]bool{}
 	for _, f := range l.files {
-		if !slices.Contains(list, f.Pointer) {
+		if !seen[f.Pointer] {
+			seen[f.Pointer] = true
 			list = append(list, f.Pointer)
 		}
 	}
@@ -127,12 +129,21 @@ func (a *App) sendLFS(ctx context.Context, r sessionRepo, commit string) error {
 	if err != nil {
 		return err
 	}
-	isMissing := func(p lfs.Pointer) bool { return slices.Contains(got.Missing, p.OID) }
+	missing := map[string]bool{}
+	note := func() {
+		clear(missing)
+		for _, oid := range got.Missing {
+			missing[oid] = true
+		}
+	}
+	note()
+	isMissing := func(p lfs.Pointer) bool { return missing[p.OID] }
 	send := slices.DeleteFunc(slices.Clone(all), func(p lfs.Pointer) bool { return !isMissing(p) || !l.store.Has(p) })
 	if len(send) > 0 {
 		if got, err = r.receiveLFS(ctx, a, l.store, all, send); err != nil {
 			return err
 		}
+		note()
 		a.progressf("sent %s of Git LFS", agentlab.Plural(len(send), "object"))
 	}
 	if names := l.names(isMissing); len(names) > 0 {

@@ -196,11 +196,11 @@ func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.Repo
 		return branch + " has a work tree of its own", nil
 	}
 	if _, err := git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
-		return "that branch was made in the session", nil
+		return "that branch was made in the session", nil //nolint:nilerr // git has found no such branch
 	}
 	if at.Head != "" {
 		if _, err := git(ctx, r.path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
-			return "it has commits that are not here; get them first: agentlab sync", nil
+			return "it has commits that are not here; get them first: agentlab sync", nil //nolint:nilerr // nor the commit
 		}
 	}
 	p, err := r.programs(ctx, guestapi.MainWorktree)
