@@ -90,6 +90,7 @@ type SessionRequest struct {
 	Image     string // name of an image; "" means the profile's or the default
 	Branch    string
 	IfMissing bool // return the session with Name, or without a name that of Branch, if there is one
+	Quick     bool // without Image: while that of the profile must be built, use the one of agents if it is smaller
 	// Workspace is the workspace; without a name, a new one with the name of the
 	// session.
 	Workspace WorkspaceSelection

@@ -35,6 +35,7 @@ type SessionCreate struct {
 	Image     string `json:"image,omitempty" doc:"Image of its sandboxes; default: the profile's"`
 	Branch    string `json:"branch,omitempty" doc:"Git branch that its jobs work on"`
 	IfMissing bool   `json:"if_missing,omitempty" doc:"Return the session with the name, or without a name that of the branch, if there is one"`
+	Quick     bool   `json:"quick,omitempty" doc:"Without image: while the image of the profile is not built, use the one of agents (images.agents in config.yaml) if it is a part of it"`
 
 	WorkspaceSelection
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -15,17 +16,20 @@ import (
 // containerFiles describe the dev container of a repository, see docs/environments.md.
 var containerFiles = []string{".devcontainer/devcontainer.json", ".devcontainer.json"}
 
+// hasContainer reports whether the work tree in dir describes a dev container.
+func hasContainer(dir string) bool {
+	return slices.ContainsFunc(containerFiles, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	})
+}
+
 // startEnvironment starts the services and the dev container of the repository in its
 // sandbox, which opening the terminal would do later. It is called if the work tree here
 // has an environment, so that the user sees what happens. services reports whether there
 // are services; mode is the one of the flag.
 func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, services bool, mode string) error {
-	found := services || mode != ""
-	for _, name := range containerFiles {
-		_, err := os.Lstat(filepath.Join(l.path, name))
-		found = found || err == nil
-	}
-	if !found {
+	if !services && mode == "" && !hasContainer(l.path) {
 		return nil
 	}
 	p, err := c.Profile(ctx, s.Profile)

@@ -224,11 +224,11 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 	return heads, nil
 }
 
-// ensureSession returns the session of a repository, and creates it if there is none. An
-// empty profile is that of the session that was there before, or else the default.
+// ensureSession returns the session of a repository, and creates it as in want if there is
+// none. An empty profile is that of the session that was there before, or else the default.
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
-func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch, profile, image string) (s api.Session, created bool, err error) {
+func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch string, want api.SessionCreate) (s api.Session, created bool, err error) {
 	unlock, err := a.lockRepo(ctx, l.path, false)
 	if err != nil {
 		return s, false, err
@@ -242,7 +242,7 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 		s, err = c.Session(ctx, name)
 		switch {
 		case err == nil && l.owns(s, branch):
-			if err := sameProfile(s, profile); err != nil {
+			if err := sameProfile(s, want.Profile); err != nil {
 				return s, false, err
 			}
 			return s, false, l.set(ctx, s.ID, s.Profile)
@@ -252,9 +252,7 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 			return s, false, err
 		}
 	}
-	if profile == "" {
-		profile = l.profile(ctx)
-	}
+	want.Profile = cmp.Or(want.Profile, l.profile(ctx))
 	if name == "" || agentlab.IsSessionID(name) { // of a session that was deleted
 		if name, err = l.freeName(ctx, c, branch); err != nil {
 			return s, false, err
@@ -269,13 +267,15 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 		}
 	}
 	plain := name == l.projectName(branch)
-	s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, Image: image, IfMissing: !plain})
+	want.Name, want.IfMissing = name, !plain
+	s, err = c.CreateSession(ctx, want)
 	if plain && agentlab.CodeOf(err) == agentlab.CodeExists { // another repository was faster
 		name = l.longName(branch)
 		if err := l.set(ctx, name, ""); err != nil {
 			return s, false, err
 		}
-		s, err = c.CreateSession(ctx, api.SessionCreate{Name: name, Profile: profile, Image: image, IfMissing: true})
+		want.Name, want.IfMissing = name, true
+		s, err = c.CreateSession(ctx, want)
 	}
 	if err != nil {
 		return s, false, err

@@ -95,7 +95,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	c, app := store.client(t), &App{Stderr: io.Discard}
 	ensure := func(l repoLink) api.Session {
 		t.Helper()
-		s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive", "")
+		s, _, err := app.ensureSession(t.Context(), c, &l, "", api.SessionCreate{Profile: "interactive"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +137,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	for i := range got {
 		wg.Go(func() {
 			l := fourth
-			s, _, err := app.ensureSession(t.Context(), c, &l, "", "interactive", "")
+			s, _, err := app.ensureSession(t.Context(), c, &l, "", api.SessionCreate{Profile: "interactive"})
 			if got[i] = s; err != nil {
 				t.Error(err)
 			}
@@ -156,7 +156,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 func TestImageOfSessionWithTakenName(t *testing.T) {
 	store := &sessionStore{all: []api.Session{{ID: agentlab.NewSessionID(), Name: "app"}}, unseen: "app"}
 	l := appRepo(t)
-	s, created, err := (&App{Stderr: io.Discard}).ensureSession(t.Context(), store.client(t), &l, "", "interactive", "agents")
+	s, created, err := (&App{Stderr: io.Discard}).ensureSession(t.Context(), store.client(t), &l, "", api.SessionCreate{Profile: "interactive", Image: "agents"})
 	if err != nil || !created || s.Name == "app" || s.Image != "agents" {
 		t.Errorf("%+v, %v, %v", s, created, err)
 	}

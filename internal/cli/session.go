@@ -118,7 +118,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 	return query(a, "show SESSION", "Show a session and its history", exactArgs("SESSION"), one((*client.Client).Session), func(s api.Session) error {
 		t := newTable(a.Stdout, "Session:", s.Name)
 		for _, r := range [][2]string{
-			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
+			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Image:", s.Image}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
 			{"State:", s.State}, {"Created:", localTime(s.CreatedAt)},
 		} {
 			t.optional(r[0], r[1])

@@ -63,7 +63,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s, _, err := app.ensureSession(t.Context(), c, &l, branch, "interactive", "")
+			s, _, err := app.ensureSession(t.Context(), c, &l, branch, api.SessionCreate{Profile: "interactive"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -202,8 +202,11 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 		return err
 	}
 	p := a.projectOf(ctx, l.path, head.commit)
-	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.profile, cmp.Or(o.image, p.Image))
+	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.path, p))
 	err = projectImage(err, o.image == "" && p.Image != "")
+	if err == nil && created && cmp.Or(o.image, p.Image) == "" {
+		a.noteQuick(ctx, c, s)
+	}
 	if err == nil && !created {
 		err = a.sameImage(s, o.image, p.Image)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
 )
 
 // warnBeforeStart says what would disappoint the user minutes later: that the agent has
@@ -57,6 +58,24 @@ func (a *App) noteHost(all []api.Finding) {
 	if len(found) > 0 {
 		a.progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
 	}
+}
+
+// newSession returns the request for the session of the repository in dir, if there is
+// none. It does not wait for the build of the image dev, unless the repository needs
+// Docker.
+func (o *startOptions) newSession(dir string, p projectfile.File) api.SessionCreate {
+	docker := p.Services != "" || o.devcontainer == agentlab.DevcontainerOn || o.devcontainer != agentlab.DevcontainerOff && hasContainer(dir)
+	return api.SessionCreate{Profile: o.profile, Image: cmp.Or(o.image, p.Image), Quick: !docker}
+}
+
+// noteQuick says that a new session has not the image of its profile, because that is
+// not built.
+func (a *App) noteQuick(ctx context.Context, c *client.Client, s api.Session) {
+	p, err := c.Profile(ctx, s.Profile)
+	if err != nil || s.Image == "" || p.Image == "" {
+		return
+	}
+	a.progressf("note: the session has the smaller image %s, because %s is not built\n  → build it for later sessions: agentlab image build %[2]s; this one gets it with 'agentlab start --fresh'", s.Image, sanitize(p.Image))
 }
 
 // noteUnfinished says what remains of a start that ended early. Its sandbox is made or

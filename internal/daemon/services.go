@@ -235,6 +235,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
 		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.bootable, DefaultProfile: s.settings.DefaultProfile,
+		AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,

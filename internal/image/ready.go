@@ -53,6 +53,25 @@ func (s *Store) find(ref string) (r *Recipe, built bool, err error) {
 	return r, built, nil
 }
 
+// IsPart reports whether the image ref must be built, and its recipe extends the one of
+// the image part. An image of an older recipe counts as built: its layers make the next
+// build short.
+func (s *Store) IsPart(part, ref string) bool {
+	r, _, err := s.find(ref)
+	if err != nil || r == nil {
+		return false
+	}
+	if _, err := s.resolve(r.Name, ""); err == nil {
+		return false
+	}
+	for p := r.parent; p != nil; p = p.parent {
+		if p.Name == part {
+			return true
+		}
+	}
+	return false
+}
+
 // Bootable is a Store as a backend boots from it: missing images are built.
 type Bootable struct{ *Store }
 

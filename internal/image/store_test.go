@@ -409,3 +409,38 @@ func running(t *testing.T, seconds string) bool {
 	}
 	return false
 }
+
+// A missing shipped image can be replaced by a part of it, for a session that starts at
+// once; nothing else can.
+func TestIsPart(t *testing.T) {
+	s := newStore(t, "1")
+	for _, c := range []struct {
+		part, ref string
+		want      bool
+	}{
+		{"agents", "dev", true}, {"base", "dev", true}, {"base", "agents", true},
+		{"agents", "agents", false}, {"dev", "agents", false}, {"agents", "base", false},
+		{"agents", "mine", false}, {"agents", "dev@0123456789abcdef0123", false}, {"mine", "dev", false},
+	} {
+		if got := s.IsPart(c.part, c.ref); got != c.want {
+			t.Errorf("IsPart(%s, %s) = %v", c.part, c.ref, got)
+		}
+	}
+	img := mustEnsure(t, s, "dev")
+	if s.IsPart("agents", "dev") {
+		t.Error("dev is built")
+	}
+	img.RecipeKey = "of an older recipe"
+	if err := os.Remove(filepath.Join(img.Dir, fileStamp)); err != nil {
+		t.Fatal(err)
+	}
+	if err := img.write(filepath.Join(img.Dir, fileStamp)); err != nil {
+		t.Fatal(err)
+	}
+	if _, built, err := s.find("dev"); built || err != nil {
+		t.Fatalf("it is still the current one: %v", err)
+	}
+	if s.IsPart("agents", "dev") {
+		t.Error("an image of an older recipe counts as built")
+	}
+}

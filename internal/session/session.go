@@ -59,6 +59,12 @@ type Images interface {
 	Check(name string) error
 }
 
+// builder is implemented by Images that are built on this machine.
+type builder interface {
+	// IsPart reports whether the image ref must be built, and extends the image part.
+	IsPart(part, ref string) bool
+}
+
 // Config is the configuration of a Service. All fields are required.
 type Config struct {
 	Store          Store
@@ -67,6 +73,7 @@ type Config struct {
 	Profiles       Profiles
 	Images         Images
 	DefaultProfile string // of sessions without a profile in the request
+	AgentsImage    string // of a quick session
 }
 
 // Service manages sessions. Its methods are safe for concurrent use.
@@ -116,6 +123,9 @@ func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentl
 		if err := s.cfg.Images.Check(r.Image); err != nil {
 			return none, err
 		}
+	}
+	if b, ok := s.cfg.Images.(builder); ok && r.Quick && r.Image == "" && b.IsPart(s.cfg.AgentsImage, prof.Image) {
+		r.Image = s.cfg.AgentsImage
 	}
 	sel := r.Workspace
 	if sel.Workspace == "" {
