@@ -216,6 +216,8 @@ type Report struct {
 
 	Progress *Progress    `json:"progress,omitempty"` // in phase "clone"
 	Kills    *MemoryKills `json:"kills,omitempty"`    // if there are any
+
+	KeyRejected bool `json:"key_rejected,omitempty"` // the agent failed because its model rejects its key
 }
 
 // Progress is the progress of a clone.

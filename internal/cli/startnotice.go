@@ -39,11 +39,12 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	if agentlab.CodeOf(err) != agentlab.CodePreflight {
 		return nil
 	}
-	a.progressf("warning: %s\n  → store a credential: agentlab login %s; or log in inside the agent", sanitize(err.Error()), o.agent)
+	hint, _, _ := strings.Cut(agentlab.HintOf(err), "; --no-preflight") // which is an option of jobs
+	a.progressf("warning: %s\n  → %s", sanitize(err.Error()), sanitize(hint))
 	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.confirm("Start it nevertheless?") {
 		return nil
 	}
-	return usageErrorf("nothing was started: not confirmed").WithHint("agentlab login %s", o.agent)
+	return usageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
 }
 
 // noteHost says what the last check of the host has found, such as that CPUs are

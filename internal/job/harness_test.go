@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,6 +82,18 @@ func (p *profiles) Use(name string) (agentlab.Profile, error) {
 	}
 	prof.Name, prof.YAML = name, "name: "+name+"\n"
 	return prof, nil
+}
+
+func (p *profiles) Usable() []agentlab.Profile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []agentlab.Profile
+	for _, name := range slices.Sorted(maps.Keys(p.list)) {
+		prof := p.list[name]
+		prof.Name = name
+		all = append(all, prof)
+	}
+	return all
 }
 
 // lossy loses answers after all was done for them.

@@ -61,9 +61,12 @@ type Sandboxes interface {
 	Wake(vmid int)
 }
 
-// Profiles returns a profile, or an error with the reason why it cannot be used.
+// Profiles are the profiles of the daemon.
 type Profiles interface {
+	// Use returns a profile, or an error with the reason why it cannot be used.
 	Use(name string) (agentlab.Profile, error)
+	// Usable returns the profiles that can be used, by name.
+	Usable() []agentlab.Profile
 }
 
 // Secrets opens secrets bundles; *secret.Vault implements it.

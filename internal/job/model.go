@@ -223,7 +223,33 @@ func (s *Service) preflight(ctx context.Context, j agentlab.Job, prof agentlab.P
 	if n.loopbackHost != "" && len(n.hosts) == 0 {
 		return loopbackModelError(j, prof, n.loopbackHost)
 	}
-	return checkModelAllowed(j, prof, n.hosts)
+	return checkModelAllowed(j, prof, n.hosts, s.cfg.Profiles.Usable())
+}
+
+// rejectedKey names the keys of a job's agent, which its model rejects, and the command
+// that replaces them.
+func (s *Service) rejectedKey(ctx context.Context, j agentlab.Job) string {
+	const what = "the model rejects the key of the agent"
+	prof, err := s.cfg.Profiles.Use(j.Profile)
+	if err != nil || prof.SecretsBundle == "" {
+		return what
+	}
+	plain, references, err := s.cfg.Secrets.Outline(ctx, prof.SecretsBundle)
+	if err != nil {
+		return what
+	}
+	e, keys := envOf(j.Agent, plain, references), []string(nil)
+	for _, p := range agentModels[j.Agent].providers {
+		for _, key := range p.keys {
+			if e.has(key) {
+				keys = append(keys, "env."+key)
+			}
+		}
+	}
+	if len(keys) == 0 { // of a program in the settings, or of a file
+		return what
+	}
+	return fmt.Sprintf("the model rejects %s of secrets bundle %s: store another key with '%s'", strings.Join(keys, " or "), prof.SecretsBundle, login(j.Agent, prof))
 }
 
 func preflightError(prof agentlab.Profile, what string) *agentlab.Error {
@@ -276,8 +302,8 @@ func loopbackModelError(j agentlab.Job, prof agentlab.Profile, loopbackHost stri
 }
 
 // checkModelAllowed rejects a job if its profile's policy denies every endpoint of
-// its model.
-func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string) error {
+// its model. The hint names those of all profiles that allow it.
+func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string, all []agentlab.Profile) error {
 	p, err := egress.New(prof.Network)
 	if err != nil || len(hosts) == 0 {
 		return err
@@ -295,13 +321,33 @@ func checkModelAllowed(j agentlab.Job, prof agentlab.Profile, hosts []string) er
 		denied = e
 	}
 	e := preflightError(prof, "agent "+j.Agent+" cannot reach its model: "+denied.Target.String()+" is denied by rule "+denied.Rule+" ("+egress.Means(denied.Rule)+")")
+	choose := "choose another profile with --profile"
+	if names := allowing(denied.Target, prof.SecretsBundle, all); len(names) > 0 {
+		choose = "choose a profile that allows it with --profile: " + strings.Join(names, ", ")
+	}
 	if denied.Rule == egress.RuleAllowlist {
-		return e.WithHint("add %s to network.allow of the profile, or choose another with --profile%s", denied.Target, anywayHint)
+		return e.WithHint("add %s to network.allow of the profile, or %s%s", denied.Target, choose, anywayHint)
 	}
 	if hint := openHint(denied); hint != "" {
-		return e.WithHint("%s%s", hint, anywayHint)
+		return e.WithHint("%s, or %s%s", hint, choose, anywayHint)
 	}
-	return e.WithHint("choose another profile with --profile, or change its network; see 'agentlab policy explain %s --profile %s'%s", denied.Target, prof.Name, anywayHint)
+	return e.WithHint("%s, or change its network; see 'agentlab policy explain %s --profile %s'%s", choose, denied.Target, prof.Name, anywayHint)
+}
+
+// maxAllowing is how many profiles a hint names.
+const maxAllowing = 5
+
+// allowing returns the names of profiles with a secrets bundle whose policy allows a target.
+func allowing(t egress.Target, bundle string, all []agentlab.Profile) (names []string) {
+	for _, prof := range all {
+		if prof.SecretsBundle != bundle {
+			continue
+		}
+		if p, err := egress.New(prof.Network); err == nil && p.Explain(t).Allow && len(names) < maxAllowing {
+			names = append(names, prof.Name)
+		}
+	}
+	return names
 }
 
 // openHint returns a hint on how the operator can allow a private model

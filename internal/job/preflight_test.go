@@ -46,9 +46,9 @@ func TestPreflight(t *testing.T) {
 		"key in settings":       {agent: "claude", network: nat, secrets: map[string]string{"claude_settings_json": `{"env":{"ANTHROPIC_AUTH_TOKEN":"sk"}}`}},
 		"key helper":            {agent: "claude", network: nat, secrets: map[string]string{"claude_settings_json": `{"apiKeyHelper":"/bin/key"}`}},
 		"settings by reference": {agent: "claude", network: off, refs: map[string]string{"claude_settings_json": "env:NEVER_SET"}},
-		"not in the list":       {agent: "claude", network: list, secrets: map[string]string{key: "sk"}, wants: []string{"api.anthropic.com:443", "mode.allowlist", "network.allow"}},
+		"not in the list":       {agent: "claude", network: list, secrets: map[string]string{key: "sk"}, wants: []string{"api.anthropic.com:443", "mode.allowlist", "network.allow", "or choose a profile that allows it with --profile: open;"}},
 		"reference, not listed": {agent: "claude", network: list, refs: map[string]string{key: "env:NEVER_SET"}, wants: []string{"api.anthropic.com:443"}},
-		"no network":            {agent: "claude", network: off, secrets: map[string]string{key: "sk"}, wants: []string{"mode.off", "--profile"}},
+		"no network":            {agent: "claude", network: off, secrets: map[string]string{key: "sk"}, wants: []string{"mode.off", "choose a profile that allows it with --profile: open, or"}},
 		"denied by name":        {agent: "claude", network: barred, secrets: map[string]string{key: "sk"}, wants: []string{"deny:*.anthropic.com"}},
 		"codex with ChatGPT":    {agent: "codex", network: chat, secrets: map[string]string{"env.CODEX_AUTH_JSON": "{}"}},
 		"ChatGPT denied":        {agent: "codex", network: noChat, secrets: map[string]string{"env.CODEX_AUTH_JSON": "{}"}, wants: []string{"chatgpt.com:443", "deny:chatgpt.com"}},
@@ -94,6 +94,11 @@ func TestPreflight(t *testing.T) {
 				prof := w.profiles.get("secrets")
 				prof.Network = test.network
 				w.profiles.set("p", prof)
+				prof.Network = nat
+				w.profiles.set("open", prof)
+				prof.SecretsBundle = "another"
+				w.profiles.set("elsewhere", prof)
+				w.profiles.remove("secrets")
 				j, err := w.jobs.Create(ctx, agentlab.JobRequest{Profile: "p", Agent: test.agent, Task: "hang", NoPreflight: test.skip})
 				if len(test.wants) == 0 {
 					if err != nil {
@@ -285,6 +290,25 @@ func TestReasonNamesDeniedModel(t *testing.T) {
 			}
 		}
 		w.gone(j.ID)
+	})
+}
+
+// An agent whose model rejects its key: the reason names the key and the command.
+func TestReasonNamesRejectedKey(t *testing.T) {
+	inWorld(t, func(w *world) {
+		if err := w.vault.Set(context.Background(), "team", "env.ANTHROPIC_API_KEY", strings.NewReader("sk-ant-0123456789"), false); err != nil {
+			t.Fatal(err)
+		}
+		for report, want := range map[string]string{
+			`{"status":"FAILED","phase":"done","exit_code":1,"message":"claude exited with code 1","key_rejected":true}`: "claude exited with code 1; the model rejects env.ANTHROPIC_API_KEY of secrets bundle team: store another key with 'agentlab login --bundle team claude'",
+			`{"status":"FAILED","phase":"done","exit_code":1,"message":"claude exited with code 1"}`:                     "claude exited with code 1",
+			`{"status":"COMPLETED","phase":"done","exit_code":0,"key_rejected":true}`:                                    "",
+		} {
+			j := w.final(w.run(agentlab.JobRequest{Profile: "secrets", Agent: "claude", Task: "report " + report + "\nsleep 10s"}).ID)
+			if j.Reason != want {
+				t.Errorf("%s: %q, want %q", report, j.Reason, want)
+			}
+		}
 	})
 }
 

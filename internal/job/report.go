@@ -88,6 +88,8 @@ func (s *Service) record(ctx context.Context, j agentlab.Job, r guestapi.Report)
 	if isFailure(r) {
 		if d := s.readDenials(ctx, j, true); d.count > 0 {
 			trouble = d.String()
+		} else if r.KeyRejected {
+			trouble = s.rejectedKey(ctx, j)
 		}
 	}
 	return s.cfg.Store.UpdateJob(ctx, j.ID, func(j *agentlab.Job) ([]agentlab.Event, error) {

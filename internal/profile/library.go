@@ -174,6 +174,18 @@ func (l *Library) Use(name string) (agentlab.Profile, error) {
 	return e.Profile, e.Err
 }
 
+// Usable returns the profiles that Use returns, by name.
+func (l *Library) Usable() []agentlab.Profile {
+	all, _ := l.List() // none if the directory cannot be read
+	var out []agentlab.Profile
+	for _, e := range all {
+		if e.Err == nil {
+			out = append(out, e.Profile)
+		}
+	}
+	return out
+}
+
 // Check reads the text of a profile that is in no file. Its Source is "".
 func (l *Library) Check(yaml string) Entry { return l.parse("", "", yaml) }
 

@@ -153,7 +153,10 @@ func TestRenderClaude(t *testing.T) {
 		_, _ = w.Write(rest[:n])
 		rest = rest[n:]
 	}
-	_, _ = io.WriteString(w, "not JSON\n{\"type\":\"new kind\"}\n{\"type\":\"result\",\"subtype\":\"error_max_turns\",\"is_error\":true,\"result\":\"gave up\"}\nlast")
+	_, _ = io.WriteString(w, "not JSON\n{\"type\":\"new kind\"}\n{\"type\":\"result\",\"subtype\":\"error_max_turns\",\"is_error\":true,\"result\":\"gave up\"}\n"+
+		`{"type":"system","subtype":"api_retry","attempt":1,"max_retries":10,"retry_delay_ms":610.7,"error_status":401,"error":"authentication_failed","session_id":"s"}`+"\n"+
+		`{"type":"system","subtype":"api_retry","attempt":2,"max_retries":10,"retry_delay_ms":610.7,"error_status":null,"error":"unknown","session_id":"s"}`+"\n"+
+		`{"type":"result","subtype":"success","is_error":true,"api_error_status":401,"num_turns":1,"result":"Not logged in"}`+"\nlast")
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -162,6 +165,8 @@ func TestRenderClaude(t *testing.T) {
 		"[claude: model claude-opus-4-8[1m]]\n> Bash echo hello > made.txt && ls\n  made.txt\n", "  line 20\n  … 10 more lines\n",
 		"  error: Exit code 1\nAll done.\nI made a file.\n[claude: ended after 4 turns, ", "not JSON\n", `{"type":"new kind"}` + "\n",
 		"[claude: error_max_turns] gave up\n", "last",
+		"[claude: the model answers 401 (authentication_failed); retry 1 of 10]\n[claude: the model does not answer (unknown); retry 2 of 10]\n",
+		"[claude: the model answers 401 to the last request]\n[claude: success] Not logged in\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
@@ -169,6 +174,42 @@ func TestRenderClaude(t *testing.T) {
 	}
 	if strings.Contains(got, "session") {
 		t.Errorf("raw events in %s", got)
+	}
+}
+
+// What the agents of the image wrote when a model rejected their key.
+func TestKeyRejected(t *testing.T) {
+	for name, c := range map[string]struct {
+		agent, output, exit string
+		want                bool
+	}{
+		"claude":         {"claude", `{"type":"system","subtype":"api_retry","attempt":1,"max_retries":10,"error_status":401,"error":"authentication_failed"}`, "1", true},
+		"no right":       {"claude", `{"type":"result","subtype":"success","is_error":true,"api_error_status":403,"result":"no"}`, "1", true},
+		"overloaded":     {"claude", `{"type":"system","subtype":"api_retry","attempt":1,"max_retries":10,"error_status":529,"error":"overloaded"}`, "1", false},
+		"it succeeded":   {"claude", `{"type":"system","subtype":"api_retry","attempt":1,"max_retries":10,"error_status":401,"error":"authentication_failed"}`, "0", false},
+		"codex":          {"codex", "ERROR: unexpected status 401 Unauthorized: Incorrect API key provided, url: http://127.0.0.1:18401/v1/responses", "1", true},
+		"codex, limit":   {"codex", "ERROR: unexpected status 429 Too Many Requests", "1", false},
+		"opencode":       {"opencode", "\x1b[91m\x1b[1mError: \x1b[0minvalid x-api-key", "1", true},
+		"gemini gateway": {"gemini", "at async Turn.run {\n  status: 401\n}", "1", true},
+		"gemini":         {"gemini", `[API Error: {"error":{"code":400,"message":"API key not valid. Please pass a valid API key."}}]`, "1", true},
+		"a test of code": {"codex", "the test of status 401 Unauthorized fails", "1", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+			if err := os.WriteFile(out, []byte(c.output+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(bin, c.agent), []byte("#!/bin/sh\ncat "+out+"\nexit "+c.exit+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir, end, _ := supervised(t, Plan{Agent: c.agent, Env: []string{"PATH=" + bin + ":/usr/bin:/bin"}}, "task")
+			if err := <-end; err != nil {
+				t.Fatal(err)
+			}
+			if e, log := exitOf(t, dir); e.KeyRejected != c.want {
+				t.Errorf("%+v: %s", e, log)
+			}
+		})
 	}
 }
 

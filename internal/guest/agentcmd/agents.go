@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
 // agent describes how to run one of the agents.
@@ -25,6 +27,9 @@ type agent struct {
 	env     []string // defaults, which the environment overrides
 	version []string
 	render  func(io.Writer) io.WriteCloser // makes standard output readable; nil if it already is
+
+	// rejected matches a line of the log that says that the model rejects the key.
+	rejected *lazyre.Regexp
 }
 
 // agents are the known agents. Each gets its task by file or standard input: an
@@ -34,21 +39,26 @@ var agents = []agent{
 		name: "claude", program: "claude", stdin: true, version: []string{"--version"},
 		args:   []string{"-p", "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose"},
 		env:    []string{"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "DISABLE_AUTOUPDATER=1", "IS_SANDBOX=1"},
-		render: renderClaude,
+		render: renderClaude, rejected: lazyre.New(`^\[claude: the model answers 40[13] `),
 	},
 	{
 		name: "codex", program: "codex", stdin: true, version: []string{"--version"},
-		args: []string{"exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", "-"},
+		args:     []string{"exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", "-"},
+		rejected: lazyre.New(`^ERROR: unexpected status 40[13] `),
 	},
 	{
 		name: "opencode", program: "opencode", stdin: true, version: []string{"--version"},
 		args: []string{"run"},
 		env:  []string{`OPENCODE_PERMISSION={"*":"allow"}`, "OPENCODE_DISABLE_AUTOUPDATE=1"},
+		// It prints only the message of the model: of Anthropic, OpenAI or Google.
+		rejected: lazyre.New(`Error: .*(invalid x-api-key|Incorrect API key|API key not valid)`),
 	},
 	{
 		name: "gemini", program: "gemini", stdin: true, version: []string{"--version"},
 		args: []string{"--approval-mode=yolo"},
 		env:  []string{"GEMINI_CLI_TRUST_WORKSPACE=true"},
+		// Google answers 400 to a key that it does not know.
+		rejected: lazyre.New(`^  status: 40[13]\b|API key not valid`),
 	},
 	{
 		name: "shell", program: "bash", version: []string{"--version"},

@@ -31,6 +31,7 @@ const (
 	maxEvent       = 8 << 20 // bytes of one line of JSON
 	maxResultLines = 20
 	maxInput       = 2000 // bytes of a tool's input that are shown
+	maxError       = 100  // bytes of the kind of an error that are shown
 )
 
 type claudeLine struct {
@@ -45,6 +46,13 @@ type claudeLine struct {
 	Turns      int     `json:"num_turns"`
 	DurationMS int64   `json:"duration_ms"`
 	Cost       float64 `json:"total_cost_usd"`
+	APIStatus  int     `json:"api_error_status"`
+
+	// Of the subtype api_retry.
+	Status  int    `json:"error_status"`
+	Error   string `json:"error"`
+	Attempt int    `json:"attempt"`
+	Retries int    `json:"max_retries"`
 }
 
 type claudeBlock struct {
@@ -65,8 +73,13 @@ func claudeEvent(line []byte) (string, bool) {
 	var b strings.Builder
 	switch e.Type {
 	case "system":
-		if e.Subtype == "init" {
+		switch {
+		case e.Subtype == "init":
 			fmt.Fprintf(&b, "[claude: model %s]\n", e.Model)
+		case e.Subtype == "api_retry" && e.Status != 0:
+			fmt.Fprintf(&b, "[claude: the model answers %d (%s); retry %d of %d]\n", e.Status, agentlab.Cut(e.Error, maxError), e.Attempt, e.Retries)
+		case e.Subtype == "api_retry":
+			fmt.Fprintf(&b, "[claude: the model does not answer (%s); retry %d of %d]\n", agentlab.Cut(e.Error, maxError), e.Attempt, e.Retries)
 		}
 	case "assistant", "user":
 		var blocks []claudeBlock
@@ -77,6 +90,9 @@ func claudeEvent(line []byte) (string, bool) {
 			renderBlock(&b, block)
 		}
 	case "result":
+		if e.APIStatus != 0 {
+			fmt.Fprintf(&b, "[claude: the model answers %d to the last request]\n", e.APIStatus)
+		}
 		if e.IsError || e.Subtype != "success" {
 			fmt.Fprintf(&b, "[claude: %s] %s\n", e.Subtype, e.Result)
 		}

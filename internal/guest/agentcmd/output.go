@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/redact"
@@ -64,6 +65,36 @@ func (s *logSink) Write(p []byte) (int, error) {
 		s.left = 0
 	}
 	return len(p), nil
+}
+
+// keyWatch finds out whether the log of an agent says that the model rejects its key.
+type keyWatch struct{ rejected atomic.Bool }
+
+// of returns log, watched.
+func (k *keyWatch) of(a agent, log io.Writer) io.Writer {
+	if a.rejected == nil {
+		return log
+	}
+	return &watchedLog{log: log, lines: lines{max: 4 << 10, each: func(line []byte, _ bool) error {
+		if a.rejected.MatchString(string(line)) {
+			k.rejected.Store(true)
+		}
+		return nil
+	}}}
+}
+
+// watchedLog is a log whose lines are read, too. It is safe for concurrent use, as the log.
+type watchedLog struct {
+	log   io.Writer
+	mu    sync.Mutex
+	lines lines
+}
+
+func (w *watchedLog) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, _ = w.lines.Write(p) // its function never fails
+	return w.log.Write(p)
 }
 
 // output copies an agent's standard output and error to the log. An agent

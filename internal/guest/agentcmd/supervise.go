@@ -59,6 +59,8 @@ type Exit struct {
 	Code    int    // 128+n if signal n ended it
 	Error   string // why it could not be started
 	Stopped bool   // the supervisor was asked to stop it before it ended
+
+	KeyRejected bool // it failed, and its log says that the model rejects its key
 }
 
 // drainTime is the time to wait for the output of processes that the agent left
@@ -134,7 +136,8 @@ func (s *supervisor) run() Exit {
 		defer func() { _ = box.close() }() // the rest is deleted with the VM
 		s.inner = true
 	}
-	out, err := newOutput(s.log, c.agent.render)
+	var keys keyWatch
+	out, err := newOutput(keys.of(c.agent, s.log), c.agent.render)
 	if err != nil {
 		return s.exitNotStarted(err)
 	}
@@ -157,7 +160,9 @@ func (s *supervisor) run() Exit {
 	}
 	status, stopped := s.wait(pid)
 	out.drain(drainTime)
-	return Exit{Code: exitCode(status), Stopped: stopped, Error: s.containedError()}
+	e := Exit{Code: exitCode(status), Stopped: stopped, Error: s.containedError()}
+	e.KeyRejected = e.Code != 0 && keys.rejected.Load()
+	return e
 }
 
 // command returns the command of the agent and its standard input.

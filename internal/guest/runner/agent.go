@@ -106,7 +106,7 @@ func (p *program) outcome(out outcome, stop stopRequest) (outcome, error) {
 	}
 	out.Ended = time.Now().UTC()
 	if ok {
-		out.ExitCode = &exit.Code
+		out.ExitCode, out.KeyRejected = &exit.Code, exit.KeyRejected
 	}
 	switch {
 	case stop.Status != "" && (exit.Stopped || !ok):

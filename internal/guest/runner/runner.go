@@ -422,7 +422,7 @@ func (r *Runner) finalReport(out outcome, c *collected) guestapi.Report {
 	msg = agentlab.Cut(r.redactor().String(msg), maxMessage)
 	result := c.Result
 	result.JudgeExit, result.Score = out.Judge.Exit, out.Judge.Score
-	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result, Kills: r.noteKills()}
+	return guestapi.Report{Status: out.Status, Phase: "done", Message: msg, ExitCode: out.ExitCode, Result: &result, Kills: r.noteKills(), KeyRejected: out.KeyRejected}
 }
 
 func (r *Runner) jobReport(final guestapi.Report, out outcome) jobReport {

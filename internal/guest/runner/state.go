@@ -139,6 +139,9 @@ type outcome struct {
 	Phase    string // in which it ended
 	Message  string
 	ExitCode *int
+
+	KeyRejected bool
+
 	Judge    judgement
 	Ended    time.Time
 }
