@@ -245,7 +245,10 @@ type Profile struct {
 	YAML         string `json:"yaml,omitempty" doc:"Only in the response for one profile"`
 	Default      bool   `json:"default,omitempty" doc:"Jobs and sandboxes that name no profile have this one (default_profile in config.yaml)"`
 	Usable       bool   `json:"usable"`
-	Problem      string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
+
+	SessionDefault bool `json:"session_default,omitempty" doc:"Sessions that 'agentlab start' creates without a profile have this one (session_profile in config.yaml)"`
+
+	Problem string `json:"problem,omitempty" doc:"Why it is not usable on the configured backend"`
 }
 
 // Image is a built image.

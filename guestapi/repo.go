@@ -14,11 +14,17 @@ const (
 	MaxWorktrees    = 200
 )
 
+// AgentName and AgentEmail are the identity of commits in a guest that has no other.
+const (
+	AgentName  = "AgentLab agent"
+	AgentEmail = "agent@agentlab.invalid"
+)
+
 // RepoInit is the input of 'agentlab-agent repo init'.
 type RepoInit struct {
 	Branch    string `json:"branch"`               // that is checked out in a new repository
 	Origin    string `json:"origin,omitempty"`     // URL of the remote origin, unless the repository has one
-	UserName  string `json:"user_name,omitempty"`  // of new commits, unless the guest has one
+	UserName  string `json:"user_name,omitempty"`  // of new commits, unless the repository has one
 	UserEmail string `json:"user_email,omitempty"` // as UserName
 }
 

@@ -45,11 +45,22 @@ func (a *App) profileCmd() *cobra.Command {
 	return cmd
 }
 
+// defaultFor returns what a profile is the default of.
+func defaultFor(p api.Profile) string {
+	switch {
+	case p.Default && p.SessionDefault:
+		return "yes, sessions"
+	case p.SessionDefault:
+		return "sessions"
+	}
+	return yesNo(p.Default)
+}
+
 func (a *App) profileTable(list api.List[api.Profile]) error {
 	t := newTable(a.Stdout, "NAME", "CORES", "MEMORY", "NETWORK", "TTL", "KEEPALIVE", "DEFAULT", "SOURCE", "PROBLEM")
 	for _, p := range list.Items {
 		t.row(p.Name, p.Cores, fmt.Sprintf("%d MiB", p.MemoryMB), p.Network,
-			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), yesNo(p.Default), p.Source, orDash(p.Problem))
+			shortDuration(time.Duration(p.TTLMinutes)*time.Minute), yesNo(p.Keepalive), defaultFor(p), p.Source, orDash(p.Problem))
 	}
 	return t.flush()
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -155,8 +154,23 @@ const branchKey = "agentlabBranch"
 
 // profile returns the profile of the session, also after the session was deleted, or else
 // the default.
-func (l *repoLink) profile(ctx context.Context) string {
-	return cmp.Or(l.key(ctx, profileKey), defaultProfile)
+func (l *repoLink) profile(ctx context.Context, c *client.Client) (string, error) {
+	if name := l.key(ctx, profileKey); name != "" {
+		return name, nil
+	}
+	if name, err := git(ctx, l.path, "config", "--get", "agentlab.profile"); err == nil && name != "" {
+		if _, err := c.Profile(ctx, name); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			return "", agentlab.Errorf(agentlab.CodeNotFound, "git config agentlab.profile: %w", err).WithField("profile").WithHint("%s", agentlab.HintOf(err))
+		}
+		return name, nil
+	}
+	list, err := c.Profiles(ctx)
+	for _, p := range list.Items {
+		if p.SessionDefault {
+			return p.Name, nil
+		}
+	}
+	return defaultProfile, err
 }
 
 // carriedKey is like profileKey, for the tree with the uncommitted changes that were
@@ -252,7 +266,11 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, 
 			return s, false, err
 		}
 	}
-	want.Profile = cmp.Or(want.Profile, l.profile(ctx))
+	if want.Profile == "" {
+		if want.Profile, err = l.profile(ctx, c); err != nil {
+			return s, false, err
+		}
+	}
 	if name == "" || agentlab.IsSessionID(name) { // of a session that was deleted
 		if name, err = l.freeName(ctx, c, branch); err != nil {
 			return s, false, err

@@ -72,7 +72,7 @@ func cannotPack(path string, err error) error {
 // out there. Work in the guest is never overwritten: then the branch there stays, with a
 // note about the reason.
 func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
-	if err := a.initGuestRepo(ctx, r, src); err != nil {
+	if err := a.initGuestRepo(ctx, r, src, o); err != nil {
 		return err
 	}
 	st, err := r.state(ctx)
@@ -260,8 +260,8 @@ func (l repoLink) forcePush(branch string) string {
 }
 
 // initGuestRepo makes the repository and the link /workspace.
-func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource) error {
-	in := guestapi.RepoInit{Branch: src.branch}
+func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource, o startOptions) error {
+	in := guestapi.RepoInit{Branch: src.branch, UserName: o.userName, UserEmail: o.userEmail}
 	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		in.Origin = url
 	}

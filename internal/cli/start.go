@@ -37,10 +37,12 @@ type startOptions struct {
 	ttl                           time.Duration
 	args                          []string // of the agent
 	sync                          string
+	userName, userEmail           string // of commits; "" means the agent's
 	devcontainer                  string
 }
 
-// defaultProfile is the profile of a session that is created without --profile.
+// defaultProfile is the profile of a session that is created without one, if the daemon
+// names none.
 const defaultProfile = "interactive"
 
 // shellOnly is the value of --agent for a shell instead of an agent.
@@ -48,7 +50,7 @@ const shellOnly = "none"
 
 func (o *startOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.profile, "profile", "", "profile of a new session (default: "+defaultProfile+"; with --fresh that of the old session; see 'agentlab profile list')")
+	f.StringVar(&o.profile, "profile", "", "profile of a new session (default: git config agentlab.profile, or session_profile in config.yaml; with --fresh that of the old session; see 'agentlab profile list')")
 	f.StringVar(&o.image, "image", "", "image of a new session (default: image in .agentlab.yaml of the repository, or else the profile's)")
 	f.BoolVar(&o.noSetup, "no-setup", false, "do not run the commands under setup in .agentlab.yaml of the repository")
 	f.StringVar(&o.backend, "backend", "", "fail unless the daemon uses this backend")
@@ -181,6 +183,9 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	}
 	head, err := a.sourceHead(ctx, l.path, o.branch)
 	if err != nil {
+		return err
+	}
+	if err := a.askIdentity(ctx, l, &o); err != nil {
 		return err
 	}
 	if err := a.askChanges(ctx, l, &o); err != nil {

@@ -17,7 +17,7 @@ import (
 // no access to a model, and what is wrong with the host. On a terminal the user decides
 // whether to go on without a model, because agents have a login of their own.
 func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink, o startOptions) error {
-	profile := cmp.Or(o.profile, l.profile(ctx))
+	profile := o.profile
 	if l.session != "" {
 		s, err := c.Session(ctx, l.session)
 		if err == nil && isUp(api.Sandbox{State: s.State}) {
@@ -32,6 +32,12 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	}
 	if o.agent == shellOnly {
 		return nil
+	}
+	if profile == "" {
+		var err error
+		if profile, err = l.profile(ctx, c); err != nil {
+			return err
+		}
 	}
 	// A session is not a job, but its agent needs the same model. Other faults come from
 	// the start itself.

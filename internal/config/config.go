@@ -19,6 +19,7 @@ import (
 type Config struct {
 	Backend        string `yaml:"backend" doctor:"show" doc:"Where sandboxes run."`
 	DefaultProfile string `yaml:"default_profile" doctor:"show" doc:"Profile of jobs and sandboxes that do not name one."`
+	SessionProfile string `yaml:"session_profile" doctor:"show" doc:"Profile of sessions that 'agentlab start' creates without one. git config agentlab.profile has precedence."`
 	DefaultAgent   string `yaml:"default_agent" doctor:"show" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
 
 	Images    Images         `yaml:"images"`
@@ -156,6 +157,7 @@ type API struct {
 func Default(known ...Backend) Config {
 	c := Config{
 		DefaultProfile:      "yolo-ephemeral",
+		SessionProfile:      "interactive",
 		DefaultAgent:        "claude",
 		Images:              Images{Base: "base", Agents: "agents"},
 		WarmPool:            map[string]int{},
@@ -271,7 +273,7 @@ func (c Config) Validate() error {
 
 func (c Config) validateNames() error {
 	for _, n := range []struct{ key, value string }{
-		{"default_profile", c.DefaultProfile}, {"images.base", c.Images.Base}, {"images.agents", c.Images.Agents},
+		{"default_profile", c.DefaultProfile}, {"session_profile", c.SessionProfile}, {"images.base", c.Images.Base}, {"images.agents", c.Images.Agents},
 	} {
 		if err := agentlab.ValidateName(n.value); err != nil {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))

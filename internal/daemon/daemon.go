@@ -160,7 +160,7 @@ func (d *Daemon) openAPI(a config.API) error {
 		Proxied:  d.services.settings.UpstreamProxy.URL != "",
 		Trash:    config.Days(d.services.settings.Retention.TrashDays),
 
-		DefaultProfile: d.services.settings.DefaultProfile,
+		DefaultProfile: d.services.settings.DefaultProfile, SessionProfile: d.services.settings.SessionProfile,
 	})
 	if err != nil {
 		return err

@@ -234,14 +234,13 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sandboxes.ServeGuests(s.guests)
 	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
-		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.bootable, DefaultProfile: s.settings.DefaultProfile,
-		AgentsImage: s.settings.Images.Agents,
+		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.bootable, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
-	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings.DefaultProfile, s.cfg.Paths.ConfigFile()})
+	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
 	return nil
 }
 

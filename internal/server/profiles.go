@@ -22,6 +22,7 @@ func (s *Server) listProfiles(_ context.Context, _ *struct{}) ([]api.Profile, er
 func (s *Server) installed(e profile.Entry) api.Profile {
 	p := toProfile(e)
 	p.Default = p.Name != "" && p.Name == s.cfg.DefaultProfile
+	p.SessionDefault = p.Name != "" && p.Name == s.cfg.SessionProfile
 	return p
 }
 

@@ -40,6 +40,8 @@ type Config struct {
 	Proxied  bool   // sandboxes use an upstream proxy
 	// DefaultProfile is the profile of jobs and sandboxes that do not name one.
 	DefaultProfile string
+	// SessionProfile is the profile of sessions that 'agentlab start' creates.
+	SessionProfile string
 	// Trash is how long a deleted workspace stays in the trash. 0 means that this is
 	// not known.
 	Trash time.Duration

@@ -46,6 +46,8 @@ func (o *onTerminal) drain() {
 // terminalTo starts agentlab on a terminal, whose output the caller reads.
 func (l *lab) terminalTo(repo string, args ...string) *onTerminal {
 	l.Helper()
+	// Otherwise a new session asks whose name its commits have.
+	_ = exec.Command("git", "-C", repo, "config", "agentlab.identity", "agent").Run() // no repository: nothing is asked
 	ctx, cancel := context.WithTimeout(context.Background(), terminalLimit)
 	l.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), args...)

@@ -32,6 +32,7 @@ const (
 	machineIDFile = "/etc/machine-id"
 	hostnameFile  = "/etc/hostname"
 	hostsFile     = "/etc/hosts"
+	gitConfigFile = "/etc/gitconfig"
 	freshFile     = runDir + "/machine-id.new" // initd made the machine-id in this boot
 	keysDir       = runDir + "/ssh/authorized_keys.d"
 	runnerLock    = runDir + "/runner.lock"

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"os"
@@ -111,6 +112,7 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	steps = append(steps, []step{
 		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
+		{"git", s.setGitIdentity},
 		{"network", func() error {
 			if continues && s.network.Equal(id.Network) {
 				return nil // a copy continues with the network of its source
@@ -261,6 +263,20 @@ func (s *Server) setHostname(name string) error {
 	}
 	s.wg.Go(func() { s.holdHostname(name) })
 	return nil
+}
+
+// setGitIdentity gives git a name and an address for commits, unless the system has one.
+// Every other configuration of git precedes that of the system.
+func (s *Server) setGitIdentity() error {
+	old, err := os.ReadFile(s.path(gitConfigFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if bytes.Contains(old, []byte("[user]")) {
+		return nil
+	}
+	text := fmt.Sprintf("%s[user]\n\tname = %s\n\temail = %s\n", old, guestapi.AgentName, guestapi.AgentEmail)
+	return s.overwriteFile(gitConfigFile, []byte(text), 0o644)
 }
 
 // hosts returns old with the name of this machine in the line of 127.0.1.1, or

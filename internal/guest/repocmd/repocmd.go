@@ -170,7 +170,11 @@ func (r repo) init(p guestapi.RepoInit) error {
 		if kv[1] == "" {
 			continue
 		}
-		if _, err := r.git("config", "--get", kv[0]); err == nil {
+		get := []string{"config", "--get", kv[0]}
+		if strings.HasPrefix(kv[0], "user.") { // the system has one
+			get = []string{"config", "--local", "--get", kv[0]}
+		}
+		if _, err := r.git(get...); err == nil {
 			continue
 		}
 		if _, err := r.git("config", kv[0], kv[1]); err != nil {

@@ -124,6 +124,24 @@ func (l lab) stateNow() (st guestapi.RepoState) {
 	return st
 }
 
+// The identity of the user precedes the one of the system, and replaces none of the
+// repository.
+func TestUserIdentity(t *testing.T) {
+	system := filepath.Join(t.TempDir(), "gitconfig")
+	if err := os.WriteFile(system, []byte("[user]\nname = AgentLab agent\nemail = agent@agentlab.invalid\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GIT_CONFIG_SYSTEM", system)
+	l := newLab(t)
+	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
+	for _, name := range []string{"Ada", "Bob"} {
+		l.ok(guestapi.RepoInit{Branch: "main", UserName: name, UserEmail: strings.ToLower(name) + "@example.com"}, "init")
+		if got := git(t, l.dir, "config", "user.name") + git(t, l.dir, "config", "user.email"); got != "Adaada@example.com" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestReceive(t *testing.T) {
 	l := newLab(t)
 	first := commit(t, l.host, "a", "1")

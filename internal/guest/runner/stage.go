@@ -206,7 +206,7 @@ func shellEnvironment(home, env, programs string) error {
 // the image does not configure git itself.
 func (r *Runner) gitIdentity() error {
 	var b strings.Builder
-	b.WriteString("# written by agentlab for this sandbox\n[user]\n\tname = AgentLab agent\n\temail = agent@agentlab.invalid\n[init]\n\tdefaultBranch = main\n")
+	fmt.Fprintf(&b, "# written by agentlab for this sandbox\n[user]\n\tname = %s\n\temail = %s\n[init]\n\tdefaultBranch = main\n", guestapi.AgentName, guestapi.AgentEmail)
 	if g := r.resp.Git; g != nil {
 		if g.Token != "" && r.job != nil {
 			if scope, err := credentialScope(r.job, g); err == nil && scope != "" {

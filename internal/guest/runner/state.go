@@ -142,6 +142,6 @@ type outcome struct {
 
 	KeyRejected bool
 
-	Judge    judgement
-	Ended    time.Time
+	Judge judgement
+	Ended time.Time
 }

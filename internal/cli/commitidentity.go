@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+)
+
+// The values of agentlab.identity in the configuration of git: whose name and address
+// commits in new sessions have.
+const (
+	identityUser  = "user"
+	identityAgent = "agent"
+)
+
+// askIdentity sets the identity of commits in the session, if it is the user's. For a new
+// session it asks once, on a terminal, and writes the answer to the configuration of the
+// user. Otherwise the guest has an identity of its own.
+func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) error {
+	get := func(key string) string {
+		value, _ := git(ctx, l.path, "config", "--get", key)
+		return value
+	}
+	name, email := get("user.name"), get("user.email")
+	policy := get("agentlab.identity")
+	switch {
+	case policy != "" && policy != identityUser && policy != identityAgent:
+		return agentlab.Errorf(agentlab.CodeInvalid, "agentlab.identity is %q in the configuration of git", policy).
+			WithHint("use %s or %s: git config --global agentlab.identity %[2]s", identityUser, identityAgent)
+	case name == "" || email == "":
+		return nil
+	case policy == "" && (l.session == "" || o.fresh) && !a.json:
+		answer, ok := a.prompt(fmt.Sprintf("Commits in the VM: in your name, %s <%s>, instead of %q? [y/N] ", sanitize(name), sanitize(email), guestapi.AgentName))
+		if !ok {
+			return nil
+		}
+		if policy = identityAgent; answer == "y" || answer == "yes" {
+			policy = identityUser
+		}
+		if _, err := git(ctx, l.path, "config", "--global", "agentlab.identity", policy); err != nil {
+			a.progressf("note: the answer is not stored: %s", sanitize(err.Error()))
+		}
+	}
+	if policy == identityUser {
+		o.userName, o.userEmail = name, email
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+package guestd
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Git has an identity for commits, of the lowest precedence, and what the image
+// configures stays.
+func TestGitIdentity(t *testing.T) {
+	const identity = "[user]\n\tname = AgentLab agent\n\temail = agent@agentlab.invalid\n"
+	lfs := "[filter \"lfs\"]\n\trequired = true\n"
+	for name, c := range map[string]struct{ old, want string }{
+		"none":           {"", identity},
+		"Git LFS":        {lfs, lfs + identity},
+		"of the image":   {"[user]\n\tname = I\n", "[user]\n\tname = I\n"},
+		"a second start": {lfs + identity, lfs + identity},
+	} {
+		root := t.TempDir()
+		file := filepath.Join(root, gitConfigFile)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if c.old != "" {
+			if err := os.WriteFile(file, []byte(c.old), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := (&Server{cfg: Config{Root: root}}).setGitIdentity(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != c.want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
