@@ -3,15 +3,21 @@ package cli
 import (
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
 // The terminal is the first command of an attach in a running sandbox, because the user
@@ -44,6 +50,62 @@ func TestAttachIsOneCommand(t *testing.T) {
 	}
 	if want := []string{"agentlab-agent open --session main --dir " + guestapi.RepoDir}; !slices.Equal(commands, want) {
 		t.Errorf("ran %q", commands)
+	}
+}
+
+// After a stop of the process, for example by 'kill -STOP' or the shell, 'fg' makes the
+// terminal raw again, and programs in the guest draw again, because their size changes.
+func TestTerminalAfterStop(t *testing.T) {
+	ptmx, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = ptmx.Close(), tty.Close() }()
+	if err := pty.Setsize(tty, &pty.Winsize{Rows: 30, Cols: 90}); err != nil {
+		t.Fatal(err)
+	}
+	fd := int(tty.Fd())
+	cooked, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := net.Pipe()
+	defer func() { _ = there.Close() }()
+	a := &App{Stdin: tty, Stdout: tty, Stderr: io.Discard}
+	restore, err := a.rawTerminal(stream.NewWriter(here))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes := stream.NewReader(there)
+	rows := func() uint16 {
+		var size stream.WindowSize
+		kind, p, err := sizes.Next()
+		if err == nil {
+			err = json.Unmarshal(p, &size)
+		}
+		if err != nil || kind != stream.Resize || size.Cols != 90 {
+			t.Fatalf("%v %s: %v", kind, p, err)
+		}
+		return size.Rows
+	}
+	if got := rows(); got != 30 {
+		t.Errorf("%d rows at the begin", got)
+	}
+	if err := unix.IoctlSetTermios(fd, unix.TCSETS, cooked); err != nil { // as a shell does it
+		t.Fatal(err)
+	}
+	if err := unix.Kill(os.Getpid(), unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if got := []uint16{rows(), rows()}; !slices.Equal(got, []uint16{29, 30}) {
+		t.Errorf("sizes %d", got)
+	}
+	if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err != nil || now.Lflag&(unix.ICANON|unix.ECHO) != 0 {
+		t.Errorf("the terminal is not raw: %+v, %v", now, err)
+	}
+	restore()
+	if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err != nil || *now != *cooked {
+		t.Errorf("the terminal is not as before: %+v, %v", now, err)
 	}
 }
 

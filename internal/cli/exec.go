@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -246,8 +245,10 @@ func guestWriter(w io.Writer) io.Writer {
 	return w
 }
 
-// rawMode sets the terminal to raw mode. Without a terminal it does nothing.
-func (a *App) rawMode() (restore func(), err error) {
+// rawMode sets the terminal to raw mode, also again when this process continues after a
+// stop: the shell has used the terminal in between. Then it calls resumed. Without a
+// terminal it does nothing.
+func (a *App) rawMode(resumed func()) (restore func(), err error) {
 	in, tty := terminal(a.Stdin)
 	if !tty {
 		return func() {}, nil
@@ -257,28 +258,56 @@ func (a *App) rawMode() (restore func(), err error) {
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot set the terminal to raw mode: %w", err)
 	}
-	return func() { _ = term.Restore(fd, old) }, nil
+	continued, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(continued, unix.SIGCONT)
+	go func() {
+		defer close(done)
+		for range continued {
+			_, _ = term.MakeRaw(fd) // in the background it stops this process until 'fg'
+			resumed()
+		}
+	}()
+	return func() {
+		signal.Stop(continued)
+		close(continued)
+		<-done
+		_ = term.Restore(fd, old)
+	}, nil
 }
 
 // rawTerminal sets the terminal to raw mode and forwards size changes. Without a
 // terminal it does nothing.
 func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
-	leave, err := a.rawMode()
+	redraw := make(chan struct{}, 1)
+	leave, err := a.rawMode(func() {
+		select {
+		case redraw <- struct{}{}:
+		default:
+		}
+	})
 	if _, tty := terminal(a.Stdin); err != nil || !tty {
 		return leave, err
 	}
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, unix.SIGWINCH)
+	ended := make(chan struct{})
 	go func() {
-		for range changes {
+		for {
 			rows, cols, _ := a.windowSize()
 			_ = w.JSON(stream.Resize, stream.WindowSize{Rows: rows, Cols: cols})
+			select {
+			case <-changes:
+			case <-redraw: // programs draw when the size changes
+				rows, cols, _ := a.windowSize()
+				_ = w.JSON(stream.Resize, stream.WindowSize{Rows: max(rows, 2) - 1, Cols: cols})
+			case <-ended:
+				return
+			}
 		}
 	}()
-	changes <- syscall.SIGWINCH
 	return func() {
 		signal.Stop(changes)
-		close(changes)
+		close(ended)
 		leave()
 	}, nil
 }

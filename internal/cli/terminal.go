@@ -114,7 +114,7 @@ func reopen(command []string, rebooted bool) []string {
 // awaitSandbox is waitReachable with the keys of an attached terminal: Ctrl-C and the
 // detach key end it. Other keys are dropped: the screen that they are for is not shown.
 func (a *App) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
-	restore, err := a.rawMode()
+	restore, err := a.rawMode(func() {})
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,7 @@ package termfilter
 
 import (
 	"io"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -38,6 +39,10 @@ const (
 	maxOSC = 128 << 10 // bytes of an operating system command
 	maxDCS = 16        // bytes of a device control string; the only ones that pass have three
 )
+
+// passthrough begins a device control string with which programs in tmux send a sequence,
+// whose ESC are doubled, to the terminal around it.
+const passthrough = "tmux;"
 
 // maxOut is how much output the filter collects before it writes it.
 const maxOut = 64 << 10
@@ -172,6 +177,11 @@ func (f *Writer) step(c byte) {
 	case strEscape:
 		if c == '\\' {
 			f.endString("\x1b\\")
+			return
+		}
+		if c == esc && f.isPassthrough() {
+			f.collect(esc, maxOSC)
+			f.state = str
 			return
 		}
 		// Any other ESC sequence ends a string without effect (xterm, VTE). A string
@@ -309,8 +319,17 @@ func (f *Writer) stringByte(c byte) {
 			f.begin(ground)
 		}
 	case 'P':
-		f.collect(c, maxDCS)
+		limit := maxDCS
+		if f.isPassthrough() {
+			limit = maxOSC
+		}
+		f.collect(c, limit)
 	}
+}
+
+// isPassthrough reports whether the string is a passthrough of tmux.
+func (f *Writer) isPassthrough() bool {
+	return f.kind == 'P' && strings.HasPrefix(string(f.seq[:min(len(f.seq), len(passthrough))]), passthrough)
 }
 
 // endString ends a string, and passes it if a rule allows it.
@@ -325,9 +344,12 @@ func (f *Writer) endString(terminator string) {
 			// Device control strings answer with text of the guest (DECRQSS,
 			// CVE-2008-2383; XTGETTCAP), define keys (DECUDK) and macros, draw with
 			// Sixel (CVE-2022-24130), or make iTerm2 a client of tmux
-			// (CVE-2019-9535). Only the begin and end of a synchronized update pass.
+			// (CVE-2019-9535). Only the begin and end of a synchronized update pass, and
+			// text for the clipboard from a passthrough of tmux.
 			if body := string(f.seq); body == "=1s" || body == "=2s" {
 				f.passSequence("\x1bP", f.seq, terminator)
+			} else if f.isPassthrough() {
+				f.passClipboard(body[len(passthrough):])
 			}
 		}
 		// The other strings never pass: APC has the graphics of kitty, which read and
@@ -336,6 +358,23 @@ func (f *Writer) endString(terminator string) {
 		// ESC k sets the name of a window of screen and tmux, and is text elsewhere.
 	}
 	f.begin(ground)
+}
+
+// passClipboard passes a sequence of a passthrough of tmux, without the passthrough, if it
+// writes to the clipboard. The terminal of the user need not be in tmux.
+func (f *Writer) passClipboard(sequence string) {
+	body, ok := strings.CutPrefix(sequence, "\x1b]")
+	if !ok || !strings.HasPrefix(body, "52;") {
+		return
+	}
+	for _, end := range []string{"\a", "\x1b\\"} {
+		if body, ended := strings.CutSuffix(body, end); ended {
+			if out, ok := f.opts.allowedOSC([]byte(body)); ok {
+				f.passSequence("\x1b]", out, end)
+			}
+			return
+		}
+	}
 }
 
 // collect adds a byte to the sequence, up to limit bytes.

@@ -60,6 +60,14 @@ func TestAttacks(t *testing.T) {
 		"sixel":                        {"\x1bPq#0~~\x1b\\X", "X"},
 		"tmux control mode":            {"\x1bP1000p%exit\x1b\\X", "X"},
 		"passthrough of tmux":          {"\x1bPtmux;\x1b\x1b]52;c;?\a\x1b\\X", "X"},
+		"passthrough of a title":       {"\x1bPtmux;\x1b\x1b]2;x\a\x1b\\X", "X"},
+		"passthrough of a report":      {"\x1bPtmux;\x1b\x1b[21t\x1b\\X", "X"},
+		"passthrough of two":           {"\x1bPtmux;\x1b\x1b]52;c;" + b64("a") + "\a\x1b\x1b]52;c;?\a\x1b\\X", "X"},
+		"passthrough without end":      {"\x1bPtmux;\x1b\x1b]52;c;" + b64("a") + "\x1b\\X", "X"},
+		"passthrough, too large":       {"\x1bPtmux;\x1b\x1b]52;c;" + b64(strings.Repeat("a", 100<<10)) + "\a\x1b\\X", "X"},
+		"passthrough, end of a paste":  {"\x1bPtmux;\x1b\x1b]52;c;" + b64("\x1b[201~rm\n") + "\a\x1b\\X", "X"},
+		"passthrough in a passthrough": {"\x1bPtmux;\x1b\x1bPtmux;\x1b\x1b\x1b\x1b]52;c;" + b64("a") + "\a\x1b\x1b\\\x1b\\X", "X"},
+		"passthrough of another":       {"\x1bPtmuy;\x1b\x1b]2;x\aX", "\x1b]2;x\aX"},
 		"answerback":                   {"\x05X", "X"},
 		"ZMODEM":                       {"**\x18B00000000000000\r", "**B00000000000000\r"},
 		"checksum of a rectangle":      {"\x1b[1;1;1;1;9;9*yX", "X"},
@@ -273,5 +281,22 @@ func BenchmarkPlainText(b *testing.B) {
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
 		_, _ = f.Write(p)
+	}
+}
+
+// Text for the clipboard passes in a passthrough of tmux, too, as the plain sequence.
+func TestClipboardInPassthrough(t *testing.T) {
+	for _, end := range []string{"\a", "\x1b\\"} {
+		plain := "\x1b]52;c;" + b64("copied") + end
+		in := "a\x1bPtmux;" + strings.ReplaceAll(plain, "\x1b", "\x1b\x1b") + "\x1b\\b"
+		for _, split := range []func(int) bool{whole, eachByte} {
+			if got := filtered(in, split); got != "a"+plain+"b" {
+				t.Errorf("%q: %q", in, got)
+			}
+		}
+		var out bytes.Buffer
+		if _, err := New(&out, Options{}).Write([]byte(in)); err != nil || out.String() != "ab" {
+			t.Errorf("without the clipboard: %q, %v", out.String(), err)
+		}
 	}
 }

@@ -334,3 +334,28 @@ func TestOpenShell(t *testing.T) {
 		t.Errorf("processes of tmux for two attaches: %q, %v", got, err)
 	}
 }
+
+// What a program sends to the terminal around tmux arrives there: agents copy text to the
+// clipboard in this way.
+func TestTmuxPassthrough(t *testing.T) {
+	l := newTerminalLab(t)
+	cmd := l.agentlab("open", "--dir", l.dir, "--shell")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tty.Close() }()
+	if _, err := tty.Read(make([]byte, 1)); err != nil { // it is attached
+		t.Fatal(err)
+	}
+	l.tmux("send-keys", "-t", "=main:=shell", `printf '\033Ptmux;\033\033]52;c;Y29waWVk\a\033\\'`, "Enter")
+	var seen bytes.Buffer
+	for buf := make([]byte, 4096); !strings.Contains(seen.String(), "\x1b]52;c;Y29waWVk\a"); {
+		n, err := tty.Read(buf)
+		if seen.Write(buf[:n]); err != nil {
+			t.Fatalf("%v: %q", err, seen.String())
+		}
+	}
+	l.tmux("kill-server")
+	_ = cmd.Wait()
+}

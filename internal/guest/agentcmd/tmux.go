@@ -16,6 +16,7 @@ import (
 // The file of the user comes last.
 const tmuxConfig = `set -g mouse on
 set -s set-clipboard on
+set -gq allow-passthrough on
 set -s escape-time 10
 set -g history-limit 50000
 set -g default-terminal tmux-256color
