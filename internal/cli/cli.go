@@ -48,6 +48,7 @@ type App struct {
 	place     *mcpPlace      // what the run may send of this machine; nil is everything
 	daemon    *client.Client // the last one that connect returned
 	shown     int64          // ID of the last event that showEvent printed
+	brief     bool           // of the start of a sandbox only what is not routine is shown
 
 	logIdle time.Duration // 0 means the constant logIdle
 }

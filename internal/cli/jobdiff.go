@@ -36,7 +36,10 @@ func (a *App) jobDiffCmd() *cobra.Command {
 		Long: `Show the uncommitted changes of a job's agent, against its last commit. Nothing
 is fetched into the repository, which must have the commit that the job started
 from. For the commits of the job see 'agentlab job fetch'. For a job without a
-result, the changes are those of its last checkpoint.`,
+result, the changes are those of its last checkpoint.
+
+On a terminal, the pager of git shows them. Elsewhere they are a patch for
+'git apply', binary files included.`,
 		Args: exactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository of the job")
@@ -143,11 +146,14 @@ func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource
 	if a.json {
 		return a.diffJSON(ctx, ch, stat)
 	}
-	format := "--binary" // a patch
+	format := "--binary" // a patch that can be applied
+	if _, tty := terminal(a.Stdout); tty {
+		format = "--patch"
+	}
 	if stat {
 		format = "--stat"
 	}
-	return ch.diff(ctx, logWriter(a.Stdout), format)
+	return a.page(ctx, !stat, func(w io.Writer) error { return ch.diff(ctx, w, format) })
 }
 
 // changes are the uncommitted changes of a source: the difference of two trees.

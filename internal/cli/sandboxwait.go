@@ -66,22 +66,19 @@ func lastSandboxEvent(ctx context.Context, c *client.Client, s api.Session) int6
 // It returns an error if the sandbox enters a state that done cannot follow,
 // unless it was in that state before, and if the daemon gave the request up.
 func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox, after int64, done func(api.Sandbox) bool) (api.Sandbox, error) {
-	was, state, vmid := sb.State, sb.State, fmt.Sprint(sb.VMID)
+	was, vmid := sb.State, fmt.Sprint(sb.VMID)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	began := time.Now()
+	began, last := time.Now(), "sandbox "+sb.Name+" is "+sb.State
 	quiet := func() {
-		note := ""
-		if s := agentlab.SandboxState(state); s == agentlab.SandboxRequested || s == agentlab.SandboxProvisioning {
-			note = "; the first build of an image takes minutes"
-		}
-		a.progressf("%s  still waiting for sandbox %s, for %s%s", time.Now().Local().Format("15:04:05"), sb.Name, time.Since(began).Round(time.Second), note)
+		a.progressf("%s  still waiting, for %s: %s", time.Now().Local().Format("15:04:05"), time.Since(began).Round(time.Second), last)
 	}
 	for e, err := range whenQuiet(c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}), quietAfter, quiet) {
 		if err != nil {
 			return sb, err
 		}
 		a.showEvent(e)
+		last = lastOf(e)
 		if e.Kind != agentlab.EventSandboxState || passing(e) {
 			continue
 		}
@@ -89,7 +86,6 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		if err != nil {
 			return sb, err
 		}
-		state = now.State
 		if done(now) {
 			a.showLaterEvents(ctx, c, now, e.ID)
 			return now, nil
@@ -108,6 +104,14 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 		}
 	}
 	return sb, context.Cause(ctx)
+}
+
+// lastOf describes the event after which a wait continues.
+func lastOf(e api.Event) string {
+	if image, ok := e.Data["image"].(string); ok && e.Kind == agentlab.EventImageBuild {
+		return sanitize("image " + image + " is built, once: " + e.Message)
+	}
+	return sanitize(e.Message)
 }
 
 // quietAfter is the time without an event after which a wait prints that it continues.
@@ -202,10 +206,20 @@ func sandboxFailed(sb api.Sandbox) error {
 	return err.WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 }
 
-// showEvent prints an event on standard error.
+// showEvent prints an event on standard error, unless it is of a brief command's routine.
 func (a *App) showEvent(e api.Event) {
 	a.shown = e.ID
+	if a.brief && isRoutine(e) {
+		return
+	}
 	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), sanitize(e.Message))
+}
+
+// isRoutine reports whether an event is one of each start of a sandbox. The error of a wait
+// has the reason of a failure.
+func isRoutine(e api.Event) bool {
+	_, refused := e.Data["refused"]
+	return e.Kind == agentlab.EventSession || e.Kind == agentlab.EventSandboxNested || e.Kind == agentlab.EventSandboxState && !refused
 }
 
 // showLaterEvents shows the events of a sandbox after the given ID. The state of the

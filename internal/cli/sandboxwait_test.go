@@ -39,6 +39,30 @@ func TestSandboxFailedHint(t *testing.T) {
 	}
 }
 
+// A wait names what it waits for.
+func TestStillWaiting(t *testing.T) {
+	for _, c := range []struct {
+		event   api.Event
+		want    string
+		routine bool
+	}{
+		{api.Event{Kind: agentlab.EventImageBuild, Message: "extracting archives...", Data: map[string]any{"image": "agents"}}, "image agents is built, once: extracting archives...", false},
+		{api.Event{Kind: agentlab.EventSandboxState, Message: "sandbox app is BOOTING", Data: map[string]any{"to": "BOOTING"}}, "sandbox app is BOOTING", true},
+		{api.Event{Kind: agentlab.EventSandboxState, Message: "no room\x1b[2J", Data: map[string]any{"refused": true}}, "no room [2J", false},
+		{api.Event{Kind: agentlab.EventSandboxNested, Message: "virtual machines can run in sandbox app"}, "virtual machines can run in sandbox app", true},
+		{api.Event{Kind: agentlab.EventSandboxCreated, Message: "sandbox app requested with profile interactive"}, "sandbox app requested with profile interactive", false},
+	} {
+		if got := lastOf(c.event); got != c.want || isRoutine(c.event) != c.routine {
+			t.Errorf("%q, routine %v; want %q", got, isRoutine(c.event), c.want)
+		}
+		var out strings.Builder
+		(&App{Stderr: &out, brief: true}).showEvent(c.event)
+		if (out.Len() == 0) != c.routine {
+			t.Errorf("printed %q", out.String())
+		}
+	}
+}
+
 // A wait without events prints that it continues.
 func TestWhenQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -66,6 +66,7 @@ func (a *App) leave(ctx context.Context, w *openedSession) {
 	if err == nil && (len(p.Names) > 0 || p.Shells > 0) {
 		err = agentlab.Errorf(agentlab.CodeConflict, "it is in use")
 	}
+	a.brief = true
 	if err == nil {
 		_, err = a.stopSandbox(ctx, w.c, w.session, false, true)
 	}

@@ -374,6 +374,8 @@ func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session
 // resumeFor is resumeForWork with the caller's first use of the sandbox. try returns an
 // error if the VM has ended; then it runs again.
 func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration, try func(sandbox string) error) (api.Sandbox, error) {
+	defer func(was bool) { a.brief = was }(a.brief)
+	a.brief = true
 	for began := time.Now(); ; {
 		after := lastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})

@@ -87,7 +87,10 @@ func (a *App) sessionDiffCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff [SESSION]", Short: "Show the uncommitted changes in a session", Args: cobra.MaximumNArgs(1),
 		Long: `Show the uncommitted changes in the session of this repository, against the last
-commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.`,
+commit there. Nothing changes here. Commits are fetched by 'agentlab sync'.
+
+On a terminal, the pager of git shows them. Elsewhere they are a patch for
+'git apply', binary files included.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
