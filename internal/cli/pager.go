@@ -95,7 +95,7 @@ func (o *shownOutput) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ended returns err, unless it is the result of an output that nobody reads any more.
+// ended returns err, unless it is the result of an output whose reader has ended.
 func (o *shownOutput) ended(err error) error {
 	if o.closed {
 		return nil

@@ -115,14 +115,31 @@ func toolError(what string, code int, text string) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
 }
 
+// checkScript defines check DISK OPTION, which runs e2fsck. If that finds no superblock, it
+// runs with the copies that e2fsck does not try: in the groups 3, 5, 7 and so on, for
+// blocks of 4 KiB.
+const checkScript = `check() {
+  e2fsck -f "$2" "$1" 2>&1; code=$?
+  for b in 98304 163840 229376 294912 819200 884736 1605632 2654208 4096000; do
+    [ $code -eq 8 ] || return $code
+    out=$(e2fsck -f "$2" -b $b -B 4096 "$1" 2>&1); code=$?
+    [ $code -eq 8 ] || printf '%s\n' "$out"
+  done
+  return $code
+}
+`
+
+// noFileSystem is the exit code of check for a disk without a superblock.
+const noFileSystem = 8
+
 // fsckScript checks the disk of the workspace, which has a serial number: of a virtio
 // disk as text, of a SCSI disk after 4 bytes. Its argument is an option of e2fsck.
-const fsckScript = `for d in /sys/block/*; do
+const fsckScript = checkScript + `for d in /sys/block/*; do
   serial=$({ cat "$d/serial" || tail -c +5 "$d/device/vpd_pg80"; } 2>/dev/null | tr -d ' \n\0')
-  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then exec e2fsck -f "$1" "/dev/${d##*/}" 2>&1; fi
+  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then check "/dev/${d##*/}" "$1"; exit; fi
 done
 echo "the guest has no workspace" >&2
-exit 8`
+exit 16`
 
 // fsckResult is what e2fsck found.
 type fsckResult struct {
@@ -176,6 +193,9 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 		switch {
 		case err != nil:
 			return err
+		case code == noFileSystem:
+			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s has no readable file system: its superblock and all copies of it are lost, or no sandbox has used it yet", workspace).
+				WithHint("restore a snapshot: agentlab workspace snapshot list %[1]s, then agentlab workspace snapshot restore %[1]s --name NAME; or delete it: agentlab workspace delete %[1]s", workspace)
 		case code&^7 != 0:
 			return toolError("e2fsck", code, cmp.Or(said, res.Output))
 		case code&4 != 0:
