@@ -13,7 +13,7 @@ import (
 
 func (a *App) msgCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "msg", Short: "Post and read messages"}
-	cmd.AddCommand(a.msgPostCmd(), a.msgTailCmd())
+	cmd.AddCommand(a.msgPostCmd(), a.msgTailCmd(), a.msgExportCmd(), a.msgImportCmd())
 	return cmd
 }
 

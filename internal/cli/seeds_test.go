@@ -52,6 +52,9 @@ agentlab msg post --workspace foo --kind note --text "..."
 agentlab msg tail --workspace foo
 agentlab msg tail --job job-aaaaaaaaaaaaa
 agentlab msg tail --session fix
+agentlab msg export --session fix
+agentlab msg export --workspace foo
+agentlab msg import --workspace foo messages.jsonl
 agentlab session create --name fix --profile yolo-workspace --workspace new:fix --size 80G
 agentlab session list
 agentlab session show fix
