@@ -35,6 +35,12 @@ const (
 // IsCheckpoint reports whether an artifact is part of a checkpoint.
 func IsCheckpoint(path string) bool { return path == ArtifactCheckpoint || path == ArtifactIncrement }
 
+// InJobBundle reports whether an artifact is part of the bundle of its job: the result and
+// what explains it, without declared outputs and the files of attempts.
+func InJobBundle(path string) bool {
+	return !strings.HasPrefix(path, "outputs/") && !strings.HasPrefix(path, "attempts/")
+}
+
 // ValidateArtifactPath checks the path of a file that a guest uploads. The
 // path is relative, with single slashes, in printable UTF-8, without the
 // special characters of file systems and shells. No component begins with a

@@ -426,6 +426,33 @@ func TestDelete(t *testing.T) {
 	}
 }
 
+// What is not in the bundle of a job can be deleted before it.
+func TestDeleteOutputs(t *testing.T) {
+	f := setup(t, Limits{})
+	for _, name := range []string{"outputs/dist/app", "outputs/x", "attempts/1/agent.log", agentlab.ArtifactResult, "changes.diff", "report.json", "submodules/a.diff"} {
+		f.put(t, job1, name, "x")
+	}
+	f.put(t, job2, "outputs/x", "x")
+	for i := range 2 {
+		got, err := f.DeleteOutputs(t.Context(), job1)
+		if err != nil || len(got) != 3*(1-i) {
+			t.Fatalf("%v, %v", got, err)
+		}
+	}
+	rows, err := f.List(t.Context(), job1)
+	if err != nil || len(rows) != 4 {
+		t.Errorf("rows %v, %v", rows, err)
+	}
+	names := f.names(t)
+	if slices.ContainsFunc(names, func(n string) bool {
+		return strings.HasPrefix(n, "artifacts/"+job1+"/outputs/") || strings.Contains(n, "attempts")
+	}) ||
+		!slices.Contains(names, "artifacts/"+job1+"/result.bundle") || !slices.Contains(names, "artifacts/"+job2+"/outputs/x") {
+		t.Errorf("files %q", names)
+	}
+	f.put(t, job1, "outputs/x", "again")
+}
+
 func TestSweep(t *testing.T) {
 	f := setup(t, Limits{})
 	write := func(name, content string) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +43,29 @@ func (s *Service) Delete(ctx context.Context, jobID string) error {
 // DropCheckpoint deletes the checkpoint of a job whose result is stored. It is
 // idempotent.
 func (s *Service) DropCheckpoint(ctx context.Context, jobID string) error {
+	return s.drop(ctx, jobID, agentlab.ArtifactIncrement, agentlab.ArtifactCheckpoint)
+}
+
+// DeleteOutputs deletes the artifacts of a job that are not in its bundle, and returns
+// them. It is idempotent.
+func (s *Service) DeleteOutputs(ctx context.Context, jobID string) ([]agentlab.Artifact, error) {
+	rows, err := s.List(ctx, jobID)
+	if err != nil {
+		return nil, err
+	}
+	rows = slices.DeleteFunc(rows, func(a agentlab.Artifact) bool { return agentlab.InJobBundle(a.Path) })
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	var paths []string
+	for _, a := range rows {
+		paths = append(paths, a.Path)
+	}
+	return rows, s.drop(ctx, jobID, paths...)
+}
+
+// drop deletes artifacts of a job with their rows.
+func (s *Service) drop(ctx context.Context, jobID string, paths ...string) error {
 	u, err := s.acquire(ctx, jobID)
 	if err != nil {
 		return err
@@ -49,14 +73,15 @@ func (s *Service) DropCheckpoint(ctx context.Context, jobID string) error {
 	defer s.release(jobID, u)
 	u.commit.Lock()
 	defer u.commit.Unlock()
-	paths := []string{agentlab.ArtifactIncrement, agentlab.ArtifactCheckpoint}
 	for _, p := range paths {
 		if err := removeIf(s.files, jobID+"/"+p); err != nil {
 			return err
 		}
 	}
 	s.mu.Lock()
-	delete(s.checkpoints, jobID)
+	if slices.ContainsFunc(paths, agentlab.IsCheckpoint) {
+		delete(s.checkpoints, jobID)
+	}
 	for _, p := range paths {
 		delete(u.files, p)
 	}

@@ -105,12 +105,13 @@ type VMIDRange struct {
 // Retention is how long records of the past are stored.
 type Retention struct {
 	ArtifactsDays int `yaml:"artifacts_days" doc:"Retention of the artifacts of an ended job in days, 1 to 3650. A profile can set another period."`
+	BundlesDays   int `yaml:"job_bundles_days" doc:"Retention of the bundle of an ended job in days, 0 to 3650: its commits, changes, report and logs, without declared outputs and the files of attempts. Less than artifacts_days has no effect."`
 	EventsDays    int `yaml:"events_days" doc:"Retention of events in days, 1 to 3650."`
 	EgressDays    int `yaml:"egress_days" doc:"Retention of egress records in days, 1 to 3650."`
 	SnapshotsDays int `yaml:"snapshots_days" doc:"Retention of snapshots in days, 1 to 3650; those that were saved with --keep exist until they are deleted."`
 	SalvageHours  int `yaml:"salvage_hours" doc:"Hours, 0 to 8760, for which the disk of a sandbox is kept whose job has ended with work that is not stored, for agentlab job salvage; 0 keeps none."`
 	TrashDays     int `yaml:"trash_days" doc:"Days, 1 to 3650, for which a deleted workspace stays in the trash, from which it can be returned."`
-	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days. The row of a job is kept as long as its sandbox."`
+	JobsDays      int `yaml:"jobs_days" doc:"Retention of ended jobs and destroyed sandboxes in days, 1 to 3650; at least artifacts_days and job_bundles_days. The row of a job is kept as long as its sandbox."`
 }
 
 // Artifacts are the limits of the artifacts of one job.
@@ -320,7 +321,8 @@ func (c Config) validateRanges() error {
 		{"limits.salvage_gb", c.Limits.SalvageGB, 1, 1 << 20},
 		{"retention.salvage_hours", c.Retention.SalvageHours, 0, 365 * 24},
 		{"retention.trash_days", c.Retention.TrashDays, 1, 3650},
-		{"retention.jobs_days", c.Retention.JobsDays, c.Retention.ArtifactsDays, 3650},
+		{"retention.job_bundles_days", c.Retention.BundlesDays, 0, 3650},
+		{"retention.jobs_days", c.Retention.JobsDays, max(c.Retention.ArtifactsDays, c.Retention.BundlesDays), 3650},
 		{"artifacts.max_file_mb", c.Artifacts.MaxFileMB, 1, 1 << 20},
 		{"artifacts.max_job_mb", c.Artifacts.MaxJobMB, c.Artifacts.MaxFileMB, 1 << 20},
 		{"artifacts.max_files", c.Artifacts.MaxFiles, 1, 100000},

@@ -287,7 +287,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 	s.gc = gc.New(gc.Config{
 		Store: s.store, Files: s.artifacts, Jobs: s.jobs, Profiles: s.profiles, Time: s.clock,
 		Sweepers: []gc.Sweeper{s.artifacts, s.records, s.bootstrap}, Installation: s.installation,
-		Artifacts: config.Days(s.settings.Retention.ArtifactsDays),
+		Artifacts: config.Days(s.settings.Retention.ArtifactsDays), Bundles: config.Days(s.settings.Retention.BundlesDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
 		Snapshots: s.sandboxes, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),

@@ -38,6 +38,9 @@ type Files interface {
 	// Delete removes artifacts with their rows, log and repository bundle of
 	// a job; it succeeds if there are none.
 	Delete(ctx context.Context, jobID string) error
+	// DeleteOutputs removes the artifacts with their rows that are not in the
+	// bundle of the job, and returns them.
+	DeleteOutputs(ctx context.Context, jobID string) ([]agentlab.Artifact, error)
 }
 
 // Sweeper is a service that removes what crashes left behind and what belongs
@@ -105,6 +108,7 @@ type Config struct {
 	Time     Time     // nil: the time is always right
 
 	Artifacts   time.Duration // retention of artifacts and logs of an ended job; default 30 days
+	Bundles     time.Duration // retention of job bundles, if it is longer than that of the other artifacts
 	Events      time.Duration // retention of events; default 30 days
 	Egress      time.Duration // retention of egress records; default 30 days
 	Rows        time.Duration // retention of the rows of destroyed sandboxes, and of ended jobs whose sandbox is destroyed; default 90 days
@@ -126,6 +130,7 @@ type Collector struct {
 	// emptied caches jobs without files, so that old jobs need no work in
 	// each pass.
 	emptied map[string]bool
+	trimmed map[string]bool // likewise, jobs with nothing but their bundle
 }
 
 // New returns a Collector.
@@ -143,7 +148,7 @@ func New(cfg Config) *Collector {
 	def(&cfg.SnapshotAge, 30*day)
 	def(&cfg.Trash, 14*day)
 	def(&cfg.Every, time.Hour)
-	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}}
+	c := &Collector{cfg: cfg, clock: cfg.Clock, log: cfg.Logger, emptied: map[string]bool{}, trimmed: map[string]bool{}}
 	if c.clock == nil {
 		c.clock = time.Now
 	}
@@ -259,10 +264,16 @@ func (c *Collector) jobs(ctx context.Context, now time.Time, d *Deleted) error {
 		}
 		age := now.Sub(j.at)
 		old := age >= c.cfg.Rows && !used[j.id]
-		if !old && (c.emptied[j.id] || age < c.artifactTTL(j.profile)) {
-			continue
+		ttl := c.artifactTTL(j.profile)
+		var err error
+		switch {
+		case !old && (c.emptied[j.id] || age < ttl):
+		case !old && age < c.cfg.Bundles:
+			err = c.trim(ctx, j.id, d)
+		default:
+			err = c.job(ctx, j.id, old, d)
 		}
-		if err := c.job(ctx, j.id, old, d); err != nil {
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", j.id, err))
 		}
 		if ctx.Err() != nil {
@@ -302,6 +313,29 @@ func (c *Collector) artifactTTL(profile string) time.Duration {
 	return c.cfg.Artifacts
 }
 
+// trim deletes the artifacts of one job that are not in its bundle.
+func (c *Collector) trim(ctx context.Context, id string, d *Deleted) error {
+	if c.trimmed[id] {
+		return nil
+	}
+	rows, err := c.cfg.Files.DeleteOutputs(ctx, id)
+	if err != nil {
+		return err
+	}
+	c.trimmed[id] = true
+	if len(rows) == 0 {
+		return nil
+	}
+	d.Artifacts++
+	var bytes int64
+	for _, a := range rows {
+		bytes += a.Size
+	}
+	e := agentlab.NewEvent(agentlab.EventGC, map[string]any{"artifacts": len(rows), "bytes": bytes, "bundle": true},
+		"deleted %d artifacts of job %s, %d bytes, by retention; its bundle is kept", len(rows), id, bytes)
+	return c.cfg.Store.AppendEvents(ctx, e.About(0, id))
+}
+
 // job deletes the files of one job and, when it is old, its row.
 func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) error {
 	rows, err := c.cfg.Store.Artifacts(ctx, id)
@@ -337,6 +371,7 @@ func (c *Collector) job(ctx context.Context, id string, old bool, d *Deleted) er
 		return err
 	}
 	delete(c.emptied, id)
+	delete(c.trimmed, id)
 	d.Jobs++
 	return nil
 }

@@ -97,6 +97,11 @@ func (s *state) Delete(_ context.Context, id string) error {
 	return nil
 }
 
+func (s *state) DeleteOutputs(ctx context.Context, id string) ([]agentlab.Artifact, error) {
+	rows, _ := s.Artifacts(ctx, id)
+	return rows[min(1, len(rows)):], s.delete("outputs " + id)
+}
+
 func (s *state) DeleteSandbox(context.Context, int) error { return nil }
 func (s *state) DeleteExpiredTokens(context.Context, time.Time) (int, error) {
 	return 0, s.fail["tokens"]
@@ -171,6 +176,26 @@ func TestAges(t *testing.T) {
 		if m := s.events[i].Message; strings.HasSuffix(m, "the job has no result, and its checkpoint was among them") != want {
 			t.Errorf("event %d: %q", i, m)
 		}
+	}
+}
+
+// A job bundle can be kept longer than the other artifacts of its job.
+func TestKeepsJobBundles(t *testing.T) {
+	s := withJobs(100)
+	c := gc.New(gc.Config{Store: s, Files: s, Jobs: s, Bundles: 60 * day, Clock: func() time.Time { return now }})
+	d, err := c.Pass(t.Context())
+	if err != nil || d.Artifacts != 70 || d.Jobs != 10 || len(s.files) != 60 {
+		t.Errorf("%+v, %v; %d jobs with files", d, err, len(s.files))
+	}
+	if i := slices.Index(s.done, "outputs job-30"); i < 0 || slices.Contains(s.done, "files job-30") || slices.Contains(s.done, "outputs job-29") || !slices.Contains(s.done, "files job-60") {
+		t.Errorf("did %q", s.done)
+	}
+	if m := s.events[0].Message; m != "deleted 1 artifacts of job job-30, 7 bytes, by retention; its bundle is kept" {
+		t.Errorf("event %q", m)
+	}
+	n := len(s.done)
+	if d, err = c.Pass(t.Context()); err != nil || d != (gc.Deleted{}) || len(s.done) != n {
+		t.Errorf("a pass with nothing to do: %+v, %v", d, err)
 	}
 }
 
