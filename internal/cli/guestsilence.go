@@ -61,7 +61,7 @@ func (s silence) watch(ctx context.Context, sandbox string, moved *atomic.Int64,
 
 func (s silence) fault(sandbox, what string, since time.Duration) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s: nothing for %s", what, since.Round(time.Second)).
-		WithHint("see its console: agentlab sandbox logs %s; restart it: agentlab sandbox stop %s, then agentlab sandbox start %s", sandbox, sandbox, sandbox)
+		WithHint("see its console: agentlab sandbox logs %s; restart it: agentlab stop, then agentlab start; a sandbox without a session: agentlab sandbox stop %s, then agentlab sandbox start %s", sandbox, sandbox, sandbox)
 }
 
 // guestAlive runs a command that does nothing in a sandbox.

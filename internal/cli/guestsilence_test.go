@@ -62,7 +62,7 @@ func TestSilenceIsLimited(t *testing.T) {
 				if took < test.ends || took > test.ends+time.Minute || agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.what) {
 					t.Errorf("after %s, want %s: %v", took, test.ends, err)
 				}
-				if hint := agentlab.HintOf(err); !strings.Contains(hint, "agentlab sandbox stop 7") {
+				if hint := agentlab.HintOf(err); !strings.Contains(hint, "agentlab sandbox stop 7") || !strings.Contains(hint, "agentlab stop, then agentlab start") {
 					t.Errorf("hint %q", hint)
 				}
 			})

@@ -162,7 +162,7 @@ func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox strin
 			return ctx.Err()
 		case <-limit.C:
 			return agentlab.Errorf(agentlab.CodeTimeout, "the sandbox could not be reached for %v", reconnectMax).
-				WithHint("see its state: agentlab sandbox show %s", sandbox)
+				WithHint("see its state: agentlab ls, or agentlab sandbox show %s", sandbox)
 		case <-tick.C:
 		}
 		sb, err := c.Sandbox(ctx, sandbox)
