@@ -79,7 +79,7 @@ posts too fast.`,
 	messageScopeFlags(cmd, &scope)
 	cmd.Flags().Int64Var(&after, "after", 0, "only messages with a larger ID in the file, to continue an import")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		in := io.Reader(a.Stdin)
+		in := a.Stdin
 		if args[0] != "-" {
 			f, err := os.Open(args[0])
 			if err != nil {

@@ -368,8 +368,8 @@ func (f *Writer) passClipboard(sequence string) {
 		return
 	}
 	for _, end := range []string{"\a", "\x1b\\"} {
-		if body, ended := strings.CutSuffix(body, end); ended {
-			if out, ok := f.opts.allowedOSC([]byte(body)); ok {
+		if command, ended := strings.CutSuffix(body, end); ended {
+			if out, ok := f.opts.allowedOSC([]byte(command)); ok {
 				f.passSequence("\x1b]", out, end)
 			}
 			return
