@@ -112,7 +112,12 @@ func (s *Server) setIdentity(id guestapi.Identity) error {
 	steps = append(steps, []step{
 		{"machine-id", func() error { return s.setMachineID(id.UID, continues) }},
 		{"hostname", func() error { return s.setHostname(id.Hostname) }},
-		{"git", s.setGitIdentity},
+		{"git", func() error {
+			if err := s.setGitIdentity(); err != nil { // not worth a guest that does not start, such as one with a full disk
+				s.log.Warn("git has no identity for commits", "err", err)
+			}
+			return nil
+		}},
 		{"network", func() error {
 			if continues && s.network.Equal(id.Network) {
 				return nil // a copy continues with the network of its source
