@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
 // Limits of the objects of Git LFS that a guest sends at once. Others are left out.
@@ -190,20 +191,14 @@ func (r sessionRepo) fetchLFS(ctx context.Context, b *checkedBundle) (missing in
 	if list = slices.DeleteFunc(list, store.Has); err != nil || len(list) == 0 {
 		return 0, err
 	}
-	limit := &bounded.Writer{Left: maxGuestLFS, Fail: errOutputTooLarge}
-	left := limit.Left
-	var want []lfs.Pointer
-	for _, p := range list {
-		if size := p.Size + lfsHeader; size <= left && len(want) < maxLFSObjects {
-			want, left = append(want, p), left-size
-		}
-	}
-	if used := limit.Left - left; r.left != nil {
-		if *r.left -= used; *r.left < 0 {
+	want, total := boundedLFS(list)
+	if r.left != nil {
+		if *r.left -= total; *r.left < 0 {
 			*r.left = 0
 			return 0, errTooMuchToSync()
 		}
 	}
+	limit := &bounded.Writer{Left: total, Fail: errOutputTooLarge}
 	line, err := json.Marshal(guestapi.RepoLFS{Objects: wireLFS(want)})
 	if err != nil {
 		return 0, err
@@ -221,10 +216,24 @@ func (r sessionRepo) fetchLFS(ctx context.Context, b *checkedBundle) (missing in
 	if bad := <-stored; bad != nil && (err == nil || errors.Is(err, io.ErrClosedPipe)) {
 		return 0, guestInvalid("%w", bad)
 	}
+	if errors.Is(err, errOutputTooLarge) {
+		return 0, guestInvalid("more objects of Git LFS than the command has asked for")
+	}
 	if err != nil {
 		return 0, err
 	}
 	return lacks(store, list), nil
+}
+
+// boundedLFS returns the first objects of a list that are within the limits, and the bytes
+// that they and their headers have.
+func boundedLFS(list []lfs.Pointer) (want []lfs.Pointer, total int64) {
+	for _, p := range list {
+		if size := p.Size + lfsHeader; total+size <= maxGuestLFS && len(want) < maxLFSObjects { // sizes are limited
+			want, total = append(want, p), total+size
+		}
+	}
+	return want, total
 }
 
 // lacks returns how many objects of a list a store does not have.
@@ -250,7 +259,8 @@ func (a *App) fetchJobLFS(ctx context.Context, c *client.Client, j api.Job, b *c
 			return err
 		}
 		defer func() { _ = body.Close() }()
-		if _, err := store.Receive(body, list); err != nil {
+		want, _ := boundedLFS(list)
+		if _, err := store.Receive(body, want); err != nil {
 			return bundleFault(ctx, j, err)
 		}
 	}
@@ -299,16 +309,43 @@ func withoutObjects(ctx context.Context, path string, names []string) ([]string,
 }
 
 // checkOutLFS puts objects into the work tree in place of their pointers, after a merge
-// that runs no filter, if the user's git does so.
-func checkOutLFS(ctx context.Context, path string) error {
+// from one commit to another that runs no filter, if the user's git does so. Files that
+// programs of this machine obey or run stay pointers: the user has seen only these.
+func (a *App) checkOutLFS(ctx context.Context, path, from, to string) error {
 	smudge, err := git(ctx, path, "config", "--get", "filter.lfs.smudge")
 	if err != nil || smudge == "" || strings.Contains(smudge, "--skip") {
 		return nil //nolint:nilerr // the user does not use Git LFS
 	}
+	text, err := gitInput{raw: true}.run(ctx, path, "diff-tree", "-r", "-z", "--no-renames", "--name-only", "--diff-filter=AMT", from, to)
+	if err != nil {
+		return err
+	}
+	changed := map[string]bool{}
+	for name := range strings.SplitSeq(text, "\x00") {
+		changed[name] = true
+	}
+	obeyed := 0
+	want := func(f lfs.File) bool {
+		if !changed[f.Path] {
+			return false
+		}
+		if len(returncheck.Check([]returncheck.Entry{{Path: f.Path, Kind: returncheck.File}}, returncheck.Host{})) > 0 {
+			obeyed++
+			return false
+		}
+		return true
+	}
 	run := lfsGit(ctx, path)
 	store, err := lfs.StoreOf(run)
 	if err == nil {
-		_, err = store.Checkout(run, path)
+		_, err = store.Checkout(ctx, run, path, want, maxMerged)
+	}
+	if errors.Is(err, lfs.ErrTooLarge) {
+		a.progressf("note: the new files of Git LFS have more than %s, and stay pointers\n  → git lfs checkout", byteSize(maxMerged))
+		err = nil
+	}
+	if obeyed > 0 && err == nil {
+		a.progressf("note: %s of Git LFS stay pointers, because programs of this machine obey or run them\n  → look at them, then: git lfs checkout", agentlab.Plural(obeyed, "file"))
 	}
 	return err
 }

@@ -140,7 +140,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j judgemen
 	}
 	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
 	if err == nil {
-		err = checkOutLFS(ctx, path)
+		err = a.checkOutLFS(ctx, path, old, now)
 	}
 	if err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ package lfs
 import (
 	"bufio"
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -54,8 +54,11 @@ func Parse(text []byte) (p Pointer, ok bool) {
 			p.Size = n
 		}
 	}
-	return p, IsOID(p.OID) && p.Size >= 0
+	return p, IsOID(p.OID) && p.Size >= 0 && p.Size <= maxSize
 }
+
+// maxSize limits the size of an object, in bytes, so that a sum of sizes does not overflow.
+const maxSize = 1 << 40
 
 // IsOID reports whether s is the name of an object.
 func IsOID(s string) bool { return len(s) == 64 && agentlab.IsHex(s, 64) && strings.ToLower(s) == s }
@@ -125,6 +128,7 @@ func (s Store) Receive(r io.Reader, list []Pointer) (n int, err error) {
 	for _, p := range list {
 		want[p] = true
 	}
+	s.sweep()
 	for in := bufio.NewReader(r); ; n++ {
 		line, err := readLine(in)
 		if errors.Is(err, io.EOF) && line == "" {
@@ -144,6 +148,19 @@ func (s Store) Receive(r io.Reader, list []Pointer) (n int, err error) {
 		delete(want, p)
 		if err := s.Put(p, io.LimitReader(in, p.Size)); err != nil {
 			return n, err
+		}
+	}
+}
+
+// unfinished is the age of a temporary file of Put that a killed process has left.
+const unfinished = 24 * time.Hour
+
+// sweep removes the files that killed processes have left.
+func (s Store) sweep() {
+	left, _ := filepath.Glob(filepath.Join(s.Dir, ".agentlab-*")) // the pattern is right
+	for _, name := range left {
+		if st, err := os.Lstat(name); err == nil && time.Since(st.ModTime()) > unfinished {
+			_ = os.Remove(name)
 		}
 	}
 }
@@ -169,7 +186,7 @@ type File struct {
 // Files returns the files of a commit, or with "" of the index, whose content is a
 // pointer. There are none in a repository whose .gitattributes do not name Git LFS.
 func Files(git Git, commit string) ([]File, error) {
-	list := []string{"ls-files", "-s", "-z", "--full-name", ":/"}
+	list := []string{"ls-files", "-s", "-v", "-z", "--full-name", ":/"}
 	if commit != "" {
 		list = []string{"ls-tree", "-r", "-z", "--full-tree", commit}
 	}
@@ -181,6 +198,12 @@ func Files(git Git, commit string) ([]File, error) {
 	files := map[string][]File{} // by blob
 	for line := range strings.SplitSeq(out.String(), "\x00") {
 		info, name, _ := strings.Cut(line, "\t")
+		if commit == "" {
+			var plain bool // without a flag such as assume-unchanged
+			if info, plain = strings.CutPrefix(info, "H "); !plain {
+				continue
+			}
+		}
 		f := strings.Fields(info) // mode, type and blob, or mode, blob and stage
 		if len(f) != 3 || !strings.HasPrefix(f[0], "100") || commit == "" && f[2] != "0" {
 			continue
@@ -189,7 +212,7 @@ func Files(git Git, commit string) ([]File, error) {
 		if commit == "" {
 			blob = f[1]
 		}
-		if path.Base(name) == ".gitattributes" {
+		if path.Base(name) == ".gitattributes" && files[blob] == nil {
 			attributes = append(attributes, blob)
 		}
 		if files[blob] == nil {
@@ -198,9 +221,12 @@ func Files(git Git, commit string) ([]File, error) {
 		files[blob] = append(files[blob], File{Path: name, Mode: f[0], Blob: blob})
 	}
 	used := false
-	err := contents(git, attributes, func(_ string, text []byte) {
-		used = used || bytes.Contains(text, []byte("filter=lfs"))
-	})
+	attributes, err := sized(git, attributes, 0, maxAttributes)
+	if err == nil {
+		err = contents(git, attributes, func(_ string, text []byte) {
+			used = used || bytes.Contains(text, []byte("filter=lfs"))
+		})
+	}
 	if err != nil || !used {
 		return nil, err
 	}
@@ -213,6 +239,9 @@ func Files(git Git, commit string) ([]File, error) {
 	})
 	return found, err
 }
+
+// maxAttributes limits the .gitattributes files that are read, in bytes.
+const maxAttributes = 1 << 20
 
 // New returns the pointers among the objects that revisions select, which are the input
 // of git rev-list.
@@ -233,28 +262,36 @@ func New(git Git, revs string) (list []Pointer, err error) {
 
 // pointers calls fn with the objects that are pointers.
 func pointers(git Git, objects []string, fn func(blob string, p Pointer)) error {
-	if len(objects) == 0 {
-		return nil
-	}
-	var sizes bytes.Buffer
-	if err := git(strings.NewReader(strings.Join(objects, "\n")+"\n"), &sizes, "cat-file", "--batch-check=%(objecttype) %(objectsize) %(objectname)"); err != nil {
+	blobs, err := sized(git, objects, 101, maxPointer)
+	if err != nil {
 		return err
-	}
-	var blobs []string
-	for line := range strings.Lines(sizes.String()) {
-		f := strings.Fields(line)
-		if len(f) != 3 || f[0] != "blob" {
-			continue
-		}
-		if size, err := strconv.Atoi(f[1]); err == nil && size <= maxPointer && size > 100 {
-			blobs = append(blobs, f[2])
-		}
 	}
 	return contents(git, blobs, func(blob string, text []byte) {
 		if p, ok := Parse(text); ok {
 			fn(blob, p)
 		}
 	})
+}
+
+// sized returns the objects that are blobs with sizes from least to most.
+func sized(git Git, objects []string, least, most int) (blobs []string, err error) {
+	if len(objects) == 0 {
+		return nil, nil
+	}
+	var sizes bytes.Buffer
+	if err := git(strings.NewReader(strings.Join(objects, "\n")+"\n"), &sizes, "cat-file", "--batch-check=%(objecttype) %(objectsize) %(objectname)"); err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(sizes.String()) {
+		f := strings.Fields(line)
+		if len(f) != 3 || f[0] != "blob" {
+			continue
+		}
+		if size, err := strconv.Atoi(f[1]); err == nil && size <= most && size >= least {
+			blobs = append(blobs, f[2])
+		}
+	}
+	return blobs, nil
 }
 
 // contents calls fn with the content of blobs. It holds some of them in memory.
@@ -298,127 +335,4 @@ func StoreOf(git Git) (Store, error) {
 		at = filepath.Join(strings.TrimSpace(dir.String()), at)
 	}
 	return Store{filepath.Join(at, "objects")}, nil
-}
-
-// Checkout writes objects into the work tree in dir in place of their pointers, and
-// returns the files. Other files with these names, such as ones with changes, stay. The
-// index forgets the sizes of the pointers: with them, git would take the files for changed
-// ones without a look at their content.
-func (s Store) Checkout(git Git, dir string) (done []string, err error) {
-	files, err := Files(git, "")
-	if err != nil {
-		return nil, err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = root.Close() }()
-	var index strings.Builder
-	modes := map[string]os.FileMode{}
-	for _, f := range files {
-		st, err := root.Lstat(f.Path)
-		if err != nil || !st.Mode().IsRegular() || st.Size() > maxPointer || f.Size == 0 || !s.Has(f.Pointer) {
-			continue
-		}
-		text, err := root.ReadFile(f.Path)
-		if p, ok := Parse(text); err != nil || !ok || p != f.Pointer {
-			continue
-		}
-		modes[f.Path] = st.Mode().Perm()
-		fmt.Fprintf(&index, "%s %s\t%s\x00", f.Mode, f.Blob, f.Path)
-	}
-	if len(modes) == 0 {
-		return nil, nil
-	}
-	// First, because it fails while another git runs.
-	if err := git(strings.NewReader(index.String()), io.Discard, "update-index", "-z", "--index-info"); err != nil {
-		return nil, err
-	}
-	for _, f := range files {
-		if mode, ok := modes[f.Path]; ok {
-			if err := s.replace(root, f, mode); err != nil {
-				return done, err
-			}
-			done = append(done, f.Path)
-		}
-	}
-	return done, nil
-}
-
-// Uncheckout is the reverse of Checkout: it writes the pointers of the index into a work
-// tree in place of their objects, if the store has these.
-func (s Store) Uncheckout(git Git, dir string) error {
-	files, err := Files(git, "")
-	if err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	texts, blobs := map[string][]byte{}, []string{}
-	found := Unchanged(root, slices.DeleteFunc(files, func(f File) bool { return !s.Has(f.Pointer) }))
-	for _, f := range found {
-		blobs = append(blobs, f.Blob)
-	}
-	if err := contents(git, blobs, func(blob string, text []byte) { texts[blob] = bytes.Clone(text) }); err != nil {
-		return err
-	}
-	for _, f := range found {
-		st, err := root.Lstat(f.Path)
-		if err == nil {
-			err = writeFile(root, f.Path, bytes.NewReader(texts[f.Blob]), st.Mode().Perm())
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Unchanged returns the files whose content is the object of their pointer.
-func Unchanged(root *os.Root, files []File) (found []File) {
-	for _, f := range files {
-		st, err := root.Lstat(f.Path)
-		if err != nil || !st.Mode().IsRegular() || st.Size() != f.Size || f.Size == 0 {
-			continue
-		}
-		from, err := root.Open(f.Path)
-		if err != nil {
-			continue
-		}
-		hash := sha256.New()
-		_, err = io.Copy(hash, io.LimitReader(from, f.Size+1))
-		if err = errors.Join(err, from.Close()); err == nil && hex.EncodeToString(hash.Sum(nil)) == f.OID {
-			found = append(found, f)
-		}
-	}
-	return found
-}
-
-// replace writes an object to a file.
-func (s Store) replace(root *os.Root, f File, mode os.FileMode) error {
-	from, err := os.Open(s.Path(f.OID))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = from.Close() }()
-	return writeFile(root, f.Path, from, mode)
-}
-
-// writeFile replaces a file in one step.
-func writeFile(root *os.Root, name string, from io.Reader, mode os.FileMode) error {
-	tmp := path.Join(path.Dir(name), ".agentlab-"+rand.Text())
-	to, err := root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Remove(tmp) }()
-	_, err = io.Copy(to, from)
-	if err = errors.Join(err, to.Close()); err != nil {
-		return err
-	}
-	return root.Rename(tmp, name)
 }

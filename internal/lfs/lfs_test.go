@@ -143,7 +143,7 @@ func TestPointersOfRepository(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a.bin"), []byte("changed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	done, err := store.Checkout(git, dir)
+	done, err := store.Checkout(t.Context(), git, dir, nil, 1<<20)
 	if err != nil || !slices.Equal(done, []string{"sub/ä \t.bin"}) {
 		t.Errorf("%q, %v", done, err)
 	}
@@ -163,7 +163,7 @@ func TestPointersOfRepository(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(filepath.Join(dir, "sub")), os.Symlink(outside, filepath.Join(dir, "sub"))); err != nil {
 		t.Fatal(err)
 	}
-	if done, err := store.Checkout(git, dir); err != nil || len(done) != 0 {
+	if done, err := store.Checkout(t.Context(), git, dir, nil, 1<<20); err != nil || len(done) != 0 {
 		t.Errorf("through a link: %q, %v", done, err)
 	}
 	run("config", "lfs.storage", "elsewhere")

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"time"
@@ -131,69 +132,6 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 	return out
 }
 
-// Get finds a sandbox by its number, the current sandbox of a session by the name or ID
-// of the session, or else a sandbox that is not DESTROYED by its name. Codes: not_found;
-// conflict if a session has no sandbox.
-func (s *Service) Get(ctx context.Context, arg string) (agentlab.Sandbox, error) {
-	if vmid, err := strconv.Atoi(arg); err == nil {
-		return s.cfg.Store.Sandbox(ctx, vmid)
-	}
-	none := agentlab.Sandbox{}
-	find := s.cfg.Store.SessionByName
-	if agentlab.IsSessionID(arg) {
-		find = s.cfg.Store.Session
-	}
-	session, serr := find(ctx, arg)
-	if serr == nil && session.VMID != 0 {
-		sb, err := s.cfg.Store.Sandbox(ctx, session.VMID)
-		if err == nil && sb.UID == session.UID && !sb.State.Final() {
-			return sb, nil
-		}
-		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-			return none, err
-		}
-	}
-	if serr != nil && agentlab.CodeOf(serr) != agentlab.CodeNotFound {
-		return none, serr
-	}
-	sb, err := s.cfg.Store.SandboxByName(ctx, arg)
-	switch {
-	case err == nil && sb.State != agentlab.SandboxDestroyed:
-		return sb, nil
-	case err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound:
-		return none, err
-	case serr == nil:
-		return none, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", session.Name).
-			WithHint("start it: agentlab start in its repository, or agentlab session resume %s", session.Name)
-	case err != nil:
-		return none, err
-	}
-	why := ""
-	if sb.Reason != "" {
-		why = " (" + sb.Reason + ")"
-	}
-	return none, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %s", arg).
-		WithHint("the last one of that name, %d, is destroyed; see 'agentlab sandbox show %[1]d'%s", sb.VMID, why)
-}
-
-// GetUnique is Get for a request that changes the sandbox. Code: conflict if the name is
-// that of a session, and another sandbox has it too.
-func (s *Service) GetUnique(ctx context.Context, arg string) (agentlab.Sandbox, error) {
-	sb, err := s.Get(ctx, arg)
-	if err != nil || sb.Name == arg || strconv.Itoa(sb.VMID) == arg {
-		return sb, err
-	}
-	other, err := s.cfg.Store.SandboxByName(ctx, arg)
-	switch {
-	case agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && other.State.Final():
-		return sb, nil
-	case err != nil:
-		return agentlab.Sandbox{}, err
-	}
-	return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeConflict, "%s is the name of sandbox %d, and of a session whose sandbox is %d", arg, other.VMID, sb.VMID).
-		WithHint("use the number of the one you mean")
-}
-
 // List returns sandboxes in ascending order of their numbers.
 func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	return s.cfg.Store.Sandboxes(ctx, f)
@@ -204,14 +142,10 @@ func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentla
 // stopped).
 func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if err := startable(*sb); err != nil {
+			return nil, err
+		}
 		switch {
-		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
-			return nil, conflict(*sb, "and cannot be started", "create a new one: agentlab sandbox new")
-		case sb.Salvage:
-			return nil, onlyKept(*sb)
-		case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
-			return nil, conflict(*sb, "and cannot be started: it was recovered without its profile",
-				"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", vmid)
 		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
 			return nil, conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
 		case sb.State == agentlab.SandboxStopped:
@@ -232,6 +166,20 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	})
 }
 
+// startable returns why a sandbox is never started.
+func startable(sb agentlab.Sandbox) error {
+	switch {
+	case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
+		return conflict(sb, "and cannot be started", "create a new one: agentlab sandbox new")
+	case sb.Salvage:
+		return onlyKept(sb)
+	case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
+		return conflict(sb, "and cannot be started: it was recovered without its profile",
+			"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", sb.VMID)
+	}
+	return nil
+}
+
 // Continue requests that the STOPPED or FAILED sandbox of a session runs again, from its
 // disk as it is, with the workspace of the session. Codes: not_found; conflict, also if
 // another sandbox has the workspace; busy.
@@ -244,7 +192,7 @@ func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Sessi
 		return agentlab.Sandbox{}, err
 	}
 	sb, err := s.cfg.Store.AttachWorkspace(ctx, vmid, use, session.ID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if err := s.reachable(*sb); err != nil {
+		if err := cmp.Or(s.reachable(*sb), startable(*sb)); err != nil {
 			return nil, err
 		}
 		before := *sb

@@ -132,7 +132,7 @@ func (s *Server) checkMessageScope(req *http.Request, token *agentlab.APIToken) 
 func (s *Server) checkScope(ctx context.Context, token *agentlab.APIToken, nameOrVMID string) (string, error) {
 	sb, err := s.cfg.Services.Sandboxes.Get(ctx, nameOrVMID)
 	switch code := agentlab.CodeOf(err); {
-	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid:
+	case code == agentlab.CodeNotFound || code == agentlab.CodeInvalid || code == agentlab.CodeConflict: // a session's name is no secret of the token
 		return "", errScope
 	case err != nil:
 		return "", err

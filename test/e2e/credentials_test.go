@@ -49,6 +49,7 @@ func newWorkLab(t testing.TB) (l *lab, repo string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	git(t, repo, "config", "agentlab.identity", "agent") // as terminalTo does, so that it changes nothing
 	git(t, repo, "config", "remote.origin.url", "https://user:"+hostCredential+"@git.example/app")
 	git(t, repo, "config", "http.extraHeader", "Authorization: Bearer "+hostCredential)
 	l.in(repo, "start", "--profile", "work", "--agent", "none", "--detach")

@@ -36,6 +36,7 @@ func Install(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "git-lfs"), []byte(script), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
+	t.Setenv("GIT_CONFIG_NOSYSTEM", "1") // where the package of the real one has its filters
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
 }
 

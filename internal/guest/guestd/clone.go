@@ -133,7 +133,7 @@ func (s *Server) emptyFiles() error {
 	} {
 		errs = append(errs, s.writeFile(name, nil, mode, 0, 0))
 	}
-	old, err := os.ReadFile(s.path(hostsFile))
+	old, err := s.readFile(hostsFile)
 	if err == nil {
 		err = s.writeFile(hostsFile, hosts(old, ""), 0o644, 0, 0)
 	}

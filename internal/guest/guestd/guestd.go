@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -210,12 +212,29 @@ func (s *Server) health() guestapi.Health {
 
 // line returns the first line of a small file, "" if there is none.
 func (s *Server) line(name string) string {
-	b, err := os.ReadFile(s.path(name))
+	b, err := s.readFile(name)
 	if err != nil {
 		return ""
 	}
 	first, _, _ := strings.Cut(string(b), "\n")
 	return strings.TrimSpace(first)
+}
+
+// maxSmallFile limits the files of the system that the server reads, in bytes.
+const maxSmallFile = 1 << 20
+
+// readFile reads a small file. Root of the guest may have replaced it: a pipe would block
+// the server without limit.
+func (s *Server) readFile(name string) ([]byte, error) {
+	f, err := os.OpenFile(s.path(name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", name))
+	}
+	return io.ReadAll(io.LimitReader(f, maxSmallFile))
 }
 
 // decode reads the JSON body of r into v. After an error it has answered the

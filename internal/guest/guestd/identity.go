@@ -256,10 +256,7 @@ func (s *Server) setHostname(name string) error {
 	if err := s.overwriteFile(hostnameFile, []byte(name+"\n"), 0o644); err != nil {
 		return err
 	}
-	old, err := os.ReadFile(s.path(hostsFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
+	old, _ := s.readFile(hostsFile) // what is not a file is replaced
 	if err := s.overwriteFile(hostsFile, hosts(old, name), 0o644); err != nil {
 		return err
 	}
@@ -273,12 +270,15 @@ func (s *Server) setHostname(name string) error {
 // setGitIdentity gives git a name and an address for commits, unless the system has one.
 // Every other configuration of git precedes that of the system.
 func (s *Server) setGitIdentity() error {
-	old, err := os.ReadFile(s.path(gitConfigFile))
+	old, err := s.readFile(gitConfigFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if bytes.Contains(old, []byte("[user]")) {
 		return nil
+	}
+	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
+		old = append(old, '\n')
 	}
 	text := fmt.Sprintf("%s[user]\n\tname = %s\n\temail = %s\n", old, guestapi.AgentName, guestapi.AgentEmail)
 	return s.overwriteFile(gitConfigFile, []byte(text), 0o644)

@@ -2,9 +2,11 @@ package repocmd
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"path/filepath"
 	"strings"
 
@@ -115,7 +117,7 @@ func (r repo) configureLFS() error {
 
 // lfsCheckout puts objects into a work tree.
 func (r repo) lfsCheckout(store lfs.Store, w guestapi.RepoWorktree) error {
-	done, err := store.Checkout(r.lfsGit(w.Dir), filepath.Join(r.dir, w.Dir))
+	done, err := store.Checkout(context.Background(), r.lfsGit(w.Dir), filepath.Join(r.dir, w.Dir), nil, math.MaxInt64)
 	if err != nil || len(done) == 0 {
 		return err
 	}

@@ -164,6 +164,8 @@ func (r repo) init(p guestapi.RepoInit) error {
 		}
 	} else if err != nil {
 		return err
+	} else if err := r.removeStaleLocks(); err != nil {
+		return err
 	}
 	config := append(slices.Clip(DurableConfig), [2]string{"remote.origin.url", p.Origin}, [2]string{"user.name", p.UserName}, [2]string{"user.email", p.UserEmail})
 	for _, kv := range config {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,7 +66,7 @@ func (r *Runner) placeLFS(ctx context.Context, checkout string) error {
 	run := func(in io.Reader, out io.Writer, args ...string) error {
 		return r.git.exec(ctx, checkout, r.git.environ(), in, out, args...)
 	}
-	done, err := lfsStore(checkout).Checkout(run, checkout)
+	done, err := lfsStore(checkout).Checkout(ctx, run, checkout, nil, math.MaxInt64)
 	if err != nil || len(done) == 0 {
 		return err
 	}
