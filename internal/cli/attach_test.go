@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
@@ -65,7 +67,7 @@ func TestTerminalAfterStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	fd := int(tty.Fd())
-	cooked, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	cooked, err := term.GetState(fd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +93,11 @@ func TestTerminalAfterStop(t *testing.T) {
 	if got := rows(); got != 30 {
 		t.Errorf("%d rows at the begin", got)
 	}
-	if err := unix.IoctlSetTermios(fd, unix.TCSETS, cooked); err != nil { // as a shell does it
+	raw, err := term.GetState(fd)
+	if err != nil || reflect.DeepEqual(raw, cooked) {
+		t.Fatalf("the terminal is not raw: %v", err)
+	}
+	if err := term.Restore(fd, cooked); err != nil { // as a shell does it
 		t.Fatal(err)
 	}
 	if err := unix.Kill(os.Getpid(), unix.SIGCONT); err != nil {
@@ -100,11 +106,11 @@ func TestTerminalAfterStop(t *testing.T) {
 	if got := []uint16{rows(), rows()}; !slices.Equal(got, []uint16{29, 30}) {
 		t.Errorf("sizes %d", got)
 	}
-	if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err != nil || now.Lflag&(unix.ICANON|unix.ECHO) != 0 {
+	if now, err := term.GetState(fd); err != nil || !reflect.DeepEqual(now, raw) {
 		t.Errorf("the terminal is not raw: %+v, %v", now, err)
 	}
 	restore()
-	if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err != nil || *now != *cooked {
+	if now, err := term.GetState(fd); err != nil || !reflect.DeepEqual(now, cooked) {
 		t.Errorf("the terminal is not as before: %+v, %v", now, err)
 	}
 }

@@ -24,7 +24,12 @@ func (r repo) removeStaleLocks() error {
 
 // removeLocks removes the locks in a git directory that were changed before a time.
 func removeLocks(dir string, before time.Time) error {
-	err := filepath.WalkDir(dir, func(at string, e fs.DirEntry, err error) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	err = fs.WalkDir(root.FS(), ".", func(at string, e fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -37,7 +42,7 @@ func removeLocks(dir string, before time.Time) error {
 		if err != nil || !info.ModTime().Before(before) {
 			return err
 		}
-		return os.Remove(at)
+		return root.Remove(at)
 	})
 	if errors.Is(err, fs.ErrNotExist) { // a git that runs has removed something
 		return nil
