@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/lfs"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
@@ -121,7 +122,7 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 		}
 	}
 	if len(got.filtered) > 0 {
-		got.filtered, err = withoutObjects(ctx, path, got.filtered)
+		got.filtered, err = lfs.WithoutObjects(lfsGit(ctx, path), path, got.filtered)
 	}
 	return got, err
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -289,23 +288,6 @@ func (b *checkedBundle) newLFS(ctx context.Context) ([]lfs.Pointer, lfs.Store, e
 	}
 	store, err := lfs.StoreOf(lfsGit(ctx, b.path))
 	return list, store, err
-}
-
-// withoutObjects returns the names without files of Git LFS whose content is the object of
-// the pointer in the index, which git without filters takes for changed ones.
-func withoutObjects(ctx context.Context, path string, names []string) ([]string, error) {
-	files, err := lfs.Files(lfsGit(ctx, path), "")
-	if err != nil || len(files) == 0 {
-		return names, err
-	}
-	root, err := os.OpenRoot(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = root.Close() }()
-	files = slices.DeleteFunc(files, func(f lfs.File) bool { return !slices.Contains(names, f.Path) })
-	same := localLFS{files: lfs.Unchanged(root, files)}.names(func(lfs.Pointer) bool { return true })
-	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(same, name) }), nil
 }
 
 // checkOutLFS puts objects into the work tree in place of their pointers, after a merge

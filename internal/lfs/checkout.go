@@ -113,7 +113,7 @@ func (s Store) Uncheckout(git Git, dir string) error {
 	}
 	defer func() { _ = root.Close() }()
 	texts, blobs := map[string][]byte{}, []string{}
-	found := Unchanged(root, slices.DeleteFunc(files, func(f File) bool { return !s.Has(f.Pointer) }))
+	found := unchanged(root, slices.DeleteFunc(files, func(f File) bool { return !s.Has(f.Pointer) }))
 	for _, f := range found {
 		blobs = append(blobs, f.Blob)
 	}
@@ -132,8 +132,32 @@ func (s Store) Uncheckout(git Git, dir string) error {
 	return nil
 }
 
-// Unchanged returns the files whose content is the object of their pointer.
-func Unchanged(root *os.Root, files []File) (found []File) {
+// WithoutObjects returns the names without files of the work tree in dir whose content is
+// the object of the pointer in the index: without the filter, git takes them for changed
+// ones if it reads them.
+func WithoutObjects(git Git, dir string, names []string) ([]string, error) {
+	files, err := Files(git, "")
+	if err != nil || len(files) == 0 {
+		return names, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	asked, same := map[string]bool{}, map[string]bool{}
+	for _, name := range names {
+		asked[name] = true
+	}
+	files = slices.DeleteFunc(files, func(f File) bool { return !asked[f.Path] })
+	for _, f := range unchanged(root, files) {
+		same[f.Path] = true
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return same[name] }), nil
+}
+
+// unchanged returns the files whose content is the object of their pointer.
+func unchanged(root *os.Root, files []File) (found []File) {
 	for _, f := range files {
 		st, err := root.Lstat(f.Path)
 		if err != nil || !st.Mode().IsRegular() || st.Size() != f.Size || f.Size == 0 {

@@ -142,16 +142,13 @@ func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentla
 // stopped).
 func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if err := startable(*sb); err != nil {
+		if err := s.startable(*sb); err != nil {
 			return nil, err
 		}
 		switch {
 		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
 			return nil, conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
 		case sb.State == agentlab.SandboxStopped:
-			if !s.clock().Before(sb.LeaseExpiresAt) {
-				return nil, conflict(*sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", vmid)
-			}
 			if err := s.room(); err != nil {
 				return nil, err
 			}
@@ -166,8 +163,8 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	})
 }
 
-// startable returns why a sandbox is never started.
-func startable(sb agentlab.Sandbox) error {
+// startable returns why a sandbox is not started on a request.
+func (s *Service) startable(sb agentlab.Sandbox) error {
 	switch {
 	case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
 		return conflict(sb, "and cannot be started", "create a new one: agentlab sandbox new")
@@ -176,6 +173,8 @@ func startable(sb agentlab.Sandbox) error {
 	case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
 		return conflict(sb, "and cannot be started: it was recovered without its profile",
 			"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", sb.VMID)
+	case sb.State == agentlab.SandboxStopped && !s.clock().Before(sb.LeaseExpiresAt):
+		return conflict(sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", sb.VMID)
 	}
 	return nil
 }
@@ -192,7 +191,7 @@ func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Sessi
 		return agentlab.Sandbox{}, err
 	}
 	sb, err := s.cfg.Store.AttachWorkspace(ctx, vmid, use, session.ID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if err := cmp.Or(s.reachable(*sb), startable(*sb)); err != nil {
+		if err := cmp.Or(s.reachable(*sb), s.startable(*sb)); err != nil {
 			return nil, err
 		}
 		before := *sb
@@ -201,8 +200,6 @@ func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Sessi
 			sb.State = agentlab.SandboxStopped // with its reason
 		case sb.State != agentlab.SandboxStopped:
 			return nil, conflict(*sb, "and cannot be started", "see 'agentlab sandbox show %d'", vmid)
-		case !s.clock().Before(sb.LeaseExpiresAt):
-			return nil, conflict(*sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", vmid)
 		}
 		sb.Desired = agentlab.DesiredRunning
 		var evs []agentlab.Event

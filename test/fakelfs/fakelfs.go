@@ -13,6 +13,7 @@ import (
 )
 
 const script = `#!/bin/sh
+case $1 in clean|smudge) ;; *) exit 1 ;; esac # filter-process would wait for an answer
 objects=$(git rev-parse --git-common-dir)/lfs/objects
 tmp=$(mktemp) && cat >"$tmp"
 case $1 in
@@ -25,7 +26,6 @@ clean)
 smudge)
 	oid=$(sed -n 's/^oid sha256://p' "$tmp") && rm "$tmp"
 	cat $objects/$(echo $oid | cut -c1-2)/$(echo $oid | cut -c3-4)/$oid ;;
-*) exit 1 ;;
 esac
 `
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -110,27 +109,12 @@ func keepLFS(from, to string) error {
 	return nil
 }
 
-// withoutLFS returns the names without files of Git LFS whose content is the object of the
-// pointer in the index: without the filter, git takes them for changed ones if it reads
-// them.
+// withoutLFS is lfs.WithoutObjects, if there are objects.
 func (t *scratchRepo) withoutLFS(ctx context.Context, names []string) ([]string, error) {
 	if _, err := os.Lstat(lfsStore(t.work).Dir); err != nil || len(names) == 0 {
 		return names, nil //nolint:nilerr // there are no objects
 	}
-	files, err := lfs.Files(t.lfsGit(ctx), "")
-	if err != nil {
-		return nil, err
-	}
-	root, err := os.OpenRoot(t.work)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = root.Close() }()
-	files = slices.DeleteFunc(files, func(f lfs.File) bool { return !slices.Contains(names, f.Path) })
-	for _, f := range lfs.Unchanged(root, files) {
-		names = slices.DeleteFunc(names, func(name string) bool { return name == f.Path })
-	}
-	return names, nil
+	return lfs.WithoutObjects(t.lfsGit(ctx), t.work, names)
 }
 
 func (t *scratchRepo) lfsGit(ctx context.Context) lfs.Git {
