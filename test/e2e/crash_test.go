@@ -45,19 +45,17 @@ func (l *crashLab) starts() string {
 }
 
 // killAll kills every process of AgentLab, as a power cut of the host does, and starts
-// the daemon again.
-func (l *crashLab) killAll() {
+// the daemon again. It reports whether the VM ran.
+func (l *crashLab) killAll(vmid int) bool {
 	l.Helper()
-	vmid := l.session().SandboxVMID
-	for _, words := range [][]string{{"agentlabd", "run"}, {"agentlabd", "vmm", "/" + strconv.Itoa(vmid) + "-"}} {
-		if err := l.kill9(words...); err != nil {
-			l.Fatal(err)
-		}
+	if err := l.kill9("agentlabd", "run"); err != nil {
+		l.Fatal(err)
 	}
-	if err := l.killQEMU(vmid); err != nil {
-		l.Logf("QEMU ended with its supervisor: %v", err)
-	}
+	supervisor := l.kill9("agentlabd", "vmm", "/"+strconv.Itoa(vmid)+"-")
+	qemu := l.killQEMU(vmid)
+	l.Logf("killed: the supervisor (%v), QEMU (%v)", supervisor, qemu)
 	l.ok("daemon", "start")
+	return supervisor == nil || qemu == nil
 }
 
 // fillDisk allocates all blocks of a disk, also those that are reserved for root.
@@ -66,6 +64,10 @@ const fillDisk = `mkdir /full; n=0; size=$((64 << 30))
 		if fallocate -l $size /full/$n 2>/dev/null; then n=$((n + 1)); else rm -f /full/$n; size=$((size / 2)); fi
 	done
 	sync; ! echo more > /more 2>/dev/null`
+
+// damageDisk overwrites the superblock and the group descriptors of the root file system.
+const damageDisk = `echo 3 > /proc/sys/vm/drop_caches
+	dd if=/dev/zero of=$(findmnt -no SOURCE /) bs=64k count=1 conv=fsync 2>/dev/null`
 
 // A VM that has crashed in any way starts again from the same disk: what was installed,
 // the home directory and other data of root are there. A full disk does not prevent that.
@@ -82,6 +84,11 @@ func TestCrashedVMStartsAgain(t *testing.T) {
 	const marks = "/usr/local/bin/tool /home/agent/mark /var/lib/docker/volumes/data/mark /workspace/mark"
 	l.root(`mkdir -p /var/lib/docker/volumes/data
 		for f in ` + marks + `; do echo kept > $f; done; sync`)
+	killAll := func() {
+		if !l.killAll(first.SandboxVMID) {
+			t.Fatal("the VM ran no more")
+		}
+	}
 	for _, crash := range []struct {
 		name string
 		do   func()
@@ -94,10 +101,10 @@ func TestCrashedVMStartsAgain(t *testing.T) {
 		{"the kernel panics", func() {
 			l.run("", "exec", "--user", "root", "app", "--", "sh", "-c", "sync; echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger")
 		}},
-		{"everything is killed", l.killAll},
+		{"everything is killed", killAll},
 		{"the disk is full", func() {
 			l.root(fillDisk)
-			l.killAll()
+			killAll()
 		}},
 	} {
 		crash.do()
@@ -111,8 +118,10 @@ func TestCrashedVMStartsAgain(t *testing.T) {
 	}
 	l.root("rm -r /full; echo more > /more")
 
-	l.root("echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/zero of=$(findmnt -no SOURCE /) bs=64k count=1 conv=fsync 2>/dev/null")
-	l.killAll()
+	// The guest's kernel or init may end by the damage before the command is reported.
+	r := l.run("", "exec", "--user", "root", "app", "--", "sh", "-c", damageDisk)
+	t.Logf("damage of the disk: %v", r)
+	l.killAll(first.SandboxVMID)
 	said := l.starts()
 	second := l.session()
 	if second.SandboxVMID == first.SandboxVMID || !strings.Contains(said, "does not start again") || !strings.Contains(said, "sandbox "+strconv.Itoa(first.SandboxVMID)) {
