@@ -25,6 +25,7 @@ import (
 // The terminal is the first command of an attach in a running sandbox, because the user
 // waits for it. If the VM has ended unnoticed, the session is resumed again.
 func TestAttachIsOneCommand(t *testing.T) {
+	t.Parallel()
 	var commands []string
 	resumed := 0
 	mux := http.NewServeMux()

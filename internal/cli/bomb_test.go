@@ -98,6 +98,7 @@ func TestBombIsRefusedBeforeGit(t *testing.T) {
 // A git that reads a guest's objects cannot have more memory than its limit,
 // whatever the objects are.
 func TestGitOfGuestObjectsIsLimited(t *testing.T) {
+	t.Parallel()
 	user := sampleRepo(t)
 	open := func(n int) (*os.File, int64) {
 		f, err := os.Open(bombBundle(t, userGit(t, user, "rev-parse", "HEAD"), n))
@@ -131,6 +132,7 @@ func TestGitOfGuestObjectsIsLimited(t *testing.T) {
 }
 
 func TestScanPack(t *testing.T) {
+	t.Parallel()
 	repo := sampleRepo(t)
 	for i := range 20 { // similar files, so that git makes deltas of both kinds
 		text := strings.Repeat(fmt.Sprintf("line %d\n", i), 2000)

@@ -190,6 +190,7 @@ func TestPushDestinations(t *testing.T) {
 
 // A copy that is cut off anywhere changes nothing in the guest.
 func TestCutPushChangesNothing(t *testing.T) {
+	t.Parallel()
 	host, guest := t.TempDir(), t.TempDir()
 	fill(t, host, map[string]string{"tree/a": "a", "tree/b": strings.Repeat("b", 600), "file": strings.Repeat("c", 700)})
 	fill(t, guest, map[string]string{"tree/a": "old", "file": "old"})

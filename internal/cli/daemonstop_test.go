@@ -71,6 +71,7 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 // A command whose daemon has ended, because another command's daemon has the lock, waits
 // for that one, and starts another daemon when that one has ended.
 func TestStartWaitsForTheOtherDaemon(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	p := config.Paths{State: dir, Run: dir}
 	wait := func(ctx context.Context, code int) error {

@@ -33,6 +33,7 @@ func commandDocuments(t *testing.T) []string {
 // Every agentlab command in a document, in a block of code or in a sentence,
 // is one that this program has, with flags and arguments that it takes.
 func TestDocumentedCommands(t *testing.T) {
+	t.Parallel()
 	total := 0
 	for _, file := range commandDocuments(t) {
 		text, err := os.ReadFile(file) //nolint:gosec // our own document
@@ -53,6 +54,7 @@ func TestDocumentedCommands(t *testing.T) {
 
 // The same holds for the examples of --help.
 func TestCommandsInHelp(t *testing.T) {
+	t.Parallel()
 	var each func(*cobra.Command)
 	each = func(cmd *cobra.Command) {
 		for _, c := range documentCommands("```\n" + cmd.Example + "\n```\n") {
@@ -70,6 +72,7 @@ func TestCommandsInHelp(t *testing.T) {
 // The same holds for commands that programs name in messages and help, in
 // single quotes.
 func TestCommandsInMessages(t *testing.T) {
+	t.Parallel()
 	quoted, verb := regexp.MustCompile(`'((?:sudo )?agentlab [a-z][^'"`+"`"+`]*)'`), regexp.MustCompile(`%[a-z]`)
 	total := 0
 	err := filepath.WalkDir("../..", func(file string, e fs.DirEntry, err error) error {

@@ -19,6 +19,7 @@ import (
 // TestHintsNameCommandsThatExist looks through the strings of the whole program
 // and through its scripts for commands of agentlab.
 func TestHintsNameCommandsThatExist(t *testing.T) {
+	t.Parallel()
 	root := (&App{}).Root()
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

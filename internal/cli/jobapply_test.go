@@ -77,6 +77,7 @@ func leave(t *testing.T, guest string, changed map[string]string) (bundle string
 
 // A file that a sparse work tree leaves out is written; names can have any characters.
 func TestApplyToSparseWorkTree(t *testing.T) {
+	t.Parallel()
 	user, guest := newAgent(t)
 	names := []string{" lead", "a b", "tab\there", "\u00e4", "line\nbreak", `"quoted"`, "-n", ":x", "a*b"}
 	first, second := map[string]string{"run.sh": "false\n"}, map[string]string{}
@@ -106,6 +107,7 @@ func TestApplyToSparseWorkTree(t *testing.T) {
 // Files are written as git checks them out, with the line endings and encodings of the
 // attributes, and compared and merged as git stores them.
 func TestApplyConverts(t *testing.T) {
+	t.Parallel()
 	user, guest := newAgent(t)
 	utf16 := func(s string) string {
 		text := "\xff\xfe"
@@ -148,6 +150,7 @@ func TestApplyConverts(t *testing.T) {
 // The version that was applied is the base of the next apply: the agent works on in the same
 // lines, and the user in others.
 func TestApplyAgain(t *testing.T) {
+	t.Parallel()
 	user, guest := newAgent(t)
 	first := map[string]string{"lines.txt": "one\n" + tenLines[2:], "fresh.txt": "1\n", "run.sh": "false\n"}
 	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
@@ -208,6 +211,7 @@ func tree(t *testing.T, dir string) map[string]string {
 }
 
 func TestApply(t *testing.T) {
+	t.Parallel()
 	user, bundle := agentLeft(t, map[string]string{
 		"lines.txt": "one\n" + tenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
 	})
@@ -263,6 +267,7 @@ func TestApplyPaths(t *testing.T) {
 // and with it the work is merged, not lost. When one file cannot be merged,
 // none is changed.
 func TestApplyToDirtyFiles(t *testing.T) {
+	t.Parallel()
 	changed := map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n", "new.txt": "new\n"}
 	for name, tt := range map[string]struct {
 		mine  map[string]string
@@ -308,6 +313,7 @@ func TestApplyToDirtyFiles(t *testing.T) {
 
 // Links that lead out of the repository are left out; the rest is applied.
 func TestApplyHostileChanges(t *testing.T) {
+	t.Parallel()
 	for name, changed := range map[string]map[string]string{
 		"absolute link": {"a-new": "x\n", "link": "-> /etc/passwd"},
 		"link outside":  {"a-new": "x\n", "dir/link": "-> ../../outside"},

@@ -16,6 +16,7 @@ import (
 // A link that seems to stay in the work tree, because another link of the
 // agent is counted as a folder, leads out of it.
 func TestApplyLinkThroughLink(t *testing.T) {
+	t.Parallel()
 	for name, target := range map[string]string{
 		"up through a link": "x/y/top/../../../outside",
 		"to the top":        "x/y/top/../../..",
@@ -37,6 +38,7 @@ func TestApplyLinkThroughLink(t *testing.T) {
 
 // Changes that git was told not to look for are the user's work like others.
 func TestApplyToHiddenChanges(t *testing.T) {
+	t.Parallel()
 	for _, flag := range []string{"--assume-unchanged", "--skip-worktree"} {
 		t.Run(flag, func(t *testing.T) {
 			user, bundle := agentLeft(t, map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n"})
@@ -64,6 +66,7 @@ func TestApplyToHiddenChanges(t *testing.T) {
 // A file that the user changes while the command asks a question is not replaced, and
 // nothing else is.
 func TestApplyAfterAnEdit(t *testing.T) {
+	t.Parallel()
 	for name, edit := range map[string]func(user string){
 		"changed": func(user string) { put(t, user, map[string]string{"lines.txt": "mine\n"}) },
 		"created": func(user string) { put(t, user, map[string]string{"new": "mine\n"}) },
@@ -114,6 +117,7 @@ func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []chang
 
 // A small pack must not fill the disk with what it unpacks to.
 func TestApplyBounded(t *testing.T) {
+	t.Parallel()
 	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("x", 4<<20)})
 	p, list := newPlan(t, user, bundle, 4<<20-1)
 	if err := p.make(t.Context(), list); agentlab.CodeOf(err) != agentlab.CodeLimit || agentlab.HintOf(err) == "" {

@@ -67,6 +67,7 @@ func TestSyncBringsLFSObjects(t *testing.T) {
 
 // Without its object, a file stays a pointer, and the user learns of it.
 func TestSyncNamesMissingLFSObjects(t *testing.T) {
+	t.Parallel()
 	w, _ := lfsWorld(t)
 	s, err := w.open(w.sendsLFS(""))
 	if err != nil {
@@ -86,6 +87,7 @@ func TestSyncNamesMissingLFSObjects(t *testing.T) {
 
 // What a guest sends instead of an object changes nothing.
 func TestHostileLFSObjects(t *testing.T) {
+	t.Parallel()
 	for name, text := range map[string]string{
 		"another content": "%s 19\nobject of the GUEST", "another object": strings.Repeat("ab", 32) + " 3\nabc", "too much": "%s 19\nobject of the guest%[1]s 19\nobject of the guest",
 		"a path": "../../hooks/post-merge 3\nabc", "an endless line": strings.Repeat("x", 1<<20), "half": "%s 19\nobject",

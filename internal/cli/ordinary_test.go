@@ -33,6 +33,7 @@ var ordinary = map[string]struct {
 
 // Changes of ordinary files are merged and applied without a word.
 func TestOrdinaryRepositories(t *testing.T) {
+	t.Parallel()
 	write := func(w *sessionWorld, dir, names, text string) {
 		files := map[string]string{}
 		for name := range strings.FieldsSeq(names) {
@@ -71,6 +72,7 @@ func TestOrdinaryRepositories(t *testing.T) {
 
 // On a terminal the user sees what must be confirmed, and decides.
 func TestReturnCheckAsks(t *testing.T) {
+	t.Parallel()
 	for answer, merged := range map[string]bool{"y\n": true, "n\n": false} {
 		w := newSessionWorld(t)
 		w.commit(map[string]string{".envrc": "touch /tmp/x\n", ".vscode/tasks.json": "{}", "Makefile": "all:\n"})
@@ -114,6 +116,7 @@ var settings = []map[string]string{
 
 // A sync makes the same commits whatever the user has configured.
 func TestSyncWithUnusualSettings(t *testing.T) {
+	t.Parallel()
 	for i, set := range settings {
 		for _, diverged := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d, diverged %v", i, diverged), func(t *testing.T) {

@@ -63,6 +63,7 @@ func TestDiffOnTerminal(t *testing.T) {
 
 // A reader such as head ends early; that is no error, and the command can clean up.
 func TestDiffIntoClosedPipe(t *testing.T) {
+	t.Parallel()
 	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("line\n", 1<<19)})
 	p, _ := newPlan(t, user, bundle, 1<<20)
 	r, w, err := os.Pipe()

@@ -135,6 +135,7 @@ func TestLocalRepo(t *testing.T) {
 
 // A local repository is sent at any revision that resolves to one commit.
 func TestFindSourceByRevision(t *testing.T) {
+	t.Parallel()
 	dir := sampleRepo(t)
 	for range 2 {
 		userGit(t, dir, "commit", "-q", "--allow-empty", "-m", "More")

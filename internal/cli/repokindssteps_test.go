@@ -25,7 +25,6 @@ type kindLab struct {
 }
 
 func newKindLab(t *testing.T) *kindLab {
-	fakelfs.Install(t)
 	home, guests := t.TempDir(), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(home, "config"), 0o700); err != nil {
 		t.Fatal(err)
@@ -33,7 +32,7 @@ func newKindLab(t *testing.T) *kindLab {
 	if err := os.WriteFile(filepath.Join(home, "config", "config.yaml"), []byte("backend: fake\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k := &kindLab{T: t, guests: guests, env: append(os.Environ(), "AGENTLAB_HOME="+home, "HOME="+home, fakebackend.GuestGit+"="+guests,
+	k := &kindLab{T: t, guests: guests, env: append(append(os.Environ(), fakelfs.Environ(t)...), "AGENTLAB_HOME="+home, "HOME="+home, fakebackend.GuestGit+"="+guests,
 		"GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=T", "GIT_AUTHOR_EMAIL=t@localhost", "GIT_COMMITTER_NAME=T", "GIT_COMMITTER_EMAIL=t@localhost")}
 	t.Cleanup(func() { stopDaemon(t, home) })
 	k.ok(home, "agentlab", "daemon", "start")
@@ -98,6 +97,7 @@ func (k *kindLab) made(dir string) string {
 
 // Each kind of repository works with each command, or is refused before anything is made.
 func TestKindsOfRepositories(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		k := repoKinds["another owner"]
 		k.begin = ""

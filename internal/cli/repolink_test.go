@@ -91,6 +91,7 @@ func appRepo(t *testing.T) repoLink {
 // Repositories with the same name never share a session, also if the first start of one
 // was interrupted, or if both start at once.
 func TestRepositoriesWithOneName(t *testing.T) {
+	t.Parallel()
 	store := &sessionStore{}
 	c, app := store.client(t), &App{Stderr: io.Discard}
 	ensure := func(l repoLink) api.Session {

@@ -9,6 +9,7 @@ import (
 // with a value for each placeholder. The specifications have other names
 // for the commands of sessions (agent-sessionizer, keystone agent).
 func TestSpecifiedCommands(t *testing.T) {
+	t.Parallel()
 	for _, line := range strings.Split(strings.TrimSpace(`
 agentlab --version
 agentlab status

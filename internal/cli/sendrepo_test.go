@@ -64,6 +64,7 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 // A job has the revision that the user asked for as its ref, unless a guest
 // would take that for another commit.
 func TestShownRef(t *testing.T) {
+	t.Parallel()
 	repo := sampleRepo(t)
 	first := userGit(t, repo, "rev-parse", "HEAD")
 	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "second")

@@ -60,6 +60,7 @@ func (w *sessionWorld) opened() *openedSession {
 
 // A sync that merges nothing gives the reason, and the command that merges.
 func TestSyncThatMergesNothing(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	s := w.opened()
@@ -127,6 +128,7 @@ func TestConflictNamesFiles(t *testing.T) {
 
 // Uncommitted changes that the user's work tree has, too, are not lost with the session.
 func TestAppliedChangesAreHere(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
@@ -187,6 +189,7 @@ func TestSourceOfANewBranch(t *testing.T) {
 
 // A start checks its branch out in the session where that is in nobody's way.
 func TestStartChecksOut(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	userGit(t, w.user, "checkout", "-q", "-b", "topic")
 	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")

@@ -156,6 +156,7 @@ func (w *sessionWorld) open(guest guestFunc) (*openedSession, error) {
 func (w *sessionWorld) refs() string { return userGit(w.T, w.user, "for-each-ref") }
 
 func TestSync(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	head := w.commit(map[string]string{"new": "1"})
 	s, err := w.open(w.honest)
@@ -193,6 +194,7 @@ func TestSync(t *testing.T) {
 
 // A commit of the session that the user has amended is not merged again.
 func TestSyncOfAnAmendedCommit(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	s := w.fetched()
@@ -340,6 +342,7 @@ func TestWorkOnlyInSession(t *testing.T) {
 
 // Nothing that a guest answers changes anything but the refs of its session.
 func TestHostileSession(t *testing.T) {
+	t.Parallel()
 	good := strings.Repeat("ab", 20)
 	state := func(text string) func(*sessionWorld) guestFunc {
 		return func(*sessionWorld) guestFunc {
@@ -440,6 +443,7 @@ func mktree(w *sessionWorld, entries string) string {
 // A guest's commits choose filters and merge drivers by .gitattributes; those of the
 // user's configuration, and hooks, are not run.
 func TestSyncRunsNothing(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	marker := filepath.Join(t.TempDir(), "ran")
 	run := "touch " + marker + "; cat"

@@ -29,6 +29,7 @@ func TestBranchNamesAreChecked(t *testing.T) {
 // A branch of the session that is renamed to one below its old name does not block a
 // sync, and its commits stay here.
 func TestRenamedBranchGivesWay(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	userGit(t, w.guest, "checkout", "-q", "-b", "topic")
 	first := w.commit(map[string]string{"new": "1"})

@@ -29,6 +29,7 @@ func sourceOf(t *testing.T, repo string) (*api.SetupSource, string) {
 }
 
 func TestSetupSource(t *testing.T) {
+	t.Parallel()
 	repo := filepath.Join(t.TempDir(), "repo")
 	commit := func(files map[string]string) {
 		t.Helper()

@@ -55,6 +55,7 @@ func sshLab(t *testing.T, own string) (f sshFiles, config string) {
 // OpenSSH itself, with a server that wants to see all keys: neither keys nor variables nor
 // commands of the user reach it.
 func TestSSHConfigOffersOneKey(t *testing.T) {
+	t.Parallel()
 	f, config := sshLab(t, ownSSHOptions)
 	dir := filepath.Dir(f.user)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)

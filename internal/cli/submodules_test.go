@@ -27,6 +27,7 @@ func userModules(t *testing.T) (repo string) {
 }
 
 func TestSubmodulesAreSent(t *testing.T) {
+	t.Parallel()
 	repo := userModules(t)
 	src, err := findSource(t.Context(), repo, "")
 	if err != nil {
@@ -67,6 +68,7 @@ func TestSubmodulesAreSent(t *testing.T) {
 
 // Submodules that do not come along are named with what to do about it.
 func TestUnsentSubmodulesAreNamed(t *testing.T) {
+	t.Parallel()
 	notes := func(repo string) string {
 		t.Helper()
 		src, err := findSource(t.Context(), repo, "")

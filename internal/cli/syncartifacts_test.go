@@ -60,6 +60,7 @@ func (w *sessionWorld) userFiles() map[string]string {
 }
 
 func TestSyncArtifacts(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	put(t, w.user, map[string]string{"dist/tracked.js": "of the user", ".gitignore": "*.log\nbuild/\n", ".agentlabignore": "*.map\n/build/cache/\n", "vendor/lib/x": "1"})
 	userGit(t, w.user, "add", "-A")
@@ -132,6 +133,7 @@ func TestSyncArtifacts(t *testing.T) {
 
 // TestHostileArtifacts has guests that send something else than what was asked for.
 func TestHostileArtifacts(t *testing.T) {
+	t.Parallel()
 	dir := tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755}
 	dist := tar.Header{Name: "dist/", Typeflag: tar.TypeDir, Mode: 0o755}
 	for name, entries := range map[string][]tar.Header{

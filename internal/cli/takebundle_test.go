@@ -54,6 +54,7 @@ func takeBundle(ctx context.Context, dir, bundle, repo string) (string, error) {
 }
 
 func TestTakeBundle(t *testing.T) {
+	t.Parallel()
 	user := sampleRepo(t)
 	base := userGit(t, user, "rev-parse", "HEAD")
 	guest := filepath.Join(t.TempDir(), "guest")
@@ -155,6 +156,7 @@ func TestGitIgnoresInheritedVariables(t *testing.T) {
 // Programs of filters, transports, signing and the like are not run, whatever
 // the repository's configuration allows itself.
 func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
+	t.Parallel()
 	repo := sampleRepo(t)
 	dir := t.TempDir()
 	marker, script := filepath.Join(dir, "ran"), filepath.Join(dir, "evil.sh")

@@ -86,6 +86,7 @@ func TestKeysEndTheWait(t *testing.T) {
 // guest reboots, is connected again when the sandbox is back. The connections that a guest
 // ends while it reboots are one loss.
 func TestTerminalReconnects(t *testing.T) {
+	t.Parallel()
 	var commands, states int
 	mux := http.NewServeMux()
 	seen := []agentlab.SandboxState{agentlab.SandboxSuspended, agentlab.SandboxStopped, agentlab.SandboxReady}

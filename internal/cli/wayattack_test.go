@@ -46,6 +46,7 @@ func (w *sessionWorld) begin(files map[string]string) {
 // Git overwrites ignored files in a merge, and deletes ignored directories. A sync does
 // not.
 func TestSyncKeepsIgnoredFiles(t *testing.T) {
+	t.Parallel()
 	for name, guest := range map[string]map[string]string{
 		"file":           {"local.db": "guest\n"},
 		"in a directory": {"notes/a": "guest\n"},
@@ -80,6 +81,7 @@ func TestSyncKeepsIgnoredFiles(t *testing.T) {
 // Files that this machine obeys through links and its configuration of git are held, also
 // for a branch that is not checked out.
 func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
+	t.Parallel()
 	for _, into := range []string{"", "review"} {
 		w := newSessionWorld(t)
 		w.begin(map[string]string{
@@ -109,6 +111,7 @@ func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
 
 // What is merged is what was judged, although the ref moves while the question waits.
 func TestSyncMergesWhatWasJudged(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	commit := w.commit(map[string]string{".env.local": "x"})
 	s := w.fetched()
@@ -133,6 +136,7 @@ func TestSyncMergesWhatWasJudged(t *testing.T) {
 
 // A merge of the user that is not finished is left alone.
 func TestSyncDuringAMerge(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	w.begin(map[string]string{"f": "1\n"})
 	userGit(t, w.user, "checkout", "-q", "-b", "mine")
@@ -149,6 +153,7 @@ func TestSyncDuringAMerge(t *testing.T) {
 
 // Many harmless files do not hide another one in the table.
 func TestTableHasEachReason(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	files := map[string]string{".vscode/tasks.json": "x"}
 	for i := range 50 {
@@ -183,6 +188,7 @@ func TestSyncBelowAColon(t *testing.T) {
 
 // What was applied is the base only while the agent's commit is the same.
 func TestApplyAfterCommits(t *testing.T) {
+	t.Parallel()
 	user, guest := newAgent(t)
 	text := func(first, middle, last string) string {
 		return first + "2\n3\n4\n5\n" + middle + "6\n7\n8\n9\n" + last
@@ -214,6 +220,7 @@ func TestApplyAfterCommits(t *testing.T) {
 
 // Line endings in the index decide about others, and attributes that arrive count.
 func TestApplyWithAttributes(t *testing.T) {
+	t.Parallel()
 	user, guest := newAgent(t)
 	crlf := "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8\r\n"
 	for _, dir := range []string{user, guest} {

@@ -210,6 +210,7 @@ func checkFound(t *testing.T, way string, list []trick, found []returncheck.Find
 
 // Every trick is refused, held or named on every path on which commits come back.
 func TestTricksInCommits(t *testing.T) {
+	t.Parallel()
 	if len(tricks) < 45 {
 		t.Fatalf("only %d tricks", len(tricks))
 	}
@@ -256,6 +257,7 @@ func TestTricksInCommits(t *testing.T) {
 // Sync merges nothing that is refused, nor what must be confirmed, unless the
 // configuration allows it.
 func TestSyncOfTricks(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		level  returncheck.Level
 		policy string
@@ -309,6 +311,7 @@ func TestSyncOfTricks(t *testing.T) {
 
 // Apply leaves out links out of the tree, refuses other refused files, and asks.
 func TestApplyOfTricks(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		level  returncheck.Level
 		policy string
@@ -379,6 +382,7 @@ func trickArchive(t *testing.T, list []trick) []byte {
 // cp leaves out what is refused, asks about what must be confirmed, and names the rest; an
 // export names everything.
 func TestCopyOfTricks(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []string{"", "allow"} {
 		w := newTrickWorld(t)
 		if policy != "" {
@@ -426,6 +430,7 @@ func TestCopyOfTricks(t *testing.T) {
 // Artifacts never are files that are refused or must be confirmed; a download is judged
 // by the place where it is written.
 func TestArtifactsOfTricks(t *testing.T) {
+	t.Parallel()
 	w := newTrickWorld(t)
 	root, err := os.OpenRoot(w.user)
 	if err != nil {
@@ -463,6 +468,7 @@ func TestArtifactsOfTricks(t *testing.T) {
 // A tree of few objects with too many paths, or with too many bytes of files, is refused
 // before git writes anything.
 func TestSyncOfBombs(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	blob := gitIn(t, w.guest, strings.Repeat("\x00", 32<<20), "hash-object", "-w", "--stdin")
 	tree := func(kind, id string, n int) string {
@@ -499,6 +505,7 @@ func TestSyncOfBombs(t *testing.T) {
 // A file that a merge moves or changes under a name that matters is found, although the
 // guest changed another one: git follows renames.
 func TestReturnCheckSeesTheMergedTree(t *testing.T) {
+	t.Parallel()
 	w := newSessionWorld(t)
 	put(t, w.user, map[string]string{"env.txt": tenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
 	userGit(t, w.user, "add", "-A")

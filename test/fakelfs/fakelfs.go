@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/lfs"
@@ -32,12 +33,23 @@ esac
 // Install puts the program on the PATH of a test.
 func Install(t *testing.T) {
 	t.Helper()
+	for _, v := range Environ(t) {
+		name, value, _ := strings.Cut(v, "=")
+		t.Setenv(name, value)
+	}
+}
+
+// Environ returns variables with which processes of a test find the program.
+func Environ(t *testing.T) []string {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "git-lfs"), []byte(script), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	t.Setenv("GIT_CONFIG_NOSYSTEM", "1") // where the package of the real one has its filters
-	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	return []string{
+		"GIT_CONFIG_NOSYSTEM=1", // where the package of the real one has its filters
+		"PATH=" + dir + string(filepath.ListSeparator) + os.Getenv("PATH"),
+	}
 }
 
 // Pointer returns the pointer to a content, and its text.

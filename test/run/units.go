@@ -44,8 +44,9 @@ type group struct {
 
 // flags returns the arguments of 'go test' for one or several packages of the group.
 func (g *group) flags() []string {
-	// 'make lint' runs vet. Without symbols for debuggers, programs are linked faster.
-	out := []string{"-vet=off", "-ldflags=-s -w", "-short", "-timeout", hangLimit.String()}
+	// 'make lint' runs vet. Without symbols for debuggers, programs are linked faster. Parallel
+	// tests mostly wait for processes.
+	out := []string{"-vet=off", "-ldflags=-s -w", "-short", "-parallel", "4", "-timeout", hangLimit.String()}
 	if g.race {
 		out = append(out, "-race")
 		for _, p := range unraced {
