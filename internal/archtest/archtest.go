@@ -1,8 +1,5 @@
 // Package archtest has the rules for the source code of this module, as data
 // and as tests: which package may import which, and how long a file may be.
-// golangci-lint checks the same import rules in editors; its part of
-// .golangci.yml is generated from Layers ('go test ./internal/archtest
-// -update').
 package archtest
 
 import (
@@ -151,6 +148,10 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "any driver may connect its guests to the network of this host, which imports no driver or service",
 	},
 	{
+		Name: "fleet", Packages: []string{"internal/fleet"}, May: and([]string{".", "internal/backend"}, leaves),
+		Why: "the backends of a daemon depend on the contract, not on drivers or services",
+	},
+	{
 		Name: "contract", Packages: []string{"internal/backend"}, May: and([]string{".", "guestapi"}, leaves),
 		Why: "the driver contract imports no driver",
 	},
@@ -188,7 +189,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name:     "services",
 		Packages: serviceNames,
-		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/guestcheck",
+		May: and([]string{".", "guestapi", "internal/backend", "internal/control", "internal/egress", "internal/fleet", "internal/guestcheck",
 			"internal/egress/probe", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
@@ -204,12 +205,12 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
-		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/hostnet", "internal/image", "internal/profile", "internal/regcache", "internal/secret"}, serviceNames, leaves),
+		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/fleet", "internal/hostnet", "internal/image", "internal/profile", "internal/regcache", "internal/secret"}, serviceNames, leaves),
 		Why: "the server authenticates, decodes, calls one service and encodes; it imports neither the store nor a driver",
 	},
 	{
 		Name: "upkeep", Packages: []string{"internal/doctor", "internal/hostclock"},
-		May: and([]string{".", "api", "internal/backend", "internal/image", "internal/store"}, leaves),
+		May: and([]string{".", "api", "internal/backend", "internal/fleet", "internal/image", "internal/store"}, leaves),
 		Why: "services that check the host and the database import neither the server nor another service",
 	},
 	{
@@ -223,7 +224,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
-			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config",
+			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config", "internal/fleet",
 			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
 			"internal/recovery", "internal/regcache", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),

@@ -1,10 +1,7 @@
 package archtest
 
 import (
-	"bufio"
 	"bytes"
-	"flag"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -15,8 +12,6 @@ import (
 	"strings"
 	"testing"
 )
-
-var update = flag.Bool("update", false, "regenerate the generated part of .golangci.yml")
 
 const root = "../.."
 
@@ -193,91 +188,4 @@ func TestCheck(t *testing.T) {
 			t.Errorf("Check(%s, %s) = %q, want it to say %q", tc.pkg, tc.imp, got, tc.want)
 		}
 	}
-}
-
-const (
-	beginMark = "      # BEGIN generated from internal/archtest\n"
-	endMark   = "      # END generated\n"
-)
-
-// depguard returns golangci-lint's rules for the same arrows. The root, whose
-// files no pattern tells apart, is checked here only.
-func depguard() string {
-	var b strings.Builder
-	for _, l := range Layers {
-		if l.Name == "domain" || l.Name == "test support" {
-			continue
-		}
-		fmt.Fprintf(&b, "        %q:\n          list-mode: lax\n          files:\n", l.Name)
-		for _, p := range l.Packages {
-			glob := "*.go"
-			if base, ok := strings.CutSuffix(p, "/..."); ok {
-				p, glob = base, "**"
-			}
-			fmt.Fprintf(&b, "            - \"**/%s/%s\"\n", p, glob)
-		}
-		b.WriteString("            - \"!$test\"\n")
-		b.WriteString("          allow:\n")
-		for _, p := range append(append([]string{}, l.May...), own(l)...) {
-			suffix := "$"
-			if base, ok := strings.CutSuffix(p, "/..."); ok {
-				p, suffix = base, ""
-			}
-			name := Module
-			if p != "." {
-				name += "/" + p
-			}
-			fmt.Fprintf(&b, "            - %s%s\n", name, suffix)
-		}
-		if len(l.May)+len(own(l)) == 0 {
-			b.WriteString("            - $gostd\n")
-		}
-		fmt.Fprintf(&b, "          deny:\n            - pkg: %s\n              desc: %q\n", Module, l.Why)
-	}
-	return b.String()
-}
-
-// own are the packages of a layer that may see those beside and below them.
-func own(l Layer) []string {
-	var out []string
-	for _, p := range l.Packages {
-		if strings.HasSuffix(p, "/...") {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func TestLintAgrees(t *testing.T) {
-	file := filepath.Join(root, ".golangci.yml")
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(data), beginMark)
-	_, after, ok2 := strings.Cut(rest, endMark)
-	if !ok || !ok2 {
-		t.Fatalf("%s has lost its marks %q and %q", file, beginMark, endMark)
-	}
-	want := before + beginMark + depguard() + endMark + after
-	if want == string(data) {
-		return
-	}
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	t.Errorf("%s is out of date: go test ./internal/archtest -run TestLintAgrees -update\n%s", file, firstDifference(string(data), want))
-}
-
-func firstDifference(a, b string) string {
-	x, y := bufio.NewScanner(strings.NewReader(a)), bufio.NewScanner(strings.NewReader(b))
-	for n := 1; x.Scan() && y.Scan(); n++ {
-		if x.Text() != y.Text() {
-			return fmt.Sprintf("line %d: %q, want %q", n, x.Text(), y.Text())
-		}
-	}
-	return "one is longer"
 }

@@ -66,10 +66,15 @@ type Redactor interface {
 	RedactFunc(ctx context.Context, id string) func(text string) string
 }
 
+// Log is the egress log of a backend; a backend.Net is one.
+type Log interface {
+	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+}
+
 // Config is the configuration of a Service.
 type Config struct {
 	Store    Store
-	Log      backend.EgressLogger // nil: the backend has no log
+	Log      Log // nil: the backend has no log
 	Limits   Limits
 	Redactor Redactor         // nil means that nothing is redacted
 	Clock    func() time.Time // nil means time.Now

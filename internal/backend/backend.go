@@ -1,6 +1,6 @@
 // Package backend is the contract between AgentLab's services and the places
-// where sandboxes run. A driver implements Driver and the optional interfaces
-// of what it supports. The tests of internal/backend/backendtest check every
+// where sandboxes run. A driver implements Driver and the optional groups of methods
+// (Groups) that it supports. The tests of internal/backend/backendtest check every
 // sentence of this documentation.
 //
 // Rules for every method:
@@ -22,13 +22,12 @@
 //     unknown_outcome, invalid or internal. An unknown state is never reported as
 //     not_found.
 //
-// Capabilities has only what an interface cannot express.
+// Capabilities has only what a group cannot express.
 package backend
 
 import (
 	"cmp"
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -142,143 +141,6 @@ type Driver interface {
 	Close() error
 }
 
-// ConsoleLogger is implemented by drivers that keep the console output of VMs.
-type ConsoleLogger interface {
-	// ConsoleLog opens the console output of the VM since its creation. The
-	// driver limits its size and drops the oldest output. With follow, Read
-	// waits for more until ctx ends or the sandbox is destroyed.
-	ConsoleLog(ctx context.Context, ref Ref, follow bool) (io.ReadCloser, error)
-}
-
-// DiskExporter is implemented by drivers that can write the disk of a sandbox to a
-// file of this host.
-type DiskExporter interface {
-	// ExportDisk writes the root disk of a stopped sandbox to path, which must not
-	// exist, as a sparse raw image. The sandbox does not change. If it is not
-	// PowerStopped, the error has agentlab.CodeConflict. After an error there may be
-	// a part of the file.
-	ExportDisk(ctx context.Context, ref Ref, path string) error
-}
-
-// Accelerator is implemented by drivers that choose the accelerator of a VM's
-// CPUs.
-type Accelerator interface {
-	// Accel returns the accelerator, e.g. "kvm" or "tcg", and "" while it is
-	// not known.
-	Accel(ctx context.Context) string
-}
-
-// NestedChecker is implemented by drivers whose guests can have CPUs with hardware
-// virtualization (Spec.Resources.Nested). With off, the guest has CPUs without it;
-// with auto and on, CPUs that have it if the host can provide it. A driver that
-// is not a NestedChecker rejects on, and its guests have no virtualization.
-type NestedChecker interface {
-	// Nested returns nil if the host, or one of several, can provide virtualization to
-	// guests, or if that is not known. Otherwise the error has code unsupported, the
-	// field resources.nested, and a hint with what to change. Start returns the
-	// same error for a sandbox with on.
-	Nested(ctx context.Context) error
-}
-
-// NetworkUpdater is implemented by drivers that can change a sandbox's policy.
-type NetworkUpdater interface {
-	// UpdateNetwork replaces the policy of a sandbox, also for later Starts.
-	// When it returns nil, the policy is in force, and connections of a
-	// running guest that it denies are closed. After an error the sandbox has
-	// the old policy or no network at all, never a mixture.
-	UpdateNetwork(ctx context.Context, ref Ref, n agentlab.Network) error
-}
-
-// Suspender is implemented by drivers that can pause a sandbox.
-type Suspender interface {
-	// Suspend pauses a running sandbox: its memory is kept, its CPUs are
-	// paused, and Inspect returns PowerSuspended. Suspending a suspended
-	// sandbox succeeds; for a stopped one the error has
-	// agentlab.CodeConflict.
-	Suspend(ctx context.Context, ref Ref) error
-
-	// Resume continues a suspended sandbox. Resuming a running sandbox
-	// succeeds; for a stopped one the error has agentlab.CodeConflict.
-	Resume(ctx context.Context, ref Ref) error
-}
-
-// DiskSuspender is implemented by drivers that can suspend a sandbox to disk.
-type DiskSuspender interface {
-	Suspender
-
-	// SuspendToDisk saves the memory of a running or suspended sandbox to disk
-	// and ends its VM: no process of it remains. Inspect returns PowerSuspended,
-	// also after a restart of the host, and Resume continues the guest as it was.
-	// After an error, or a crash at any point, the sandbox is either as before or
-	// suspended to disk. Suspending a sandbox that is suspended to disk succeeds;
-	// for a stopped one the error has agentlab.CodeConflict. If the host cannot
-	// continue the guest, because its processor or its emulator was replaced, the
-	// error of Resume has agentlab.CodeUnsupported; Stop then discards the memory.
-	//
-	// A Resume whose ctx ends may go on: the next one waits for it. If the VM ends
-	// after the guest has continued and before it answers with its identity, the
-	// memory is lost: Inspect returns PowerCrashed with that reason, and the errors
-	// of Start and Resume have agentlab.CodeConflict until Stop.
-	SuspendToDisk(ctx context.Context, ref Ref) error
-}
-
-// MemoryReporter is implemented by drivers that know how much memory of the host
-// a sandbox occupies.
-type MemoryReporter interface {
-	// Memory returns the memory of all processes of a running or suspended
-	// sandbox. It does not wait for the guest. If it has no process the error has
-	// agentlab.CodeConflict.
-	Memory(ctx context.Context, ref Ref) (Memory, error)
-}
-
-// Memory is memory of the host, in bytes.
-type Memory struct {
-	Unique int64 // only this sandbox has it, and the host cannot drop it
-	// Shared is memory that other processes have too, such as that of a template, or
-	// that the host can drop, because it is unchanged from a file.
-	Shared int64
-	// Proportional is Unique, and of Shared the part that results when each page is
-	// divided by the number of processes that have it.
-	Proportional int64
-}
-
-// RoomChecker is implemented by drivers that know how much memory their hosts have
-// free.
-type RoomChecker interface {
-	// Room returns an error with code no_space if the host, or every one of
-	// several, lacks the memory or the disk space for another sandbox with these
-	// resources now. It reserves nothing. After any other error that is not known.
-	Room(ctx context.Context, r agentlab.Resources) error
-}
-
-// NumberChecker is implemented by drivers whose backend has other users, which
-// take numbers from the same range.
-type NumberChecker interface {
-	// Taken returns the numbers from first to last, both included, that any
-	// object on the backend has, whether AgentLab created it or not. It
-	// reserves nothing: Create still returns code exists if another user took
-	// the number in the meantime. The result may be a few seconds old. After
-	// an error the state of every number is unknown.
-	Taken(ctx context.Context, first, last int) ([]int, error)
-}
-
-// EgressLogger is implemented by drivers that record the use of the network.
-type EgressLogger interface {
-	// EgressLog returns the records of a sandbox whose Seq is above after,
-	// oldest first, at most limit of them. It does not wait. A gap between
-	// sequence numbers means that records were dropped, because the size
-	// of the log is limited.
-	EgressLog(ctx context.Context, ref Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
-}
-
-// EgressRecorder is implemented by drivers whose egress log also takes decisions
-// that the controller makes for a guest.
-type EgressRecorder interface {
-	// RecordEgress appends a record to the egress log of a sandbox whose VM
-	// runs. It sets Seq and VMID.
-	RecordEgress(ctx context.Context, ref Ref, r agentlab.EgressRecord) error
-}
-
 // Ports on the controller's address that lead to ListenGuest.
 const (
 	ControllerPort = 8844
@@ -297,7 +159,7 @@ type Info struct {
 	Options   []Option
 	OptionsOK func(agentlab.Options) error
 	// ConsoleHint says where the console of a VM is, for a user of a driver
-	// that does not implement ConsoleLogger.
+	// without the group Console.
 	ConsoleHint string
 	// CheckLimit is how long Check may take while a client waits; 0 means 30 s.
 	CheckLimit time.Duration
@@ -323,7 +185,8 @@ type AddressPool struct {
 	Reserved []netip.Addr
 }
 
-// Capabilities announces the optional fields of Spec that a driver supports.
+// Capabilities announces the optional fields of Spec, and the optional methods of its
+// groups, that a driver supports.
 type Capabilities struct {
 	NetworkOff bool // Spec.Network.Mode "off"
 	// Allowlist: Spec.Network.Mode "allowlist", with names checked for the
@@ -331,7 +194,7 @@ type Capabilities struct {
 	// every mode.
 	Allowlist bool
 	Private   bool // Spec.Network.Private: TCP to single private destinations and ports of the host
-	// KeptSnapshots: Destroy keeps the snapshots of a sandbox (Snapshotter).
+	// KeptSnapshots: Destroy keeps the snapshots of a sandbox (Snapshots).
 	KeptSnapshots bool
 	// Forks: a sandbox with Spec.From continues the guest of the snapshot, if its
 	// memory was saved. Otherwise it boots.
@@ -340,8 +203,17 @@ type Capabilities struct {
 	// them (Volumes).
 	VolumeHotplug bool
 	// AttachedVolumeSnapshots: a volume is saved while it is attached, in any power
-	// state of its sandbox (VolumeSnapshotter).
+	// state of its sandbox (Volumes.SnapshotVolume).
 	AttachedVolumeSnapshots bool
+	// SuspendToDisk and Deadlines: the methods of Power that can suspend a sandbox to
+	// disk, and that set its deadline.
+	SuspendToDisk, Deadlines bool
+	// EgressRecords: the egress log also takes decisions that the controller makes for a
+	// guest (Net.RecordEgress).
+	EgressRecords bool
+	// SharedNumbers: the backend has other users, which take numbers from the same range
+	// (Host.Taken).
+	SharedNumbers bool
 }
 
 // Spec is the complete description of a sandbox to create. A driver supports a
@@ -365,11 +237,11 @@ type Spec struct {
 	// a size of 0 is that of the image. The first Start continues the guest, which
 	// has the identity of the snapshot's until it gets its own; after a Stop the
 	// sandbox boots. It does not boot by itself: if the host cannot continue the
-	// guest, or its memory is lost, Start fails as for a DiskSuspender. The snapshot may be deleted after Create
+	// guest, or its memory is lost, Start fails as after SuspendToDisk. The snapshot may be deleted after Create
 	// returned. If there is no such snapshot, or it is partial, the error of Create
 	// has agentlab.CodeNotFound; if the backend cannot copy it, CodeUnsupported,
-	// or CodeConflict while the sandbox that was saved runs. It needs a driver that
-	// is a Snapshotter.
+	// or CodeConflict while the sandbox that was saved runs. It needs a driver with
+	// the group Snapshots.
 	From *SnapshotRef `json:",omitempty"`
 }
 
@@ -387,16 +259,16 @@ func CheckDisk(gb int, image int64) error {
 // Ref returns the Ref of the sandbox that s describes.
 func (s Spec) Ref() Ref { return Ref{UID: s.UID} }
 
-// Power is the power state of a sandbox's VM.
-type Power string
+// PowerState is the power state of a sandbox's VM.
+type PowerState string
 
 // The power states.
 const (
-	PowerPartial   Power = "partial" // a Create or Destroy was interrupted
-	PowerStopped   Power = "stopped"
-	PowerRunning   Power = "running"
-	PowerSuspended Power = "suspended" // its CPUs are paused
-	PowerCrashed   Power = "crashed"   // it stopped without a request; Instance.Reason has the cause
+	PowerPartial   PowerState = "partial" // a Create or Destroy was interrupted
+	PowerStopped   PowerState = "stopped"
+	PowerRunning   PowerState = "running"
+	PowerSuspended PowerState = "suspended" // its CPUs are paused
+	PowerCrashed   PowerState = "crashed"   // it stopped without a request; Instance.Reason has the cause
 )
 
 // Instance is the state of one sandbox on its backend.
@@ -405,11 +277,11 @@ type Instance struct {
 	VMID   int // the sandbox's number from its mark; 0 if not known
 	HostVM int // if VMID is not known, the number of the VM on a backend that numbers VMs
 	Name   string
-	Power  Power
+	Power  PowerState
 	IP     string // the guest's address on its own network; "" when not known
 	Reason string // for PowerCrashed and PowerPartial; for PowerRunning, why the host has paused the guest, "" if it has not
 	// Expired means that it is PowerStopped because its deadline passed
-	// (DeadlineSetter).
+	// (Power.SetDeadline).
 	Expired bool
 	// Spec is the Spec of the sandbox with its current policy; nil if the
 	// sandbox is partial. A backend that cannot change the policy of a sandbox

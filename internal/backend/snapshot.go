@@ -7,11 +7,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Snapshotter is implemented by drivers that can save sandboxes and start others
+// Snapshots is the group of drivers that can save sandboxes and start others
 // from what was saved. The caller serialises the calls for one Ref, including
 // those with a SnapshotRef of it, and does not delete a snapshot while a sandbox
 // is created from it.
-type Snapshotter interface {
+type Snapshots interface {
 	// SaveSnapshot saves the disk of a sandbox, and its memory if it runs or is
 	// suspended, with uid, a UID of its own, as the mark. The caller has made a running
 	// guest write its disks: the saved disk need not have what is only in its memory. A running guest
@@ -96,7 +96,7 @@ func (s Spec) CheckFrom(saved Spec) error {
 	return nil
 }
 
-// Templates is implemented by drivers that start sandboxes as copies of a guest
+// Templates is the group of drivers that start sandboxes as copies of a guest
 // that has booted and has no identity. The driver makes templates by itself, in
 // the background, whenever a sandbox had to boot.
 type Templates interface {

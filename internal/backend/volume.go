@@ -7,7 +7,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// Volumes is implemented by drivers that have volumes: disks that outlive the
+// Volumes is the group of drivers that have volumes: disks that outlive the
 // sandboxes to which they are attached. A sandbox has at most one volume, and a
 // volume is attached to at most one sandbox. Only the guest reads and writes what
 // is in a volume: the driver copies it, and never interprets it.
@@ -22,7 +22,7 @@ import (
 // delete it have agentlab.CodeConflict and a hint. SnapshotVolume is the exception,
 // with Capabilities.AttachedVolumeSnapshots. For a partial volume the errors of all
 // methods that use what is in it have agentlab.CodeConflict too. While a volume is attached, the errors of
-// Snapshotter.SaveSnapshot and RestoreSnapshot for its sandbox have
+// Snapshots.SaveSnapshot and RestoreSnapshot for its sandbox have
 // agentlab.CodeConflict too. Destroy detaches the volume, and does not change it.
 //
 // For volumes, the rules for every method say: calls for one volume need no
@@ -82,13 +82,10 @@ type Volumes interface {
 	// has it, and another call detaches it. Detaching a volume that is not attached to
 	// this sandbox succeeds and changes nothing, also if one of them does not exist.
 	DetachVolume(ctx context.Context, ref Ref, volume VolumeRef) error
-}
 
-// VolumeSnapshotter is implemented by drivers that can save what is in a volume. A
-// method that the storage of a volume cannot perform returns
-// agentlab.CodeUnsupported with the reason, and changes nothing.
-type VolumeSnapshotter interface {
-	Volumes
+	// The methods below save, restore and copy what is in a volume. One that the storage
+	// of a volume cannot perform returns agentlab.CodeUnsupported with the reason, and
+	// changes nothing.
 
 	// SnapshotVolume saves the content of a volume, with uid, a UID of its own, as the
 	// mark. Of a volume that is attached to a running sandbox it saves what a power cut

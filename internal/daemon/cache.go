@@ -4,8 +4,6 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
@@ -17,9 +15,9 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 	if !c.Enabled {
 		return nil
 	}
-	driver, ok := s.driver.(backend.EgressRecorder)
-	if !ok {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot record the requests to the registry cache in the egress log", s.driver.Info().Name).
+	b := s.fleet.Default()
+	if b.Net == nil || !b.Can().EgressRecords {
+		return b.Without("cannot record the requests to the registry cache in the egress log").
 			WithField("cache.enabled").WithHint("set cache.enabled: false, or use another backend")
 	}
 	if c.Dir == "" {
@@ -34,8 +32,8 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 		return err
 	}
 	cfg := regcache.Configured(c)
-	cfg.MinFree, cfg.Base, cfg.Certificates = int64(s.settings.Limits.MinFreeMB)<<20, s.driver.Info().ControllerURL, certificates
-	cfg.Outside, cfg.Sandboxes, cfg.Profiles, cfg.Audit = outside, s.store, s.profiles, driver
+	cfg.MinFree, cfg.Base, cfg.Certificates = int64(s.settings.Limits.MinFreeMB)<<20, b.Info().ControllerURL, certificates
+	cfg.Outside, cfg.Sandboxes, cfg.Profiles, cfg.Audit = outside, s.store, s.profiles, b.Net
 	cfg.Metrics, cfg.Logger = s.metrics, s.log.With("part", "cache")
 	if s.cache, err = regcache.New(cfg); err != nil {
 		return err

@@ -220,7 +220,7 @@ func chownGroup(path, group string) error {
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d.log.Info("the daemon runs", "version", version.String(), "pid", os.Getpid(), "backend", d.services.driver.Info().Name, "socket", d.cfg.Paths.Socket())
+	d.log.Info("the daemon runs", "version", version.String(), "pid", os.Getpid(), "backend", d.services.fleet.Default().Name(), "socket", d.cfg.Paths.Socket())
 
 	failed := make(chan error, 1)
 	fail := func(part string, err error) {

@@ -21,7 +21,7 @@ func (s *services) openMetrics(context.Context, *cleanup) error {
 	for _, e := range s.pool() {
 		from.PoolWanted += e.Count
 	}
-	s.metrics.Start(metrics.Config{Sources: from, Version: version.Get().Version, Backend: s.driver.Info().Name, Logger: s.log.With("part", "metrics")})
+	s.metrics.Start(metrics.Config{Sources: from, Version: version.Get().Version, Backend: s.fleet.Default().Name(), Logger: s.log.With("part", "metrics")})
 	return nil
 }
 

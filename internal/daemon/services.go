@@ -7,11 +7,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/audit"
 	"github.com/agentlab-vm/agentlab/internal/auth"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
 	"github.com/agentlab-vm/agentlab/internal/config"
@@ -47,7 +48,7 @@ type services struct {
 	metrics      *metrics.Set
 	store        *store.Store
 	images       *image.Store
-	driver       backend.Driver
+	fleet        *fleet.Fleet
 	bootable     sandbox.Images // images that the driver boots
 	profiles     *profile.Library
 	vault        *secret.Vault
@@ -129,11 +130,11 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return err
 	}
-	s.driver, s.bootable = opened.Driver, opened.Images
+	s.fleet, s.bootable = fleet.Single(opened.Driver), opened.Images
 	if s.bootable == nil {
 		s.bootable = image.Bootable{Store: s.images}
 	}
-	undo.add(s.driver.Close)
+	undo.add(opened.Driver.Close)
 	s.doctor = doctor.New(s.doctorConfig(opened.Images == nil))
 	var private []agentlab.PrivateTarget
 	for _, p := range s.settings.Network.Private {
@@ -146,7 +147,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.driver.Info()).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Default().Info()).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
 }
 
@@ -176,7 +177,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 
 func (s *services) openBootstrap(context.Context, *cleanup) error {
 	s.bootstrap = bootstrap.New(bootstrap.Config{
-		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.driver.Info(), Cache: s.cache,
+		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.fleet.Default().Info(), Cache: s.cache,
 		TokenTTL: s.settings.BootstrapTTL(), ArtifactBytes: s.artifacts.Limits().JobBytes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "bootstrap"),
 	})
@@ -188,8 +189,8 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
-	if log, ok := s.driver.(backend.EgressLogger); ok {
-		cfg.Log = log
+	if net := s.fleet.Default().Net; net != nil {
+		cfg.Log = net
 	}
 	s.audit = audit.New(cfg)
 	return nil
@@ -198,7 +199,7 @@ func (s *services) openAudit(context.Context, *cleanup) error {
 // doctorConfig returns what the host is checked with; built says that the images
 // of sandboxes are built here.
 func (s *services) doctorConfig(built bool) doctor.Config {
-	cfg := doctor.Config{Store: s.store, Driver: s.driver, Space: s.space, Clock: s.cfg.Clock}
+	cfg := doctor.Config{Store: s.store, Fleet: s.fleet, Space: s.space, Clock: s.cfg.Clock}
 	if built {
 		cfg.Images, cfg.ImageNames = s.images, []string{s.settings.Images.Base, s.settings.Images.Agents}
 	}
@@ -208,7 +209,7 @@ func (s *services) doctorConfig(built bool) doctor.Config {
 // bundles returns what makes doctor bundles.
 func (s *services) bundles() *doctor.Bundles {
 	return doctor.NewBundles(doctor.BundleConfig{
-		Rows: s.store, Egress: s.audit, Logs: s.artifacts, Secrets: s.bootstrap, Driver: s.driver, Checks: s.doctor.Checks,
+		Rows: s.store, Egress: s.audit, Logs: s.artifacts, Secrets: s.bootstrap, Fleet: s.fleet, Checks: s.doctor.Checks,
 		Settings: s.settings.Shown(), SecretFiles: s.settings.SecretFiles(), LogFile: s.cfg.Paths.DaemonLog(), Made: s.metrics.BundleMade,
 	})
 }
@@ -246,7 +247,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 
 func (s *services) openSandboxes() {
 	s.workspaces = workspace.New(workspace.Config{
-		Store: s.store, Driver: s.driver,
+		Store: s.store, Fleet: s.fleet,
 		Limits: workspace.Limits{
 			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
 			SizeGB: s.settings.Limits.WorkspaceGB,
@@ -256,7 +257,7 @@ func (s *services) openSandboxes() {
 	})
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Secrets: s.vault,
-		Store:   s.store, Driver: s.driver, Images: s.bootable, Profiles: s.profiles,
+		Store:   s.store, Fleet: s.fleet, Images: s.bootable, Profiles: s.profiles,
 		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{
@@ -392,7 +393,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Events:      events{s.store, s.bus},
 		Messages:    s.messages,
 		Egress:      s.audit,
-		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Driver: s.driver}),
+		Verify:      verify.New(verify.Config{Sandboxes: s.sandboxes, Fleet: s.fleet}),
 		System:      d,
 		Doctor:      s.doctor,
 		Bundles:     s.bundles(),

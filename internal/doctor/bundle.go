@@ -7,11 +7,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -58,7 +59,7 @@ type BundleConfig struct {
 	Egress  Egress
 	Logs    Logs
 	Secrets Secrets
-	Driver  backend.Driver
+	Fleet   *fleet.Fleet
 	Checks  func(ctx context.Context) (api.HostChecks, error)
 
 	Settings    any      // the configuration without secrets
@@ -173,7 +174,7 @@ func (b *collector) try(ctx context.Context, name string, add func(ctx context.C
 // the backend to the manifest.
 func (b *collector) versions(ctx context.Context) {
 	v := b.archive.manifest.Versions
-	v["agentlab"], v["backend"], v["arch"] = version.String(), b.cfg.Driver.Info().Name, runtime.GOARCH
+	v["agentlab"], v["backend"], v["arch"] = version.String(), b.cfg.Fleet.Default().Name(), runtime.GOARCH
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		v["kernel"] = unix.ByteSliceToString(u.Release[:])

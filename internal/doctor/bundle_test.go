@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -36,7 +38,7 @@ func (bundleRows) Sandbox(_ context.Context, vmid int) (agentlab.Sandbox, error)
 	if vmid != 1000 {
 		return agentlab.Sandbox{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no sandbox %d", vmid)
 	}
-	return agentlab.Sandbox{VMID: vmid, UID: "uid", JobID: testJob.ID, State: agentlab.SandboxReady}, nil
+	return agentlab.Sandbox{VMID: vmid, UID: "uid", Backend: "fake", JobID: testJob.ID, State: agentlab.SandboxReady}, nil
 }
 func (bundleRows) Job(context.Context, string) (agentlab.Job, error) { return testJob, nil }
 func (bundleRows) Events(context.Context, agentlab.EventFilter) ([]agentlab.Event, error) {
@@ -72,7 +74,10 @@ type secrets struct{ err error }
 func (s secrets) Secrets(context.Context) ([]string, error) { return []string{canary}, s.err }
 
 // deaf is a backend that does not answer, and whose console is hostile.
-type deaf struct{ backend.Driver }
+type deaf struct {
+	backend.Driver
+	backend.Console
+}
 
 func (deaf) Inspect(context.Context, backend.Ref) (backend.Instance, error) {
 	return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "node %s does not answer", canary)
@@ -88,7 +93,7 @@ func testBundles(t *testing.T) BundleConfig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
-	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Driver: deaf{d}, Made: func(int, time.Duration, error) {}}
+	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Fleet: fleet.Single(deaf{d, d}), Made: func(int, time.Duration, error) {}}
 }
 
 // unpack returns the manifest and the files of a bundle, which must be in order
@@ -330,6 +335,7 @@ func (e endless) Read(p []byte) (int, error) {
 // growing is the log of an agent, and a console, that have no end.
 type growing struct {
 	backend.Driver
+	backend.Console
 	read *int64
 }
 
@@ -344,8 +350,9 @@ func (g growing) ConsoleLog(context.Context, backend.Ref, bool) (io.ReadCloser, 
 // A guest that writes without an end does not keep a bundle from ending.
 func TestLogsThatGrow(t *testing.T) {
 	cfg := testBundles(t)
-	g := growing{cfg.Driver, new(int64)}
-	cfg.Logs, cfg.Driver = g, g
+	d := cfg.Fleet.Default()
+	g := growing{d.Driver, d.Console, new(int64)}
+	cfg.Logs, cfg.Fleet = g, fleet.Single(g)
 	data, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1000")
 	if err != nil {
 		t.Fatal(err)

@@ -3,10 +3,13 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -116,21 +119,21 @@ func (b *collector) aboutSandbox(ctx context.Context, dir string, sb agentlab.Sa
 	}
 	ref := backend.RefOf(sb)
 	b.try(ctx, dir+"instance.json", func(ctx context.Context) error {
-		in, err := b.cfg.Driver.Inspect(ctx, ref)
+		in, err := b.cfg.Fleet.Of(sb.Backend).Inspect(ctx, ref)
 		if err == nil {
 			a.doc(dir+"instance.json", in)
 		}
 		return err
 	})
-	b.try(ctx, dir+"console.log", func(ctx context.Context) error { return b.console(ctx, dir+"console.log", ref) })
+	b.try(ctx, dir+"console.log", func(ctx context.Context) error { return b.console(ctx, dir+"console.log", sb) })
 }
 
-func (b *collector) console(ctx context.Context, name string, ref backend.Ref) error {
-	driver, ok := b.cfg.Driver.(backend.ConsoleLogger)
-	if !ok {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the backend does not store the console: %s", b.cfg.Driver.Info().ConsoleHint)
+func (b *collector) console(ctx context.Context, name string, sb agentlab.Sandbox) error {
+	on := b.cfg.Fleet.Of(sb.Backend)
+	if on.Console == nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the backend does not store the console: %s", on.Info().ConsoleHint)
 	}
-	r, err := driver.ConsoleLog(ctx, ref, false)
+	r, err := on.Console.ConsoleLog(ctx, backend.RefOf(sb), false)
 	if err != nil {
 		return err
 	}
@@ -161,12 +164,18 @@ func (b *collector) installation(ctx context.Context) error {
 	sessions, err := b.cfg.Rows.Sessions(ctx)
 	addRows(a, "sessions.jsonl", newestRows, sessions, err)
 	b.try(ctx, "instances.jsonl", func(ctx context.Context) error {
-		list, err := b.cfg.Driver.List(ctx)
-		slices.SortFunc(list, func(x, y backend.Instance) int { return cmp.Compare(x.Ref.UID, y.Ref.UID) })
-		if err == nil {
-			addRows(a, "instances.jsonl", firstRows, list, nil)
+		var list []fleet.Instance
+		var failed []error
+		for _, on := range b.cfg.Fleet.All() {
+			found, err := on.List(ctx)
+			for _, in := range found {
+				list = append(list, fleet.Instance{Instance: in, Backend: on.Name()})
+			}
+			failed = append(failed, err)
 		}
-		return err
+		slices.SortFunc(list, func(x, y fleet.Instance) int { return cmp.Compare(x.Ref.UID, y.Ref.UID) })
+		addRows(a, "instances.jsonl", firstRows, list, nil)
+		return errors.Join(failed...)
 	})
 	b.try(ctx, "daemon.log", func(context.Context) error {
 		r, skip, err := openLog(b.cfg.LogFile)

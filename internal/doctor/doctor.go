@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // The maximum age of the findings of the backend's check before a status
@@ -39,9 +40,9 @@ type Reporter interface{ Findings() []backend.Finding }
 
 // Config is what a Service needs.
 type Config struct {
-	Store  Store
-	Driver backend.Driver
-	Space  *Space
+	Store Store
+	Fleet *fleet.Fleet
+	Space *Space
 
 	Images     Images   // nil: sandboxes boot no images that are built here
 	ImageNames []string // that sandboxes boot by default, the most needed first
@@ -87,7 +88,7 @@ func (s *Service) Room() error { return s.cfg.Space.Start() }
 // Status returns counts and the findings of the last checks. The caller sets the
 // fields about the process.
 func (s *Service) Status(ctx context.Context) (api.Status, error) {
-	out := api.Status{Backend: s.cfg.Driver.Info().Name, Sandboxes: map[string]int{}, Jobs: map[string]int{}, Findings: []api.Finding{}}
+	out := api.Status{Backend: s.cfg.Fleet.Default().Name(), Sandboxes: map[string]int{}, Jobs: map[string]int{}, Findings: []api.Finding{}}
 	sandboxes, err := s.cfg.Store.CountSandboxes(ctx)
 	if err != nil {
 		return out, err
@@ -109,8 +110,8 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 			out.Findings = append(out.Findings, toFinding(f))
 		}
 	}
-	if a, ok := s.cfg.Driver.(backend.Accelerator); ok {
-		out.Accel = a.Accel(ctx)
+	if h := s.cfg.Fleet.Default().Host; h != nil {
+		out.Accel = h.Accel(ctx)
 	}
 	out.Memory, out.MemoryTotal = largest(s.memory(ctx))
 	return out, nil
@@ -118,14 +119,15 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 
 // Checks checks the host now, and returns all findings.
 func (s *Service) Checks(ctx context.Context) (api.HostChecks, error) {
-	info := s.cfg.Driver.Info()
+	b := s.cfg.Fleet.Default()
+	info := b.Info()
 	limit := cmp.Or(info.CheckLimit, checkLimit)
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	out := api.HostChecks{Backend: info.Name, Bridge: info.Addresses != nil, Checks: []api.Finding{}}
+	out := api.HostChecks{Backend: b.Name(), Bridge: info.Addresses != nil, Checks: []api.Finding{}}
 	local := append(s.reported(), s.checkImages(ctx)...)
-	found := s.cfg.Driver.Check(ctx)
+	found := b.Check(ctx)
 	switch {
 	case caller.Err() != nil:
 		return out, caller.Err()
@@ -207,10 +209,11 @@ func (s *Service) backendFindings(ctx context.Context) []backend.Finding {
 // check runs one check. The daemon does not wait for it at its end, because it
 // changes nothing.
 func (s *Service) check(ctx context.Context, done chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, max(s.cfg.Driver.Info().CheckLimit, time.Minute))
+	b := s.cfg.Fleet.Default()
+	ctx, cancel := context.WithTimeout(ctx, max(b.Info().CheckLimit, time.Minute))
 	defer cancel()
 	s.checkImages(ctx)
-	s.setFindings(s.cfg.Driver.Check(ctx))
+	s.setFindings(b.Check(ctx))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checking = nil
@@ -235,7 +238,7 @@ func (s *Service) Usable() error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, firstFinding)
 	defer cancel()
-	found = s.cfg.Driver.Check(ctx)
+	found = s.cfg.Fleet.Default().Check(ctx)
 	s.setFindings(found)
 	if f := firstError(found); f != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend cannot start sandboxes: %s: %s", f.Name, f.Detail).WithHint("%s", f.Remedy)

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/image"
@@ -74,7 +76,7 @@ func (r reporter) Findings() []backend.Finding { return []backend.Finding{backen
 func newDoctor(t *testing.T, h *host, change func(*Config)) *Service {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := Config{Store: rows{}, Driver: h, Space: NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.NewTextHandler(io.Discard, nil)))}
+	cfg := Config{Store: rows{}, Fleet: fleet.Single(h), Space: NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	cfg.Space.MakeReserve()
 	if change != nil {
 		change(&cfg)

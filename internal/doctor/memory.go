@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
@@ -33,25 +34,30 @@ func (s *Service) VMMemory(ctx context.Context) (unique, shared int64, _ error) 
 // it can be read in time.
 func (s *Service) memory(ctx context.Context) []api.SandboxMemory {
 	all := []api.SandboxMemory{}
-	r, ok := s.cfg.Driver.(backend.MemoryReporter)
-	if !ok {
-		return all
-	}
 	ctx, cancel := context.WithTimeout(ctx, memoryLimit)
 	defer cancel()
-	list, err := s.cfg.Driver.List(ctx)
-	if err != nil {
-		return all
-	}
-	for _, in := range list {
-		if ctx.Err() != nil {
-			break
-		}
-		if in.Power != backend.PowerRunning && in.Power != backend.PowerSuspended {
+	for _, b := range s.cfg.Fleet.All() {
+		if b.Host == nil {
 			continue
 		}
-		if m, err := r.Memory(ctx, in.Ref); err == nil {
-			all = append(all, api.SandboxMemory{VMID: in.Number(), Memory: api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}})
+		list, err := b.List(ctx)
+		if err != nil {
+			continue
+		}
+		for _, in := range list {
+			if ctx.Err() != nil {
+				return all
+			}
+			if in.Power != backend.PowerRunning && in.Power != backend.PowerSuspended {
+				continue
+			}
+			m, err := b.Host.Memory(ctx, in.Ref)
+			if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+				break
+			}
+			if err == nil {
+				all = append(all, api.SandboxMemory{VMID: in.Number(), Memory: api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}})
+			}
 		}
 	}
 	return all

@@ -67,11 +67,11 @@ func (b *collector) aboutWorkspace(ctx context.Context, v agentlab.Workspace) (u
 	addRows(a, "workspace/events.jsonl", newestRows, eventLines(events), err)
 	attached := backend.Ref{}
 	b.try(ctx, "workspace/volume.json", func(ctx context.Context) error {
-		driver, ok := b.cfg.Driver.(backend.Volumes)
-		if !ok || v.Backend != b.cfg.Driver.Info().Name {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "the workspace is on backend %s", v.Backend)
+		volumes, err := b.cfg.Fleet.Of(v.Backend).NeedVolumes()
+		if err != nil {
+			return err
 		}
-		volume, err := driver.InspectVolume(ctx, backend.VolumeRefOf(v))
+		volume, err := volumes.InspectVolume(ctx, backend.VolumeRefOf(v))
 		if err == nil {
 			attached = volume.AttachedTo
 			a.doc("workspace/volume.json", volume)

@@ -17,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
@@ -229,7 +231,7 @@ func (w *world) begin() {
 	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
 	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
-		Store: w.store, Driver: driver, Images: fake.Images{}, Profiles: w.profiles,
+		Store: w.store, Fleet: fleet.Single(driver), Images: fake.Images{}, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})

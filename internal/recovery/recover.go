@@ -247,7 +247,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 		out.vmids = append(out.vmids, in.VMID)
 	}
 	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
-	_, shared := d.(backend.NumberChecker)
+	shared := d.Info().Capabilities.SharedNumbers
 	for _, in := range all {
 		row, err := st.SandboxByUID(ctx, in.Ref.UID)
 		if err == nil {

@@ -17,8 +17,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
-// ownDriver is a driver with a backend of its own: it is no NumberChecker.
+// ownDriver is a driver whose backend has no other users.
 type ownDriver struct{ backend.Driver }
+
+func (d ownDriver) Info() backend.Info {
+	info := d.Driver.Info()
+	info.Capabilities.SharedNumbers = false
+	return info
+}
 
 // newDriver returns a driver of a host without sandboxes.
 func newDriver(t *testing.T) *fake.Driver {

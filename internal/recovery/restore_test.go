@@ -139,7 +139,7 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 	now := row.Network
 	now.Deny = append(slices.Clone(now.Deny), agentlab.NetworkRule{Rule: "since.example"})
 	now.Layers = []agentlab.Network{{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "since.example"}}}}
-	if err := backend.Driver(d).(backend.NetworkUpdater).UpdateNetwork(t.Context(), backend.RefOf(row), now); err != nil {
+	if err := backend.GroupsOf(d).Net.UpdateNetwork(t.Context(), backend.RefOf(row), now); err != nil {
 		t.Fatal(err)
 	}
 	before := agentlab.Network{Mode: agentlab.NetworkAllowlist, Allow: []agentlab.NetworkRule{{Rule: "before.example"}}}

@@ -80,6 +80,11 @@ type Metrics interface {
 	CacheBytes(fetched bool, n int64)
 }
 
+// Audit records the requests of a guest; a backend.Net with Capabilities.EgressRecords is one.
+type Audit interface {
+	RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error
+}
+
 // Config is the configuration of a Service.
 type Config struct {
 	Dir       string // it belongs to the cache alone
@@ -91,7 +96,7 @@ type Config struct {
 	Outside   Outside
 	Sandboxes Sandboxes
 	Profiles  Profiles
-	Audit     backend.EgressRecorder
+	Audit     Audit
 	Metrics   Metrics // nil means none
 	// Certificates are trusted in addition to those of the system, each as PEM.
 	Certificates []string

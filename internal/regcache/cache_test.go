@@ -139,7 +139,7 @@ func (w *world) Use(name string) (agentlab.Profile, error) {
 	return agentlab.Profile{Name: name, NoCache: name == "no-cache"}, nil
 }
 
-// RecordEgress implements backend.EgressRecorder.
+// RecordEgress implements Audit.
 func (w *world) RecordEgress(_ context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,11 +10,12 @@ import (
 // CanFork returns an error with code unsupported if no sandbox can continue the
 // guest of one that no longer exists.
 func (s *Service) CanFork() error {
-	if _, err := s.snapshotter(); err != nil {
+	b := s.cfg.Fleet.Default()
+	if _, err := b.NeedSnapshots(); err != nil {
 		return err
 	}
-	if info := s.cfg.Driver.Info(); !info.Capabilities.Forks || !info.Capabilities.KeptSnapshots {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot continue the guest of another sandbox", info.Name)
+	if can := b.Can(); !can.Forks || !can.KeptSnapshots {
+		return b.Without("cannot continue the guest of another sandbox")
 	}
 	return nil
 }
@@ -86,7 +87,7 @@ func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot
 	if err != nil {
 		return snap, nil, err
 	}
-	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.Backend != s.cfg.Driver.Info().Name {
+	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.Backend != s.cfg.Fleet.Default().Name() {
 		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on this backend", uid)
 	}
 	if snap.Setup.Key != "" { // of a repository without a policy of its own

@@ -87,7 +87,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	if err := s.cfg.Driver.Create(ctx, spec(sb)); err != nil {
+	if err := s.on(sb).Create(ctx, spec(sb)); err != nil {
 		return err
 	}
 	if sb.NetworkPending {
@@ -106,7 +106,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.attachWorkspace(ctx, sb); err != nil {
 		return err
 	}
-	return s.cfg.Driver.Start(ctx, backend.RefOf(sb))
+	return s.on(sb).Start(ctx, backend.RefOf(sb))
 }
 
 // boot waits for the guest of a started sandbox, or starts the sandbox.
@@ -188,7 +188,7 @@ func bootPause(waited time.Duration) time.Duration {
 // if it never ran in this boot. done means that nothing more can be done now.
 // Without done and without an error the VM runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
-	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
 	if err != nil && !absent {
 		return true, err
@@ -249,7 +249,7 @@ func (s *Service) markVMRunning(vmid int) {
 }
 
 func (s *Service) control(sb agentlab.Sandbox) *control.Client {
-	return control.New(func(ctx context.Context) (net.Conn, error) { return s.cfg.Driver.DialControl(ctx, backend.RefOf(sb)) })
+	return control.New(func(ctx context.Context) (net.Conn, error) { return s.on(sb).DialControl(ctx, backend.RefOf(sb)) })
 }
 
 // asking records that the step of a sandbox waits for its guest, or saves it, until
@@ -299,7 +299,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) (guestapi.Health, error) {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.cfg.Driver.Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
+		Network: s.on(sb).Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
 	}
 	if sb.Resources.Nested.Wanted() {
 		id.Nested = string(sb.Resources.Nested)
@@ -307,7 +307,7 @@ func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *gu
 	_, _ = rand.Read(id.Entropy) // never fails
 	defer s.asking(sb.VMID)()
 	guest := control.New(func(ctx context.Context) (net.Conn, error) {
-		c, err := s.cfg.Driver.DialControl(ctx, backend.RefOf(sb))
+		c, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
 		if err == nil {
 			s.withState(sb.VMID, func(m *runtimeState) { m.blank = false })
 		}
@@ -370,7 +370,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 
 // ready changes a sandbox to READY.
 func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
-	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}

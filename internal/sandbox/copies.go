@@ -24,7 +24,7 @@ const (
 // copies reports whether the next start of a sandbox continues the guest of a
 // snapshot.
 func (s *Service) copies(ctx context.Context, sb agentlab.Sandbox) bool {
-	if sb.From.Snapshot == "" || !sb.BootedAt.IsZero() || !s.cfg.Driver.Info().Capabilities.Forks {
+	if sb.From.Snapshot == "" || !sb.BootedAt.IsZero() || !s.on(sb).Can().Forks {
 		return false
 	}
 	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)

@@ -16,8 +16,8 @@ const leaseGrace = 2 * time.Minute
 // setDeadline sends the end of the lease of a sandbox to the backend, unless the
 // backend already has it. The lease then also ends while no daemon runs.
 func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
-	driver, ok := s.cfg.Driver.(backend.DeadlineSetter)
-	if !ok {
+	b := s.on(sb)
+	if b.Power == nil || !b.Can().Deadlines {
 		return nil
 	}
 	known := false
@@ -26,7 +26,7 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 		return nil
 	}
 	left := max(sb.LeaseExpiresAt.Sub(s.clock()), 0) + leaseGrace
-	err := driver.SetDeadline(ctx, backend.RefOf(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
+	err := b.Power.SetDeadline(ctx, backend.RefOf(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
 	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
 		s.log.Warn("the lease of a sandbox is not enforced while no daemon runs", "vmid", sb.VMID, "err", err)
 		err = nil
@@ -53,10 +53,11 @@ func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
 // leaseReason is why a sandbox is TIMEOUT.
 func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
 	const reason = "its lease ended"
-	if _, ok := s.cfg.Driver.(backend.DeadlineSetter); !ok || !sb.State.HasVM() {
+	b := s.on(sb)
+	if !b.Can().Deadlines || !sb.State.HasVM() {
 		return reason
 	}
-	if in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb)); err == nil && in.Expired {
+	if in, err := b.Inspect(ctx, backend.RefOf(sb)); err == nil && in.Expired {
 		return reason + "; it was powered off by its supervisor, because agentlabd did not end it"
 	}
 	return reason

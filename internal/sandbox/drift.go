@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // auditLoop compares the backend with the rows at intervals, to find VMs that
@@ -43,10 +45,22 @@ func (s *Service) auditLoop(ctx context.Context) {
 // auditRate is how many sandboxes are compared in a second, if there are thousands.
 const auditRate = 200
 
-// audit compares once. It changes no row itself: it wakes the loop of a
-// sandbox whose state differs.
+// audit compares all backends once. One that cannot be listed does not prevent others
+// from it.
 func (s *Service) audit(ctx context.Context) error {
-	all, err := s.cfg.Driver.List(ctx)
+	var failed []error
+	for _, b := range s.cfg.Fleet.All() {
+		if err := s.auditBackend(ctx, b); err != nil {
+			failed = append(failed, fmt.Errorf("backend %s: %w", b.Name(), err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// auditBackend compares a backend with the rows of its sandboxes. It changes no row itself:
+// it wakes the loop of a sandbox whose state differs.
+func (s *Service) auditBackend(ctx context.Context, b *fleet.Backend) error {
+	all, err := b.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -58,6 +72,9 @@ func (s *Service) audit(ctx context.Context) error {
 	var suspects, paused []int
 	var missing backend.Instance
 	for vmid, m := range s.states {
+		if m.backend != b.Name() {
+			continue
+		}
 		in, there := found[m.uid]
 		if !there {
 			in = &missing
@@ -85,9 +102,9 @@ func (s *Service) audit(ctx context.Context) error {
 			s.log.Warn("an event was not written", "vmid", vmid, "err", err)
 		}
 	}
-	s.dropResolvedOrphans(found)
+	s.dropResolvedOrphans(b, found)
 	for _, in := range found {
-		if err := s.handleOrphan(ctx, *in); err != nil {
+		if err := s.handleOrphan(ctx, fleet.Instance{Instance: *in, Backend: b.Name()}); err != nil {
 			return err
 		}
 	}
@@ -118,7 +135,7 @@ func (s *Service) Paused() map[int]string {
 // Unheard returns the sandboxes whose guests cannot report now: those that are
 // paused, and those of another backend.
 func (s *Service) Unheard() map[int]string {
-	return s.collect(func(m *runtimeState) string { return cmp.Or(m.elsewhere, m.paused) })
+	return s.collect(func(m *runtimeState) string { return cmp.Or(s.missing(m.backend), m.paused) })
 }
 
 // collect returns what get returns for each sandbox, unless it is "".
@@ -147,7 +164,7 @@ func (s *Service) Findings() (out []backend.Finding) {
 		})
 	}
 	if lost := s.Orphaned(); len(lost) > 0 {
-		first := slices.MinFunc(lost, func(a, b backend.Instance) int { return cmp.Compare(a.Number(), b.Number()) })
+		first := slices.MinFunc(lost, func(a, b fleet.Instance) int { return cmp.Compare(a.Number(), b.Number()) })
 		out = append(out, backend.Finding{
 			Name: "orphans", Level: backend.LevelWarn,
 			Detail: fmt.Sprintf("the backend has %d virtual machines with AgentLab's mark that belong to no sandbox, for example VMID %d (%s)", len(lost), first.Number(), first.Ref.UID),
@@ -159,7 +176,7 @@ func (s *Service) Findings() (out []backend.Finding) {
 
 // stateMismatch reports whether the VM of a sandbox in that state should have
 // another power state.
-func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool) bool {
+func stateMismatch(state agentlab.SandboxState, power backend.PowerState, there bool) bool {
 	switch {
 	case state == agentlab.SandboxBooting:
 		return false // its step inspects the VM itself
@@ -178,7 +195,7 @@ func stateMismatch(state agentlab.SandboxState, power backend.Power, there bool)
 // handleOrphan handles a VM with our mark that belongs to no existing sandbox.
 // If a row proves that it is ours, it is destroyed; otherwise it is reported
 // once and not touched.
-func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
+func (s *Service) handleOrphan(ctx context.Context, in fleet.Instance) error {
 	sb, ours, err := s.owner(ctx, in.Ref.UID)
 	switch {
 	case err != nil:
@@ -187,7 +204,7 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 		s.log.Warn("destroying the rest of a destroyed sandbox", "vmid", sb.VMID)
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 		defer cancel()
-		return s.cfg.Driver.Destroy(ctx, in.Ref)
+		return s.cfg.Fleet.Of(in.Backend).Destroy(ctx, in.Ref)
 	case ours:
 		s.track(sb) // written by another process, or during this audit
 		s.loop.Wake(sb.VMID)
@@ -205,23 +222,25 @@ func (s *Service) handleOrphan(ctx context.Context, in backend.Instance) error {
 		"the backend has %s, which is not in the database; it is not changed; see 'agentlab sandbox list --orphans'"))
 }
 
-// Orphans returns the current VMs of the backend that have AgentLab's mark and
-// belong to no row.
-func (s *Service) Orphans(ctx context.Context) ([]backend.Instance, error) {
-	// The backend first: a row is written before its VM is created, so the row
-	// of every VM in this list can be read afterwards.
-	all, err := s.cfg.Driver.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []backend.Instance
-	for _, in := range all {
-		_, ok, err := s.owner(ctx, in.Ref.UID)
+// Orphans returns the current VMs of all backends that have AgentLab's mark and belong to
+// no row.
+func (s *Service) Orphans(ctx context.Context) ([]fleet.Instance, error) {
+	var out []fleet.Instance
+	for _, b := range s.cfg.Fleet.All() {
+		// The backend first: a row is written before its VM is created, so the row
+		// of every VM in this list can be read afterwards.
+		all, err := b.List(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if !ok {
-			out = append(out, in)
+		for _, in := range all {
+			_, ok, err := s.owner(ctx, in.Ref.UID)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				out = append(out, fleet.Instance{Instance: in, Backend: b.Name()})
+			}
 		}
 	}
 	return out, nil
@@ -240,10 +259,10 @@ func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool
 // DestroyOrphan destroys an orphan and returns what it was. id is its UID, or
 // its VMID if only one orphan has it. A VM with a row or without AgentLab's
 // mark is never changed. Codes: not_found, conflict.
-func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instance, error) {
+func (s *Service) DestroyOrphan(ctx context.Context, id string) (fleet.Instance, error) {
 	in, err := s.findOrphan(ctx, id)
 	if err != nil {
-		return backend.Instance{}, err
+		return fleet.Instance{}, err
 	}
 	// It continues if the caller does not wait, because a partial destruction
 	// would also leave an orphan.
@@ -251,24 +270,25 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	defer cancel()
 	unlock, err := s.orphans.Lock(ctx, in.Ref.UID)
 	if err != nil {
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeBusy, "orphan %s is being destroyed: %w", id, err)
+		return fleet.Instance{}, agentlab.Errorf(agentlab.CodeBusy, "orphan %s is being destroyed: %w", id, err)
 	}
 	defer unlock()
 	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
 			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) is now in the database and is not destroyed", in.Number(), in.Ref.UID)
 		}
-		return backend.Instance{}, err
+		return fleet.Instance{}, err
 	}
-	if err := s.cfg.Driver.Destroy(ctx, in.Ref); err != nil {
-		return backend.Instance{}, err
+	b := s.cfg.Fleet.Of(in.Backend)
+	if err := b.Destroy(ctx, in.Ref); err != nil {
+		return fleet.Instance{}, err
 	}
-	switch _, err := s.cfg.Driver.Inspect(ctx, in.Ref); {
+	switch _, err := b.Inspect(ctx, in.Ref); {
 	case err == nil:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still has %d (%s) after its destruction", in.Number(), in.Ref.UID).
+		return fleet.Instance{}, agentlab.Errorf(agentlab.CodeUnavailable, "the backend still has %d (%s) after its destruction", in.Number(), in.Ref.UID).
 			WithHint("try again; see 'agentlab daemon logs'")
 	case agentlab.CodeOf(err) != agentlab.CodeNotFound:
-		return backend.Instance{}, err
+		return fleet.Instance{}, err
 	}
 	s.mu.Lock()
 	delete(s.knownOrphans, in.Ref.UID)
@@ -280,12 +300,12 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (backend.Instanc
 	return in, nil
 }
 
-func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, error) {
+func (s *Service) findOrphan(ctx context.Context, id string) (fleet.Instance, error) {
 	list, err := s.Orphans(ctx)
 	if err != nil {
-		return backend.Instance{}, err
+		return fleet.Instance{}, err
 	}
-	var found []backend.Instance
+	var found []fleet.Instance
 	for _, in := range list {
 		if in.Ref.UID == id || strconv.Itoa(in.Number()) == id {
 			found = append(found, in)
@@ -295,38 +315,38 @@ func (s *Service) findOrphan(ctx context.Context, id string) (backend.Instance, 
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeConflict, "%d orphans have the number %s", len(found), id).
+		return fleet.Instance{}, agentlab.Errorf(agentlab.CodeConflict, "%d orphans have the number %s", len(found), id).
 			WithHint("name one by its UID: agentlab sandbox list --orphans")
 	}
 	if sb, err := s.Get(ctx, id); err == nil && sb.State != agentlab.SandboxDestroyed {
-		return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is not an orphan: it is the sandbox %s", id, sb.Name).
+		return fleet.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "%s is not an orphan: it is the sandbox %s", id, sb.Name).
 			WithHint("destroy it with: agentlab sandbox destroy %d", sb.VMID)
 	}
-	return backend.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no orphan %s", id).
+	return fleet.Instance{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no orphan %s", id).
 		WithHint("list them: agentlab sandbox list --orphans")
 }
 
 // Orphaned returns the orphans that the last audit found, in no particular
 // order.
-func (s *Service) Orphaned() []backend.Instance {
+func (s *Service) Orphaned() []fleet.Instance {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.knownOrphans))
 }
 
-// dropResolvedOrphans removes the orphans that were not found again.
-func (s *Service) dropResolvedOrphans(found map[string]*backend.Instance) {
+// dropResolvedOrphans removes the orphans of a backend that were not found again.
+func (s *Service) dropResolvedOrphans(b *fleet.Backend, found map[string]*backend.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.knownOrphans, func(uid string, _ backend.Instance) bool {
+	maps.DeleteFunc(s.knownOrphans, func(uid string, o fleet.Instance) bool {
 		_, ok := found[uid]
-		return !ok
+		return !ok && o.Backend == b.Name()
 	})
 }
 
 // driftEvent returns an event about an orphan. format has a %s for its name:
 // its number, or its UID if it has none.
-func driftEvent(in backend.Instance, destroyed bool, format string) agentlab.Event {
+func driftEvent(in fleet.Instance, destroyed bool, format string) agentlab.Event {
 	name := "the VM with the UID " + in.Ref.UID
 	if n := in.Number(); n != 0 {
 		name = "VM " + strconv.Itoa(n)

@@ -7,24 +7,35 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
-// A sandbox of a backend other than the configured one is not changed: its VM
-// may be running, and the driver of this process cannot see it.
+// on returns the backend of a sandbox. If the daemon does not have it, all methods of the
+// result return an error: its VM may be running, and nothing about it is known.
+func (s *Service) on(sb agentlab.Sandbox) *fleet.Backend { return s.cfg.Fleet.Of(sb.Backend) }
 
-// elsewhere reports whether a sandbox belongs to another backend.
-func (s *Service) elsewhere(sb agentlab.Sandbox) bool {
-	return sb.Backend != s.cfg.Driver.Info().Name && sb.State != agentlab.SandboxDestroyed
+// missing returns the name of a backend that the daemon does not have, otherwise "".
+func (s *Service) missing(name string) string {
+	if s.cfg.Fleet.Of(name).Missing() == nil {
+		return ""
+	}
+	return name
 }
 
-// reachable returns an error with code conflict if a sandbox belongs to another
-// backend.
+// elsewhere reports whether a sandbox belongs to a backend that the daemon does not have.
+// It is not changed.
+func (s *Service) elsewhere(sb agentlab.Sandbox) bool {
+	return s.missing(sb.Backend) != "" && sb.State != agentlab.SandboxDestroyed
+}
+
+// reachable returns an error with code conflict if the daemon does not have the backend of a
+// sandbox.
 func (s *Service) reachable(sb agentlab.Sandbox) error {
 	if !s.elsewhere(sb) {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) belongs to backend %s, and the configured backend is %s", sb.Name, sb.VMID, sb.Backend, s.cfg.Driver.Info().Name).
-		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", sb.Backend)
+	err := s.on(sb).Missing()
+	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) cannot be used: %w", sb.Name, sb.VMID, err)
 }
 
 // skipElsewhere is the step of a sandbox of another backend: its row shows why
@@ -52,9 +63,9 @@ func (s *Service) findElsewhere() []backend.Finding {
 	defer s.mu.Unlock()
 	n, other := 0, ""
 	for _, m := range s.states {
-		if m.elsewhere != "" {
+		if name := s.missing(m.backend); name != "" {
 			n++
-			other = max(other, m.elsewhere)
+			other = max(other, name)
 		}
 	}
 	if n == 0 {

@@ -19,13 +19,13 @@ import (
 // with its memory exist only until the sandboxes are created. The event records
 // it, and the secrets count as received by the new sandboxes too.
 func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error) {
-	if _, err := s.snapshotter(); err != nil {
-		return nil, err
-	}
 	if r.Count < 1 || r.Count > agentlab.MaxFork {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 1 and %d", r.Count, agentlab.MaxFork).WithField("count")
 	}
 	src, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil {
+		_, err = s.on(src).NeedSnapshots()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 			Resources: src.Resources, Options: src.Options, Network: src.Network, Keepalive: src.Keepalive,
 			From: originOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
 		}
-		if err := s.cfg.Driver.Validate(spec(child)); err != nil {
+		if err := s.on(child).Validate(spec(child)); err != nil {
 			return nil, err
 		}
 		list = append(list, child)

@@ -105,7 +105,7 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.cfg.Driver.DialGuest(ctx, backend.RefOf(sb), port)
+	conn, err := s.on(sb).DialGuest(ctx, backend.RefOf(sb), port)
 	switch {
 	case err != nil && port != sshPort && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
 		if local, lerr := s.control(sb).DialPort(ctx, port); lerr == nil {
@@ -175,15 +175,14 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	if err := s.reachable(sb); err != nil {
 		return nil, err
 	}
-	cl, ok := s.cfg.Driver.(backend.ConsoleLogger)
+	b := s.on(sb)
 	switch {
-	case !ok:
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no console log", sb.Backend).
-			WithHint("%s", s.cfg.Driver.Info().ConsoleHint)
+	case b.Console == nil:
+		return nil, b.Without("has no console log").WithHint("%s", b.Info().ConsoleHint)
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
 	case sb.State == agentlab.SandboxRequested:
 		return nil, conflict(sb, "and has no console yet", "wait until it boots")
 	}
-	return cl.ConsoleLog(ctx, backend.RefOf(sb), follow)
+	return b.Console.ConsoleLog(ctx, backend.RefOf(sb), follow)
 }

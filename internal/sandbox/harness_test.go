@@ -16,6 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
@@ -285,10 +287,10 @@ func (w *world) begin() {
 		w.Fatal(err)
 	}
 	w.driver = w.host.Open()
-	w.workspaces = workspace.New(workspace.Config{Store: w.store, Driver: w.driver, Clock: w.clock})
+	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver), Clock: w.clock})
 	w.svc = sandbox.New(sandbox.Config{
 		Workspaces: w.workspaces,
-		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Driver: w.offered(), Images: w.images,
+		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: fleet.Single(w.offered()), Images: w.images,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
@@ -388,7 +390,7 @@ func (w *world) pass(done func() bool, is func() string) {
 	}
 }
 
-func (w *world) power(sb agentlab.Sandbox) backend.Power {
+func (w *world) power(sb agentlab.Sandbox) backend.PowerState {
 	w.Helper()
 	d := w.host.Open()
 	in, err := d.Inspect(context.Background(), backend.RefOf(sb))

@@ -33,7 +33,7 @@ func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) er
 	if open {
 		return nil
 	}
-	l, err := s.cfg.Driver.ListenGuest(ctx, backend.RefOf(sb))
+	l, err := s.on(sb).ListenGuest(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}

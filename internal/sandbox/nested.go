@@ -6,7 +6,6 @@ import (
 	"errors"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // errNested is that virtual machines do not run in the guest of a sandbox that
@@ -19,20 +18,21 @@ func (s *Service) checkNested(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Resources.Nested != agentlab.NestedOn {
 		return nil
 	}
-	err := s.hostNested(ctx)
+	err := s.hostNested(ctx, sb)
 	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
 		return err
 	}
 	return nil // not known: the guest reports it
 }
 
-// hostNested returns why the backend provides no virtualization to guests, nil if it
+// hostNested returns why the backend of a sandbox provides no virtualization to guests, nil if it
 // may do so.
-func (s *Service) hostNested(ctx context.Context) error {
-	if c, ok := s.cfg.Driver.(backend.NestedChecker); ok {
-		return c.Nested(ctx)
+func (s *Service) hostNested(ctx context.Context, sb agentlab.Sandbox) error {
+	b := s.on(sb)
+	if b.Host != nil {
+		return b.Host.Nested(ctx)
 	}
-	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s provides no nested virtualization", s.cfg.Driver.Info().Name).
+	return b.Without("provides no nested virtualization").
 		WithField("resources.nested").WithHint("set resources.nested: auto in the profile")
 }
 
@@ -47,7 +47,7 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 	why, hint, text := "", "", ""
 	if known != agentlab.NestedWorks {
 		why = known.Reason()
-		if e, ok := errors.AsType[*agentlab.Error](s.hostNested(ctx)); ok && e.Code == agentlab.CodeUnsupported {
+		if e, ok := errors.AsType[*agentlab.Error](s.hostNested(ctx, sb)); ok && e.Code == agentlab.CodeUnsupported {
 			why, hint = e.Message, e.Hint
 		}
 		if text = why; hint != "" {

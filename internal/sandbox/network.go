@@ -154,8 +154,8 @@ func SameNetwork(a, b agentlab.Network) bool {
 // setNetwork changes the policy of a row, if the backend can enforce the new
 // one.
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
-	if _, ok := s.cfg.Driver.(backend.NetworkUpdater); !ok {
-		return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend).
+	if b := s.on(*sb); b.Net == nil {
+		return nil, b.Without("cannot change the network policy of a sandbox").
 			WithHint("create a new sandbox: it gets the policy of its profile")
 	}
 	if _, err := egress.New(n); err != nil {
@@ -163,7 +163,7 @@ func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why strin
 	}
 	next := *sb
 	next.Network = n
-	if err := s.cfg.Driver.Validate(spec(next)); err != nil {
+	if err := s.on(next).Validate(spec(next)); err != nil {
 		return nil, err
 	}
 	sb.Network, sb.NetworkPending = n, true
@@ -217,11 +217,11 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
-	nu, ok := s.cfg.Driver.(backend.NetworkUpdater)
-	if !ok { // the row was written for another driver
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot change the network policy of a sandbox", sb.Backend)
+	b := s.on(sb)
+	if b.Net == nil { // the row was written for another driver
+		return b.Without("cannot change the network policy of a sandbox")
 	}
-	return nu.UpdateNetwork(ctx, backend.RefOf(sb), sb.Network)
+	return b.Net.UpdateNetwork(ctx, backend.RefOf(sb), sb.Network)
 }
 
 // networkApplied records that the policy of sb is in force, unless the row has

@@ -63,7 +63,7 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	}
 	now := s.clock().UTC()
 	sb := agentlab.Sandbox{
-		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Driver.Info().Name, Profile: prof.Name,
+		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Fleet.Default().Name(), Profile: prof.Name,
 		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
 		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 		Resources: prof.Resources, Options: prof.Options, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
@@ -90,7 +90,7 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	}
 	asked := spec(sb)
 	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
-	if err := s.cfg.Driver.Validate(asked); err != nil {
+	if err := s.on(sb).Validate(asked); err != nil {
 		return none(err)
 	}
 	return sb, prof, nil

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
 // The warm pool has sandboxes that no user has asked for yet. Each is an ordinary
@@ -245,25 +244,24 @@ func (s *Service) poolShape(ctx context.Context, e PoolEntry) (agentlab.Sandbox,
 	}
 	asked := spec(out)
 	asked.Name = "pool"
-	return out, s.cfg.Driver.Validate(asked)
+	return out, s.on(out).Validate(asked)
 }
 
 // poolable returns an error with code unsupported if the backend can have no pool.
 func (s *Service) poolable() error {
-	_, network := s.cfg.Driver.(backend.NetworkUpdater)
-	_, room := s.cfg.Driver.(backend.RoomChecker)
-	if network && room && s.cfg.Driver.Info().Capabilities.NetworkOff {
+	b := s.cfg.Fleet.Default()
+	if b.Net != nil && b.Host != nil && b.Can().NetworkOff {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot have a warm pool: it must be able to change network policies and know its free memory", s.cfg.Driver.Info().Name).
+	return b.Without("cannot have a warm pool: it must be able to change network policies and know its free memory").
 		WithHint("remove warm_pool from config.yaml")
 }
 
 // poolRoom returns an error with code no_space if the host lacks room for another
 // sandbox.
 func (s *Service) poolRoom(ctx context.Context, r agentlab.Resources) error {
-	if c, ok := s.cfg.Driver.(backend.RoomChecker); ok {
-		return c.Room(ctx, r)
+	if h := s.cfg.Fleet.Default().Host; h != nil {
+		return h.Room(ctx, r)
 	}
 	return nil
 }

@@ -462,9 +462,9 @@ func TestPoolOfOtherBackends(t *testing.T) {
 		w.wrap = func(d backend.Driver) backend.Driver {
 			return struct {
 				backend.Driver
-				backend.NetworkUpdater
-				backend.RoomChecker
-			}{d, d.(backend.NetworkUpdater), d.(backend.RoomChecker)} //nolint:forcetypeassert // the fake is both
+				backend.Net
+				backend.Host
+			}{d, backend.GroupsOf(d).Net, backend.GroupsOf(d).Host}
 		}
 		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
 		w.begin()

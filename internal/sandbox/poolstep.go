@@ -23,11 +23,11 @@ func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again ti
 	case s.inspected(sb.VMID):
 		return 0, true, nil
 	}
-	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return 0, true, err
 	}
-	if err != nil || in.Power != s.pooledPower() {
+	if err != nil || in.Power != s.pooledPower(sb) {
 		return 0, false, s.markFailed(ctx, sb, "its VM has ended (%s) while it waited in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
 	}
 	s.setInspected(sb.VMID)
@@ -35,8 +35,8 @@ func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again ti
 }
 
 // pooledPower is the power state of a POOLED sandbox.
-func (s *Service) pooledPower() backend.Power {
-	if _, ok := s.cfg.Driver.(backend.Suspender); ok {
+func (s *Service) pooledPower(sb agentlab.Sandbox) backend.PowerState {
+	if s.on(sb).Power != nil {
 		return backend.PowerSuspended
 	}
 	return backend.PowerRunning
@@ -55,12 +55,12 @@ func (s *Service) ensurePooled(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.warmGuest(ctx, sb); err != nil {
 		return err
 	}
-	if sus, ok := s.cfg.Driver.(backend.Suspender); ok {
-		if err := sus.Suspend(ctx, backend.RefOf(sb)); err != nil {
+	if power := s.on(sb).Power; power != nil {
+		if err := power.Suspend(ctx, backend.RefOf(sb)); err != nil {
 			return err
 		}
 	}
-	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -84,8 +84,8 @@ func (s *Service) warmGuest(ctx context.Context, sb agentlab.Sandbox) error {
 	defer cancel()
 	defer s.asking(sb.VMID)()
 	c := s.control(sb)
-	if _, ok := s.cfg.Driver.(backend.Templates); ok { // its guests can get their identity as a copy
-		if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: s.cfg.Driver.Info().GuestNetwork}); err != nil {
+	if b := s.on(sb); b.Templates != nil { // its guests can get their identity as a copy
+		if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: b.Info().GuestNetwork}); err != nil {
 			return err
 		}
 	}

@@ -108,16 +108,15 @@ func (s *Service) withNumbers(ctx context.Context, fn func(agentlab.Allocation) 
 // have.
 func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
 	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
-	info := s.cfg.Driver.Info()
-	if p := info.Addresses; p != nil {
+	b := s.cfg.Fleet.Default()
+	if p := b.Info().Addresses; p != nil {
 		a.IPv4, a.IPv6, a.Reserved = p.IPv4, p.IPv6, p.Reserved
 	}
-	c, ok := s.cfg.Driver.(backend.NumberChecker)
-	if !ok {
+	if b.Host == nil {
 		return a, nil
 	}
 	var err error
-	a.Taken, err = c.Taken(ctx, a.First, a.Last)
+	a.Taken, err = b.Host.Taken(ctx, a.First, a.Last)
 	return a, err
 }
 

@@ -117,10 +117,10 @@ func lostWork(sb agentlab.Sandbox) string {
 // sandbox is not kept), busy (its VM still runs), no_space, unsupported, and those of
 // fn.
 func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
-	if _, err := s.snapshotter(); err != nil {
-		return err
-	}
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil {
+		_, err = s.on(sb).NeedSnapshots()
+	}
 	switch {
 	case err != nil:
 		return err

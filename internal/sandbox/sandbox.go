@@ -40,7 +40,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
 	"github.com/agentlab-vm/agentlab/internal/redact"
@@ -225,7 +225,7 @@ func (l Limits) withDefaults() Limits {
 // Config is the configuration of a Service.
 type Config struct {
 	Store    Store
-	Driver   backend.Driver
+	Fleet    *fleet.Fleet
 	Images   Images
 	Profiles Profiles
 
@@ -273,8 +273,8 @@ type Service struct {
 
 	mu           sync.Mutex
 	states       map[int]*runtimeState
-	knownOrphans map[string]backend.Instance // by UID: orphans that were reported by an event
-	run          context.Context             // of Run; nil before
+	knownOrphans map[string]fleet.Instance // by UID: orphans that were reported by an event
+	run          context.Context           // of Run; nil before
 
 	lostSnapshots map[string]lostSnapshot // by UID: those that the last audit found without a row; never changed
 
@@ -284,10 +284,11 @@ type Service struct {
 // runtimeState is the service's state in memory for an existing sandbox. It may
 // be lost: a new process starts with an empty one.
 type runtimeState struct {
-	uid   string
-	state agentlab.SandboxState // as last seen
+	uid     string
+	backend string                // where it is; it may be none of the daemon's
+	state   agentlab.SandboxState // as last seen
 
-	lease          time.Time      // its end, as sent to the backend (backend.DeadlineSetter)
+	lease          time.Time      // its end, as sent to the backend (backend.Power)
 	leaseEnd       time.Time      // its end, as last seen
 	warned         time.Duration  // the last warning about leaseEnd, one of leaseWarnings; 0: none
 	terminals      int            // attached terminals
@@ -306,7 +307,6 @@ type runtimeState struct {
 	retry          *retryState   // of steps that failed; nil if the last one did not
 	destroyPending bool          // it must be destroyed, but the row could not be changed: the disk was full
 	paused         string        // why its guest's CPUs are paused; "" if they are not
-	elsewhere      string        // its backend, if that is not the configured one
 	snapshotsDone  bool          // its snapshots need nothing from its step
 	saveWaits      string        // UID of a snapshot that waits, and why, as the last event has it
 	syncedFor      string        // UID of the snapshot before which its guest last had to write its disks
@@ -331,7 +331,7 @@ type runtimeState struct {
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, intents: destroyIntents{cfg.IntentsDir},
-		states: map[int]*runtimeState{}, knownOrphans: map[string]backend.Instance{},
+		states: map[int]*runtimeState{}, knownOrphans: map[string]fleet.Instance{},
 		pool: newPool(),
 	}
 	if s.log == nil {
@@ -416,11 +416,8 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	defer s.mu.Unlock()
 	m := s.states[sb.VMID]
 	if m == nil || m.uid != sb.UID {
-		m = &runtimeState{uid: sb.UID}
+		m = &runtimeState{uid: sb.UID, backend: sb.Backend}
 		s.states[sb.VMID] = m
-		if s.elsewhere(sb) {
-			m.elsewhere = sb.Backend
-		}
 	}
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false

@@ -47,7 +47,7 @@ func (s *Service) FindSetup(ctx context.Context, image string, keys ...string) (
 	}
 	for _, key := range keys {
 		for _, n := range list {
-			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.cfg.Driver.Info().Name {
+			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.cfg.Fleet.Default().Name() {
 				continue
 			}
 			n, err = s.cfg.Store.UpdateSnapshot(ctx, n.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {

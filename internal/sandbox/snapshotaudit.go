@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 const (
@@ -23,7 +25,8 @@ const (
 // was lost or restored from a backup.
 type lostSnapshot struct {
 	backend.Snapshot
-	found time.Time // when this process first found it
+	backend string    // its name
+	found   time.Time // when this process first found it
 }
 
 // auditSnapshots finds the snapshots on the backend that have no row. One for a
@@ -31,19 +34,38 @@ type lostSnapshot struct {
 // like all others, if it is old and saved of one of our sandboxes. All others are
 // reported and stay.
 func (s *Service) auditSnapshots(ctx context.Context) error {
-	driver, err := s.snapshotter()
-	if err != nil {
-		return nil //nolint:nilerr // this backend has none
-	}
 	before, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	if err != nil {
 		return err
 	}
-	all, err := driver.Snapshots(ctx)
-	if err != nil {
-		return err
-	}
 	known := s.lost()
+	lost := map[string]lostSnapshot{}
+	var failed []error
+	for _, b := range s.cfg.Fleet.All() {
+		if b.Snapshots == nil {
+			continue
+		}
+		found, err := s.auditSnapshotsOf(ctx, b, before, known)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("backend %s: %w", b.Name(), err))
+			found = maps.Clone(known)
+			maps.DeleteFunc(found, func(_ string, n lostSnapshot) bool { return n.backend != b.Name() })
+		}
+		maps.Copy(lost, found)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lostSnapshots = lost
+	return errors.Join(failed...)
+}
+
+// auditSnapshotsOf is auditSnapshots for one backend. It returns the snapshots without a
+// row; before are the rows, known the result of the last audit.
+func (s *Service) auditSnapshotsOf(ctx context.Context, b *fleet.Backend, before []agentlab.Snapshot, known map[string]lostSnapshot) (map[string]lostSnapshot, error) {
+	all, err := b.Snapshots.Snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
 	lost := map[string]lostSnapshot{}
 	for _, n := range all {
 		// A row is written before its snapshot is saved, and removed after it was
@@ -53,11 +75,11 @@ func (s *Service) auditSnapshots(ctx context.Context) error {
 			continue
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
-			return err
+			return nil, err
 		}
 		one, reported := known[n.Ref.UID]
 		if !reported {
-			one = lostSnapshot{n, s.clock()}
+			one = lostSnapshot{n, b.Name(), s.clock()}
 		}
 		adopted, err := s.adoptFork(ctx, one)
 		if err == nil && !adopted {
@@ -67,13 +89,10 @@ func (s *Service) auditSnapshots(ctx context.Context) error {
 			}
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lostSnapshots = lost
-	return nil
+	return lost, nil
 }
 
 // adoptFork gives an old snapshot for a fork a row in state DELETING.

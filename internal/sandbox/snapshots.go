@@ -11,15 +11,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
-
-// snapshotter returns the driver's Snapshotter, or an error with code unsupported.
-func (s *Service) snapshotter() (backend.Snapshotter, error) {
-	if d, ok := s.cfg.Driver.(backend.Snapshotter); ok {
-		return d, nil
-	}
-	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no snapshots", s.cfg.Driver.Info().Name)
-}
 
 // canSave returns an error if a sandbox cannot be saved: code conflict if it
 // cannot now, denied if it never can. A running job is not saved: the copy of its runner
@@ -70,19 +63,18 @@ func (s *Service) hasNoSecrets(sb agentlab.Sandbox) error {
 // unsupported.
 func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error) {
 	none := agentlab.Snapshot{}
-	if _, err := s.snapshotter(); err != nil {
-		return none, err
-	}
 	if err := agentlab.ValidateName(name); err != nil {
 		return none, err
 	}
-	info := s.cfg.Driver.Info()
-	if keep && !info.Capabilities.KeptSnapshots {
-		return none, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s deletes the snapshots of a sandbox with it", info.Name).WithField("keep")
-	}
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil {
+		_, err = s.on(sb).NeedSnapshots()
+	}
 	if err != nil {
 		return none, err
+	}
+	if b := s.on(sb); keep && !b.Can().KeptSnapshots {
+		return none, b.Without("deletes the snapshots of a sandbox with it").WithField("keep")
 	}
 	if err := s.canSave(sb); err != nil {
 		return none, err
@@ -106,14 +98,11 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 // not exist, for an image. Codes: not_found, conflict (state), denied (it has received
 // secrets), no_space, unsupported. After an error the file is not to be used.
 func (s *Service) ExportDisk(ctx context.Context, vmid int, uid, path string) error {
-	driver, ok := s.cfg.Driver.(backend.DiskExporter)
-	if !ok {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot make an image of a sandbox", s.cfg.Driver.Info().Name).
-			WithHint("write a recipe: docs/images.md")
-	}
 	sb, err := s.exportable(ctx, vmid, uid)
-	if err == nil {
-		err = driver.ExportDisk(ctx, backend.RefOf(sb), path)
+	if b := s.on(sb); err == nil && b.Console == nil {
+		err = b.Without("cannot make an image of a sandbox").WithHint("write a recipe: docs/images.md")
+	} else if err == nil {
+		err = b.Console.ExportDisk(ctx, backend.RefOf(sb), path)
 	}
 	if err == nil { // it may have run before the copy
 		_, err = s.exportable(ctx, vmid, uid)
@@ -211,7 +200,11 @@ func usable(n agentlab.Snapshot) error {
 // policy do not change. Afterwards it runs, or is STOPPED if the snapshot has no
 // memory. Codes: not_found, conflict, unsupported.
 func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error) {
-	if _, err := s.snapshotter(); err != nil {
+	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	if err == nil {
+		_, err = s.on(sb).NeedSnapshots()
+	}
+	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
 	snap, err := s.FindSnapshot(ctx, strconv.Itoa(vmid), name)
@@ -253,9 +246,8 @@ func (s *Service) DeleteSnapshot(ctx context.Context, sandbox, name string) (age
 	if err != nil {
 		return snap, err
 	}
-	if snap.Backend != s.cfg.Driver.Info().Name {
-		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s belongs to backend %s", name, snap.Backend).
-			WithHint("set 'backend: %s' in config.yaml and restart agentlabd", snap.Backend)
+	if err := s.cfg.Fleet.Of(snap.Backend).Missing(); err != nil {
+		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s cannot be deleted: %w", name, err)
 	}
 	if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
 		return snap, conflict(sb, "and is being restored to this snapshot", "try again later")
@@ -307,7 +299,8 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 
 // origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
 func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
-	if _, err := s.snapshotter(); err != nil {
+	if !slices.ContainsFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Snapshots != nil }) {
+		_, err := s.cfg.Fleet.Default().NeedSnapshots()
 		return agentlab.Snapshot{}, err
 	}
 	sandbox, name, ok := strings.Cut(from, "/")
@@ -319,13 +312,10 @@ func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, e
 	if err == nil {
 		err = usable(snap)
 	}
-	switch {
-	case err != nil:
-		return snap, err
-	case snap.Backend != s.cfg.Driver.Info().Name:
-		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s belongs to backend %s", from, snap.Backend)
+	if err == nil {
+		_, err = s.cfg.Fleet.Of(snap.Backend).NeedSnapshots()
 	}
-	return snap, nil
+	return snap, err
 }
 
 // planFrom changes a planned sandbox to one from a snapshot. It has the image,

@@ -142,7 +142,7 @@ func (s *Service) saveWaits(ctx context.Context, sb agentlab.Sandbox, snap agent
 // callSave saves a sandbox. A change of its network policy interrupts it, because
 // a guest with much memory takes long.
 func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (backend.Snapshot, error) {
-	driver, err := s.snapshotter()
+	driver, err := s.on(sb).NeedSnapshots()
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
@@ -236,7 +236,7 @@ func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) erro
 	if err != nil || !due {
 		return err
 	}
-	driver, err := s.snapshotter()
+	driver, err := s.cfg.Fleet.Of(snap.Backend).NeedSnapshots()
 	if err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func (s *Service) sweepSnapshots(ctx context.Context) {
 		list, err = s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	}
 	for _, snap := range list {
-		if snap.Backend != s.cfg.Driver.Info().Name || snap.State == agentlab.SnapshotReady && snap.Keep {
+		if s.cfg.Fleet.Of(snap.Backend).Missing() != nil || snap.State == agentlab.SnapshotReady && snap.Keep {
 			continue
 		}
 		if err = s.sweepSnapshot(ctx, snap); err != nil {
@@ -364,7 +364,7 @@ func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
 }
 
 func (s *Service) callRestore(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
-	driver, err := s.snapshotter()
+	driver, err := s.on(sb).NeedSnapshots()
 	if err != nil {
 		return err
 	}

@@ -259,7 +259,7 @@ func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) err
 	s.closeGuestListener(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	err := s.cfg.Driver.Stop(ctx, backend.RefOf(sb), 0)
+	err := s.on(sb).Stop(ctx, backend.RefOf(sb), 0)
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
 	}
@@ -306,7 +306,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
-	err := s.cfg.Driver.Stop(ctx, backend.RefOf(sb), grace)
+	err := s.on(sb).Stop(ctx, backend.RefOf(sb), grace)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		err = nil
 	}
@@ -345,7 +345,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.drainEgress(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	if err := s.cfg.Driver.Destroy(dctx, backend.RefOf(sb)); err != nil {
+	if err := s.on(sb).Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return err
 	}
 	if revoked != nil { // there may be disk space now
@@ -382,12 +382,11 @@ const cutTimeout = 15 * time.Second
 // to be destroyed: its VM is stopped first, so the record is complete. A
 // failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
-	_, recorded := s.cfg.Driver.(backend.EgressLogger)
-	if !recorded || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	if s.on(sb).Net == nil || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)
-	err := s.cfg.Driver.Stop(cut, backend.RefOf(sb), 0)
+	err := s.on(sb).Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return // with its log
@@ -403,7 +402,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 // superviseRunning drives a sandbox whose VM should run.
 func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
-		in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+		in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 		if why, err := vmLossReason(in, err); err != nil {
 			return 0, true, err
 		} else if why != "" {

@@ -17,17 +17,15 @@ import (
 // unsupported by the backend; conflict in any other state. A sandbox with a
 // running job is not suspended, because the job's time would continue.
 func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.Sandbox, error) {
-	_, able := s.cfg.Driver.(backend.Suspender)
 	what, want := "suspend a sandbox", agentlab.DesiredSuspended
 	if toDisk {
-		_, able = s.cfg.Driver.(backend.DiskSuspender)
 		what, want = "suspend a sandbox to disk", agentlab.DesiredSuspendedToDisk
 	}
 	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == want || sb.Desired == agentlab.DesiredSuspendedToDisk:
 			return nil, nil
-		case !able: // checked before the state: waiting for READY would not help
+		case !s.canSuspend(*sb, toDisk): // checked before the state: waiting for READY would not help
 			return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot %s", sb.Backend, what).
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.Desired == agentlab.DesiredSuspended:
@@ -126,23 +124,24 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 	if err := s.syncGuest(ctx, sb); err != nil {
 		return err
 	}
-	ref := backend.RefOf(sb)
+	ref, power := backend.RefOf(sb), s.on(sb).Power
+	if !s.canSuspend(sb, toDisk) {
+		return s.cannot(sb, "suspend it")
+	}
 	if !toDisk {
-		driver, ok := s.cfg.Driver.(backend.Suspender)
-		if !ok {
-			return s.cannot(sb, "suspend it")
-		}
-		return driver.Suspend(ctx, ref)
+		return power.Suspend(ctx, ref)
 	}
-	driver, ok := s.cfg.Driver.(backend.DiskSuspender)
-	if !ok {
-		return s.cannot(sb, "suspend it to disk")
-	}
-	if err := driver.SuspendToDisk(ctx, ref); err != nil {
+	if err := power.SuspendToDisk(ctx, ref); err != nil {
 		return err
 	}
 	s.closeGuestListener(sb.VMID)
 	return nil
+}
+
+// canSuspend reports whether the backend of a sandbox can suspend it in memory or to disk.
+func (s *Service) canSuspend(sb agentlab.Sandbox, toDisk bool) bool {
+	b := s.on(sb)
+	return b.Power != nil && (!toDisk || b.Can().SuspendToDisk)
 }
 
 // syncGuest makes the guest of a sandbox that is about to be suspended write its disks.
@@ -190,8 +189,8 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 // resume resumes the VM of a sandbox. One that is suspended to disk needs its
 // deadline and its listener before, like one that starts.
 func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
-	driver, ok := s.cfg.Driver.(backend.Suspender)
-	if !ok {
+	power := s.on(sb).Power
+	if power == nil {
 		return s.cannot(sb, "resume it")
 	}
 	s.withState(sb.VMID, func(m *runtimeState) { m.inspected = false }) // a later request to suspend it is not done yet
@@ -201,7 +200,7 @@ func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
 	}
-	return driver.Resume(ctx, backend.RefOf(sb))
+	return power.Resume(ctx, backend.RefOf(sb))
 }
 
 // triedFor returns the time since its first call for a sandbox in its current
@@ -230,7 +229,7 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 	default:
 		return 0, true, cause
 	}
-	in, err := s.cfg.Driver.Inspect(ctx, backend.RefOf(sb))
+	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
 	if why, err := vmLossReason(in, err); err != nil {
 		return 0, true, err
 	} else if why != "" && in.Power != backend.PowerSuspended {

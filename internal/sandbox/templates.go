@@ -8,20 +8,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// templates returns the driver's templates, or code unsupported.
-func (s *Service) templates() (backend.Templates, error) {
-	if t, ok := s.cfg.Driver.(backend.Templates); ok {
-		return t, nil
-	}
-	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "sandboxes of backend %s do not start from templates", s.cfg.Driver.Info().Name).
-		WithHint("no command is needed: its sandboxes start as fast as this backend can")
-}
-
 // Warm makes the template of sandboxes with an image and the resources of a
 // profile, unless there is one. It builds the image if it is missing, and calls
 // progress with lines about both. An empty name is the default.
 func (s *Service) Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error) {
-	t, err := s.templates()
+	t, err := s.cfg.Fleet.Default().NeedTemplates()
 	if err != nil {
 		return backend.Template{}, err
 	}
@@ -44,7 +35,7 @@ func (s *Service) Warm(ctx context.Context, image, profile string, progress func
 
 // Templates returns the templates, the last used first.
 func (s *Service) Templates(ctx context.Context) ([]backend.Template, error) {
-	t, err := s.templates()
+	t, err := s.cfg.Fleet.Default().NeedTemplates()
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +46,7 @@ func (s *Service) Templates(ctx context.Context) ([]backend.Template, error) {
 // deletes all. It returns the deleted ones. Codes: not_found, invalid if there is
 // more than one.
 func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) {
-	t, err := s.templates()
+	t, err := s.cfg.Fleet.Default().NeedTemplates()
 	if err != nil {
 		return nil, err
 	}
@@ -86,10 +77,10 @@ func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.
 // Memory returns the host's memory that a sandbox occupies. ok is false if it has
 // no process, or the backend does not know.
 func (s *Service) Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool) {
-	r, ok := s.cfg.Driver.(backend.MemoryReporter)
-	if !ok || !sb.State.HasVM() || s.reachable(sb) != nil {
+	host := s.on(sb).Host
+	if host == nil || !sb.State.HasVM() {
 		return m, false
 	}
-	m, err := r.Memory(ctx, backend.RefOf(sb))
+	m, err := host.Memory(ctx, backend.RefOf(sb))
 	return m, err == nil
 }

@@ -64,7 +64,7 @@ func (s *Service) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) erro
 		return nil
 	case r.Workspace == nil && r.Fork == "":
 		return agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox needs a workspace").WithField("workspace")
-	case !s.cfg.Driver.Info().Capabilities.NetworkOff:
+	case !s.on(*sb).Can().NetworkOff:
 		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which maintenance needs", sb.Backend).WithField("maintenance")
 	case r.Maintenance == agentlab.MaintenanceSalvage && r.Fork != "": // with a runner, which uploads the work
 	case r.Maintenance == agentlab.MaintenanceFiles:
@@ -96,7 +96,7 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	switch sb.State {
 	case agentlab.SandboxStopped:
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
-		if !s.cfg.Driver.Info().Capabilities.VolumeHotplug {
+		if !s.on(sb).Can().VolumeHotplug {
 			return none, conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
 		}
 	default:
@@ -227,9 +227,9 @@ func (s *Service) attachWorkspace(ctx context.Context, sb agentlab.Sandbox) erro
 }
 
 func (s *Service) attachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	d, ok := s.cfg.Driver.(backend.Volumes)
-	if !ok {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no workspaces", s.cfg.Driver.Info().Name)
+	d, err := s.on(sb).NeedVolumes()
+	if err != nil {
+		return err
 	}
 	if err := d.AttachVolume(ctx, backend.RefOf(sb), backend.VolumeRefOf(v)); err != nil {
 		return agentlab.Errorf(agentlab.CodeOf(err), "workspace %s cannot be attached: %w", v.Name, err)
@@ -336,10 +336,11 @@ func (s *Service) workspaceEvent(sb agentlab.Sandbox, v agentlab.Workspace, caus
 }
 
 func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	if d, ok := s.cfg.Driver.(backend.Volumes); ok {
-		return d.DetachVolume(ctx, backend.RefOf(sb), backend.VolumeRefOf(v))
+	d, err := s.on(sb).NeedVolumes()
+	if err != nil {
+		return err
 	}
-	return nil
+	return d.DetachVolume(ctx, backend.RefOf(sb), backend.VolumeRefOf(v))
 }
 
 // unmount makes the guest write and unmount the workspace.

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 func (s *Server) listOrphans(ctx context.Context, _ *struct{}) ([]api.Orphan, error) {
@@ -21,6 +21,6 @@ func (s *Server) destroyOrphan(ctx context.Context, in *orphanInput) (api.Orphan
 	return toOrphan(o), err
 }
 
-func toOrphan(in backend.Instance) api.Orphan {
+func toOrphan(in fleet.Instance) api.Orphan {
 	return api.Orphan{VMID: in.Number(), UID: in.Ref.UID, Name: in.Name, Power: string(in.Power), Reason: in.Reason}
 }

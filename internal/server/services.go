@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -97,8 +99,8 @@ type Sandboxes interface {
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
 	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
-	Orphans(ctx context.Context) ([]backend.Instance, error)                      // what the backend has that belongs to no sandbox
-	DestroyOrphan(ctx context.Context, id string) (backend.Instance, error)
+	Orphans(ctx context.Context) ([]fleet.Instance, error)                        // what the backend has that belongs to no sandbox
+	DestroyOrphan(ctx context.Context, id string) (fleet.Instance, error)
 
 	// ReloadNetworks gives sandboxes, or without numbers every one whose
 	// profile's policy has changed, the policy that their profile has now.

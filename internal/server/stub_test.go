@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
@@ -180,11 +182,11 @@ func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
 func (s stubSandboxes) Purge(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.purge")
 }
-func (s stubSandboxes) Orphans(context.Context) ([]backend.Instance, error) {
-	return []backend.Instance{{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}, s.called("orphan.list")
+func (s stubSandboxes) Orphans(context.Context) ([]fleet.Instance, error) {
+	return []fleet.Instance{{Instance: backend.Instance{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}}, s.called("orphan.list")
 }
-func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (backend.Instance, error) {
-	return backend.Instance{VMID: 7, Ref: backend.Ref{UID: id}, Power: backend.PowerRunning}, s.called("orphan.destroy")
+func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (fleet.Instance, error) {
+	return fleet.Instance{Instance: backend.Instance{VMID: 7, Ref: backend.Ref{UID: id}, Power: backend.PowerRunning}}, s.called("orphan.destroy")
 }
 func (s stubSandboxes) ReloadNetworks(context.Context, []int) ([]sandbox.Reloaded, error) {
 	return []sandbox.Reloaded{{Sandbox: agentlab.Sandbox{VMID: 1, Name: "box"}}}, s.called("policy.reload")

@@ -229,19 +229,19 @@ func (d Dir) dial(ctx context.Context, path string) (net.Conn, error) {
 // Listen implements backend.Driver.ListenGuest.
 func (d Dir) Listen() (net.Listener, error) { return sockpath.Takeover(d.file(fileGuestSock), 0o600) }
 
-// Console implements backend.ConsoleLogger.ConsoleLog. It reads the files, so
+// Console implements backend.Console.ConsoleLog. It reads the files, so
 // it also works if the VM does not run.
 func (d Dir) Console(ctx context.Context, follow bool) io.ReadCloser {
 	ctx, cancel := context.WithCancel(ctx)
 	return &logReader{ctx: ctx, cancel: cancel, path: d.file(FileConsole), follow: follow}
 }
 
-// Egress implements backend.EgressLogger.EgressLog.
+// Egress implements backend.Net.EgressLog.
 func (d Dir) Egress(ctx context.Context, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	return egresslog.Read(ctx, d.file(fileEgress), after, limit)
 }
 
-// RecordEgress implements backend.EgressRecorder.RecordEgress.
+// RecordEgress implements backend.Net.RecordEgress.
 func (d Dir) RecordEgress(ctx context.Context, r agentlab.EgressRecord) error {
 	return client(d.Path).recordEgress(ctx, r)
 }
@@ -252,7 +252,7 @@ func (d Dir) SetNetwork(ctx context.Context, n agentlab.Network, stopped func() 
 	return d.change(ctx, "network", stopped, func(ctx context.Context, c client) error { return c.setNetwork(ctx, n) })
 }
 
-// SetDeadline implements backend.DeadlineSetter.SetDeadline.
+// SetDeadline implements backend.Power.SetDeadline.
 func (d Dir) SetDeadline(ctx context.Context, to backend.Deadline) error {
 	if to.Lease.IsZero() || to.Left <= 0 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "a deadline needs a lease and time that is left, not %s", to.Left).WithField("left")

@@ -16,7 +16,7 @@ func TestPower(t *testing.T) {
 	d := testDir(t)
 	for _, test := range []struct {
 		st     runState
-		power  backend.Power
+		power  backend.PowerState
 		reason string
 	}{
 		{runState{Phase: phaseStopped}, backend.PowerStopped, ""},

@@ -39,7 +39,7 @@ func ReadSizes(path string) (map[string]int64, error) {
 	return sizes, in.Err()
 }
 
-// Memory implements backend.MemoryReporter: the memory of the supervisor and of
+// Memory implements backend.Host: the memory of the supervisor and of
 // the VM's process.
 func (d Dir) Memory() (backend.Memory, error) {
 	var sum backend.Memory

@@ -50,7 +50,7 @@ func started(t *testing.T, d Dir) {
 	}
 }
 
-func wantPower(t *testing.T, d Dir, power backend.Power, reason string) {
+func wantPower(t *testing.T, d Dir, power backend.PowerState, reason string) {
 	t.Helper()
 	var in backend.Instance
 	if err := d.Power(&in); err != nil || in.Power != power || in.Reason != reason {

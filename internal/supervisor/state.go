@@ -100,7 +100,7 @@ func (st runState) ended() bool {
 const hostRestarted = "the host was restarted"
 
 // endOf returns the result of a run whose supervisor has ended.
-func endOf(st runState) (backend.Power, string) {
+func endOf(st runState) (backend.PowerState, string) {
 	switch {
 	case st.Phase == "", st.Phase == phaseStopped, st.Expired:
 		return backend.PowerStopped, ""

@@ -74,10 +74,10 @@ func (s *supervisor) noteSuspended(now bool) error {
 	return nil
 }
 
-// Suspend implements backend.Suspender.Suspend.
+// Suspend implements backend.Power.Suspend.
 func (d Dir) Suspend(ctx context.Context) error { return d.switchCPUs(ctx, pathSuspend) }
 
-// Resume implements backend.Suspender.Resume.
+// Resume implements backend.Power.Resume.
 func (d Dir) Resume(ctx context.Context) error { return d.switchCPUs(ctx, pathResume) }
 
 func (d Dir) switchCPUs(ctx context.Context, path string) error {

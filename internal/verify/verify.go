@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -46,7 +48,7 @@ type Sandboxes interface {
 // Config is the configuration of a Service.
 type Config struct {
 	Sandboxes Sandboxes
-	Driver    backend.Driver
+	Fleet     *fleet.Fleet
 }
 
 // Service verifies sandboxes.
@@ -82,7 +84,8 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 	if err != nil {
 		return probe.Env{}, err
 	}
-	info := s.cfg.Driver.Info()
+	b := s.cfg.Fleet.Of(sb.Backend)
+	info := b.Info()
 	env := probe.Env{Network: sb.Network, Targets: targets, Frames: true, MayBeOffline: true}
 	if n := info.GuestNetwork; n != nil {
 		place(&env, n)
@@ -92,7 +95,7 @@ func (s *Service) env(sb agentlab.Sandbox, site string) (probe.Env, error) {
 			env.ControllerPort = uint16(p)
 		}
 	}
-	if l, ok := s.cfg.Driver.(backend.EgressLogger); ok {
+	if l := b.Net; l != nil {
 		ref := backend.RefOf(sb)
 		var all []agentlab.EgressRecord
 		env.Records = func(ctx context.Context) ([]agentlab.EgressRecord, error) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/agentlab-vm/agentlab/internal/fleet"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -23,6 +25,7 @@ type driver struct{ backend.Driver }
 // logging is a driver with an egress log.
 type logging struct {
 	driver
+	backend.Net
 	log func() []agentlab.EgressRecord
 }
 
@@ -78,12 +81,12 @@ func (s *sandboxes) Exec(_ context.Context, _ int, r guestapi.ExecRequest) (net.
 }
 
 func newService(n agentlab.Network, guest func([]guestapi.Probe, *stream.Writer), log func() []agentlab.EgressRecord) (*verify.Service, *sandboxes) {
-	s := &sandboxes{sb: agentlab.Sandbox{VMID: 1001, UID: "u", Name: "box", Network: n}, guest: guest, asked: make(chan guestapi.ExecRequest, 1)}
 	var d backend.Driver = driver{}
 	if log != nil {
 		d = logging{log: log}
 	}
-	return verify.New(verify.Config{Sandboxes: s, Driver: d}), s
+	s := &sandboxes{sb: agentlab.Sandbox{VMID: 1001, UID: "u", Backend: d.Info().Name, Name: "box", Network: n}, guest: guest, asked: make(chan guestapi.ExecRequest, 1)}
+	return verify.New(verify.Config{Sandboxes: s, Fleet: fleet.Single(d)}), s
 }
 
 // reach says for each probe whether it must be reached.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // auditLoop compares the backend with the rows at intervals, to find volumes that were
@@ -18,10 +19,8 @@ func (s *Service) auditLoop(ctx context.Context) {
 	t := time.NewTicker(s.cfg.Limits.AuditEvery)
 	defer t.Stop()
 	for {
-		if _, err := s.volumes(); err == nil {
-			if err := s.audit(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn("the volumes on the backend could not be compared with the database", "err", err)
-			}
+		if err := s.audit(ctx); err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeUnsupported {
+			s.log.Warn("the volumes on the backends could not be compared with the database", "err", err)
 		}
 		select {
 		case <-t.C:
@@ -31,7 +30,7 @@ func (s *Service) auditLoop(ctx context.Context) {
 	}
 }
 
-// comparison is the volumes of the backend and the rows of this backend.
+// comparison is the volumes of the backends and the rows of their workspaces.
 type comparison struct {
 	rows    []agentlab.Workspace
 	volumes map[string]backend.Volume // by UID
@@ -44,9 +43,9 @@ type comparison struct {
 // list was read, belongs to none. The same is true of leases and attached volumes.
 func (s *Service) compare(ctx context.Context) (comparison, error) {
 	c := comparison{volumes: map[string]backend.Volume{}, users: map[string]bool{}}
-	d, err := s.volumes()
-	if err != nil {
-		return c, err
+	having := slices.DeleteFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Volumes == nil })
+	if len(having) == 0 {
+		return c, s.cfg.Fleet.Default().Without("has no workspaces")
 	}
 	before, err := s.cfg.Store.Workspaces(ctx)
 	if err == nil {
@@ -55,18 +54,20 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 	if err != nil {
 		return c, err
 	}
-	list, err := d.ListVolumes(ctx)
-	if err != nil {
-		return c, err
+	for _, b := range having {
+		list, err := b.Volumes.ListVolumes(ctx)
+		if err != nil {
+			return c, err
+		}
+		for _, vol := range list {
+			c.volumes[vol.Ref.UID] = vol
+		}
 	}
 	if c.rows, err = s.cfg.Store.Workspaces(ctx); err == nil {
 		err = s.addUsers(ctx, c.users)
 	}
 	if err != nil {
 		return c, err
-	}
-	for _, vol := range list {
-		c.volumes[vol.Ref.UID] = vol
 	}
 	c.unknown = maps.Clone(c.volumes)
 	for _, v := range slices.Concat(before, c.rows) {
@@ -145,8 +146,11 @@ func (s *Service) check(ctx context.Context, idOrName string) ([]backend.Finding
 		c.rows, c.unknown = []agentlab.Workspace{v}, nil
 	}
 	saved := map[string]backend.VolumeSnapshot{}
-	if d, err := s.snapshotter(); err == nil {
-		list, err := d.VolumeSnapshots(ctx)
+	for _, b := range s.cfg.Fleet.All() {
+		if b.Volumes == nil {
+			continue
+		}
+		list, err := b.Volumes.VolumeSnapshots(ctx)
 		if err != nil {
 			return nil, err
 		}

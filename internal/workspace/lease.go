@@ -16,7 +16,7 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 	if sel.Wait < 0 || sel.Wait > agentlab.MaxWorkspaceWait {
 		return use, agentlab.Errorf(agentlab.CodeInvalid, "%s is not between 0 and %s", sel.Wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait)).WithField("workspace_wait_seconds")
 	}
-	if _, err := s.volumes(); err != nil {
+	if _, err := s.cfg.Fleet.Default().NeedVolumes(); err != nil {
 		return use, err
 	}
 	v, err := s.Get(ctx, sel.Workspace)
@@ -102,7 +102,7 @@ func (s *Service) release(ctx context.Context, v agentlab.Workspace, l agentlab.
 // mayDetach returns an error if the backend cannot take a workspace from the VM of its
 // sandbox now. The end of a job that needs the workspace powers its VM off.
 func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) error {
-	if s.cfg.Driver.Info().Capabilities.VolumeHotplug {
+	if s.cfg.Fleet.Of(v.Backend).Can().VolumeHotplug {
 		return nil
 	}
 	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
@@ -124,7 +124,7 @@ func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab
 	case sb.UID == l.UID && !sb.State.Final():
 		return false, nil
 	}
-	d, err := s.volumes()
+	d, err := s.volumes(v)
 	if err != nil {
 		return false, err
 	}

@@ -28,7 +28,7 @@ func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage s
 // plan returns the row of a new workspace.
 func (s *Service) plan(name string, sizeGB int, storage string) (agentlab.Workspace, error) {
 	none := agentlab.Workspace{}
-	d, err := s.volumes()
+	d, err := s.cfg.Fleet.Default().NeedVolumes()
 	if err != nil {
 		return none, err
 	}
@@ -51,7 +51,7 @@ func (s *Service) plan(name string, sizeGB int, storage string) (agentlab.Worksp
 
 func (s *Service) newWorkspace(name string) agentlab.Workspace {
 	return agentlab.Workspace{
-		ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: name, Backend: s.cfg.Driver.Info().Name, State: agentlab.WorkspaceCreating,
+		ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: name, Backend: s.cfg.Fleet.Default().Name(), State: agentlab.WorkspaceCreating,
 	}
 }
 
@@ -269,9 +269,6 @@ func (s *Service) Fork(ctx context.Context, idOrName, name, snapshot string) (ag
 // are those of Fork, except those of the store.
 func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string) (agentlab.WorkspaceUse, error) {
 	none := agentlab.WorkspaceUse{}
-	if _, err := s.snapshotter(); err != nil {
-		return none, err
-	}
 	if err := agentlab.ValidateWorkspaceName(name); err != nil {
 		return none, err
 	}
@@ -332,9 +329,6 @@ func (s *Service) findSnapshot(ctx context.Context, v agentlab.Workspace, name s
 // unsupported.
 func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attached agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error) {
 	none := agentlab.WorkspaceSnapshot{}
-	if _, err := s.snapshotter(); err != nil {
-		return none, err
-	}
 	if err := agentlab.ValidateName(name); err != nil {
 		return none, err
 	}
@@ -353,7 +347,7 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attac
 	if err == nil {
 		s.loop.Wake(v.ID)
 	}
-	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && v.State == agentlab.WorkspaceReady && s.savesAttached() {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && v.State == agentlab.WorkspaceReady && s.savesAttached(v) {
 		err = e.WithHint("save it as it is now with --attached frozen, or detach it: agentlab workspace detach %s", v.Name)
 	}
 	return n, err
@@ -362,9 +356,6 @@ func (s *Service) SaveSnapshot(ctx context.Context, idOrName, name string, attac
 // RestoreSnapshot requests that a workspace gets the content and the size of one of
 // its snapshots; what they are now is lost. Codes: not_found, conflict, unsupported.
 func (s *Service) RestoreSnapshot(ctx context.Context, idOrName, name string) (agentlab.Workspace, error) {
-	if _, err := s.snapshotter(); err != nil {
-		return agentlab.Workspace{}, err
-	}
 	src, err := s.Get(ctx, idOrName)
 	if err != nil {
 		return agentlab.Workspace{}, err
@@ -386,9 +377,6 @@ func (s *Service) RestoreSnapshot(ctx context.Context, idOrName, name string) (a
 // DELETING. Codes: not_found, conflict, unsupported.
 func (s *Service) DeleteSnapshot(ctx context.Context, idOrName, name string) (agentlab.WorkspaceSnapshot, error) {
 	none := agentlab.WorkspaceSnapshot{}
-	if _, err := s.snapshotter(); err != nil {
-		return none, err
-	}
 	v, err := s.getReachable(ctx, idOrName)
 	if err != nil {
 		return none, err

@@ -19,8 +19,8 @@ const (
 	thawLimit = 10 * time.Second
 )
 
-func (s *Service) savesAttached() bool {
-	return s.cfg.Driver.Info().Capabilities.AttachedVolumeSnapshots
+func (s *Service) savesAttached(v agentlab.Workspace) bool {
+	return s.cfg.Fleet.Of(v.Backend).Can().AttachedVolumeSnapshots
 }
 
 // checkAttached returns an error if a workspace that a sandbox has cannot be saved so.
@@ -30,8 +30,8 @@ func (s *Service) checkAttached(v agentlab.Workspace, attached agentlab.Workspac
 		return nil
 	case !slices.Contains(agentlab.AttachedConsistencies, attached):
 		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not one of %q", attached, agentlab.AttachedConsistencies).WithField("attached")
-	case !s.savesAttached():
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save a workspace while a sandbox has it", s.cfg.Driver.Info().Name).WithField("attached").
+	case !s.savesAttached(v):
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save a workspace while a sandbox has it", v.Backend).WithField("attached").
 			WithHint("detach it first, and omit --attached: agentlab workspace detach %s", v.Name)
 	}
 	return nil
@@ -78,7 +78,7 @@ func (s *Service) save(ctx context.Context, v agentlab.Workspace, n agentlab.Wor
 // saveVolume saves the volume of a workspace, and returns what the snapshot contains.
 func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) (saved backend.VolumeSnapshot, got agentlab.WorkspaceConsistency, err error) {
 	none := backend.VolumeSnapshot{}
-	d, err := s.snapshotter()
+	d, err := s.volumes(v)
 	if err != nil {
 		return none, "", err
 	}
@@ -114,7 +114,7 @@ func (s *Service) owner(ctx context.Context, v agentlab.Workspace) (l agentlab.W
 // saveFrozen saves a volume while the guest that has it changes nothing. If the guest
 // does not do its part, nothing is saved: an answer that does not come is not waited for
 // again.
-func (s *Service) saveFrozen(ctx context.Context, d backend.VolumeSnapshotter, v agentlab.Workspace, n agentlab.WorkspaceSnapshot, l agentlab.WorkspaceLease) (backend.VolumeSnapshot, error) {
+func (s *Service) saveFrozen(ctx context.Context, d backend.Volumes, v agentlab.Workspace, n agentlab.WorkspaceSnapshot, l agentlab.WorkspaceLease) (backend.VolumeSnapshot, error) {
 	none := backend.VolumeSnapshot{}
 	if s.guests == nil {
 		return none, notFrozen(v, agentlab.Errorf(agentlab.CodeUnsupported, "there are no guests"))
@@ -139,7 +139,7 @@ func notFrozen(v agentlab.Workspace, cause error) error {
 
 // drop deletes a snapshot, and then its row.
 func (s *Service) drop(ctx context.Context, v agentlab.Workspace, n agentlab.WorkspaceSnapshot) error {
-	d, err := s.snapshotter()
+	d, err := s.volumes(v)
 	if err != nil {
 		return err
 	}

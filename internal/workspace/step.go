@@ -49,12 +49,12 @@ func (s *Service) stepVolume(ctx context.Context, v agentlab.Workspace) error {
 		return nil
 	case agentlab.WorkspaceGrowing:
 		var d backend.Volumes
-		if d, err = s.volumes(); err == nil {
+		if d, err = s.volumes(v); err == nil {
 			err = d.GrowVolume(ctx, backend.VolumeRefOf(v), v.GrowToGB)
 		}
 	case agentlab.WorkspaceRestoring:
-		var d backend.VolumeSnapshotter
-		if d, err = s.snapshotter(); err == nil {
+		var d backend.Volumes
+		if d, err = s.volumes(v); err == nil {
 			err = d.RestoreVolume(ctx, snapshotRef(v, v.Restoring))
 		}
 		if err == nil {
@@ -92,13 +92,13 @@ func (s *Service) create(ctx context.Context, v agentlab.Workspace) error {
 
 func (s *Service) callCreate(ctx context.Context, v agentlab.Workspace) (backend.Volume, error) {
 	if v.From.UID == "" {
-		d, err := s.volumes()
+		d, err := s.volumes(v)
 		if err != nil {
 			return backend.Volume{}, err
 		}
 		return d.CreateVolume(ctx, backend.VolumeSpec{UID: v.UID, SizeGB: v.SizeGB, Storage: v.Storage})
 	}
-	d, err := s.snapshotter()
+	d, err := s.volumes(v)
 	if err != nil {
 		return backend.Volume{}, err
 	}
@@ -112,7 +112,7 @@ func (s *Service) callCreate(ctx context.Context, v agentlab.Workspace) (backend
 // settle writes the state of a volume on which no operation runs. cause is why the
 // requested operation was given up.
 func (s *Service) settle(ctx context.Context, v agentlab.Workspace, cause error) error {
-	d, err := s.volumes()
+	d, err := s.volumes(v)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (s *Service) become(ctx context.Context, v agentlab.Workspace, vol backend.
 
 // remove deletes the volume of a workspace, and then its row.
 func (s *Service) remove(ctx context.Context, v agentlab.Workspace) error {
-	d, err := s.volumes()
+	d, err := s.volumes(v)
 	if err != nil {
 		return err
 	}

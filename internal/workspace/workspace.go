@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
@@ -66,7 +67,7 @@ type Metrics interface {
 // Config is the configuration of a Service. Store and Driver are required.
 type Config struct {
 	Store  Store
-	Driver backend.Driver
+	Fleet  *fleet.Fleet
 	Limits Limits
 
 	Metrics Metrics // nil means none
@@ -139,39 +140,30 @@ func (s *Service) Run(ctx context.Context) error {
 // Queue returns what the loop of the workspaces has to do now.
 func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
 
-// volumes returns the driver's Volumes, or an error with code unsupported.
-func (s *Service) volumes() (backend.Volumes, error) {
-	if d, ok := s.cfg.Driver.(backend.Volumes); ok {
-		return d, nil
-	}
-	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no workspaces", s.cfg.Driver.Info().Name)
+// volumes returns the volumes of the backend of a workspace, or an error with code
+// unsupported, or conflict if the daemon does not have the backend.
+func (s *Service) volumes(v agentlab.Workspace) (backend.Volumes, error) {
+	return s.cfg.Fleet.Of(v.Backend).NeedVolumes()
 }
 
-// snapshotter returns the driver's VolumeSnapshotter, or an error with code
-// unsupported.
-func (s *Service) snapshotter() (backend.VolumeSnapshotter, error) {
-	if d, ok := s.cfg.Driver.(backend.VolumeSnapshotter); ok {
-		return d, nil
-	}
-	return nil, agentlab.Errorf(agentlab.CodeUnsupported, "backend %s cannot save or copy workspaces", s.cfg.Driver.Info().Name)
-}
-
-// reachable returns an error with code conflict if a workspace belongs to another
-// backend.
+// reachable returns an error with code conflict if the daemon does not have the backend of a
+// workspace.
 func (s *Service) reachable(v agentlab.Workspace) error {
-	configured := s.cfg.Driver.Info().Name
-	if v.Backend == configured {
-		return nil
+	if err := s.cfg.Fleet.Of(v.Backend).Missing(); err != nil {
+		return agentlab.Errorf(agentlab.CodeConflict, "workspace %s cannot be used: %w", v.Name, err)
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "workspace %s belongs to backend %s, and the configured backend is %s", v.Name, v.Backend, configured).
-		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", v.Backend)
+	return nil
 }
 
-// getReachable is Get for a workspace of this backend. Codes: not_found, conflict.
+// getReachable is Get for a workspace of a backend that the daemon has. Codes: not_found,
+// conflict, unsupported.
 func (s *Service) getReachable(ctx context.Context, idOrName string) (agentlab.Workspace, error) {
 	v, err := s.Get(ctx, idOrName)
 	if err == nil {
 		err = s.reachable(v)
+	}
+	if err == nil {
+		_, err = s.volumes(v)
 	}
 	return v, err
 }

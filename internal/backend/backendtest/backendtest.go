@@ -272,7 +272,7 @@ func (s *suite) create(n int) backend.Spec {
 	return sp
 }
 
-func (s *suite) wantPower(ref backend.Ref, want backend.Power) backend.Instance {
+func (s *suite) wantPower(ref backend.Ref, want backend.PowerState) backend.Instance {
 	s.Helper()
 	in, err := s.d.Inspect(s.ctx(), ref)
 	s.ok("Inspect", err)

@@ -15,9 +15,9 @@ const soon = time.Second
 // process: the sandbox must still be powered off. It leaves the sandbox
 // running.
 func (s *suite) deadline(sp backend.Spec) {
-	d, ok := s.d.(backend.DeadlineSetter)
-	if !ok {
-		s.Skip("skipped: this driver is no DeadlineSetter")
+	d := s.groups().Power
+	if !s.can().Deadlines {
+		s.Skip("skipped: this driver has no deadlines")
 	}
 	ref := sp.Ref()
 	gone := backend.Ref{UID: agentlab.NewUID()}
@@ -56,7 +56,7 @@ func (s *suite) deadline(sp backend.Spec) {
 	}
 
 	// A deadline may be set while the sandbox is off; it holds for its start.
-	d, _ = s.d.(backend.DeadlineSetter)
+	d = s.groups().Power
 	s.ok("SetDeadline while it is off", d.SetDeadline(s.ctx(), ref, backend.Deadline{Lease: lease.Add(time.Second), Left: soon}))
 	s.ok("Start", s.d.Start(s.ctx(), ref))
 	s.eventually("the sandbox is powered off after its start", expired)

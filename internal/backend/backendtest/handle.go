@@ -47,14 +47,15 @@ func (s *suite) stopped(ref backend.Ref) {
 	s.wantCode("DialGuest", err, agentlab.CodeUnavailable)
 	s.listen(ref)
 	s.suspendStopped(ref)
-	if u, ok := s.d.(backend.NetworkUpdater); ok {
+	s.lacking(ref)
+	if u := s.groups().Net; u != nil {
 		s.ok("UpdateNetwork", u.UpdateNetwork(s.ctx(), ref, s.h.Spec(1).Network))
 	}
-	if l, ok := s.d.(backend.EgressLogger); ok {
+	if l := s.groups().Net; l != nil {
 		_, err := l.EgressLog(s.ctx(), ref, 0, 1)
 		s.ok("EgressLog", err)
 	}
-	if l, ok := s.d.(backend.ConsoleLogger); ok {
+	if l := s.groups().Console; l != nil {
 		rc, err := l.ConsoleLog(s.ctx(), ref, false)
 		s.ok("ConsoleLog", err)
 		s.ok("close", rc.Close())

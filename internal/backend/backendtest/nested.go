@@ -15,9 +15,9 @@ func (s *suite) nested() {
 	sp := s.spec(1)
 	sp.Resources.Nested = "perhaps"
 	s.wantCode("Validate of an unknown value", s.d.Validate(sp), agentlab.CodeInvalid)
-	checker, ok := s.d.(backend.NestedChecker)
-	if !ok {
-		s.Skip("skipped: this driver is no NestedChecker")
+	checker := s.groups().Host
+	if checker == nil {
+		s.Skip("skipped: this driver has no Host")
 	}
 	for range 2 {
 		err := checker.Nested(s.ctx())
@@ -44,9 +44,9 @@ func (s *suite) newIdentity(sp backend.Spec) guestapi.Identity {
 
 // nestedGuest tests what a guest finds. The first sandbox is one without virtualization.
 func (s *suite) nestedGuest(off backend.Spec) {
-	checker, ok := s.d.(backend.NestedChecker)
-	if !ok {
-		s.Skip("skipped: this driver is no NestedChecker")
+	checker := s.groups().Host
+	if checker == nil {
+		s.Skip("skipped: this driver has no Host")
 	}
 	state := func(sp backend.Spec) agentlab.NestedState {
 		s.Helper()

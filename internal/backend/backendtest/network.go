@@ -23,22 +23,13 @@ func allowlist() agentlab.Network {
 	}
 }
 
-func (s *suite) updater() backend.NetworkUpdater {
+func (s *suite) updater() backend.Net {
 	s.Helper()
-	u, ok := s.d.(backend.NetworkUpdater)
-	if !ok {
-		s.Skip("skipped: this driver is no NetworkUpdater")
+	u := s.groups().Net
+	if u == nil {
+		s.Skip("skipped: this driver has no Net")
 	}
 	return u
-}
-
-func (s *suite) logger() backend.EgressLogger {
-	s.Helper()
-	l, ok := s.d.(backend.EgressLogger)
-	if !ok {
-		s.Skip("skipped: this driver is no EgressLogger")
-	}
-	return l
 }
 
 // networkStopped tests UpdateNetwork and EgressLog with a sandbox that does
@@ -71,7 +62,7 @@ func (s *suite) networkStopped() {
 		}
 	})
 	s.sub("EgressLog", func(s *suite) {
-		l := s.logger()
+		l := s.updater()
 		sp := s.h.Spec(3)
 		_, err := l.EgressLog(s.ctx(), sp.Ref(), 0, 10)
 		s.wantCode("EgressLog of what is absent", err, agentlab.CodeNotFound)
@@ -100,7 +91,7 @@ func (s *suite) networkRunning(sp backend.Spec) {
 }
 
 func (s *suite) egressLog(ref backend.Ref) {
-	l := s.logger()
+	l := s.updater()
 	s.tryEgress(ref)
 	first := s.awaitRecord(ref, 0)
 	host, port, _ := net.SplitHostPort(EgressTarget)
@@ -128,7 +119,7 @@ func (s *suite) egressLog(ref backend.Ref) {
 
 // egressLogLives tests the log over a stop and a start.
 func (s *suite) egressLogLives(ref backend.Ref) {
-	l := s.logger()
+	l := s.updater()
 	if len(s.h.EgressCommand) == 0 {
 		s.Skip("skipped: the harness names no command that causes a record")
 	}
@@ -138,7 +129,7 @@ func (s *suite) egressLogLives(ref backend.Ref) {
 		s.Fatal("the log is empty")
 	}
 	s.reopen()
-	after, err := s.logger().EgressLog(s.ctx(), ref, 0, len(before))
+	after, err := s.updater().EgressLog(s.ctx(), ref, 0, len(before))
 	s.ok("EgressLog after the driver was opened again", err)
 	if len(after) != len(before) || after[0] != before[0] || after[len(after)-1] != before[len(before)-1] {
 		s.Errorf("%d records became %d others", len(before), len(after))
@@ -162,7 +153,7 @@ func (s *suite) awaitRecord(ref backend.Ref, after int64) agentlab.EgressRecord 
 	host, _, _ := net.SplitHostPort(EgressTarget)
 	var found agentlab.EgressRecord
 	s.eventually("the record comes", func() error {
-		recs, err := s.logger().EgressLog(s.ctx(), ref, after, 1000)
+		recs, err := s.updater().EgressLog(s.ctx(), ref, after, 1000)
 		s.ok("EgressLog", err)
 		last := after
 		for _, r := range recs {

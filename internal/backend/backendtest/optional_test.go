@@ -8,17 +8,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// thin wraps a driver by its interface, and so hides optional interfaces.
+// thin wraps a driver by its interface, and so hides groups.
 type thin struct{ backend.Driver }
 
-func (thin) ConsoleLog(context.Context, backend.Ref, bool) (io.ReadCloser, error) { return nil, nil }
+func (thin) Info() backend.Info { return backend.Info{} }
 
-func TestHiddenInterfacesAreFound(t *testing.T) {
+func (thin) ConsoleLog(context.Context, backend.Ref, bool) (io.ReadCloser, error) { return nil, nil }
+func (thin) ExportDisk(context.Context, backend.Ref, string) error                { return nil }
+
+func TestHiddenGroupsAreFound(t *testing.T) {
 	for _, tc := range []struct {
 		want []string
 		ok   bool
 	}{
-		{[]string{"ConsoleLogger"}, true}, {[]string{"Suspender", "ConsoleLogger"}, false}, {nil, false}, {[]string{"ConsoleLoger"}, false},
+		{[]string{"Console"}, true}, {[]string{"Power", "Console"}, false}, {nil, false}, {[]string{"Consol"}, false}, {[]string{"Console", "Deadlines"}, false},
 	} {
 		if err := checkOptional(thin{}, tc.want); (err == nil) != tc.ok {
 			t.Errorf("%q: %v", tc.want, err)

@@ -13,10 +13,10 @@ import (
 
 // snapshotter returns the driver as a Snapshotter, and deletes all snapshots at
 // the end of the test.
-func (s *suite) snapshotter() backend.Snapshotter {
+func (s *suite) snapshotter() backend.Snapshots {
 	s.Helper()
-	d, ok := s.d.(backend.Snapshotter)
-	if !ok {
+	d := s.groups().Snapshots
+	if d == nil {
 		sp := s.spec(1)
 		sp.From = &backend.SnapshotRef{UID: agentlab.NewUID(), Of: s.h.Spec(2).Ref()}
 		for what, err := range map[string]error{"Validate": s.d.Validate(sp), "Create": s.d.Create(s.ctx(), sp)} {
@@ -25,7 +25,7 @@ func (s *suite) snapshotter() backend.Snapshotter {
 				s.Errorf("%s names field %q", what, e.Field)
 			}
 		}
-		s.Skip("skipped: this driver is no Snapshotter")
+		s.Skip("skipped: this driver has no Snapshots")
 	}
 	s.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), s.cfg.Patience)
@@ -41,7 +41,7 @@ func (s *suite) snapshotter() backend.Snapshotter {
 	return d
 }
 
-func (s *suite) saver() backend.Snapshotter { return s.d.(backend.Snapshotter) } //nolint:forcetypeassert // snapshotter has checked it
+func (s *suite) saver() backend.Snapshots { return s.groups().Snapshots }
 
 // save saves a snapshot, twice.
 func (s *suite) save(ref backend.Ref, memory bool) backend.SnapshotRef {
@@ -166,12 +166,12 @@ func (s *suite) snapshotSource() {
 	}
 	s.ok("Destroy of the source", s.d.Destroy(s.ctx(), sp.Ref()))
 	s.wantAbsent(sp.Ref())
-	if kept := s.snapshotListed(ref) != nil; kept != s.d.Info().Capabilities.KeptSnapshots {
-		s.Errorf("after Destroy of the source: kept %v, and the capability is %v", kept, s.d.Info().Capabilities.KeptSnapshots)
+	if kept := s.snapshotListed(ref) != nil; kept != s.can().KeptSnapshots {
+		s.Errorf("after Destroy of the source: kept %v, and the capability is %v", kept, s.can().KeptSnapshots)
 	}
 	s.wantCode("RestoreSnapshot without the sandbox", s.saver().RestoreSnapshot(s.ctx(), ref), agentlab.CodeNotFound)
 	s.wantPower(other.Ref(), backend.PowerStopped)
-	if s.d.Info().Capabilities.KeptSnapshots {
+	if s.can().KeptSnapshots {
 		next := s.from(3, ref)
 		s.ok("Create from the snapshot of a destroyed sandbox", s.d.Create(s.ctx(), next))
 		s.wantPower(next.Ref(), backend.PowerStopped)

@@ -114,10 +114,10 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 	}
 	for range 2 {
 		s.ok("Start", s.d.Start(s.ctx(), c))
-		s.wantCopied(c, s.d.Info().Capabilities.Forks)
+		s.wantCopied(c, s.can().Forks)
 	}
 	switch h := s.awaitControl(c); {
-	case !s.d.Info().Capabilities.Forks:
+	case !s.can().Forks:
 		if h.BootID == boot || h.Identity != "" {
 			s.Errorf("without the capability the guest of the snapshot continues: %+v", h)
 		}
@@ -149,7 +149,7 @@ func (s *suite) fork(sp backend.Spec, boot string) {
 // forkKilled kills the VM of a fork before the guest has its identity: the memory
 // is lost, and the sandbox does not boot before a Stop.
 func (s *suite) forkKilled(ref backend.Ref) {
-	if s.h.KillVM == nil || !s.d.Info().Capabilities.Forks {
+	if s.h.KillVM == nil || !s.can().Forks {
 		s.Skip("skipped: this harness cannot kill a VM, or this driver has no forks")
 	}
 	snap := s.save(ref, true)
@@ -173,7 +173,7 @@ func (s *suite) forkKilled(ref backend.Ref) {
 			s.Errorf("the error has no hint: %v", err)
 		}
 	}
-	if sus, ok := s.d.(backend.Suspender); ok {
+	if sus := s.groups().Power; sus != nil {
 		s.wantCode("Resume of one that has lost its memory", sus.Resume(s.ctx(), c), agentlab.CodeConflict)
 	}
 	s.ok("Stop", s.d.Stop(s.ctx(), c, 0))
@@ -183,13 +183,13 @@ func (s *suite) forkKilled(ref backend.Ref) {
 
 // snapshotSuspended saves a suspended sandbox, which stays suspended.
 func (s *suite) snapshotSuspended(ref backend.Ref, boot string) {
-	sus, ok := s.d.(backend.Suspender)
-	if !ok {
-		s.Skip("skipped: this driver is no Suspender")
+	sus := s.groups().Power
+	if sus == nil {
+		s.Skip("skipped: this driver has no Power")
 	}
 	suspend := map[string]func() error{"Suspend": func() error { return sus.Suspend(s.ctx(), ref) }}
-	if disk, ok := s.d.(backend.DiskSuspender); ok {
-		suspend["SuspendToDisk"] = func() error { return disk.SuspendToDisk(s.ctx(), ref) }
+	if s.can().SuspendToDisk {
+		suspend["SuspendToDisk"] = func() error { return sus.SuspendToDisk(s.ctx(), ref) }
 	}
 	for what, call := range suspend {
 		s.write(ref, what)
@@ -211,16 +211,16 @@ func (s *suite) snapshotSuspended(ref backend.Ref, boot string) {
 // snapshotRepeated saves a suspended sandbox several times, then suspends it to
 // disk and saves it there: each snapshot and the sandbox continue its guest.
 func (s *suite) snapshotRepeated(ref backend.Ref, boot string) {
-	sus, ok := s.d.(backend.Suspender)
-	if !ok {
-		s.Skip("skipped: this driver is no Suspender")
+	sus := s.groups().Power
+	if sus == nil {
+		s.Skip("skipped: this driver has no Power")
 	}
 	s.write(ref, "repeated")
 	s.ok("Suspend", sus.Suspend(s.ctx(), ref))
 	snaps := []backend.SnapshotRef{s.save(ref, true), s.save(ref, true), s.save(ref, true)}
 	s.wantPower(ref, backend.PowerSuspended)
-	if disk, ok := s.d.(backend.DiskSuspender); ok {
-		s.ok("SuspendToDisk of a saved sandbox", disk.SuspendToDisk(s.ctx(), ref))
+	if s.can().SuspendToDisk {
+		s.ok("SuspendToDisk of a saved sandbox", sus.SuspendToDisk(s.ctx(), ref))
 		s.wantPower(ref, backend.PowerSuspended)
 		snaps = append(snaps, s.save(ref, true))
 	}
@@ -248,7 +248,7 @@ func (s *suite) continueRestored(ref backend.Ref, boot string) {
 	switch in.Power {
 	case backend.PowerRunning:
 	case backend.PowerSuspended:
-		s.ok("Resume", s.d.(backend.Suspender).Resume(s.ctx(), ref)) //nolint:forcetypeassert // only a Suspender has this state
+		s.ok("Resume", s.groups().Power.Resume(s.ctx(), ref))
 	default:
 		s.Fatalf("after RestoreSnapshot it is %s (%s)", in.Power, in.Reason)
 	}

@@ -41,8 +41,8 @@ func (s *suite) info() {
 			s.Errorf("%s %q is not a URL with a port", what, raw)
 		}
 	}
-	if _, ok := s.d.(backend.ConsoleLogger); ok != (a.ConsoleHint == "") {
-		s.Errorf("ConsoleLogger is implemented: %v, the hint about the console is %q", ok, a.ConsoleHint)
+	if ok := s.groups().Console != nil; ok != (a.ConsoleHint == "") {
+		s.Errorf("Console is implemented: %v, the hint about the console is %q", ok, a.ConsoleHint)
 	}
 	if p := a.Addresses; p != nil && (!p.IPv4.IsValid() || len(p.Reserved) == 0) {
 		s.Errorf("addresses are leased from %v, of which the host has none: %v", p.IPv4, p.Reserved)
@@ -89,7 +89,7 @@ func (s *suite) unsupported() {
 			s.wantAbsent(sp.Ref())
 		})
 	}
-	if !s.d.Info().Capabilities.NetworkOff {
+	if !s.can().NetworkOff {
 		sp := s.h.Spec(1)
 		sp.Network.Mode = agentlab.NetworkOff
 		s.wantCode("Validate of network off without the capability", s.d.Validate(sp), agentlab.CodeUnsupported)
@@ -97,14 +97,14 @@ func (s *suite) unsupported() {
 	s.options()
 	opened := s.h.Spec(1)
 	opened.Network.Private = []agentlab.PrivateTarget{{Host: "gateway.corp", Port: 443, Reason: "conformance"}}
-	if err := s.d.Validate(opened); s.d.Info().Capabilities.Private {
+	if err := s.d.Validate(opened); s.can().Private {
 		s.ok("Validate of a private destination", err)
 	} else {
 		s.wantCode("Validate of a private destination without the capability", err, agentlab.CodeUnsupported)
 	}
 	sp := s.h.Spec(1)
 	sp.Network = allowlist()
-	if err := s.d.Validate(sp); s.d.Info().Capabilities.Allowlist {
+	if err := s.d.Validate(sp); s.can().Allowlist {
 		s.ok("Validate of an allowlist", err)
 	} else {
 		s.wantCode("Validate of an allowlist without the capability", err, agentlab.CodeUnsupported)
@@ -203,7 +203,7 @@ func (s *suite) absent() {
 	s.wantCode("DialGuest", err, agentlab.CodeNotFound)
 	_, err = s.d.ListenGuest(s.ctx(), ref)
 	s.wantCode("ListenGuest", err, agentlab.CodeNotFound)
-	if cl, ok := s.d.(backend.ConsoleLogger); ok {
+	if cl := s.groups().Console; cl != nil {
 		_, err = cl.ConsoleLog(s.ctx(), ref, false)
 		s.wantCode("ConsoleLog", err, agentlab.CodeNotFound)
 	}
@@ -272,10 +272,10 @@ func (s *suite) foreign() {
 // time, because a driver may cache the numbers of its backend.
 func (s *suite) numberKnown(n int) {
 	s.Helper()
-	c, ok := s.d.(backend.NumberChecker)
-	if !ok {
+	if !s.can().SharedNumbers {
 		return
 	}
+	c := s.groups().Host
 	ctx := s.ctx()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -11,9 +11,9 @@ import (
 // suspend suspends and resumes the running sandbox: the same boot answers
 // again, even if the driver's process ended in between.
 func (s *suite) suspend(ref backend.Ref, boot string) {
-	sus, ok := s.d.(backend.Suspender)
-	if !ok {
-		s.Skip("skipped: this driver is no Suspender")
+	sus := s.groups().Power
+	if sus == nil {
+		s.Skip("skipped: this driver has no Power")
 	}
 	for range 2 {
 		s.ok("Suspend", sus.Suspend(s.ctx(), ref))
@@ -29,7 +29,7 @@ func (s *suite) suspend(ref backend.Ref, boot string) {
 	if s.h.Reopen != nil {
 		s.reopen()
 		s.wantPower(ref, backend.PowerSuspended)
-		sus, _ = s.d.(backend.Suspender)
+		sus = s.groups().Power
 	}
 	for range 2 {
 		s.ok("Resume", sus.Resume(s.ctx(), ref))
@@ -44,9 +44,9 @@ func (s *suite) suspend(ref backend.Ref, boot string) {
 // it is suspended: the same boot answers again, even if the driver's process
 // ended in between.
 func (s *suite) suspendToDisk(ref backend.Ref, boot string) {
-	sus, ok := s.d.(backend.DiskSuspender)
-	if !ok {
-		s.Skip("skipped: this driver is no DiskSuspender")
+	sus := s.groups().Power
+	if !s.can().SuspendToDisk {
+		s.Skip("skipped: this driver cannot suspend to disk")
 	}
 	for _, paused := range []bool{false, true} {
 		if paused {
@@ -61,7 +61,7 @@ func (s *suite) suspendToDisk(ref backend.Ref, boot string) {
 		if s.h.Reopen != nil {
 			s.reopen()
 			s.wantPower(ref, backend.PowerSuspended)
-			sus, _ = s.d.(backend.DiskSuspender)
+			sus = s.groups().Power
 		}
 		for after := 10 * time.Millisecond; after < 200*time.Millisecond; after *= 3 {
 			s.cutShort("Resume", after, func(ctx context.Context) error { return sus.Resume(ctx, ref) })
@@ -79,13 +79,13 @@ func (s *suite) suspendToDisk(ref backend.Ref, boot string) {
 // suspendStopped tests that a stopped sandbox can be neither suspended nor
 // resumed.
 func (s *suite) suspendStopped(ref backend.Ref) {
-	if sus, ok := s.d.(backend.Suspender); ok {
+	if sus := s.groups().Power; sus != nil {
 		s.wantCode("Suspend of a stopped sandbox", sus.Suspend(s.ctx(), ref), agentlab.CodeConflict)
 		s.wantCode("Resume of a stopped sandbox", sus.Resume(s.ctx(), ref), agentlab.CodeConflict)
 		gone := backend.Ref{UID: agentlab.NewUID()}
 		s.wantCode("Suspend of no sandbox", sus.Suspend(s.ctx(), gone), agentlab.CodeNotFound)
 		s.wantCode("Resume of no sandbox", sus.Resume(s.ctx(), gone), agentlab.CodeNotFound)
-		if sus, ok := s.d.(backend.DiskSuspender); ok {
+		if s.can().SuspendToDisk {
 			s.wantCode("SuspendToDisk of a stopped sandbox", sus.SuspendToDisk(s.ctx(), ref), agentlab.CodeConflict)
 			s.wantCode("SuspendToDisk of no sandbox", sus.SuspendToDisk(s.ctx(), gone), agentlab.CodeNotFound)
 		}

@@ -10,8 +10,8 @@ import (
 // templates warms a template of its own, starts a sandbox from it, and deletes
 // it.
 func (s *suite) templates() {
-	tm, ok := s.d.(backend.Templates)
-	if !ok {
+	tm := s.groups().Templates
+	if tm == nil {
 		s.Skip("skipped: this driver has no Templates")
 	}
 	sp := s.spec(1)
@@ -43,7 +43,7 @@ func (s *suite) templates() {
 	}
 	if s.h.Reopen != nil {
 		s.reopen()
-		tm = s.d.(backend.Templates) //nolint:errcheck // reopen has checked it
+		tm = s.groups().Templates
 		if list := s.templateKeys(tm); !slices.Contains(list, made.Key) {
 			s.Errorf("after a restart the templates are %q", list)
 		}
@@ -85,11 +85,14 @@ func (s *suite) templateKeys(tm backend.Templates) []string {
 
 // memory checks the memory of a running sandbox.
 func (s *suite) memory(ref backend.Ref) {
-	mr, ok := s.d.(backend.MemoryReporter)
-	if !ok {
-		s.Skip("skipped: this driver is no MemoryReporter")
+	mr := s.groups().Host
+	if mr == nil {
+		s.Skip("skipped: this driver has no Host")
 	}
 	m, err := mr.Memory(s.ctx(), ref)
+	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+		s.Skip("skipped: this driver does not know it")
+	}
 	s.ok("Memory", err)
 	if m.Unique <= 0 || m.Proportional < m.Unique || m.Shared < 0 || m.Proportional > m.Unique+m.Shared {
 		s.Errorf("the memory of a running sandbox is %+v", m)
@@ -101,9 +104,9 @@ func (s *suite) memory(ref backend.Ref) {
 // room checks that there is no room for a sandbox that no host can have. A test
 // host may have no room for a small one.
 func (s *suite) room() {
-	rc, ok := s.d.(backend.RoomChecker)
-	if !ok {
-		s.Skip("skipped: this driver is no RoomChecker")
+	rc := s.groups().Host
+	if rc == nil {
+		s.Skip("skipped: this driver has no Host")
 	}
 	s.wantCode("Room for 4 EiB", rc.Room(s.ctx(), agentlab.Resources{Cores: 1, MemoryMB: 1 << 42}), agentlab.CodeNoSpace)
 	if err := rc.Room(s.ctx(), agentlab.Resources{Cores: 1, MemoryMB: 1}); err != nil {
@@ -113,8 +116,11 @@ func (s *suite) room() {
 
 // memoryStopped checks that a stopped sandbox has no memory.
 func (s *suite) memoryStopped(ref backend.Ref) {
-	if mr, ok := s.d.(backend.MemoryReporter); ok {
+	if mr := s.groups().Host; mr != nil {
 		_, err := mr.Memory(s.ctx(), ref)
+		if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+			return
+		}
 		s.wantCode("Memory of a stopped sandbox", err, agentlab.CodeConflict)
 	}
 }

@@ -221,8 +221,8 @@ func (s *suite) listenGuest(ref backend.Ref, first net.Listener) {
 }
 
 func (s *suite) consoleLog(ref backend.Ref) {
-	cl, ok := s.d.(backend.ConsoleLogger)
-	if !ok {
+	cl := s.groups().Console
+	if cl == nil {
 		s.Skip("skipped: this driver keeps no console log")
 	}
 	rc, err := cl.ConsoleLog(s.ctx(), ref, false)

@@ -35,8 +35,8 @@ type VolumeHarness struct {
 // test, when its sandboxes have been destroyed.
 func (s *suite) keeper() backend.Volumes {
 	s.Helper()
-	d, ok := s.d.(backend.Volumes)
-	if !ok {
+	d := s.groups().Volumes
+	if d == nil {
 		s.Skip("skipped: this driver has no Volumes")
 	}
 	s.Cleanup(func() {
@@ -53,14 +53,10 @@ func (s *suite) keeper() backend.Volumes {
 	return d
 }
 
-func (s *suite) vols() backend.Volumes { return s.d.(backend.Volumes) } //nolint:forcetypeassert // keeper has checked it
+func (s *suite) vols() backend.Volumes { return s.groups().Volumes }
 
-// snaps returns the driver as a VolumeSnapshotter; false if the storage of the
-// volumes has no snapshots.
-func (s *suite) snaps() (backend.VolumeSnapshotter, bool) {
-	d, ok := s.d.(backend.VolumeSnapshotter)
-	return d, ok && !s.h.NoVolumeSnapshots
-}
+// snaps returns the volumes; false if their storage has no snapshots.
+func (s *suite) snaps() (backend.Volumes, bool) { return s.vols(), !s.h.NoVolumeSnapshots }
 
 func (s *suite) volumeSpec(gb int) backend.VolumeSpec {
 	return backend.VolumeSpec{UID: agentlab.NewUID(), SizeGB: gb, Storage: s.h.VolumeStorage}
@@ -310,7 +306,7 @@ func (s *suite) attachedIsKept(sp backend.Spec, ref backend.VolumeRef) {
 	s.Helper()
 	s.conflict("GrowVolume", s.vols().GrowVolume(s.ctx(), ref, 2))
 	s.conflict("DeleteVolume", s.vols().DeleteVolume(s.ctx(), ref))
-	if d, ok := s.d.(backend.Snapshotter); ok {
+	if d := s.groups().Snapshots; d != nil {
 		_, err := d.SaveSnapshot(s.ctx(), sp.Ref(), agentlab.NewUID())
 		s.conflict("SaveSnapshot of a sandbox with a volume", err)
 		all, err := d.Snapshots(s.ctx())
@@ -329,7 +325,7 @@ func (s *suite) attachedIsKept(sp backend.Spec, ref backend.VolumeRef) {
 	s.conflict("CloneVolume", err)
 	s.wantNoVolume(backend.VolumeRef{UID: fresh})
 	snap, err := d.SnapshotVolume(s.ctx(), ref, fresh)
-	if !s.d.Info().Capabilities.AttachedVolumeSnapshots {
+	if !s.can().AttachedVolumeSnapshots {
 		s.conflict("SnapshotVolume", err)
 		return
 	}
@@ -341,8 +337,8 @@ func (s *suite) attachedIsKept(sp backend.Spec, ref backend.VolumeRef) {
 
 // volumeSaved restores a sandbox that got a volume after it was saved.
 func (s *suite) volumeSaved() {
-	if _, ok := s.d.(backend.Snapshotter); !ok {
-		s.Skip("skipped: this driver is no Snapshotter")
+	if s.groups().Snapshots == nil {
+		s.Skip("skipped: this driver has no Snapshots")
 	}
 	s.snapshotter()
 	sp, v := s.create(1), s.volume(1)

@@ -161,9 +161,9 @@ func (s *suite) volumeClones() {
 
 // volumeUnsupported tests a storage that has no snapshots.
 func (s *suite) volumeUnsupported() {
-	d, ok := s.d.(backend.VolumeSnapshotter)
-	if !ok || !s.h.NoVolumeSnapshots {
-		s.Skip("skipped: the storage has snapshots, or the driver is no VolumeSnapshotter")
+	d := s.groups().Volumes
+	if d == nil || !s.h.NoVolumeSnapshots {
+		s.Skip("skipped: the storage has snapshots, or the driver has no Volumes")
 	}
 	v := s.volume(1)
 	_, err := d.SnapshotVolume(s.ctx(), v, agentlab.NewUID())

@@ -63,7 +63,7 @@ func (s *suite) wantDisk(ref backend.Ref, gb int) {
 }
 
 // hotplug reports whether volumes are attached to running sandboxes.
-func (s *suite) hotplug() bool { return s.d.Info().Capabilities.VolumeHotplug }
+func (s *suite) hotplug() bool { return s.can().VolumeHotplug }
 
 // halted calls fn while the sandbox is stopped, if the driver has no hotplug.
 func (s *suite) halted(ref backend.Ref, fn func()) {
@@ -171,7 +171,7 @@ func (s *suite) volumeContent(ref backend.Ref, v backend.VolumeRef) {
 	s.plug(ref, v, 1)
 	s.writeVolume(ref, "saved")
 	var snap backend.VolumeSnapshotRef
-	if s.d.Info().Capabilities.AttachedVolumeSnapshots {
+	if s.can().AttachedVolumeSnapshots {
 		snap = s.saveVolume(v, 1)
 		s.wantContent(ref, "saved")
 	} else {
@@ -337,14 +337,14 @@ func (s *suite) wantDiskAfter(ref backend.Ref, v backend.VolumeRef, method Metho
 
 // volumeSuspended suspends a sandbox with a volume.
 func (s *suite) volumeSuspended(ref backend.Ref, v backend.VolumeRef) {
-	sus, ok := s.d.(backend.Suspender)
-	if !ok {
-		s.Skip("skipped: this driver is no Suspender")
+	sus := s.groups().Power
+	if sus == nil {
+		s.Skip("skipped: this driver has no Power")
 	}
 	other := s.volume(1)
 	suspend := map[string]func() error{"Suspend": func() error { return sus.Suspend(s.ctx(), ref) }}
-	if disk, ok := s.d.(backend.DiskSuspender); ok {
-		suspend["SuspendToDisk"] = func() error { return disk.SuspendToDisk(s.ctx(), ref) }
+	if s.can().SuspendToDisk {
+		suspend["SuspendToDisk"] = func() error { return sus.SuspendToDisk(s.ctx(), ref) }
 	}
 	for what, call := range suspend {
 		s.ok(what, call())
@@ -358,7 +358,7 @@ func (s *suite) volumeSuspended(ref backend.Ref, v backend.VolumeRef) {
 		s.ok(what, call())
 		s.conflict("DetachVolume from a suspended sandbox", s.vols().DetachVolume(s.ctx(), ref, v))
 		s.wantVolume(v, 1, ref.UID)
-		if d, ok := s.snaps(); ok && s.d.Info().Capabilities.AttachedVolumeSnapshots {
+		if d, ok := s.snaps(); ok && s.can().AttachedVolumeSnapshots {
 			s.ok("DeleteVolumeSnapshot", d.DeleteVolumeSnapshot(s.ctx(), s.saveVolume(v, 1)))
 		}
 		s.ok("Resume", sus.Resume(s.ctx(), ref))

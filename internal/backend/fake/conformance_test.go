@@ -30,7 +30,7 @@ func harness(t *testing.T, open func() *fake.Driver) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: d,
 
-		Optional: []string{"ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NestedChecker", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"Power", "Net", "Console", "Snapshots", "Templates", "Volumes", "Host", "SuspendToDisk", "Deadlines", "EgressRecords", "SharedNumbers"},
 
 		Spec: spec,
 		Unsupported: map[string]func(*backend.Spec){

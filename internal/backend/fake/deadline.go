@@ -8,9 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-var _ backend.DeadlineSetter = (*Driver)(nil)
-
-// SetDeadline implements backend.DeadlineSetter.
+// SetDeadline implements backend.Power.
 func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.Deadline) error {
 	if err := d.point(ctx, OpSetDeadline, Before, ref); err != nil {
 		return err

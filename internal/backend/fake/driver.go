@@ -15,7 +15,7 @@ import (
 )
 
 // Driver is one opened instance of a Host. It implements backend.Driver and
-// backend.ConsoleLogger.
+// the groups below.
 type Driver struct {
 	h       *Host
 	ownHost bool // Close closes it too
@@ -23,13 +23,14 @@ type Driver struct {
 }
 
 var (
-	_ backend.Driver         = (*Driver)(nil)
-	_ backend.ConsoleLogger  = (*Driver)(nil)
-	_ backend.NetworkUpdater = (*Driver)(nil)
-	_ backend.DiskSuspender  = (*Driver)(nil)
-	_ backend.NumberChecker  = (*Driver)(nil)
-	_ backend.EgressLogger   = (*Driver)(nil)
-	_ backend.DeadlineSetter = (*Driver)(nil)
+	_ backend.Driver    = (*Driver)(nil)
+	_ backend.Power     = (*Driver)(nil)
+	_ backend.Net       = (*Driver)(nil)
+	_ backend.Console   = (*Driver)(nil)
+	_ backend.Snapshots = (*Driver)(nil)
+	_ backend.Templates = (*Driver)(nil)
+	_ backend.Volumes   = (*Driver)(nil)
+	_ backend.Host      = (*Driver)(nil)
 )
 
 // Open creates a Host and opens it; closing the Driver closes the Host.
@@ -85,19 +86,27 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		Name:          d.h.cfg.Name,
 		Version:       "1",
-		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks, VolumeHotplug: !d.h.cfg.NoVolumeHotplug, AttachedVolumeSnapshots: !d.h.cfg.NoAttachedVolumeSnapshots},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: !d.h.cfg.NoKeptSnapshots, Forks: !d.h.cfg.NoForks, VolumeHotplug: !d.h.cfg.NoVolumeHotplug, AttachedVolumeSnapshots: !d.h.cfg.NoAttachedVolumeSnapshots, SuspendToDisk: true, Deadlines: true, EgressRecords: true, SharedNumbers: true},
 		ControllerURL: controllerURL,
 		UploadURL:     "http://10.77.0.1:" + strconv.Itoa(backend.UploadPort) + "/upload",
 		GuestNetwork:  &guestapi.Network{Address: "10.77.0.2/24", Gateway: "10.77.0.1", DNS: []string{"10.77.0.1"}, MTU: 1500},
 	}
 }
 
-// Taken implements backend.NumberChecker.
+// Taken implements backend.Host.
 func (d *Driver) Taken(ctx context.Context, first, last int) ([]int, error) {
 	if err := d.point(ctx, OpTaken, Before, backend.Ref{}); err != nil {
 		return nil, err
 	}
 	return d.h.taken(first, last), nil
+}
+
+// Accel implements backend.Host: nothing is run.
+func (d *Driver) Accel(context.Context) string { return "" }
+
+// ExportDisk implements backend.Console: there are no disks.
+func (d *Driver) ExportDisk(context.Context, backend.Ref, string) error {
+	return agentlab.Errorf(agentlab.CodeUnsupported, "the fake backend has no disks")
 }
 
 // Check only reports that this is the fake backend.
@@ -214,7 +223,7 @@ func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 	return d.freeze(ctx, OpResume, ref, backend.PowerSuspended, backend.PowerRunning)
 }
 
-func (d *Driver) freeze(ctx context.Context, op Op, ref backend.Ref, from, to backend.Power) error {
+func (d *Driver) freeze(ctx context.Context, op Op, ref backend.Ref, from, to backend.PowerState) error {
 	if err := d.point(ctx, op, Before, ref); err != nil {
 		return err
 	}

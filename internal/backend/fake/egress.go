@@ -12,12 +12,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress"
 )
 
-var (
-	_ backend.EgressLogger   = (*Driver)(nil)
-	_ backend.EgressRecorder = (*Driver)(nil)
-	_ backend.NetworkUpdater = (*Driver)(nil)
-)
-
 // UpdateNetwork stores the policy. It is not enforced, because there is no
 // network traffic.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
@@ -94,7 +88,7 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return out[:min(limit, len(out))], nil
 }
 
-// RecordEgress implements backend.EgressRecorder.
+// RecordEgress implements backend.Net.
 func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
 	if err := d.point(ctx, OpRecordEgress, Before, ref); err != nil {
 		return err

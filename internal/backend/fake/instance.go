@@ -15,11 +15,11 @@ import (
 
 // record is the stored state of an instance.
 type record struct {
-	Spec    backend.Spec  `json:"spec"`
-	Power   backend.Power `json:"power"`
-	Reason  string        `json:"reason,omitempty"`
-	Console string        `json:"console,omitempty"`
-	Guest   guestRecord   `json:"guest"`
+	Spec    backend.Spec       `json:"spec"`
+	Power   backend.PowerState `json:"power"`
+	Reason  string             `json:"reason,omitempty"`
+	Console string             `json:"console,omitempty"`
+	Guest   guestRecord        `json:"guest"`
 
 	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
 	Fork    *guestRecord      `json:"fork,omitempty"`    // memory with which the first start continues
@@ -222,7 +222,7 @@ func (in *instance) running() *guest {
 
 // freeze changes a running instance to suspended, or a suspended one to
 // running.
-func (in *instance) freeze(from, to backend.Power) error {
+func (in *instance) freeze(from, to backend.PowerState) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	switch in.rec.Power {
@@ -287,18 +287,18 @@ func (in *instance) crashBy(reason string, by *bool) error {
 }
 
 // cut stops the VM, if it runs, and leaves the instance in the given state.
-func (in *instance) cut(power backend.Power, reason string) error {
+func (in *instance) cut(power backend.PowerState, reason string) error {
 	return in.powerOff(power, reason, false)
 }
 
-func (in *instance) powerOff(power backend.Power, reason string, onlyRunning bool) error {
+func (in *instance) powerOff(power backend.PowerState, reason string, onlyRunning bool) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.powerOffLocked(power, reason, onlyRunning)
 }
 
 // powerOffLocked is powerOff for a caller that holds in.mu.
-func (in *instance) powerOffLocked(power backend.Power, reason string, onlyRunning bool) error {
+func (in *instance) powerOffLocked(power backend.PowerState, reason string, onlyRunning bool) error {
 	if in.rec.Power == power {
 		in.rec.Expired, in.rec.Fork = false, nil // this caller stops it
 		return in.save()
@@ -317,7 +317,7 @@ func (in *instance) powerOffLocked(power backend.Power, reason string, onlyRunni
 }
 
 // off ends the guest. The caller holds in.mu.
-func (in *instance) off(power backend.Power, reason string) error {
+func (in *instance) off(power backend.PowerState, reason string) error {
 	in.unwatchDeadline()
 	if in.guest != nil {
 		in.guest.stop()

@@ -6,12 +6,9 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-var _ backend.NestedChecker = (*Driver)(nil)
-
-// Nested implements backend.NestedChecker.
+// Nested implements backend.Host.
 func (d *Driver) Nested(ctx context.Context) error {
 	if err := d.alive(ctx); err != nil {
 		return err

@@ -17,8 +17,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-var _ backend.Snapshotter = (*Driver)(nil)
-
 // snapshot is the stored state of a saved instance. It never changes.
 type snapshot struct {
 	UID     string            `json:"uid"`
@@ -44,7 +42,7 @@ func (s *snapshot) view() backend.Snapshot {
 	return v
 }
 
-// SaveSnapshot implements backend.Snapshotter.
+// SaveSnapshot implements backend.Snapshots.
 func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
 	if err := d.point(ctx, OpSaveSnapshot, Before, ref); err != nil {
 		return backend.Snapshot{}, err
@@ -77,7 +75,7 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	return s.view(), d.point(ctx, OpSaveSnapshot, After, ref)
 }
 
-// RestoreSnapshot implements backend.Snapshotter.
+// RestoreSnapshot implements backend.Snapshots.
 func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	if err := d.point(ctx, OpRestoreSnapshot, Before, ref.Of); err != nil {
 		return err
@@ -105,7 +103,7 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 	return d.point(ctx, OpRestoreSnapshot, After, ref.Of)
 }
 
-// Snapshots implements backend.Snapshotter.
+// Snapshots implements backend.Snapshots.
 func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 	if err := d.point(ctx, OpSnapshots, Before, backend.Ref{}); err != nil {
 		return nil, err
@@ -120,7 +118,7 @@ func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 	return all, nil
 }
 
-// DeleteSnapshot implements backend.Snapshotter.
+// DeleteSnapshot implements backend.Snapshots.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	if err := d.point(ctx, OpDeleteSnapshot, Before, ref.Of); err != nil {
 		return err

@@ -14,11 +14,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 )
 
-var (
-	_ backend.Templates      = (*Driver)(nil)
-	_ backend.MemoryReporter = (*Driver)(nil)
-)
-
 // templateBytes is the size of each template.
 const templateBytes = 100 << 20
 

@@ -16,8 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-var _ backend.VolumeSnapshotter = (*Driver)(nil)
-
 // The storages of a host.
 const (
 	StorageDefault = "local"

@@ -33,7 +33,7 @@ func (h *Host) wholeSaved(ref backend.VolumeSnapshotRef) (*savedVolume, error) {
 	return s, nil
 }
 
-// SnapshotVolume implements backend.VolumeSnapshotter.
+// SnapshotVolume implements backend.Volumes.
 func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.VolumeSnapshot, error) {
 	if err := d.volumePoint(ctx, OpSnapshotVolume, Before, ref.UID); err != nil {
 		return backend.VolumeSnapshot{}, err
@@ -95,7 +95,7 @@ func (h *Host) maySave(ref backend.VolumeRef, v *volume) error {
 	return h.room()
 }
 
-// VolumeSnapshots implements backend.VolumeSnapshotter.
+// VolumeSnapshots implements backend.Volumes.
 func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot, error) {
 	if err := d.volumePoint(ctx, OpVolumeSnapshots, Before, ""); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot,
 	return all, nil
 }
 
-// RestoreVolume implements backend.VolumeSnapshotter.
+// RestoreVolume implements backend.Volumes.
 func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRef) error {
 	uid := ref.Of.UID
 	if err := d.volumePoint(ctx, OpRestoreVolume, Before, uid); err != nil {
@@ -147,7 +147,7 @@ func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRe
 	return d.volumePoint(ctx, OpRestoreVolume, After, uid)
 }
 
-// CloneVolume implements backend.VolumeSnapshotter.
+// CloneVolume implements backend.Volumes.
 func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
 	if err := d.volumePoint(ctx, OpCloneVolume, Before, uid); err != nil {
 		return backend.Volume{}, err
@@ -161,7 +161,7 @@ func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid str
 	})
 }
 
-// CloneVolumeSnapshot implements backend.VolumeSnapshotter.
+// CloneVolumeSnapshot implements backend.Volumes.
 func (d *Driver) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef, uid string) (backend.Volume, error) {
 	if err := d.volumePoint(ctx, OpCloneVolume, Before, uid); err != nil {
 		return backend.Volume{}, err
@@ -175,7 +175,7 @@ func (d *Driver) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnap
 	})
 }
 
-// DeleteVolumeSnapshot implements backend.VolumeSnapshotter.
+// DeleteVolumeSnapshot implements backend.Volumes.
 func (d *Driver) DeleteVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef) error {
 	if err := d.volumePoint(ctx, OpDeleteVolumeSnapshot, Before, ref.Of.UID); err != nil {
 		return err

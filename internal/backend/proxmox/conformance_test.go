@@ -58,7 +58,7 @@ func harness(w *world) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: mortal{w.driver},
 
-		Optional: []string{"EgressLogger", "NestedChecker", "NetworkUpdater", "NumberChecker", "RoomChecker", "Snapshotter", "Suspender", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"Power", "Net", "Snapshots", "Volumes", "Host", "SharedNumbers"},
 
 		Spec: w.spec,
 		Unsupported: map[string]func(*backend.Spec){

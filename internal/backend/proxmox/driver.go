@@ -108,11 +108,12 @@ func (d *Driver) at(point string) {
 }
 
 var (
-	_ backend.Driver         = (*Driver)(nil)
-	_ backend.NetworkUpdater = (*Driver)(nil)
-	_ backend.Suspender      = (*Driver)(nil)
-	_ backend.NumberChecker  = (*Driver)(nil)
-	_ backend.EgressLogger   = (*Driver)(nil)
+	_ backend.Driver    = (*Driver)(nil)
+	_ backend.Power     = (*Driver)(nil)
+	_ backend.Net       = (*Driver)(nil)
+	_ backend.Snapshots = (*Driver)(nil)
+	_ backend.Volumes   = (*Driver)(nil)
+	_ backend.Host      = (*Driver)(nil)
 )
 
 // New returns a Driver. It creates its directory and its master key, and makes
@@ -191,7 +192,7 @@ func (d *Driver) Info() backend.Info {
 	return backend.Info{
 		CheckLimit: limit,
 		Name:       Name, Version: strconv.Itoa(handleVersion),
-		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, SharedNumbers: true},
 		Options:       profileOptions,
 		OptionsOK:     d.optionsOK,
 		ConsoleHint:   "open the console of the VM in the web interface, or run 'qm terminal VMID' on its node",

@@ -47,6 +47,6 @@ type Host interface {
 	// acknowledged to a MAC, zero if none.
 	Lease(ctx context.Context, mac net.HardwareAddr) (netip.Addr, error)
 
-	// EgressLog implements backend.EgressLogger.
+	// EgressLog implements backend.Net.
 	EgressLog(ctx context.Context, id hostnet.ID, after int64, limit int) ([]agentlab.EgressRecord, error)
 }

@@ -116,7 +116,7 @@ func (d *Driver) powerState(ctx context.Context, h *handle, st pve.Status) backe
 }
 
 // instance returns a sandbox as a backend.Instance.
-func (d *Driver) instance(ctx context.Context, h *handle, p backend.Power, reason string) backend.Instance {
+func (d *Driver) instance(ctx context.Context, h *handle, p backend.PowerState, reason string) backend.Instance {
 	spec := h.Spec
 	spec.Network = h.network()
 	in := backend.Instance{Ref: refOf(h.id()), VMID: h.Spec.VMID, Name: h.Spec.Name, Power: p, Reason: reason, Spec: &spec}

@@ -6,13 +6,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostvirt"
 )
 
-var _ backend.NestedChecker = (*Driver)(nil)
-
-// Nested implements backend.NestedChecker. The modules of other nodes than that of the
+// Nested implements backend.Host. The modules of other nodes than that of the
 // daemon are not known: the guest reports what it has.
 func (d *Driver) Nested(context.Context) error {
 	if slices.ContainsFunc(d.cfg.Nodes, func(n Node) bool { return !n.Local && n.Host != nil }) {

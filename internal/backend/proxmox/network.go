@@ -12,7 +12,7 @@ import (
 // sameNetwork reports whether two policies are equal.
 func sameNetwork(a, b agentlab.Network) bool { return reflect.DeepEqual(a, b) }
 
-// UpdateNetwork implements backend.NetworkUpdater.
+// UpdateNetwork implements backend.Net.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
 	unlock, err := d.lock(ctx, ref.UID)
 	if err != nil {
@@ -71,7 +71,7 @@ func (d *Driver) put(ctx context.Context, net Host, h *handle) error {
 	return net.Put(ctx, g)
 }
 
-// EgressLog implements backend.EgressLogger.
+// EgressLog implements backend.Net.
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	if limit < 1 {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not a valid number of records", limit).WithField("limit")

@@ -68,7 +68,7 @@ func TestNodeDown(t *testing.T) {
 		ok(t, "Start", d.Start(t.Context(), here.Ref()))
 		all, err := d.List(t.Context())
 		ok(t, "List", err)
-		power := map[string]backend.Power{}
+		power := map[string]backend.PowerState{}
 		for _, in := range all {
 			power[in.Ref.UID] = in.Power
 		}

@@ -124,7 +124,7 @@ func numberTaken(format string, args ...any) error {
 	return &numberError{agentlab.Errorf(agentlab.CodeExists, format, args...).WithHint("%s", ownRange)}
 }
 
-// Taken implements backend.NumberChecker: numbers of VMs and containers of the
+// Taken implements backend.Host: numbers of VMs and containers of the
 // cluster and of templates. A token sees only those that it has rights on:
 // Create detects others by its clone, and checks for volumes with the number
 // itself. Volumes are not listed here, because a single damaged

@@ -210,7 +210,7 @@ func (d *Driver) freeMemory(ctx context.Context) (map[string]int64, error) {
 	return free, nil
 }
 
-// Room implements backend.RoomChecker with the free memory of the nodes.
+// Room implements backend.Host with the free memory of the nodes.
 func (d *Driver) Room(ctx context.Context, r agentlab.Resources) error {
 	free, err := d.freeMemory(ctx)
 	if err != nil {

@@ -272,8 +272,7 @@ func (d *Driver) cutPower(ctx context.Context, node string, vmid int) error {
 	return d.task(ctx, func() (pve.UPID, error) { return d.pve.Stop(ctx, node, vmid) })
 }
 
-// Suspend implements backend.Suspender. The VM is not suspended to disk: if
-// that fails, the VM keeps a lock that a token cannot remove.
+// Suspend implements backend.Power.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	return d.pause(ctx, ref, powerSuspended, func(h *handle, st pve.Status) error {
 		if st.Paused() {
@@ -283,7 +282,7 @@ func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	})
 }
 
-// Resume implements backend.Suspender.
+// Resume implements backend.Power.
 func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 	return d.pause(ctx, ref, powerOn, func(h *handle, st pve.Status) error {
 		if !st.Paused() {

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/doctor"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/pvenode"
@@ -40,7 +41,7 @@ func (w *world) usable(t *testing.T) error {
 	t.Helper()
 	dir := t.TempDir()
 	space := doctor.NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.DiscardHandler))
-	s := doctor.New(doctor.Config{Driver: w.driver, Space: space})
+	s := doctor.New(doctor.Config{Fleet: fleet.Single(w.driver), Space: space})
 	if _, err := s.Checks(t.Context()); err != nil { // Usable waits only two seconds for the first check
 		t.Fatal(err)
 	}

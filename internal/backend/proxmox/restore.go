@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 )
 
-// RestoreSnapshot implements backend.Snapshotter. A rollback replaces the
+// RestoreSnapshot implements backend.Snapshots. A rollback replaces the
 // configuration too, and starts the VM itself if the snapshot has memory: nothing
 // can be checked in between. Therefore the present policy is in force before the
 // rollback, and the configuration of a snapshot with memory is audited before it,

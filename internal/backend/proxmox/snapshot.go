@@ -19,8 +19,6 @@ import (
 // before the snapshot is saved until it is deleted, so a list asks only about
 // VMs that have some.
 
-var _ backend.Snapshotter = (*Driver)(nil)
-
 // savedSnapshot is what a handle has about a snapshot.
 type savedSnapshot struct {
 	UID  string       `json:"uid"`
@@ -99,7 +97,7 @@ func memoryVolume(vmid int, uid string) string {
 	return "vm-" + strconv.Itoa(vmid) + "-state-" + snapshotName(uid)
 }
 
-// SaveSnapshot implements backend.Snapshotter.
+// SaveSnapshot implements backend.Snapshots.
 func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
 	if err := validUID(uid); err != nil {
 		return backend.Snapshot{}, err
@@ -339,7 +337,7 @@ func (d *Driver) snapshot(h *handle, s pve.Snapshot) backend.Snapshot {
 	return out
 }
 
-// Snapshots implements backend.Snapshotter. It makes one call for each sandbox
+// Snapshots implements backend.Snapshots. It makes one call for each sandbox
 // that has some, a few at once.
 func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 	all, err := d.handles()
@@ -390,7 +388,7 @@ func (d *Driver) snapshotsOf(ctx context.Context, h *handle) (out []backend.Snap
 	return out, err
 }
 
-// DeleteSnapshot implements backend.Snapshotter.
+// DeleteSnapshot implements backend.Snapshots.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	if err := validUID(ref.UID); err != nil {
 		return err

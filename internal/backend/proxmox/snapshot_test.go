@@ -419,7 +419,7 @@ func TestSnapshotCrashPoints(t *testing.T) {
 					w.snapshots(t)
 					if then == "again" {
 						ok(t, deed, deeds[deed]())
-						want := map[string]backend.Power{"revert": backend.PowerStopped}[deed]
+						want := map[string]backend.PowerState{"revert": backend.PowerStopped}[deed]
 						if in := w.inspect(t, spec.Ref()); want != "" && in.Power != want || want == "" && in.Power != backend.PowerRunning {
 							t.Errorf("%+v", in)
 						}

@@ -16,8 +16,6 @@ import (
 // of the holder is in the name: a sandbox has the disk only in its configuration,
 // and destroying the sandbox leaves it. The description of the holder has the mark.
 
-var _ backend.VolumeSnapshotter = (*Driver)(nil)
-
 const (
 	holderSlot = "scsi0" // of the volume in its holder
 	volumeSlot = "scsi9" // and in its sandbox

@@ -65,7 +65,7 @@ func (d *Driver) savedView(v *volume, s pve.Snapshot) backend.VolumeSnapshot {
 	return out
 }
 
-// SnapshotVolume implements backend.VolumeSnapshotter.
+// SnapshotVolume implements backend.Volumes.
 func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.VolumeSnapshot, error) {
 	none := backend.VolumeSnapshot{}
 	unlock, err := d.holdVolumes(ctx, ref.UID)
@@ -131,7 +131,7 @@ func (d *Driver) notAnotherVolumes(v *volume, uid string) error {
 	return err
 }
 
-// VolumeSnapshots implements backend.VolumeSnapshotter.
+// VolumeSnapshots implements backend.Volumes.
 func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot, error) {
 	if err := d.adoptVolumes(ctx, ""); err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot,
 	})
 }
 
-// RestoreVolume implements backend.VolumeSnapshotter.
+// RestoreVolume implements backend.Volumes.
 func (d *Driver) RestoreVolume(ctx context.Context, snapshot backend.VolumeSnapshotRef) error {
 	unlock, err := d.holdVolumes(ctx, snapshot.Of.UID)
 	if err != nil {
@@ -222,7 +222,7 @@ func (d *Driver) withSnapshots(ctx context.Context, snapshot backend.VolumeSnaps
 	return v, ho, err
 }
 
-// CloneVolume implements backend.VolumeSnapshotter.
+// CloneVolume implements backend.Volumes.
 func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
 	unlock, err := d.holdVolumes(ctx, ref.UID, uid)
 	if err != nil {
@@ -241,7 +241,7 @@ func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid str
 	})
 }
 
-// CloneVolumeSnapshot implements backend.VolumeSnapshotter.
+// CloneVolumeSnapshot implements backend.Volumes.
 func (d *Driver) CloneVolumeSnapshot(ctx context.Context, snapshot backend.VolumeSnapshotRef, uid string) (backend.Volume, error) {
 	unlock, err := d.holdVolumes(ctx, snapshot.Of.UID, uid)
 	if err != nil {
@@ -263,7 +263,7 @@ func (d *Driver) CloneVolumeSnapshot(ctx context.Context, snapshot backend.Volum
 	})
 }
 
-// DeleteVolumeSnapshot implements backend.VolumeSnapshotter.
+// DeleteVolumeSnapshot implements backend.Volumes.
 func (d *Driver) DeleteVolumeSnapshot(ctx context.Context, snapshot backend.VolumeSnapshotRef) error {
 	unlock, err := d.holdVolumes(ctx, snapshot.Of.UID)
 	if err != nil {

@@ -115,7 +115,7 @@ func checkSpace(name, dir string) backend.Finding {
 	return finding(name, level, remedy, "%.1f GiB free in %s", float64(free)/(1<<30), dir)
 }
 
-// Accel implements backend.Accelerator.
+// Accel implements backend.Host.
 func (d *Driver) Accel(ctx context.Context) string {
 	accel, err := d.host.accel(ctx)
 	if err != nil {

@@ -134,7 +134,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	h := &backendtest.Harness{
 		Driver: m,
 
-		Optional: []string{"Accelerator", "ConsoleLogger", "DeadlineSetter", "DiskSuspender", "EgressLogger", "EgressRecorder", "MemoryReporter", "NestedChecker", "NetworkUpdater", "RoomChecker", "Snapshotter", "Suspender", "Templates", "VolumeSnapshotter", "Volumes"},
+		Optional: []string{"Power", "Net", "Console", "Snapshots", "Templates", "Volumes", "Host", "SuspendToDisk", "Deadlines", "EgressRecords"},
 
 		Spec:   f.spec,
 		Reopen: func(t *testing.T) backend.Driver { m.Driver = open(t); return m },

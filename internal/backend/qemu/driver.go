@@ -89,7 +89,7 @@ type Config struct {
 	Logger *slog.Logger     // nil means none
 }
 
-// Driver implements backend.Driver and the optional interfaces below.
+// Driver implements backend.Driver and the groups below.
 type Driver struct {
 	cfg  Config
 	log  *slog.Logger
@@ -110,19 +110,14 @@ func (d *Driver) at(point string) {
 }
 
 var (
-	_ backend.Driver        = (*Driver)(nil)
-	_ backend.ConsoleLogger = (*Driver)(nil)
-	_ backend.Accelerator   = (*Driver)(nil)
-
-	_ backend.NetworkUpdater = (*Driver)(nil)
-	_ backend.DiskSuspender  = (*Driver)(nil)
-	_ backend.Snapshotter    = (*Driver)(nil)
-	_ backend.EgressLogger   = (*Driver)(nil)
-	_ backend.EgressRecorder = (*Driver)(nil)
-	_ backend.DeadlineSetter = (*Driver)(nil)
-	_ backend.Templates      = (*Driver)(nil)
-	_ backend.MemoryReporter = (*Driver)(nil)
-	_ backend.NestedChecker  = (*Driver)(nil)
+	_ backend.Driver    = (*Driver)(nil)
+	_ backend.Power     = (*Driver)(nil)
+	_ backend.Net       = (*Driver)(nil)
+	_ backend.Console   = (*Driver)(nil)
+	_ backend.Snapshots = (*Driver)(nil)
+	_ backend.Templates = (*Driver)(nil)
+	_ backend.Volumes   = (*Driver)(nil)
+	_ backend.Host      = (*Driver)(nil)
 )
 
 // New returns a Driver. It creates the driver's directories.
@@ -181,7 +176,7 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(handleVersion),
-		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true, VolumeHotplug: true, AttachedVolumeSnapshots: true},
+		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true, VolumeHotplug: true, AttachedVolumeSnapshots: true, SuspendToDisk: true, Deadlines: true, EgressRecords: true},
 		Options:      profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",

@@ -19,7 +19,7 @@ const (
 	exportSlack    = 64 << 20               // bytes of metadata of the file system
 )
 
-// ExportDisk implements backend.DiskExporter.
+// ExportDisk implements backend.Console.
 func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) error {
 	unlock, err := d.begin(ctx, ref)
 	if err != nil {

@@ -56,7 +56,7 @@ func (d *Driver) ListenGuest(_ context.Context, ref backend.Ref) (net.Listener, 
 	return d.supervised(f).Listen()
 }
 
-// ConsoleLog implements backend.ConsoleLogger.
+// ConsoleLog implements backend.Console.
 func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
 	f, err := d.load(ref)
 	if err != nil {
@@ -65,7 +65,7 @@ func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (
 	return d.supervised(f).Console(ctx, follow), nil
 }
 
-// EgressLog implements backend.EgressLogger.
+// EgressLog implements backend.Net.
 func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
 	f, err := d.load(ref)
 	if err != nil {
@@ -74,7 +74,7 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	return d.supervised(f).Egress(ctx, after, limit)
 }
 
-// RecordEgress implements backend.EgressRecorder.
+// RecordEgress implements backend.Net.
 func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
 	f, err := d.load(ref)
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.E
 	return d.supervised(f).RecordEgress(ctx, r)
 }
 
-// Memory implements backend.MemoryReporter.
+// Memory implements backend.Host.
 func (d *Driver) Memory(_ context.Context, ref backend.Ref) (backend.Memory, error) {
 	f, err := d.load(ref)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *Driver) Memory(_ context.Context, ref backend.Ref) (backend.Memory, err
 	return d.supervised(f).Memory()
 }
 
-// Suspend implements backend.Suspender. The guest's memory stays in QEMU's
+// Suspend implements backend.Power. The guest's memory stays in QEMU's
 // process.
 func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
@@ -103,7 +103,7 @@ func (d *Driver) Suspend(ctx context.Context, ref backend.Ref) error {
 	})
 }
 
-// SuspendToDisk implements backend.DiskSuspender.
+// SuspendToDisk implements backend.Power.
 func (d *Driver) SuspendToDisk(ctx context.Context, ref backend.Ref) error {
 	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
 		if onDisk {
@@ -113,7 +113,7 @@ func (d *Driver) SuspendToDisk(ctx context.Context, ref backend.Ref) error {
 	})
 }
 
-// Resume implements backend.Suspender.
+// Resume implements backend.Power.
 func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 	return d.switchCPUs(ctx, ref, func(f found, onDisk bool) error {
 		if onDisk {
@@ -141,7 +141,7 @@ func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, change func(f 
 	return change(f, onDisk)
 }
 
-// UpdateNetwork implements backend.NetworkUpdater.
+// UpdateNetwork implements backend.Net.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
 	if err := validNetwork(n); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (h *handle) storeNetwork(dir string, n agentlab.Network) error {
 	return nil
 }
 
-// SetDeadline implements backend.DeadlineSetter.
+// SetDeadline implements backend.Power.
 func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.Deadline) error {
 	f, unlock, err := d.open(ctx, ref)
 	if err != nil {

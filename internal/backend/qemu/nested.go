@@ -8,7 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostvirt"
 )
 
-// Nested implements backend.NestedChecker. QEMU's emulator has AMD's virtualization.
+// Nested implements backend.Host. QEMU's emulator has AMD's virtualization.
 // KVM provides that of the processor if its module permits it.
 func (d *Driver) Nested(ctx context.Context) error {
 	if d.cfg.NoNested {

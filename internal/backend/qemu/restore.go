@@ -25,7 +25,7 @@ func restoring(dir string) bool {
 	return err == nil
 }
 
-// RestoreSnapshot implements backend.Snapshotter.
+// RestoreSnapshot implements backend.Snapshots.
 func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	unlock, err := d.begin(ctx, ref.Of)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// Room implements backend.RoomChecker.
+// Room implements backend.Host.
 func (d *Driver) Room(_ context.Context, r agentlab.Resources) error {
 	if err := d.room(r, d.cfg.StateDir); err != nil {
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%w", err)
@@ -85,3 +85,6 @@ func (f *memoryFile) WriteAt(b []byte, at int64) (int, error) {
 	}
 	return f.File.WriteAt(b, at)
 }
+
+// Taken implements backend.Host: only this installation gives numbers to VMs.
+func (d *Driver) Taken(context.Context, int, int) ([]int, error) { return nil, nil }

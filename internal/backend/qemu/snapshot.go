@@ -114,7 +114,7 @@ func (s foundSnapshot) view() (backend.Snapshot, error) {
 	return v, nil
 }
 
-// Snapshots implements backend.Snapshotter. A snapshot that cannot be read is
+// Snapshots implements backend.Snapshots. A snapshot that cannot be read is
 // partial, so that it is not taken for absent.
 func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 	entries, err := os.ReadDir(d.snapshots())
@@ -145,7 +145,7 @@ func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 	return all, nil
 }
 
-// SaveSnapshot implements backend.Snapshotter.
+// SaveSnapshot implements backend.Snapshots.
 func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
 	if !snapshotName.MatchString(uid) {
 		return backend.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a snapshot", uid)
@@ -274,7 +274,7 @@ func (d *Driver) saveStopped(ctx context.Context, f found, dir string) error {
 	return nil
 }
 
-// DeleteSnapshot implements backend.Snapshotter.
+// DeleteSnapshot implements backend.Snapshots.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
 	unlock, err := d.begin(ctx, ref.Of)
 	if err != nil {

@@ -122,7 +122,7 @@ func (b *box) output(script string) string {
 	}
 }
 
-func (b *box) awaitPower(want backend.Power) backend.Instance {
+func (b *box) awaitPower(want backend.PowerState) backend.Instance {
 	b.Helper()
 	var in backend.Instance
 	eventually(b, bootTimeout, "power "+string(want), func() (err error) {

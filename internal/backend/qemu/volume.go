@@ -40,8 +40,6 @@ type attachment struct {
 	Dir     string `json:"dir"` // of the volume
 }
 
-var _ backend.VolumeSnapshotter = (*Driver)(nil)
-
 func (d *Driver) volumes() string { return filepath.Join(d.cfg.StateDir, "volumes") }
 
 // foundVolume is a volume in the state directory.

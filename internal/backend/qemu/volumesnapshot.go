@@ -59,7 +59,7 @@ func (s foundSaved) view() backend.VolumeSnapshot {
 	}
 }
 
-// VolumeSnapshots implements backend.VolumeSnapshotter. A snapshot that cannot be
+// VolumeSnapshots implements backend.Volumes. A snapshot that cannot be
 // read is partial, so that it is not taken for absent.
 func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot, error) {
 	dirs, err := filepath.Glob(d.savedDir("*", "*"))
@@ -114,7 +114,7 @@ func (d *Driver) openAttached(ctx context.Context, uid string) (v foundVolume, f
 	}
 }
 
-// SnapshotVolume implements backend.VolumeSnapshotter.
+// SnapshotVolume implements backend.Volumes.
 func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.VolumeSnapshot, error) {
 	if !snapshotName.MatchString(uid) {
 		return backend.VolumeSnapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a snapshot", uid)
@@ -249,7 +249,7 @@ func copyVolume(from, to, tmp string) error {
 	return nil
 }
 
-// RestoreVolume implements backend.VolumeSnapshotter. It is one step: root.qcow2 is
+// RestoreVolume implements backend.Volumes. It is one step: root.qcow2 is
 // replaced.
 func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRef) error {
 	v, unlock, err := d.freeVolume(ctx, ref.Of.UID)
@@ -281,7 +281,7 @@ func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRe
 	return nil
 }
 
-// CloneVolume implements backend.VolumeSnapshotter.
+// CloneVolume implements backend.Volumes.
 func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
 	usable := func(src foundVolume) error {
 		if err := d.detached(src.uid); err != nil {
@@ -297,7 +297,7 @@ func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid str
 	})
 }
 
-// CloneVolumeSnapshot implements backend.VolumeSnapshotter.
+// CloneVolumeSnapshot implements backend.Volumes.
 func (d *Driver) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef, uid string) (backend.Volume, error) {
 	usable := func(foundVolume) error {
 		_, err := d.wholeSaved(ref)
@@ -339,7 +339,7 @@ func (d *Driver) clone(ctx context.Context, from backend.VolumeRef, uid string, 
 	return d.newVolume(ctx, to, func(tmp string) error { return disk(src, to.dir, tmp) })
 }
 
-// DeleteVolumeSnapshot implements backend.VolumeSnapshotter.
+// DeleteVolumeSnapshot implements backend.Volumes.
 func (d *Driver) DeleteVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef) error {
 	_, unlock, err := d.openVolume(ctx, ref.Of.UID)
 	if err != nil {

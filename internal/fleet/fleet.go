@@ -1,0 +1,134 @@
+// Package fleet has the backends of a daemon, by the names that rows have. It is the only
+// place that asks a driver for its groups of methods.
+package fleet
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+)
+
+// Backend is one backend: its driver, and the groups of methods that the driver supports;
+// a group that is nil is not supported.
+type Backend struct {
+	backend.Driver
+	backend.Groups
+	name    string
+	missing error
+}
+
+// Of returns the backend with that name and driver.
+func Of(name string, d backend.Driver) *Backend {
+	return &Backend{Driver: d, Groups: backend.GroupsOf(d), name: name}
+}
+
+// Name returns the name of the backend, which the rows of its sandboxes have.
+func (b *Backend) Name() string { return b.name }
+
+// Can returns the capabilities of the driver.
+func (b *Backend) Can() backend.Capabilities { return b.Info().Capabilities }
+
+// Missing returns nil if the daemon has this backend. Otherwise the error has code conflict
+// and a hint, and all methods of the backend return it.
+func (b *Backend) Missing() error { return b.missing }
+
+// Without returns the error for a request that the backend does not support, such as
+// "has no workspaces".
+func (b *Backend) Without(what string) *agentlab.Error {
+	return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s %s", b.name, what)
+}
+
+// NeedSnapshots returns the group Snapshots, or an error with code unsupported.
+func (b *Backend) NeedSnapshots() (backend.Snapshots, error) {
+	if b.Snapshots == nil {
+		return nil, b.lacks("has no snapshots")
+	}
+	return b.Snapshots, nil
+}
+
+// NeedVolumes returns the group Volumes, or an error with code unsupported.
+func (b *Backend) NeedVolumes() (backend.Volumes, error) {
+	if b.Volumes == nil {
+		return nil, b.lacks("has no workspaces")
+	}
+	return b.Volumes, nil
+}
+
+// NeedTemplates returns the group Templates, or an error with code unsupported.
+func (b *Backend) NeedTemplates() (backend.Templates, error) {
+	if b.Templates == nil {
+		if b.missing != nil {
+			return nil, b.missing
+		}
+		return nil, b.Without("does not start sandboxes from templates").
+			WithHint("no command is needed: its sandboxes start as fast as this backend can")
+	}
+	return b.Templates, nil
+}
+
+func (b *Backend) lacks(what string) error {
+	if b.missing != nil {
+		return b.missing
+	}
+	return b.Without(what)
+}
+
+// Instance is a VM, and the name of its backend.
+type Instance struct {
+	backend.Instance
+	Backend string
+}
+
+// Fleet has the backends of a daemon.
+type Fleet struct {
+	def *Backend
+}
+
+// New returns the fleet with one backend.
+func New(def *Backend) *Fleet { return &Fleet{def: def} }
+
+// Single returns a fleet with one driver, under its own name.
+func Single(d backend.Driver) *Fleet { return New(Of(d.Info().Name, d)) }
+
+// Default returns the backend of new sandboxes and workspaces.
+func (f *Fleet) Default() *Backend { return f.def }
+
+// All returns all backends, the default first.
+func (f *Fleet) All() []*Backend { return []*Backend{f.def} }
+
+// Of returns the backend with that name. If the daemon does not have it, the methods of the
+// result return an error (Backend.Missing): a VM on it may be running, and nothing may be
+// concluded about it.
+func (f *Fleet) Of(name string) *Backend {
+	if name == f.def.name {
+		return f.def
+	}
+	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the configured backend is %s", name, f.def.name).
+		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", name)
+	return &Backend{Driver: absent{name, err}, name: name, missing: err}
+}
+
+// absent is the driver of a backend that the daemon does not have.
+type absent struct {
+	name string
+	err  error
+}
+
+func (a absent) Info() backend.Info                                     { return backend.Info{Name: a.name} }
+func (a absent) Check(context.Context) []backend.Finding                { return nil }
+func (a absent) Validate(backend.Spec) error                            { return a.err }
+func (a absent) Create(context.Context, backend.Spec) error             { return a.err }
+func (a absent) Start(context.Context, backend.Ref) error               { return a.err }
+func (a absent) Stop(context.Context, backend.Ref, time.Duration) error { return a.err }
+func (a absent) Destroy(context.Context, backend.Ref) error             { return a.err }
+func (a absent) Inspect(context.Context, backend.Ref) (backend.Instance, error) {
+	return backend.Instance{}, a.err
+}
+func (a absent) List(context.Context) ([]backend.Instance, error)                 { return nil, a.err }
+func (a absent) DialControl(context.Context, backend.Ref) (net.Conn, error)       { return nil, a.err }
+func (a absent) DialGuest(context.Context, backend.Ref, uint16) (net.Conn, error) { return nil, a.err }
+func (a absent) ListenGuest(context.Context, backend.Ref) (net.Listener, error)   { return nil, a.err }
+func (a absent) Close() error                                                     { return nil }
