@@ -26,7 +26,9 @@ type lookupResult struct {
 	// sandbox's: a user may have edited it.
 	traces bool
 	node   string
-	cfg    pve.Config
+	// cfg includes pending changes, which take effect at the next cold start; current
+	// is what is in effect.
+	cfg, current pve.Config
 }
 
 // lookup searches for the VM of a sandbox: on the node where it should be,
@@ -97,14 +99,14 @@ func (d *Driver) nodeNames(ctx context.Context) ([]string, error) {
 
 // lookupOn looks on one node.
 func (d *Driver) lookupOn(ctx context.Context, id vmID, h *handle, node string) (lookupResult, error) {
-	cfg, err := d.pve.Config(ctx, node, id.VMID)
+	cfg, current, err := d.pve.Configs(ctx, node, id.VMID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return lookupResult{}, nil
 	}
 	if err != nil {
 		return lookupResult{}, err
 	}
-	s := lookupResult{exists: true, node: node, cfg: cfg, placeholder: isPlaceholder(cfg)}
+	s := lookupResult{exists: true, node: node, cfg: cfg, current: current, placeholder: isPlaceholder(cfg)}
 	if h == nil {
 		s.owned = d.ours(cfg, id, "")
 		return s, nil

@@ -17,9 +17,23 @@ import (
 const otherNumbers = 5
 
 // otherNumber returns an unused number. It counts down, away from the numbers
-// of the next sandboxes. If many numbers in a row have VMs that are hidden from
+// of the next sandboxes. Mostly the first one that no sandbox and no volume has is
+// unused; only if it is not, the VMs of the cluster are listed. If many numbers in a row have VMs that are hidden from
 // the token, it continues with numbers from the whole rest of the range.
 func (d *Driver) otherNumber(ctx context.Context, tried []int) (int, error) {
+	taken := map[int]bool{}
+	if err := d.addOwn(taken); err != nil {
+		return 0, err
+	}
+	for n := d.cfg.Last; n >= d.cfg.First; n-- {
+		if taken[n] || slices.Contains(tried, n) {
+			continue
+		}
+		if free, err := d.pve.Free(ctx, n); free || err != nil {
+			return n, err
+		}
+		break
+	}
 	taken, err := d.taken(ctx, 0)
 	if err != nil {
 		return 0, err
@@ -152,21 +166,26 @@ func (d *Driver) taken(ctx context.Context, age time.Duration) (map[int]bool, er
 	for _, g := range guests {
 		taken[int(g.VMID)] = true
 	}
+	return taken, d.addOwn(taken)
+}
+
+// addOwn adds the numbers of templates, sandboxes and volumes.
+func (d *Driver) addOwn(taken map[int]bool) error {
 	for _, n := range d.cfg.Nodes {
 		for _, vmid := range n.Templates {
 			taken[vmid] = true
 		}
 	}
 	all, err := d.handles()
+	if err != nil {
+		return err
+	}
 	for _, h := range all {
 		taken[h.Spec.VMID], taken[h.id().VMID] = true, true
-	}
-	if err != nil {
-		return nil, err
 	}
 	volumes, err := d.volumes()
 	for _, v := range volumes {
 		taken[v.VMID] = true
 	}
-	return taken, err
+	return err
 }

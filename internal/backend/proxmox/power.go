@@ -88,10 +88,11 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 			return err
 		}
 	}
-	if s, err = d.replug(ctx, h, s); err != nil {
+	s, ho, err := d.replug(ctx, h, s)
+	if err != nil {
 		return err
 	}
-	if err := d.auditAll(ctx, h, s); err != nil {
+	if err := d.auditAll(h, s, ho); err != nil {
 		return err
 	}
 	if err := d.checkGroup(ctx, h.options.FirewallGroup); err != nil {
@@ -114,17 +115,13 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 
 // auditAll audits the current and the pending configuration of a VM: the API
 // shows a pending change as if it were made, but if it cannot be made, Proxmox
-// starts the VM with the old value.
-func (d *Driver) auditAll(ctx context.Context, h *handle, s lookupResult) error {
-	current, err := d.pve.CurrentConfig(ctx, s.node, h.id().VMID)
-	if err != nil {
-		return err
+// starts the VM with the old value. volume is the holder of its volume, if it has one.
+func (d *Driver) auditAll(h *handle, s lookupResult, volume holder) error {
+	want := d.wanted(h)
+	if volume.exists {
+		want[volumeSlot] = volumeDrive(volume)
 	}
-	want, err := d.wantedDisks(ctx, h)
-	if err != nil {
-		return err
-	}
-	for _, cfg := range []pve.Config{s.cfg, current} {
+	for _, cfg := range []pve.Config{s.cfg, s.current} {
 		delete(cfg, "lock")
 		if err := audit(cfg, want, h.id().VMID); err != nil {
 			return err
@@ -189,7 +186,7 @@ func (d *Driver) noteStart(h *handle, fresh bool) error {
 }
 
 // task starts a task and waits for its end. The first status request follows a
-// pause, because no task ends at once.
+// pause, because no other task ends at once.
 func (d *Driver) task(ctx context.Context, begin func() (pve.UPID, error)) error {
 	upid, err := begin()
 	if err != nil {
@@ -199,7 +196,7 @@ func (d *Driver) task(ctx context.Context, begin func() (pve.UPID, error)) error
 }
 
 func (d *Driver) wait(ctx context.Context, upid pve.UPID) error {
-	if upid == "" {
+	if upid == "" || d.pve.Ended(upid) {
 		return nil
 	}
 	select {

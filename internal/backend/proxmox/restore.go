@@ -47,7 +47,11 @@ func (d *Driver) restore(ctx context.Context, h *handle, uid string) error {
 	if err != nil {
 		return err
 	}
-	if err := d.breakLock(ctx, h); err != nil {
+	s, err := d.lookupOwned(ctx, h.id(), h)
+	if err == nil {
+		err = d.breakLock(ctx, h, s)
+	}
+	if err != nil {
 		return err
 	}
 	if err := d.secureRestore(ctx, h, *found); err != nil {

@@ -114,8 +114,10 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	if err == nil {
 		err = d.noVolumeIn(h)
 	}
-	if err == nil {
-		err = d.settle(ctx, h)
+	if err == nil && h.Change != nil {
+		if err = d.settle(ctx, h); err == nil {
+			s, err = d.lookupOwned(ctx, h.id(), h)
+		}
 	}
 	if err != nil {
 		return backend.Snapshot{}, err
@@ -127,7 +129,7 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	if found != nil && found.State == "" {
 		return d.snapshot(h, *found), nil
 	}
-	if err := d.breakLock(ctx, h); err != nil {
+	if err := d.breakLock(ctx, h, s); err != nil {
 		return backend.Snapshot{}, err
 	}
 	if found != nil {
@@ -136,7 +138,7 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 		}
 	}
 	// A disk that was attached manually would be saved and restored too.
-	if err := d.auditAll(ctx, h, s); err != nil {
+	if err := d.auditAll(h, s, holder{}); err != nil {
 		return backend.Snapshot{}, err
 	}
 	if err := d.saveNew(ctx, h, uid); err != nil {
@@ -308,12 +310,9 @@ func (d *Driver) changing(ctx context.Context, node string, vmid int, types []st
 // after the task was killed.
 var snapshotLocks = []string{"snapshot", "snapshot-delete", "rollback"}
 
-// breakLock removes the lock of a change of snapshots that was killed.
-func (d *Driver) breakLock(ctx context.Context, h *handle) error {
-	s, err := d.lookupOwned(ctx, h.id(), h)
-	if err != nil {
-		return err
-	}
+// breakLock removes the lock of a change of snapshots that was killed. s is the VM of
+// the sandbox, read after the changes that this driver sent have ended.
+func (d *Driver) breakLock(ctx context.Context, h *handle, s lookupResult) error {
 	switch lock := s.cfg["lock"]; {
 	case lock == "":
 		return nil
@@ -433,12 +432,16 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) er
 
 // removeSnapshot deletes a snapshot that is AgentLab's. After a killed task,
 // parts of it may not exist.
-func (d *Driver) removeSnapshot(ctx context.Context, node string, id vmID, h *handle, s pve.Snapshot) error {
-	del := func() (pve.UPID, error) { return d.pve.DeleteSnapshot(ctx, node, id.VMID, s.Name, s.State != "") }
+func (d *Driver) removeSnapshot(ctx context.Context, node string, id vmID, h *handle, snap pve.Snapshot) error {
+	del := func() (pve.UPID, error) { return d.pve.DeleteSnapshot(ctx, node, id.VMID, snap.Name, snap.State != "") }
 	if h == nil {
 		return d.task(ctx, del)
 	}
-	if err := d.breakLock(ctx, h); err != nil {
+	s, err := d.lookupOwned(ctx, id, h)
+	if err == nil {
+		err = d.breakLock(ctx, h, s)
+	}
+	if err != nil {
 		return err
 	}
 	return d.change(ctx, h, del)

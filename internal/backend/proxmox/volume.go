@@ -53,6 +53,7 @@ type holder struct {
 	traces bool
 	cfg    pve.Config
 	volid  string // "" without a disk
+	sizeGB int    // of the disk; 0 unless ready has read it
 }
 
 // holderOf looks for the holder of a volume on all nodes.
@@ -120,11 +121,15 @@ func (d *Driver) sizeOf(ctx context.Context, v *volume, ho holder) (int, error) 
 // view returns a volume as a backend.Volume. Code not_found means that a volume
 // that was complete no longer exists.
 func (d *Driver) view(ctx context.Context, v *volume) (backend.Volume, error) {
-	out, _, err := d.look(ctx, v)
+	out, ho, err := d.look(ctx, v)
+	if err == nil && !out.Partial {
+		out, _, err = d.sized(ctx, v, out, ho)
+	}
 	return out, err
 }
 
-// look is view with the holder, of which it returns none if the volume is partial.
+// look is view without the size and with the holder, of which it returns none if the
+// volume is partial.
 func (d *Driver) look(ctx context.Context, v *volume) (backend.Volume, holder, error) {
 	out := backend.Volume{Ref: backend.VolumeRef{UID: v.UID, Handle: strconv.Itoa(v.VMID)}, Storage: v.Storage, Partial: true}
 	var err error
@@ -155,20 +160,44 @@ func (d *Driver) look(ctx context.Context, v *volume) (backend.Volume, holder, e
 		out.Reason = "VM " + strconv.Itoa(v.VMID) + " has lost its disk"
 		return out, holder{}, nil
 	}
+	out.Partial = false
+	return out, ho, nil
+}
+
+// sized adds the size to what look returns.
+func (d *Driver) sized(ctx context.Context, v *volume, out backend.Volume, ho holder) (backend.Volume, holder, error) {
 	size, err := d.sizeOf(ctx, v, ho)
 	switch {
 	case pve.UnreadableFile(err) != "":
-		out.Reason = agentlab.OneLine(err.Error(), 200)
+		out.Partial, out.Reason = true, agentlab.OneLine(err.Error(), 200)
 		return out, holder{}, nil
 	case err != nil:
 		return out, holder{}, err
 	}
-	out.SizeGB, out.Partial = size, false
+	out.SizeGB, ho.sizeGB = size, size
 	return out, ho, nil
 }
 
-// ready returns a volume that is complete, and its holder, without a running task.
+// ready is whole for callers that read or change the content: its storage has the disk.
 func (d *Driver) ready(ctx context.Context, uid string) (*volume, holder, error) {
+	v, ho, err := d.whole(ctx, uid)
+	if err != nil {
+		return v, holder{}, err
+	}
+	b, ho, err := d.sized(ctx, v, backend.Volume{}, ho)
+	if err == nil && b.Partial {
+		err = partialVolume(b.Reason, uid)
+	}
+	return v, ho, err
+}
+
+func partialVolume(reason, uid string) error {
+	return agentlab.Errorf(agentlab.CodeConflict, "volume %s is partial: %s", uid, reason).
+		WithHint("repeat what was interrupted, or delete the volume")
+}
+
+// whole returns a volume that is complete, and its holder, without a running task.
+func (d *Driver) whole(ctx context.Context, uid string) (*volume, holder, error) {
 	v, err := d.readVolume(uid)
 	if err == nil && v == nil {
 		err = noVolume(uid)
@@ -187,8 +216,7 @@ func (d *Driver) ready(ctx context.Context, uid string) (*volume, holder, error)
 		return v, holder{}, err
 	}
 	if b.Partial {
-		return v, holder{}, agentlab.Errorf(agentlab.CodeConflict, "volume %s is partial: %s", uid, b.Reason).
-			WithHint("repeat what was interrupted, or delete the volume")
+		return v, holder{}, partialVolume(b.Reason, uid)
 	}
 	return v, ho, nil
 }
@@ -266,12 +294,11 @@ func (d *Driver) GrowVolume(ctx context.Context, ref backend.VolumeRef, sizeGB i
 	if err != nil {
 		return err
 	}
-	size, err := d.sizeOf(ctx, v, ho)
 	switch {
-	case err != nil || size == sizeGB:
-		return err
-	case size > sizeGB:
-		return agentlab.Errorf(agentlab.CodeInvalid, "volume %s has %d GiB, and a volume cannot be shrunk", v.UID, size).WithField("size_gb")
+	case ho.sizeGB == sizeGB:
+		return nil
+	case ho.sizeGB > sizeGB:
+		return agentlab.Errorf(agentlab.CodeInvalid, "volume %s has %d GiB, and a volume cannot be shrunk", v.UID, ho.sizeGB).WithField("size_gb")
 	}
 	if err := d.freeHolder(ctx, v, ho); err != nil {
 		return err

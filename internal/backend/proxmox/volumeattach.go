@@ -79,13 +79,10 @@ func volumeDrive(ho holder) string {
 // diskUnused returns an error if a VM other than that of the sandbox uses a volume, as
 // far as its node shows: Proxmox VE starts two VMs with one disk, and both write to it.
 // A sandbox that this driver started has what its state says. Other VMs in the range
-// of numbers can have anything; those outside of it are not AgentLab's to read.
-func (d *Driver) diskUnused(ctx context.Context, h *handle, v *volume, ho holder) error {
+// of numbers can have anything; those outside of it are not AgentLab's to read. vms are
+// the VMs of all nodes, listed just now.
+func (d *Driver) diskUnused(ctx context.Context, h *handle, v *volume, ho holder, vms map[string][]pve.VM) error {
 	if err := d.freeHolder(ctx, v, ho); err != nil {
-		return err
-	}
-	vms, err := d.listed(ctx)
-	if err != nil {
 		return err
 	}
 	if vms[v.Node] == nil { // a user migrated the holder
@@ -154,42 +151,35 @@ func (d *Driver) plug(ctx context.Context, h *handle, cfg pve.Config, ho holder)
 }
 
 // replug makes the configuration of a sandbox that is about to start equal to the
-// state of its volume.
-func (d *Driver) replug(ctx context.Context, h *handle, s lookupResult) (lookupResult, error) {
+// state of its volume. It returns the holder of the volume, if the sandbox has one.
+func (d *Driver) replug(ctx context.Context, h *handle, s lookupResult) (lookupResult, holder, error) {
 	v, err := d.volumeOf(h)
 	if err != nil || v == nil {
-		return s, err
+		return s, holder{}, err
 	}
 	ho, err := d.holderOf(ctx, v)
 	if err != nil {
-		return s, err
+		return s, holder{}, err
 	}
 	if !ho.ours || ho.volid == "" {
-		return s, agentlab.Errorf(agentlab.CodeUnavailable, "VM %d, which has volume %s of sandbox %d, has lost its mark or its disk", v.VMID, v.UID, h.Spec.VMID).
+		return s, holder{}, agentlab.Errorf(agentlab.CodeUnavailable, "VM %d, which has volume %s of sandbox %d, has lost its mark or its disk", v.VMID, v.UID, h.Spec.VMID).
 			WithHint("detach the volume")
 	}
-	if err := d.diskUnused(ctx, h, v, ho); err != nil {
-		return s, err
+	vms, err := d.listed(ctx)
+	if err != nil {
+		return s, holder{}, err
+	}
+	if err := d.diskUnused(ctx, h, v, ho, vms); err != nil {
+		return s, holder{}, err
 	}
 	if plugged(s.cfg, ho) {
-		return s, nil
+		return s, ho, nil
 	}
 	if err := d.plug(ctx, h, s.cfg, ho); err != nil {
-		return s, err
+		return s, holder{}, err
 	}
-	return d.lookupOwned(ctx, h.id(), h)
-}
-
-// wantedDisks is wanted with the volume of the sandbox.
-func (d *Driver) wantedDisks(ctx context.Context, h *handle) (map[string]string, error) {
-	want := d.wanted(h)
-	v, err := d.volumeOf(h)
-	if err != nil || v == nil {
-		return want, err
-	}
-	ho, err := d.holderOf(ctx, v)
-	want[volumeSlot] = volumeDrive(ho)
-	return want, err
+	s, err = d.lookupOwned(ctx, h.id(), h)
+	return s, ho, err
 }
 
 // AttachVolume implements backend.Volumes.
@@ -199,7 +189,7 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, volume backe
 		return err
 	}
 	defer unlockVolume()
-	v, ho, err := d.ready(ctx, volume.UID)
+	v, ho, err := d.whole(ctx, volume.UID)
 	if err != nil {
 		return err
 	}
@@ -220,10 +210,17 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, volume backe
 			return err
 		}
 	}
-	if err := d.mustBeOff(ctx, h, "attached"); err != nil {
+	if err := d.settle(ctx, h); err != nil {
 		return err
 	}
-	if err := d.diskUnused(ctx, h, v, ho); err != nil {
+	vms, err := d.listed(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.mustBeOff(ctx, h, vms, "attached"); err != nil {
+		return err
+	}
+	if err := d.diskUnused(ctx, h, v, ho, vms); err != nil {
 		return err
 	}
 	v.Attached = &attachment{UID: h.Spec.UID, VMID: h.id().VMID, Created: h.Created}
@@ -231,9 +228,6 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, volume backe
 		return err
 	}
 	d.at("attachment noted")
-	if s, err = d.lookupOwned(ctx, h.id(), h); err != nil {
-		return err
-	}
 	if err := d.plug(ctx, h, s.cfg, ho); err != nil {
 		return err
 	}
@@ -260,15 +254,17 @@ func (d *Driver) mayAttach(ctx context.Context, v *volume, h *handle) error {
 	return err
 }
 
-// mustBeOff returns an error unless the VM of a sandbox does not run and no task
-// changes it.
-func (d *Driver) mustBeOff(ctx context.Context, h *handle, what string) error {
-	if err := d.settle(ctx, h); err != nil {
-		return err
-	}
-	st, err := d.pve.Status(ctx, h.Node, h.id().VMID)
-	if err != nil {
-		return err
+// mustBeOff returns an error unless the VM of a sandbox does not run. If it is not in
+// vms, which were listed just now, its node is asked.
+func (d *Driver) mustBeOff(ctx context.Context, h *handle, vms map[string][]pve.VM, what string) error {
+	var st pve.Status
+	if i := slices.IndexFunc(vms[h.Node], func(vm pve.VM) bool { return int(vm.VMID) == h.id().VMID }); i >= 0 {
+		st.Status, st.Lock = vms[h.Node][i].Status, vms[h.Node][i].Lock
+	} else {
+		var err error
+		if st, err = d.pve.Status(ctx, h.Node, h.id().VMID); err != nil {
+			return err
+		}
 	}
 	if st.Running() || st.Lock == lockSuspended {
 		return agentlab.Errorf(agentlab.CodeConflict, "a volume cannot be %s while sandbox %d runs or is suspended", what, h.Spec.VMID).
@@ -303,7 +299,10 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, volume backe
 	if err != nil {
 		return err
 	}
-	if err := d.mustBeOff(ctx, h, "detached"); err != nil {
+	if err := d.settle(ctx, h); err != nil {
+		return err
+	}
+	if err := d.mustBeOff(ctx, h, nil, "detached"); err != nil {
 		return err
 	}
 	if volid := firstProp(s.cfg[volumeSlot]); volid != "" && volumeOwner(volid) == v.VMID {

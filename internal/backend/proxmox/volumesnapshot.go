@@ -95,19 +95,13 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 			return none, err
 		}
 	}
-	size, err := d.sizeOf(ctx, v, ho)
-	if err != nil {
-		return none, err
-	}
 	v.dropSaved(uid)
-	v.Snapshots = append(v.Snapshots, savedVolume{UID: uid, SizeGB: size})
+	v.Snapshots = append(v.Snapshots, savedVolume{UID: uid, SizeGB: ho.sizeGB})
 	err = d.changeVolume(ctx, v, func() (pve.UPID, error) {
 		return d.pve.Save(ctx, v.Node, v.VMID, snapshotName(uid), d.savedMark(v, uid), false)
 	})
 	if err == nil {
-		if found, err = d.wholeSaved(ctx, v, uid); err == nil {
-			return d.savedView(v, *found), nil
-		}
+		return backend.VolumeSnapshot{Ref: backend.VolumeSnapshotRef{UID: uid, Of: backend.VolumeRef{UID: v.UID}}, SizeGB: ho.sizeGB}, nil
 	}
 	if v.Change == nil {
 		if found, ferr := d.findSaved(ctx, v, uid); ferr == nil && found == nil {

@@ -25,6 +25,7 @@ var apiCalls = []string{
 	"GET /nodes/NODE/qemu/VMID/agent/network-get-interfaces",
 	"GET /nodes/NODE/qemu/VMID/config current",
 	"GET /nodes/NODE/qemu/VMID/firewall/rules",
+	"GET /nodes/NODE/qemu/VMID/pending",
 	"GET /nodes/NODE/qemu/VMID/snapshot",
 	"GET /nodes/NODE/qemu/VMID/snapshot/SNAP/config",
 	"GET /nodes/NODE/qemu/VMID/status/current",
@@ -74,6 +75,7 @@ func TestCallsMade(t *testing.T) {
 	_, _ = c.VMs(ctx, "pve")
 	_, _ = c.Config(ctx, "pve", 101)
 	_, _ = c.CurrentConfig(ctx, "pve", 101)
+	_, _, _ = c.Configs(ctx, "pve", 101)
 	_, _ = c.Status(ctx, "pve", 101)
 	_, _ = c.Clone(ctx, "pve", 101, CloneOptions{NewID: 102, Name: "n", Description: "d", Pool: "p", Full: true, Snapshot: "SNAP", Storage: "s", Target: "t"})
 	_ = c.Set(ctx, "pve", 101, ch)

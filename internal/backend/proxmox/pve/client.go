@@ -44,6 +44,12 @@ func (c *Client) Root() Root { return c.t.Root() }
 // Calls returns how many calls the transport has made.
 func (c *Client) Calls() int64 { return c.t.Calls() }
 
+// Ended reports whether a task is known to have succeeded, so that Wait makes no call.
+func (c *Client) Ended(u UPID) bool {
+	_, ok := c.t.Ended(u)
+	return ok
+}
+
 // Close closes the transport.
 func (c *Client) Close() error { return c.t.Close() }
 

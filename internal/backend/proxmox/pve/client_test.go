@@ -30,6 +30,9 @@ func (s *scripted) Call(_ context.Context, m Method, path string, p url.Values) 
 }
 func (s *scripted) Calls() int64 { return int64(len(s.calls)) }
 func (s *scripted) Root() Root   { return nil }
+
+func (s *scripted) Ended(UPID) ([]string, bool) { return nil, false }
+
 func (s *scripted) Close() error { return nil }
 
 const cloneTask UPID = "UPID:pve:00001FD8:0003D7EE:6B00F8DB:qmclone:9000:agentlab@pve!ctl:"

@@ -109,17 +109,27 @@ func (c *Config) UnmarshalJSON(b []byte) error {
 	}
 	m := make(Config, len(raw))
 	for k, v := range raw {
-		if bytes.Equal(bytes.TrimSpace(v), []byte("null")) {
+		if isNull(v) {
 			continue
 		}
-		s, err := scalar(v)
-		if err != nil {
-			s = string(v)
-		}
-		m[k] = s
+		m[k] = optionText(v)
 	}
 	*c = m
 	return nil
+}
+
+// optionText returns the text of the value of an option.
+func optionText(v json.RawMessage) string {
+	s, err := scalar(v)
+	if err != nil {
+		return string(v)
+	}
+	return s
+}
+
+// isNull reports whether a value is missing or null.
+func isNull(v json.RawMessage) bool {
+	return len(v) == 0 || bytes.Equal(bytes.TrimSpace(v), []byte("null"))
 }
 
 // Digest returns the digest of this version of the configuration, for

@@ -108,6 +108,9 @@ func NewREST(o RESTOptions) (Transport, error) {
 // Calls implements Transport.
 func (r *rest) Calls() int64 { return r.calls.Load() }
 
+// Ended implements Transport: a call returns before its task has ended.
+func (r *rest) Ended(UPID) ([]string, bool) { return nil, false }
+
 // Root implements Transport: a token is never root.
 func (r *rest) Root() Root { return nil }
 

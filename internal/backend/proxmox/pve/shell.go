@@ -51,6 +51,7 @@ type shell struct {
 	reads, writes chan struct{}
 	calls         atomic.Int64
 	snippets      snippets
+	ended         endedTasks
 }
 
 // How many pvesh run at once: each needs about 100 MB and almost a second of
@@ -109,7 +110,7 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.run(ctx, m == Get, release, "pvesh", args...)
+	out, diag, err := s.run(ctx, m == Get, release, "pvesh", args...)
 	if err != nil {
 		return nil, err
 	}
@@ -117,6 +118,8 @@ func (s *shell) Call(ctx context.Context, m Method, path string, params url.Valu
 	if m != Get {
 		if upid := relayed.FindSubmatch(data); upid != nil {
 			data = append(append([]byte{'"'}, upid[1]...), '"')
+		} else if len(diag) == 0 {
+			s.ended.note(data, out)
 		}
 	}
 	if json.Valid(data) {
@@ -170,11 +173,12 @@ func (s *shell) acquireSlot(ctx context.Context, m Method, path string) (func(),
 
 // run runs a program of Proxmox to its end and returns what it printed. With
 // read it is killed when ctx ends, otherwise it continues. release is called
-// after the program has ended.
-func (s *shell) run(ctx context.Context, read bool, release func(), name string, args ...string) ([]byte, error) {
+// after the program has ended. diag is what a program that succeeded printed as
+// errors.
+func (s *shell) run(ctx context.Context, read bool, release func(), name string, args ...string) (out, diag []byte, err error) {
 	if ctx.Err() != nil {
 		release()
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s was not run: %w", name, context.Cause(ctx))
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s was not run: %w", name, context.Cause(ctx))
 	}
 	if read {
 		var cancel context.CancelFunc
@@ -184,7 +188,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 	stdout, stderr, err := outputFiles()
 	if err != nil {
 		release()
-		return nil, err
+		return nil, nil, err
 	}
 	argv := s.command(name, args)
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
@@ -196,11 +200,11 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 	if err := cmd.Start(); err != nil {
 		release()
 		_, _ = stdout.Close(), stderr.Close()
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", name, err).WithHint("proxmox.transport: shell works only on a node of Proxmox VE; on other machines use proxmox.transport: rest")
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", name, err).WithHint("proxmox.transport: shell works only on a node of Proxmox VE; on other machines use proxmox.transport: rest")
 	}
 	type end struct {
-		out []byte
-		err error
+		out, diag []byte
+		err       error
 	}
 	ended := make(chan end, 1)
 	go func() {
@@ -208,21 +212,21 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 		defer func() { _, _ = stdout.Close(), stderr.Close() }()
 		err := cmd.Wait()
 		out, oerr := output(stdout)
-		if err != nil || oerr != nil {
-			diag, _ := output(stderr)
+		diag, derr := output(stderr)
+		if oerr = errors.Join(oerr, derr); err != nil || oerr != nil {
 			err = programError(name, read, err, oerr, diag)
 		}
-		ended <- end{out, err}
+		ended <- end{out, diag, err}
 	}()
 	select {
 	case e := <-ended:
-		return e.out, e.err
+		return e.out, e.diag, e.err
 	case <-ctx.Done():
 		if !read {
-			return nil, agentlab.Errorf(agentlab.CodeUnknownOutcome, "stopped waiting for %s: %w", name, context.Cause(ctx)).WithHint("the command continues to run; check its result before trying again")
+			return nil, nil, agentlab.Errorf(agentlab.CodeUnknownOutcome, "stopped waiting for %s: %w", name, context.Cause(ctx)).WithHint("the command continues to run; check its result before trying again")
 		}
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s did not end in time: %w", name, context.Cause(ctx))
+		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "%s did not end in time: %w", name, context.Cause(ctx))
 	}
 }
 

@@ -40,7 +40,7 @@ func checkSnippetName(name string) error {
 
 // Unlock implements Root.
 func (s *shell) Unlock(ctx context.Context, vmid int) error {
-	_, err := s.run(ctx, false, func() {}, "qm", "unlock", strconv.Itoa(vmid))
+	_, _, err := s.run(ctx, false, func() {}, "qm", "unlock", strconv.Itoa(vmid))
 	if err == nil {
 		return nil
 	}
@@ -138,7 +138,7 @@ func (d *snippets) path(ctx context.Context) (string, error) {
 		return d.dir, nil
 	}
 	const probe = "agentlab-probe.yaml"
-	out, err := d.shell.run(ctx, true, func() {}, "pvesm", "path", d.shell.o.Snippets+":snippets/"+probe)
+	out, _, err := d.shell.run(ctx, true, func() {}, "pvesm", "path", d.shell.o.Snippets+":snippets/"+probe)
 	if err != nil {
 		return "", callError("find the directory of snippets storage "+d.shell.o.Snippets, err)
 	}

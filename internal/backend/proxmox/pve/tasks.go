@@ -89,7 +89,7 @@ func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) 
 			return nil, err
 		}
 		for _, l := range lines {
-			if !strings.HasPrefix(l, "transferred ") {
+			if !isProgress(l) {
 				tail = append(tail, l)
 			}
 		}
@@ -102,6 +102,9 @@ func (c *Client) taskTail(ctx context.Context, u UPID, n int) ([]string, error) 
 	}
 	return tail, nil
 }
+
+// isProgress reports whether a line of a log is the progress of a copy.
+func isProgress(line string) bool { return strings.HasPrefix(line, "transferred ") }
 
 // TaskFilter selects tasks. The zero value lists the last 50 of all.
 type TaskFilter struct {

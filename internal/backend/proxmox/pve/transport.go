@@ -46,6 +46,11 @@ type Transport interface {
 	// Calls returns how many calls were made since the transport was opened.
 	Calls() int64
 
+	// Ended returns the log of a task that one of the last calls started, if the
+	// call is known to have waited for its end and the task succeeded without
+	// warnings. Otherwise ok is false, and the node must be asked.
+	Ended(task UPID) (log []string, ok bool)
+
 	// Root returns the operations that only root on the node can do; nil
 	// over REST.
 	Root() Root

@@ -2,6 +2,7 @@ package pve
 
 import (
 	"context"
+	"encoding/json"
 	"net/url"
 	"strconv"
 	"strings"
@@ -59,6 +60,36 @@ func (c *Client) Config(ctx context.Context, node string, vmid int) (Config, err
 // CurrentConfig reads the configuration that is in effect now.
 func (c *Client) CurrentConfig(ctx context.Context, node string, vmid int) (Config, error) {
 	return c.config(ctx, node, vmid, url.Values{"current": {"1"}})
+}
+
+// Configs reads with one call what Config and CurrentConfig return.
+func (c *Client) Configs(ctx context.Context, node string, vmid int) (next, current Config, err error) {
+	var options []struct {
+		Key     string          `json:"key"`
+		Value   json.RawMessage `json:"value"`
+		Pending json.RawMessage `json:"pending"`
+		Delete  Int             `json:"delete"` // 1, or 2 with force
+	}
+	if err := c.vmCall(ctx, "read the configuration of", Get, node, vmid, "pending", nil, &options); err != nil {
+		return nil, nil, err
+	}
+	next, current = Config{}, Config{}
+	for _, o := range options {
+		if !isNull(o.Value) {
+			current[o.Key] = optionText(o.Value)
+			next[o.Key] = current[o.Key]
+		}
+		switch {
+		case !isNull(o.Pending):
+			next[o.Key] = optionText(o.Pending)
+		case o.Delete != 0:
+			delete(next, o.Key)
+		}
+	}
+	if current.Digest() == "" { // every configuration has one, so this is not a configuration
+		return nil, nil, agentlab.Errorf(agentlab.CodeInternal, "read the configuration of VM %d: the answer has no digest", vmid)
+	}
+	return next, current, nil
 }
 
 func (c *Client) config(ctx context.Context, node string, vmid int, params url.Values) (Config, error) {
@@ -229,9 +260,12 @@ var notRemoved = lazyre.New(`Could not remove disk '([^']+)', check manually`)
 // token lacks VM.Config.Disk, unless it has Datastore.Allocate on the storage,
 // which deleting them needs anyway.
 func (c *Client) NotRemoved(ctx context.Context, u UPID) ([]string, error) {
-	lines, err := c.taskTail(ctx, u, 1000)
-	if err != nil {
-		return nil, err
+	lines, ok := c.t.Ended(u)
+	if !ok {
+		var err error
+		if lines, err = c.taskTail(ctx, u, 1000); err != nil {
+			return nil, err
+		}
 	}
 	var out []string
 	for _, l := range lines {
