@@ -21,6 +21,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
 // Store is the part of the database that the service uses. Its semantics are
@@ -88,6 +89,7 @@ type Service struct {
 	clock func() time.Time
 	log   *slog.Logger
 	wake  chan struct{}
+	reads lock.Keyed[*source] // held while a log is being read
 
 	mu       sync.Mutex
 	sources  map[int]*source
@@ -98,15 +100,13 @@ type Service struct {
 // source is the log of one sandbox. Nothing in it must survive: a new process
 // reads the cursor from the database.
 type source struct {
-	readLock chan struct{} // holds a value while the log is being read
-
 	// Guarded by the service's lock.
 	sb       subject
 	due      time.Time
 	pause    time.Duration // grows while there are no new records
 	failures int
 
-	// Guarded by readLock.
+	// Guarded by its key of Service.reads.
 	cursor int64
 	known  bool // cursor was read
 }
@@ -144,12 +144,18 @@ func (s *Service) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	rows, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
-	if err != nil {
-		return ignoreCanceled(ctx, err)
-	}
-	for _, sb := range rows {
-		s.SandboxChanged(sb)
+	for f := (agentlab.SandboxFilter{Limit: page}); ; {
+		rows, err := s.cfg.Store.Sandboxes(ctx, f)
+		if err != nil {
+			return ignoreCanceled(ctx, err)
+		}
+		for _, sb := range rows {
+			s.SandboxChanged(sb)
+			f.AfterVMID = sb.VMID
+		}
+		if len(rows) < page {
+			break
+		}
 	}
 	for {
 		due, next := s.due()
@@ -188,7 +194,7 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 	case sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
 		return // there is no log yet
 	case src == nil || src.sb.ref.UID != sb.UID:
-		src = &source{readLock: make(chan struct{}, 1)}
+		src = &source{}
 		s.sources[sb.VMID] = src
 	case src.sb.state == sb.State:
 		src.sb = subjectOf(sb)
@@ -289,7 +295,7 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	s.mu.Lock()
 	src := s.sources[sb.VMID]
 	if src == nil || src.sb.ref.UID != sb.UID {
-		src = &source{readLock: make(chan struct{}, 1), sb: subjectOf(sb)}
+		src = &source{sb: subjectOf(sb)}
 	}
 	s.mu.Unlock()
 	for {
@@ -376,17 +382,16 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 	}
 }
 
-// page is how many records are read at a time.
+// page is how many records, and rows of sandboxes, are read at a time.
 const page = 500
 
 // readOne reads one page of one log. full means that there may be more.
 func (s *Service) readOne(ctx context.Context, src *source) (full bool, err error) {
-	select {
-	case src.readLock <- struct{}{}:
-		defer func() { <-src.readLock }()
-	case <-ctx.Done():
-		return false, ctx.Err()
+	unlock, err := s.reads.Lock(ctx, src)
+	if err != nil {
+		return false, err
 	}
+	defer unlock()
 	s.mu.Lock()
 	sb := src.sb
 	s.mu.Unlock()

@@ -28,6 +28,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
 	"github.com/agentlab-vm/agentlab/internal/job"
+	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/secret"
 )
 
@@ -93,6 +94,8 @@ type Service struct {
 	log   *slog.Logger
 	clock func() time.Time
 
+	turns lock.Keyed[string] // by UID of the sandbox; held during an exchange
+
 	mu         sync.Mutex
 	deliveries map[string]*delivery  // by UID of the sandbox
 	redactors  map[string]*redaction // by secretsKey
@@ -101,14 +104,14 @@ type Service struct {
 // delivery is the state of the delivery to one sandbox. A new process begins
 // without it: it can be restored from the rows and the guest.
 type delivery struct {
-	turn      chan struct{} // full during an exchange
-	token     string        // created, and neither confirmed by the guest nor exchanged
-	tokenEnds time.Time     // of the last token of this process
-	tradedAt  time.Time     // when the last token was exchanged, or first found to be closed
-	reissued  int           // tokens that Reissue created
-	done      bool          // the guest has the answer
-	failures  int           // consecutive exchanges that failed because the secrets were not available
-	trouble   string        // why the last one failed
+	exchanging bool      // an exchange is running
+	token      string    // created, and neither confirmed by the guest nor exchanged
+	tokenEnds  time.Time // of the last token of this process
+	tradedAt   time.Time // when the last token was exchanged, or first found to be closed
+	reissued   int       // tokens that Reissue created
+	done       bool      // the guest has the answer
+	failures   int       // consecutive exchanges that failed because the secrets were not available
+	trouble    string    // why the last one failed
 }
 
 // New returns a Service.
@@ -133,7 +136,7 @@ func (s *Service) with(uid string, fn func(*delivery)) {
 	defer s.mu.Unlock()
 	d := s.deliveries[uid]
 	if d == nil {
-		d = &delivery{turn: make(chan struct{}, 1)}
+		d = &delivery{}
 		s.deliveries[uid] = d
 	}
 	fn(d)
@@ -280,7 +283,7 @@ func (s *Service) Reissue(ctx context.Context, sb agentlab.Sandbox, health func(
 // token or receive its answer. It waits for an open token only if this process
 // created it: an earlier process may have died before the guest got its token.
 func (s *Service) waitForExchange(ctx context.Context, sb agentlab.Sandbox, d delivery) (again time.Duration, err error) {
-	if len(d.turn) > 0 {
+	if d.exchanging {
 		return s.cfg.Unused, nil
 	}
 	if !d.tokenEnds.IsZero() {

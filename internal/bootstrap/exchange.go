@@ -217,14 +217,19 @@ func (s *Service) delivered(sb agentlab.Sandbox, r *redact.Redactor) {
 
 // lock waits until there is no other exchange for a sandbox.
 func (s *Service) lock(ctx context.Context, uid string) (unlock func(), err error) {
-	var turn chan struct{}
-	s.with(uid, func(d *delivery) { turn = d.turn })
-	select {
-	case turn <- struct{}{}:
-		return func() { <-turn }, nil
-	case <-ctx.Done():
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the request was cancelled: %w", ctx.Err())
+	end, err := s.turns.Lock(ctx, uid)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the request was cancelled: %w", err)
 	}
+	s.with(uid, func(d *delivery) { d.exchanging = true })
+	return func() {
+		s.mu.Lock()
+		if d := s.deliveries[uid]; d != nil { // the sandbox may have been forgotten
+			d.exchanging = false
+		}
+		s.mu.Unlock()
+		end()
+	}, nil
 }
 
 // creationTime is longer than the creation of a job takes.

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -43,8 +44,12 @@ const (
 	// refreshPause is the minimum time between two reads of the sandboxes, and
 	// refreshShare how many times as long as a read it is at least.
 	refreshPause, refreshShare = 200 * time.Millisecond, 20
-	// refreshAfter is the maximum one.
-	refreshAfter = time.Minute
+	// retryAfter is the time between two attempts to open ports that other programs have,
+	// and to read sandboxes that could not be read. checkAfter is the time between two
+	// reads of sandboxes of which no change is known.
+	retryAfter, checkAfter = time.Minute, 20 * time.Minute
+	// refreshPage is how many sandboxes are read at a time: there may be thousands.
+	refreshPage = 500
 	// linger is how long a port stays open after its last listener has ended, for the
 	// page that says so.
 	linger = time.Hour
@@ -82,6 +87,7 @@ type Service struct {
 	cfg   Config
 	log   *slog.Logger
 	wake  chan struct{}
+	stale atomic.Bool // the sandboxes must be read again
 	http  *http.Server
 	proxy *httputil.ReverseProxy
 	plain transports
@@ -129,6 +135,12 @@ func New(cfg Config) *Service {
 
 // Wake makes Run read the sandboxes and sessions again. It does not block.
 func (s *Service) Wake() {
+	s.stale.Store(true)
+	s.kick()
+}
+
+// kick makes Run select the guests that are held again, and write the file.
+func (s *Service) kick() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -146,9 +158,18 @@ func (s *Service) Run(ctx context.Context) error {
 	s.resumeDNS()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
+	var read time.Time // when the sandboxes were last read
 	for {
 		begun := time.Now()
-		if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
+		if !s.stale.Swap(false) && begun.Sub(read) < checkAfter {
+			s.mu.Lock()
+			s.plan(ctx) // listeners may have changed
+			s.reconcile(ctx)
+			s.mu.Unlock()
+		} else if err := s.refresh(ctx); err == nil {
+			read = begun
+		} else if ctx.Err() == nil {
+			s.stale.Store(true)
 			s.log.Warn("the sandboxes could not be listed for their ports", "err", err)
 		}
 		s.save()
@@ -158,7 +179,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		pause.Reset(refreshAfter)
+		pause.Reset(retryAfter)
 		select {
 		case <-s.wake:
 		case <-pause.C:
@@ -186,9 +207,19 @@ func (s *Service) close() {
 
 // refresh reads the sandboxes and sessions, and starts and ends watchers.
 func (s *Service) refresh(ctx context.Context) error {
-	sandboxes, err := s.cfg.Sandboxes.List(ctx, agentlab.SandboxFilter{NoPooled: true})
-	if err != nil {
-		return err
+	var sandboxes []found
+	for f := (agentlab.SandboxFilter{NoPooled: true, Limit: refreshPage}); ; {
+		page, err := s.cfg.Sandboxes.List(ctx, f)
+		if err != nil {
+			return err
+		}
+		for _, sb := range page {
+			sandboxes = append(sandboxes, foundOf(sb))
+			f.AfterVMID = sb.VMID
+		}
+		if len(page) < refreshPage {
+			break
+		}
 	}
 	sessions, err := s.cfg.Sessions.List(ctx)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
@@ -35,8 +36,18 @@ type sandboxRef struct {
 	Desired agentlab.Desired
 }
 
-func refOf(sb agentlab.Sandbox) sandboxRef {
-	return sandboxRef{VMID: sb.VMID, UID: sb.UID, Name: sb.Name, State: sb.State, Desired: sb.Desired}
+// found is a sandbox that refresh has read.
+type found struct {
+	sandboxRef
+	created time.Time
+	hidden  bool // it is AgentLab's own
+}
+
+func foundOf(sb agentlab.Sandbox) found {
+	return found{
+		sandboxRef: sandboxRef{VMID: sb.VMID, UID: sb.UID, Name: sb.Name, State: sb.State, Desired: sb.Desired},
+		created:    sb.CreatedAt, hidden: sb.Pooled() || sb.Maintenance(),
+	}
 }
 
 // live reports whether the guest of the project can be reached.
@@ -51,7 +62,7 @@ func (p *project) live() bool {
 // projectsOf returns the projects with their names. A session and a sandbox can have
 // the same name. It then belongs to the older of both, so that a new sandbox never gets
 // the requests for another one; the other gets its name with its number.
-func projectsOf(sessions []agentlab.Session, sandboxes []agentlab.Sandbox) []*project {
+func projectsOf(sessions []agentlab.Session, sandboxes []found) []*project {
 	type candidate struct {
 		*project
 		name, suffix, order string
@@ -61,15 +72,15 @@ func projectsOf(sessions []agentlab.Session, sandboxes []agentlab.Sandbox) []*pr
 	inSession := map[string]bool{}
 	for _, v := range sessions {
 		p := &project{id: v.ID, session: v.Name}
-		if i := slices.IndexFunc(sandboxes, func(sb agentlab.Sandbox) bool { return sb.VMID == v.VMID && sb.UID == v.UID }); i >= 0 {
-			p.sandbox, p.exists = refOf(sandboxes[i]), true
+		if i := slices.IndexFunc(sandboxes, func(sb found) bool { return sb.VMID == v.VMID && sb.UID == v.UID }); i >= 0 {
+			p.sandbox, p.exists = sandboxes[i].sandboxRef, true
 			inSession[v.UID] = true
 		}
 		all = append(all, candidate{p, v.Name, strings.TrimPrefix(v.ID, "se-"), v.CreatedAt.UTC().Format(order) + v.ID})
 	}
 	for _, sb := range sandboxes {
-		if !inSession[sb.UID] && !sb.Pooled() && !sb.Maintenance() {
-			all = append(all, candidate{&project{id: sb.UID, sandbox: refOf(sb), exists: true}, sb.Name, fmt.Sprint(sb.VMID), sb.CreatedAt.UTC().Format(order) + sb.UID})
+		if !inSession[sb.UID] && !sb.hidden {
+			all = append(all, candidate{&project{id: sb.UID, sandbox: sb.sandboxRef, exists: true}, sb.Name, fmt.Sprint(sb.VMID), sb.created.UTC().Format(order) + sb.UID})
 		}
 	}
 	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.order, b.order) })

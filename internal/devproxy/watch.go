@@ -151,7 +151,7 @@ func (s *Service) found(ctx context.Context, w *watcher, l guestapi.Listeners, e
 	}
 	w.listeners, w.changed = slices.Clone(kept), s.cfg.Clock()
 	s.reconcile(ctx)
-	s.Wake() // the file is written without the lock
+	s.kick() // the file is written without the lock
 }
 
 // forget records that the guest of a watcher no longer listens. s.mu is locked.

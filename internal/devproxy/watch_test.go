@@ -69,3 +69,36 @@ func TestAnswerWithoutChange(t *testing.T) {
 		t.Errorf("the sandboxes were read %d times", got)
 	}
 }
+
+// Changed listeners do not make the service read all sandboxes again: it has read them,
+// and there may be thousands.
+func TestChangedListenersReadNoSandboxes(t *testing.T) {
+	w := newWorld(t, "")
+	port := freePort(t)
+	w.add(1001, "shop")
+	w.listen(1001, guestapi.Listener{Port: port}, "127.0.0.1:1")
+	w.served(1001, port)
+	lists := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.lists
+	}
+	before := lists()
+	const changes = 4
+	for range changes {
+		port = freePort(t)
+		w.mu.Lock()
+		g := w.guests[1001]
+		g.state++
+		g.listeners = []guestapi.Listener{{Port: port}}
+		g.dial[port] = "127.0.0.1:1"
+		close(w.changed)
+		w.changed = make(chan struct{})
+		w.mu.Unlock()
+		w.served(1001, port)
+		w.until("Run has handled the change", func() bool { return len(w.s.wake) == 0 })
+	}
+	if got := lists() - before; got > 2 { // of the changes before
+		t.Errorf("the sandboxes were read %d times for %d changes", got, changes)
+	}
+}

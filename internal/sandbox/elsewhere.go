@@ -45,7 +45,7 @@ func (s *Service) skipElsewhere(ctx context.Context, sb agentlab.Sandbox) time.D
 	if text := agentlab.Reason(agentlab.TextWithHint(err)); text != sb.Waiting {
 		s.setWaiting(ctx, sb, text, err)
 	}
-	return maxIdle
+	return s.idleLimit()
 }
 
 // logElsewhere logs the sandboxes of other backends when the service starts.

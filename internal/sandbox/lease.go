@@ -141,7 +141,7 @@ func (m *runtimeState) seeLease(sb agentlab.Sandbox, now time.Time) {
 // until its end.
 func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 	if !s.leaseCounts(sb) {
-		return maxIdle
+		return s.idleLimit()
 	}
 	left := sb.LeaseExpiresAt.Sub(s.clock())
 	next := left
@@ -150,7 +150,14 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 			next = min(next, left-w)
 		}
 	}
-	return min(max(next, time.Millisecond), maxIdle)
+	return min(max(next, time.Millisecond), s.idleLimit())
+}
+
+// idleLimit returns the maximum time between two steps of a settled sandbox.
+func (s *Service) idleLimit() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return max(maxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)
 }
 
 // sshPort is the port of the SSH server of a guest.

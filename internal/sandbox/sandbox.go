@@ -285,6 +285,7 @@ type Service struct {
 // be lost: a new process starts with an empty one.
 type runtimeState struct {
 	uid     string
+	handle  string                // as last seen
 	backend string                // where it is; it may be none of the daemon's
 	state   agentlab.SandboxState // as last seen
 
@@ -416,9 +417,10 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	defer s.mu.Unlock()
 	m := s.states[sb.VMID]
 	if m == nil || m.uid != sb.UID {
-		m = &runtimeState{uid: sb.UID, backend: sb.Backend}
+		m = &runtimeState{uid: sb.UID, backend: s.on(sb).Name()}
 		s.states[sb.VMID] = m
 	}
+	m.handle = sb.Handle
 	if m.state != sb.State {
 		m.state, m.inspected = sb.State, false
 		m.tried, m.running, m.retry = time.Time{}, time.Time{}, nil

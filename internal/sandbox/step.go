@@ -10,9 +10,15 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// maxIdle is the maximum time between two steps of a settled sandbox. It is
-// limited because the clock may be changed, and the host may sleep.
+// maxIdle is the maximum time between two steps of a settled sandbox, unless there are
+// more than idleStepRate for each second of it. It is limited because the clock may be
+// changed, and the host may sleep.
 const maxIdle = 10 * time.Minute
+
+// idleStepRate is how many settled sandboxes have a step in a second, if there are
+// thousands: each reads a row. The end of a lease after the clock was changed is then
+// noticed later; the backend cuts the power of its VM in any case.
+const idleStepRate = 5
 
 // destroyTimeout limits one attempt to destroy a VM or to cut its power.
 const destroyTimeout = 2 * time.Minute
