@@ -26,6 +26,9 @@ type RepoInit struct {
 	Origin    string `json:"origin,omitempty"`     // URL of the remote origin, unless the repository has one
 	UserName  string `json:"user_name,omitempty"`  // of new commits, unless the repository has one
 	UserEmail string `json:"user_email,omitempty"` // as UserName
+	// Exclude are untracked files that the host sends, which are not work of the agent; nil
+	// means that those of the last call stay. An earlier agentlab-agent ignores it.
+	Exclude []string `json:"exclude"`
 }
 
 // SavedDir is a directory of the workspace: the submodules that updates of the checkout

@@ -83,22 +83,32 @@ type changedFiles struct {
 	nested []string
 }
 
-// changedNames returns the files with uncommitted changes. env disables the filters.
+// changedNames returns the files with uncommitted changes, without those that are not sent
+// as changes: untracked environment files, which sendEnvFiles sends, and what
+// .agentlabignore names. env disables the filters.
 func changedNames(ctx context.Context, path string, env []string) (got changedFiles, err error) {
 	in := gitInput{env: env, raw: true}
 	status, err := in.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
 	if err != nil {
 		return got, err
 	}
-	var all []string
+	var all, untracked []string
 	for line := range strings.SplitSeq(status, "\x00") {
 		switch {
 		case len(line) <= 3:
+		case strings.HasPrefix(line, "??") && !strings.HasSuffix(line, "/"):
+			untracked = append(untracked, line[3:])
 		case strings.HasSuffix(line, "/"):
 			got.nested = append(got.nested, line[3:])
 		default:
 			all = append(all, line[3:])
 		}
+	}
+	if len(untracked) > 0 {
+		if untracked, err = withoutUnsent(ctx, path, untracked); err != nil {
+			return got, err
+		}
+		all = append(all, untracked...)
 	}
 	if len(all) == 0 {
 		return got, nil
@@ -125,6 +135,20 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 		got.filtered, err = lfs.WithoutObjects(lfsGit(ctx, path), path, got.filtered)
 	}
 	return got, err
+}
+
+// withoutUnsent returns the untracked files without environment files and what
+// .agentlabignore names.
+func withoutUnsent(ctx context.Context, path string, untracked []string) ([]string, error) {
+	env, err := listFiles(ctx, path, []string{"--exclude-standard"}, envPatterns)
+	if err != nil {
+		return nil, err
+	}
+	ignored, err := ignoredNames(ctx, path, untracked)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(untracked, func(name string) bool { return ignored[name] || slices.Contains(env, name) }), nil
 }
 
 // commitChanges makes a commit of changed files on top of HEAD, with a copy of the index:

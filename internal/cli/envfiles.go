@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"os"
+	"path"
 	"slices"
 	"strings"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // ignoreFile names files of a repository that are not sent, in the syntax of
@@ -68,6 +70,20 @@ func (a *App) sendEnvFiles(ctx context.Context, c *client.Client, sandbox, repo,
 	return sent, nil
 }
 
+// excludeSent has git in a session ignore the environment files that were sent to its
+// repository. Other sandboxes have none.
+func excludeSent(ctx context.Context, c *client.Client, sent SentEnvFiles) error {
+	if in := path.Clean(sent.Directory); in != guestapi.RepoDir && in != guestapi.ProjectDir {
+		return nil
+	}
+	r := sessionRepo{c: c, sandbox: sent.Sandbox}
+	st, err := r.state(ctx)
+	if err != nil || len(st.Worktrees) == 0 {
+		return nil //nolint:nilerr // it has no repository of a session
+	}
+	return r.callJSON(ctx, guestapi.RepoInit{Branch: st.Worktrees[0].Branch, Exclude: sent.Files}, nil, "init")
+}
+
 // findEnvFiles returns the top of a work tree and its environment files.
 func findEnvFiles(ctx context.Context, repo string) (top string, names []string, err error) {
 	if top, err = git(ctx, repo, "rev-parse", "--show-toplevel"); err != nil {
@@ -121,7 +137,8 @@ directory of a sandbox. Files that git tracks are not sent: they arrive with the
 commits. Directories that git ignores as a whole, other repositories, and what the file
 .agentlabignore names are left out; it has the syntax of .gitignore.
 
-Files in the sandbox are replaced, and none is removed. The agent can read them, and
+Files in the sandbox are replaced, and none is removed. In /workspace of a session, git
+ignores them: they do not count as work of the agent. The agent can read them, and
 AgentLab does not know their values: it does not redact them in logs.`,
 		Example: `  agentlab sync-env play
   agentlab sync-env play --repo ~/src/project --dir /workspace`,
@@ -138,6 +155,11 @@ AgentLab does not know their values: it does not redact them in logs.`,
 			if _, err := c.Sandbox(ctx, sandbox); agentlab.CodeOf(err) == agentlab.CodeNotFound {
 				return err
 			}
+		}
+		if err := excludeSent(ctx, c, sent); err != nil {
+			return err
+		}
+		if len(sent.Files) == 0 {
 			return a.done(sent, "no .env files to send")
 		}
 		return a.done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], sanitize(strings.Join(sent.Files, " ")))

@@ -265,6 +265,13 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource,
 	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		in.Origin = url
 	}
+	if !o.noEnv {
+		_, names, err := findEnvFiles(ctx, r.path)
+		if err != nil {
+			return err
+		}
+		in.Exclude = append([]string{}, names...)
+	}
 	if err := r.callJSON(ctx, in, nil, "init"); err != nil {
 		return err
 	}

@@ -321,3 +321,78 @@ func TestPushNamesAndTimes(t *testing.T) {
 		t.Errorf("%d, %q", code, text)
 	}
 }
+
+// Environment files are sent by themselves, and what .agentlabignore names is not sent:
+// neither are uncommitted changes, which would be carried or reported.
+func TestSentFilesAreNoChanges(t *testing.T) {
+	w := newSessionWorld(t)
+	put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", ignoreFile: "private/\n.env.key\n/.agentlabignore\n"})
+	carried := func() string {
+		t.Helper()
+		w.notes.Reset()
+		l := &repoLink{path: w.user, remote: remoteName}
+		if _, err := w.app.carriedChanges(t.Context(), l, startOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		note := w.notes.String()
+		commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if commit == "" {
+			return note
+		}
+		return note + userGit(t, w.user, "diff", "--name-status", "HEAD", commit)
+	}
+	if got := carried(); got != "" {
+		t.Errorf("without changes: %s", got)
+	}
+	put(t, w.user, map[string]string{"new": "1"})
+	if got := carried(); !strings.Contains(got, "does not have 1 file with") || !strings.HasSuffix(got, "start --with-changes\nA\tnew") {
+		t.Errorf("with a new file: %s", got)
+	}
+}
+
+// A start and 'agentlab sync-env' tell git in the session which files it gets; a start with
+// --no-env leaves those of the last one.
+func TestSentFilesAreExcluded(t *testing.T) {
+	w := newSessionWorld(t)
+	put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
+	src, err := findSource(t.Context(), w.user, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inits []string
+	c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+		switch {
+		case command[0] != "agentlab-agent" || command[1] != "repo":
+			return nil, "", 0
+		case command[2] == "init":
+			inits = append(inits, string(in))
+			return nil, "", 0
+		}
+		return w.real(command[2], in)
+	})
+	start := func(o startOptions) {
+		t.Helper()
+		r := sessionRepo{c: c, sandbox: "1", path: w.user}
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(startOptions{})
+	start(startOptions{noEnv: true})
+	for _, dir := range []string{"/home/agent", guestapi.ProjectDir, guestapi.RepoDir + "/"} {
+		if err := excludeSent(t.Context(), c, SentEnvFiles{Sandbox: "1", Directory: dir, Files: []string{}}); err != nil {
+			t.Error(err)
+		}
+	}
+	for i, want := range []string{`"exclude":[".env","app/.envrc"]`, `"exclude":null`, `"exclude":[]`, `"exclude":[]`} {
+		if i >= len(inits) || !strings.Contains(inits[i], want) {
+			t.Errorf("%d: %q lacks %s", i, inits, want)
+		}
+	}
+	if len(inits) != 4 {
+		t.Errorf("calls: %q", inits)
+	}
+}

@@ -188,7 +188,7 @@ func (r repo) init(p guestapi.RepoInit) error {
 			}
 		}
 	}
-	if err := r.excludeWorktrees(); err != nil {
+	if err := r.exclude(p.Exclude); err != nil {
 		return err
 	}
 	return r.sync()
@@ -203,26 +203,6 @@ func (r repo) sync() error {
 	}
 	defer func() { _ = dir.Close() }()
 	return syncFS(dir)
-}
-
-// excludeWorktrees has git ignore the directory of work trees.
-func (r repo) excludeWorktrees() error {
-	name := filepath.Join(r.dir, ".git", "info", "exclude")
-	line := "/" + guestapi.WorktreesDir + "/"
-	old, err := os.ReadFile(name) //nolint:gosec // of the agent, who runs this
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if slices.Contains(strings.Split(string(old), "\n"), line) {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // as git makes it
-		return err
-	}
-	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
-		old = append(old, '\n')
-	}
-	return os.WriteFile(name, append(old, line+"\n"...), 0o644) //nolint:gosec // as git makes it
 }
 
 // state returns the branches and work trees.
