@@ -249,7 +249,10 @@ func (s *Service) markVMRunning(vmid int) {
 }
 
 func (s *Service) control(sb agentlab.Sandbox) *control.Client {
-	return control.New(func(ctx context.Context) (net.Conn, error) { return s.on(sb).DialControl(ctx, backend.RefOf(sb)) })
+	return control.New(func(ctx context.Context) (net.Conn, error) {
+		conn, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
+		return conn, s.ofSession(ctx, sb, err)
+	})
 }
 
 // asking records that the step of a sandbox waits for its guest, or saves it, until

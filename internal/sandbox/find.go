@@ -64,7 +64,7 @@ func (s *Service) find(ctx context.Context, arg string) (sb, other agentlab.Sand
 		return none, none, destroyedBefore(arg, named)
 	case current.VMID == 0 && !live:
 		return none, none, agentlab.Errorf(agentlab.CodeConflict, "session %s has no sandbox", v.Name).
-			WithHint("start it: agentlab start in its repository, or agentlab session resume %s", v.Name)
+			WithHint("%s", startSession(v))
 	case !live || named.UID == current.UID:
 		return current, none, nil
 	}

@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -31,12 +33,42 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
 		return sb, conflict(sb, "and does not answer yet", "wait until it is READY")
 	case agentlab.SandboxSuspended:
-		return sb, conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
+		err = conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
 	case agentlab.SandboxStopped:
-		return sb, conflict(sb, "and does not run", "agentlab sandbox start %d, or, in the repository of its session, agentlab start", vmid)
+		err = conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
+	default:
+		err = conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
 	}
-	return sb, conflict(sb, "and does not run",
-		"see the reason: agentlab sandbox show %[1]d; a session continues in a new sandbox: agentlab start; else destroy it: agentlab sandbox destroy %[1]d", vmid)
+	return sb, s.ofSession(ctx, sb, err)
+}
+
+// ofSession replaces the hint of an error, which names a command that runs the sandbox
+// again, if the sandbox is the current one of a session: that has a command of its own.
+func (s *Service) ofSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Hint == "" {
+		return err
+	}
+	all, lerr := s.cfg.Store.Sessions(ctx)
+	if lerr != nil {
+		return err // with the hint for any sandbox
+	}
+	for _, v := range all {
+		if v.VMID != sb.VMID || v.UID != sb.UID {
+			continue
+		}
+		why := ""
+		if sb.State == agentlab.SandboxFailed {
+			why = fmt.Sprintf("see the reason: agentlab sandbox show %d; ", sb.VMID)
+		}
+		return e.WithHint("%s", why+startSession(v))
+	}
+	return err
+}
+
+// startSession is the hint that names the commands which start a session.
+func startSession(v agentlab.Session) string {
+	return "start its session: agentlab start in its repository, or agentlab session resume " + v.Name
 }
 
 // seenLive is live for questions that are asked again and again, of thousands of guests:
@@ -127,9 +159,9 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 		if local, lerr := s.control(sb).DialPort(ctx, port); lerr == nil {
 			return local, nil
 		}
-		return nil, err
+		return nil, s.ofSession(ctx, sb, err)
 	case err != nil || port != sshPort:
-		return conn, err
+		return conn, s.ofSession(ctx, sb, err)
 	}
 	return s.hold(sb, conn), nil
 }

@@ -56,6 +56,7 @@ type Store interface {
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
 	Session(ctx context.Context, id string) (agentlab.Session, error)
 	SessionByName(ctx context.Context, name string) (agentlab.Session, error)
+	Sessions(ctx context.Context) ([]agentlab.Session, error)
 	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error

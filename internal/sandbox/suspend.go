@@ -30,7 +30,11 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.Desired == agentlab.DesiredSuspended:
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
-			return nil, conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
+			err := conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
+			if sb.State == agentlab.SandboxStopped {
+				err = s.ofSession(ctx, *sb, err)
+			}
+			return nil, err
 		}
 		sb.Desired = want
 		return nil, nil
@@ -45,7 +49,7 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 		case sb.Desired.Suspended():
 			sb.Desired = agentlab.DesiredRunning
 		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
-			return nil, conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb))
+			return nil, s.ofSession(ctx, *sb, conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb)))
 		}
 		return nil, nil
 	})

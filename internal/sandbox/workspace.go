@@ -346,7 +346,7 @@ func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 // unmount makes the guest write and unmount the workspace.
 func (s *Service) unmount(ctx context.Context, sb agentlab.Sandbox, limit time.Duration) error {
 	if sb.State == agentlab.SandboxSuspended {
-		return conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name)
+		return s.ofSession(ctx, sb, conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name))
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
