@@ -9,7 +9,7 @@ import (
 )
 
 // DurableConfig is the configuration of git with which commits survive the loss of the
-// VM, unlike with its default.
+// VM, unlike with its default. SyncRefs does the same for the names of their refs.
 var DurableConfig = [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}} //nolint:gochecknoglobals // a constant
 
 // plainConfig makes the steps that the host drives independent of the configuration of

@@ -125,6 +125,7 @@ func (m *Modules) checkOutOne(at, commit string) error {
 			return err
 		}
 	}
+	SyncRefs(filepath.Join(full, ".git"))
 	// Relative, because a clone is moved later.
 	up, err := filepath.Rel(filepath.Join(full, ".git", "objects"), m.Objects)
 	if err != nil {

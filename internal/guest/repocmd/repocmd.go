@@ -191,6 +191,7 @@ func (r repo) init(p guestapi.RepoInit) error {
 	if err := r.exclude(p.Exclude); err != nil {
 		return err
 	}
+	SyncRefs(filepath.Join(r.dir, ".git"))
 	return r.sync()
 }
 

@@ -320,6 +320,9 @@ func (c *cloner) from(ctx context.Context, env []string, url string, more []stri
 		args = append(args, "--no-checkout", "--reference-if-able", c.borrow)
 	}
 	_, err := c.r.git.run(ctx, filepath.Dir(c.path), env, append(args, "--", url, c.path)...)
+	if err == nil {
+		repocmd.SyncRefs(filepath.Join(c.path, ".git"))
+	}
 	return err
 }
 
