@@ -45,6 +45,9 @@ type RepoState struct {
 	Elsewhere int `json:"elsewhere,omitempty"`
 	// Stashes is how many of Elsewhere are stashes; nil from an earlier version.
 	Stashes *int `json:"stashes,omitempty"`
+	// ModuleWork counts those of Elsewhere that are commits in submodules, by the directory
+	// of the submodule, which is relative to RepoDir.
+	ModuleWork map[string]int `json:"module_work,omitempty"`
 	// Modules are the commits of submodules that the host has sent.
 	Modules []string `json:"modules,omitempty"`
 }

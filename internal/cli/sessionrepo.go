@@ -83,6 +83,12 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !isCommit(id) }) {
 		return st, guestInvalid("%d submodules", len(st.Modules))
 	}
+	modules := st.Elsewhere
+	for dir, n := range st.ModuleWork {
+		if modules -= n; n <= 0 || modules < 0 || !filepath.IsLocal(dir) {
+			return st, guestInvalid("%d commits in submodule %.100q", n, dir)
+		}
+	}
 	for name, commit := range st.Branches {
 		if name == "" || agentlab.ValidateRef(name) != nil || !isCommit(commit) {
 			return st, guestInvalid("branch %.100q is at %.50q", name, commit)

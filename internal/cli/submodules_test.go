@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
@@ -142,5 +144,50 @@ func TestSubmoduleFixIsQuoted(t *testing.T) {
 		if _, fix := m.locate(t.Context(), t.TempDir(), name); fix != "git submodule update --init --recursive -- "+want {
 			t.Errorf("%q: %s", name, fix)
 		}
+	}
+}
+
+// The commands that a sync prints for commits in a submodule of the session bring them here,
+// and rm names the submodule.
+func TestCommitsOfSubmodules(t *testing.T) {
+	user := userModules(t)
+	guest := filepath.Join(t.TempDir(), "guest")
+	userGit(t, user, "-c", "protocol.file.allow=always", "clone", "-q", "--recurse-submodules", user, guest)
+	inner := filepath.Join(guest, "lib/a/deep/b")
+	put(t, inner, map[string]string{"new": "1"})
+	for _, dir := range []string{inner, filepath.Join(guest, "lib/a"), guest} {
+		userGit(t, dir, "add", "-A")
+		userGit(t, dir, "commit", "-q", "-m", "of the agent")
+	}
+	st := guestapi.RepoState{
+		Worktrees: []guestapi.RepoWorktree{{}, {Dir: ".worktrees/fix"}}, Elsewhere: 3, Stashes: new(int),
+		ModuleWork: map[string]int{"lib/a": 1, ".worktrees/fix/lib/a/deep/b": 2},
+	}
+	left := strings.Join(onlyInSession(t.Context(), repoLink{path: user}, st), "; ")
+	if left != "2 commits in the submodule /workspace/.worktrees/fix/lib/a/deep/b; 1 commit in the submodule /workspace/lib/a" {
+		t.Errorf("rm: %s", left)
+	}
+	var notes bytes.Buffer
+	(&App{Stderr: &notes}).noteModules(&openedSession{session: api.Session{Name: "app"}, state: st})
+	var script strings.Builder
+	for line := range strings.Lines(notes.String()) {
+		if command, ok := strings.CutPrefix(line, "  → "); ok {
+			script.WriteString(strings.ReplaceAll(command, "/workspace/.worktrees/fix", "/workspace"))
+		}
+	}
+	program := strings.ReplaceAll(script.String(), "agentlab exec app -- git -C /workspace", "git -C "+guest)
+	cmd := exec.Command("sh", "-ec", program)
+	cmd.Dir = user
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Count(program, "\n") != 4 {
+		t.Fatalf("%s: %v: %s", program, err, out)
+	}
+	// Now a merge and 'git submodule update' check them out, without the remotes.
+	userGit(t, user, "fetch", "-q", guest, "HEAD")
+	userGit(t, user, "merge", "-q", "--ff-only", "FETCH_HEAD")
+	for _, dir := range []string{user, filepath.Join(user, "lib/a")} {
+		userGit(t, dir, "submodule", "--quiet", "update")
+	}
+	if got := userGit(t, filepath.Join(user, "lib/a/deep/b"), "show", "HEAD:new"); got != "1" {
+		t.Errorf("new is %q", got)
 	}
 }

@@ -334,6 +334,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 	if got.next != "" {
 		a.progressf("  → %s", got.next)
 	}
+	a.noteModules(w)
 	for _, t := range w.state.Worktrees {
 		if t.Uncommitted == 0 {
 			continue

@@ -252,12 +252,15 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 			WithHint("delete it nevertheless, its workspace goes to the trash: %s --force", how.command)
 	}
 	if len(left) > 0 {
-		stashes := ""
+		more := ""
 		if st.Stashes == nil && st.Elsewhere > 0 || st.Stashes != nil && *st.Stashes > 0 {
-			stashes = fmt.Sprintf("; and stashes, after 'agentlab start': agentlab exec %s -- git -C %s stash show --patch stash@{0} >stash.patch", s.Name, guestapi.RepoDir)
+			more = fmt.Sprintf("; and stashes, after 'agentlab start': agentlab exec %s -- git -C %s stash show --patch stash@{0} >stash.patch", s.Name, guestapi.RepoDir)
+		}
+		if len(st.ModuleWork) > 0 {
+			more += "; and commits of submodules, with the commands that 'agentlab sync' prints"
 		}
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, stashes, how.command)
+			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, more, how.command)
 	}
 	return nil
 }
@@ -326,8 +329,18 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	if stashes > 0 {
 		left = append(left, agentlab.Plural(stashes, "stash entry"))
 	}
+	others := st.Elsewhere - stashes
+	for i, dir := range slices.Sorted(maps.Keys(st.ModuleWork)) {
+		n := st.ModuleWork[dir]
+		if others -= n; i < maxModuleNotes {
+			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), sanitize(shownGuest(dir))))
+		}
+	}
+	if n := len(st.ModuleWork) - maxModuleNotes; n > 0 {
+		left = append(left, fmt.Sprintf("commits in %d other submodules", n))
+	}
 	switch {
-	case st.Elsewhere == stashes:
+	case others == 0:
 	case st.Stashes == nil:
 		left = append(left, "stashes, or work outside of "+guestapi.ProjectDir)
 	default:

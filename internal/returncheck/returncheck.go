@@ -206,7 +206,7 @@ func (c *check) entry(e Entry) {
 	}
 	switch {
 	case e.Kind == Module:
-		c.add(e, Named, "is a submodule, whose content comes with 'git submodule update'", "gitsubmodules(7)")
+		c.add(e, Named, "is a submodule; 'git submodule update' gets the commits that its remote has", "gitsubmodules(7)")
 	case e.Kind == Program && e.Was != Program:
 		c.add(e, Named, "is a new program", "chmod(1)")
 	}

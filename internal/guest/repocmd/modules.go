@@ -228,35 +228,40 @@ func (r repo) checkOutAllModules() error {
 	return nil
 }
 
-// moduleWork counts the commits of the agent in the submodules of a work tree, which has
-// the path dir, that the host has sent. They are in no bundle.
-func (r repo) moduleWork(dir string, sent map[string]bool, depth int) (n int, err error) {
+// moduleWork counts the commits of the agent in the submodules of a work tree that the host
+// has sent, by the directory of the submodule. They are in no bundle. dir and the directories
+// are relative to the repository.
+func (r repo) moduleWork(dir string, sent map[string]bool, depth int, work map[string]int) error {
 	var links gitlinks
-	if _, err := r.runGit(command{dir: dir, out: &links}, "ls-tree", "-r", "-z", "--full-tree", "HEAD"); err != nil {
-		return 0, err
+	if _, err := r.runGit(command{dir: filepath.Join(r.dir, dir), out: &links}, "ls-tree", "-r", "-z", "--full-tree", "HEAD"); err != nil {
+		return err
 	}
 	var not strings.Builder
 	for commit := range sent {
 		not.WriteString("^" + commit + "\n")
 	}
 	for _, l := range links.found {
-		c := command{dir: filepath.Join(dir, l.path), in: strings.NewReader(not.String())}
+		at := path.Join(dir, l.path)
+		c := command{dir: filepath.Join(r.dir, at), in: strings.NewReader(not.String())}
 		alternates, err := os.ReadFile(filepath.Join(c.dir, ".git", "objects", "info", "alternates"))
 		if err != nil || len(alternates) == 0 || depth > guestapi.MaxModuleDepth {
 			continue // it is not one that CheckOut has made
 		}
 		out, err := r.runGit(c, "rev-list", "--count", "--ignore-missing", "HEAD", "--branches", "--stdin")
 		if err != nil {
-			return n + 1, nil //nolint:nilerr // unknown is not absent
+			work[at]++ // unknown is not absent
+			continue
 		}
-		more, err := strconv.Atoi(out)
+		n, err := strconv.Atoi(out)
 		if err != nil {
-			return n, err
+			return err
 		}
-		below, err := r.moduleWork(c.dir, sent, depth+1)
-		if n += more + below; err != nil {
-			return n, err
+		if n > 0 {
+			work[at] = n
+		}
+		if err := r.moduleWork(at, sent, depth+1, work); err != nil {
+			return err
 		}
 	}
-	return n, nil
+	return nil
 }

@@ -69,7 +69,7 @@ func TestReceiveModules(t *testing.T) {
 	l.ok(nil, "worktree", "remove", "topic/x")
 
 	mine := commit(t, filepath.Join(l.dir, "lib/a"), "mine", "1")
-	if st := l.stateNow(); st.Elsewhere != 1 || st.Worktrees[0].Uncommitted != 1 {
+	if st := l.stateNow(); st.Elsewhere != 1 || st.ModuleWork["lib/a"] != 1 || len(st.ModuleWork) != 1 || st.Worktrees[0].Uncommitted != 1 {
 		t.Errorf("a commit in a submodule: %+v", st)
 	}
 	git(t, l.dir, "commit", "-qam", "submodule of the agent")

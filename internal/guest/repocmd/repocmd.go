@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -265,10 +266,14 @@ func (r repo) addModules(st *guestapi.RepoState) error {
 		if w.Head == "" {
 			continue
 		}
-		n, err := r.moduleWork(filepath.Join(r.dir, w.Dir), sent, 0)
-		if err != nil {
+		if st.ModuleWork == nil {
+			st.ModuleWork = map[string]int{}
+		}
+		if err := r.moduleWork(w.Dir, sent, 0, st.ModuleWork); err != nil {
 			return err
 		}
+	}
+	for _, n := range st.ModuleWork {
 		st.Elsewhere += n
 	}
 	return nil
@@ -392,10 +397,11 @@ func (r repo) worktree(verb string, args []string) error {
 				return errors.Join(err, errors.New("its HEAD has commits that are on no branch"))
 			}
 		}
+		work := map[string]int{}
 		if sent, err := r.modules(); err != nil || len(sent) == 0 {
 			_, rerr := r.git("worktree", "remove", dir)
 			return errors.Join(err, rerr)
-		} else if n, err := r.moduleWork(dir, sent, 0); err != nil || n > 0 {
+		} else if err := r.moduleWork(path.Join(guestapi.WorktreesDir, branch), sent, 0, work); err != nil || len(work) > 0 {
 			return errors.Join(err, errors.New("its submodules have commits that were made here"))
 		}
 		// Git does not remove submodules otherwise.
