@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
@@ -148,7 +149,12 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 	for _, s := range p.steps {
 		names = append(names, s.path)
 	}
-	return a.emit(of.applied(names, p.same, append([]string{}, p.skipped...), found), func() error {
+	doc := of.applied(names, p.same, append([]string{}, p.skipped...), found)
+	pointers := p.pointers()
+	if len(pointers) > 0 {
+		doc["lfs_pointers"] = pointers
+	}
+	return a.emit(doc, func() error {
 		for _, name := range names {
 			fmt.Fprintln(a.Stdout, sanitize(name))
 		}
@@ -159,12 +165,32 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 			a.progressf("note: %s is left out: it %s", sanitize(f.Path), sanitize(f.Why))
 		}
 		a.noteNamed(found)
+		if len(pointers) > 0 {
+			a.progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", lfsNames(pointers))
+		}
 		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
 		if n := of.newCommits; n > 0 {
 			a.progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
 		}
 		return nil
 	})
+}
+
+// pointers returns the files of Git LFS that were written. Git takes the content itself for
+// another file unless its filter runs, and no filter does.
+func (p *applyPlan) pointers() (names []string) {
+	for _, s := range p.steps {
+		st, err := p.w.root.Lstat(s.path)
+		if err != nil || !st.Mode().IsRegular() || st.Size() > lfs.MaxPointer {
+			continue
+		}
+		if text, err := p.w.root.ReadFile(s.path); err == nil {
+			if _, is := lfs.Parse(text); is {
+				names = append(names, s.path)
+			}
+		}
+	}
+	return names
 }
 
 // joinSomeNames joins the first names of a list.

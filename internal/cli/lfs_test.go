@@ -3,12 +3,14 @@ package cli
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
@@ -176,5 +178,27 @@ func TestBundleHasLFSObjects(t *testing.T) {
 	(&App{Stderr: &out}).warnUnsent(t.Context(), src)
 	if !strings.Contains(out.String(), "1 Git LFS file (gone.bin)") || strings.Contains(out.String(), "a.bin") {
 		t.Errorf("the note is %q", out.String())
+	}
+}
+
+// An apply names the files of Git LFS of which it writes the pointers.
+func TestApplyNamesPointers(t *testing.T) {
+	fakelfs.Install(t)
+	user, guest := newAgent(t)
+	_, text := fakelfs.Pointer("object of the guest")
+	bundle := leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
+	dir := t.TempDir()
+	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.close()
+	var notes bytes.Buffer
+	a := &App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
+	if err := a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "note: only the pointers of 2 Git LFS files (new.bin, run.sh) are written; to get the content, commit them, then:\n  → git lfs checkout\n"; !strings.Contains(notes.String(), want) {
+		t.Errorf("%q lacks %q", &notes, want)
 	}
 }

@@ -92,7 +92,7 @@ func isPointer(root *os.Root, f File) bool {
 		}
 	}
 	st, err := root.Lstat(f.Path)
-	if err != nil || !st.Mode().IsRegular() || st.Size() > maxPointer {
+	if err != nil || !st.Mode().IsRegular() || st.Size() > MaxPointer {
 		return false
 	}
 	text, err := root.ReadFile(f.Path)

@@ -27,13 +27,13 @@ type Pointer struct {
 	Size int64  // of the object, in bytes
 }
 
-// maxPointer limits the text of a pointer, as Git LFS does.
-const maxPointer = 1024
+// MaxPointer limits the text of a pointer, in bytes, as Git LFS does.
+const MaxPointer = 1024
 
 // Parse reads a pointer. Text of another form is not one; see the specification,
 // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
 func Parse(text []byte) (p Pointer, ok bool) {
-	if len(text) > maxPointer {
+	if len(text) > MaxPointer {
 		return p, false
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
@@ -262,7 +262,7 @@ func New(git Git, revs string) (list []Pointer, err error) {
 
 // pointers calls fn with the objects that are pointers.
 func pointers(git Git, objects []string, fn func(blob string, p Pointer)) error {
-	blobs, err := sized(git, objects, 101, maxPointer)
+	blobs, err := sized(git, objects, 101, MaxPointer)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		"", "content", text + strings.Repeat("x", maxPointer), strings.Replace(text, "v1", "v2", 1), strings.Replace(text, "size ", "size -", 1),
+		"", "content", text + strings.Repeat("x", MaxPointer), strings.Replace(text, "v1", "v2", 1), strings.Replace(text, "size ", "size -", 1),
 		strings.Replace(text, want.OID, strings.ToUpper(want.OID), 1), strings.Replace(text, want.OID, "../../../"+want.OID[9:], 1), strings.Replace(text, "oid", "id", 1),
 	} {
 		if p, ok := Parse([]byte(bad)); ok {
