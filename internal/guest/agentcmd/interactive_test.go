@@ -359,3 +359,45 @@ func TestTmuxPassthrough(t *testing.T) {
 	l.tmux("kill-server")
 	_ = cmd.Wait()
 }
+
+// The status line of a terminal of 80 columns shows the VM, the window and the branch, as
+// it is checked out now.
+func TestTmuxStatusLine(t *testing.T) {
+	l := newTerminalLab(t)
+	l.dir = filepath.Join(l.dir, "it's a $(touch x) directory")
+	const branch, next = "feature/a-rather-long-branch", "n1ext"
+	if out, err := exec.Command("git", "init", "-q", "-b", branch, l.dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _, _ = strings.Cut(host, ".")
+	cmd := l.agentlab("open", "--dir", l.dir, "--session", "worktree/"+branch, "--shell")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tty.Close() }()
+	defer time.AfterFunc(guard.Patience, func() { _ = tty.Close() }).Stop()
+	var seen bytes.Buffer
+	sees := func(want string) {
+		t.Helper()
+		for buf := make([]byte, 4096); !strings.Contains(seen.String(), want); {
+			n, err := tty.Read(buf)
+			if seen.Write(buf[:n]); err != nil {
+				t.Fatalf("%v: no %q in %q", err, want, seen.String())
+			}
+		}
+	}
+	sees("[" + host[:min(len(host), 20)])
+	sees("1:shell")
+	sees(branch)
+	l.tmux("send-keys", "-t", "=worktree/"+branch+":", "clear; git checkout -q -b n$((1))ext", "Enter") // not what the shell echoes
+	l.tmux("set-option", "-g", "status-interval", "1")
+	seen.Reset()
+	sees(next)
+	l.tmux("kill-server")
+	_ = cmd.Wait()
+}

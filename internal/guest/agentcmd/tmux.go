@@ -13,7 +13,9 @@ import (
 )
 
 // tmuxConfig is for terminals that a person attaches to from another machine.
-// The file of the user comes last.
+// The status line has the name of the VM, which is that of the session, at the left, and the
+// branch at the right; at 80 columns, 20 are left for the windows. The file of the user comes
+// last.
 const tmuxConfig = `set -g mouse on
 set -s set-clipboard on
 set -gq allow-passthrough on
@@ -25,7 +27,10 @@ set -g set-titles on
 set -g set-titles-string "#S: #W"
 set -g focus-events on
 set -g window-size latest
-set -g status-right ""
+set -g status-left-length 24
+set -g status-left "[#{host_short}] "
+set -g status-right-length 36
+set -g status-right "#(git -C #{q:session_path} symbolic-ref -q --short HEAD || echo detached HEAD)"
 set -g base-index 1
 source-file -q ~/.tmux.conf
 `
