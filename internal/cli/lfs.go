@@ -170,7 +170,8 @@ func (r sessionRepo) receiveLFS(ctx context.Context, a *App, store lfs.Store, al
 	pr, pw := io.Pipe()
 	defer func() { _ = pr.Close() }()
 	go func() { _ = pw.CloseWithError(store.Send(pw, send)) }()
-	in := io.MultiReader(bytes.NewReader(append(line, '\n')), &meterReader{r: pr, m: m, what: "sending Git LFS objects", total: total})
+	in, stop := r.slowAfterSent(io.MultiReader(bytes.NewReader(append(line, '\n')), &meterReader{r: pr, m: m, what: "sending Git LFS objects", total: total}), m, "lfs")
+	defer func() { stop() }()
 	err = r.callFor(ctx, in, &got, "lfs", "receive")
 	return got, err
 }

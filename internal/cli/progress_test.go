@@ -3,6 +3,10 @@ package cli
 import (
 	"bytes"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,5 +71,51 @@ func TestMeterOfPacking(t *testing.T) {
 	}
 	if got := pack(func() time.Time { return time.Unix(0, 0) }); got != "" {
 		t.Errorf("a step that takes no time shows %q", got)
+	}
+}
+
+// A command that waits for the sandbox for long says so once; a short one says nothing.
+func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
+	var out bytes.Buffer
+	a := &App{Stderr: &out}
+	slow := make(chan time.Time)
+	a.saySlowAfter(slow, "waiting")()
+	stop := a.saySlowAfter(slow, "waiting for it")
+	slow <- time.Time{}
+	stop()
+	stop()
+	if got := out.String(); got != "waiting for it\n" {
+		t.Errorf("it says %q", got)
+	}
+
+	var said []string
+	ended := 0
+	r := sessionRepo{sandbox: "1", slow: func(what string) func() {
+		said = append(said, what)
+		return func() { ended++ }
+	}}
+	r.c = commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+		if verb := command[2]; verb == "receive" {
+			return []byte(`{"errors":{}}`), "", 0
+		}
+		return nil, "", 0
+	})
+	for verb := range slowWork {
+		if verb != "receive" {
+			if err := r.call(t.Context(), nil, io.Discard, verb); err != nil {
+				t.Error(verb, err)
+			}
+		}
+	}
+	bundle, err := os.Create(filepath.Join(t.TempDir(), "bundle"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = bundle.Close() }()
+	if _, err := r.push(t.Context(), pushed{bundle: bundle}, nil, a.newMeter()); err != nil {
+		t.Error(err)
+	}
+	if slices.Sort(said); !slices.Equal(said, slices.Sorted(maps.Values(slowWork))) || ended < len(said) {
+		t.Errorf("commands say %q, and %d have ended", said, ended)
 	}
 }

@@ -34,14 +34,55 @@ type sessionRepo struct {
 	sandbox string
 	path    string  // the user's repository
 	silence silence // zero means repoSilence
-	left    *int64  // bytes that fetches may get in total; nil means that only each is limited
+	// slow, unless it is nil, is called when a command begins and says what the user waits
+	// for if the command takes long; stop ends that.
+	slow func(what string) (stop func())
+	left *int64 // bytes that fetches may get in total; nil means that only each is limited
 }
 
 // call runs a command of 'agentlab-agent repo'.
 func (r sessionRepo) call(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
+	if args[len(args)-1] != "receive" { // which shows what is sent
+		defer r.saySlow(args[0])()
+	}
 	req := guestapi.ExecRequest{Command: append([]string{"agentlab-agent", "repo"}, args...)}
 	return guestRunShown(ctx, r.c, r.sandbox, req, cmp.Or(r.silence, repoSilence), in, out, io.Discard)
 }
+
+// slowWork is what the user waits for, by the command of 'agentlab-agent repo'.
+var slowWork = map[string]string{ //nolint:gochecknoglobals // a constant
+	"init":     "preparing the repository in the sandbox",
+	"lfs":      "waiting for the objects of Git LFS",
+	"pack":     "waiting for the sandbox to pack its work",
+	"programs": "looking for programs that run in the sandbox",
+	"receive":  "waiting for the sandbox to check out the commits",
+	"state":    "reading the state of the repository in the sandbox",
+	"worktree": "waiting for the sandbox to change its work trees",
+}
+
+// saySlow is slow for a command.
+func (r sessionRepo) saySlow(verb string) (stop func()) {
+	if r.slow == nil {
+		return func() {}
+	}
+	return r.slow(slowWork[verb])
+}
+
+// slowAfterSent is a reader after whose end the user waits for the command that has read it.
+// Its meter shows nothing more.
+func (r sessionRepo) slowAfterSent(in io.Reader, m *meter, verb string) (reader io.Reader, stop func()) {
+	stopSlow := func() {}
+	end := readerFunc(func([]byte) (int, error) {
+		m.done()
+		stopSlow = r.saySlow(verb)
+		return 0, io.EOF
+	})
+	return io.MultiReader(in, end), func() { stopSlow() }
+}
+
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // callJSON is call with documents as input and output.
 func (r sessionRepo) callJSON(ctx context.Context, in, out any, args ...string) error {
@@ -226,6 +267,8 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 		m.start()
 		in = io.MultiReader(in, &meterReader{r: bundle, m: m, what: "sending", total: st.Size()})
 	}
+	in, stop := r.slowAfterSent(in, m, "receive")
+	defer stop()
 	var got guestapi.RepoReceived
 	if err := r.callFor(ctx, in, &got, "receive"); err != nil {
 		if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.changes != "" {
@@ -233,6 +276,7 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 		}
 		return nil, err
 	}
+	stop()
 	m.done()
 	faults := map[string]string{}
 	for _, u := range p.updates { // only what was asked for

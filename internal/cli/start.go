@@ -267,7 +267,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
-	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}
+	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.saySlow}
 	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return got, open, err
@@ -367,6 +367,7 @@ const lossNoticed = time.Minute
 // then the session is resumed again.
 func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
 	return a.resumeFor(ctx, c, s, ttl, func(sandbox string) error {
+		defer a.saySlow("waiting for the sandbox to run a command")()
 		return guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
 	})
 }
@@ -380,8 +381,11 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 		after := lastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
 		if err == nil && !isUp(sb) {
-			if isStopped(sb) && sb.Reason != "" {
+			switch {
+			case isStopped(sb) && sb.Reason != "":
 				a.progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, sanitize(sb.Reason))
+			case isStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
+				a.progressf("starting the VM of session %s", s.Name)
 			}
 			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
 		}

@@ -213,6 +213,7 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 		return nil, err
 	}
 	w := newOpened(c, s, sb, l)
+	w.slow = a.saySlow
 	if !isUp(api.Sandbox{State: s.State}) && !w.wasStopped {
 		a.progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}

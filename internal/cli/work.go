@@ -280,6 +280,7 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 		return nil, st, err
 	}
 	w := newOpened(c, s, sb, l)
+	w.slow = a.saySlow
 	defer func() {
 		if err != nil || len(left) > 0 { // else the session is deleted
 			a.leave(ctx, w)
