@@ -33,7 +33,6 @@ func TestCheckoutIsCareful(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
 	t.Setenv("GIT_CONFIG_GLOBAL", "/dev/null")
 	run("init", "-q")
 	p, text := fakelfs.Pointer("the object")

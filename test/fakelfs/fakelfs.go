@@ -46,10 +46,7 @@ func Environ(t *testing.T) []string {
 	if err := os.WriteFile(filepath.Join(dir, "git-lfs"), []byte(script), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	return []string{
-		"GIT_CONFIG_NOSYSTEM=1", // where the package of the real one has its filters
-		"PATH=" + dir + string(filepath.ListSeparator) + os.Getenv("PATH"),
-	}
+	return []string{"PATH=" + dir + string(filepath.ListSeparator) + os.Getenv("PATH")}
 }
 
 // Pointer returns the pointer to a content, and its text.

@@ -21,6 +21,10 @@ import (
 // envGuarded is set in the process that runs the tests, and in what it starts.
 const envGuarded = "AGENTLAB_TEST_GUARDED"
 
+// noSystemGit makes the git of tests independent of /etc/gitconfig of the machine, which may
+// require filters that are not installed.
+const noSystemGit = "GIT_CONFIG_NOSYSTEM=1"
+
 // Patience is how long a test waits for what must happen. It only ends a test that
 // hangs: no test measures the speed of its machine, and a busy one may be a hundred
 // times slower than a quiet one.
@@ -30,7 +34,7 @@ const Patience = 10 * time.Minute
 const killLimit = Patience
 
 // Run is m.Run with a guard: a TestMain calls it in its place. It returns the
-// exit code of the tests.
+// exit code of the tests, whose git reads no system configuration.
 func Run(m *testing.M) int {
 	if os.Getenv(envGuarded) != "" {
 		return m.Run()

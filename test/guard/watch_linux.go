@@ -24,7 +24,7 @@ func watch(argv []string) (code int, err error) {
 		return 0, fmt.Errorf("become the reaper of the tests' processes: %w", err)
 	}
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // this program
-	cmd.Env = append(os.Environ(), envGuarded+"=1")
+	cmd.Env = append(os.Environ(), envGuarded+"=1", noSystemGit)
 	if os.Getenv(envShared) == "" {
 		dir, err := os.MkdirTemp("", "agentlab-test-*")
 		if err != nil {

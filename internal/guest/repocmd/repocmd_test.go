@@ -132,6 +132,7 @@ func TestUserIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("GIT_CONFIG_SYSTEM", system)
+	t.Setenv("GIT_CONFIG_NOSYSTEM", "0")
 	l := newLab(t)
 	l.ok(guestapi.RepoInit{Branch: "main"}, "init")
 	for _, name := range []string{"Ada", "Bob"} {
