@@ -264,6 +264,22 @@ func (d *Driver) findByMark(ctx context.Context, uid, name string, age time.Dura
 	return 0, nil
 }
 
+// vanished reports whether the error of a read of a VM that was listed means that it was
+// destroyed since then. For a token that is the same refusal as for a VM that it may not
+// read. Any other error is returned.
+func (d *Driver) vanished(ctx context.Context, vmid int, err error) (bool, error) {
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeNotFound:
+		return true, nil
+	case agentlab.CodeDenied:
+		free, ferr := d.pve.Free(ctx, vmid)
+		if free || ferr != nil {
+			return free, ferr
+		}
+	}
+	return false, err
+}
+
 // hasMark reports whether a VM of the cluster's list is that of a sandbox
 // that has no handle.
 func (d *Driver) hasMark(ctx context.Context, node string, id vmID, name string) (bool, error) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox/pve"
 )
 
@@ -79,7 +78,7 @@ func (d *Driver) strays(ctx context.Context, of *volume) (map[int]string, error)
 	found := d.unknownHolders(vms, all)
 	for vmid, node := range found {
 		cfg, err := d.pve.Config(ctx, node, vmid)
-		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		if _, err := d.vanished(ctx, vmid, err); err != nil {
 			return nil, err
 		}
 		if v := d.volumeIn(cfg, node, vmid); v == nil || v.UID != of.UID {
@@ -120,10 +119,7 @@ func (d *Driver) destroyStrays(ctx context.Context, v *volume) error {
 
 func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node string, vmid int, only string, empty bool) error {
 	cfg, err := d.pve.Config(ctx, node, vmid)
-	if err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return nil // it was deleted in the meantime
-		}
+	if gone, err := d.vanished(ctx, vmid, err); gone || err != nil {
 		return err
 	}
 	v := d.volumeIn(cfg, node, vmid)
@@ -138,10 +134,8 @@ func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node 
 	if has, err := d.readVolume(v.UID); has != nil || err != nil {
 		return err
 	}
-	if cfg, err = d.pve.Config(ctx, node, vmid); err != nil {
-		if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			return nil
-		}
+	cfg, err = d.pve.Config(ctx, node, vmid)
+	if gone, err := d.vanished(ctx, vmid, err); gone || err != nil {
 		return err
 	}
 	volid := firstProp(cfg[holderSlot])
@@ -183,13 +177,11 @@ func (d *Driver) sandboxWith(ctx context.Context, vms map[string][]pve.VM, v *vo
 				continue
 			}
 			cfg, err := d.pve.Config(ctx, node, int(vm.VMID))
-			if agentlab.CodeOf(err) == agentlab.CodeNotFound {
-				continue
-			}
+			gone, err := d.vanished(ctx, int(vm.VMID), err)
 			if err != nil {
 				return nil, err
 			}
-			if volumeOwner(firstProp(cfg[volumeSlot])) != v.VMID {
+			if gone || volumeOwner(firstProp(cfg[volumeSlot])) != v.VMID {
 				continue
 			}
 			a := &attachment{UID: uid, VMID: int(vm.VMID)}
