@@ -75,7 +75,7 @@ type Log interface {
 // Config is the configuration of a Service.
 type Config struct {
 	Store    Store
-	Log      Log // nil: the backend has no log
+	Logs     func(backend string) Log // its result is nil for a backend without a log
 	Limits   Limits
 	Redactor Redactor         // nil means that nothing is redacted
 	Clock    func() time.Time // nil means time.Now
@@ -113,14 +113,15 @@ type source struct {
 
 // subject is what the service must know of a sandbox. There are thousands.
 type subject struct {
+	log   Log
 	ref   backend.Ref
 	vmid  int
 	jobID string
 	state agentlab.SandboxState
 }
 
-func subjectOf(sb agentlab.Sandbox) subject {
-	return subject{ref: backend.RefOf(sb), vmid: sb.VMID, jobID: sb.JobID, state: sb.State}
+func (s *Service) subjectOf(sb agentlab.Sandbox) subject {
+	return subject{log: s.cfg.Logs(sb.Backend), ref: backend.RefOf(sb), vmid: sb.VMID, jobID: sb.JobID, state: sb.State}
 }
 
 // New returns a Service. Call Run to start it.
@@ -128,6 +129,9 @@ func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
 		wake: make(chan struct{}, 1), sources: map[int]*source{}, watchers: map[*agentlab.EgressFilter]bool{}, changed: make(chan struct{}),
+	}
+	if s.cfg.Logs == nil {
+		s.cfg.Logs = func(string) Log { return nil }
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -140,10 +144,6 @@ func New(cfg Config) *Service {
 
 // Run copies logs until ctx ends.
 func (s *Service) Run(ctx context.Context) error {
-	if s.cfg.Log == nil {
-		<-ctx.Done()
-		return nil
-	}
 	for f := (agentlab.SandboxFilter{Limit: page}); ; {
 		rows, err := s.cfg.Store.Sandboxes(ctx, f)
 		if err != nil {
@@ -181,7 +181,8 @@ func ignoreCanceled(ctx context.Context, err error) error {
 // SandboxChanged handles a sandbox that is new or has changed. The daemon calls
 // it after the commit.
 func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
-	if s.cfg.Log == nil {
+	log := s.cfg.Logs(sb.Backend)
+	if log == nil {
 		return
 	}
 	s.mu.Lock()
@@ -197,10 +198,10 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 		src = &source{}
 		s.sources[sb.VMID] = src
 	case src.sb.state == sb.State:
-		src.sb = subjectOf(sb)
+		src.sb = s.subjectOf(sb)
 		return
 	}
-	src.sb, src.due, src.pause = subjectOf(sb), time.Time{}, 0
+	src.sb, src.due, src.pause = s.subjectOf(sb), time.Time{}, 0
 	s.wakeRun()
 }
 
@@ -287,7 +288,7 @@ func (s *Service) interval(src *source) time.Duration {
 // after Limits.Drain at the latest; after an error some records may be
 // missing.
 func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.cfg.Log == nil {
+	if s.cfg.Logs(sb.Backend) == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.lim.Drain)
@@ -295,7 +296,7 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	s.mu.Lock()
 	src := s.sources[sb.VMID]
 	if src == nil || src.sb.ref.UID != sb.UID {
-		src = &source{sb: subjectOf(sb)}
+		src = &source{sb: s.subjectOf(sb)}
 	}
 	s.mu.Unlock()
 	for {
@@ -402,7 +403,7 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 		src.known = true
 	}
 	call, cancel := context.WithTimeout(ctx, s.lim.Call)
-	recs, err := s.cfg.Log.EgressLog(call, sb.ref, src.cursor, page)
+	recs, err := sb.log.EgressLog(call, sb.ref, src.cursor, page)
 	cancel()
 	if err != nil {
 		return false, err

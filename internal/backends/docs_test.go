@@ -20,6 +20,29 @@ var update = flag.Bool("update", false, "write the generated documents")
 
 const document = "../../docs/config.md"
 
+const severalBackends = `
+## Several backends
+
+` + "`backends`" + ` gives names to backends, each with a driver and the keys of the driver's section. The one in
+` + "`backend`" + ` is the default; without that key it is the first.
+
+` + "```yaml" + `
+backend: local
+backends:
+  local:
+    driver: qemu
+  lab:
+    driver: proxmox
+    token_id: agentlab@pve!agentlab
+` + "```" + `
+
+Each sandbox, workspace, snapshot and template stays on its backend, and the daemon drives all of them. New ones
+are made on the default, or on the backend of the workspace or snapshot that they use. A backend that has the
+name of its driver, with or without ` + "`backends`" + `, has the files that the only backend had before; the files of
+others are in ` + "`backends/NAME`" + ` of the state and cache directories. A sandbox of a backend that is not in the file is
+not changed. At most 16 backends are possible.
+`
+
 // docs/config.md is generated from the doc tags of config.Config and of the
 // sections of backends; run 'go test ./internal/backends -run TestReference -update' after a change.
 func TestReference(t *testing.T) {
@@ -49,6 +72,7 @@ daemon reads it when it starts. A key that is not listed here is an error.
 		fmt.Fprintf(&b, "%s# %s\n%s%s: %s\n", indent, k.doc, indent, name, k.def)
 	}
 	b.WriteString("```\n")
+	b.WriteString(severalBackends)
 	if *update {
 		if err := os.WriteFile(document, b.Bytes(), 0o644); err != nil { //nolint:gosec // a document that is not secret
 			t.Fatal(err)
@@ -86,8 +110,8 @@ func keys() []key {
 	var names []string
 	for _, b := range backends.All {
 		names = append(names, b.Name)
-		if s := c.Section(b.Name); s != nil {
-			out = append(out, keysOf(b.Name+".", reflect.ValueOf(s).Elem())...)
+		if b.Section != nil {
+			out = append(out, keysOf(b.Name+".", reflect.ValueOf(b.Section()).Elem())...)
 		}
 	}
 	out[0].doc += " Known: " + strings.Join(names, ", ") + "."

@@ -75,8 +75,8 @@ type Config struct {
 	Store    Store
 	Profiles Profiles
 	Secrets  Secrets
-	Info     backend.Info // has the URLs of the guest plane
-	Cache    Cache        // nil: there is none
+	Info     func(backend string) backend.Info // has the URLs of the guest plane
+	Cache    Cache                             // nil: there is none
 
 	TokenTTL      time.Duration // lifetime of a bootstrap token; default 10 min
 	Unused        time.Duration // after which an answer may be lost; default 5 s, longer with each token
@@ -195,7 +195,7 @@ func (s *Service) mint(ctx context.Context, sb agentlab.Sandbox, check func(agen
 }
 
 func (s *Service) document(sb agentlab.Sandbox, token string) *guestapi.Bootstrap {
-	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info.ControllerURL, VMID: sb.VMID}
+	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info(sb.Backend).ControllerURL, VMID: sb.VMID}
 }
 
 // Sent records that the guest of the sandbox with that UID has its document.

@@ -132,7 +132,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 
 // restart begins with a service that remembers nothing.
 func (w *world) restart() {
-	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: hooked{w.vault, w}, Info: backend.Info{ControllerURL: "http://controller"}})
+	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: hooked{w.vault, w}, Info: func(string) backend.Info { return backend.Info{ControllerURL: "http://controller"} }})
 }
 
 // document returns what a booting guest gets, as after SetIdentity.

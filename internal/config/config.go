@@ -17,7 +17,7 @@ import (
 // Config is the content of config.yaml. docs/config.md is generated from
 // the doc tags.
 type Config struct {
-	Backend        string `yaml:"backend" doctor:"show" doc:"Where sandboxes run."`
+	Backend        string `yaml:"backend" doctor:"show" doc:"Where new sandboxes run: a driver, with the section of its name, or a name of backends."`
 	DefaultProfile string `yaml:"default_profile" doctor:"show" doc:"Profile of jobs and sandboxes that do not name one."`
 	SessionProfile string `yaml:"session_profile" doctor:"show" doc:"Profile of sessions that 'agentlab start' creates without one. git config agentlab.profile has precedence."`
 	DefaultAgent   string `yaml:"default_agent" doctor:"show" doc:"Agent of jobs that do not name one: claude, codex, opencode, gemini or shell."`
@@ -50,29 +50,8 @@ type Config struct {
 
 	HostNetwork HostNetwork `yaml:"host_network"`
 
-	backends []string           // the values that the key backend may have
-	sections map[string]Section // by backend; each has the backend's name as its key
+	instances []Instance // the default first
 }
-
-// Backend describes a backend for config.yaml.
-type Backend struct {
-	Name string
-	// Section returns the defaults of the backend's section; nil means that it
-	// has none.
-	Section func() Section
-}
-
-// Section is the section of one backend in config.yaml: a pointer to a struct
-// whose fields have yaml and doc tags.
-type Section interface {
-	// Validate checks the values. It gets the whole configuration, and whether
-	// the backend of this section is the configured one.
-	Validate(c Config, used bool) error
-}
-
-// Section returns the section of a backend, with the type that its driver
-// gave it; nil if the backend has none.
-func (c Config) Section(backend string) Section { return c.sections[backend] }
 
 // Images names the default images.
 type Images struct {
@@ -176,17 +155,10 @@ func Default(known ...Backend) Config {
 		Guest:               Guest{CACertificates: []string{}},
 		Cache:               defaultCache(),
 		HostNetwork:         defaultHostNetwork,
-
-		sections: map[string]Section{},
-	}
-	for _, b := range known {
-		c.backends = append(c.backends, b.Name)
-		if b.Section != nil {
-			c.sections[b.Name] = b.Section()
-		}
 	}
 	if len(known) > 0 {
 		c.Backend = known[0].Name
+		c.instances = []Instance{instance(c.Backend, known[0])}
 	}
 	return c
 }
@@ -237,15 +209,11 @@ func in(path string, err error) error {
 // Parse reads the text of a config.yaml over the defaults and validates it.
 func Parse(data []byte, known ...Backend) (Config, error) {
 	c := Default(known...)
-	sections := map[string]any{}
-	for name, s := range c.sections {
-		sections[name] = s
-	}
 	doc, err := strictyaml.Parse(data)
 	if err != nil {
 		return Config{}, err
 	}
-	if err := doc.DecodeMore(&c, sections); err != nil {
+	if err := c.decode(doc, known); err != nil {
 		return Config{}, err
 	}
 	if err := c.Validate(); err != nil {
@@ -257,13 +225,12 @@ func Parse(data []byte, known ...Backend) (Config, error) {
 // Validate checks every value; the error names the key.
 func (c Config) Validate() error {
 	for _, check := range []func() error{
-		func() error { return OneOf("backend", c.Backend, c.backends) },
 		func() error { return OneOf("default_agent", c.DefaultAgent, agentlab.Agents) },
 		c.validateNames,
 		func() error { _, err := c.Pool(); return err },
 		c.API.validate, c.Metrics.validate, c.UpstreamProxy.validate, c.Guest.validate, c.Cache.validate, c.HostNetwork.validate,
 		c.validateRanges,
-		c.validateSections,
+		c.validateInstances,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -278,18 +245,6 @@ func (c Config) validateNames() error {
 	} {
 		if err := agentlab.ValidateName(n.value); err != nil {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%q is not a valid name", n.value).WithField(n.key).WithHint("%s", agentlab.HintOf(err))
-		}
-	}
-	return nil
-}
-
-// validateSections checks the sections of the backends.
-func (c Config) validateSections() error {
-	for _, name := range c.backends {
-		if s := c.sections[name]; s != nil {
-			if err := s.Validate(c, name == c.Backend); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -59,8 +59,8 @@ func (h HostNetwork) Gateways() (v4, v6 netip.Addr, err error) {
 // GuestsUseDHCP reports whether guests on the bridge get their addresses by DHCP,
 // as a backend's section says.
 func (c Config) GuestsUseDHCP() bool {
-	for _, s := range c.sections {
-		if d, ok := s.(interface{ GuestsUseDHCP() bool }); ok && d.GuestsUseDHCP() {
+	for _, in := range c.instances {
+		if d, ok := in.Section.(interface{ GuestsUseDHCP() bool }); ok && d.GuestsUseDHCP() {
 			return true
 		}
 	}

@@ -20,9 +20,16 @@ const hidden = "(set)"
 // its author has decided that the value is not secret.
 func (c Config) Shown() map[string]any {
 	out := showStruct(reflect.ValueOf(c))
-	if s := c.Section(c.Backend); s != nil {
-		out[c.Backend] = showStruct(reflect.Indirect(reflect.ValueOf(s)))
+	shown := map[string]any{}
+	for _, in := range c.instances {
+		one := map[string]any{}
+		if in.Section != nil {
+			one = showStruct(reflect.Indirect(reflect.ValueOf(in.Section)))
+		}
+		one["driver"] = in.Driver
+		shown[in.Name] = one
 	}
+	out["backends"] = shown
 	return out
 }
 
@@ -71,8 +78,10 @@ func show(v reflect.Value, open bool) any {
 // SecretFiles returns the paths of the files whose content is secret, sorted.
 func (c Config) SecretFiles() []string {
 	paths := secretFiles(reflect.ValueOf(c))
-	for _, s := range c.sections {
-		paths = append(paths, secretFiles(reflect.Indirect(reflect.ValueOf(s)))...)
+	for _, in := range c.instances {
+		if in.Section != nil {
+			paths = append(paths, secretFiles(reflect.Indirect(reflect.ValueOf(in.Section)))...)
+		}
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths)

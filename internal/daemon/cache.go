@@ -15,10 +15,12 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 	if !c.Enabled {
 		return nil
 	}
-	b := s.fleet.Default()
-	if b.Net == nil || !b.Can().EgressRecords {
-		return b.Without("cannot record the requests to the registry cache in the egress log").
-			WithField("cache.enabled").WithHint("set cache.enabled: false, or use another backend")
+	base := s.fleet.Default().Info().ControllerURL
+	for _, b := range s.fleet.All() {
+		if b.Net == nil || !b.Can().EgressRecords || b.Info().ControllerURL != base {
+			return b.Without("cannot record the requests to the registry cache in the egress log").
+				WithField("cache.enabled").WithHint("set cache.enabled: false, or use another backend")
+		}
 	}
 	if c.Dir == "" {
 		c.Dir = filepath.Join(s.cfg.Paths.Cache, "registries")
@@ -32,8 +34,8 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 		return err
 	}
 	cfg := regcache.Configured(c)
-	cfg.MinFree, cfg.Base, cfg.Certificates = int64(s.settings.Limits.MinFreeMB)<<20, b.Info().ControllerURL, certificates
-	cfg.Outside, cfg.Sandboxes, cfg.Profiles, cfg.Audit = outside, s.store, s.profiles, b.Net
+	cfg.MinFree, cfg.Base, cfg.Certificates = int64(s.settings.Limits.MinFreeMB)<<20, base, certificates
+	cfg.Outside, cfg.Sandboxes, cfg.Profiles, cfg.Audit = outside, s.store, s.profiles, s.fleet
 	cfg.Metrics, cfg.Logger = s.metrics, s.log.With("part", "cache")
 	if s.cache, err = regcache.New(cfg); err != nil {
 		return err

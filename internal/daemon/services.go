@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 
 	"github.com/agentlab-vm/agentlab"
@@ -49,7 +50,6 @@ type services struct {
 	store        *store.Store
 	images       *image.Store
 	fleet        *fleet.Fleet
-	bootable     sandbox.Images // images that the driver boots
 	profiles     *profile.Library
 	vault        *secret.Vault
 	artifacts    *artifact.Service
@@ -124,18 +124,20 @@ func (s *services) openImages(context.Context, *cleanup) error {
 }
 
 func (s *services) openDriver(_ context.Context, undo *cleanup) error {
-	opened, err := s.cfg.Backends.Open(registry.Env{
-		Config: s.settings, Paths: s.cfg.Paths, Images: s.images, Network: s.hostNetwork, Getenv: s.cfg.Getenv, Log: s.log.With("part", "driver"),
-	})
-	if err != nil {
-		return err
+	var list []*fleet.Backend
+	for _, in := range s.settings.Instances() {
+		b, err := s.cfg.Backends.Open(in, s.cfg.Paths, registry.Env{
+			Config: s.settings, Images: s.images, Network: s.hostNetwork, Getenv: s.cfg.Getenv, Log: s.log.With("part", "driver", "backend", in.Name),
+		})
+		if err != nil {
+			return err
+		}
+		undo.add(b.Close)
+		list = append(list, b)
 	}
-	s.fleet, s.bootable = fleet.Single(opened.Driver), opened.Images
-	if s.bootable == nil {
-		s.bootable = image.Bootable{Store: s.images}
-	}
-	undo.add(opened.Driver.Close)
-	s.doctor = doctor.New(s.doctorConfig(opened.Images == nil))
+	s.fleet = fleet.New(list...)
+	_, built := s.fleet.Default().Images.(image.Bootable)
+	s.doctor = doctor.New(s.doctorConfig(built))
 	var private []agentlab.PrivateTarget
 	for _, p := range s.settings.Network.Private {
 		private = append(private, agentlab.PrivateTarget{Host: p.Host, Port: p.Port, Reason: p.Reason, Source: profile.SourceConfig})
@@ -147,8 +149,16 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Default().Info()).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.infos()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
+}
+
+// infos describe the backends, the default first.
+func (s *services) infos() (out []backend.Info) {
+	for _, b := range s.fleet.All() {
+		out = append(out, b.Info())
+	}
+	return out
 }
 
 func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
@@ -177,7 +187,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 
 func (s *services) openBootstrap(context.Context, *cleanup) error {
 	s.bootstrap = bootstrap.New(bootstrap.Config{
-		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: s.fleet.Default().Info(), Cache: s.cache,
+		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: func(name string) backend.Info { return s.fleet.Of(name).Info() }, Cache: s.cache,
 		TokenTTL: s.settings.BootstrapTTL(), ArtifactBytes: s.artifacts.Limits().JobBytes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "bootstrap"),
 	})
@@ -189,8 +199,11 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 func (s *services) openAudit(context.Context, *cleanup) error {
 	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
-	if net := s.fleet.Default().Net; net != nil {
-		cfg.Log = net
+	cfg.Logs = func(name string) audit.Log {
+		if net := s.fleet.Of(name).Net; net != nil {
+			return net
+		}
+		return nil
 	}
 	s.audit = audit.New(cfg)
 	return nil
@@ -235,7 +248,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sandboxes.ServeGuests(s.guests)
 	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
-		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.bootable, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
+		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.fleet.Default().Images, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
@@ -257,7 +270,7 @@ func (s *services) openSandboxes() {
 	})
 	s.sandboxes = sandbox.New(sandbox.Config{
 		Secrets: s.vault,
-		Store:   s.store, Fleet: s.fleet, Images: s.bootable, Profiles: s.profiles,
+		Store:   s.store, Fleet: s.fleet, Profiles: s.profiles,
 		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{

@@ -301,7 +301,7 @@ func TestOtherBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.await(t, "other", agentlab.SandboxReady)
-	const hint = "set 'backend: toy' in config.yaml and restart agentlabd"
+	const hint = "add backend toy to config.yaml and restart agentlabd"
 	vmid := strconv.Itoa(sb.VMID)
 	for what, call := range map[string]func() (api.Sandbox, error){
 		"destroy": func() (api.Sandbox, error) { return h.client.DestroySandbox(t.Context(), "doll") },

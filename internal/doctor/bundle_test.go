@@ -93,7 +93,7 @@ func testBundles(t *testing.T) BundleConfig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
-	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Fleet: fleet.Single(deaf{d, d}), Made: func(int, time.Duration, error) {}}
+	return BundleConfig{Rows: bundleRows{}, Egress: noEgress{}, Logs: agentLogs("done\n"), Secrets: secrets{}, Fleet: fleet.Single(deaf{d, d}, nil), Made: func(int, time.Duration, error) {}}
 }
 
 // unpack returns the manifest and the files of a bundle, which must be in order
@@ -352,7 +352,7 @@ func TestLogsThatGrow(t *testing.T) {
 	cfg := testBundles(t)
 	d := cfg.Fleet.Default()
 	g := growing{d.Driver, d.Console, new(int64)}
-	cfg.Logs, cfg.Fleet = g, fleet.Single(g)
+	cfg.Logs, cfg.Fleet = g, fleet.Single(g, nil)
 	data, err := NewBundles(cfg).Make(t.Context(), api.DoctorSandbox, "1000")
 	if err != nil {
 		t.Fatal(err)

@@ -4,9 +4,7 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -56,13 +54,10 @@ type Service struct {
 	clock     func() time.Time
 	reporters []Reporter
 
-	recheck sync.Mutex // held while an error is checked again
+	backends []*checked
 
-	mu       sync.Mutex
-	findings []backend.Finding // of the backend
-	images   []backend.Finding
-	checked  time.Time     // when findings were found; zero before
-	checking chan struct{} // closed when the running check has ended; nil if none runs
+	mu     sync.Mutex
+	images []backend.Finding
 }
 
 // New returns a Service that has checked nothing yet.
@@ -71,6 +66,10 @@ func New(cfg Config) *Service {
 	if s.clock == nil {
 		s.clock = time.Now
 	}
+	for _, b := range cfg.Fleet.All() {
+		s.backends = append(s.backends, &checked{b: b, clock: s.clock})
+	}
+	s.backends[0].also = func(ctx context.Context) { s.checkImages(ctx) }
 	return s
 }
 
@@ -78,8 +77,7 @@ func New(cfg Config) *Service {
 // methods.
 func (s *Service) Add(r ...Reporter) { s.reporters = append(s.reporters, r...) }
 
-// Start begins the first check, so that slow ones end before the first VM
-// starts.
+// Start begins the first checks, so that slow ones end before the first VM starts.
 func (s *Service) Start(ctx context.Context) { go s.backendFindings(ctx) }
 
 // Room returns an error while the disk is too full to start anything.
@@ -119,30 +117,59 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 
 // Checks checks the host now, and returns all findings.
 func (s *Service) Checks(ctx context.Context) (api.HostChecks, error) {
-	b := s.cfg.Fleet.Default()
-	info := b.Info()
-	limit := cmp.Or(info.CheckLimit, checkLimit)
-	caller := ctx
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	out := api.HostChecks{Backend: b.Name(), Bridge: info.Addresses != nil, Checks: []api.Finding{}}
-	local := append(s.reported(), s.checkImages(ctx)...)
-	found := b.Check(ctx)
-	switch {
-	case caller.Err() != nil:
-		return out, caller.Err()
-	case ctx.Err() != nil: // what it has found until then may be the reason
-		found = append(found, backend.Finding{
-			Name: "time", Level: backend.LevelError, Remedy: "check again; see 'agentlab daemon logs'",
-			Detail: fmt.Sprintf("the check of the backend did not end within %s: what is not listed here is unknown", limit),
-		})
-	default:
-		s.setFindings(found)
+	def := s.cfg.Fleet.Default()
+	out := api.HostChecks{Backend: def.Name(), Checks: []api.Finding{}}
+	for _, b := range s.cfg.Fleet.All() {
+		out.Bridge = out.Bridge || b.Info().Addresses != nil
 	}
-	for _, f := range append(local, found...) {
+	local := append(s.reported(), s.checkImages(ctx)...)
+	found := make([][]backend.Finding, len(s.backends))
+	var wait sync.WaitGroup
+	for i, c := range s.backends {
+		wait.Go(func() { found[i] = c.now(ctx) })
+	}
+	wait.Wait()
+	if err := ctx.Err(); err != nil {
+		return out, err
+	}
+	for i, c := range s.backends {
+		local = append(local, s.named(c, found[i])...)
+	}
+	for _, f := range local {
 		out.Checks = append(out.Checks, toFinding(f))
 	}
 	return out, nil
+}
+
+// named returns the findings of a backend; if there are several, with its name.
+func (s *Service) named(c *checked, found []backend.Finding) []backend.Finding {
+	if len(s.backends) == 1 {
+		return found
+	}
+	found = slices.Clone(found)
+	for i := range found {
+		found[i].Name = c.b.Name() + ": " + found[i].Name
+	}
+	return found
+}
+
+// backendFindings returns the newest findings of all backends.
+func (s *Service) backendFindings(ctx context.Context) (all []backend.Finding) {
+	for _, c := range s.backends {
+		all = append(all, s.named(c, c.newest(ctx))...)
+	}
+	return all
+}
+
+// Usable returns why a backend cannot start any sandbox. If the last check
+// found an error, it checks again, because the user may have fixed the error.
+func (s *Service) Usable(name string) error {
+	for _, c := range s.backends {
+		if c.b.Name() == name {
+			return c.usable()
+		}
+	}
+	return s.cfg.Fleet.Of(name).Missing()
 }
 
 // reported returns the findings of the services.
@@ -175,75 +202,6 @@ func (s *Service) knownImageFindings() []backend.Finding {
 // toFinding converts a finding to the type of the API.
 func toFinding(f backend.Finding) api.Finding {
 	return api.Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy}
-}
-
-// setFindings stores the findings of a check of the backend.
-func (s *Service) setFindings(found []backend.Finding) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.findings, s.checked = found, s.clock()
-}
-
-// backendFindings returns the newest findings, and starts a new check in the
-// background if they are old. It waits only if there are none yet.
-func (s *Service) backendFindings(ctx context.Context) []backend.Finding {
-	s.mu.Lock()
-	if s.checking == nil && s.clock().Sub(s.checked) > findingsAge {
-		s.checking = make(chan struct{})
-		go s.check(context.WithoutCancel(ctx), s.checking)
-	}
-	running, first := s.checking, s.checked.IsZero()
-	s.mu.Unlock()
-	if first && running != nil {
-		select {
-		case <-running:
-		case <-ctx.Done():
-		case <-time.After(firstFinding):
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.findings
-}
-
-// check runs one check. The daemon does not wait for it at its end, because it
-// changes nothing.
-func (s *Service) check(ctx context.Context, done chan struct{}) {
-	b := s.cfg.Fleet.Default()
-	ctx, cancel := context.WithTimeout(ctx, max(b.Info().CheckLimit, time.Minute))
-	defer cancel()
-	s.checkImages(ctx)
-	s.setFindings(b.Check(ctx))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.checking = nil
-	close(done)
-}
-
-// Usable returns why the backend cannot start any sandbox. If the last check
-// found an error, it checks again, because the user may have fixed the error.
-func (s *Service) Usable() error {
-	ctx := context.Background()
-	asked := s.clock()
-	if firstError(s.backendFindings(ctx)) == nil {
-		return nil
-	}
-	s.recheck.Lock() // concurrent callers share one check
-	defer s.recheck.Unlock()
-	s.mu.Lock()
-	found, fresh := s.findings, s.checked.After(asked)
-	s.mu.Unlock()
-	if fresh && firstError(found) == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, firstFinding)
-	defer cancel()
-	found = s.cfg.Fleet.Default().Check(ctx)
-	s.setFindings(found)
-	if f := firstError(found); f != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the backend cannot start sandboxes: %s: %s", f.Name, f.Detail).WithHint("%s", f.Remedy)
-	}
-	return nil
 }
 
 func firstError(found []backend.Finding) *backend.Finding {

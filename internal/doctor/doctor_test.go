@@ -76,7 +76,7 @@ func (r reporter) Findings() []backend.Finding { return []backend.Finding{backen
 func newDoctor(t *testing.T, h *host, change func(*Config)) *Service {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := Config{Store: rows{}, Fleet: fleet.Single(h), Space: NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.NewTextHandler(io.Discard, nil)))}
+	cfg := Config{Store: rows{}, Fleet: fleet.Single(h, nil), Space: NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	cfg.Space.MakeReserve()
 	if change != nil {
 		change(&cfg)
@@ -91,17 +91,17 @@ var broken = backend.Finding{Name: "kvm", Level: backend.LevelError, Detail: "it
 func TestUsable(t *testing.T) {
 	h := &host{found: []backend.Finding{broken, {Name: "disk", Level: backend.LevelWarn}}}
 	s := newDoctor(t, h, nil)
-	err := s.Usable()
+	err := s.Usable("host")
 	if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), "kvm: it is missing") || agentlab.HintOf(err) != "load it" {
 		t.Fatalf("%v (%s)", err, agentlab.HintOf(err))
 	}
 	h.set(backend.Finding{Name: "disk", Level: backend.LevelWarn})
-	if err := s.Usable(); err != nil {
+	if err := s.Usable("host"); err != nil {
 		t.Errorf("after it was fixed: %v", err)
 	}
 	h.set(broken)
 	before := h.count()
-	if err := s.Usable(); err != nil || h.count() != before {
+	if err := s.Usable("host"); err != nil || h.count() != before {
 		t.Errorf("the finding is fresh: %v, %d checks", err, h.count()-before)
 	}
 }
@@ -110,14 +110,14 @@ func TestUsable(t *testing.T) {
 func TestUsableForMany(t *testing.T) {
 	h := &host{found: []backend.Finding{broken}}
 	s := newDoctor(t, h, nil)
-	if s.Usable() == nil {
+	if s.Usable("host") == nil {
 		t.Fatal("it is usable")
 	}
 	h.set()
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if err := s.Usable(); err != nil {
+			if err := s.Usable("host"); err != nil {
 				t.Error(err)
 			}
 		})

@@ -45,12 +45,12 @@ func (m *many) Memory(context.Context, backend.Ref) (backend.Memory, error) {
 func TestStatusMemory(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := &many{host: &host{}, last: cancel}
-	s := newDoctor(t, m.host, func(c *Config) { c.Fleet = fleet.Single(m) })
+	s := newDoctor(t, m.host, func(c *Config) { c.Fleet = fleet.Single(m, nil) })
 	got := s.memory(ctx)
 	if len(got) != 3 || got[0].VMID != 2 || got[1].VMID != 4 || got[0].UniqueBytes != 1 || got[0].SharedBytes != 2 || got[0].ProportionalBytes != 3 {
 		t.Errorf("%+v", got)
 	}
-	if unique, shared, err := newDoctor(t, &host{}, func(c *Config) { c.Fleet = fleet.Single(&many{host: &host{}, last: func() {}}) }).VMMemory(t.Context()); unique != 999 || shared != 999*2 || err != nil {
+	if unique, shared, err := newDoctor(t, &host{}, func(c *Config) { c.Fleet = fleet.Single(&many{host: &host{}, last: func() {}}, nil) }).VMMemory(t.Context()); unique != 999 || shared != 999*2 || err != nil {
 		t.Errorf("%d unique, %d shared, %v", unique, shared, err)
 	}
 	if m.asked != 4 {
@@ -64,7 +64,7 @@ func TestStatusMemory(t *testing.T) {
 // The size of a status does not grow with the number of sandboxes: it lists the
 // largest ones, and the total of all.
 func TestStatusMemoryIsBounded(t *testing.T) {
-	s := newDoctor(t, &host{}, func(c *Config) { c.Fleet = fleet.Single(&uneven{&many{host: &host{}, last: func() {}}}) })
+	s := newDoctor(t, &host{}, func(c *Config) { c.Fleet = fleet.Single(&uneven{&many{host: &host{}, last: func() {}}}, nil) })
 	got, err := s.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ package fleet
 import (
 	"context"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -16,13 +18,27 @@ import (
 type Backend struct {
 	backend.Driver
 	backend.Groups
+	Images  Images // those that its sandboxes boot
 	name    string
 	missing error
 }
 
-// Of returns the backend with that name and driver.
-func Of(name string, d backend.Driver) *Backend {
-	return &Backend{Driver: d, Groups: backend.GroupsOf(d), name: name}
+// Images are the images that sandboxes boot.
+type Images interface {
+	// Check returns code not_found if there is no image of that name and none
+	// can be built.
+	Check(name string) error
+	// Ensure builds the image if it is missing and returns its reference
+	// name@digest. progress gets one line at a time.
+	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
+	// Current returns the reference that Ensure would return, and builds nothing:
+	// not_found if the image must be built first.
+	Current(ctx context.Context, name string) (ref string, err error)
+}
+
+// Of returns the backend with that name, driver and images.
+func Of(name string, d backend.Driver, images Images) *Backend {
+	return &Backend{Driver: d, Groups: backend.GroupsOf(d), Images: images, name: name}
 }
 
 // Name returns the name of the backend, which the rows of its sandboxes have.
@@ -84,31 +100,47 @@ type Instance struct {
 
 // Fleet has the backends of a daemon.
 type Fleet struct {
-	def *Backend
+	list []*Backend
 }
 
-// New returns the fleet with one backend.
-func New(def *Backend) *Fleet { return &Fleet{def: def} }
+// New returns a fleet. The first backend is the default; there is at least one.
+func New(list ...*Backend) *Fleet { return &Fleet{list: list} }
 
 // Single returns a fleet with one driver, under its own name.
-func Single(d backend.Driver) *Fleet { return New(Of(d.Info().Name, d)) }
+func Single(d backend.Driver, images Images) *Fleet { return New(Of(d.Info().Name, d, images)) }
 
 // Default returns the backend of new sandboxes and workspaces.
-func (f *Fleet) Default() *Backend { return f.def }
+func (f *Fleet) Default() *Backend { return f.list[0] }
 
 // All returns all backends, the default first.
-func (f *Fleet) All() []*Backend { return []*Backend{f.def} }
+func (f *Fleet) All() []*Backend { return slices.Clone(f.list) }
 
 // Of returns the backend with that name. If the daemon does not have it, the methods of the
 // result return an error (Backend.Missing): a VM on it may be running, and nothing may be
 // concluded about it.
 func (f *Fleet) Of(name string) *Backend {
-	if name == f.def.name {
-		return f.def
+	for _, b := range f.list {
+		if b.name == name {
+			return b
+		}
 	}
-	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the configured backend is %s", name, f.def.name).
-		WithHint("set 'backend: %s' in config.yaml and restart agentlabd", name)
-	return &Backend{Driver: absent{name, err}, name: name, missing: err}
+	names := make([]string, len(f.list))
+	for i, b := range f.list {
+		names[i] = b.name
+	}
+	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the daemon has only %s", name, strings.Join(names, ", ")).
+		WithHint("add backend %s to config.yaml and restart agentlabd", name)
+	return &Backend{Driver: absent{name, err}, Images: noImages{err}, name: name, missing: err}
+}
+
+// RecordEgress appends a record to the egress log of a sandbox. The error has code
+// unsupported if the backend has no such log.
+func (f *Fleet) RecordEgress(ctx context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error {
+	b := f.Of(sb.Backend)
+	if b.Net == nil {
+		return b.lacks("has no egress log")
+	}
+	return b.Net.RecordEgress(ctx, backend.RefOf(sb), r)
 }
 
 // absent is the driver of a backend that the daemon does not have.
@@ -132,3 +164,10 @@ func (a absent) DialControl(context.Context, backend.Ref) (net.Conn, error)     
 func (a absent) DialGuest(context.Context, backend.Ref, uint16) (net.Conn, error) { return nil, a.err }
 func (a absent) ListenGuest(context.Context, backend.Ref) (net.Listener, error)   { return nil, a.err }
 func (a absent) Close() error                                                     { return nil }
+
+// noImages are the images of a backend that the daemon does not have.
+type noImages struct{ err error }
+
+func (n noImages) Check(string) error                                           { return n.err }
+func (n noImages) Ensure(context.Context, string, func(string)) (string, error) { return "", n.err }
+func (n noImages) Current(context.Context, string) (string, error)              { return "", n.err }

@@ -17,7 +17,7 @@ func TestMissingBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = d.Close() }()
-	f := fleet.Single(d)
+	f := fleet.Single(d, nil)
 	if b := f.Of("fake"); b != f.Default() || b.Missing() != nil || b.Power == nil || b.Name() != "fake" {
 		t.Errorf("%+v", b)
 	}

@@ -228,10 +228,10 @@ func (w *world) begin() {
 	fatal(err)
 	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
 	driver := w.host.Open()
-	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: driver.Info()})
+	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: func(string) backend.Info { return driver.Info() }})
 	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
-		Store: w.store, Fleet: fleet.Single(driver), Images: fake.Images{}, Profiles: w.profiles,
+		Store: w.store, Fleet: fleet.Single(driver, fake.Images{}), Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})

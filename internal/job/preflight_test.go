@@ -132,7 +132,7 @@ func (w *world) recorded() (stop func()) {
 	w.egress = svc
 	w.restart()
 	defer close(svc.ready)
-	svc.Service = audit.New(audit.Config{Store: w.store, Log: w.host.Open()})
+	svc.Service = audit.New(audit.Config{Store: w.store, Logs: func(string) audit.Log { return w.host.Open() }})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = svc.Run(ctx) }()

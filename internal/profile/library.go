@@ -31,7 +31,7 @@ const shipped = "built-in"
 // once; it may be used from any goroutine.
 type Library struct {
 	dir      string
-	info     backend.Info
+	infos    []backend.Info // of the backends, the default first
 	keys     optionKeys
 	private  []agentlab.PrivateTarget
 	reserved []uint16
@@ -39,10 +39,13 @@ type Library struct {
 }
 
 // NewLibrary returns the library of a directory, which need not exist, for
-// the backend that info describes.
-func NewLibrary(dir string, info backend.Info) *Library {
-	l := &Library{dir: dir, info: info, keys: optionKeys{}}
-	l.keys.add(info.Name, info.Options)
+// the backends that infos describe, the default first. A profile can be used if one of them
+// honours every key.
+func NewLibrary(dir string, infos ...backend.Info) *Library {
+	l := &Library{dir: dir, infos: infos, keys: optionKeys{}}
+	for _, info := range infos {
+		l.keys.add(info.Name, info.Options)
+	}
 	return l
 }
 
@@ -275,7 +278,7 @@ func (l *Library) parse(name, source, text string) Entry {
 		return e
 	}
 	d.trustCertificates(l.trusted)
-	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.info)
+	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.infos...)
 	return e
 }
 

@@ -46,10 +46,22 @@ var requirements = []requirement{
 		}},
 }
 
-// Usable reports whether the backend that info describes honours every key of
-// d; if not, the error has code unsupported and names the first that it does
-// not.
-func (d *Doc) Usable(info backend.Info) error {
+// Usable reports whether one of the backends that infos describe honours every key of
+// d; if not, the error has code unsupported and names the first that the first backend does
+// not honour.
+func (d *Doc) Usable(infos ...backend.Info) (err error) {
+	for i, info := range infos {
+		switch e := d.usable(info); {
+		case e == nil:
+			return nil
+		case i == 0:
+			err = e
+		}
+	}
+	return err
+}
+
+func (d *Doc) usable(info backend.Info) error {
 	unusable := func(key, why, hint string) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "profile %s cannot be used on backend %s: %s", d.Name, info.Name, why).
 			WithField(key).WithHint("%s", hint)

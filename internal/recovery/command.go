@@ -258,15 +258,21 @@ func (r *repair) sandboxes(ctx context.Context, st *store.Store) error {
 	log := slog.New(slog.DiscardHandler)
 	network := hostnet.ForHost(settings, r.paths, log)
 	defer func() { _ = network.Close() }()
-	opened, err := r.backends.Open(registry.Env{
-		Config: settings, Paths: r.paths, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network, Getenv: r.home.Getenv, Log: log,
-	})
-	if err != nil {
-		r.out.warnBackendSkipped(settings.Backend, err)
-		return nil
+	for _, in := range settings.Instances() {
+		b, err := r.backends.Open(in, r.paths, registry.Env{
+			Config: settings, Images: image.NewStore(r.paths.Images(), image.Options{}), Network: network, Getenv: r.home.Getenv, Log: log,
+		})
+		if err != nil {
+			r.out.warnBackendSkipped(in.Name, err)
+			continue
+		}
+		err = recoverSandboxes(ctx, st, b, time.Now().UTC(), &r.out)
+		_ = b.Close()
+		if err != nil {
+			return err
+		}
 	}
-	defer func() { _ = opened.Driver.Close() }()
-	return recoverSandboxes(ctx, st, opened.Driver, time.Now().UTC(), &r.out)
+	return nil
 }
 
 func (r *repair) print(asJSON bool, stdout io.Writer) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -237,17 +238,17 @@ const recoveredLease = 7 * 24 * time.Hour
 // kept: the guest's configuration and tokens are not known. On a shared
 // backend the mark may be that of another installation, so there the sandbox
 // is only reported.
-func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, now time.Time, out *report) error {
+func recoverSandboxes(ctx context.Context, st *store.Store, d *fleet.Backend, now time.Time, out *report) error {
 	all, err := d.List(ctx)
 	if err != nil {
-		out.warnBackendSkipped(d.Info().Name, err)
+		out.warnBackendSkipped(d.Name(), err)
 		return nil
 	}
 	for _, in := range all {
 		out.vmids = append(out.vmids, in.VMID)
 	}
 	slices.SortFunc(all, func(a, b backend.Instance) int { return cmp.Compare(a.VMID, b.VMID) })
-	shared := d.Info().Capabilities.SharedNumbers
+	shared := d.Can().SharedNumbers
 	for _, in := range all {
 		row, err := st.SandboxByUID(ctx, in.Ref.UID)
 		if err == nil {
@@ -268,7 +269,7 @@ func recoverSandboxes(ctx context.Context, st *store.Store, d backend.Driver, no
 			out.Orphans = append(out.Orphans, fmt.Sprintf("%d (%s, %s)", in.Number(), cmp.Or(in.Name, "without a name"), in.Power))
 			continue
 		}
-		sb := recoverSandbox(*in.Spec, d.Info().Name, now)
+		sb := recoverSandbox(*in.Spec, d.Name(), now)
 		sb.Handle = in.Ref.Handle
 		if sb.JobID, err = linkJob(ctx, st, *in.Spec); err == nil {
 			err = st.RecoverSandbox(ctx, sb, recoveredEvent(sb))

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
@@ -64,12 +65,12 @@ func TestSandboxesAreRecovered(t *testing.T) {
 	}
 
 	var shared report
-	if err := recoverSandboxes(t.Context(), st, d, now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
+	if err := recoverSandboxes(t.Context(), st, fleet.Of("fake", d, nil), now, &shared); err != nil || shared.Sandboxes != 0 || len(shared.Orphans) != 2 {
 		t.Errorf("on a shared backend: %+v, %v", shared, err)
 	}
 	var own report
 	for range 2 { // the second time there is nothing left to do
-		if err := recoverSandboxes(t.Context(), st, ownDriver{d}, now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
+		if err := recoverSandboxes(t.Context(), st, fleet.Of("fake", ownDriver{d}, nil), now, &own); err != nil || own.Sandboxes != 2 || len(own.Orphans) != 0 {
 			t.Errorf("on a backend of our own: %+v, %v", own, err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/auth"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
 )
@@ -151,7 +152,7 @@ func TestRestoreLoosensNoNetwork(t *testing.T) {
 	}
 	recoverNow := func(restored bool) (agentlab.Sandbox, report) {
 		out := report{restored: restored}
-		err := recoverSandboxes(t.Context(), st, d, time.Now().UTC(), &out)
+		err := recoverSandboxes(t.Context(), st, fleet.Of("fake", d, nil), time.Now().UTC(), &out)
 		got, gerr := st.Sandbox(t.Context(), row.VMID)
 		if err = errors.Join(err, gerr); err != nil {
 			t.Fatal(err)

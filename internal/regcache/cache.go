@@ -80,9 +80,9 @@ type Metrics interface {
 	CacheBytes(fetched bool, n int64)
 }
 
-// Audit records the requests of a guest; a backend.Net with Capabilities.EgressRecords is one.
+// Audit appends a request of a guest to the egress log of its sandbox.
 type Audit interface {
-	RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error
+	RecordEgress(ctx context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error
 }
 
 // Config is the configuration of a Service.

@@ -17,7 +17,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
@@ -140,10 +139,10 @@ func (w *world) Use(name string) (agentlab.Profile, error) {
 }
 
 // RecordEgress implements Audit.
-func (w *world) RecordEgress(_ context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
+func (w *world) RecordEgress(_ context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, _ = fmt.Sscanf(ref.UID, "uid-%d", &r.VMID)
+	_, _ = fmt.Sscanf(sb.UID, "uid-%d", &r.VMID)
 	w.records = append(w.records, r)
 	return nil
 }

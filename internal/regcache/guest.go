@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
@@ -88,7 +87,7 @@ func (s *Service) newGuest(sb agentlab.Sandbox) *guest {
 	g.recorder = gate.NewRecorder(func(r agentlab.EgressRecord) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if err := s.cfg.Audit.RecordEgress(ctx, backend.RefOf(sb), r); err != nil {
+		if err := s.cfg.Audit.RecordEgress(ctx, sb, r); err != nil {
 			s.log.Warn("a request to the registry cache is not in the egress log", "vmid", sb.VMID, "name", r.Name, "allow", r.Allow, "rule", r.Rule, "err", err)
 		}
 	})

@@ -16,7 +16,7 @@ func crowd(t *testing.T) *Service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = host.Close() })
-	return New(Config{Fleet: fleet.Single(host.Open())})
+	return New(Config{Fleet: fleet.Single(host.Open(), nil)})
 }
 
 // With thousands of settled sandboxes, each has a step less often.

@@ -74,6 +74,6 @@ func (s *Service) findElsewhere() []backend.Finding {
 	return []backend.Finding{{
 		Name: "other backends", Level: backend.LevelWarn,
 		Detail: fmt.Sprintf("%s belong to another backend, for example %s; they are not managed, and their VMs may be running", agentlab.Plural(n, "sandbox"), other),
-		Remedy: fmt.Sprintf("set 'backend: %s' in config.yaml and restart agentlabd", other),
+		Remedy: fmt.Sprintf("add backend %s to config.yaml and restart agentlabd", other),
 	}}
 }

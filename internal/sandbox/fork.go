@@ -32,7 +32,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	if err := s.canSave(src); err != nil {
 		return nil, err
 	}
-	if err := s.admission(); err != nil {
+	if err := s.admission(src.Backend); err != nil {
 		return nil, err
 	}
 	prof, err := s.cfg.Profiles.Use(src.Profile)
@@ -65,7 +65,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	}
 	s.poolQuietNow(ctx)
 	var made []agentlab.Sandbox
-	err = s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
+	err = s.withNumbers(ctx, src.Backend, func(a agentlab.Allocation) (err error) {
 		made, err = s.cfg.Store.AllocateFork(ctx, snap, list, a, createdEvent)
 		return err
 	})

@@ -158,7 +158,7 @@ func (h host) Room() error {
 	return nil
 }
 
-func (h host) Usable() error {
+func (h host) Usable(string) error {
 	if h.w.broken.Load() {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is missing")
 	}
@@ -287,13 +287,13 @@ func (w *world) begin() {
 		w.Fatal(err)
 	}
 	w.driver = w.host.Open()
-	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver), Clock: w.clock})
+	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
 	w.svc = sandbox.New(sandbox.Config{
 		Workspaces: w.workspaces,
-		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: fleet.Single(w.offered()), Images: w.images,
+		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: fleet.Single(w.offered(), w.images),
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
-		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: w.driver.Info(), Clock: w.clock}), &w.received},
+		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: func(string) backend.Info { return w.driver.Info() }, Clock: w.clock}), &w.received},
 	})
 	w.workspaces.UseGuests(w.svc)
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})

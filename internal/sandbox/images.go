@@ -20,8 +20,13 @@ type imageResult struct {
 // of how many sandboxes wait for it.
 type imageBuilds struct {
 	mu      sync.Mutex
-	running map[string]*imageBuild // by image name
+	running map[imageKey]*imageBuild
 }
+
+// imageKey identifies an image: each backend has its own.
+type imageKey struct{ backend, image string }
+
+func imageOf(sb agentlab.Sandbox) imageKey { return imageKey{sb.Backend, sb.Image} }
 
 // imageBuild is one image that is being ensured. It is canceled when no sandbox
 // is left that waits for it.
@@ -65,19 +70,19 @@ func (s *Service) takeImage(sb agentlab.Sandbox) (res *imageResult) {
 	s.images.mu.Lock() // so that no sandbox has neither a result nor waits for one
 	defer s.images.mu.Unlock()
 	s.withState(sb.VMID, func(m *runtimeState) { res, m.image = m.image, nil })
-	b := s.images.running[sb.Image]
+	b := s.images.running[imageOf(sb)]
 	if res != nil || b != nil && slices.Contains(b.waiting, sb.VMID) {
 		return res
 	}
 	if b == nil {
 		b = &imageBuild{}
-		if !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, sb.Image, b) }) {
+		if !s.spawn(func(ctx context.Context) { s.ensureImage(ctx, imageOf(sb), b) }) {
 			return nil // the service is ending; the next one continues
 		}
 		if s.images.running == nil {
-			s.images.running = map[string]*imageBuild{}
+			s.images.running = map[imageKey]*imageBuild{}
 		}
-		s.images.running[sb.Image] = b
+		s.images.running[imageOf(sb)] = b
 	}
 	b.waiting = append(b.waiting, sb.VMID)
 	return nil
@@ -87,7 +92,7 @@ func (s *Service) takeImage(sb agentlab.Sandbox) (res *imageResult) {
 func (s *Service) abandonImage(sb agentlab.Sandbox) {
 	s.images.mu.Lock()
 	defer s.images.mu.Unlock()
-	b := s.images.running[sb.Image]
+	b := s.images.running[imageOf(sb)]
 	if b == nil {
 		return
 	}
@@ -95,13 +100,13 @@ func (s *Service) abandonImage(sb agentlab.Sandbox) {
 	if len(b.waiting) > 0 {
 		return
 	}
-	delete(s.images.running, sb.Image)
+	delete(s.images.running, imageOf(sb))
 	if b.cancel != nil {
 		b.cancel()
 	}
 }
 
-func (s *Service) ensureImage(ctx context.Context, name string, b *imageBuild) {
+func (s *Service) ensureImage(ctx context.Context, key imageKey, b *imageBuild) {
 	bctx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
 	defer cancel()
 	s.images.mu.Lock()
@@ -111,14 +116,14 @@ func (s *Service) ensureImage(ctx context.Context, name string, b *imageBuild) {
 	if abandoned {
 		return
 	}
-	ref, err := s.cfg.Images.Ensure(bctx, name, func(line string) { s.imageProgress(bctx, b, name, line) })
+	ref, err := s.cfg.Fleet.Of(key.backend).Images.Ensure(bctx, key.image, func(line string) { s.imageProgress(bctx, b, key.image, line) })
 	if err != nil && ctx.Err() == nil && errors.Is(bctx.Err(), context.DeadlineExceeded) {
 		err = agentlab.Errorf(agentlab.CodeTimeout, "not built within %s: %w", s.lim.ImageTimeout, err)
 	}
 	s.images.mu.Lock()
 	waiting := b.waiting
 	if len(waiting) > 0 { // otherwise another build may have the name
-		delete(s.images.running, name)
+		delete(s.images.running, key)
 	}
 	if ctx.Err() != nil {
 		waiting = nil // the service is ending: not a failure

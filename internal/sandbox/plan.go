@@ -12,7 +12,7 @@ import (
 // Plan checks a request and returns the sandbox that Create would store,
 // without a number, and its profile. It stores nothing.
 func (s *Service) Plan(ctx context.Context, r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
-	sb, prof, err := s.plan(r, nil)
+	sb, prof, err := s.plan(ctx, r, nil)
 	if err == nil {
 		err = s.checkPlan(ctx, r, sb, prof)
 	}
@@ -33,7 +33,7 @@ func (s *Service) checkPlan(ctx context.Context, r agentlab.SandboxRequest, sb a
 }
 
 // plan is Plan for a sandbox from a snapshot; nil means from its image.
-func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
+func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
 	}
@@ -42,7 +42,11 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 			return none(err)
 		}
 	}
-	if err := s.admission(); err != nil {
+	on, err := s.backendFor(ctx, r, from)
+	if err == nil {
+		err = s.admission(on)
+	}
+	if err != nil {
 		return none(err)
 	}
 	profile := s.cfg.DefaultProfile
@@ -63,7 +67,7 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	}
 	now := s.clock().UTC()
 	sb := agentlab.Sandbox{
-		UID: agentlab.NewUID(), Name: r.Name, Backend: s.cfg.Fleet.Default().Name(), Profile: prof.Name,
+		UID: agentlab.NewUID(), Name: r.Name, Backend: on, Profile: prof.Name,
 		Image: cmp.Or(r.Image, prof.Image, r.DefaultImage, s.cfg.DefaultImage),
 		State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 		Resources: prof.Resources, Options: prof.Options, Network: prof.Network, Keepalive: prof.Keepalive, JobID: r.JobID,
@@ -96,14 +100,30 @@ func (s *Service) plan(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agen
 	return sb, prof, nil
 }
 
+// backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
+// its workspace, else the default.
+func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
+	if from != nil {
+		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
+	}
+	if r.Workspace != nil {
+		use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
+		if err == nil && use.New == nil {
+			v, err := s.cfg.Store.Workspace(ctx, use.ID)
+			return v.Backend, err
+		} // its error is reported when the rest of the request has been checked
+	}
+	return s.cfg.Fleet.Default().Name(), nil
+}
+
 // checkImage returns an error if a sandbox cannot have its image, or if its disk is
 // smaller than the image. The driver checks that too, because an image may be built
 // or replaced later.
 func (s *Service) checkImage(sb agentlab.Sandbox) error {
-	if err := s.cfg.Images.Check(sb.Image); err != nil {
+	if err := s.on(sb).Images.Check(sb.Image); err != nil {
 		return err
 	}
-	sizer, ok := s.cfg.Images.(DiskSizer)
+	sizer, ok := s.on(sb).Images.(DiskSizer)
 	if !ok {
 		return nil
 	}
@@ -111,11 +131,11 @@ func (s *Service) checkImage(sb agentlab.Sandbox) error {
 }
 
 // admission returns an error if the host accepts no new sandbox now.
-func (s *Service) admission() error {
+func (s *Service) admission(on string) error {
 	if err := s.room(); err != nil || s.cfg.Host == nil {
 		return err
 	}
-	return s.cfg.Host.Usable()
+	return s.cfg.Host.Usable(on)
 }
 
 func (s *Service) room() error {

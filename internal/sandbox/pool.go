@@ -177,7 +177,7 @@ func (s *Service) comparePool(ctx context.Context, have []agentlab.Sandbox) (nex
 	for _, e := range s.cfg.Pool {
 		shape, err := s.poolShape(ctx, e)
 		if err == nil {
-			err = s.poolRoom(ctx, shape.Resources)
+			err = s.poolRoom(ctx, shape)
 		}
 		if err != nil {
 			problems = append(problems, agentlab.Reason(agentlab.TextWithHint(err)))
@@ -190,7 +190,7 @@ func (s *Service) comparePool(ctx context.Context, have []agentlab.Sandbox) (nex
 		problem, ready := s.poolTrouble(shape)
 		if missing > 0 && ready && next == nil {
 			shape.Resources.MemoryMB *= 2 // room for a request is left afterwards
-			if err := s.poolRoom(ctx, shape.Resources); err != nil {
+			if err := s.poolRoom(ctx, shape); err != nil {
 				problem = agentlab.Reason(agentlab.TextWithHint(err))
 			} else {
 				shape.Resources.MemoryMB /= 2
@@ -229,11 +229,11 @@ func (s *Service) poolShape(ctx context.Context, e PoolEntry) (agentlab.Sandbox,
 	if err := s.poolable(); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	sb, _, err := s.plan(agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile}, nil)
+	sb, _, err := s.plan(ctx, agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile}, nil)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	if sb.Image, err = s.cfg.Images.Current(ctx, sb.Image); err != nil {
+	if sb.Image, err = s.on(sb).Images.Current(ctx, sb.Image); err != nil {
 		return agentlab.Sandbox{}, err
 	}
 	now := s.clock().UTC()
@@ -259,9 +259,9 @@ func (s *Service) poolable() error {
 
 // poolRoom returns an error with code no_space if the host lacks room for another
 // sandbox.
-func (s *Service) poolRoom(ctx context.Context, r agentlab.Resources) error {
-	if h := s.cfg.Fleet.Default().Host; h != nil {
-		return h.Room(ctx, r)
+func (s *Service) poolRoom(ctx context.Context, sb agentlab.Sandbox) error {
+	if h := s.on(sb).Host; h != nil {
+		return h.Room(ctx, sb.Resources)
 	}
 	return nil
 }
@@ -292,7 +292,7 @@ func (s *Service) poolFailed(sb agentlab.Sandbox, reason string) {
 
 // makePooled begins to make a sandbox of the pool.
 func (s *Service) makePooled(ctx context.Context, sb agentlab.Sandbox) error {
-	a, err := s.allocation(ctx)
+	a, err := s.allocation(ctx, sb.Backend)
 	if err != nil {
 		return err
 	}

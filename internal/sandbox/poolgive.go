@@ -20,7 +20,7 @@ func (s *Service) handOut(ctx context.Context, sb agentlab.Sandbox) (made agentl
 		return sb, false, err
 	}
 	want := sb
-	if want.Image, err = s.cfg.Images.Current(ctx, sb.Image); err != nil {
+	if want.Image, err = s.on(sb).Images.Current(ctx, sb.Image); err != nil {
 		return sb, false, nil //nolint:nilerr // it must be built; the ordinary way reports what fails
 	}
 	sb.Start = agentlab.StartPool
@@ -69,7 +69,7 @@ func (s *Service) poolGivesWay(ctx context.Context, sb agentlab.Sandbox) {
 		return
 	}
 	s.poolQuietNow(ctx)
-	if agentlab.CodeOf(s.poolRoom(ctx, sb.Resources)) != agentlab.CodeNoSpace {
+	if agentlab.CodeOf(s.poolRoom(ctx, sb)) != agentlab.CodeNoSpace {
 		return
 	}
 	if _, err := s.dropPool(ctx, fmt.Sprintf("the host needs its memory for sandbox %d", sb.VMID)); err != nil && ctx.Err() == nil {

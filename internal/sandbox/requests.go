@@ -32,7 +32,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		}
 		from = &snap
 	}
-	sb, prof, err := s.plan(r, from)
+	sb, prof, err := s.plan(ctx, r, from)
 	if err == nil {
 		err = s.checkPlan(ctx, r, sb, prof)
 	}
@@ -81,7 +81,7 @@ func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentl
 		}
 	}
 	var made agentlab.Sandbox
-	err := s.withNumbers(ctx, func(a agentlab.Allocation) (err error) {
+	err := s.withNumbers(ctx, sb.Backend, func(a agentlab.Allocation) (err error) {
 		a.Workspace, a.Session = use, session
 		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
 		return err
@@ -91,9 +91,9 @@ func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentl
 
 // withNumbers calls fn with the numbers and addresses that new sandboxes may get,
 // and once more after the warm pool has given way if they are not enough.
-func (s *Service) withNumbers(ctx context.Context, fn func(agentlab.Allocation) error) error {
+func (s *Service) withNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error {
 	for again := false; ; again = true {
-		a, err := s.allocation(ctx)
+		a, err := s.allocation(ctx, on)
 		if err == nil {
 			err = fn(a)
 		}
@@ -106,9 +106,9 @@ func (s *Service) withNumbers(ctx context.Context, fn func(agentlab.Allocation) 
 // allocation returns the numbers and addresses that a new sandbox may get now.
 // A backend whose numbers other users share is asked for the numbers that they
 // have.
-func (s *Service) allocation(ctx context.Context) (agentlab.Allocation, error) {
+func (s *Service) allocation(ctx context.Context, on string) (agentlab.Allocation, error) {
 	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
-	b := s.cfg.Fleet.Default()
+	b := s.cfg.Fleet.Of(on)
 	if p := b.Info().Addresses; p != nil {
 		a.IPv4, a.IPv6, a.Reserved = p.IPv4, p.IPv6, p.Reserved
 	}

@@ -40,7 +40,7 @@ func (s *Service) diskBytes(sb agentlab.Sandbox) int64 {
 	if sb.Resources.RootSizeGB > 0 {
 		return int64(sb.Resources.RootSizeGB) << 30
 	}
-	if sizer, ok := s.cfg.Images.(DiskSizer); ok {
+	if sizer, ok := s.on(sb).Images.(DiskSizer); ok {
 		return cmp.Or(sizer.DiskBytes(sb.Image), unknownDisk)
 	}
 	return unknownDisk

@@ -92,19 +92,6 @@ type DiskSizer interface {
 	DiskBytes(name string) int64
 }
 
-// Images ensures that the image of a sandbox exists.
-type Images interface {
-	// Check reports whether an image of that name exists or can be built:
-	// not_found otherwise.
-	Check(name string) error
-	// Ensure builds the image if it is missing and returns its reference
-	// name@digest. progress receives one line at a time.
-	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
-	// Current returns the reference that Ensure would return, and builds nothing:
-	// not_found if the image must be built first.
-	Current(ctx context.Context, name string) (ref string, err error)
-}
-
 // Profiles returns a profile, or an error with the reason why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
@@ -141,8 +128,10 @@ type Audit interface {
 
 // Host is the machine on which sandboxes run.
 type Host interface {
-	Room() error   // code no_space while its disk is too full to start a sandbox
-	Usable() error // code unavailable while the backend cannot start sandboxes
+	Room() error // code no_space while its disk is too full to start a sandbox
+	// Usable returns code unavailable while the backend with that name cannot start
+	// sandboxes.
+	Usable(backend string) error
 }
 
 // Guests serves guests; *guestserver.Server implements it.
@@ -227,7 +216,6 @@ func (l Limits) withDefaults() Limits {
 type Config struct {
 	Store    Store
 	Fleet    *fleet.Fleet
-	Images   Images
 	Profiles Profiles
 
 	Workspaces Workspaces

@@ -41,7 +41,7 @@ func (s *Service) FindSetup(ctx context.Context, image string, keys ...string) (
 	if err != nil || len(list) == 0 {
 		return snap, false, err
 	}
-	current, err := s.cfg.Images.Current(ctx, image)
+	current, err := s.cfg.Fleet.Default().Images.Current(ctx, image)
 	if err != nil {
 		return snap, false, nil //nolint:nilerr // an image that is not built has no snapshot
 	}

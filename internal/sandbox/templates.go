@@ -23,7 +23,7 @@ func (s *Service) Warm(ctx context.Context, image, profile string, progress func
 	if !imageResolved(sb) {
 		ictx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
 		defer cancel()
-		if sb.Image, err = s.cfg.Images.Ensure(ictx, sb.Image, progress); err != nil {
+		if sb.Image, err = s.on(sb).Images.Ensure(ictx, sb.Image, progress); err != nil {
 			return backend.Template{}, err
 		}
 	}

@@ -43,6 +43,7 @@ type Key struct {
 	Name string // as written
 	Path string // with its parents, "network.mode"; sequence items as "allow[2]"
 	Line int    // counted from 1
+	text string // the value, if it is a scalar
 }
 
 // Parse parses data, which must contain one document or none. Errors have code
@@ -116,6 +117,16 @@ func (d *Document) Line(path string) int {
 		}
 	}
 	return 0
+}
+
+// Text returns the scalar value of the key with that path, "" if there is none.
+func (d *Document) Text(path string) string {
+	for _, k := range d.keys {
+		if k.Path == path {
+			return k.text
+		}
+	}
+	return ""
 }
 
 // nearestLine returns the line of path, or of the innermost key or item around
@@ -266,6 +277,7 @@ func (d *Document) collect(path string, n ast.Node) error {
 				return refuse(it.Key(), path, "this kind of key is not allowed")
 			}
 			k := Key{Name: name, Path: join(path, name), Line: line(it.Key())}
+			k.text, _ = scalar(it.Value())
 			if seen[name] {
 				return refuse(it.Key(), k.Path, "the key is given twice")
 			}

@@ -153,7 +153,7 @@ func TestKeysAndLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Key{{"a", "a", 1}, {"b", "b", 2}, {"c", "b[0].c", 3}, {"d", "b[1].d", 4}, {"e", "b[1].d.e", 4}}
+	want := []Key{{"a", "a", 1, "1"}, {"b", "b", 2, ""}, {"c", "b[0].c", 3, "2"}, {"d", "b[1].d", 4, ""}, {"e", "b[1].d.e", 4, "3"}}
 	if got := doc.Keys(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}

@@ -86,7 +86,7 @@ func newService(n agentlab.Network, guest func([]guestapi.Probe, *stream.Writer)
 		d = logging{log: log}
 	}
 	s := &sandboxes{sb: agentlab.Sandbox{VMID: 1001, UID: "u", Backend: d.Info().Name, Name: "box", Network: n}, guest: guest, asked: make(chan guestapi.ExecRequest, 1)}
-	return verify.New(verify.Config{Sandboxes: s, Fleet: fleet.Single(d)}), s
+	return verify.New(verify.Config{Sandboxes: s, Fleet: fleet.Single(d, nil)}), s
 }
 
 // reach says for each probe whether it must be reached.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // auditLoop compares the backend with the rows at intervals, to find volumes that were
@@ -43,7 +42,7 @@ type comparison struct {
 // list was read, belongs to none. The same is true of leases and attached volumes.
 func (s *Service) compare(ctx context.Context) (comparison, error) {
 	c := comparison{volumes: map[string]backend.Volume{}, users: map[string]bool{}}
-	having := slices.DeleteFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Volumes == nil })
+	having := s.having()
 	if len(having) == 0 {
 		return c, s.cfg.Fleet.Default().Without("has no workspaces")
 	}
@@ -146,10 +145,7 @@ func (s *Service) check(ctx context.Context, idOrName string) ([]backend.Finding
 		c.rows, c.unknown = []agentlab.Workspace{v}, nil
 	}
 	saved := map[string]backend.VolumeSnapshot{}
-	for _, b := range s.cfg.Fleet.All() {
-		if b.Volumes == nil {
-			continue
-		}
+	for _, b := range s.having() {
 		list, err := b.Volumes.VolumeSnapshots(ctx)
 		if err != nil {
 			return nil, err

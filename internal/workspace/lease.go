@@ -16,7 +16,8 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 	if sel.Wait < 0 || sel.Wait > agentlab.MaxWorkspaceWait {
 		return use, agentlab.Errorf(agentlab.CodeInvalid, "%s is not between 0 and %s", sel.Wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait)).WithField("workspace_wait_seconds")
 	}
-	if _, err := s.cfg.Fleet.Default().NeedVolumes(); err != nil {
+	if len(s.having()) == 0 {
+		_, err := s.cfg.Fleet.Default().NeedVolumes()
 		return use, err
 	}
 	v, err := s.Get(ctx, sel.Workspace)
@@ -34,7 +35,11 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 			WithHint("use it: --workspace %s", v.Name)
 	}
 	use.ID = v.ID
-	return use, s.reachable(v)
+	if err := s.reachable(v); err != nil {
+		return use, err
+	}
+	_, err = s.volumes(v)
+	return use, err
 }
 
 // Leases returns the leases of a workspace, or of all for "": the one of its owner

@@ -9,6 +9,7 @@ package workspace
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -144,6 +145,11 @@ func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
 // unsupported, or conflict if the daemon does not have the backend.
 func (s *Service) volumes(v agentlab.Workspace) (backend.Volumes, error) {
 	return s.cfg.Fleet.Of(v.Backend).NeedVolumes()
+}
+
+// having returns the backends that have volumes.
+func (s *Service) having() []*fleet.Backend {
+	return slices.DeleteFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Volumes == nil })
 }
 
 // reachable returns an error with code conflict if the daemon does not have the backend of a

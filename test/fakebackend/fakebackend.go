@@ -20,7 +20,7 @@ import (
 var Backend = registry.Backend{Name: "fake", Open: open}
 
 func open(env registry.Env) (registry.Opened, error) {
-	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.Paths.State, "fake"), Logger: env.Log, Programs: programs()})
+	d, err := fake.Open(fake.Config{Dir: filepath.Join(env.State, "fake"), Logger: env.Log, Programs: programs()})
 	if err != nil {
 		return registry.Opened{}, fmt.Errorf("opening the fake backend: %w", err)
 	}

@@ -41,7 +41,7 @@ func open(env registry.Env) (registry.Opened, error) {
 		return registry.Opened{}, err
 	}
 	cfg := Config{
-		StateDir: env.Paths.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
+		StateDir: env.State, Transport: transport, TokenID: p.TokenID, Nodes: nodes,
 		First: env.Config.VMIDRange.First, Last: env.Config.VMIDRange.Last,
 		Bridge: env.Config.HostNetwork.Bridge, Subnet4: v4, Subnet6: v6, Gateway4: gw4, Gateway6: gw6,
 		DHCP: p.GuestsUseDHCP(), FullClone: p.FullClone, Storage: p.Storage, Pool: p.Pool,

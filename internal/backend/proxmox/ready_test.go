@@ -41,11 +41,11 @@ func (w *world) usable(t *testing.T) error {
 	t.Helper()
 	dir := t.TempDir()
 	space := doctor.NewSpace(dir, dir, filepath.Join(dir, "reserve"), 0, slog.New(slog.DiscardHandler))
-	s := doctor.New(doctor.Config{Fleet: fleet.Single(w.driver), Space: space})
+	s := doctor.New(doctor.Config{Fleet: fleet.Single(w.driver, nil), Space: space})
 	if _, err := s.Checks(t.Context()); err != nil { // Usable waits only two seconds for the first check
 		t.Fatal(err)
 	}
-	return s.Usable()
+	return s.Usable(Name)
 }
 
 // finding returns a finding of the driver, or nil.

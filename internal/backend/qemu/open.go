@@ -51,8 +51,8 @@ func open(env registry.Env) (registry.Opened, error) {
 		return registry.Opened{}, err
 	}
 	d, err := New(Config{
-		StateDir: env.Paths.State,
-		CacheDir: filepath.Join(env.Paths.Cache, Name),
+		StateDir: env.State,
+		CacheDir: env.Cache,
 		Runner:   runner,
 		Images: func(ctx context.Context, ref string) (ImageFiles, error) {
 			img, err := env.Images.Resolve(ctx, ref)

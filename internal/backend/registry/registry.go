@@ -4,13 +4,15 @@
 package registry
 
 import (
-	"context"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
@@ -27,9 +29,11 @@ type Backend struct {
 
 // Env has the parameters for opening a driver.
 type Env struct {
+	Name    string // of the backend: that of its driver, or a key of backends
 	Config  config.Config
 	Section config.Section // what Section returned, with the values of config.yaml
-	Paths   config.Paths
+	State   string         // directory of its state
+	Cache   string         // directory of what it can make again
 	Images  *image.Store
 	Network *hostnet.Local // of this host; a driver that uses it claims it
 	Getenv  func(string) string
@@ -39,19 +43,7 @@ type Env struct {
 // Opened is an open backend.
 type Opened struct {
 	Driver backend.Driver
-	Images Images // images of sandboxes; nil means Env.Images
-}
-
-// Images are the images that sandboxes boot.
-type Images interface {
-	// Check returns code not_found if there is no image of that name and none
-	// can be built.
-	Check(name string) error
-	// Ensure builds the image if it is missing and returns its reference
-	// name@digest. progress gets one line at a time.
-	Ensure(ctx context.Context, name string, progress func(string)) (ref string, err error)
-	// Current returns the reference that Ensure would return, and builds nothing.
-	Current(ctx context.Context, name string) (ref string, err error)
+	Images fleet.Images // images of sandboxes; nil means Env.Images
 }
 
 // List is a list of backends. The first is the default.
@@ -79,14 +71,30 @@ func (l List) Options() map[string][]backend.Option {
 	return out
 }
 
-// Open opens the backend that the configuration names.
-func (l List) Open(env Env) (Opened, error) {
-	b, err := l.named(env.Config.Backend)
+// Open opens a backend of the configuration in env. The directories of one with the name of
+// its driver are those of a daemon with one backend.
+func (l List) Open(in config.Instance, paths config.Paths, env Env) (*fleet.Backend, error) {
+	b, err := l.named(in.Driver)
 	if err != nil {
-		return Opened{}, err
+		return nil, err
 	}
-	env.Section = env.Config.Section(b.Name)
-	return b.Open(env)
+	env.Name, env.Section = in.Name, in.Section
+	env.State, env.Cache = paths.State, filepath.Join(paths.Cache, in.Driver)
+	if !in.Own() {
+		env.State, env.Cache = filepath.Join(paths.State, "backends", in.Name), filepath.Join(paths.Cache, "backends", in.Name)
+		if err := os.MkdirAll(env.State, 0o700); err != nil {
+			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot create the directory of backend %s: %w", in.Name, err)
+		}
+	}
+	opened, err := b.Open(env)
+	if err != nil {
+		return nil, err
+	}
+	images := opened.Images
+	if images == nil {
+		images = image.Bootable{Store: env.Images}
+	}
+	return fleet.Of(in.Name, opened.Driver, images), nil
 }
 
 // VM returns the Kind of a backend's supervised VMs; "" means the default
