@@ -162,7 +162,7 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},
-		May: and([]string{".", "internal/backend", "internal/config", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/config", "internal/fleet", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
 		Why: "the registry describes a backend and the parameters of its driver; it imports no driver",
 	},
 	{
@@ -216,7 +216,7 @@ var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "recovery", Packages: []string{"internal/recovery"},
 		May: and([]string{
-			".", "api", "internal/artifact", "internal/backend", "internal/backend/registry", "internal/config", "internal/hostnet", "internal/image",
+			".", "api", "internal/artifact", "internal/backend", "internal/backend/registry", "internal/config", "internal/fleet", "internal/hostnet", "internal/image",
 			"internal/sandbox", "internal/store",
 		}, leaves),
 		Why: "a database is repaired without a daemon and its server, from the files of jobs and the backend",

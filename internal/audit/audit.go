@@ -67,15 +67,18 @@ type Redactor interface {
 	RedactFunc(ctx context.Context, id string) func(text string) string
 }
 
-// Log is the egress log of a backend; a backend.Net is one.
+// Log has the egress logs of the backends; *fleet.Fleet implements it.
 type Log interface {
-	EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+	// Logs reports whether the backend with that name has egress logs.
+	Logs(backend string) bool
+	// EgressLog is that of backend.Net.
+	EgressLog(ctx context.Context, backend string, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
 }
 
 // Config is the configuration of a Service.
 type Config struct {
 	Store    Store
-	Logs     func(backend string) Log // its result is nil for a backend without a log
+	Log      Log
 	Limits   Limits
 	Redactor Redactor         // nil means that nothing is redacted
 	Clock    func() time.Time // nil means time.Now
@@ -113,15 +116,15 @@ type source struct {
 
 // subject is what the service must know of a sandbox. There are thousands.
 type subject struct {
-	log   Log
+	on    string // its backend
 	ref   backend.Ref
 	vmid  int
 	jobID string
 	state agentlab.SandboxState
 }
 
-func (s *Service) subjectOf(sb agentlab.Sandbox) subject {
-	return subject{log: s.cfg.Logs(sb.Backend), ref: backend.RefOf(sb), vmid: sb.VMID, jobID: sb.JobID, state: sb.State}
+func subjectOf(sb agentlab.Sandbox) subject {
+	return subject{on: sb.Backend, ref: backend.RefOf(sb), vmid: sb.VMID, jobID: sb.JobID, state: sb.State}
 }
 
 // New returns a Service. Call Run to start it.
@@ -129,9 +132,6 @@ func New(cfg Config) *Service {
 	s := &Service{
 		cfg: cfg, lim: cfg.Limits.withDefaults(), clock: cfg.Clock, log: cfg.Logger,
 		wake: make(chan struct{}, 1), sources: map[int]*source{}, watchers: map[*agentlab.EgressFilter]bool{}, changed: make(chan struct{}),
-	}
-	if s.cfg.Logs == nil {
-		s.cfg.Logs = func(string) Log { return nil }
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -181,8 +181,7 @@ func ignoreCanceled(ctx context.Context, err error) error {
 // SandboxChanged handles a sandbox that is new or has changed. The daemon calls
 // it after the commit.
 func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
-	log := s.cfg.Logs(sb.Backend)
-	if log == nil {
+	if !s.cfg.Log.Logs(sb.Backend) {
 		return
 	}
 	s.mu.Lock()
@@ -198,10 +197,10 @@ func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
 		src = &source{}
 		s.sources[sb.VMID] = src
 	case src.sb.state == sb.State:
-		src.sb = s.subjectOf(sb)
+		src.sb = subjectOf(sb)
 		return
 	}
-	src.sb, src.due, src.pause = s.subjectOf(sb), time.Time{}, 0
+	src.sb, src.due, src.pause = subjectOf(sb), time.Time{}, 0
 	s.wakeRun()
 }
 
@@ -288,7 +287,7 @@ func (s *Service) interval(src *source) time.Duration {
 // after Limits.Drain at the latest; after an error some records may be
 // missing.
 func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.cfg.Logs(sb.Backend) == nil {
+	if !s.cfg.Log.Logs(sb.Backend) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.lim.Drain)
@@ -296,7 +295,7 @@ func (s *Service) Drain(ctx context.Context, sb agentlab.Sandbox) error {
 	s.mu.Lock()
 	src := s.sources[sb.VMID]
 	if src == nil || src.sb.ref.UID != sb.UID {
-		src = &source{sb: s.subjectOf(sb)}
+		src = &source{sb: subjectOf(sb)}
 	}
 	s.mu.Unlock()
 	for {
@@ -403,7 +402,7 @@ func (s *Service) readOne(ctx context.Context, src *source) (full bool, err erro
 		src.known = true
 	}
 	call, cancel := context.WithTimeout(ctx, s.lim.Call)
-	recs, err := sb.log.EgressLog(call, sb.ref, src.cursor, page)
+	recs, err := s.cfg.Log.EgressLog(call, sb.on, sb.ref, src.cursor, page)
 	cancel()
 	if err != nil {
 		return false, err

@@ -70,7 +70,7 @@ func (w *world) open() {
 func (w *world) ref() backend.Ref { return backend.RefOf(w.sb) }
 
 func (w *world) service(l audit.Limits) *audit.Service {
-	return audit.New(audit.Config{Store: w.store, Logs: func(string) audit.Log { return w.driver }, Limits: l})
+	return audit.New(audit.Config{Store: w.store, Log: oneLog{w.driver}, Limits: l})
 }
 
 func (w *world) add(recs ...agentlab.EgressRecord) {
@@ -253,7 +253,7 @@ func TestHostileRecords(t *testing.T) {
 		{Seq: 1, Proto: "tcp", Rule: "again", Count: 1},
 		{Seq: 2, Proto: "dns", Name: strings.Repeat("\xff", 5000), Addr: "fe80::1%eth0; rm", Port: 70000, Rule: agentlab.RuleAuditLimit, Error: "a\r\nb", Count: 2},
 	}}
-	s := audit.New(audit.Config{Store: w.store, Logs: func(string) audit.Log { return log }})
+	s := audit.New(audit.Config{Store: w.store, Log: oneLog{log}})
 	began := time.Now().Add(-time.Second) // the store rounds times
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func (s *scripted) EgressLog(_ context.Context, _ backend.Ref, after int64, limi
 
 func TestBackendWithoutLog(t *testing.T) {
 	w := newWorld(t, nil)
-	s := audit.New(audit.Config{Store: w.store})
+	s := audit.New(audit.Config{Store: w.store, Log: oneLog{}})
 	s.SandboxChanged(w.sb)
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Error(err)
@@ -321,7 +321,7 @@ func (r redactor) RedactFunc(_ context.Context, id string) func(string) string {
 
 func namesAreRedacted(t *testing.T, jobID string) {
 	w := newWorld(t, func(sb *agentlab.Sandbox) { sb.JobID = jobID })
-	s := audit.New(audit.Config{Store: w.store, Logs: func(string) audit.Log { return w.driver }, Redactor: redactor{t, cmp.Or(jobID, w.sb.UID)}})
+	s := audit.New(audit.Config{Store: w.store, Log: oneLog{w.driver}, Redactor: redactor{t, cmp.Or(jobID, w.sb.UID)}})
 	w.add(allowed("hunter2.evil.example"), agentlab.EgressRecord{Proto: "dns", Name: "x", Rule: "mode.nat", Error: "no hunter2"})
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Fatal(err)
@@ -359,4 +359,17 @@ func TestWatch(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// oneLog is the log of the only backend.
+type oneLog struct {
+	log interface { // nil: it has none
+		EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
+	}
+}
+
+func (l oneLog) Logs(string) bool { return l.log != nil }
+
+func (l oneLog) EgressLog(ctx context.Context, _ string, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	return l.log.EgressLog(ctx, ref, after, limit)
 }

@@ -69,14 +69,20 @@ type Cache interface {
 	Settings(sb agentlab.Sandbox, prof agentlab.Profile) *guestapi.RegistryCache
 }
 
+// Backends describes the backend with a name: its URLs of the guest plane; *fleet.Fleet
+// implements it.
+type Backends interface {
+	Info(name string) backend.Info
+}
+
 // Config is the configuration of a Service. Zero durations and sizes take the
 // default.
 type Config struct {
 	Store    Store
 	Profiles Profiles
 	Secrets  Secrets
-	Info     func(backend string) backend.Info // has the URLs of the guest plane
-	Cache    Cache                             // nil: there is none
+	Backends Backends
+	Cache    Cache // nil: there is none
 
 	TokenTTL      time.Duration // lifetime of a bootstrap token; default 10 min
 	Unused        time.Duration // after which an answer may be lost; default 5 s, longer with each token
@@ -195,7 +201,7 @@ func (s *Service) mint(ctx context.Context, sb agentlab.Sandbox, check func(agen
 }
 
 func (s *Service) document(sb agentlab.Sandbox, token string) *guestapi.Bootstrap {
-	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Info(sb.Backend).ControllerURL, VMID: sb.VMID}
+	return &guestapi.Bootstrap{Token: token, Controller: s.cfg.Backends.Info(sb.Backend).ControllerURL, VMID: sb.VMID}
 }
 
 // Sent records that the guest of the sandbox with that UID has its document.

@@ -314,7 +314,7 @@ func (s *Service) answer(sb agentlab.Sandbox, j *agentlab.Job, prof agentlab.Pro
 	ends := now.Add(j.TTL + s.cfg.UploadWindow)
 	resp.Runner.Token = grant(agentlab.GrantRunner, ends)
 	if prof.UploadArtifacts {
-		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Info(sb.Backend).UploadURL, Token: grant(agentlab.GrantUpload, ends), MaxBytes: s.cfg.ArtifactBytes}
+		resp.Artifact = &guestapi.ArtifactTarget{Endpoint: s.cfg.Backends.Info(sb.Backend).UploadURL, Token: grant(agentlab.GrantUpload, ends), MaxBytes: s.cfg.ArtifactBytes}
 	}
 	return resp, grants
 }

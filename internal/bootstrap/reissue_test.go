@@ -132,7 +132,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 
 // restart begins with a service that remembers nothing.
 func (w *world) restart() {
-	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: hooked{w.vault, w}, Info: func(string) backend.Info { return backend.Info{ControllerURL: "http://controller"} }})
+	w.svc = bootstrap.New(bootstrap.Config{Store: fullStore{w.store, &w.full}, Profiles: profiles{}, Secrets: hooked{w.vault, w}, Backends: oneBackend{ControllerURL: "http://controller"}})
 }
 
 // document returns what a booting guest gets, as after SetIdentity.
@@ -482,3 +482,8 @@ func TestSweepForgetsDeliveries(t *testing.T) {
 		}
 	})
 }
+
+// oneBackend describes the only backend.
+type oneBackend backend.Info
+
+func (o oneBackend) Info(string) backend.Info { return backend.Info(o) }

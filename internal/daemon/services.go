@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 
 	"github.com/agentlab-vm/agentlab"
@@ -149,16 +148,8 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.infos()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Infos()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
-}
-
-// infos describe the backends, the default first.
-func (s *services) infos() (out []backend.Info) {
-	for _, b := range s.fleet.All() {
-		out = append(out, b.Info())
-	}
-	return out
 }
 
 func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
@@ -187,7 +178,7 @@ func (s *services) openArtifacts(_ context.Context, undo *cleanup) (err error) {
 
 func (s *services) openBootstrap(context.Context, *cleanup) error {
 	s.bootstrap = bootstrap.New(bootstrap.Config{
-		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Info: func(name string) backend.Info { return s.fleet.Of(name).Info() }, Cache: s.cache,
+		Store: s.store, Profiles: s.profiles, Secrets: s.vault, Backends: s.fleet, Cache: s.cache,
 		TokenTTL: s.settings.BootstrapTTL(), ArtifactBytes: s.artifacts.Limits().JobBytes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "bootstrap"),
 	})
@@ -197,14 +188,8 @@ func (s *services) openBootstrap(context.Context, *cleanup) error {
 // openAudit creates the service that stores the egress log of the backend, if
 // the backend has one.
 func (s *services) openAudit(context.Context, *cleanup) error {
-	cfg := audit.Config{Store: s.store, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
+	cfg := audit.Config{Store: s.store, Log: s.fleet, Clock: s.cfg.Clock, Logger: s.log.With("part", "audit"),
 		Limits: audit.Limits{Rows: s.settings.Limits.EgressRecords}, Redactor: s.bootstrap}
-	cfg.Logs = func(name string) audit.Log {
-		if net := s.fleet.Of(name).Net; net != nil {
-			return net
-		}
-		return nil
-	}
 	s.audit = audit.New(cfg)
 	return nil
 }

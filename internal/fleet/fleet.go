@@ -133,6 +133,29 @@ func (f *Fleet) Of(name string) *Backend {
 	return &Backend{Driver: absent{name, err}, Images: noImages{err}, name: name, missing: err}
 }
 
+// Info describes the driver of the backend with that name.
+func (f *Fleet) Info(name string) backend.Info { return f.Of(name).Info() }
+
+// Infos describe the drivers of all backends, the default first.
+func (f *Fleet) Infos() (out []backend.Info) {
+	for _, b := range f.list {
+		out = append(out, b.Info())
+	}
+	return out
+}
+
+// Logs reports whether the backend with that name has egress logs.
+func (f *Fleet) Logs(name string) bool { return f.Of(name).Net != nil }
+
+// EgressLog reads the egress log of a sandbox on the backend with that name; see backend.Net.
+func (f *Fleet) EgressLog(ctx context.Context, name string, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
+	b := f.Of(name)
+	if b.Net == nil {
+		return nil, b.lacks("has no egress log")
+	}
+	return b.Net.EgressLog(ctx, ref, after, limit)
+}
+
 // RecordEgress appends a record to the egress log of a sandbox. The error has code
 // unsupported if the backend has no such log.
 func (f *Fleet) RecordEgress(ctx context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error {

@@ -228,7 +228,7 @@ func (w *world) begin() {
 	fatal(err)
 	w.vault = secret.NewVault(filepath.Join(w.dir, "secrets"))
 	driver := w.host.Open()
-	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Info: func(string) backend.Info { return driver.Info() }})
+	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Backends: fleet.Single(driver, nil)})
 	w.boot = boot
 	w.sandboxes = sandbox.New(sandbox.Config{
 		Store: w.store, Fleet: fleet.Single(driver, fake.Images{}), Profiles: w.profiles,

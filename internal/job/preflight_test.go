@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/audit"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // A job whose agent has no key, or whose profile denies its model, is refused
@@ -132,7 +133,7 @@ func (w *world) recorded() (stop func()) {
 	w.egress = svc
 	w.restart()
 	defer close(svc.ready)
-	svc.Service = audit.New(audit.Config{Store: w.store, Logs: func(string) audit.Log { return w.host.Open() }})
+	svc.Service = audit.New(audit.Config{Store: w.store, Log: fleet.Single(w.host.Open(), nil)})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = svc.Run(ctx) }()

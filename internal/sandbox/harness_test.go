@@ -293,7 +293,7 @@ func (w *world) begin() {
 		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: fleet.Single(w.offered(), w.images),
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
-		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Info: func(string) backend.Info { return w.driver.Info() }, Clock: w.clock}), &w.received},
+		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received},
 	})
 	w.workspaces.UseGuests(w.svc)
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})

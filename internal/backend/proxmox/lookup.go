@@ -264,10 +264,10 @@ func (d *Driver) findByMark(ctx context.Context, uid, name string, age time.Dura
 	return 0, nil
 }
 
-// vanished reports whether the error of a read of a VM that was listed means that it was
+// wasDeleted reports whether the error of a read of a VM that was listed means that it was
 // destroyed since then. For a token that is the same refusal as for a VM that it may not
 // read. Any other error is returned.
-func (d *Driver) vanished(ctx context.Context, vmid int, err error) (bool, error) {
+func (d *Driver) wasDeleted(ctx context.Context, vmid int, err error) (bool, error) {
 	switch agentlab.CodeOf(err) {
 	case agentlab.CodeNotFound:
 		return true, nil

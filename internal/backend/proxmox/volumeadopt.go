@@ -78,7 +78,7 @@ func (d *Driver) strays(ctx context.Context, of *volume) (map[int]string, error)
 	found := d.unknownHolders(vms, all)
 	for vmid, node := range found {
 		cfg, err := d.pve.Config(ctx, node, vmid)
-		if _, err := d.vanished(ctx, vmid, err); err != nil {
+		if _, err := d.wasDeleted(ctx, vmid, err); err != nil {
 			return nil, err
 		}
 		if v := d.volumeIn(cfg, node, vmid); v == nil || v.UID != of.UID {
@@ -119,7 +119,7 @@ func (d *Driver) destroyStrays(ctx context.Context, v *volume) error {
 
 func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node string, vmid int, only string, empty bool) error {
 	cfg, err := d.pve.Config(ctx, node, vmid)
-	if gone, err := d.vanished(ctx, vmid, err); gone || err != nil {
+	if gone, err := d.wasDeleted(ctx, vmid, err); gone || err != nil {
 		return err
 	}
 	v := d.volumeIn(cfg, node, vmid)
@@ -135,7 +135,7 @@ func (d *Driver) adoptVolume(ctx context.Context, vms map[string][]pve.VM, node 
 		return err
 	}
 	cfg, err = d.pve.Config(ctx, node, vmid)
-	if gone, err := d.vanished(ctx, vmid, err); gone || err != nil {
+	if gone, err := d.wasDeleted(ctx, vmid, err); gone || err != nil {
 		return err
 	}
 	volid := firstProp(cfg[holderSlot])
@@ -177,7 +177,7 @@ func (d *Driver) sandboxWith(ctx context.Context, vms map[string][]pve.VM, v *vo
 				continue
 			}
 			cfg, err := d.pve.Config(ctx, node, int(vm.VMID))
-			gone, err := d.vanished(ctx, int(vm.VMID), err)
+			gone, err := d.wasDeleted(ctx, int(vm.VMID), err)
 			if err != nil {
 				return nil, err
 			}
