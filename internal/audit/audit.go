@@ -71,7 +71,7 @@ type Redactor interface {
 type Log interface {
 	// Logs reports whether the backend with that name has egress logs.
 	Logs(backend string) bool
-	// EgressLog is that of backend.Net.
+	// EgressLog reads the log of a sandbox; see backend.Net.
 	EgressLog(ctx context.Context, backend string, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error)
 }
 

@@ -18,7 +18,7 @@ import (
 type Backend struct {
 	backend.Driver
 	backend.Groups
-	Images  Images // those that its sandboxes boot
+	Images  Images // of its sandboxes
 	name    string
 	missing error
 }

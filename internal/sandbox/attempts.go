@@ -87,8 +87,8 @@ func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot
 	if err != nil {
 		return snap, nil, err
 	}
-	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.Backend != s.cfg.Fleet.Default().Name() {
-		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on this backend", uid)
+	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || s.missing(snap.Backend) != "" {
+		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on a backend of this daemon", uid)
 	}
 	if snap.Setup.Key != "" { // of a repository without a policy of its own
 		return snap, nil, nil

@@ -277,7 +277,7 @@ func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string)
 		return none, err
 	}
 	v := s.newWorkspace(name)
-	v.SizeGB, v.Storage = src.SizeGB, src.Storage
+	v.Backend, v.SizeGB, v.Storage = src.Backend, src.SizeGB, src.Storage
 	v.From = agentlab.WorkspaceOrigin{UID: src.UID, Handle: src.Handle, Name: src.Name}
 	if snapshot != "" {
 		n, err := s.findSnapshot(ctx, src, snapshot)

@@ -65,7 +65,7 @@ type Metrics interface {
 	Checked(took time.Duration, err error)
 }
 
-// Config is the configuration of a Service. Store and Driver are required.
+// Config is the configuration of a Service. Store and Fleet are required.
 type Config struct {
 	Store  Store
 	Fleet  *fleet.Fleet

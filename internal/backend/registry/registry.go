@@ -29,11 +29,10 @@ type Backend struct {
 
 // Env has the parameters for opening a driver.
 type Env struct {
-	Name    string // of the backend: that of its driver, or a key of backends
 	Config  config.Config
 	Section config.Section // what Section returned, with the values of config.yaml
 	State   string         // directory of its state
-	Cache   string         // directory of what it can make again
+	Cache   string         // directory of files that the driver can make again
 	Images  *image.Store
 	Network *hostnet.Local // of this host; a driver that uses it claims it
 	Getenv  func(string) string
@@ -78,7 +77,7 @@ func (l List) Open(in config.Instance, paths config.Paths, env Env) (*fleet.Back
 	if err != nil {
 		return nil, err
 	}
-	env.Name, env.Section = in.Name, in.Section
+	env.Section = in.Section
 	env.State, env.Cache = paths.State, filepath.Join(paths.Cache, in.Driver)
 	if !in.Own() {
 		env.State, env.Cache = filepath.Join(paths.State, "backends", in.Name), filepath.Join(paths.Cache, "backends", in.Name)
