@@ -17,7 +17,7 @@ const maxScrapers = 16
 
 func (s *services) openMetrics(context.Context, *cleanup) error {
 	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, Messages: s.messages, Boots: s.sandboxes, VMs: s.doctor, Workspaces: s.workspaces,
-		ImageUse: s.imageUse, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
+		ImageUse: s.imageUse, Fleet: s.fleet, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
 	for _, e := range s.pool() {
 		from.PoolWanted += e.Count
 	}

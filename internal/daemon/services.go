@@ -134,7 +134,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 		undo.add(b.Close)
 		list = append(list, b)
 	}
-	s.fleet = fleet.New(list...)
+	s.fleet = fleet.New(list...).Observe(s.metrics)
 	_, built := s.fleet.Default().Images.(image.Bootable)
 	s.doctor = doctor.New(s.doctorConfig(built))
 	var private []agentlab.PrivateTarget

@@ -109,7 +109,9 @@ func (s *Service) Status(ctx context.Context) (api.Status, error) {
 		}
 	}
 	if h := s.cfg.Fleet.Default().Host; h != nil {
-		out.Accel = h.Accel(ctx)
+		limited, cancel := context.WithTimeout(ctx, memoryLimit)
+		defer cancel()
+		out.Accel = h.Accel(limited)
 	}
 	out.Memory, out.MemoryTotal = largest(s.memory(ctx))
 	return out, nil
@@ -141,12 +143,16 @@ func (s *Service) Checks(ctx context.Context) (api.HostChecks, error) {
 	return out, nil
 }
 
-// named returns the findings of a backend; if there are several, with its name.
+// named returns the findings of a backend, and whether it answers; if there are several
+// backends, with its name.
 func (s *Service) named(c *checked, found []backend.Finding) []backend.Finding {
+	found = slices.Clone(found)
+	if down, ok := c.b.Finding(); ok {
+		found = append(found, down)
+	}
 	if len(s.backends) == 1 {
 		return found
 	}
-	found = slices.Clone(found)
 	for i := range found {
 		found[i].Name = c.b.Name() + ": " + found[i].Name
 	}
@@ -155,8 +161,14 @@ func (s *Service) named(c *checked, found []backend.Finding) []backend.Finding {
 
 // backendFindings returns the newest findings of all backends.
 func (s *Service) backendFindings(ctx context.Context) (all []backend.Finding) {
-	for _, c := range s.backends {
-		all = append(all, s.named(c, c.newest(ctx))...)
+	found := make([][]backend.Finding, len(s.backends))
+	var wait sync.WaitGroup
+	for i, c := range s.backends {
+		wait.Go(func() { found[i] = c.newest(ctx) })
+	}
+	wait.Wait()
+	for i, c := range s.backends {
+		all = append(all, s.named(c, found[i])...)
 	}
 	return all
 }

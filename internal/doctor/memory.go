@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // memoryLimit is how long a status request reads the memory of sandboxes.
@@ -33,34 +35,42 @@ func (s *Service) VMMemory(ctx context.Context) (unique, shared int64, _ error) 
 // memory returns the memory of the host that running sandboxes occupy, as far as
 // it can be read in time.
 func (s *Service) memory(ctx context.Context) []api.SandboxMemory {
-	all := []api.SandboxMemory{}
 	ctx, cancel := context.WithTimeout(ctx, memoryLimit)
 	defer cancel()
-	for _, b := range s.cfg.Fleet.All() {
-		if b.Host == nil {
-			continue
-		}
-		list, err := b.List(ctx)
-		if err != nil {
-			continue
-		}
-		for _, in := range list {
-			if ctx.Err() != nil {
-				return all
-			}
-			if in.Power != backend.PowerRunning && in.Power != backend.PowerSuspended {
-				continue
-			}
-			m, err := b.Host.Memory(ctx, in.Ref)
-			if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
-				break
-			}
-			if err == nil {
-				all = append(all, api.SandboxMemory{VMID: in.Number(), Memory: api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}})
-			}
+	backends := s.cfg.Fleet.All()
+	found := make([][]api.SandboxMemory, len(backends))
+	var wait sync.WaitGroup
+	for i, b := range backends {
+		if b.Host != nil {
+			wait.Go(func() { found[i] = memoryOn(ctx, b) })
 		}
 	}
-	return all
+	wait.Wait()
+	return append([]api.SandboxMemory{}, slices.Concat(found...)...)
+}
+
+// memoryOn is memory for one backend.
+func memoryOn(ctx context.Context, b *fleet.Backend) (out []api.SandboxMemory) {
+	list, err := b.List(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, in := range list {
+		if ctx.Err() != nil {
+			break
+		}
+		if in.Power != backend.PowerRunning && in.Power != backend.PowerSuspended {
+			continue
+		}
+		m, err := b.Host.Memory(ctx, in.Ref)
+		if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+			break
+		}
+		if err == nil {
+			out = append(out, api.SandboxMemory{VMID: in.Number(), Memory: api.Memory{UniqueBytes: m.Unique, SharedBytes: m.Shared, ProportionalBytes: m.Proportional}})
+		}
+	}
+	return out
 }
 
 // largest returns those of all that occupy the most memory, and the total of all.

@@ -21,6 +21,7 @@ type Backend struct {
 	Images  Images // of its sandboxes
 	name    string
 	missing error
+	watch   *watch // nil if the daemon does not have it
 }
 
 // Images are the images that sandboxes boot.
@@ -36,9 +37,34 @@ type Images interface {
 	Current(ctx context.Context, name string) (ref string, err error)
 }
 
-// Of returns the backend with that name, driver and images.
+// Of returns the backend with that name, driver and images. The calls of the driver are
+// bounded, and are refused while the backend does not answer.
 func Of(name string, d backend.Driver, images Images) *Backend {
-	return &Backend{Driver: d, Groups: backend.GroupsOf(d), Images: images, name: name}
+	w := &watch{name: name}
+	b := &Backend{Driver: driver{d, w}, Images: images, name: name, watch: w}
+	g := backend.GroupsOf(d)
+	if g.Power != nil {
+		b.Power = power{g.Power, w}
+	}
+	if g.Net != nil {
+		b.Net = network{g.Net, w}
+	}
+	if g.Console != nil {
+		b.Console = console{g.Console, w}
+	}
+	if g.Snapshots != nil {
+		b.Snapshots = snapshots{g.Snapshots, w}
+	}
+	if g.Templates != nil {
+		b.Templates = templates{g.Templates, w}
+	}
+	if g.Volumes != nil {
+		b.Volumes = volumes{g.Volumes, w}
+	}
+	if g.Host != nil {
+		b.Host = host{g.Host, w}
+	}
+	return b
 }
 
 // Name returns the name of the backend, which the rows of its sandboxes have.
@@ -112,6 +138,23 @@ func Single(d backend.Driver, images Images) *Fleet { return New(Of(d.Info().Nam
 // Default returns the backend of new sandboxes and workspaces.
 func (f *Fleet) Default() *Backend { return f.list[0] }
 
+// Observe sets what observes the calls of all backends, and returns f. Call it before the
+// first of them.
+func (f *Fleet) Observe(o Observer) *Fleet {
+	o.Backends(f.names())
+	for _, b := range f.list {
+		b.watch.observer = o
+	}
+	return f
+}
+
+func (f *Fleet) names() (names []string) {
+	for _, b := range f.list {
+		names = append(names, b.name)
+	}
+	return names
+}
+
 // All returns all backends, the default first.
 func (f *Fleet) All() []*Backend { return slices.Clone(f.list) }
 
@@ -124,17 +167,22 @@ func (f *Fleet) Of(name string) *Backend {
 			return b
 		}
 	}
-	names := make([]string, len(f.list))
-	for i, b := range f.list {
-		names[i] = b.name
-	}
-	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the daemon has only %s", name, strings.Join(names, ", ")).
+	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the daemon has only %s", name, strings.Join(f.names(), ", ")).
 		WithHint("add backend %s to config.yaml and restart agentlabd", name)
 	return &Backend{Driver: absent{name, err}, Images: noImages{err}, name: name, missing: err}
 }
 
 // Info describes the driver of the backend with that name.
 func (f *Fleet) Info(name string) backend.Info { return f.Of(name).Info() }
+
+// Answering reports for each backend, by name, whether it answers, as far as is known.
+func (f *Fleet) Answering() map[string]bool {
+	out := map[string]bool{}
+	for _, b := range f.list {
+		out[b.name] = b.Down() == nil
+	}
+	return out
+}
 
 // Infos describe the drivers of all backends, the default first.
 func (f *Fleet) Infos() (out []backend.Info) {

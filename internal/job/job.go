@@ -49,7 +49,7 @@ type Sandboxes interface {
 	NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Network) error
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-	Unheard() map[int]string // sandboxes whose guests cannot report now, with the reason
+	Unheard(vmid int) bool // whether the guest of a sandbox cannot report now
 	CanFork() error
 	CanKeepSetups() error
 	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)

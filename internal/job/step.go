@@ -212,7 +212,7 @@ func (s *Service) running(ctx context.Context, j agentlab.Job, sb agentlab.Sandb
 	s.noteActive()
 	now := s.clock()
 	again := maxDuration
-	unheard := s.cfg.Sandboxes.Unheard()[sb.VMID] != ""
+	unheard := s.cfg.Sandboxes.Unheard(sb.VMID)
 	s.mu.Lock()
 	l := s.track(j.ID)
 	if unheard { // its silence starts when it continues

@@ -26,6 +26,8 @@ func all() (list []metric, types map[string]string) {
 		add(m, "counter")
 	}
 	add(buildInfo, "gauge")
+	add(backendCall, "counter")
+	add(backendFailures, "counter")
 	slices.SortFunc(list, func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	return list, types
 }

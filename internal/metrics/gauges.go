@@ -60,6 +60,12 @@ type Workspaces interface {
 // Images counts images and their bytes on the host, by whether they are current.
 type Images func(ctx context.Context) (count map[bool]int, bytes map[bool]int64, err error)
 
+// Fleet knows which backends answer; *fleet.Fleet implements it.
+type Fleet interface {
+	// Answering reports for each backend, by name, whether it answers.
+	Answering() map[string]bool
+}
+
 // Sources are what gauges are read from.
 type Sources struct {
 	Store           Store
@@ -69,6 +75,7 @@ type Sources struct {
 	VMs             VMs
 	Workspaces      Workspaces
 	ImageUse        Images
+	Fleet           Fleet
 	PoolWanted      int    // sandboxes that the warm pool should have
 	State, Images   string // directories
 	Database        string // path of its file
@@ -82,6 +89,10 @@ type gaugeMetric struct {
 	// are loaded.
 	read func(ctx context.Context, from Sources) (map[string]float64, error)
 }
+
+// backendLabel is the label of metrics by backend; its values are the names of the daemon's
+// backends (Set.Backends).
+const backendLabel = "backend"
 
 var (
 	loops         = []string{"sandboxes", "jobs", "workspaces"}
@@ -105,6 +116,16 @@ var gaugeMetrics = []gaugeMetric{
 	{metric{name: "agentlab_pool_wanted", help: "Sandboxes that the warm pool should have; agentlab_sandboxes{state=\"POOLED\"} is how many it has."},
 		func(_ context.Context, from Sources) (map[string]float64, error) {
 			return map[string]float64{"": float64(from.PoolWanted)}, nil
+		}},
+	{metric{name: "agentlab_backend_up", help: "1 if the backend answered when its sandboxes were last listed, 0 if it did not.", label: backendLabel},
+		func(_ context.Context, from Sources) (map[string]float64, error) {
+			out := map[string]float64{}
+			for name, answers := range from.Fleet.Answering() {
+				if answers {
+					out[name] = 1
+				}
+			}
+			return out, nil
 		}},
 	{metric{name: "agentlab_jobs", help: "Jobs by status. QUEUED ones wait for their sandbox.", label: "status", values: texts(agentlab.JobStatuses)},
 		func(ctx context.Context, from Sources) (map[string]float64, error) {

@@ -7,7 +7,8 @@
 // them.
 //
 // Each label has a fixed list of values, so the number of series does not depend
-// on what users or guests do. Names, ids, addresses and texts are never values.
+// on what users or guests do. The names of backends are those of the configuration.
+// Other names, ids, addresses and texts are never values.
 package metrics
 
 import (
@@ -52,7 +53,9 @@ type Config struct {
 type Set struct {
 	cfg    Config
 	events []*recorder          // of eventMetrics, in the same order
-	direct map[string]*recorder // of directMetrics, by name
+	direct map[string]*recorder // of directMetrics and the metrics of backends, by name
+
+	backends []string // names
 
 	mu  sync.Mutex // one scrape at a time: further ones wait
 	reg *prometheus.Registry
@@ -69,6 +72,16 @@ func New() *Set {
 	}
 	s.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
+}
+
+// Backends adds the metrics of the backends with these names. It must be called once,
+// before BackendCalled and Start.
+func (s *Set) Backends(names []string) {
+	for _, m := range []metric{backendCall, backendFailures} {
+		m.values = names
+		s.direct[m.name] = s.record(m)
+	}
+	s.backends = names
 }
 
 // Start adds the gauges. It must be called once.
@@ -167,6 +180,15 @@ func (s *Set) Checked(took time.Duration, err error) {
 	s.called(workspaceCheck, workspaceCheckFailures, took, err)
 }
 
+// BackendCalled observes one call of a backend.
+func (s *Set) BackendCalled(name string, took time.Duration, err error) {
+	s.add(backendCall, name, took.Seconds())
+	switch agentlab.CodeOf(err) {
+	case agentlab.CodeUnavailable, agentlab.CodeUnknownOutcome, agentlab.CodeTimeout, agentlab.CodeInternal:
+		s.add(backendFailures, name, 1)
+	}
+}
+
 // BundleMade observes one doctor bundle of that size in bytes.
 func (s *Set) BundleMade(size int, took time.Duration, err error) {
 	s.called(bundleTime, bundleFailures, took, err)
@@ -206,6 +228,9 @@ func (s *Set) Text(ctx context.Context) ([]byte, error) {
 	defer cancel()
 	gauges := prometheus.NewRegistry()
 	for _, g := range gaugeMetrics {
+		if g.label == backendLabel {
+			g.values = s.backends
+		}
 		values, err := g.read(ctx, s.cfg.Sources)
 		if err != nil {
 			s.add(readFailures, "", 1)

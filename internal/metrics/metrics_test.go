@@ -87,6 +87,7 @@ func (host) BootQueue() (int, time.Duration)                  { return 4, 30 * t
 func (host) VMMemory(context.Context) (u, s int64, err error) { return 7 << 20, 9 << 20, nil }
 func (host) UsedBytes() int64                                 { return 11 }
 func (host) Queue() reconcile.Stats                           { return reconcile.Stats{Delayed: 5} }
+func (host) Answering() map[string]bool                       { return map[string]bool{"lab": false, "local": true} }
 func (host) images(context.Context) (map[bool]int, map[bool]int64, error) {
 	return map[bool]int{true: 2, false: 1}, map[bool]int64{true: 20, false: 10}, nil
 }
@@ -94,9 +95,10 @@ func (host) images(context.Context) (map[bool]int, map[bool]int64, error) {
 func newSet(t *testing.T, st Store) *Set {
 	t.Helper()
 	s := New()
+	s.Backends([]string{"lab", "local"})
 	s.Start(Config{Version: "v1", Backend: "fake", Sources: Sources{
 		Store: st, Sandboxes: queue{Ready: 7, Lag: 90 * time.Second}, Jobs: queue{Failing: 2}, Messages: messages{}, PoolWanted: 6,
-		Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images,
+		Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, Fleet: host{},
 		State: t.TempDir(), Images: t.TempDir(), Database: filepath.Join(t.TempDir(), "none.db"),
 	}})
 	return s
@@ -121,6 +123,8 @@ func TestGauges(t *testing.T) {
 		{"agentlab_workspace_leases", "queued", 8},
 		{"agentlab_workspace_leases", "acquired", 0},
 		{"agentlab_pool_wanted", "", 6},
+		{"agentlab_backend_up", "local", 1},
+		{"agentlab_backend_up", "lab", 0},
 		{"agentlab_reconcile_ready", "sandboxes", 7},
 		{"agentlab_reconcile_lag_seconds", "sandboxes", 90},
 		{"agentlab_reconcile_failing", "jobs", 2},
@@ -163,6 +167,24 @@ func TestUnreadableSource(t *testing.T) {
 	broken.err = nil
 	if f := scrape(t, s); f.value("agentlab_sandboxes", "READY") != 3 {
 		t.Errorf("%v", f["agentlab_sandboxes"])
+	}
+}
+
+func TestBackendCalls(t *testing.T) {
+	s := newSet(t, &counts{})
+	s.BackendCalled("lab", time.Second, nil)
+	s.BackendCalled("lab", time.Second, agentlab.Errorf(agentlab.CodeNotFound, "an answer"))
+	s.BackendCalled("lab", time.Second, agentlab.Errorf(agentlab.CodeUnavailable, "no answer"))
+	s.BackendCalled("other", time.Second, nil)
+	f := scrape(t, s)
+	if n := f.value("agentlab_backend_call_failures_total", "lab"); n != 1 {
+		t.Errorf("%v failures", n)
+	}
+	if n := f.value("agentlab_backend_call_seconds", "lab"); n != 3 {
+		t.Errorf("%v calls", n)
+	}
+	if n := f.value("agentlab_backend_call_seconds", "other"); n != -1 {
+		t.Errorf("a backend that is not configured has a series: %v", n)
 	}
 }
 
@@ -345,7 +367,7 @@ func TestCardinality(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer st.Close() //nolint:errcheck // nothing is written after the last check
-	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
+	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, Fleet: host{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
 	seriesOf := func() (n int) {
 		for name, f := range scrape(t, s) {
 			if strings.HasPrefix(name, "agentlab_") {

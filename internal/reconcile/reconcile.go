@@ -2,6 +2,9 @@
 // per key, never two at once for one key, when the key is woken, at the time
 // that the last step requested, and with growing pauses after a failure.
 //
+// Keys can be in lanes. Each lane has its own workers, so that the steps of a lane that
+// hang delay no step of another one.
+//
 // The loop has no important state. The rows that a step reads define the work;
 // after a restart the owner wakes every key once and the steps continue from
 // there.
@@ -33,7 +36,7 @@ type Config[K comparable] struct {
 	// the end of the context of Run has cancelled.
 	Failed func(key K, attempt int, err error)
 
-	Workers    int           // steps at the same time; default 32
+	Workers    int           // steps at the same time in each lane; default 32
 	MinBackoff time.Duration // pause after the first failure; default 200 ms
 	MaxBackoff time.Duration // longest pause; default 30 s
 }
@@ -58,8 +61,14 @@ type Loop[K comparable] struct {
 
 	mu      sync.Mutex
 	entries map[K]*entry[K]
-	ready   []*entry[K] // in the order in which they became ready
+	lanes   map[K]string // of the keys that are not in lane ""
+	queues  map[string]*lane[K]
 	timers  timers[K]
+}
+
+// lane is the work of one lane.
+type lane[K comparable] struct {
+	ready   []*entry[K] // in the order in which they became ready
 	running int
 }
 
@@ -88,7 +97,27 @@ func New[K comparable](cfg Config[K]) *Loop[K] {
 	if cfg.MaxBackoff <= 0 {
 		cfg.MaxBackoff = 30 * time.Second
 	}
-	return &Loop[K]{cfg: cfg, kick: make(chan struct{}, 1), entries: map[K]*entry[K]{}}
+	return &Loop[K]{cfg: cfg, kick: make(chan struct{}, 1), entries: map[K]*entry[K]{}, lanes: map[K]string{}, queues: map[string]*lane[K]{}}
+}
+
+// Assign puts key into a lane, from its next step on, until Forget. It returns false if key
+// is in that lane already. Keys start in lane "". A step that finds its key in the wrong lane
+// assigns it, wakes it and returns.
+func (l *Loop[K]) Assign(key K, lane string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lanes[key] == lane {
+		return false
+	}
+	l.lanes[key] = lane
+	return true
+}
+
+// Forget puts key into lane "" again. The owner calls it when the key no longer exists.
+func (l *Loop[K]) Forget(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.lanes, key)
 }
 
 // Wake runs key's step soon; if it is running, once more afterwards.
@@ -123,7 +152,7 @@ type Stats struct {
 	Running int           // keys whose step runs
 	Delayed int           // keys whose step runs later, also after a failure
 	Failing int           // keys whose last step failed
-	Lag     time.Duration // how long the first of the ready keys has waited; 0 if there is none
+	Lag     time.Duration // how long the first of the ready keys of a lane has waited, the longest; 0 if there is none
 }
 
 // Stats returns what the loop has to do now. Its cost grows with the number of
@@ -131,9 +160,13 @@ type Stats struct {
 func (l *Loop[K]) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := Stats{Ready: len(l.ready), Running: l.running, Delayed: len(l.timers)}
-	if len(l.ready) > 0 {
-		s.Lag = time.Since(l.ready[0].since)
+	s := Stats{Delayed: len(l.timers)}
+	for _, q := range l.queues {
+		s.Ready += len(q.ready)
+		s.Running += q.running
+		if len(q.ready) > 0 {
+			s.Lag = max(s.Lag, time.Since(q.ready[0].since))
+		}
 	}
 	for _, e := range l.entries {
 		if e.attempts > 0 {
@@ -171,15 +204,20 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 	for len(l.timers) > 0 && !l.timers[0].due.After(now) {
 		l.enqueue(l.timers[0])
 	}
-	for len(l.ready) > 0 && l.running < l.cfg.Workers && ctx.Err() == nil {
-		e := l.ready[0]
-		l.ready[0] = nil
-		l.ready = l.ready[1:]
-		e.queued, e.running = false, true
-		l.running++
-		sctx, cancel := context.WithCancelCause(ctx)
-		e.cancel = cancel
-		wg.Go(func() { l.step(sctx, e) })
+	for name, q := range l.queues {
+		for len(q.ready) > 0 && q.running < l.cfg.Workers && ctx.Err() == nil {
+			e := q.ready[0]
+			q.ready[0] = nil
+			q.ready = q.ready[1:]
+			e.queued, e.running = false, true
+			q.running++
+			sctx, cancel := context.WithCancelCause(ctx)
+			e.cancel = cancel
+			wg.Go(func() { l.step(sctx, e, q) })
+		}
+		if len(q.ready) == 0 && q.running == 0 {
+			delete(l.queues, name)
+		}
 	}
 	if len(l.timers) > 0 {
 		return l.timers[0].due.Sub(now)
@@ -187,7 +225,7 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 	return time.Hour
 }
 
-func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
+func (l *Loop[K]) step(ctx context.Context, e *entry[K], of *lane[K]) {
 	after, err := l.cfg.Step(ctx, e.key)
 	ended := ctx.Err() != nil
 	e.cancel(nil)
@@ -208,7 +246,7 @@ func (l *Loop[K]) step(ctx context.Context, e *entry[K]) {
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.running--
+	of.running--
 	e.running, e.cut, e.cancel = false, false, nil
 	switch {
 	case e.dirty:
@@ -249,7 +287,12 @@ func (l *Loop[K]) enqueue(e *entry[K]) {
 	}
 	if !e.queued {
 		e.queued, e.since = true, time.Now()
-		l.ready = append(l.ready, e)
+		name := l.lanes[e.key]
+		if l.queues[name] == nil {
+			l.queues[name] = &lane[K]{}
+		}
+		q := l.queues[name]
+		q.ready = append(q.ready, e)
 	}
 	l.signal()
 }

@@ -261,3 +261,42 @@ func TestCancelledStepsAreNotReported(t *testing.T) {
 		}
 	})
 }
+
+// Steps that hang delay only the steps of their own lane, and a key that its step puts into
+// another lane continues there.
+func TestLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		ran := map[int]int{}
+		var l *Loop[int]
+		l = New(Config[int]{Workers: 2, Step: func(ctx context.Context, key int) (time.Duration, error) {
+			if l.Assign(key, map[bool]string{true: "hung", false: "works"}[key < 10]) {
+				l.Wake(key)
+				return 0, nil
+			}
+			if key < 10 {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ran[key]++
+			return 0, nil
+		}})
+		run(t, l)
+		for key := range 20 {
+			l.Wake(key)
+		}
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		s := l.Stats()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(ran) != 10 || ran[10] != 1 || s.Running != 2 || s.Ready != 8 || s.Lag != time.Minute {
+			t.Errorf("%d keys ran, %+v", len(ran), s)
+		}
+		if l.Forget(10); !l.Assign(10, "works") || l.Assign(10, "works") {
+			t.Error("Assign does not return whether the lane has changed")
+		}
+	})
+}

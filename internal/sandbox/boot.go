@@ -52,13 +52,13 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait bool, refusal, err error) {
 	isCopy := s.copies(ctx, sb)
 	if sb.Pooled() { // without a slot
-		if s.boots.busy() {
+		if s.boots.busy(sb.Backend) {
 			s.dropPooled(ctx, sb.VMID, "another sandbox starts")
 			return true, nil, nil
 		}
 	} else {
 		s.poolGivesWay(ctx, sb)
-		if !s.acquireSlots(sb.VMID, isCopy) {
+		if !s.acquireSlots(sb, isCopy) {
 			return true, nil, nil
 		}
 	}

@@ -33,14 +33,8 @@ func (s *Service) copies(ctx context.Context, sb agentlab.Sandbox) bool {
 
 // acquireSlots reports whether a sandbox may start its VM now. If not, its step runs
 // again when it may.
-func (s *Service) acquireSlots(vmid int, isCopy bool) bool {
-	take := func(q *slots) bool {
-		if !q.acquire(vmid) {
-			return false
-		}
-		q.next(s.loop.Wake)
-		return true
-	}
+func (s *Service) acquireSlots(sb agentlab.Sandbox, isCopy bool) bool {
+	take := func(q *slots) bool { return q.acquire(sb.Backend, sb.VMID, s.loop.Wake) }
 	return (!isCopy || take(&s.copySlots)) && take(&s.boots)
 }
 

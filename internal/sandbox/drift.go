@@ -3,7 +3,6 @@ package sandbox
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,21 +14,20 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
-// auditLoop compares the backend with the rows at intervals, to find VMs that
+// auditLoop compares a backend with the rows at intervals, to find VMs that
 // crashed and objects that a crash of the daemon left behind.
-func (s *Service) auditLoop(ctx context.Context) {
-	s.spawn(s.boundSalvage) // an earlier process may have ended before that, or had another limit
+func (s *Service) auditLoop(ctx context.Context, b *fleet.Backend) {
 	var last time.Time
 	for {
-		if now := s.clock(); now.Sub(last) >= snapshotAuditEvery || now.Before(last) {
+		if now := s.clock(); b.Snapshots != nil && (now.Sub(last) >= snapshotAuditEvery || now.Before(last)) {
 			last = now
-			if err := s.auditSnapshots(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn("the snapshots on the backend could not be compared with the database", "err", err)
+			if err := s.auditSnapshots(ctx, b); err != nil && ctx.Err() == nil {
+				s.log.Warn("the snapshots on a backend could not be compared with the database", "backend", b.Name(), "err", err)
 			}
 		}
 		s.spawn(s.sweepSnapshots)
-		if err := s.audit(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("the backend could not be compared with the database", "err", err)
+		if err := s.audit(ctx, b); err != nil && ctx.Err() == nil {
+			s.log.Warn("a backend could not be compared with the database", "backend", b.Name(), "err", err)
 		}
 		s.mu.Lock()
 		pause := max(s.lim.AuditEvery, time.Duration(len(s.states))*time.Second/auditRate)
@@ -45,21 +43,9 @@ func (s *Service) auditLoop(ctx context.Context) {
 // auditRate is how many sandboxes are compared in a second, if there are thousands.
 const auditRate = 200
 
-// audit compares all backends once. One that cannot be listed does not prevent others
-// from it.
-func (s *Service) audit(ctx context.Context) error {
-	var failed []error
-	for _, b := range s.cfg.Fleet.All() {
-		if err := s.auditBackend(ctx, b); err != nil {
-			failed = append(failed, fmt.Errorf("backend %s: %w", b.Name(), err))
-		}
-	}
-	return errors.Join(failed...)
-}
-
-// auditBackend compares a backend with the rows of its sandboxes. It changes no row itself:
+// audit compares a backend with the rows of its sandboxes. It changes no row itself:
 // it wakes the loop of a sandbox whose state differs.
-func (s *Service) auditBackend(ctx context.Context, b *fleet.Backend) error {
+func (s *Service) audit(ctx context.Context, b *fleet.Backend) error {
 	all, err := b.List(ctx)
 	if err != nil {
 		return err
@@ -132,10 +118,14 @@ func (s *Service) Paused() map[int]string {
 	return s.collect(func(m *runtimeState) string { return m.paused })
 }
 
-// Unheard returns the sandboxes whose guests cannot report now: those that are
-// paused, and those of another backend.
-func (s *Service) Unheard() map[int]string {
-	return s.collect(func(m *runtimeState) string { return cmp.Or(s.missing(m.backend), m.paused) })
+// Unheard reports whether the guest of a sandbox cannot report now: it is paused, or the
+// daemon does not have its backend, or the backend does not answer.
+func (s *Service) Unheard(vmid int) (unheard bool) {
+	s.withState(vmid, func(m *runtimeState) {
+		b := s.cfg.Fleet.Of(m.backend)
+		unheard = m.paused != "" || b.Missing() != nil || b.Down() != nil
+	})
+	return unheard
 }
 
 // collect returns what get returns for each sandbox, unless it is "".

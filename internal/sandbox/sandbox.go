@@ -330,7 +330,7 @@ func New(cfg Config) *Service {
 	if s.clock == nil {
 		s.clock = time.Now
 	}
-	s.boots.free, s.copySlots.free = s.lim.ParallelBoots, s.lim.ParallelBoots
+	s.boots.limit, s.copySlots.limit = s.lim.ParallelBoots, s.lim.ParallelBoots
 	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: reconcile.LogFailed[int](s.log, "sandbox", "vmid"), Workers: s.lim.Workers})
 	return s
 }
@@ -365,7 +365,10 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	s.readIntents(rows)
 	s.logElsewhere(rows)
-	s.wg.Go(func() { s.auditLoop(ctx) })
+	s.spawn(s.boundSalvage) // an earlier process may have ended before that, or had another limit
+	for _, b := range s.cfg.Fleet.All() {
+		s.wg.Go(func() { s.auditLoop(ctx, b) })
+	}
 	s.wg.Go(func() { s.poolLoop(ctx) })
 	// Guests are cut off first, while the steps end, so that their calls are over
 	// before the store closes.
@@ -408,6 +411,7 @@ func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
 	if m == nil || m.uid != sb.UID {
 		m = &runtimeState{uid: sb.UID, backend: s.on(sb).Name()}
 		s.states[sb.VMID] = m
+		s.loop.Assign(sb.VMID, m.backend)
 	}
 	m.handle = sb.Handle
 	if m.state != sb.State {
@@ -430,6 +434,7 @@ func (s *Service) forget(vmid int) {
 	s.mu.Lock()
 	m := s.states[vmid]
 	delete(s.states, vmid)
+	s.loop.Forget(vmid)
 	s.mu.Unlock()
 	if m != nil {
 		m.listener.close()

@@ -6,12 +6,17 @@ import (
 	"time"
 )
 
-// slots limits how many VMs boot at the same time, in the order of their
+// slots limits how many VMs boot at the same time on one backend, in the order of their
 // requests. No call blocks: a sandbox that gets no slot is woken when one is
 // free.
 type slots struct {
-	mu      sync.Mutex
-	free    int
+	mu       sync.Mutex
+	limit    int                  // of each backend
+	backends map[string]*slotList // by name
+}
+
+// slotList are the slots of a backend.
+type slotList struct {
 	held    map[int]bool
 	waiting []waiter
 }
@@ -22,68 +27,73 @@ type waiter struct {
 	since time.Time
 }
 
-// acquire reports whether vmid has a slot now; if not, it is in the queue.
-func (s *slots) acquire(vmid int) bool {
+// free reports whether another sandbox can have a slot of q.
+func (s *slots) free(q *slotList) bool { return len(q.held) < s.limit }
+
+// acquire reports whether vmid has a slot of a backend now; if not, it is in the queue. It
+// wakes the next one in the queue if there is another free slot.
+func (s *slots) acquire(backend string, vmid int, wake func(int)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[vmid] {
-		return true
-	}
-	if s.free > 0 && (len(s.waiting) == 0 || s.waiting[0].vmid == vmid) {
-		if len(s.waiting) > 0 {
-			s.waiting = s.waiting[1:]
+	q := s.backends[backend]
+	if q == nil {
+		q = &slotList{held: map[int]bool{}}
+		if s.backends == nil {
+			s.backends = map[string]*slotList{}
 		}
-		if s.held == nil {
-			s.held = map[int]bool{}
+		s.backends[backend] = q
+	}
+	if !q.held[vmid] {
+		if !s.free(q) || len(q.waiting) > 0 && q.waiting[0].vmid != vmid {
+			if !slices.ContainsFunc(q.waiting, func(w waiter) bool { return w.vmid == vmid }) {
+				q.waiting = append(q.waiting, waiter{vmid, time.Now()})
+			}
+			return false
 		}
-		s.held[vmid] = true
-		s.free--
-		return true
+		if len(q.waiting) > 0 {
+			q.waiting = q.waiting[1:]
+		}
+		q.held[vmid] = true
 	}
-	if !slices.ContainsFunc(s.waiting, func(w waiter) bool { return w.vmid == vmid }) {
-		s.waiting = append(s.waiting, waiter{vmid, time.Now()})
-	}
-	return false
+	s.wakeNext(q, wake)
+	return true
 }
 
-// release frees vmid's slot or its place in the queue, and wakes the sandboxes
-// that can have a slot now.
+// release frees vmid's slot or its place in the queue, and wakes the sandbox that can have
+// a slot now.
 func (s *slots) release(vmid int, wake func(int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held[vmid] {
-		delete(s.held, vmid)
-		s.free++
-	}
-	s.waiting = slices.DeleteFunc(s.waiting, func(w waiter) bool { return w.vmid == vmid })
-	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0].vmid)
+	for _, q := range s.backends {
+		delete(q.held, vmid)
+		q.waiting = slices.DeleteFunc(q.waiting, func(w waiter) bool { return w.vmid == vmid })
+		s.wakeNext(q, wake)
 	}
 }
 
-// queue returns how many sandboxes wait, and how long the first has waited.
-func (s *slots) queue() (waiting int, first time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.waiting) > 0 {
-		first = time.Since(s.waiting[0].since)
+func (s *slots) wakeNext(q *slotList, wake func(int)) {
+	if s.free(q) && len(q.waiting) > 0 {
+		wake(q.waiting[0].vmid)
 	}
-	return len(s.waiting), first
 }
 
-// busy reports whether a sandbox has a slot or waits for one.
-func (s *slots) busy() bool {
+// queue returns how many sandboxes wait, and how long the one that has waited longest.
+func (s *slots) queue() (waiting int, longest time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.held) > 0 || len(s.waiting) > 0
+	for _, q := range s.backends {
+		if len(q.waiting) > 0 {
+			longest = max(longest, time.Since(q.waiting[0].since))
+		}
+		waiting += len(q.waiting)
+	}
+	return waiting, longest
 }
 
-// next wakes the first in the queue if there is another free slot. A caller
-// that got a slot calls it after acquire.
-func (s *slots) next(wake func(int)) {
+// busy reports whether a sandbox of a backend has a slot or waits for one.
+func (s *slots) busy(backend string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.free > 0 && len(s.waiting) > 0 {
-		wake(s.waiting[0].vmid)
-	}
+	q := s.backends[backend]
+	return q != nil && (len(q.held) > 0 || len(q.waiting) > 0)
 }

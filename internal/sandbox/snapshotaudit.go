@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -29,43 +28,20 @@ type lostSnapshot struct {
 	found   time.Time // when this process first found it
 }
 
-// auditSnapshots finds the snapshots on the backend that have no row. One for a
+// auditSnapshots finds the snapshots on a backend that have no row. One for a
 // fork is temporary, which its UID shows: it gets a row again, so that it is deleted
 // like all others, if it is old and saved of one of our sandboxes. All others are
 // reported and stay.
-func (s *Service) auditSnapshots(ctx context.Context) error {
+func (s *Service) auditSnapshots(ctx context.Context, b *fleet.Backend) error {
 	before, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	if err != nil {
 		return err
 	}
-	known := s.lost()
-	lost := map[string]lostSnapshot{}
-	var failed []error
-	for _, b := range s.cfg.Fleet.All() {
-		if b.Snapshots == nil {
-			continue
-		}
-		found, err := s.auditSnapshotsOf(ctx, b, before, known)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("backend %s: %w", b.Name(), err))
-			found = maps.Clone(known)
-			maps.DeleteFunc(found, func(_ string, n lostSnapshot) bool { return n.backend != b.Name() })
-		}
-		maps.Copy(lost, found)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lostSnapshots = lost
-	return errors.Join(failed...)
-}
-
-// auditSnapshotsOf is auditSnapshots for one backend. It returns the snapshots without a
-// row; before are the rows, known the result of the last audit.
-func (s *Service) auditSnapshotsOf(ctx context.Context, b *fleet.Backend, before []agentlab.Snapshot, known map[string]lostSnapshot) (map[string]lostSnapshot, error) {
 	all, err := b.Snapshots.Snapshots(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	known := s.lost()
 	lost := map[string]lostSnapshot{}
 	for _, n := range all {
 		// A row is written before its snapshot is saved, and removed after it was
@@ -75,7 +51,7 @@ func (s *Service) auditSnapshotsOf(ctx context.Context, b *fleet.Backend, before
 			continue
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeNotFound {
-			return nil, err
+			return err
 		}
 		one, reported := known[n.Ref.UID]
 		if !reported {
@@ -89,10 +65,16 @@ func (s *Service) auditSnapshotsOf(ctx context.Context, b *fleet.Backend, before
 			}
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return lost, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	others := maps.Clone(s.lostSnapshots)
+	maps.DeleteFunc(others, func(_ string, n lostSnapshot) bool { return n.backend == b.Name() })
+	maps.Copy(lost, others)
+	s.lostSnapshots = lost
+	return nil
 }
 
 // adoptFork gives an old snapshot for a fork a row in state DELETING.

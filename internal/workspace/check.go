@@ -10,16 +10,25 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
-// auditLoop compares the backend with the rows at intervals, to find volumes that were
+// audited is the result of an audit of a backend.
+type audited struct {
+	failed  int                       // workspaces that are FAILED
+	usage   map[string]int64          // bytes of volumes, by UID
+	unknown map[string]backend.Volume // volumes without a row, by UID
+}
+
+// auditLoop compares a backend with the rows at intervals, to find volumes that were
 // changed by others, and how much space they occupy.
-func (s *Service) auditLoop(ctx context.Context) {
+func (s *Service) auditLoop(ctx context.Context, b *fleet.Backend) {
 	t := time.NewTicker(s.cfg.Limits.AuditEvery)
 	defer t.Stop()
 	for {
-		if err := s.audit(ctx); err != nil && ctx.Err() == nil && agentlab.CodeOf(err) != agentlab.CodeUnsupported {
-			s.log.Warn("the volumes on the backends could not be compared with the database", "err", err)
+		s.endStaleLeases(ctx, b)
+		if err := s.audit(ctx, b); err != nil && ctx.Err() == nil {
+			s.log.Warn("the volumes on a backend could not be compared with the database", "backend", b.Name(), "err", err)
 		}
 		select {
 		case <-t.C:
@@ -29,7 +38,7 @@ func (s *Service) auditLoop(ctx context.Context) {
 	}
 }
 
-// comparison is the volumes of the backends and the rows of their workspaces.
+// comparison is the volumes of backends and the rows of their workspaces.
 type comparison struct {
 	rows    []agentlab.Workspace
 	volumes map[string]backend.Volume // by UID
@@ -37,15 +46,11 @@ type comparison struct {
 	users   map[string]bool           // UIDs of the sandboxes that have leases
 }
 
-// compare reads rows, leases and volumes. A row is written before its volume is created
+// compare reads the rows, leases and volumes of backends that have volumes. A row is written before its volume is created
 // and removed after it is deleted, so that a volume without a row, before and after the
 // list was read, belongs to none. The same is true of leases and attached volumes.
-func (s *Service) compare(ctx context.Context) (comparison, error) {
+func (s *Service) compare(ctx context.Context, backends ...*fleet.Backend) (comparison, error) {
 	c := comparison{volumes: map[string]backend.Volume{}, users: map[string]bool{}}
-	having := s.having()
-	if len(having) == 0 {
-		return c, s.cfg.Fleet.Default().Without("has no workspaces")
-	}
 	before, err := s.cfg.Store.Workspaces(ctx)
 	if err == nil {
 		err = s.addUsers(ctx, c.users)
@@ -53,7 +58,7 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 	if err != nil {
 		return c, err
 	}
-	for _, b := range having {
+	for _, b := range backends {
 		list, err := b.Volumes.ListVolumes(ctx)
 		if err != nil {
 			return c, err
@@ -72,7 +77,9 @@ func (s *Service) compare(ctx context.Context) (comparison, error) {
 	for _, v := range slices.Concat(before, c.rows) {
 		delete(c.unknown, v.UID)
 	}
-	c.rows = slices.DeleteFunc(c.rows, func(v agentlab.Workspace) bool { return s.reachable(v) != nil })
+	c.rows = slices.DeleteFunc(c.rows, func(v agentlab.Workspace) bool {
+		return !slices.ContainsFunc(backends, func(b *fleet.Backend) bool { return b.Name() == v.Backend })
+	})
 	return c, nil
 }
 
@@ -85,29 +92,28 @@ func (s *Service) addUsers(ctx context.Context, users map[string]bool) error {
 	return err
 }
 
-// audit runs the steps of the workspaces whose volumes differ from their rows, and
-// reports volumes without a row once.
-func (s *Service) audit(ctx context.Context) error {
-	s.endStaleLeases(ctx)
-	c, err := s.compare(ctx)
+// audit runs the steps of the workspaces of a backend whose volumes differ from their rows,
+// and reports volumes without a row once.
+func (s *Service) audit(ctx context.Context, b *fleet.Backend) error {
+	c, err := s.compare(ctx, b)
 	if err != nil {
 		return err
 	}
-	usage, failed := map[string]int64{}, 0
+	now := audited{usage: map[string]int64{}, unknown: c.unknown}
 	for _, v := range c.rows {
 		vol, there := c.volumes[v.UID]
-		usage[v.UID] = vol.Bytes
+		now.usage[v.UID] = vol.Bytes
 		whole := there && !vol.Partial
 		if v.State == agentlab.WorkspaceReady && (!whole || vol.SizeGB != v.SizeGB) || v.State == agentlab.WorkspaceFailed && whole {
 			s.loop.Wake(v.ID)
 		}
 		if v.State == agentlab.WorkspaceFailed {
-			failed++
+			now.failed++
 		}
 	}
 	s.mu.Lock()
-	reported := s.unknown
-	s.usage, s.unknown, s.failed = usage, c.unknown, failed
+	reported := s.audited[b.Name()].unknown
+	s.audited[b.Name()] = now
 	s.mu.Unlock()
 	for uid := range c.unknown {
 		if _, ok := reported[uid]; ok {
@@ -133,19 +139,27 @@ func (s *Service) Check(ctx context.Context, idOrName string) ([]backend.Finding
 }
 
 func (s *Service) check(ctx context.Context, idOrName string) ([]backend.Finding, error) {
-	c, err := s.compare(ctx)
+	backends := s.having()
+	if len(backends) == 0 {
+		return nil, s.cfg.Fleet.Default().Without("has no workspaces")
+	}
+	var one agentlab.Workspace
+	if idOrName != "" {
+		var err error
+		if one, err = s.getReachable(ctx, idOrName); err != nil {
+			return nil, err
+		}
+		backends = []*fleet.Backend{s.cfg.Fleet.Of(one.Backend)}
+	}
+	c, err := s.compare(ctx, backends...)
 	if err != nil {
 		return nil, err
 	}
-	if idOrName != "" {
-		v, err := s.getReachable(ctx, idOrName)
-		if err != nil {
-			return nil, err
-		}
-		c.rows, c.unknown = []agentlab.Workspace{v}, nil
+	if one.ID != "" {
+		c.rows, c.unknown = []agentlab.Workspace{one}, nil
 	}
 	saved := map[string]backend.VolumeSnapshot{}
-	for _, b := range s.having() {
+	for _, b := range backends {
 		list, err := b.Volumes.VolumeSnapshots(ctx)
 		if err != nil {
 			return nil, err
@@ -234,17 +248,22 @@ func unknownFinding(uid string, vol backend.Volume) backend.Finding {
 func (s *Service) Findings() (out []backend.Finding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failed > 0 {
+	failed, unknown := 0, map[string]backend.Volume{}
+	for _, a := range s.audited {
+		failed += a.failed
+		maps.Copy(unknown, a.unknown)
+	}
+	if failed > 0 {
 		out = append(out, backend.Finding{
 			Name: "failed workspaces", Level: backend.LevelWarn,
-			Detail: fmt.Sprintf("%s FAILED", agentlab.Plural(s.failed, "workspace")), Remedy: "see the reasons: agentlab workspace check",
+			Detail: fmt.Sprintf("%s FAILED", agentlab.Plural(failed, "workspace")), Remedy: "see the reasons: agentlab workspace check",
 		})
 	}
-	if len(s.unknown) > 0 {
-		uid := slices.Min(slices.Collect(maps.Keys(s.unknown)))
-		f := unknownFinding(uid, s.unknown[uid])
+	if len(unknown) > 0 {
+		uid := slices.Min(slices.Collect(maps.Keys(unknown)))
+		f := unknownFinding(uid, unknown[uid])
 		f.Name = "orphaned volumes"
-		f.Detail = fmt.Sprintf("the backend has %s without a row in the database, for example %s", agentlab.Plural(len(s.unknown), "volume"), uid)
+		f.Detail = fmt.Sprintf("the backend has %s without a row in the database, for example %s", agentlab.Plural(len(unknown), "volume"), uid)
 		out = append(out, f)
 	}
 	return out

@@ -6,6 +6,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // Select returns the workspace that a request for a sandbox wants. If it must be
@@ -147,14 +148,14 @@ func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab
 }
 
 // endStaleLeases ends the leases of all sandboxes that do not exist.
-func (s *Service) endStaleLeases(ctx context.Context) {
+func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
 	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
 	for _, l := range leases {
 		if err != nil {
 			break
 		}
 		var v agentlab.Workspace
-		if v, err = s.cfg.Store.Workspace(ctx, l.WorkspaceID); err == nil && s.reachable(v) == nil {
+		if v, err = s.cfg.Store.Workspace(ctx, l.WorkspaceID); err == nil && v.Backend == b.Name() {
 			if _, serr := s.endStale(ctx, v, l); serr != nil && ctx.Err() == nil {
 				s.log.Warn("a lease of a workspace cannot be checked", "workspace", v.ID, "err", serr)
 			}

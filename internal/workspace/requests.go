@@ -108,16 +108,18 @@ func (s *Service) List(ctx context.Context, trash bool) ([]agentlab.Workspace, e
 func (s *Service) Bytes(v agentlab.Workspace) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.usage[v.UID]
+	return s.audited[v.Backend].usage[v.UID]
 }
 
-// UsedBytes returns what all volumes of workspaces occupied on the backend when they
-// were last compared with it.
+// UsedBytes returns what all volumes of workspaces occupied on the backends when they
+// were last compared with them.
 func (s *Service) UsedBytes() (sum int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, n := range s.usage {
-		sum += n
+	for _, a := range s.audited {
+		for _, n := range a.usage {
+			sum += n
+		}
 	}
 	return sum
 }

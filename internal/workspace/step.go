@@ -14,6 +14,11 @@ func (s *Service) step(ctx context.Context, id string) (time.Duration, error) {
 	v, err := s.cfg.Store.Workspace(ctx, id)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		s.noWait(id)
+		s.loop.Forget(id)
+		return 0, nil
+	}
+	if err == nil && s.loop.Assign(id, v.Backend) {
+		s.loop.Wake(id)
 		return 0, nil
 	}
 	if err != nil || s.reachable(v) != nil {

@@ -85,23 +85,21 @@ type Service struct {
 	loop  *reconcile.Loop[string] // by ID
 
 	mu      sync.Mutex
-	guests  Guests                    // nil: no workspace is frozen
-	waiting map[string]agentlab.Code  // why a step is tried again, as the row has it
-	begun   map[string]time.Time      // since when the current step is tried
-	failed  int                       // FAILED workspaces at the last audit
-	usage   map[string]int64          // bytes of volumes at the last audit, by UID
-	unknown map[string]backend.Volume // volumes without a row at the last audit, by UID
+	guests  Guests                   // nil: no workspace is frozen
+	waiting map[string]agentlab.Code // why a step is tried again, as the row has it
+	begun   map[string]time.Time     // since when the current step is tried
+	audited map[string]audited       // the results of the last audits, by the name of the backend
 }
 
 // UseGuests sets the guests that freeze workspaces. Call it before Run.
 func (s *Service) UseGuests(g Guests) { s.guests = g }
 
-// workers is the number of steps at the same time: some copy whole disks.
+// workers is the number of steps at the same time on one backend: some copy whole disks.
 const workers = 4
 
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}, begun: map[string]time.Time{}}
+	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}, begun: map[string]time.Time{}, audited: map[string]audited{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -133,7 +131,9 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.auditLoop(ctx) })
+	for _, b := range s.having() {
+		wg.Go(func() { s.auditLoop(ctx, b) })
+	}
 	s.loop.Run(ctx)
 	return nil
 }

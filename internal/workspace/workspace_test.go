@@ -460,7 +460,7 @@ func TestMissingVolume(t *testing.T) {
 		if len(w.volumeUIDs()) != 0 {
 			t.Error("the volume was created again")
 		}
-		if err := w.audit(ctx); err != nil {
+		if err := w.audit(ctx, w.cfg.Fleet.Default()); err != nil {
 			t.Fatal(err)
 		}
 		if f := w.Findings(); len(f) != 1 || f[0].Name != "failed workspaces" {
@@ -469,7 +469,7 @@ func TestMissingVolume(t *testing.T) {
 		if _, err := w.driver.CreateVolume(ctx, backend.VolumeSpec{UID: v.UID, SizeGB: 4}); err != nil { // the storage is back
 			t.Fatal(err)
 		}
-		if err := w.audit(ctx); err != nil {
+		if err := w.audit(ctx, w.cfg.Fleet.Default()); err != nil {
 			t.Fatal(err)
 		}
 		w.settled()
@@ -494,7 +494,7 @@ func TestUnknownVolumesStay(t *testing.T) {
 		w.begin()
 		w.settled()
 		for range 2 {
-			if err := w.audit(ctx); err != nil {
+			if err := w.audit(ctx, w.cfg.Fleet.Default()); err != nil {
 				t.Fatal(err)
 			}
 		}
