@@ -93,12 +93,14 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
 	s.store, s.installation, err = recovery.Open(ctx, s.cfg.Paths, store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, OnWrite: s.metrics.Written, OnRead: s.metrics.Read, Full: s.space.Release,
+		Clock: s.cfg.Clock, OnWrite: s.metrics.Written, OnRead: s.metrics.Read, Full: s.space.Release,
 	})
 	if err != nil {
 		return s.space.AddHint(err)
 	}
 	undo.add(s.store.Close)
+	s.store.Subscribe(s.bus.publish)
+	s.store.Subscribe(s.metrics.Committed)
 	s.records = recovery.NewRecords(recovery.RecordsConfig{
 		Dir: s.cfg.Paths.Records(), Store: s.store, Keep: config.Days(s.settings.Retention.ArtifactsDays), Clock: s.cfg.Clock, Logger: s.log.With("part", "records"),
 	})
@@ -236,7 +238,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.fleet.Default().Images, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
-		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
+		Sandboxes: s.sandboxes, Sessions: s.sessions, Commits: s.store, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
 	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
@@ -298,49 +300,6 @@ func (s *services) openGC(context.Context, *cleanup) error {
 	return nil
 }
 
-// committed passes a commit to the services. It must be quick, and a service
-// must not hold a lock of its own during a write.
-func (s *services) committed(c store.Commit) {
-	s.bus.publish(c.Events)
-	s.metrics.Committed(c)
-	if s.jobs == nil { // the daemon is still starting: the loops begin with all rows
-		return
-	}
-	for _, e := range c.Events {
-		if e.JobID != "" {
-			s.records.Changed(e.JobID)
-		}
-		switch e.Kind {
-		case agentlab.EventJobStatus:
-			s.artifacts.WakeLog(e.JobID)
-			s.jobs.StatusChanged(e)
-		case agentlab.EventSandboxSnapshot:
-			s.jobs.Wake(e.JobID)
-		case agentlab.EventSession:
-			s.ports.Wake()
-			s.messages.SessionChanged(e)
-		case agentlab.EventWorkspaceLease: // acquired, or to be released
-			s.sandboxes.LeaseChanged(e)
-		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
-			s.sandboxes.WorkspaceChanged(s.workspaces.Changed(e))
-		}
-	}
-	if len(c.Sandboxes) > 0 {
-		s.ports.Wake()
-	}
-	for _, sb := range c.Sandboxes {
-		s.audit.SandboxChanged(sb)
-		s.jobs.SandboxChanged(sb)
-		s.cache.SandboxChanged(sb)
-		if sb.State == agentlab.SandboxDestroyed {
-			s.bootstrap.Forget(sb)
-		}
-	}
-	for _, id := range c.Records {
-		s.jobs.Wake(id)
-	}
-}
-
 // start runs the loops until ctx ends. The channel is closed when all have
 // ended; fail is called when a loop ends by itself.
 func (s *services) start(ctx context.Context, fail func(part string, err error)) <-chan struct{} {
@@ -371,8 +330,11 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 // events are the stored events and the ones to come.
 type events struct {
 	*store.Store
-	*bus
+	bus *bus
 }
+
+// Subscribe implements server.Events.
+func (e events) Subscribe() (<-chan agentlab.Event, func()) { return e.bus.Subscribe() }
 
 // forAPI returns the services that the control API calls.
 func (s *services) forAPI(d *Daemon) server.Services {

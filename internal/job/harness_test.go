@@ -215,14 +215,7 @@ func (w *world) begin() {
 	// What a request of a guest calls is not read from w: it may outlast its daemon.
 	var boot *bootstrap.Service
 	var jobs *job.Service
-	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
-		committed(c, jobs, boot)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.seen = append(w.seen, c.Events...)
-		close(w.next)
-		w.next = make(chan struct{})
-	}})
+	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{})
 	fatal(err)
 	w.artifacts, err = artifact.New(artifact.Config{Dir: w.dir, Store: w.store})
 	fatal(err)
@@ -238,6 +231,13 @@ func (w *world) begin() {
 	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
+	})
+	w.store.Subscribe(func(c agentlab.Commit) { // the last one: the services have seen what wakes a test
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.seen = append(w.seen, c.Events...)
+		close(w.next)
+		w.next = make(chan struct{})
 	})
 	w.jobs = jobs
 	w.guests = guestserver.New(guestserver.Config{
@@ -261,27 +261,6 @@ func (w *world) begin() {
 			w.Error(err)
 		}
 	})
-}
-
-// committed is what the daemon does after a commit.
-func committed(c store.Commit, jobs *job.Service, boot *bootstrap.Service) {
-	for _, e := range c.Events {
-		switch e.Kind {
-		case agentlab.EventJobStatus:
-			jobs.StatusChanged(e)
-		case agentlab.EventSandboxSnapshot:
-			jobs.Wake(e.JobID)
-		}
-	}
-	for _, sb := range c.Sandboxes {
-		jobs.SandboxChanged(sb)
-		if sb.State == agentlab.SandboxDestroyed {
-			boot.Forget(sb)
-		}
-	}
-	for _, id := range c.Records {
-		jobs.Wake(id)
-	}
 }
 
 func (w *world) restart() {

@@ -16,7 +16,7 @@ func crowd(t *testing.T) *Service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = host.Close() })
-	return New(Config{Fleet: fleet.Single(host.Open(), nil)})
+	return New(Config{Store: noStore{}, Fleet: fleet.Single(host.Open(), nil)})
 }
 
 // With thousands of settled sandboxes, each has a step less often.
@@ -59,3 +59,8 @@ func TestSeenLive(t *testing.T) {
 		t.Error("an unknown sandbox counts as live")
 	}
 }
+
+// noStore is the store of a service that does not run.
+type noStore struct{ Store }
+
+func (noStore) Subscribe(func(agentlab.Commit)) {}

@@ -267,25 +267,17 @@ func newWorldOn(t *testing.T, backend fake.Config) *world {
 func (w *world) begin() {
 	w.Helper()
 	var err error
-	w.store, err = store.Open(context.Background(), w.path, store.Options{OnCommit: func(c store.Commit) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.seen = append(w.seen, c.Events...)
-		for _, e := range c.Events {
-			switch {
-			case w.svc == nil:
-			case e.Kind == agentlab.EventWorkspaceLease:
-				w.svc.LeaseChanged(e)
-			case e.Kind == agentlab.EventWorkspaceState:
-				w.svc.WorkspaceChanged(w.workspaces.Changed(e))
-			}
-		}
-		close(w.next)
-		w.next = make(chan struct{})
-	}})
+	w.store, err = store.Open(context.Background(), w.path, store.Options{})
 	if err != nil {
 		w.Fatal(err)
 	}
+	w.store.Subscribe(func(c agentlab.Commit) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.seen = append(w.seen, c.Events...)
+		close(w.next)
+		w.next = make(chan struct{})
+	})
 	w.driver = w.host.Open()
 	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
 	w.svc = sandbox.New(sandbox.Config{

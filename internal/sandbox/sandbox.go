@@ -60,6 +60,8 @@ type Store interface {
 	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
 	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	RevokeGrants(ctx context.Context, vmid int) error
@@ -332,6 +334,7 @@ func New(cfg Config) *Service {
 	}
 	s.boots.limit, s.copySlots.limit = s.lim.ParallelBoots, s.lim.ParallelBoots
 	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: reconcile.LogFailed[int](s.log, "sandbox", "vmid"), Workers: s.lim.Workers})
+	cfg.Store.Subscribe(s.committed)
 	return s
 }
 

@@ -187,27 +187,36 @@ func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (agai
 	return again, true, nil
 }
 
-// WorkspaceChanged runs the steps of the sandboxes that wait for a workspace.
-func (s *Service) WorkspaceChanged(id string) {
+// committed runs the steps of sandboxes whose workspaces or leases have changed.
+func (s *Service) committed(c agentlab.Commit) {
+	for _, e := range c.Events {
+		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
+		if !lease && e.Kind != agentlab.EventWorkspaceState {
+			continue
+		}
+		var data struct {
+			Workspace string             `json:"workspace"`
+			Step      agentlab.LeaseStep `json:"step"`
+		}
+		err := json.Unmarshal([]byte(e.Data), &data)
+		if lease {
+			s.loop.Wake(e.SandboxVMID)
+		}
+		// The sandboxes that wait for a workspace name the one that has it.
+		if err == nil && (!lease || data.Step == agentlab.LeaseStepAcquired) {
+			s.workspaceChanged(data.Workspace)
+		}
+	}
+}
+
+// workspaceChanged runs the steps of the sandboxes that wait for a workspace.
+func (s *Service) workspaceChanged(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for vmid, m := range s.states {
 		if id != "" && m.awaited == id && m.state == agentlab.SandboxRequested {
 			s.loop.Wake(vmid)
 		}
-	}
-}
-
-// LeaseChanged runs the step of the sandbox of the event of a lease. When a sandbox has
-// got a workspace, it also runs those of the sandboxes that wait for it: they name it.
-func (s *Service) LeaseChanged(e agentlab.Event) {
-	s.Wake(e.SandboxVMID)
-	var data struct {
-		Workspace string             `json:"workspace"`
-		Step      agentlab.LeaseStep `json:"step"`
-	}
-	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Step == agentlab.LeaseStepAcquired {
-		s.WorkspaceChanged(data.Workspace)
 	}
 }
 

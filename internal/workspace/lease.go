@@ -166,14 +166,15 @@ func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
 	}
 }
 
-// Changed runs the step of the workspace of an event, which may have been created with
-// a sandbox, and returns its ID.
-func (s *Service) Changed(e agentlab.Event) (id string) {
-	var data struct {
-		Workspace string `json:"workspace"`
+// committed runs the steps of workspaces that have changed, or were created with a
+// sandbox.
+func (s *Service) committed(c agentlab.Commit) {
+	for _, e := range c.Events {
+		var data struct {
+			Workspace string `json:"workspace"`
+		}
+		if e.Kind == agentlab.EventWorkspaceState && json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
+			s.loop.Wake(data.Workspace)
+		}
 	}
-	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
-		s.loop.Wake(data.Workspace)
-	}
-	return data.Workspace
 }

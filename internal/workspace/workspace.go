@@ -39,6 +39,8 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Guests freezes workspaces in the guests that have them; *sandbox.Service implements
@@ -110,6 +112,7 @@ func New(cfg Config) *Service {
 		s.cfg.Limits.AuditEvery = 5 * time.Minute
 	}
 	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: reconcile.LogFailed[string](s.log, "workspace", "workspace"), Workers: workers})
+	cfg.Store.Subscribe(s.committed)
 	return s
 }
 
