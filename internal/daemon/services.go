@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -60,6 +61,7 @@ type services struct {
 	clock        *hostclock.Watch
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
+	pool         *warmpool.Pool
 	workspaces   *workspace.Service
 	sessions     *session.Service
 	ports        *devproxy.Service
@@ -241,7 +243,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Commits: s.store, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
-	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
+	s.doctor.Add(s.pool, s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
 	return nil
 }
 
@@ -255,7 +257,7 @@ func (s *services) openSandboxes() {
 		Metrics: s.metrics,
 		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
-	s.sandboxes = sandbox.New(sandbox.Config{
+	core := sandbox.NewCore(sandbox.Config{
 		Secrets: s.vault,
 		Store:   s.store, Fleet: s.fleet, Profiles: s.profiles,
 		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
@@ -266,20 +268,24 @@ func (s *services) openSandboxes() {
 			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30}, SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
 			Salvage: time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
 		},
-		Pool:  s.pool(),
 		Audit: s.audit, Host: s.doctor,
 		IntentsDir: s.cfg.Paths.Ending(),
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),
 	})
+	s.pool = warmpool.New(warmpool.Config{
+		Core: core, Store: s.store, Fleet: s.fleet, Entries: s.poolEntries(), MaxSandboxes: s.settings.Limits.MaxSandboxes,
+		Clock: s.cfg.Clock, Logger: s.log.With("part", "warm pool"),
+	})
+	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool})
 	s.workspaces.UseGuests(s.sandboxes)
 }
 
-// pool returns the entries of the warm pool.
-func (s *services) pool() (out []sandbox.PoolEntry) {
+// poolEntries returns the entries of the warm pool.
+func (s *services) poolEntries() (out []warmpool.Entry) {
 	list, _ := s.settings.Pool() // valid: the file was checked when it was read
 	for _, e := range list {
-		out = append(out, sandbox.PoolEntry(e))
+		out = append(out, warmpool.Entry(e))
 	}
 	return out
 }
@@ -308,6 +314,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 		wg.Go(func() { fail(part, loop(ctx)) })
 	}
 	run("sandboxes", s.sandboxes.Run)
+	run("warm pool", s.pool.Run)
 	run("workspaces", s.workspaces.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)

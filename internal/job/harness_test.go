@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"go.uber.org/goleak"
 
@@ -223,11 +224,12 @@ func (w *world) begin() {
 	driver := w.host.Open()
 	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Backends: fleet.Single(driver, nil)})
 	w.boot = boot
-	w.sandboxes = sandbox.New(sandbox.Config{
+	core := sandbox.NewCore(sandbox.Config{
 		Store: w.store, Fleet: fleet.Single(driver, fake.Images{}), Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
+	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: warmpool.New(warmpool.Config{Core: core, Store: w.store, Fleet: fleet.Single(driver, fake.Images{})})})
 	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",

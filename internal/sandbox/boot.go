@@ -53,11 +53,11 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 	isCopy := s.copies(ctx, sb)
 	if sb.Pooled() { // without a slot
 		if s.boots.busy(sb.Backend) {
-			s.dropPooled(ctx, sb.VMID, "another sandbox starts")
+			s.pool.Drop(ctx, sb.VMID, "another sandbox starts")
 			return true, nil, nil
 		}
 	} else {
-		s.poolGivesWay(ctx, sb)
+		s.pool.GiveWay(ctx, sb)
 		if !s.acquireSlots(sb, isCopy) {
 			return true, nil, nil
 		}
@@ -87,7 +87,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	if err := s.on(sb).Create(ctx, spec(sb)); err != nil {
+	if err := s.On(sb).Create(ctx, SpecOf(sb)); err != nil {
 		return err
 	}
 	if sb.NetworkPending {
@@ -106,7 +106,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.attachWorkspace(ctx, sb); err != nil {
 		return err
 	}
-	return s.on(sb).Start(ctx, backend.RefOf(sb))
+	return s.On(sb).Start(ctx, backend.RefOf(sb))
 }
 
 // boot waits for the guest of a started sandbox, or starts the sandbox.
@@ -151,7 +151,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 // answer makes a sandbox whose guest answers READY, or POOLED.
 func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Pooled() {
-		return s.ensurePooled(ctx, sb)
+		return s.pool.Ready(ctx, sb)
 	}
 	if err := s.openGuestListener(ctx, sb); err != nil {
 		return err
@@ -188,7 +188,7 @@ func bootPause(waited time.Duration) time.Duration {
 // if it never ran in this boot. done means that nothing more can be done now.
 // Without done and without an error the VM runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
 	if err != nil && !absent {
 		return true, err
@@ -248,30 +248,31 @@ func (s *Service) markVMRunning(vmid int) {
 	})
 }
 
-func (s *Service) control(sb agentlab.Sandbox) *control.Client {
+// Control returns a client of the control server in the guest of a sandbox.
+func (s *Core) Control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) {
-		conn, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
+		conn, err := s.On(sb).DialControl(ctx, backend.RefOf(sb))
 		return conn, s.ofSession(ctx, sb, err)
 	})
 }
 
-// asking records that the step of a sandbox waits for its guest, or saves it, until
+// Asking records that the step of a sandbox waits for its guest, or saves it, until
 // the returned function is called. A change of the network policy interrupts such
 // a step (policyChanged), because a hostile guest does not answer.
-func (s *Service) asking(vmid int) (answered func()) {
+func (s *Core) Asking(vmid int) (answered func()) {
 	s.withState(vmid, func(m *runtimeState) {
-		m.asking = true
+		m.Asking = true
 		if m.newPolicy {
 			s.loop.Interrupt(vmid)
 		}
 	})
-	return func() { s.withState(vmid, func(m *runtimeState) { m.asking = false }) }
+	return func() { s.withState(vmid, func(m *runtimeState) { m.Asking = false }) }
 }
 
-// health asks the guest of a sandbox how far it has booted.
-func (s *Service) health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Health, error) {
-	defer s.asking(sb.VMID)()
-	return s.control(sb).Health(ctx)
+// Health asks the guest of a sandbox how far it has booted.
+func (s *Core) Health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Health, error) {
+	defer s.Asking(sb.VMID)()
+	return s.Control(sb).Health(ctx)
 }
 
 // ensureIdentity sends the guest its identity, unless it has it already: from
@@ -280,7 +281,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 	blank := false
 	s.withState(sb.VMID, func(m *runtimeState) { blank = m.blank })
 	if !blank {
-		if health, err = s.health(ctx, sb); err != nil {
+		if health, err = s.Health(ctx, sb); err != nil {
 			return health, err
 		}
 		if health.Identity == sb.UID {
@@ -302,15 +303,15 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) (guestapi.Health, error) {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.on(sb).Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
+		Network: s.On(sb).Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
 	}
 	if sb.Resources.Nested.Wanted() {
 		id.Nested = string(sb.Resources.Nested)
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
-	defer s.asking(sb.VMID)()
+	defer s.Asking(sb.VMID)()
 	guest := control.New(func(ctx context.Context) (net.Conn, error) {
-		c, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
+		c, err := s.On(sb).DialControl(ctx, backend.RefOf(sb))
 		if err == nil {
 			s.withState(sb.VMID, func(m *runtimeState) { m.blank = false })
 		}
@@ -349,7 +350,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 	doc, again, err := s.cfg.Bootstrap.Reissue(dctx, sb, func(ctx context.Context) (h guestapi.Health, err error) {
 		ctx, cancel := context.WithTimeout(ctx, questionTimeout)
 		defer cancel()
-		h, silence = s.health(ctx, sb)
+		h, silence = s.Health(ctx, sb)
 		return h, silence
 	})
 	if err == nil && doc != nil {
@@ -373,7 +374,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 
 // ready changes a sandbox to READY.
 func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -381,7 +382,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -394,7 +395,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		return []agentlab.Event{startedEvent(*now, sb.State, begun)}, nil
 	})
 	if err == nil {
-		s.poolQuietNow(ctx)
+		s.pool.Quiet(ctx)
 		s.withState(sb.VMID, func(m *runtimeState) {
 			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
 		})

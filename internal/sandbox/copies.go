@@ -24,7 +24,7 @@ const (
 // copies reports whether the next start of a sandbox continues the guest of a
 // snapshot.
 func (s *Service) copies(ctx context.Context, sb agentlab.Sandbox) bool {
-	if sb.From.Snapshot == "" || !sb.BootedAt.IsZero() || !s.on(sb).Can().Forks {
+	if sb.From.Snapshot == "" || !sb.BootedAt.IsZero() || !s.On(sb).Can().Forks {
 		return false
 	}
 	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
@@ -33,13 +33,13 @@ func (s *Service) copies(ctx context.Context, sb agentlab.Sandbox) bool {
 
 // acquireSlots reports whether a sandbox may start its VM now. If not, its step runs
 // again when it may.
-func (s *Service) acquireSlots(sb agentlab.Sandbox, isCopy bool) bool {
+func (s *Core) acquireSlots(sb agentlab.Sandbox, isCopy bool) bool {
 	take := func(q *slots) bool { return q.acquire(sb.Backend, sb.VMID, s.loop.Wake) }
 	return (!isCopy || take(&s.copySlots)) && take(&s.boots)
 }
 
 // releaseSlots frees all slots of a sandbox, and its places in the queues.
-func (s *Service) releaseSlots(vmid int) {
+func (s *Core) releaseSlots(vmid int) {
 	s.boots.release(vmid, s.loop.Wake)
 	s.copySlots.release(vmid, s.loop.Wake)
 }

@@ -16,7 +16,7 @@ func crowd(t *testing.T) *Service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = host.Close() })
-	return New(Config{Store: noStore{}, Fleet: fleet.Single(host.Open(), nil)})
+	return New(NewCore(Config{Store: noStore{}, Fleet: fleet.Single(host.Open(), nil)}), Parts{})
 }
 
 // With thousands of settled sandboxes, each has a step less often.

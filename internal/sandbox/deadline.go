@@ -16,7 +16,7 @@ const leaseGrace = 2 * time.Minute
 // setDeadline sends the end of the lease of a sandbox to the backend, unless the
 // backend already has it. The lease then also ends while no daemon runs.
 func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
-	b := s.on(sb)
+	b := s.On(sb)
 	if b.Power == nil || !b.Can().Deadlines {
 		return nil
 	}
@@ -41,7 +41,7 @@ func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
 // The lease counts as ended, whatever the daemon's clock says.
 func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
 	now := s.clock().UTC()
-	_, err := s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.Before(sb.LeaseExpiresAt) {
 			sb.LeaseExpiresAt = now
 		}
@@ -53,7 +53,7 @@ func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
 // leaseReason is why a sandbox is TIMEOUT.
 func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
 	const reason = "its lease ended"
-	b := s.on(sb)
+	b := s.On(sb)
 	if !b.Can().Deadlines || !sb.State.HasVM() {
 		return reason
 	}

@@ -144,7 +144,7 @@ func (s *Service) collect(get func(*runtimeState) string) map[int]string {
 // Findings reports the guests that the host has paused, the sandboxes of other
 // backends, and the orphans that the last audit found.
 func (s *Service) Findings() (out []backend.Finding) {
-	out = slices.Concat(s.findElsewhere(), s.findLost(), s.findPool())
+	out = append(s.findElsewhere(), s.findLost()...)
 	if paused := s.Paused(); len(paused) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(paused)))
 		out = append(out, backend.Finding{
@@ -238,7 +238,7 @@ func (s *Service) Orphans(ctx context.Context) ([]fleet.Instance, error) {
 
 // owner returns the row that a mark belongs to, even if it is DESTROYED. After
 // an error it is not known whether there is one.
-func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
+func (s *Core) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
 	sb, err := s.cfg.Store.SandboxByUID(ctx, uid)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return agentlab.Sandbox{}, false, nil

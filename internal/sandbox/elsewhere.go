@@ -10,31 +10,31 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
-// on returns the backend of a sandbox. If the daemon does not have it, all methods of the
+// On returns the backend of a sandbox. If the daemon does not have it, all methods of the
 // result return an error: its VM may be running, and nothing about it is known.
-func (s *Service) on(sb agentlab.Sandbox) *fleet.Backend { return s.cfg.Fleet.Of(sb.Backend) }
+func (s *Core) On(sb agentlab.Sandbox) *fleet.Backend { return s.cfg.Fleet.Of(sb.Backend) }
 
 // missing returns the name of a backend that the daemon does not have, otherwise "".
-func (s *Service) missing(name string) string {
+func (s *Core) missing(name string) string {
 	if s.cfg.Fleet.Of(name).Missing() == nil {
 		return ""
 	}
 	return name
 }
 
-// elsewhere reports whether a sandbox belongs to a backend that the daemon does not have.
+// Elsewhere reports whether a sandbox belongs to a backend that the daemon does not have.
 // It is not changed.
-func (s *Service) elsewhere(sb agentlab.Sandbox) bool {
+func (s *Core) Elsewhere(sb agentlab.Sandbox) bool {
 	return s.missing(sb.Backend) != "" && sb.State != agentlab.SandboxDestroyed
 }
 
 // reachable returns an error with code conflict if the daemon does not have the backend of a
 // sandbox.
-func (s *Service) reachable(sb agentlab.Sandbox) error {
-	if !s.elsewhere(sb) {
+func (s *Core) reachable(sb agentlab.Sandbox) error {
+	if !s.Elsewhere(sb) {
 		return nil
 	}
-	err := s.on(sb).Missing()
+	err := s.On(sb).Missing()
 	return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s (%d) cannot be used: %w", sb.Name, sb.VMID, err)
 }
 

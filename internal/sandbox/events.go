@@ -12,7 +12,8 @@ func event(kind string, sb agentlab.Sandbox, data map[string]any, format string,
 	return agentlab.NewEvent(kind, data, format, args...).About(sb.VMID, sb.JobID)
 }
 
-func createdEvent(sb agentlab.Sandbox) agentlab.Event {
+// CreatedEvent returns the event of a new sandbox.
+func CreatedEvent(sb agentlab.Sandbox) agentlab.Event {
 	data := map[string]any{"name": sb.Name, "profile": sb.Profile, "image": sb.Image, "lease_expires_at": sb.LeaseExpiresAt.Format(time.RFC3339)}
 	text := ""
 	if sb.From.Name != "" {
@@ -139,14 +140,14 @@ func (s *Service) idle(sb agentlab.Sandbox) bool {
 
 // setWaiting stores why a sandbox waits, with an event; "" means that it does
 // not wait.
-func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
+func (s *Core) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
 	if text == "" {
 		s.withState(sb.VMID, func(m *runtimeState) { m.retry = nil })
 		if sb.Waiting == "" {
 			return
 		}
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}

@@ -24,7 +24,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	}
 	src, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.on(src).NeedSnapshots()
+		_, err = s.On(src).NeedSnapshots()
 	}
 	if err != nil {
 		return nil, err
@@ -58,23 +58,22 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 			Resources: src.Resources, Options: src.Options, Network: src.Network, Keepalive: src.Keepalive,
 			From: originOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
 		}
-		if err := s.on(child).Validate(spec(child)); err != nil {
+		if err := s.On(child).Validate(SpecOf(child)); err != nil {
 			return nil, err
 		}
 		list = append(list, child)
 	}
-	s.poolQuietNow(ctx)
+	s.pool.Quiet(ctx)
 	var made []agentlab.Sandbox
-	err = s.withNumbers(ctx, src.Backend, func(a agentlab.Allocation) (err error) {
-		made, err = s.cfg.Store.AllocateFork(ctx, snap, list, a, createdEvent)
+	err = s.pool.WithNumbers(ctx, src.Backend, func(a agentlab.Allocation) (err error) {
+		made, err = s.cfg.Store.AllocateFork(ctx, snap, list, a, CreatedEvent)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, sb := range made {
-		s.track(sb)
-		s.loop.Wake(sb.VMID)
+		s.Added(sb)
 	}
 	s.wakeSnapshots(vmid)
 	return made, nil

@@ -16,7 +16,7 @@ import (
 )
 
 // live returns a sandbox, if its guest can be reached.
-func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+func (s *Core) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
 		return agentlab.Sandbox{}, err
@@ -44,7 +44,7 @@ func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) 
 
 // ofSession replaces the hint of an error, which names a command that runs the sandbox
 // again, if the sandbox is the current one of a session: that has a command of its own.
-func (s *Service) ofSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
+func (s *Core) ofSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Hint == "" {
 		return err
@@ -92,7 +92,7 @@ func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (n
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.control(sb).Exec(ctx, r)
+	conn, err := s.Control(sb).Exec(ctx, r)
 	if err != nil || !r.TTY {
 		return conn, err
 	}
@@ -106,7 +106,7 @@ func (s *Service) Attach(ctx context.Context, vmid int, r guestapi.AttachRequest
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.control(sb).Attach(ctx, r)
+	conn, err := s.Control(sb).Attach(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (s *Service) SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest
 	if err != nil {
 		return guestapi.SSHKeyResponse{}, err
 	}
-	return s.control(sb).SSHKey(ctx, r)
+	return s.Control(sb).SSHKey(ctx, r)
 }
 
 // Listeners returns the TCP ports on which processes of the guest listen. It returns
@@ -133,7 +133,7 @@ func (s *Service) Listeners(ctx context.Context, vmid int, state string, wait ti
 			return guestapi.Listeners{}, err
 		}
 	}
-	return s.control(sb).Listeners(ctx, state, wait)
+	return s.Control(sb).Listeners(ctx, state, wait)
 }
 
 // DialLocal opens a TCP stream to a port of the guest through its control server, which
@@ -143,7 +143,7 @@ func (s *Service) DialLocal(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	return s.control(sb).DialPort(ctx, port)
+	return s.Control(sb).DialPort(ctx, port)
 }
 
 // DialGuest opens a TCP stream to a port of the guest, also to one that is bound to its
@@ -153,10 +153,10 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.on(sb).DialGuest(ctx, backend.RefOf(sb), port)
+	conn, err := s.On(sb).DialGuest(ctx, backend.RefOf(sb), port)
 	switch {
 	case err != nil && port != sshPort && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
-		if local, lerr := s.control(sb).DialPort(ctx, port); lerr == nil {
+		if local, lerr := s.Control(sb).DialPort(ctx, port); lerr == nil {
 			return local, nil
 		}
 		return nil, s.ofSession(ctx, sb, err)
@@ -223,7 +223,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	if err := s.reachable(sb); err != nil {
 		return nil, err
 	}
-	b := s.on(sb)
+	b := s.On(sb)
 	switch {
 	case b.Console == nil:
 		return nil, b.Without("has no console log").WithHint("%s", b.Info().ConsoleHint)

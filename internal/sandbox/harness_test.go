@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"go.uber.org/goleak"
 
@@ -209,7 +210,7 @@ type world struct {
 	driver   *fake.Driver
 	images   *images
 	limits   sandbox.Limits
-	pool     []sandbox.PoolEntry
+	pool     []warmpool.Entry
 	profiles *profiles
 	serve    serve
 	received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
@@ -222,6 +223,7 @@ type world struct {
 	wrap   func(backend.Driver) backend.Driver
 
 	svc        *sandbox.Service
+	warm       *warmpool.Pool
 	workspaces *workspace.Service
 	sessions   *session.Service
 	stop       func()
@@ -280,25 +282,31 @@ func (w *world) begin() {
 	})
 	w.driver = w.host.Open()
 	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
-	w.svc = sandbox.New(sandbox.Config{
+	backends := fleet.Single(w.offered(), w.images)
+	core := sandbox.NewCore(sandbox.Config{
 		Workspaces: w.workspaces,
-		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: fleet.Single(w.offered(), w.images),
+		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: backends,
 		Profiles:       w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Pool: w.pool, Clock: w.clock, Host: host{w},
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received},
 	})
+	w.warm = warmpool.New(warmpool.Config{
+		Core: core, Store: w.store, Fleet: backends, Entries: w.pool, MaxSandboxes: w.limits.MaxSandboxes, Clock: w.clock,
+	})
+	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm})
 	w.workspaces.UseGuests(w.svc)
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- w.svc.Run(ctx) }()
-	go func() { done <- w.workspaces.Run(ctx) }()
+	done := make(chan error, 3)
+	for _, run := range []func(context.Context) error{w.svc.Run, w.warm.Run, w.workspaces.Run} {
+		go func() { done <- run(ctx) }()
+	}
 	w.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := cmp.Or(<-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
+		if err := cmp.Or(<-done, <-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
 			w.Error(err)
 		}
 		_ = w.driver.Close()

@@ -45,7 +45,7 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 	if res.err != nil {
 		return 0, false, s.markFailed(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || imageResolved(*now) {
 			return nil, nil
 		}
@@ -58,7 +58,7 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 
 // beginLease starts the lease of a sandbox that waited for its image now, so
 // that the build does not use up the lease.
-func (s *Service) beginLease(sb *agentlab.Sandbox) {
+func (s *Core) beginLease(sb *agentlab.Sandbox) {
 	if end := s.clock().UTC().Add(sb.LeaseExpiresAt.Sub(sb.CreatedAt)); end.After(sb.LeaseExpiresAt) {
 		sb.LeaseExpiresAt = end
 	}

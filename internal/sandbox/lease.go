@@ -43,7 +43,7 @@ func (s *Service) watchLease(ctx context.Context, sb agentlab.Sandbox) (renewed 
 // extendLease lets a lease end ttl from now, and at most Limits.MaxTTL after the
 // sandbox was created. It never shortens a lease.
 func (s *Service) extendLease(ctx context.Context, vmid int, ttl time.Duration, what string) (agentlab.Sandbox, error) {
-	return s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.Update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		end := s.clock().UTC().Add(ttl)
 		if last := sb.CreatedAt.Add(s.lim.MaxTTL); end.After(last) {
 			end = last
@@ -154,7 +154,7 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 }
 
 // idleLimit returns the maximum time between two steps of a settled sandbox.
-func (s *Service) idleLimit() time.Duration {
+func (s *Core) idleLimit() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return max(maxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)

@@ -28,7 +28,7 @@ func (s *Service) checkNested(ctx context.Context, sb agentlab.Sandbox) error {
 // hostNested returns why the backend of a sandbox provides no virtualization to guests, nil if it
 // may do so.
 func (s *Service) hostNested(ctx context.Context, sb agentlab.Sandbox) error {
-	b := s.on(sb)
+	b := s.On(sb)
 	if b.Host != nil {
 		return b.Host.Nested(ctx)
 	}
@@ -54,7 +54,7 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 			text += " → " + hint
 		}
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.NestedState == known { // noted, and then READY failed
 			return nil, nil
 		}

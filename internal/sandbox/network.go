@@ -154,7 +154,7 @@ func SameNetwork(a, b agentlab.Network) bool {
 // setNetwork changes the policy of a row, if the backend can enforce the new
 // one.
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
-	if b := s.on(*sb); b.Net == nil {
+	if b := s.On(*sb); b.Net == nil {
 		return nil, b.Without("cannot change the network policy of a sandbox").
 			WithHint("create a new sandbox: it gets the policy of its profile")
 	}
@@ -163,7 +163,7 @@ func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why strin
 	}
 	next := *sb
 	next.Network = n
-	if err := s.on(next).Validate(spec(next)); err != nil {
+	if err := s.On(next).Validate(SpecOf(next)); err != nil {
 		return nil, err
 	}
 	sb.Network, sb.NetworkPending = n, true
@@ -182,7 +182,7 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 func (s *Service) policyChanged(vmid int) {
 	s.withState(vmid, func(m *runtimeState) {
 		m.newPolicy = true
-		if m.asking {
+		if m.Asking {
 			s.loop.Interrupt(vmid)
 		}
 	})
@@ -217,7 +217,7 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
-	b := s.on(sb)
+	b := s.On(sb)
 	if b.Net == nil { // the row was written for another driver
 		return b.Without("cannot change the network policy of a sandbox")
 	}
@@ -228,7 +228,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 // a newer policy.
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
 	s.withState(sb.VMID, func(m *runtimeState) { m.netSince, m.netTrouble = time.Time{}, "" })
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !now.NetworkPending || !SameNetwork(now.Network, sb.Network) {
 			return nil, nil
 		}

@@ -34,19 +34,40 @@ func (s *Service) checkPlan(ctx context.Context, r agentlab.SandboxRequest, sb a
 
 // plan is Plan for a sandbox from a snapshot; nil means from its image.
 func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
-	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
-		return agentlab.Sandbox{}, agentlab.Profile{}, err
-	}
 	if r.Name != "" {
 		if err := agentlab.ValidateName(r.Name); err != nil {
-			return none(err)
+			return agentlab.Sandbox{}, agentlab.Profile{}, err
 		}
 	}
 	on, err := s.backendFor(ctx, r, from)
-	if err == nil {
-		err = s.admission(on)
-	}
 	if err != nil {
+		return agentlab.Sandbox{}, agentlab.Profile{}, err
+	}
+	return s.PlanOn(on, r, from)
+}
+
+// backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
+// its workspace, else the default.
+func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
+	if from != nil {
+		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
+	}
+	if r.Workspace != nil {
+		use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
+		if err == nil && use.New == nil {
+			v, err := s.cfg.Store.Workspace(ctx, use.ID)
+			return v.Backend, err
+		} // its error is reported when the rest of the request has been checked
+	}
+	return s.cfg.Fleet.Default().Name(), nil
+}
+
+// PlanOn is plan for a backend, without the check of the name.
+func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
+	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
+		return agentlab.Sandbox{}, agentlab.Profile{}, err
+	}
+	if err := s.admission(on); err != nil {
 		return none(err)
 	}
 	profile := s.cfg.DefaultProfile
@@ -92,38 +113,45 @@ func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *age
 	if err != nil {
 		return none(err)
 	}
-	asked := spec(sb)
+	asked := SpecOf(sb)
 	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
-	if err := s.on(sb).Validate(asked); err != nil {
+	if err := s.On(sb).Validate(asked); err != nil {
 		return none(err)
 	}
 	return sb, prof, nil
 }
 
-// backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
-// its workspace, else the default.
-func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
-	if from != nil {
-		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
+// maintain makes sb a maintenance sandbox if the request wants one. It gets nothing
+// that its guest could tell others, and no way to do so.
+func (s *Core) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) error {
+	switch {
+	case r.Maintenance == "":
+		return nil
+	case r.Workspace == nil && r.Fork == "":
+		return agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox needs a workspace").WithField("workspace")
+	case !s.On(*sb).Can().NetworkOff:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which maintenance needs", sb.Backend).WithField("maintenance")
+	case r.Maintenance == agentlab.MaintenanceSalvage && r.Fork != "": // with a runner, which uploads the work
+	case r.Maintenance == agentlab.MaintenanceFiles:
+		sb.Profile = agentlab.ProfileFiles
+	case r.Maintenance == agentlab.MaintenanceDisk:
+		sb.Profile = agentlab.ProfileDisk
+	default:
+		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s or %s", r.Maintenance, agentlab.MaintenanceFiles, agentlab.MaintenanceDisk).WithField("maintenance")
 	}
-	if r.Workspace != nil {
-		use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
-		if err == nil && use.New == nil {
-			v, err := s.cfg.Store.Workspace(ctx, use.ID)
-			return v.Backend, err
-		} // its error is reported when the rest of the request has been checked
-	}
-	return s.cfg.Fleet.Default().Name(), nil
+	sb.Network, sb.Keepalive = agentlab.Network{Mode: agentlab.NetworkOff}, false
+	sb.Resources.Nested = agentlab.NestedOff
+	return nil
 }
 
 // checkImage returns an error if a sandbox cannot have its image, or if its disk is
 // smaller than the image. The driver checks that too, because an image may be built
 // or replaced later.
-func (s *Service) checkImage(sb agentlab.Sandbox) error {
-	if err := s.on(sb).Images.Check(sb.Image); err != nil {
+func (s *Core) checkImage(sb agentlab.Sandbox) error {
+	if err := s.On(sb).Images.Check(sb.Image); err != nil {
 		return err
 	}
-	sizer, ok := s.on(sb).Images.(DiskSizer)
+	sizer, ok := s.On(sb).Images.(DiskSizer)
 	if !ok {
 		return nil
 	}
@@ -131,14 +159,14 @@ func (s *Service) checkImage(sb agentlab.Sandbox) error {
 }
 
 // admission returns an error if the host accepts no new sandbox now.
-func (s *Service) admission(on string) error {
+func (s *Core) admission(on string) error {
 	if err := s.room(); err != nil || s.cfg.Host == nil {
 		return err
 	}
 	return s.cfg.Host.Usable(on)
 }
 
-func (s *Service) room() error {
+func (s *Core) room() error {
 	if s.cfg.Host == nil {
 		return nil
 	}
@@ -146,7 +174,7 @@ func (s *Service) room() error {
 }
 
 // ttl chooses the length of a lease and checks it.
-func (s *Service) ttl(asked, profile time.Duration) (time.Duration, error) {
+func (s *Core) ttl(asked, profile time.Duration) (time.Duration, error) {
 	d := cmp.Or(asked, profile, s.lim.DefaultTTL)
 	if err := agentlab.ValidateTTL(d); err != nil {
 		return 0, err

@@ -14,8 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
-	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/store"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 )
 
 // inPool is inWorld with n sandboxes of image base in the warm pool, when all wait.
@@ -23,7 +23,7 @@ func inPool(t *testing.T, n int, fn func(w *world)) {
 	t.Helper()
 	inWorld(t, func(w *world) {
 		w.kill()
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: n}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: n}}
 		w.begin()
 		w.filled(n)
 		fn(w)
@@ -140,7 +140,7 @@ func TestPoolLimits(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.kill()
 		w.limits.MaxSandboxes = 2
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 2}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 2}}
 		w.begin()
 		w.filled(2)
 		w.create(agentlab.SandboxRequest{Name: "one"})
@@ -262,7 +262,7 @@ func TestPoolGivesWayToStarts(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.kill()
 		w.limits.ParallelBoots = 1
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 1}}
 		w.begin()
 		w.when("being made", func(rows []agentlab.Sandbox) bool {
 			return len(rows) == 1 && rows[0].State == agentlab.SandboxBooting
@@ -284,7 +284,7 @@ func TestPoolGivesWayToStarts(t *testing.T) {
 			t.Errorf("the pool goes on %s after a start", quiet)
 		}
 		w.filled(1)
-		if f := w.svc.Findings(); len(f) != 0 {
+		if f := w.warm.Findings(); len(f) != 0 {
 			t.Errorf("findings %+v", f)
 		}
 	})
@@ -294,7 +294,7 @@ func TestPoolGivesWayToStarts(t *testing.T) {
 func TestPoolWaitsForStarts(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.kill()
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 1}}
 		w.begin()
 		sb := w.create(agentlab.SandboxRequest{Name: "never-boots", Cores: 2})
 		w.when("empty", func(rows []agentlab.Sandbox) bool { return len(rows) == 0 })
@@ -313,7 +313,7 @@ func TestPoolGivesNumbers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.kill()
 		w.limits.VMIDFirst, w.limits.VMIDLast = 1000, 1001
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 2}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 2}}
 		w.begin()
 		w.filled(2)
 		sb := w.create(agentlab.SandboxRequest{Cores: 2})
@@ -343,7 +343,7 @@ func TestPoolNeedsRoom(t *testing.T) {
 		if n := len(w.pooled()); n != 0 {
 			t.Errorf("%d are made without memory", n)
 		}
-		if f := w.svc.Findings(); len(f) != 1 || !strings.Contains(f[0].Detail, "no memory") {
+		if f := w.warm.Findings(); len(f) != 1 || !strings.Contains(f[0].Detail, "no memory") {
 			t.Errorf("findings %+v", f)
 		}
 		remove()
@@ -417,16 +417,16 @@ func TestPoolBacksOff(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.host.Inject(fake.Fault{Op: fake.OpStart, Err: agentlab.Errorf(agentlab.CodeInternal, "no start")})
 		w.kill()
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 1}}
 		w.begin()
 		time.Sleep(2 * time.Hour)
 		if n := w.host.Calls(fake.OpStart); n < 5 || n > 25 {
 			t.Errorf("%d attempts in two hours", n)
 		}
-		if f := w.svc.Findings(); len(f) != 1 || !strings.Contains(f[0].Detail, "no start") {
+		if f := w.warm.Findings(); len(f) != 1 || !strings.Contains(f[0].Detail, "no start") {
 			t.Errorf("findings %+v", f)
 		}
-		if st, err := w.svc.Pool(context.Background()); err != nil || len(st) != 1 || st[0].Ready != 0 || !strings.Contains(st[0].Problem, "no start") {
+		if st, err := w.warm.Status(context.Background()); err != nil || len(st) != 1 || st[0].Ready != 0 || !strings.Contains(st[0].Problem, "no start") {
 			t.Errorf("status %+v, %v", st, err)
 		}
 	})
@@ -466,7 +466,7 @@ func TestPoolOfOtherBackends(t *testing.T) {
 				backend.Host
 			}{d, backend.GroupsOf(d).Net, backend.GroupsOf(d).Host}
 		}
-		w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
+		w.pool = []warmpool.Entry{{Image: "base", Count: 1}}
 		w.begin()
 		p := w.filled(1)[0]
 		if w.power(p) != backend.PowerRunning {
@@ -480,7 +480,7 @@ func TestPoolOfOtherBackends(t *testing.T) {
 		w.begin()
 		w.when("empty", func(rows []agentlab.Sandbox) bool { return len(rows) == 0 })
 		time.Sleep(time.Minute)
-		if f := w.svc.Findings(); len(w.pooled()) != 0 || len(f) != 1 || !strings.Contains(f[0].Detail, "cannot have a warm pool") {
+		if f := w.warm.Findings(); len(w.pooled()) != 0 || len(f) != 1 || !strings.Contains(f[0].Detail, "cannot have a warm pool") {
 			t.Errorf("%+v, findings %+v", w.pooled(), f)
 		}
 	})
@@ -494,7 +494,7 @@ func TestPoolKill(t *testing.T) {
 			t.Run(fmt.Sprintf("made/%s/%s", op, at), func(t *testing.T) {
 				inWorld(t, func(w *world) {
 					w.kill()
-					w.pool = []sandbox.PoolEntry{{Image: "base", Count: 1}}
+					w.pool = []warmpool.Entry{{Image: "base", Count: 1}}
 					w.host.Inject(fake.Fault{Op: op, At: at, Times: 1, Crash: true})
 					w.begin()
 					time.Sleep(10 * time.Second)

@@ -47,7 +47,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	s.poolQuietNow(ctx)
+	s.pool.Quiet(ctx)
 	const tries = 8 // if a generated name is taken, or the name of a new workspace
 	for i := 0; ; i++ {
 		if r.Name == "" {
@@ -67,8 +67,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		if err != nil {
 			return agentlab.Sandbox{}, err
 		}
-		s.track(made)
-		s.loop.Wake(made.VMID)
+		s.Added(made)
 		return made, nil
 	}
 }
@@ -76,37 +75,23 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 // allocate stores a planned sandbox: one of the warm pool that fits, or a new one.
 func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentlab.WorkspaceUse, session string) (agentlab.Sandbox, error) {
 	if use == nil { // those of the pool run, and have none
-		if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
+		if made, ok, err := s.pool.HandOut(ctx, sb); ok || err != nil {
 			return made, err
 		}
 	}
 	var made agentlab.Sandbox
-	err := s.withNumbers(ctx, sb.Backend, func(a agentlab.Allocation) (err error) {
+	err := s.pool.WithNumbers(ctx, sb.Backend, func(a agentlab.Allocation) (err error) {
 		a.Workspace, a.Session = use, session
-		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
+		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, CreatedEvent(sb))
 		return err
 	})
 	return made, err
 }
 
-// withNumbers calls fn with the numbers and addresses that new sandboxes may get,
-// and once more after the warm pool has given way if they are not enough.
-func (s *Service) withNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error {
-	for again := false; ; again = true {
-		a, err := s.allocation(ctx, on)
-		if err == nil {
-			err = fn(a)
-		}
-		if again || agentlab.CodeOf(err) != agentlab.CodeLimit || !s.yieldNumbers(ctx) {
-			return err
-		}
-	}
-}
-
-// allocation returns the numbers and addresses that a new sandbox may get now.
+// Allocation returns the numbers and addresses that a new sandbox may get now.
 // A backend whose numbers other users share is asked for the numbers that they
 // have.
-func (s *Service) allocation(ctx context.Context, on string) (agentlab.Allocation, error) {
+func (s *Core) Allocation(ctx context.Context, on string) (agentlab.Allocation, error) {
 	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
 	b := s.cfg.Fleet.Of(on)
 	if p := b.Info().Addresses; p != nil {
@@ -120,7 +105,8 @@ func (s *Service) allocation(ctx context.Context, on string) (agentlab.Allocatio
 	return a, err
 }
 
-func spec(sb agentlab.Sandbox) backend.Spec {
+// SpecOf returns what a driver creates for a sandbox.
+func SpecOf(sb agentlab.Sandbox) backend.Spec {
 	out := backend.Spec{
 		VMID: sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image,
 		Resources: sb.Resources, Options: sb.Options, Network: sb.Network, IPv4: sb.IPv4, IPv6: sb.IPv6,
@@ -306,7 +292,7 @@ func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (
 
 // requestChange is change for a request that needs the backend: code conflict if
 // the sandbox belongs to another one.
-func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+func (s *Core) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	return s.change(ctx, vmid, wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if err := s.reachable(*sb); err != nil {
 			return nil, err
@@ -318,9 +304,9 @@ func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), f
 // change changes what is requested of a sandbox and wakes the loop. A request
 // that changes nothing never interrupts the step: it may be doing what is
 // requested, such as to continue a guest whose saved memory is used up.
-func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+func (s *Core) change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	changed := false
-	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.Update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := *sb
 		evs, err := fn(sb)
 		if err == nil && before.Pooled() && sb.Desired != agentlab.DesiredDestroyed {

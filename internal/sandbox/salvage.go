@@ -17,7 +17,7 @@ import (
 
 // salvageable reports whether the disk of a sandbox may be kept for the work of its
 // job. A job on a workspace has its work there.
-func (s *Service) salvageable(sb agentlab.Sandbox) bool {
+func (s *Core) salvageable(sb agentlab.Sandbox) bool {
 	return s.lim.Salvage > 0 && s.jobs != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
 		sb.State != agentlab.SandboxDestroyed && sb.Desired != agentlab.DesiredDestroyed && s.diskBytes(sb) <= s.lim.SalvageBytes
 }
@@ -36,11 +36,11 @@ func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error
 const unknownDisk = 32 << 30
 
 // diskBytes returns the full size of the disk of a sandbox; unknownDisk if it is not known.
-func (s *Service) diskBytes(sb agentlab.Sandbox) int64 {
+func (s *Core) diskBytes(sb agentlab.Sandbox) int64 {
 	if sb.Resources.RootSizeGB > 0 {
 		return int64(sb.Resources.RootSizeGB) << 30
 	}
-	if sizer, ok := s.on(sb).Images.(DiskSizer); ok {
+	if sizer, ok := s.On(sb).Images.(DiskSizer); ok {
 		return cmp.Or(sizer.DiskBytes(sb.Image), unknownDisk)
 	}
 	return unknownDisk
@@ -58,7 +58,7 @@ func (s *Service) keep(sb *agentlab.Sandbox) agentlab.Event {
 const salvageWait = 10 * time.Minute
 
 // salvaging reports whether a job extracts the work on the disk of a kept sandbox.
-func (s *Service) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
+func (s *Core) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
 	if !sb.Salvage || s.jobs == nil {
 		return false, nil
 	}
@@ -77,7 +77,7 @@ func onlyKept(sb agentlab.Sandbox) error {
 // boundSalvage requests the destruction of the sandboxes that were kept first, if
 // the disks of all kept ones exceed their limit, except of one whose work is being
 // extracted: SalvageEnded runs it again.
-func (s *Service) boundSalvage(ctx context.Context) {
+func (s *Core) boundSalvage(ctx context.Context) {
 	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	list = slices.DeleteFunc(list, func(sb agentlab.Sandbox) bool { return !sb.Salvage || sb.Desired == agentlab.DesiredDestroyed })
 	slices.SortFunc(list, func(a, b agentlab.Sandbox) int {
@@ -119,7 +119,7 @@ func lostWork(sb agentlab.Sandbox) string {
 func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.on(sb).NeedSnapshots()
+		_, err = s.On(sb).NeedSnapshots()
 	}
 	switch {
 	case err != nil:

@@ -68,12 +68,12 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 	}
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.on(sb).NeedSnapshots()
+		_, err = s.On(sb).NeedSnapshots()
 	}
 	if err != nil {
 		return none, err
 	}
-	if b := s.on(sb); keep && !b.Can().KeptSnapshots {
+	if b := s.On(sb); keep && !b.Can().KeptSnapshots {
 		return none, b.Without("deletes the snapshots of a sandbox with it").WithField("keep")
 	}
 	if err := s.canSave(sb); err != nil {
@@ -99,7 +99,7 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 // secrets), no_space, unsupported. After an error the file is not to be used.
 func (s *Service) ExportDisk(ctx context.Context, vmid int, uid, path string) error {
 	sb, err := s.exportable(ctx, vmid, uid)
-	if b := s.on(sb); err == nil && b.Console == nil {
+	if b := s.On(sb); err == nil && b.Console == nil {
 		err = b.Without("cannot make an image of a sandbox").WithHint("write a recipe: docs/images.md")
 	} else if err == nil {
 		err = b.Console.ExportDisk(ctx, backend.RefOf(sb), path)
@@ -202,7 +202,7 @@ func usable(n agentlab.Snapshot) error {
 func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.on(sb).NeedSnapshots()
+		_, err = s.On(sb).NeedSnapshots()
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
@@ -342,7 +342,7 @@ func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Sna
 		sb.Options = snap.Options
 	}
 	sb.From = originOf(snap)
-	return spec(*sb).CheckFrom(saved)
+	return SpecOf(*sb).CheckFrom(saved)
 }
 
 func originOf(snap agentlab.Snapshot) agentlab.Origin {

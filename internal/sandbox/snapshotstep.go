@@ -142,11 +142,11 @@ func (s *Service) saveWaits(ctx context.Context, sb agentlab.Sandbox, snap agent
 // callSave saves a sandbox. A change of its network policy interrupts it, because
 // a guest with much memory takes long.
 func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (backend.Snapshot, error) {
-	driver, err := s.on(sb).NeedSnapshots()
+	driver, err := s.On(sb).NeedSnapshots()
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	defer s.asking(sb.VMID)()
+	defer s.Asking(sb.VMID)()
 	return driver.SaveSnapshot(ctx, backend.RefOf(sb), snap.UID)
 }
 
@@ -346,7 +346,7 @@ func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.State != agentlab.SandboxStopped {
 		return s.transition(ctx, sb, agentlab.SandboxStopped, "")
 	}
-	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Restoring != sb.Restoring {
 			return nil, nil
 		}
@@ -364,7 +364,7 @@ func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
 }
 
 func (s *Service) callRestore(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
-	driver, err := s.on(sb).NeedSnapshots()
+	driver, err := s.On(sb).NeedSnapshots()
 	if err != nil {
 		return err
 	}
@@ -377,7 +377,7 @@ func (s *Service) callRestore(ctx context.Context, sb agentlab.Sandbox, snap age
 func (s *Service) restoreFailed(ctx context.Context, sb agentlab.Sandbox, cause error) error {
 	reason := s.redactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox was not restored", "vmid", sb.VMID, "err", cause)
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.Restoring != sb.Restoring {
 			return nil, nil
 		}

@@ -37,12 +37,12 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 		case sb.State == agentlab.SandboxDestroyed:
 			s.forget(vmid)
 			if sb.Pooled() { // a process ended before it deleted the row
-				err = s.poolRemoved(ctx, vmid)
+				err = s.pool.Removed(ctx, vmid)
 			}
 			return 0, err
 		}
 		s.track(sb)
-		if s.elsewhere(sb) {
+		if s.Elsewhere(sb) {
 			return s.skipElsewhere(ctx, sb), nil
 		}
 		again, done, err := s.stepOnce(ctx, sb)
@@ -110,7 +110,7 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 // leaseCounts reports whether the end of a lease has an effect. It has none
 // for a sandbox that is being destroyed, and none during an image build, which
 // has a separate limit.
-func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
+func (s *Core) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
 		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
 }
@@ -126,7 +126,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.Update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
 			return nil, nil // renewed just now
 		}
@@ -196,8 +196,8 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 
 // transition changes a row from sb's state to another, unless the desired
 // state or the state has changed in the meantime.
-func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+func (s *Core) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -217,7 +217,7 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 // markFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
 // destruction is requested, unless it may have work that is not stored: then the
 // service of the jobs calls Release.
-func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+func (s *Core) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
 	return s.fail(ctx, sb, nil, format, args...)
 }
 
@@ -225,14 +225,11 @@ func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format st
 func unbootable(sb *agentlab.Sandbox) { sb.Unbootable = !sb.BootedAt.IsZero() }
 
 // fail is markFailed, which also makes a change of the row, unless it is nil.
-func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
+func (s *Core) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
 	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
 	s.releaseSlots(sb.VMID)
-	if sb.Pooled() {
-		s.poolFailed(sb, reason)
-	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || !now.State.CanBecome(agentlab.SandboxFailed) {
 			return nil, nil
 		}
@@ -253,19 +250,19 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, change func(*ag
 }
 
 // redactReason removes secrets and line breaks from text about a sandbox.
-func (s *Service) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
+func (s *Core) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
 // ensurePoweredOff powers off the VM of a failed sandbox.
-func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
+func (s *Core) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
 	if s.inspected(sb.VMID) {
 		return nil
 	}
 	s.closeGuestListener(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	err := s.on(sb).Stop(ctx, backend.RefOf(sb), 0)
+	err := s.On(sb).Stop(ctx, backend.RefOf(sb), 0)
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
 	}
@@ -275,12 +272,12 @@ func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) err
 
 // inspected reports whether this process has checked the VM's state since the
 // row's state last changed or the audit last found a difference.
-func (s *Service) inspected(vmid int) (ok bool) {
+func (s *Core) inspected(vmid int) (ok bool) {
 	s.withState(vmid, func(m *runtimeState) { ok = m.inspected && !m.needsInspect })
 	return ok
 }
 
-func (s *Service) setInspected(vmid int) {
+func (s *Core) setInspected(vmid int) {
 	s.withState(vmid, func(m *runtimeState) { m.inspected, m.needsInspect = true, false })
 }
 
@@ -309,10 +306,10 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 }
 
 // powerOff stops the VM. A missing VM counts as off.
-func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
+func (s *Core) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
-	err := s.on(sb).Stop(ctx, backend.RefOf(sb), grace)
+	err := s.On(sb).Stop(ctx, backend.RefOf(sb), grace)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		err = nil
 	}
@@ -351,7 +348,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.drainEgress(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	if err := s.on(sb).Destroy(dctx, backend.RefOf(sb)); err != nil {
+	if err := s.On(sb).Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return err
 	}
 	if revoked != nil { // there may be disk space now
@@ -364,7 +361,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 
 // destroyed changes a sandbox to DESTROYED.
 func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.UID != sb.UID || now.State == agentlab.SandboxDestroyed {
 			return nil, nil
 		}
@@ -376,7 +373,7 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 		s.dropIntent(sb)
 	}
 	if err == nil && sb.Pooled() {
-		err = s.poolRemoved(ctx, sb.VMID)
+		err = s.pool.Removed(ctx, sb.VMID)
 	}
 	return err
 }
@@ -388,11 +385,11 @@ const cutTimeout = 15 * time.Second
 // to be destroyed: its VM is stopped first, so the record is complete. A
 // failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
-	if s.on(sb).Net == nil || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	if s.On(sb).Net == nil || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)
-	err := s.on(sb).Stop(cut, backend.RefOf(sb), 0)
+	err := s.On(sb).Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return // with its log
@@ -408,7 +405,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 // superviseRunning drives a sandbox whose VM should run.
 func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if !s.inspected(sb.VMID) {
-		in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+		in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 		if why, err := vmLossReason(in, err); err != nil {
 			return 0, true, err
 		} else if why != "" {

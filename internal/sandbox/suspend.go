@@ -85,7 +85,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
 		// Its state changed before it was suspended; use the current
 		// state.
-		_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.Desired.Suspended() {
 				now.Desired = agentlab.DesiredRunning
 			}
@@ -100,7 +100,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 		s.setInspected(sb.VMID)
 		return 0, true, nil
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -115,11 +115,11 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 const guestSyncTimeout = 30 * time.Second
 
 // askSync makes the guest of a sandbox write its disks.
-func (s *Service) askSync(ctx context.Context, sb agentlab.Sandbox) error {
+func (s *Core) askSync(ctx context.Context, sb agentlab.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, guestSyncTimeout)
 	defer cancel()
-	defer s.asking(sb.VMID)()
-	return s.control(sb).Sync(ctx)
+	defer s.Asking(sb.VMID)()
+	return s.Control(sb).Sync(ctx)
 }
 
 // suspend suspends the VM of a sandbox. Its guest writes its disks first: its memory may
@@ -128,7 +128,7 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 	if err := s.syncGuest(ctx, sb); err != nil {
 		return err
 	}
-	ref, power := backend.RefOf(sb), s.on(sb).Power
+	ref, power := backend.RefOf(sb), s.On(sb).Power
 	if !s.canSuspend(sb, toDisk) {
 		return s.cannot(sb, "suspend it")
 	}
@@ -144,7 +144,7 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 
 // canSuspend reports whether the backend of a sandbox can suspend it in memory or to disk.
 func (s *Service) canSuspend(sb agentlab.Sandbox, toDisk bool) bool {
-	b := s.on(sb)
+	b := s.On(sb)
 	return b.Power != nil && (!toDisk || b.Can().SuspendToDisk)
 }
 
@@ -193,7 +193,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 // resume resumes the VM of a sandbox. One that is suspended to disk needs its
 // deadline and its listener before, like one that starts.
 func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
-	power := s.on(sb).Power
+	power := s.On(sb).Power
 	if power == nil {
 		return s.cannot(sb, "resume it")
 	}
@@ -209,7 +209,7 @@ func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
 
 // triedFor returns the time since its first call for a sandbox in its current
 // state.
-func (s *Service) triedFor(vmid int) (since time.Duration) {
+func (s *Core) triedFor(vmid int) (since time.Duration) {
 	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
 		if m.tried.IsZero() {
@@ -233,7 +233,7 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 	default:
 		return 0, true, cause
 	}
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	if why, err := vmLossReason(in, err); err != nil {
 		return 0, true, err
 	} else if why != "" && in.Power != backend.PowerSuspended {
@@ -257,7 +257,7 @@ func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) 
 	why := s.redactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox cannot be "+what, "vmid", sb.VMID, "err", cause)
 	s.withState(sb.VMID, func(m *runtimeState) { m.tried = time.Time{} })
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}

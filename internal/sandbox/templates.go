@@ -23,11 +23,11 @@ func (s *Service) Warm(ctx context.Context, image, profile string, progress func
 	if !imageResolved(sb) {
 		ictx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
 		defer cancel()
-		if sb.Image, err = s.on(sb).Images.Ensure(ictx, sb.Image, progress); err != nil {
+		if sb.Image, err = s.On(sb).Images.Ensure(ictx, sb.Image, progress); err != nil {
 			return backend.Template{}, err
 		}
 	}
-	sp := spec(sb)
+	sp := SpecOf(sb)
 	sp.Name = "template"
 	progress("waiting for a guest with the image " + sb.Image + " to boot")
 	return t.WarmTemplate(ctx, sp)
@@ -77,7 +77,7 @@ func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.
 // Memory returns the host's memory that a sandbox occupies. ok is false if it has
 // no process, or the backend does not know.
 func (s *Service) Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool) {
-	host := s.on(sb).Host
+	host := s.On(sb).Host
 	if host == nil || !sb.State.HasVM() {
 		return m, false
 	}

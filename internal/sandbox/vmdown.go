@@ -40,7 +40,7 @@ func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.In
 		return s.markFailed(ctx, sb, "%s", why)
 	}
 	s.closeGuestListener(sb.VMID)
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}

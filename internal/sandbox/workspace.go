@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -56,29 +57,6 @@ func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest
 	return &use, err
 }
 
-// maintain makes sb a maintenance sandbox if the request wants one. It gets nothing
-// that its guest could tell others, and no way to do so.
-func (s *Service) maintain(sb *agentlab.Sandbox, r agentlab.SandboxRequest) error {
-	switch {
-	case r.Maintenance == "":
-		return nil
-	case r.Workspace == nil && r.Fork == "":
-		return agentlab.Errorf(agentlab.CodeInvalid, "a maintenance sandbox needs a workspace").WithField("workspace")
-	case !s.on(*sb).Can().NetworkOff:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "backend %s has no sandboxes without a network, which maintenance needs", sb.Backend).WithField("maintenance")
-	case r.Maintenance == agentlab.MaintenanceSalvage && r.Fork != "": // with a runner, which uploads the work
-	case r.Maintenance == agentlab.MaintenanceFiles:
-		sb.Profile = agentlab.ProfileFiles
-	case r.Maintenance == agentlab.MaintenanceDisk:
-		sb.Profile = agentlab.ProfileDisk
-	default:
-		return agentlab.Errorf(agentlab.CodeInvalid, "%q is not %s or %s", r.Maintenance, agentlab.MaintenanceFiles, agentlab.MaintenanceDisk).WithField("maintenance")
-	}
-	sb.Network, sb.Keepalive = agentlab.Network{Mode: agentlab.NetworkOff}, false
-	sb.Resources.Nested = agentlab.NestedOff
-	return nil
-}
-
 // AttachWorkspace gives an existing sandbox a workspace. Codes: not_found, conflict,
 // invalid, unsupported.
 func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
@@ -96,7 +74,7 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	switch sb.State {
 	case agentlab.SandboxStopped:
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
-		if !s.on(sb).Can().VolumeHotplug {
+		if !s.On(sb).Can().VolumeHotplug {
 			return none, conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
 		}
 	default:
@@ -189,6 +167,9 @@ func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (agai
 
 // committed runs the steps of sandboxes whose workspaces or leases have changed.
 func (s *Service) committed(c agentlab.Commit) {
+	if slices.ContainsFunc(c.Sandboxes, func(sb agentlab.Sandbox) bool { return sb.State == agentlab.SandboxDestroyed || sb.From.Snapshot != "" }) {
+		s.spawn(s.sweepSnapshots) // some may no longer be needed
+	}
 	for _, e := range c.Events {
 		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
 		if !lease && e.Kind != agentlab.EventWorkspaceState {
@@ -236,7 +217,7 @@ func (s *Service) attachWorkspace(ctx context.Context, sb agentlab.Sandbox) erro
 }
 
 func (s *Service) attachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	d, err := s.on(sb).NeedVolumes()
+	d, err := s.On(sb).NeedVolumes()
 	if err != nil {
 		return err
 	}
@@ -256,8 +237,8 @@ func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error
 	if err != nil {
 		return err
 	}
-	answered := s.asking(sb.VMID)
-	_, err = s.control(sb).Mount(ctx, guestapi.WorkspaceRequest{Format: !v.Formatted, Bytes: int64(v.SizeGB) << 30})
+	answered := s.Asking(sb.VMID)
+	_, err = s.Control(sb).Mount(ctx, guestapi.WorkspaceRequest{Format: !v.Formatted, Bytes: int64(v.SizeGB) << 30})
 	answered()
 	switch agentlab.CodeOf(err) {
 	case "":
@@ -345,7 +326,7 @@ func (s *Service) workspaceEvent(sb agentlab.Sandbox, v agentlab.Workspace, caus
 }
 
 func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	d, err := s.on(sb).NeedVolumes()
+	d, err := s.On(sb).NeedVolumes()
 	if err != nil {
 		return err
 	}
@@ -359,8 +340,8 @@ func (s *Service) unmount(ctx context.Context, sb agentlab.Sandbox, limit time.D
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	defer s.asking(sb.VMID)()
-	return s.control(sb).Unmount(ctx)
+	defer s.Asking(sb.VMID)()
+	return s.Control(sb).Unmount(ctx)
 }
 
 // FreezeWorkspace implements workspace.Guests.
@@ -374,7 +355,7 @@ func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease
 	case !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended:
 		return nil, conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
 	}
-	guest := s.control(sb)
+	guest := s.Control(sb)
 	if err := guest.Freeze(ctx, limit); err != nil {
 		return nil, err
 	}
