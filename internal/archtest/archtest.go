@@ -257,7 +257,7 @@ var Layers = append(driverLayers(), []Layer{
 // serviceNames are the service packages.
 var serviceNames = []string{
 	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/devproxy", "internal/gc", "internal/job",
-	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/warmpool", "internal/workspace",
+	"internal/message", "internal/sandbox", "internal/session", "internal/snapshot", "internal/verify", "internal/warmpool", "internal/workspace",
 }
 
 // matches reports whether the package pkg, relative to the module, matches a

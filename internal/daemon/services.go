@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
 	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"github.com/agentlab-vm/agentlab"
@@ -62,6 +63,7 @@ type services struct {
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
 	pool         *warmpool.Pool
+	snapshots    *snapshot.Service
 	workspaces   *workspace.Service
 	sessions     *session.Service
 	ports        *devproxy.Service
@@ -222,7 +224,7 @@ func (s *services) bundles() *doctor.Bundles {
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
-		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
+		Store: s.store, Sandboxes: s.sandboxes, Snapshots: s.snapshots, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
 		Egress: s.audit,
@@ -243,7 +245,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Commits: s.store, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
-	s.doctor.Add(s.pool, s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
+	s.doctor.Add(s.snapshots, s.pool, s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
 	return nil
 }
 
@@ -265,7 +267,6 @@ func (s *services) openSandboxes() {
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
-			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30}, SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
 			Salvage: time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
 		},
 		Audit: s.audit, Host: s.doctor,
@@ -277,7 +278,13 @@ func (s *services) openSandboxes() {
 		Core: core, Store: s.store, Fleet: s.fleet, Entries: s.poolEntries(), MaxSandboxes: s.settings.Limits.MaxSandboxes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "warm pool"),
 	})
-	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool})
+	s.snapshots = snapshot.New(snapshot.Config{
+		Core: core, Store: s.store, Fleet: s.fleet, Profiles: s.profiles, Bootstrap: s.bootstrap, Pool: s.pool,
+		Quota:      agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
+		SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
+		Clock:      s.cfg.Clock, Logger: s.log.With("part", "snapshots"),
+	})
+	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool, Snapshots: s.snapshots})
 	s.workspaces.UseGuests(s.sandboxes)
 }
 
@@ -297,7 +304,7 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays), Bundles: config.Days(s.settings.Retention.BundlesDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
-		Snapshots: s.sandboxes, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
+		Snapshots: s.snapshots, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
 		Workspaces: s.workspaces, Trash: config.Days(s.settings.Retention.TrashDays),
 		Rows:   config.Days(s.settings.Retention.JobsDays),
 		Clock:  s.cfg.Clock,
@@ -315,6 +322,7 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 	}
 	run("sandboxes", s.sandboxes.Run)
 	run("warm pool", s.pool.Run)
+	run("snapshots", s.snapshots.Run)
 	run("workspaces", s.workspaces.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
@@ -348,6 +356,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 	return server.Services{
 		Jobs:        s.jobs,
 		Sandboxes:   s.sandboxes,
+		Snapshots:   s.snapshots,
 		Artifacts:   s.artifacts,
 		Profiles:    s.profiles,
 		Secrets:     s.vault,

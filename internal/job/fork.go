@@ -25,7 +25,7 @@ func (s *Service) planFork(p *planned, images map[string]bool) {
 		return // there is nothing to prepare
 	}
 	why := ""
-	if err := s.cfg.Sandboxes.CanFork(); err != nil {
+	if err := s.cfg.Snapshots.CanFork(); err != nil {
 		why = err.Error()
 	} else if len(images) > 1 {
 		why = "they have different images: " + strings.Join(slices.Sorted(maps.Keys(images)), ", ")
@@ -90,7 +90,7 @@ func (s *Service) handOver(ctx context.Context, prep agentlab.Job) (done bool, e
 	case err == nil && prep.Result.BaseCommit == "":
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the runner reported no commit")
 	case err == nil:
-		err = s.cfg.Sandboxes.SaveForAttempts(ctx, sb.VMID, p.ID, keepable(p, prep), s.recordFork)
+		err = s.cfg.Snapshots.SaveForAttempts(ctx, sb.VMID, p.ID, keepable(p, prep), s.recordFork)
 	}
 	switch {
 	case errors.Is(err, errNotNeeded):
@@ -134,7 +134,7 @@ func (s *Service) dropFork(ctx context.Context, id, why string) error {
 		return err
 	}
 	if uid := p.Snapshot(); uid != "" { // first, because afterwards it is not known
-		if err := s.cfg.Sandboxes.DropFork(ctx, uid); err != nil {
+		if err := s.cfg.Snapshots.DropFork(ctx, uid); err != nil {
 			return err
 		}
 	}
@@ -214,5 +214,5 @@ func (s *Service) releaseFork(ctx context.Context, p agentlab.Job, attempts []ag
 	if p.Snapshot() == "" || needed && p.StopRequested == "" && p.Winner == 0 {
 		return nil
 	}
-	return s.cfg.Sandboxes.DropFork(ctx, p.Snapshot())
+	return s.cfg.Snapshots.DropFork(ctx, p.Snapshot())
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
 	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"go.uber.org/goleak"
@@ -155,6 +156,7 @@ type world struct {
 
 	store     *store.Store
 	sandboxes *sandbox.Service
+	snapshots *snapshot.Service
 	jobs      *job.Service
 	boot      *bootstrap.Service
 	artifacts *artifact.Service
@@ -224,14 +226,19 @@ func (w *world) begin() {
 	driver := w.host.Open()
 	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Backends: fleet.Single(driver, nil)})
 	w.boot = boot
+	backends := fleet.Single(driver, fake.Images{})
 	core := sandbox.NewCore(sandbox.Config{
-		Store: w.store, Fleet: fleet.Single(driver, fake.Images{}), Profiles: w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
+		Store: w.store, Fleet: backends, Profiles: w.profiles,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
-	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: warmpool.New(warmpool.Config{Core: core, Store: w.store, Fleet: fleet.Single(driver, fake.Images{})})})
+	pool := warmpool.New(warmpool.Config{Core: core, Store: w.store, Fleet: backends})
+	w.snapshots = snapshot.New(snapshot.Config{
+		Core: core, Store: w.store, Fleet: backends, Profiles: w.profiles, Bootstrap: w.boot, Pool: pool, SetupBytes: cmp.Or(w.setupBytes, 1<<40),
+	})
+	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: pool, Snapshots: w.snapshots})
 	jobs = job.New(job.Config{
-		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
+		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Snapshots: w.snapshots, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
 	})
 	w.store.Subscribe(func(c agentlab.Commit) { // the last one: the services have seen what wakes a test
@@ -249,7 +256,7 @@ func (w *world) begin() {
 	w.sandboxes.ServeGuests(w.guests)
 	w.sandboxes.KeepWork(w.jobs)
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
+	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.snapshots.Run, w.jobs.Run} {
 		wg.Go(func() {
 			if err := run(ctx); err != nil {
 				w.Error(err)

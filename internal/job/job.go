@@ -52,15 +52,20 @@ type Sandboxes interface {
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Unheard(vmid int) bool // whether the guest of a sandbox cannot report now
+	// SalvageEnded is called after the end of a job that extracted the work of another.
+	SalvageEnded()
+	Wake(vmid int)
+}
+
+// Snapshots manages the snapshots from which sandboxes of jobs are created;
+// *snapshot.Service implements it.
+type Snapshots interface {
 	CanFork() error
 	CanKeepSetups() error
 	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)
 	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error
-	// SalvageEnded is called after the end of a job that extracted the work of another.
-	SalvageEnded()
-	Wake(vmid int)
 }
 
 // Profiles are the profiles of the daemon.
@@ -137,6 +142,7 @@ func (l Limits) withDefaults() Limits {
 type Config struct {
 	Store     Store
 	Sandboxes Sandboxes
+	Snapshots Snapshots
 	Profiles  Profiles
 	Secrets   Secrets
 	Bootstrap Bootstrap

@@ -24,16 +24,11 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 		return s.resolveImage(ctx, sb)
 	}
 	if sb.From.Snapshot != "" {
-		switch ready, refusal, err := s.originReady(ctx, sb); {
+		switch ready, refusal, err := s.snaps.OriginReady(ctx, sb); {
 		case refusal != nil:
 			return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
 		case err != nil || !ready:
 			return 0, true, err
-		}
-		if sb.JobID != "" {
-			if err := s.inherit(ctx, sb); err != nil {
-				return 0, true, err
-			}
 		}
 	}
 	wait, refusal, err := s.tryPowerOn(ctx, sb)
@@ -43,7 +38,7 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	case refusal != nil:
 		return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
+	return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
 }
 
 // tryPowerOn runs powerOn if a slot for booting is free. wait means that the
@@ -62,14 +57,14 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 			return true, nil, nil
 		}
 	}
-	s.triedFor(sb.VMID)
+	s.TriedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
 		s.vmStarted(sb.VMID, isCopy)
 		return false, nil, nil
 	}
-	s.releaseSlots(sb.VMID) // another sandbox may succeed
-	if ctx.Err() != nil || (backend.IsTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
+	s.ReleaseSlots(sb.VMID) // another sandbox may succeed
+	if ctx.Err() != nil || (backend.IsTransient(err) && s.TriedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil
@@ -78,7 +73,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 // powerOn creates the VM as far as it is missing, opens the guest plane, and
 // starts the VM. Each of these may already be done.
 func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
-	if err := s.room(); err != nil { // there may be space later
+	if err := s.Room(); err != nil { // there may be space later
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
 	if sb.NetworkPending { // an existing VM has the old policy
@@ -121,7 +116,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	err := s.answer(actx, sb)
 	cancel()
 	if err == nil {
-		s.releaseSlots(sb.VMID)
+		s.ReleaseSlots(sb.VMID)
 		return 0, false, nil
 	}
 	if ctx.Err() != nil {
@@ -145,7 +140,7 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, true, err
 		}
 	}
-	return 0, false, s.fail(ctx, sb, unbootable, "its guest did not answer within %s: %w", limit, err)
+	return 0, false, s.Fail(ctx, sb, unbootable, "its guest did not answer within %s: %w", limit, err)
 }
 
 // answer makes a sandbox whose guest answers READY, or POOLED.
@@ -230,7 +225,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		}
 		why = "it could not be started: " + refusal.Error()
 	}
-	if err := s.fail(ctx, sb, unbootable, "%s", why); err != nil {
+	if err := s.Fail(ctx, sb, unbootable, "%s", why); err != nil {
 		return true, err
 	}
 	s.loop.Wake(sb.VMID) // for the next step
@@ -388,7 +383,7 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		now.State, now.Reason, now.IP, now.Handle, now.Unbootable = agentlab.SandboxReady, "", in.IP, in.Ref.Handle, false
 		if !now.BootedAt.IsZero() {
-			return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+			return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 		}
 		now.BootedAt = s.clock().UTC()
 		now.Start = startKind(*now, in)

@@ -27,8 +27,7 @@ func (s *Service) copies(ctx context.Context, sb agentlab.Sandbox) bool {
 	if sb.From.Snapshot == "" || !sb.BootedAt.IsZero() || !s.On(sb).Can().Forks {
 		return false
 	}
-	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
-	return err == nil && snap.Memory
+	return s.snaps.HasMemory(ctx, sb.From.Snapshot)
 }
 
 // acquireSlots reports whether a sandbox may start its VM now. If not, its step runs
@@ -38,8 +37,8 @@ func (s *Core) acquireSlots(sb agentlab.Sandbox, isCopy bool) bool {
 	return (!isCopy || take(&s.copySlots)) && take(&s.boots)
 }
 
-// releaseSlots frees all slots of a sandbox, and its places in the queues.
-func (s *Core) releaseSlots(vmid int) {
+// ReleaseSlots frees all slots of a sandbox, and its places in the queues.
+func (s *Core) ReleaseSlots(vmid int) {
 	s.boots.release(vmid, s.loop.Wake)
 	s.copySlots.release(vmid, s.loop.Wake)
 }

@@ -60,11 +60,6 @@ type runtimeState struct {
 	retry          *retryState   // of steps that failed; nil if the last one did not
 	destroyPending bool          // it must be destroyed, but the row could not be changed: the disk was full
 	paused         string        // why its guest's CPUs are paused; "" if they are not
-	snapshotsDone  bool          // its snapshots need nothing from its step
-	saveWaits      string        // UID of a snapshot that waits, and why, as the last event has it
-	syncedFor      string        // UID of the snapshot before which its guest last had to write its disks
-	unsynced       string        // why it has not; "" if it has
-	restored       string        // UID of the snapshot to which this process has restored it
 	awaited        string        // ID of the workspace that its step waits for
 	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows
 	reboots        *rate.Limiter // of its guest by itself
@@ -157,7 +152,7 @@ func (s *Core) Interrupt(vmid int) { s.loop.Interrupt(vmid) }
 
 // forget deletes the memory of a sandbox that is destroyed.
 func (s *Core) forget(vmid int) {
-	s.releaseSlots(vmid)
+	s.ReleaseSlots(vmid)
 	s.mu.Lock()
 	m := s.states[vmid]
 	delete(s.states, vmid)

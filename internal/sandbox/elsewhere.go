@@ -28,9 +28,9 @@ func (s *Core) Elsewhere(sb agentlab.Sandbox) bool {
 	return s.missing(sb.Backend) != "" && sb.State != agentlab.SandboxDestroyed
 }
 
-// reachable returns an error with code conflict if the daemon does not have the backend of a
+// Reachable returns an error with code conflict if the daemon does not have the backend of a
 // sandbox.
-func (s *Core) reachable(sb agentlab.Sandbox) error {
+func (s *Core) Reachable(sb agentlab.Sandbox) error {
 	if !s.Elsewhere(sb) {
 		return nil
 	}
@@ -41,7 +41,7 @@ func (s *Core) reachable(sb agentlab.Sandbox) error {
 // skipElsewhere is the step of a sandbox of another backend: its row shows why
 // nothing happens to it.
 func (s *Service) skipElsewhere(ctx context.Context, sb agentlab.Sandbox) time.Duration {
-	err := s.reachable(sb)
+	err := s.Reachable(sb)
 	if text := agentlab.Reason(agentlab.TextWithHint(err)); text != sb.Waiting {
 		s.setWaiting(ctx, sb, text, err)
 	}
@@ -51,7 +51,7 @@ func (s *Service) skipElsewhere(ctx context.Context, sb agentlab.Sandbox) time.D
 // logElsewhere logs the sandboxes of other backends when the service starts.
 func (s *Service) logElsewhere(rows []agentlab.Sandbox) {
 	for _, sb := range rows {
-		if err := s.reachable(sb); err != nil {
+		if err := s.Reachable(sb); err != nil {
 			s.log.Warn("a sandbox is not managed", "vmid", sb.VMID, "err", agentlab.TextWithHint(err))
 		}
 	}

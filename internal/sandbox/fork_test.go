@@ -43,14 +43,14 @@ func TestFork(t *testing.T) {
 		ctx := context.Background()
 		src := w.ready("play")
 		w.sh(src, "echo one > file")
-		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 6}))(t)
+		made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 6}))(t)
 		w.forked(src, made)
 		for i, sb := range made {
 			if sb.Name != fmt.Sprintf("play-%d", i+1) || sb.From.Name != "play" || sb.From.Sandbox != src.UID || sb.UID == src.UID {
 				t.Errorf("%+v", sb)
 			}
 		}
-		more := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "play"}))(t)
+		more := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "play"}))(t)
 		if more[0].Name != "play-7" {
 			t.Errorf("it is named %s", more[0].Name)
 		}
@@ -72,7 +72,7 @@ func TestStartOfCopies(t *testing.T) {
 				w.until(src.VMID, agentlab.SandboxStopped)
 			}
 			w.save(src, name, false)
-			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 			for _, sb := range append(made, w.create(agentlab.SandboxRequest{From: "play/" + name})) {
 				if got := w.until(sb.VMID, agentlab.SandboxReady); got.Start != want {
 					t.Errorf("%s: start %q, want %q", got.Name, got.Start, want)
@@ -102,7 +102,7 @@ func TestForkAfterCrash(t *testing.T) {
 					src := w.ready("play")
 					w.sh(src, "echo one > file")
 					restart := w.crashes(tc.op, at)
-					made := must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t)
+					made := must(w.snaps.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t)
 					restart()
 					w.forked(src, made)
 					w.destroyAll()
@@ -119,7 +119,7 @@ func TestForkFails(t *testing.T) {
 			src := w.ready("play")
 			w.host.Inject(fake.Fault{Op: fake.OpStart, Times: 1, Err: agentlab.Errorf(agentlab.CodeUnsupported, "another processor")})
 			failed := 0
-			for _, sb := range must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
+			for _, sb := range must(w.snaps.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
 				if got := w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); got.State == agentlab.SandboxFailed {
 					failed++
 					if !strings.Contains(got.Reason, "another processor") {
@@ -137,7 +137,7 @@ func TestForkFails(t *testing.T) {
 		inWorld(t, func(w *world) {
 			src := w.ready("play")
 			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Err: agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full").WithHint("make room")})
-			for _, sb := range must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
+			for _, sb := range must(w.snaps.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 3}))(t) {
 				if got := w.until(sb.VMID, agentlab.SandboxDestroyed); !strings.Contains(got.Reason, "the disk is full (make room)") || !time.Now().Before(got.LeaseExpiresAt) {
 					t.Errorf("reason %q", got.Reason)
 				}
@@ -150,7 +150,7 @@ func TestForkFails(t *testing.T) {
 			ctx := context.Background()
 			src := w.ready("play")
 			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Block: make(chan struct{})})
-			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
+			made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
 			must(w.svc.Destroy(ctx, src.VMID))(t)
 			for _, sb := range made {
 				if got := w.until(sb.VMID, agentlab.SandboxDestroyed); !strings.Contains(got.Reason, "its source play was not saved") || !time.Now().Before(got.LeaseExpiresAt) {
@@ -166,7 +166,7 @@ func TestForkFails(t *testing.T) {
 			src := w.ready("play")
 			blocked := make(chan struct{})
 			w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Block: blocked})
-			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 			must(w.svc.Destroy(ctx, made[0].VMID))(t)
 			w.until(made[0].VMID, agentlab.SandboxDestroyed)
 			close(blocked)
@@ -182,7 +182,7 @@ func TestForkLosesItsMemory(t *testing.T) {
 		ctx := context.Background()
 		src := w.ready("play")
 		restart := w.crashes(fake.OpStart, fake.After)
-		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 		w.untilIt(made[0].VMID, func(agentlab.Sandbox) bool { return w.power(made[0]) == backend.PowerRunning })
 		if err := w.host.CrashVM(backend.RefOf(made[0]), "killed"); err != nil {
 			t.Fatal(err)
@@ -205,22 +205,22 @@ func TestForkLimits(t *testing.T) {
 		w.begin()
 		ctx := context.Background()
 		src := w.create(agentlab.SandboxRequest{Name: "play"})
-		_, err := w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1})
+		_, err := w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1})
 		wantCode(t, err, agentlab.CodeConflict)
 		w.until(src.VMID, agentlab.SandboxReady)
 		for _, n := range []int{0, -1, agentlab.MaxFork + 1} {
-			_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: n})
+			_, err = w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: n})
 			wantCode(t, err, agentlab.CodeInvalid)
 		}
-		_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "A B"})
+		_, err = w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1, NamePrefix: "A B"})
 		wantCode(t, err, agentlab.CodeInvalid)
-		_, err = w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 3})
+		_, err = w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 3})
 		wantCode(t, err, agentlab.CodeLimit)
 		if all := must(w.svc.List(ctx, agentlab.SandboxFilter{Destroyed: true}))(t); len(all) != 1 || w.host.Calls(fake.OpSaveSnapshot) != 0 {
 			t.Errorf("%d sandboxes, %d calls", len(all), w.host.Calls(fake.OpSaveSnapshot))
 		}
 		w.untilNoSnapshots()
-		must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
+		must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 2}))(t)
 	})
 }
 
@@ -253,7 +253,7 @@ func TestSnapshotsWithoutRow(t *testing.T) {
 			return uids
 		}
 		finding := func() string {
-			for _, f := range w.svc.Findings() {
+			for _, f := range w.snaps.Findings() {
 				if f.Name == "orphaned snapshots" {
 					return f.Detail
 				}
@@ -281,7 +281,7 @@ func TestSnapshotsWithoutRow(t *testing.T) {
 		if events != 4 {
 			t.Errorf("%d events", events)
 		}
-		must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 		w.untilSnapshots(func(list []agentlab.Snapshot) bool {
 			for _, n := range list {
 				if !agentlab.IsForkUID(n.UID) {
@@ -318,7 +318,7 @@ func TestForkIsAdmitted(t *testing.T) {
 			}},
 		} {
 			test.change(true)
-			_, err := w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 2})
+			_, err := w.snaps.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 2})
 			if agentlab.CodeOf(err) != test.code {
 				t.Errorf("%s: %v, want code %s", what, err, test.code)
 			}
@@ -340,9 +340,9 @@ func TestForkOfSecrets(t *testing.T) {
 		// They are delivered after the request.
 		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Hook: func(backend.Spec) { w.received.Store(src.UID, true) }})
 		for range 2 {
-			made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+			made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 			w.until(made[0].VMID, agentlab.SandboxReady)
-			_, err := w.svc.SaveSnapshot(ctx, made[0].VMID, "one", false)
+			_, err := w.snaps.SaveSnapshot(ctx, made[0].VMID, "one", false)
 			wantCode(t, err, agentlab.CodeDenied)
 		}
 		recorded := 0
@@ -377,14 +377,14 @@ func TestSilentCopiesDelayNoStart(t *testing.T) {
 		w.restart()
 		src, other := w.ready("play"), w.ready("other")
 		began := time.Now()
-		made := must(w.svc.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 40, NamePrefix: "mute"}))(t)
+		made := must(w.snaps.Fork(ctx, src.VMID, agentlab.ForkRequest{Count: 40, NamePrefix: "mute"}))(t)
 		w.until(made[0].VMID, agentlab.SandboxBooting)
 		asked := time.Now()
 		w.until(w.create(agentlab.SandboxRequest{}).VMID, agentlab.SandboxReady)
 		if took := time.Since(asked); took > 5*time.Second { // a boot takes 2 s
 			t.Errorf("another sandbox was ready after %s", took)
 		}
-		more := must(w.svc.Fork(ctx, other.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		more := must(w.snaps.Fork(ctx, other.VMID, agentlab.ForkRequest{Count: 1}))(t)
 		for _, sb := range made {
 			if got := w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed); got.State != agentlab.SandboxFailed || !strings.Contains(got.Reason, "did not answer within") {
 				t.Errorf("%s is %s: %s", sb.Name, got.State, got.Reason)
@@ -407,7 +407,7 @@ func TestCopyThatBootsHasRecentFiles(t *testing.T) {
 		w.sh(src, "echo saved > unwritten")
 		w.save(src, "clean", false)
 		w.sh(src, "echo forked > unwritten")
-		made := must(w.svc.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 1}))(t)
+		made := must(w.snaps.Fork(context.Background(), src.VMID, agentlab.ForkRequest{Count: 1}))(t)
 		made = append(made, w.create(agentlab.SandboxRequest{From: "play/clean"}))
 		for i, want := range []string{"forked", "saved"} {
 			w.until(made[i].VMID, agentlab.SandboxReady)

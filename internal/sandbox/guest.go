@@ -21,23 +21,23 @@ func (s *Core) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	if err := s.reachable(sb); err != nil {
+	if err := s.Reachable(sb); err != nil {
 		return sb, err
 	}
 	if sb.Pooled() {
-		return sb, conflict(sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
+		return sb, Conflict(sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
 	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
 		return sb, nil
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
-		return sb, conflict(sb, "and does not answer yet", "wait until it is READY")
+		return sb, Conflict(sb, "and does not answer yet", "wait until it is READY")
 	case agentlab.SandboxSuspended:
-		err = conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
+		err = Conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
 	case agentlab.SandboxStopped:
-		err = conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
+		err = Conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
 	default:
-		err = conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
+		err = Conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
 	}
 	return sb, s.ofSession(ctx, sb, err)
 }
@@ -220,7 +220,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	if err != nil {
 		return nil, err
 	}
-	if err := s.reachable(sb); err != nil {
+	if err := s.Reachable(sb); err != nil {
 		return nil, err
 	}
 	b := s.On(sb)
@@ -230,7 +230,7 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
 	case sb.State == agentlab.SandboxRequested:
-		return nil, conflict(sb, "and has no console yet", "wait until it boots")
+		return nil, Conflict(sb, "and has no console yet", "wait until it boots")
 	}
 	return b.Console.ConsoleLog(ctx, backend.RefOf(sb), follow)
 }

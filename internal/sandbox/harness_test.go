@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
 	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"go.uber.org/goleak"
@@ -210,6 +211,7 @@ type world struct {
 	driver   *fake.Driver
 	images   *images
 	limits   sandbox.Limits
+	quota    agentlab.SnapshotQuota
 	pool     []warmpool.Entry
 	profiles *profiles
 	serve    serve
@@ -224,6 +226,7 @@ type world struct {
 
 	svc        *sandbox.Service
 	warm       *warmpool.Pool
+	snaps      *snapshot.Service
 	workspaces *workspace.Service
 	sessions   *session.Service
 	stop       func()
@@ -283,30 +286,34 @@ func (w *world) begin() {
 	w.driver = w.host.Open()
 	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
 	backends := fleet.Single(w.offered(), w.images)
+	received := boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received}
 	core := sandbox.NewCore(sandbox.Config{
 		Workspaces: w.workspaces,
 		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: backends,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
-		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received},
+		Bootstrap: received,
 	})
 	w.warm = warmpool.New(warmpool.Config{
 		Core: core, Store: w.store, Fleet: backends, Entries: w.pool, MaxSandboxes: w.limits.MaxSandboxes, Clock: w.clock,
 	})
-	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm})
+	w.snaps = snapshot.New(snapshot.Config{
+		Core: core, Store: db{w.store, &w.dbFull}, Fleet: backends, Profiles: w.profiles, Bootstrap: received, Pool: w.warm, Quota: w.quota, Every: w.limits.AuditEvery, Clock: w.clock,
+	})
+	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm, Snapshots: w.snaps})
 	w.workspaces.UseGuests(w.svc)
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 3)
-	for _, run := range []func(context.Context) error{w.svc.Run, w.warm.Run, w.workspaces.Run} {
+	done := make(chan error, 4)
+	for _, run := range []func(context.Context) error{w.svc.Run, w.warm.Run, w.snaps.Run, w.workspaces.Run} {
 		go func() { done <- run(ctx) }()
 	}
 	w.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := cmp.Or(<-done, <-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
+		if err := cmp.Or(<-done, <-done, <-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
 			w.Error(err)
 		}
 		_ = w.driver.Close()

@@ -149,7 +149,7 @@ func (s *Service) imageProgress(ctx context.Context, b *imageBuild, name, line s
 		if err != nil || sb.State.Final() {
 			continue
 		}
-		evs = append(evs, event(agentlab.EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
+		evs = append(evs, NewEvent(agentlab.EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
 	}
 	if err := s.cfg.Store.AppendEvents(ctx, evs...); err != nil && ctx.Err() == nil {
 		s.log.Warn("progress of an image was not recorded", "image", name, "err", err)

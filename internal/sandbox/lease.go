@@ -82,7 +82,7 @@ func (s *Service) RenewFromGuest(ctx context.Context, vmid int, ttl time.Duratio
 	case !prof.GuestRenew:
 		return time.Time{}, agentlab.Errorf(agentlab.CodeDenied, "the profile %s does not allow sandboxes to renew their leases (behavior.guest_lease_renew)", prof.Name)
 	}
-	if ttl, err = s.ttl(ttl, prof.TTL); err != nil {
+	if ttl, err = s.TTL(ttl, prof.TTL); err != nil {
 		return time.Time{}, err
 	}
 	end := sb.LeaseExpiresAt
@@ -93,7 +93,7 @@ func (s *Service) RenewFromGuest(ctx context.Context, vmid int, ttl time.Duratio
 		return time.Time{}, err
 	}
 	if sb.Desired != agentlab.DesiredRunning {
-		return time.Time{}, conflict(sb, "and its lease cannot be renewed", "")
+		return time.Time{}, Conflict(sb, "and its lease cannot be renewed", "")
 	}
 	return sb.LeaseExpiresAt, nil
 }
@@ -123,7 +123,7 @@ func (s *Service) warnOfEnd(ctx context.Context, sb agentlab.Sandbox) {
 		return
 	}
 	minutes := int((left + time.Minute - 1) / time.Minute)
-	e := event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": sb.LeaseExpiresAt.UTC().Format(time.RFC3339), "minutes_left": minutes},
+	e := NewEvent(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": sb.LeaseExpiresAt.UTC().Format(time.RFC3339), "minutes_left": minutes},
 		"lease of sandbox %s ends in %d minutes", sb.Name, minutes)
 	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
 		s.log.Warn("the event about the end of a lease was not stored", "vmid", sb.VMID, "err", err)

@@ -102,7 +102,8 @@ func (s *Service) guestListenerFailed(ctx context.Context, vmid int, p *guestLis
 	s.loop.Wake(vmid)
 }
 
-func (s *Core) closeGuestListener(vmid int) {
+// CloseGuestListener ends the service for the guest of a sandbox.
+func (s *Core) CloseGuestListener(vmid int) {
 	var p *guestListener
 	s.withState(vmid, func(m *runtimeState) { p, m.listener = m.listener, nil })
 	p.close()

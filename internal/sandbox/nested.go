@@ -61,10 +61,10 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 		now.NestedState = known
 		data := map[string]any{"nested": sb.Resources.Nested, "works": why == ""}
 		if why == "" {
-			return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "virtual machines can run in sandbox %s", sb.Name)}, nil
+			return []agentlab.Event{NewEvent(agentlab.EventSandboxNested, *now, data, "virtual machines can run in sandbox %s", sb.Name)}, nil
 		}
 		data["reason"], data["hint"] = why, hint
-		return []agentlab.Event{event(agentlab.EventSandboxNested, *now, data, "warning: virtual machines do not run in sandbox %s: %s", sb.Name, text)}, nil
+		return []agentlab.Event{NewEvent(agentlab.EventSandboxNested, *now, data, "warning: virtual machines do not run in sandbox %s: %s", sb.Name, text)}, nil
 	})
 	if err == nil && why != "" && sb.Resources.Nested == agentlab.NestedOn {
 		return errNested{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).

@@ -101,11 +101,11 @@ func TestNestedOfASnapshot(t *testing.T) {
 		ctx := context.Background()
 		for _, profile := range []string{"plain", "auto"} {
 			sb := w.until(w.create(agentlab.SandboxRequest{Name: profile, Profile: profile}).VMID, agentlab.SandboxReady)
-			if _, err := w.svc.SaveSnapshot(ctx, sb.VMID, "one", false); err != nil {
+			if _, err := w.snaps.SaveSnapshot(ctx, sb.VMID, "one", false); err != nil {
 				t.Fatal(err)
 			}
 			w.untilIt(sb.VMID, func(agentlab.Sandbox) bool {
-				snap, err := w.svc.FindSnapshot(ctx, profile, "one")
+				snap, err := w.snaps.FindSnapshot(ctx, profile, "one")
 				return err == nil && snap.State == agentlab.SnapshotReady
 			})
 		}

@@ -73,11 +73,11 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
-		r.Err = conflict(sb, "and its policy can no longer be changed", "")
+		r.Err = Conflict(sb, "and its policy can no longer be changed", "")
 		return r
 	}
 	if sb.Pooled() {
-		r.Err = conflict(sb, "and belongs to the warm pool, without a network", "")
+		r.Err = Conflict(sb, "and belongs to the warm pool, without a network", "")
 		return r
 	}
 	prof, err := s.cfg.Profiles.Use(sb.Profile)
@@ -89,7 +89,7 @@ func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again 
 		r.Err = err
 		return r
 	}
-	r.Sandbox, r.Err = s.requestChange(ctx, sb.VMID, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	r.Sandbox, r.Err = s.RequestChange(ctx, sb.VMID, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		n := prof.Network
 		n.Layers = sb.Network.Layers
 		r.Changed = !SameNetwork(n, sb.Network)
@@ -117,10 +117,10 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	if _, err := egress.New(layer); err != nil {
 		return err
 	}
-	sb, err := s.requestChange(ctx, vmid, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.RequestChange(ctx, vmid, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
-			return nil, conflict(*sb, "and its policy can no longer be changed", "")
+			return nil, Conflict(*sb, "and its policy can no longer be changed", "")
 		case HasLayer(sb.Network, layer):
 			return nil, nil
 		case len(sb.Network.Layers) >= egress.MaxLayers:
@@ -172,7 +172,7 @@ func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why strin
 
 func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	n := sb.Network
-	return event(agentlab.EventSandboxNetwork, sb, map[string]any{
+	return NewEvent(agentlab.EventSandboxNetwork, sb, map[string]any{
 		"mode": n.Mode, "allow": len(n.Allow), "deny": len(n.Deny), "layers": len(n.Layers), "pending": sb.NetworkPending,
 	}, "network policy of sandbox %s %s", sb.Name, what)
 }
@@ -266,7 +266,7 @@ func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting
 		case err != nil:
 			return sb, err
 		case sb.State == agentlab.SandboxFailed && sb.NetworkPending:
-			return sb, conflict(sb, "because "+sb.Reason, "")
+			return sb, Conflict(sb, "because "+sb.Reason, "")
 		case !sb.NetworkPending || !sb.State.HasVM() || (sb.State == agentlab.SandboxBooting && !booting):
 			return sb, nil
 		}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -67,7 +68,7 @@ func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snaps
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
 	}
-	if err := s.admission(on); err != nil {
+	if err := s.Admission(on); err != nil {
 		return none(err)
 	}
 	profile := s.cfg.DefaultProfile
@@ -82,7 +83,7 @@ func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snaps
 		return none(agentlab.Errorf(agentlab.CodeInvalid, "profile %s requires a workspace", prof.Name).WithField("workspace").
 			WithHint("add --workspace NAME, --workspace new:NAME or --stateful, or choose another profile: agentlab profile list"))
 	}
-	ttl, err := s.ttl(r.TTL, prof.TTL)
+	ttl, err := s.TTL(r.TTL, prof.TTL)
 	if err != nil {
 		return none(err)
 	}
@@ -119,6 +120,42 @@ func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snaps
 		return none(err)
 	}
 	return sb, prof, nil
+}
+
+// planFrom changes a planned sandbox to one from a snapshot. It has the image,
+// cores and memory of the snapshot, and a disk that is not smaller.
+func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Snapshot) error {
+	saved := backend.Spec{Image: snap.Image, Resources: snap.Resources, Options: snap.Options}
+	if snap.Resources.Nested == "" { // it is older than the setting
+		saved.Resources.Nested = agentlab.NestedAuto
+	}
+	disk, nested := max(sb.Resources.RootSizeGB, snap.Resources.RootSizeGB), sb.Resources.Nested
+	sb.Image, sb.Resources = snap.Image, saved.Resources
+	if snap.Resources.Nested != "" && r.Maintenance == "" && nested != agentlab.NestedAuto {
+		sb.Resources.Nested = nested
+	}
+	sb.Resources.RootSizeGB = disk
+	if r.Image != "" && r.Image != snap.Image {
+		if name, _, _ := strings.Cut(snap.Image, "@"); r.Image != name {
+			sb.Image = r.Image
+		}
+	}
+	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
+	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
+	if r.Maintenance != "" { // the profile may have changed
+		sb.Options = snap.Options
+	}
+	sb.From = OriginOf(snap)
+	return SpecOf(*sb).CheckFrom(saved)
+}
+
+// OriginOf returns the origin of a sandbox that is created from a snapshot.
+func OriginOf(snap agentlab.Snapshot) agentlab.Origin {
+	o := agentlab.Origin{Snapshot: snap.UID, Sandbox: snap.SandboxUID, Handle: snap.Handle, Name: snap.SandboxName}
+	if snap.Kind == agentlab.SnapshotSaved {
+		o.Name += "/" + snap.Name
+	}
+	return o
 }
 
 // maintain makes sb a maintenance sandbox if the request wants one. It gets nothing
@@ -158,23 +195,25 @@ func (s *Core) checkImage(sb agentlab.Sandbox) error {
 	return backend.CheckDisk(sb.Resources.RootSizeGB, sizer.DiskBytes(sb.Image))
 }
 
-// admission returns an error if the host accepts no new sandbox now.
-func (s *Core) admission(on string) error {
-	if err := s.room(); err != nil || s.cfg.Host == nil {
+// Admission returns an error if the host accepts no new sandbox now.
+func (s *Core) Admission(on string) error {
+	if err := s.Room(); err != nil || s.cfg.Host == nil {
 		return err
 	}
 	return s.cfg.Host.Usable(on)
 }
 
-func (s *Core) room() error {
+// Room returns an error with code no_space while the host has no disk space for another
+// sandbox.
+func (s *Core) Room() error {
 	if s.cfg.Host == nil {
 		return nil
 	}
 	return s.cfg.Host.Room()
 }
 
-// ttl chooses the length of a lease and checks it.
-func (s *Core) ttl(asked, profile time.Duration) (time.Duration, error) {
+// TTL chooses the length of a lease and checks it.
+func (s *Core) TTL(asked, profile time.Duration) (time.Duration, error) {
 	d := cmp.Or(asked, profile, s.lim.DefaultTTL)
 	if err := agentlab.ValidateTTL(d); err != nil {
 		return 0, err

@@ -227,8 +227,8 @@ func TestPooledIsNobodys(t *testing.T) {
 			"resume":  func() error { _, err := w.svc.Resume(ctx, vmid); return err },
 			"renew":   func() error { _, err := w.svc.RenewLease(ctx, vmid, time.Hour); return err },
 			"narrow":  func() error { return w.svc.NarrowNetwork(ctx, vmid, agentlab.Network{Mode: agentlab.NetworkOff}) },
-			"save":    func() error { _, err := w.svc.SaveSnapshot(ctx, vmid, "s", false); return err },
-			"fork":    func() error { _, err := w.svc.Fork(ctx, vmid, agentlab.ForkRequest{Count: 1}); return err },
+			"save":    func() error { _, err := w.snaps.SaveSnapshot(ctx, vmid, "s", false); return err },
+			"fork":    func() error { _, err := w.snaps.Fork(ctx, vmid, agentlab.ForkRequest{Count: 1}); return err },
 			"reload": func() error {
 				out, err := w.svc.ReloadNetworks(ctx, []int{vmid})
 				if err == nil {

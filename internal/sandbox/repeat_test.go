@@ -54,7 +54,7 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 				w.save(sb, "clean", false)
 				return sb
 			},
-			func(w *world, vmid int) error { _, err := w.svc.RestoreSnapshot(ctx, vmid, "clean"); return err },
+			func(w *world, vmid int) error { _, err := w.snaps.RestoreSnapshot(ctx, vmid, "clean"); return err },
 			func(sb agentlab.Sandbox) bool { return sb.Restoring == "" },
 		},
 	} {

@@ -69,9 +69,9 @@ func (s *Core) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error)
 // the disk may be deleted again.
 func (s *Service) SalvageEnded() { s.spawn(s.boundSalvage) }
 
-// onlyKept is the error for what would change the disk of a kept sandbox.
-func onlyKept(sb agentlab.Sandbox) error {
-	return conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
+// OnlyKept is the error for what would change the disk of a kept sandbox.
+func OnlyKept(sb agentlab.Sandbox) error {
+	return Conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
 }
 
 // boundSalvage requests the destruction of the sandboxes that were kept first, if
@@ -92,7 +92,7 @@ func (s *Core) boundSalvage(ctx context.Context) {
 			err = errors.Join(err, busyErr)
 			continue
 		}
-		_, dropErr := s.requestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		_, dropErr := s.RequestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.UID != sb.UID || !now.Salvage || now.Desired == agentlab.DesiredDestroyed {
 				return nil, nil
 			}
@@ -109,28 +109,4 @@ func (s *Core) boundSalvage(ctx context.Context) {
 // lostWork names what is deleted with the disk of a kept sandbox.
 func lostWork(sb agentlab.Sandbox) string {
 	return "work of " + sb.JobID + " that is not stored is deleted"
-}
-
-// SaveForSalvage requests a copy of the disk of a sandbox that is kept for the work of
-// its job. In the same transaction fn changes the job with an ID, to which the copy
-// belongs. It is used like that of SaveForAttempts. Codes: not_found, conflict (the
-// sandbox is not kept), busy (its VM still runs), no_space, unsupported, and those of
-// fn.
-func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
-	if err == nil {
-		_, err = s.On(sb).NeedSnapshots()
-	}
-	switch {
-	case err != nil:
-		return err
-	case !sb.Salvage || sb.Desired != agentlab.DesiredStopped:
-		return conflict(sb, "and is not kept for the work of a job", "")
-	case sb.State != agentlab.SandboxStopped:
-		return agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid)
-	}
-	if err := cmp.Or(s.canSave(sb), s.room()); err != nil {
-		return err
-	}
-	return s.saveFork(ctx, sb, jobID, agentlab.SetupEntry{}, fn)
 }

@@ -33,7 +33,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -63,14 +62,7 @@ type Store interface {
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	RevokeGrants(ctx context.Context, vmid int) error
 
-	AddSnapshot(ctx context.Context, snap agentlab.Snapshot, q agentlab.SnapshotQuota, evs ...agentlab.Event) (agentlab.Snapshot, error)
-	UpdateSnapshot(ctx context.Context, uid string, q agentlab.SnapshotQuota, fn func(*agentlab.Snapshot) ([]agentlab.Event, error)) (agentlab.Snapshot, error)
-	RemoveSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
-	Snapshot(ctx context.Context, uid string) (agentlab.Snapshot, error)
-	Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]agentlab.Snapshot, error)
 	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
-	AllocateFork(ctx context.Context, snap agentlab.Snapshot, list []agentlab.Sandbox, a agentlab.Allocation,
-		created func(agentlab.Sandbox) agentlab.Event) ([]agentlab.Sandbox, error)
 	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
 	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
 	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
@@ -79,7 +71,6 @@ type Store interface {
 	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
 	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
 	ReleaseWorkspace(ctx context.Context, nonce string) error
-	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }
 
 // DiskSizer is implemented by Images that know the sizes of the disks in them.
@@ -167,10 +158,6 @@ type Limits struct {
 
 	NetworkTimeout time.Duration // for applying a changed network policy, else the sandbox fails; default 1 min
 
-	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
-
-	SetupBytes int64 // maximum size of the snapshots after setup; 0 means that there are none
-
 	// Salvage is how long a sandbox is kept whose job ended with work that is not
 	// stored; 0 means that none is kept. SalvageBytes is the maximum size of the disks
 	// of all of them.
@@ -234,6 +221,26 @@ type Pool interface {
 	Removed(ctx context.Context, vmid int) error
 }
 
+// Snapshots are the snapshots of sandboxes; *snapshot.Service implements it.
+type Snapshots interface {
+	// Origin returns the snapshot SANDBOX/NAME from which a sandbox is requested. Codes:
+	// invalid, not_found, conflict, unsupported.
+	Origin(ctx context.Context, from string) (agentlab.Snapshot, error)
+	// ForkOrigin returns the snapshot with a UID, saved for attempts, from which a sandbox
+	// is requested, and the layers of the network policy that the new sandbox needs.
+	ForkOrigin(ctx context.Context, uid string) (agentlab.Snapshot, []agentlab.Network, error)
+	// OriginReady reports whether the snapshot that a sandbox is created from can be
+	// used. If not, it will be later, or refusal has the reason why it never will.
+	OriginReady(ctx context.Context, sb agentlab.Sandbox) (ready bool, refusal, err error)
+	// HasMemory reports whether a snapshot has the memory of its guest.
+	HasMemory(ctx context.Context, uid string) bool
+	// Step saves and deletes the snapshots of a sandbox that wait for it. It returns an
+	// error only if ctx ends.
+	Step(ctx context.Context, sb agentlab.Sandbox) error
+	// Restore runs the next action of a sandbox that is being restored to a snapshot.
+	Restore(ctx context.Context, sb agentlab.Sandbox) error
+}
+
 // Config is the configuration of a Core.
 type Config struct {
 	Store    Store
@@ -272,21 +279,21 @@ type Service struct {
 	guests  Guests // nil means that guests are not served
 	intents destroyIntents
 	pool    Pool
+	snaps   Snapshots
 
 	knownOrphans map[string]fleet.Instance // by UID: orphans that were reported by an event
 
-	sweeping      sync.Mutex              // held by sweepSnapshots
-	lostSnapshots map[string]lostSnapshot // by UID: those that the last audit found without a row; never changed
 }
 
 // Parts are the parts of the service that other packages have. All are required.
 type Parts struct {
-	Pool Pool
+	Pool      Pool
+	Snapshots Snapshots
 }
 
 // New returns the Service of a Core. Call Run to start it.
 func New(c *Core, parts Parts) *Service {
-	s := &Service{Core: c, intents: destroyIntents{c.cfg.IntentsDir}, knownOrphans: map[string]fleet.Instance{}, pool: parts.Pool}
+	s := &Service{Core: c, intents: destroyIntents{c.cfg.IntentsDir}, knownOrphans: map[string]fleet.Instance{}, pool: parts.Pool, snaps: parts.Snapshots}
 	c.step = s.step
 	c.cfg.Store.Subscribe(s.committed)
 	return s

@@ -80,7 +80,7 @@ func (w *world) untilSnapshots(cond func([]agentlab.Snapshot) bool) {
 // save saves a snapshot and waits for it.
 func (w *world) save(sb agentlab.Sandbox, name string, keep bool) agentlab.Snapshot {
 	w.Helper()
-	n, err := w.svc.SaveSnapshot(context.Background(), sb.VMID, name, keep)
+	n, err := w.snaps.SaveSnapshot(context.Background(), sb.VMID, name, keep)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestSnapshotRestore(t *testing.T) {
 				}
 				w.until(sb.VMID, agentlab.SandboxFailed)
 			}
-			must(w.svc.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
+			must(w.snaps.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
 			got := w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool {
 				return sb.Restoring == "" && sb.State == agentlab.SandboxReady
 			})
@@ -198,7 +198,7 @@ func TestSnapshotOfStopped(t *testing.T) {
 		must(w.svc.Start(ctx, sb.VMID))(t)
 		w.until(sb.VMID, agentlab.SandboxReady)
 		w.sh(sb, "echo two > file")
-		must(w.svc.RestoreSnapshot(ctx, sb.VMID, "off"))(t)
+		must(w.snaps.RestoreSnapshot(ctx, sb.VMID, "off"))(t)
 		w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool {
 			return sb.Restoring == "" && sb.State == agentlab.SandboxStopped && sb.Desired == agentlab.DesiredStopped
 		})
@@ -224,13 +224,13 @@ func TestSnapshotAfterCrash(t *testing.T) {
 					sb := w.ready("play")
 					w.sh(sb, "echo one > file")
 					boot, restart := w.boot(sb), w.crashes(op, at)
-					n := must(w.svc.SaveSnapshot(ctx, sb.VMID, "clean", false))(t)
+					n := must(w.snaps.SaveSnapshot(ctx, sb.VMID, "clean", false))(t)
 					if op == fake.OpSaveSnapshot {
 						restart()
 					}
 					w.saved(n)
 					w.sh(w.get(sb.VMID), "echo two > file")
-					must(w.svc.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
+					must(w.snaps.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
 					if op == fake.OpRestoreSnapshot || op == fake.OpResume {
 						restart()
 					}
@@ -240,7 +240,7 @@ func TestSnapshotAfterCrash(t *testing.T) {
 					if w.boot(got) != boot || w.sh(got, "cat file") != "one" {
 						t.Errorf("boot %s, file %q", w.boot(got), w.sh(got, "cat file"))
 					}
-					must(w.svc.DeleteSnapshot(ctx, "play", "clean"))(t)
+					must(w.snaps.DeleteSnapshot(ctx, "play", "clean"))(t)
 					if op == fake.OpDeleteSnapshot {
 						restart()
 					}
@@ -285,7 +285,7 @@ func TestNewFromSnapshot(t *testing.T) {
 				}
 				must(w.svc.Stop(ctx, got.VMID, 0))(t)
 				w.until(got.VMID, agentlab.SandboxStopped)
-				must(w.svc.DeleteSnapshot(ctx, "play", "clean"))(t)
+				must(w.snaps.DeleteSnapshot(ctx, "play", "clean"))(t)
 				w.untilNoSnapshots()
 				must(w.svc.Start(ctx, got.VMID))(t) // the snapshot is not needed any more
 				w.until(got.VMID, agentlab.SandboxReady)
@@ -301,28 +301,28 @@ func TestNewFromSnapshot(t *testing.T) {
 func TestSnapshotRefusals(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.kill()
-		w.limits.Snapshots.Count = 2
+		w.quota.Count = 2
 		w.begin()
 		ctx := context.Background()
 		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		_, err := w.svc.SaveSnapshot(ctx, sb.VMID, "early", false)
+		_, err := w.snaps.SaveSnapshot(ctx, sb.VMID, "early", false)
 		wantCode(t, err, agentlab.CodeConflict)
 		w.until(sb.VMID, agentlab.SandboxReady)
 		for _, name := range []string{"", "A B", "../x"} {
-			_, err = w.svc.SaveSnapshot(ctx, sb.VMID, name, false)
+			_, err = w.snaps.SaveSnapshot(ctx, sb.VMID, name, false)
 			wantCode(t, err, agentlab.CodeInvalid)
 		}
 		w.save(sb, "one", false)
-		_, err = w.svc.SaveSnapshot(ctx, sb.VMID, "one", false)
+		_, err = w.snaps.SaveSnapshot(ctx, sb.VMID, "one", false)
 		wantCode(t, err, agentlab.CodeExists)
 		w.save(sb, "two", false)
-		_, err = w.svc.SaveSnapshot(ctx, sb.VMID, "three", false)
+		_, err = w.snaps.SaveSnapshot(ctx, sb.VMID, "three", false)
 		wantCode(t, err, agentlab.CodeLimit)
-		_, err = w.svc.RestoreSnapshot(ctx, sb.VMID, "none")
+		_, err = w.snaps.RestoreSnapshot(ctx, sb.VMID, "none")
 		wantCode(t, err, agentlab.CodeNotFound)
-		_, err = w.svc.DeleteSnapshot(ctx, "play", "none")
+		_, err = w.snaps.DeleteSnapshot(ctx, "play", "none")
 		wantCode(t, err, agentlab.CodeNotFound)
-		_, err = w.svc.Snapshots(ctx, "ghost")
+		_, err = w.snaps.Snapshots(ctx, "ghost")
 		wantCode(t, err, agentlab.CodeNotFound)
 		for field, r := range map[string]agentlab.SandboxRequest{
 			"resources.cores":     {From: "play/one", Cores: 2},
@@ -338,11 +338,11 @@ func TestSnapshotRefusals(t *testing.T) {
 		}
 		_, err = w.svc.Create(ctx, agentlab.SandboxRequest{From: "play/none"})
 		wantCode(t, err, agentlab.CodeNotFound)
-		must(w.svc.DeleteSnapshot(ctx, "play", "one"))(t)
+		must(w.snaps.DeleteSnapshot(ctx, "play", "one"))(t)
 		w.untilSnapshots(func(list []agentlab.Snapshot) bool { return len(list) == 1 })
 		w.save(sb, "three", false)
 		other := w.ready("other")
-		_, err = w.svc.RestoreSnapshot(ctx, other.VMID, "two")
+		_, err = w.snaps.RestoreSnapshot(ctx, other.VMID, "two")
 		wantCode(t, err, agentlab.CodeNotFound)
 	})
 }
@@ -355,13 +355,13 @@ func TestNoSnapshots(t *testing.T) {
 		w.begin()
 		ctx := context.Background()
 		sb := w.ready("play")
-		_, err := w.svc.SaveSnapshot(ctx, sb.VMID, "one", false)
+		_, err := w.snaps.SaveSnapshot(ctx, sb.VMID, "one", false)
 		wantCode(t, err, agentlab.CodeUnsupported)
-		_, err = w.svc.RestoreSnapshot(ctx, sb.VMID, "one")
+		_, err = w.snaps.RestoreSnapshot(ctx, sb.VMID, "one")
 		wantCode(t, err, agentlab.CodeUnsupported)
 		_, err = w.svc.Create(ctx, agentlab.SandboxRequest{From: "play/one"})
 		wantCode(t, err, agentlab.CodeUnsupported)
-		_, err = w.svc.Fork(ctx, sb.VMID, agentlab.ForkRequest{Count: 1})
+		_, err = w.snaps.Fork(ctx, sb.VMID, agentlab.ForkRequest{Count: 1})
 		wantCode(t, err, agentlab.CodeUnsupported)
 	})
 }
@@ -373,9 +373,9 @@ func TestSnapshotOfSecrets(t *testing.T) {
 		ctx := context.Background()
 		sb := w.ready("play")
 		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Hook: func(backend.Spec) { w.received.Store(sb.UID, true) }})
-		must(w.svc.SaveSnapshot(ctx, sb.VMID, "late", true))(t)
+		must(w.snaps.SaveSnapshot(ctx, sb.VMID, "late", true))(t)
 		w.untilNoSnapshots()
-		_, err := w.svc.SaveSnapshot(ctx, sb.VMID, "later", true)
+		_, err := w.snaps.SaveSnapshot(ctx, sb.VMID, "later", true)
 		wantCode(t, err, agentlab.CodeDenied)
 		refused := false
 		for _, e := range w.events(agentlab.EventSandboxSnapshot) {
@@ -405,7 +405,7 @@ func TestPolicyInterruptsSave(t *testing.T) {
 					w.until(sb.VMID, state)
 				}
 				w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Block: make(chan struct{})})
-				n := must(w.svc.SaveSnapshot(ctx, sb.VMID, "clean", false))(t)
+				n := must(w.snaps.SaveSnapshot(ctx, sb.VMID, "clean", false))(t)
 				time.Sleep(time.Second)
 				began := time.Now()
 				wantPolicySoon(w, sb.VMID, 100*time.Millisecond)
@@ -433,7 +433,7 @@ func TestSnapshotOfFormerOwner(t *testing.T) {
 		must(w.svc.Destroy(ctx, former.VMID))(t)
 		w.until(former.VMID, agentlab.SandboxDestroyed)
 		for _, id := range []string{"play", "1000"} {
-			if n := must(w.svc.FindSnapshot(ctx, id, "kept"))(t); n.SandboxUID != former.UID {
+			if n := must(w.snaps.FindSnapshot(ctx, id, "kept"))(t); n.SandboxUID != former.UID {
 				t.Errorf("%s: %+v", id, n)
 			}
 		}
@@ -447,10 +447,10 @@ func TestSnapshotOfFormerOwner(t *testing.T) {
 				t.Fatalf("number %d", sb.VMID)
 			}
 			for _, id := range []string{name, "1000"} {
-				if list := must(w.svc.Snapshots(ctx, id))(t); len(list) != 0 {
+				if list := must(w.snaps.Snapshots(ctx, id))(t); len(list) != 0 {
 					t.Errorf("%s: %+v", id, list)
 				}
-				_, err := w.svc.DeleteSnapshot(ctx, id, "kept")
+				_, err := w.snaps.DeleteSnapshot(ctx, id, "kept")
 				wantCode(t, err, agentlab.CodeNotFound)
 				_, err = w.svc.Create(ctx, agentlab.SandboxRequest{Name: "copy", From: id + "/kept"})
 				wantCode(t, err, agentlab.CodeNotFound)
@@ -458,13 +458,13 @@ func TestSnapshotOfFormerOwner(t *testing.T) {
 			must(w.svc.Destroy(ctx, sb.VMID))(t)
 			w.until(sb.VMID, agentlab.SandboxDestroyed)
 			// The row still has the number.
-			_, err := w.svc.DeleteSnapshot(ctx, "1000", "kept")
+			_, err := w.snaps.DeleteSnapshot(ctx, "1000", "kept")
 			wantCode(t, err, agentlab.CodeNotFound)
 			if err := w.store.DeleteSandbox(ctx, sb.VMID); err != nil {
 				t.Fatal(err)
 			}
 		}
-		must(w.svc.DeleteSnapshot(ctx, "play", "kept"))(t)
+		must(w.snaps.DeleteSnapshot(ctx, "play", "kept"))(t)
 		w.untilNoSnapshots()
 	})
 }
@@ -482,14 +482,14 @@ func TestSnapshotOfRecovered(t *testing.T) {
 			}))(t)
 		}
 		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, Times: 1, Hook: func(backend.Spec) { lose() }, Err: agentlab.Errorf(agentlab.CodeBusy, "locked")})
-		must(w.svc.SaveSnapshot(ctx, sb.VMID, "early", true))(t)
+		must(w.snaps.SaveSnapshot(ctx, sb.VMID, "early", true))(t)
 		w.untilNoSnapshots()
-		_, err := w.svc.SaveSnapshot(ctx, sb.VMID, "late", true)
+		_, err := w.snaps.SaveSnapshot(ctx, sb.VMID, "late", true)
 		wantCode(t, err, agentlab.CodeDenied)
 		if agentlab.HintOf(err) == "" {
 			t.Error("no hint")
 		}
-		_, err = w.svc.Fork(ctx, sb.VMID, agentlab.ForkRequest{Count: 1})
+		_, err = w.snaps.Fork(ctx, sb.VMID, agentlab.ForkRequest{Count: 1})
 		wantCode(t, err, agentlab.CodeDenied)
 	})
 }
@@ -501,13 +501,13 @@ func TestSnapshotRetention(t *testing.T) {
 		sb := w.ready("play")
 		w.save(sb, "plain", false)
 		w.save(sb, "kept", true)
-		if n, err := w.svc.ExpireSnapshots(ctx, time.Now().Add(-time.Minute)); n != 0 || err != nil {
+		if n, err := w.snaps.ExpireSnapshots(ctx, time.Now().Add(-time.Minute)); n != 0 || err != nil {
 			t.Errorf("%d are expired, %v", n, err)
 		}
 		w.save(sb, "old", false)
 		time.Sleep(time.Minute)
 		young := w.save(sb, "young", false)
-		if n, err := w.svc.ExpireSnapshots(ctx, young.SavedAt); n != 2 || err != nil {
+		if n, err := w.snaps.ExpireSnapshots(ctx, young.SavedAt); n != 2 || err != nil {
 			t.Errorf("%d are expired, %v", n, err)
 		}
 		w.untilSnapshots(func(list []agentlab.Snapshot) bool { return len(list) == 2 })
@@ -520,10 +520,10 @@ func TestSnapshotRetention(t *testing.T) {
 		if copied.From.Sandbox != sb.UID {
 			t.Errorf("%+v", copied.From)
 		}
-		if list, err := w.svc.Snapshots(ctx, "play"); len(list) != 1 || err != nil {
+		if list, err := w.snaps.Snapshots(ctx, "play"); len(list) != 1 || err != nil {
 			t.Errorf("%v, %v", list, err)
 		}
-		must(w.svc.DeleteSnapshot(ctx, fmt.Sprint(sb.VMID), "kept"))(t)
+		must(w.snaps.DeleteSnapshot(ctx, fmt.Sprint(sb.VMID), "kept"))(t)
 		w.untilNoSnapshots()
 	})
 }
@@ -554,10 +554,10 @@ func TestSnapshotFails(t *testing.T) {
 		w.save(sb, "clean", false)
 		full := agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")
 		w.host.Inject(fake.Fault{Op: fake.OpSaveSnapshot, At: fake.Half, Times: 1, Err: full})
-		must(w.svc.SaveSnapshot(ctx, sb.VMID, "big", false))(t)
+		must(w.snaps.SaveSnapshot(ctx, sb.VMID, "big", false))(t)
 		w.untilSnapshots(func(list []agentlab.Snapshot) bool { return len(list) == 1 })
 		w.host.Inject(fake.Fault{Op: fake.OpRestoreSnapshot, Times: 1, Err: full})
-		must(w.svc.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
+		must(w.snaps.RestoreSnapshot(ctx, sb.VMID, "clean"))(t)
 		got := w.untilIt(sb.VMID, func(sb agentlab.Sandbox) bool { return sb.Restoring == "" })
 		if got.State != agentlab.SandboxReady || got.Desired != agentlab.DesiredRunning || w.power(got) != backend.PowerRunning {
 			t.Errorf("%+v, power %s", got, w.power(got))

@@ -90,11 +90,11 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 			return 0, err != nil, err
 		}
 	}
-	if err := s.stepSnapshots(ctx, sb); err != nil {
+	if err := s.snaps.Step(ctx, sb); err != nil {
 		return 0, true, err
 	}
 	if sb.Restoring != "" {
-		err := s.restore(ctx, sb)
+		err := s.snaps.Restore(ctx, sb)
 		return 0, err != nil, err
 	}
 	switch sb.Desired {
@@ -151,7 +151,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
 			sb.State, sb.Reason = agentlab.SandboxTimeout, reason
-			evs = append(evs, stateEvent(*sb, before))
+			evs = append(evs, StateEvent(*sb, before))
 		}
 		return evs, nil
 	})
@@ -172,14 +172,14 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 		if sb.Workspace != "" {
 			return s.awaitWorkspace(ctx, sb)
 		}
-		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
+		return 0, false, s.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
 	case agentlab.SandboxStopped: // one that had FAILED may still run
 		if err := s.ensurePoweredOff(ctx, sb); err != nil {
 			return 0, true, err
 		}
-		return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
+		return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
 	case agentlab.SandboxBooting:
 		return s.boot(ctx, sb)
 	case agentlab.SandboxSuspended:
@@ -194,9 +194,9 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	}
 }
 
-// transition changes a row from sb's state to another, unless the desired
+// Transition changes a row from sb's state to another, unless the desired
 // state or the state has changed in the meantime.
-func (s *Core) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
+func (s *Core) Transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
@@ -209,7 +209,7 @@ func (s *Core) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.
 			now.IP = ""
 			now.Reason = cmp.Or(reason, sb.Reason) // the reason stays known
 		}
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	return err
 }
@@ -218,17 +218,17 @@ func (s *Core) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.
 // destruction is requested, unless it may have work that is not stored: then the
 // service of the jobs calls Release.
 func (s *Core) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
-	return s.fail(ctx, sb, nil, format, args...)
+	return s.Fail(ctx, sb, nil, format, args...)
 }
 
 // unbootable is a change for fail: the disk of the sandbox does not start.
 func unbootable(sb *agentlab.Sandbox) { sb.Unbootable = !sb.BootedAt.IsZero() }
 
-// fail is markFailed, which also makes a change of the row, unless it is nil.
-func (s *Core) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
-	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
+// Fail is markFailed, which also makes a change of the row, unless it is nil.
+func (s *Core) Fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
+	reason := s.RedactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
-	s.releaseSlots(sb.VMID)
+	s.ReleaseSlots(sb.VMID)
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || !now.State.CanBecome(agentlab.SandboxFailed) {
 			return nil, nil
@@ -243,14 +243,14 @@ func (s *Core) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agent
 		if now.JobID != "" && !now.Keepalive && !s.salvageable(*now) || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 	return err
 }
 
-// redactReason removes secrets and line breaks from text about a sandbox.
-func (s *Core) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
+// RedactReason removes secrets and line breaks from text about a sandbox.
+func (s *Core) RedactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
@@ -259,7 +259,7 @@ func (s *Core) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error 
 	if s.inspected(sb.VMID) {
 		return nil
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	err := s.On(sb).Stop(ctx, backend.RefOf(sb), 0)
@@ -277,6 +277,11 @@ func (s *Core) inspected(vmid int) (ok bool) {
 	return ok
 }
 
+// InspectAgain makes the next step of a sandbox inspect its VM.
+func (s *Core) InspectAgain(vmid int) {
+	s.withState(vmid, func(m *runtimeState) { m.needsInspect = true })
+}
+
 func (s *Core) setInspected(vmid int) {
 	s.withState(vmid, func(m *runtimeState) { m.inspected, m.needsInspect = true, false })
 }
@@ -289,7 +294,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return s.driveRunning(ctx, sb) // Stop refuses these, so they continue
 	}
-	s.releaseSlots(sb.VMID)
+	s.ReleaseSlots(sb.VMID)
 	grace := s.lim.StopGrace
 	s.withState(sb.VMID, func(m *runtimeState) {
 		if m.grace != nil {
@@ -302,7 +307,7 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if err := s.powerOff(ctx, sb, grace); err != nil {
 		return 0, true, err
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxStopped, "")
+	return 0, false, s.Transition(ctx, sb, agentlab.SandboxStopped, "")
 }
 
 // powerOff stops the VM. A missing VM counts as off.
@@ -314,7 +319,7 @@ func (s *Core) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Dur
 		err = nil
 	}
 	if err == nil {
-		s.closeGuestListener(sb.VMID)
+		s.CloseGuestListener(sb.VMID)
 	}
 	return err
 }
@@ -326,7 +331,7 @@ const timeoutGrace = 10 * time.Second
 // destroy deletes the VM and its data. It is retried until it succeeds, also
 // on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
-	s.releaseSlots(sb.VMID)
+	s.ReleaseSlots(sb.VMID)
 	s.abandonImage(sb)
 	if err := s.unmountLast(ctx, sb); err != nil {
 		return err
@@ -335,11 +340,11 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
 		}
-		if err := s.transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
+		if err := s.Transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
 			return err
 		}
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)
 	if revoked != nil && !fullDisk(revoked) {
 		return revoked
@@ -367,7 +372,7 @@ func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		before := now.State
 		now.State, now.Desired, now.IP = agentlab.SandboxDestroyed, agentlab.DesiredDestroyed, ""
-		return []agentlab.Event{stateEvent(*now, before)}, nil
+		return []agentlab.Event{StateEvent(*now, before)}, nil
 	})
 	if err == nil && s.destroyPending(sb) {
 		s.dropIntent(sb)

@@ -39,13 +39,13 @@ func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.In
 	case in.Power != backend.PowerStopped:
 		return s.markFailed(ctx, sb, "%s", why)
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
 		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, desired, why, ""
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	if err == nil && rebooted != nil { // an error is tried again
 		rebooted.AllowN(s.clock(), 1)

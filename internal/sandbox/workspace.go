@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -63,10 +62,10 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	none := agentlab.Sandbox{}
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err == nil {
-		err = s.reachable(sb)
+		err = s.Reachable(sb)
 	}
 	if err == nil && sb.Salvage {
-		err = onlyKept(sb)
+		err = OnlyKept(sb)
 	}
 	if err != nil {
 		return none, err
@@ -75,10 +74,10 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	case agentlab.SandboxStopped:
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
 		if !s.On(sb).Can().VolumeHotplug {
-			return none, conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
+			return none, Conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
 		}
 	default:
-		return none, conflict(sb, "and cannot get a workspace", "a READY, RUNNING, COMPLETED or STOPPED sandbox can")
+		return none, Conflict(sb, "and cannot get a workspace", "a READY, RUNNING, COMPLETED or STOPPED sandbox can")
 	}
 	sel.Create, sel.Ensure = false, false
 	use, err := s.cfg.Workspaces.Select(ctx, sel)
@@ -153,7 +152,7 @@ func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (agai
 		return 0, true, err
 	}
 	if wait == "" {
-		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
+		return 0, false, s.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	}
 	if text := "waits: " + wait; sb.Waiting != text {
 		s.setWaiting(ctx, sb, text, nil)
@@ -167,9 +166,6 @@ func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (agai
 
 // committed runs the steps of sandboxes whose workspaces or leases have changed.
 func (s *Service) committed(c agentlab.Commit) {
-	if slices.ContainsFunc(c.Sandboxes, func(sb agentlab.Sandbox) bool { return sb.State == agentlab.SandboxDestroyed || sb.From.Snapshot != "" }) {
-		s.spawn(s.sweepSnapshots) // some may no longer be needed
-	}
 	for _, e := range c.Events {
 		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
 		if !lease && e.Kind != agentlab.EventWorkspaceState {
@@ -309,7 +305,7 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 // mountedEvent is the event of a workspace that a running guest has mounted. Clients
 // wait for it.
 func (s *Service) mountedEvent(sb agentlab.Sandbox, v agentlab.Workspace) agentlab.Event {
-	return event(agentlab.EventWorkspaceLease, sb, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
+	return NewEvent(agentlab.EventWorkspaceLease, sb, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
 }
 
 // workspaceEvent is an event about the workspace of a sandbox. cause is why a request
@@ -319,10 +315,10 @@ func (s *Service) workspaceEvent(sb agentlab.Sandbox, v agentlab.Workspace, caus
 	text := fmt.Sprintf("workspace %s ", v.Name) + fmt.Sprintf(format, args...)
 	if cause != nil {
 		why := agentlab.Reason(cause.Error())
-		refused(data, why, cause, agentlab.HintOf(cause))
+		Refused(data, why, cause, agentlab.HintOf(cause))
 		text += ": " + why
 	}
-	return event(agentlab.EventWorkspaceLease, sb, data, "%s", text)
+	return NewEvent(agentlab.EventWorkspaceLease, sb, data, "%s", text)
 }
 
 func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
@@ -336,7 +332,7 @@ func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 // unmount makes the guest write and unmount the workspace.
 func (s *Service) unmount(ctx context.Context, sb agentlab.Sandbox, limit time.Duration) error {
 	if sb.State == agentlab.SandboxSuspended {
-		return s.ofSession(ctx, sb, conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name))
+		return s.ofSession(ctx, sb, Conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name))
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -353,7 +349,7 @@ func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease
 	case sb.UID != l.UID:
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "its sandbox no longer exists")
 	case !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended:
-		return nil, conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
+		return nil, Conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
 	}
 	guest := s.Control(sb)
 	if err := guest.Freeze(ctx, limit); err != nil {

@@ -327,7 +327,7 @@ func TestAttachAndDetach(t *testing.T) {
 		if got := w.leases("data"); len(got) != 1 || !w.sawRefusal("sleep (42)") {
 			t.Errorf("a busy workspace was detached: %v", got)
 		}
-		if _, err := w.svc.SaveSnapshot(context.Background(), first.VMID, "x", false); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		if _, err := w.snaps.SaveSnapshot(context.Background(), first.VMID, "x", false); agentlab.CodeOf(err) != agentlab.CodeConflict {
 			t.Errorf("saved with a workspace: %v", err)
 		}
 		detach(true)

@@ -1,7 +1,6 @@
-package sandbox
+package snapshot
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,13 +11,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // canSave returns an error if a sandbox cannot be saved: code conflict if it
 // cannot now, denied if it never can. A running job is not saved: the copy of its runner
 // would report to the same job.
 func (s *Service) canSave(sb agentlab.Sandbox) error {
-	if err := s.reachable(sb); err != nil {
+	if err := s.core.Reachable(sb); err != nil {
 		return err
 	}
 	if sb.Profile == agentlab.ProfileLost {
@@ -34,9 +34,9 @@ func (s *Service) canSave(sb agentlab.Sandbox) error {
 			return nil
 		}
 	case agentlab.SandboxRunning:
-		return conflict(sb, "and a sandbox with a running job cannot be saved", "wait until job %s has ended", sb.JobID)
+		return sandbox.Conflict(sb, "and a sandbox with a running job cannot be saved", "wait until job %s has ended", sb.JobID)
 	}
-	return conflict(sb, "and cannot be saved", "a READY, COMPLETED, SUSPENDED or STOPPED sandbox can be saved")
+	return sandbox.Conflict(sb, "and cannot be saved", "a READY, COMPLETED, SUSPENDED or STOPPED sandbox can be saved")
 }
 
 // hasWorkspace is the error for what a sandbox with a workspace cannot do: its guest
@@ -66,14 +66,14 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 	if err := agentlab.ValidateName(name); err != nil {
 		return none, err
 	}
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	sb, err := s.store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.On(sb).NeedSnapshots()
+		_, err = s.core.On(sb).NeedSnapshots()
 	}
 	if err != nil {
 		return none, err
 	}
-	if b := s.On(sb); keep && !b.Can().KeptSnapshots {
+	if b := s.core.On(sb); keep && !b.Can().KeptSnapshots {
 		return none, b.Without("deletes the snapshots of a sandbox with it").WithField("keep")
 	}
 	if err := s.canSave(sb); err != nil {
@@ -82,14 +82,14 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 	if err := s.hasNoSecrets(sb); err != nil {
 		return none, err
 	}
-	if err := s.room(); err != nil {
+	if err := s.core.Room(); err != nil {
 		return none, err
 	}
 	snap := snapshotOf(sb)
 	snap.Name, snap.Kind, snap.Keep = name, agentlab.SnapshotSaved, keep
-	snap, err = s.cfg.Store.AddSnapshot(ctx, snap, s.lim.Snapshots, snapshotEvent(snap, "", nil))
+	snap, err = s.store.AddSnapshot(ctx, snap, s.cfg.Quota, snapshotEvent(snap, "", nil))
 	if err == nil {
-		s.wakeSnapshots(vmid)
+		s.changed(vmid)
 	}
 	return snap, err
 }
@@ -99,7 +99,7 @@ func (s *Service) SaveSnapshot(ctx context.Context, vmid int, name string, keep 
 // secrets), no_space, unsupported. After an error the file is not to be used.
 func (s *Service) ExportDisk(ctx context.Context, vmid int, uid, path string) error {
 	sb, err := s.exportable(ctx, vmid, uid)
-	if b := s.On(sb); err == nil && b.Console == nil {
+	if b := s.core.On(sb); err == nil && b.Console == nil {
 		err = b.Without("cannot make an image of a sandbox").WithHint("write a recipe: docs/images.md")
 	} else if err == nil {
 		err = b.Console.ExportDisk(ctx, backend.RefOf(sb), path)
@@ -112,7 +112,7 @@ func (s *Service) ExportDisk(ctx context.Context, vmid int, uid, path string) er
 
 // exportable returns a sandbox whose disk can become an image.
 func (s *Service) exportable(ctx context.Context, vmid int, uid string) (agentlab.Sandbox, error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	sb, err := s.store.Sandbox(ctx, vmid)
 	if err == nil && sb.UID != uid {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "sandbox %d was destroyed", vmid)
 	}
@@ -123,7 +123,7 @@ func (s *Service) exportable(ctx context.Context, vmid int, uid string) (agentla
 	case err != nil:
 		return sb, err
 	case sb.State != agentlab.SandboxStopped:
-		return sb, conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
+		return sb, sandbox.Conflict(sb, "and only the disk of a stopped sandbox can become an image", "agentlab sandbox stop %s", sb.Name)
 	}
 	return sb, s.canSave(sb)
 }
@@ -141,11 +141,11 @@ func snapshotOf(sb agentlab.Sandbox) agentlab.Snapshot {
 // VMID or name, or all for "". Only if no sandbox has that VMID or name now, it
 // lists those of all sandboxes that had it: a name and a number never mean the
 // snapshots of a former owner, which a token may not cover. Code: not_found.
-func (s *Service) Snapshots(ctx context.Context, sandbox string) ([]agentlab.Snapshot, error) {
+func (s *Service) Snapshots(ctx context.Context, owner string) ([]agentlab.Snapshot, error) {
 	var filter agentlab.SnapshotFilter
 	var absent error
-	if sandbox != "" {
-		switch sb, err := s.Get(ctx, sandbox); {
+	if owner != "" {
+		switch sb, err := s.core.Get(ctx, owner); {
 		case err == nil:
 			filter.SandboxUID = sb.UID
 		case agentlab.CodeOf(err) != agentlab.CodeNotFound:
@@ -154,12 +154,12 @@ func (s *Service) Snapshots(ctx context.Context, sandbox string) ([]agentlab.Sna
 			absent = err
 		}
 	}
-	all, err := s.cfg.Store.Snapshots(ctx, filter)
+	all, err := s.store.Snapshots(ctx, filter)
 	if err != nil {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(n agentlab.Snapshot) bool {
-		return n.Kind != agentlab.SnapshotSaved || absent != nil && n.SandboxName != sandbox && strconv.Itoa(n.VMID) != sandbox
+		return n.Kind != agentlab.SnapshotSaved || absent != nil && n.SandboxName != owner && strconv.Itoa(n.VMID) != owner
 	})
 	if len(all) == 0 {
 		return nil, absent
@@ -170,19 +170,19 @@ func (s *Service) Snapshots(ctx context.Context, sandbox string) ([]agentlab.Sna
 // FindSnapshot returns the snapshot with a name of a sandbox, among those that
 // Snapshots lists. Codes: not_found; conflict if several sandboxes that no longer
 // exist had one.
-func (s *Service) FindSnapshot(ctx context.Context, sandbox, name string) (agentlab.Snapshot, error) {
-	list, err := s.Snapshots(ctx, sandbox)
+func (s *Service) FindSnapshot(ctx context.Context, owner, name string) (agentlab.Snapshot, error) {
+	list, err := s.Snapshots(ctx, owner)
 	if err != nil {
 		return agentlab.Snapshot{}, err
 	}
 	list = slices.DeleteFunc(list, func(n agentlab.Snapshot) bool { return n.Name != name })
 	switch len(list) {
 	case 0:
-		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sandbox, name).WithHint("see 'agentlab sandbox snapshot list %s'", sandbox)
+		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", owner, name).WithHint("see 'agentlab sandbox snapshot list %s'", owner)
 	case 1:
 		return list[0], nil
 	}
-	return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeConflict, "%d sandboxes named %s had a snapshot %q", len(list), sandbox, name).
+	return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeConflict, "%d sandboxes named %s had a snapshot %q", len(list), owner, name).
 		WithHint("name the sandbox by its VMID: agentlab sandbox snapshot list")
 }
 
@@ -200,9 +200,9 @@ func usable(n agentlab.Snapshot) error {
 // policy do not change. Afterwards it runs, or is STOPPED if the snapshot has no
 // memory. Codes: not_found, conflict, unsupported.
 func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	sb, err := s.store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.On(sb).NeedSnapshots()
+		_, err = s.core.On(sb).NeedSnapshots()
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
@@ -214,26 +214,26 @@ func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (a
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.core.RequestChange(ctx, vmid, s.core.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case snap.SandboxUID != sb.UID:
 			return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s has no snapshot %q", sb.Name, name)
 		case sb.Restoring == snap.UID:
 			return nil, nil
 		case sb.Salvage:
-			return nil, onlyKept(*sb)
+			return nil, sandbox.OnlyKept(*sb)
 		case sb.Workspace != "":
 			return nil, hasWorkspace(*sb, "be restored")
 		case sb.State == agentlab.SandboxRunning:
-			return nil, conflict(*sb, "and a sandbox with a running job cannot be restored", "cancel the job, or wait until it has ended")
+			return nil, sandbox.Conflict(*sb, "and a sandbox with a running job cannot be restored", "cancel the job, or wait until it has ended")
 		case sb.Desired == agentlab.DesiredDestroyed || sb.Restoring != "" || !sb.State.CanBecome(agentlab.SandboxStopped) && sb.State != agentlab.SandboxStopped:
-			return nil, conflict(*sb, "and cannot be restored", "")
+			return nil, sandbox.Conflict(*sb, "and cannot be restored", "")
 		}
 		sb.Restoring, sb.Desired = snap.UID, agentlab.DesiredStopped
 		if snap.Memory {
 			sb.Desired = agentlab.DesiredRunning
 		}
-		return []agentlab.Event{event(agentlab.EventSandboxSnapshot, *sb, map[string]any{"snapshot": snap.UID, "name": name, "state": "RESTORING"},
+		return []agentlab.Event{sandbox.NewEvent(agentlab.EventSandboxSnapshot, *sb, map[string]any{"snapshot": snap.UID, "name": name, "state": "RESTORING"},
 			"sandbox %s will be restored to its snapshot %s", sb.Name, name)}, nil
 	})
 }
@@ -241,16 +241,16 @@ func (s *Service) RestoreSnapshot(ctx context.Context, vmid int, name string) (a
 // DeleteSnapshot requests the deletion of a snapshot, and returns it in state
 // DELETING. Codes: not_found, conflict (a sandbox is being restored to it, or it
 // belongs to another backend).
-func (s *Service) DeleteSnapshot(ctx context.Context, sandbox, name string) (agentlab.Snapshot, error) {
-	snap, err := s.FindSnapshot(ctx, sandbox, name)
+func (s *Service) DeleteSnapshot(ctx context.Context, owner, name string) (agentlab.Snapshot, error) {
+	snap, err := s.FindSnapshot(ctx, owner, name)
 	if err != nil {
 		return snap, err
 	}
 	if err := s.cfg.Fleet.Of(snap.Backend).Missing(); err != nil {
 		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s cannot be deleted: %w", name, err)
 	}
-	if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
-		return snap, conflict(sb, "and is being restored to this snapshot", "try again later")
+	if sb, err := s.store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
+		return snap, sandbox.Conflict(sb, "and is being restored to this snapshot", "try again later")
 	}
 	return s.deleteSnapshot(ctx, snap, "")
 }
@@ -258,7 +258,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, sandbox, name string) (age
 // deleteSnapshot makes a snapshot DELETING. The event is also about a job, unless
 // jobID is "".
 func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot, jobID string) (agentlab.Snapshot, error) {
-	out, err := s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+	out, err := s.store.UpdateSnapshot(ctx, snap.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
 		if n.State == agentlab.SnapshotDeleting {
 			return nil, nil
 		}
@@ -266,7 +266,7 @@ func (s *Service) deleteSnapshot(ctx context.Context, snap agentlab.Snapshot, jo
 		return []agentlab.Event{snapshotEvent(*n, "", nil).About(n.VMID, jobID)}, nil
 	})
 	if err == nil {
-		s.wakeSnapshots(snap.VMID)
+		s.changed(snap.VMID)
 	}
 	return out, err
 }
@@ -286,7 +286,7 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 		if snap.Keep || snap.State != agentlab.SnapshotReady || !snap.SavedAt.Before(before) {
 			continue
 		}
-		if sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
+		if sb, err := s.store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
 			continue
 		}
 		if _, err := s.deleteSnapshot(ctx, snap, ""); err != nil {
@@ -297,18 +297,18 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 	return n, nil
 }
 
-// origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
-func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
+// Origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
+func (s *Service) Origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
 	if !slices.ContainsFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Snapshots != nil }) {
 		_, err := s.cfg.Fleet.Default().NeedSnapshots()
 		return agentlab.Snapshot{}, err
 	}
-	sandbox, name, ok := strings.Cut(from, "/")
-	if !ok || sandbox == "" {
+	owner, name, ok := strings.Cut(from, "/")
+	if !ok || owner == "" {
 		return agentlab.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q is not SANDBOX/NAME", from).WithField("from_snapshot").
 			WithHint("see 'agentlab sandbox snapshot list'")
 	}
-	snap, err := s.FindSnapshot(ctx, sandbox, name)
+	snap, err := s.FindSnapshot(ctx, owner, name)
 	if err == nil {
 		err = usable(snap)
 	}
@@ -316,41 +316,6 @@ func (s *Service) origin(ctx context.Context, from string) (agentlab.Snapshot, e
 		_, err = s.cfg.Fleet.Of(snap.Backend).NeedSnapshots()
 	}
 	return snap, err
-}
-
-// planFrom changes a planned sandbox to one from a snapshot. It has the image,
-// cores and memory of the snapshot, and a disk that is not smaller.
-func planFrom(sb *agentlab.Sandbox, r agentlab.SandboxRequest, snap agentlab.Snapshot) error {
-	saved := backend.Spec{Image: snap.Image, Resources: snap.Resources, Options: snap.Options}
-	if snap.Resources.Nested == "" { // it is older than the setting
-		saved.Resources.Nested = agentlab.NestedAuto
-	}
-	disk, nested := max(sb.Resources.RootSizeGB, snap.Resources.RootSizeGB), sb.Resources.Nested
-	sb.Image, sb.Resources = snap.Image, saved.Resources
-	if snap.Resources.Nested != "" && r.Maintenance == "" && nested != agentlab.NestedAuto {
-		sb.Resources.Nested = nested
-	}
-	sb.Resources.RootSizeGB = disk
-	if r.Image != "" && r.Image != snap.Image {
-		if name, _, _ := strings.Cut(snap.Image, "@"); r.Image != name {
-			sb.Image = r.Image
-		}
-	}
-	sb.Resources.Cores = cmp.Or(r.Cores, sb.Resources.Cores)
-	sb.Resources.MemoryMB = cmp.Or(r.MemoryMB, sb.Resources.MemoryMB)
-	if r.Maintenance != "" { // the profile may have changed
-		sb.Options = snap.Options
-	}
-	sb.From = originOf(snap)
-	return SpecOf(*sb).CheckFrom(saved)
-}
-
-func originOf(snap agentlab.Snapshot) agentlab.Origin {
-	o := agentlab.Origin{Snapshot: snap.UID, Sandbox: snap.SandboxUID, Handle: snap.Handle, Name: snap.SandboxName}
-	if snap.Kind == agentlab.SnapshotSaved {
-		o.Name += "/" + snap.Name
-	}
-	return o
 }
 
 // snapshotEvent is the event of the current state of a snapshot. If it was not
@@ -379,7 +344,7 @@ func snapshotEvent(n agentlab.Snapshot, reason string, cause error) agentlab.Eve
 	}
 	if cause != nil {
 		text = fmt.Sprintf("%s of sandbox %s was not saved: %s", what, n.SandboxName, reason)
-		refused(data, reason, cause, agentlab.HintOf(cause))
+		sandbox.Refused(data, reason, cause, agentlab.HintOf(cause))
 	}
 	return agentlab.NewEvent(agentlab.EventSandboxSnapshot, data, "%s", text).About(n.VMID, "")
 }

@@ -1,10 +1,12 @@
-package sandbox
+package snapshot
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // CanFork returns an error with code unsupported if no sandbox can continue the
@@ -29,18 +31,18 @@ func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, e
 	if err := s.CanFork(); err != nil {
 		return err
 	}
-	sb, err := s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.core.Change(ctx, vmid, s.core.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxRunning {
 			return nil, nil
 		}
 		sb.State = agentlab.SandboxCompleted
-		return []agentlab.Event{stateEvent(*sb, agentlab.SandboxRunning)}, nil
+		return []agentlab.Event{sandbox.StateEvent(*sb, agentlab.SandboxRunning)}, nil
 	})
 	if err == nil {
 		err = s.canSave(sb)
 	}
 	if err == nil {
-		err = s.room()
+		err = s.core.Room()
 	}
 	if err != nil {
 		return err
@@ -55,9 +57,9 @@ func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID strin
 	if entry.Key != "" {
 		snap.UsedAt = s.clock().UTC()
 	}
-	err := s.cfg.Store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
+	err := s.store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
 	if err == nil {
-		s.wakeSnapshots(sb.VMID)
+		s.changed(sb.VMID)
 	}
 	return err
 }
@@ -65,9 +67,9 @@ func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID strin
 // DropFork requests the deletion of a snapshot of SaveForAttempts or SaveForSalvage.
 // The sandboxes that are being created from it do not change. It may be called again.
 func (s *Service) DropFork(ctx context.Context, uid string) error {
-	snap, err := s.cfg.Store.Snapshot(ctx, uid)
+	snap, err := s.store.Snapshot(ctx, uid)
 	if err == nil {
-		src, _ := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID) // its job may wait for the end of the save
+		src, _ := s.store.SandboxByUID(ctx, snap.SandboxUID) // its job may wait for the end of the save
 		_, err = s.deleteSnapshot(ctx, snap, src.JobID)
 	}
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
@@ -76,39 +78,62 @@ func (s *Service) DropFork(ctx context.Context, uid string) error {
 	return err
 }
 
-// forkOrigin returns the snapshot of SaveForAttempts from which a sandbox is
+// ForkOrigin returns the snapshot of SaveForAttempts from which a sandbox is
 // requested, and the layers of the network policy that the saved sandbox had: they
 // limit the processes in its memory from the first moment on.
-func (s *Service) forkOrigin(ctx context.Context, uid string) (agentlab.Snapshot, []agentlab.Network, error) {
-	snap, err := s.cfg.Store.Snapshot(ctx, uid)
+func (s *Service) ForkOrigin(ctx context.Context, uid string) (agentlab.Snapshot, []agentlab.Network, error) {
+	snap, err := s.store.Snapshot(ctx, uid)
 	if err == nil {
 		err = usable(snap)
 	}
 	if err != nil {
 		return snap, nil, err
 	}
-	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || s.missing(snap.Backend) != "" {
+	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || s.cfg.Fleet.Of(snap.Backend).Missing() != nil {
 		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on a backend of this daemon", uid)
 	}
 	if snap.Setup.Key != "" { // of a repository without a policy of its own
 		return snap, nil, nil
 	}
-	src, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID)
+	src, err := s.store.SandboxByUID(ctx, snap.SandboxUID)
 	return snap, slices.Clone(src.Network.Layers), err
 }
 
 // inherit stores the secrets that the guest of a saved sandbox had received as
 // those of a sandbox that continues it, before it starts. The sandboxes of an
 // ordinary fork have them from its save.
-func (s *Service) inherit(ctx context.Context, sb agentlab.Sandbox) error {
-	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
-	if err == nil && snap.Setup.Key != "" { // its guest has received none
+func (s *Service) inherit(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
+	if snap.Setup.Key != "" { // its guest has received none
 		return nil
 	}
-	src, err := s.cfg.Store.SandboxByUID(ctx, sb.From.Sandbox)
+	src, err := s.store.SandboxByUID(ctx, sb.From.Sandbox)
 	if err != nil {
 		return err
 	}
 	_, err = s.cfg.Bootstrap.Inherit(ctx, src, sb)
 	return err
+}
+
+// SaveForSalvage requests a copy of the disk of a sandbox that is kept for the work of
+// its job. In the same transaction fn changes the job with an ID, to which the copy
+// belongs. It is used like that of SaveForAttempts. Codes: not_found, conflict (the
+// sandbox is not kept), busy (its VM still runs), no_space, unsupported, and those of
+// fn.
+func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
+	sb, err := s.store.Sandbox(ctx, vmid)
+	if err == nil {
+		_, err = s.core.On(sb).NeedSnapshots()
+	}
+	switch {
+	case err != nil:
+		return err
+	case !sb.Salvage || sb.Desired != agentlab.DesiredStopped:
+		return sandbox.Conflict(sb, "and is not kept for the work of a job", "")
+	case sb.State != agentlab.SandboxStopped:
+		return agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid)
+	}
+	if err := cmp.Or(s.canSave(sb), s.core.Room()); err != nil {
+		return err
+	}
+	return s.saveFork(ctx, sb, jobID, agentlab.SetupEntry{}, fn)
 }

@@ -1,4 +1,4 @@
-package sandbox
+package snapshot
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ import (
 // CanKeepSetups returns an error with code unsupported if there are no snapshots after
 // setup.
 func (s *Service) CanKeepSetups() error {
-	if s.lim.SetupBytes <= 0 {
+	if s.cfg.SetupBytes <= 0 {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "snapshots after setup are off (limits.setup_cache_gb)")
 	}
 	return s.CanFork()
@@ -26,7 +26,7 @@ func (s *Service) CanKeepSetups() error {
 
 // Setups lists the snapshots after setup, the last used first.
 func (s *Service) Setups(ctx context.Context) ([]agentlab.Snapshot, error) {
-	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	list, err := s.store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	list = slices.DeleteFunc(list, func(n agentlab.Snapshot) bool { return n.Setup.Key == "" })
 	slices.SortStableFunc(list, func(a, b agentlab.Snapshot) int {
 		return cmp.Or(b.UsedAt.Compare(a.UsedAt), b.CreatedAt.Compare(a.CreatedAt))
@@ -50,7 +50,7 @@ func (s *Service) FindSetup(ctx context.Context, image string, keys ...string) (
 			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.cfg.Fleet.Default().Name() {
 				continue
 			}
-			n, err = s.cfg.Store.UpdateSnapshot(ctx, n.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+			n, err = s.store.UpdateSnapshot(ctx, n.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
 				n.UsedAt = s.clock().UTC()
 				return nil, nil
 			})
@@ -104,7 +104,7 @@ func (s *Service) trimSetups(ctx context.Context) error {
 		if n.State != agentlab.SnapshotReady {
 			continue
 		}
-		if !n.SavedAt.Before(newest[n.Setup.Key]) && bytes+n.Bytes <= s.lim.SetupBytes {
+		if !n.SavedAt.Before(newest[n.Setup.Key]) && bytes+n.Bytes <= s.cfg.SetupBytes {
 			bytes += n.Bytes
 			continue
 		}
@@ -119,7 +119,7 @@ func (s *Service) trimSetups(ctx context.Context) error {
 // since a time, and of those for attempts that are as old: the process that needed them
 // was killed between two steps.
 func (s *Service) expireSetups(ctx context.Context, before time.Time) (n int, err error) {
-	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+	list, err := s.store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	for _, snap := range list {
 		used := cmp.Or(snap.UsedAt, snap.SavedAt)
 		if snap.Kind != agentlab.SnapshotFork || !snap.Keep || snap.State != agentlab.SnapshotReady || !used.Before(before) {

@@ -1,4 +1,4 @@
-package sandbox
+package snapshot
 
 import (
 	"context"
@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// snapshotAuditEvery is the time between two comparisons of the snapshots on
+	// auditEvery is the time between two comparisons of the snapshots on
 	// the backend with the rows.
-	snapshotAuditEvery = time.Hour
+	auditEvery = time.Hour
 	// forkSnapshotAge is when a snapshot for a fork that has no row is deleted.
 	forkSnapshotAge = 24 * time.Hour
 )
@@ -28,12 +28,12 @@ type lostSnapshot struct {
 	found   time.Time // when this process first found it
 }
 
-// auditSnapshots finds the snapshots on a backend that have no row. One for a
+// audit finds the snapshots on a backend that have no row. One for a
 // fork is temporary, which its UID shows: it gets a row again, so that it is deleted
 // like all others, if it is old and saved of one of our sandboxes. All others are
 // reported and stay.
-func (s *Service) auditSnapshots(ctx context.Context, b *fleet.Backend) error {
-	before, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+func (s *Service) audit(ctx context.Context, b *fleet.Backend) error {
+	before, err := s.store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (s *Service) auditSnapshots(ctx context.Context, b *fleet.Backend) error {
 	for _, n := range all {
 		// A row is written before its snapshot is saved, and removed after it was
 		// deleted.
-		_, err := s.cfg.Store.Snapshot(ctx, n.Ref.UID)
+		_, err := s.store.Snapshot(ctx, n.Ref.UID)
 		if err == nil || slices.ContainsFunc(before, func(row agentlab.Snapshot) bool { return row.UID == n.Ref.UID }) {
 			continue
 		}
@@ -86,23 +86,23 @@ func (s *Service) adoptFork(ctx context.Context, n lostSnapshot) (bool, error) {
 	if !agentlab.IsForkUID(n.Ref.UID) || s.clock().Sub(since) < forkSnapshotAge {
 		return false, nil
 	}
-	sb, ours, err := s.owner(ctx, n.Ref.Of.UID)
+	sb, ours, err := s.core.Owner(ctx, n.Ref.Of.UID)
 	if err != nil || !ours {
 		return false, err
 	}
 	s.log.Warn("deleting a snapshot for a fork that is not in the database", "vmid", sb.VMID, "snapshot", n.Ref.UID)
 	snap := snapshotOf(sb)
 	snap.UID, snap.Kind, snap.State = n.Ref.UID, agentlab.SnapshotFork, agentlab.SnapshotDeleting
-	if _, err := s.cfg.Store.AllocateFork(ctx, snap, nil, agentlab.Allocation{}, nil); err != nil {
+	if _, err := s.store.AllocateFork(ctx, snap, nil, agentlab.Allocation{}, nil); err != nil {
 		return false, err
 	}
-	s.wakeSnapshots(sb.VMID)
+	s.changed(sb.VMID)
 	return true, nil
 }
 
 func (s *Service) reportLost(ctx context.Context, n lostSnapshot) error {
 	s.log.Warn("the backend has a snapshot that is not in the database; it is not changed", "snapshot", n.Ref.UID, "sandbox", n.Ref.Of.UID)
-	return s.cfg.Store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": n.Ref.UID, "snapshot": true, "destroyed": false},
+	return s.store.AppendEvents(ctx, agentlab.NewEvent(agentlab.EventDrift, map[string]any{"uid": n.Ref.UID, "snapshot": true, "destroyed": false},
 		"the backend has the snapshot %s, which is not in the database; it is not changed", n.Ref.UID))
 }
 
@@ -112,8 +112,8 @@ func (s *Service) lost() map[string]lostSnapshot {
 	return s.lostSnapshots
 }
 
-// findLost reports the snapshots without a row.
-func (s *Service) findLost() []backend.Finding {
+// Findings reports the snapshots without a row.
+func (s *Service) Findings() []backend.Finding {
 	lost := s.lost()
 	if len(lost) == 0 {
 		return nil

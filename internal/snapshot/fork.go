@@ -1,4 +1,4 @@
-package sandbox
+package snapshot
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // Fork creates sandboxes that continue the guest of a sandbox, each with its own
@@ -22,9 +23,9 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	if r.Count < 1 || r.Count > agentlab.MaxFork {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 1 and %d", r.Count, agentlab.MaxFork).WithField("count")
 	}
-	src, err := s.cfg.Store.Sandbox(ctx, vmid)
+	src, err := s.store.Sandbox(ctx, vmid)
 	if err == nil {
-		_, err = s.On(src).NeedSnapshots()
+		_, err = s.core.On(src).NeedSnapshots()
 	}
 	if err != nil {
 		return nil, err
@@ -32,14 +33,14 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	if err := s.canSave(src); err != nil {
 		return nil, err
 	}
-	if err := s.admission(src.Backend); err != nil {
+	if err := s.core.Admission(src.Backend); err != nil {
 		return nil, err
 	}
 	prof, err := s.cfg.Profiles.Use(src.Profile)
 	if err != nil {
 		return nil, err
 	}
-	ttl, err := s.ttl(r.TTL, prof.TTL)
+	ttl, err := s.core.TTL(r.TTL, prof.TTL)
 	if err != nil {
 		return nil, err
 	}
@@ -56,32 +57,32 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 			UID: agentlab.NewUID(), Name: name, Backend: src.Backend, Profile: src.Profile, Image: src.Image,
 			State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 			Resources: src.Resources, Options: src.Options, Network: src.Network, Keepalive: src.Keepalive,
-			From: originOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
+			From: sandbox.OriginOf(snap), LeaseExpiresAt: now.Add(ttl), CreatedAt: now,
 		}
-		if err := s.On(child).Validate(SpecOf(child)); err != nil {
+		if err := s.core.On(child).Validate(sandbox.SpecOf(child)); err != nil {
 			return nil, err
 		}
 		list = append(list, child)
 	}
-	s.pool.Quiet(ctx)
+	s.cfg.Pool.Quiet(ctx)
 	var made []agentlab.Sandbox
-	err = s.pool.WithNumbers(ctx, src.Backend, func(a agentlab.Allocation) (err error) {
-		made, err = s.cfg.Store.AllocateFork(ctx, snap, list, a, CreatedEvent)
+	err = s.cfg.Pool.WithNumbers(ctx, src.Backend, func(a agentlab.Allocation) (err error) {
+		made, err = s.store.AllocateFork(ctx, snap, list, a, sandbox.CreatedEvent)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, sb := range made {
-		s.Added(sb)
+		s.core.Added(sb)
 	}
-	s.wakeSnapshots(vmid)
+	s.changed(vmid)
 	return made, nil
 }
 
 // forkNames returns names PREFIX-1, PREFIX-2, … that no sandbox has.
 func (s *Service) forkNames(ctx context.Context, prefix string, count int) ([]string, error) {
-	live, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	live, err := s.core.List(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		return nil, err
 	}
@@ -114,5 +115,5 @@ func forkedEvent(src agentlab.Sandbox, made []agentlab.Sandbox, secrets bool) ag
 	if secrets {
 		text = "; it has received secrets, which the copies of its memory contain"
 	}
-	return event(agentlab.EventSandboxForked, src, map[string]any{"sandboxes": vmids, "received_secrets": secrets}, "sandbox %s is %s%s", src.Name, what, text)
+	return sandbox.NewEvent(agentlab.EventSandboxForked, src, map[string]any{"sandboxes": vmids, "received_secrets": secrets}, "sandbox %s is %s%s", src.Name, what, text)
 }

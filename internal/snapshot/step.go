@@ -1,4 +1,4 @@
-package sandbox
+package snapshot
 
 import (
 	"context"
@@ -6,37 +6,47 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// The driver requires that the calls for a sandbox and its snapshots are made one
-// after the other. The step of the sandbox makes them as long as it exists. When
-// it is DESTROYED, sweepSnapshots makes them.
+const (
+	// snapshotPatience is how long a snapshot whose backend is busy is tried.
+	snapshotPatience = 10 * time.Minute
+	// deleteTimeout limits one attempt to delete a snapshot.
+	deleteTimeout = 2 * time.Minute
+)
 
-// snapshotPatience is how long a snapshot whose backend is busy is tried.
-const snapshotPatience = 10 * time.Minute
+// changed runs the step of a sandbox whose snapshots have changed, and the sweep for one
+// that no longer exists.
+func (s *Service) changed(vmid int) {
+	s.again(vmid)
+	s.wakeUp()
+}
 
-// wakeSnapshots runs the step of a sandbox whose snapshots have changed, and
-// sweepSnapshots for one that no longer exists.
-func (s *Service) wakeSnapshots(vmid int) {
-	s.withState(vmid, func(m *runtimeState) { m.snapshotsDone = false })
-	s.loop.Wake(vmid)
-	s.spawn(s.sweepSnapshots)
+// again runs the step of a sandbox whose snapshots need it.
+func (s *Service) again(vmid int) {
+	s.mu.Lock()
+	if m := s.states[vmid]; m != nil {
+		m.done = false
+	}
+	s.mu.Unlock()
+	s.core.Wake(vmid)
 }
 
 func snapshotRef(snap agentlab.Snapshot) backend.SnapshotRef {
 	return backend.SnapshotRef{UID: snap.UID, Of: backend.Ref{UID: snap.SandboxUID, Handle: snap.Handle}}
 }
 
-// stepSnapshots saves and deletes the snapshots of a sandbox that wait for it. It
+// Step saves and deletes the snapshots of a sandbox that wait for it. It
 // returns an error only if it is interrupted: what failed does not delay other
-// requests, and sweepSnapshots runs it again.
-func (s *Service) stepSnapshots(ctx context.Context, sb agentlab.Sandbox) error {
+// requests, and the sweep runs it again.
+func (s *Service) Step(ctx context.Context, sb agentlab.Sandbox) error {
 	done := false
-	s.withState(sb.VMID, func(m *runtimeState) { done, m.snapshotsDone = m.snapshotsDone, true })
+	s.withState(sb.VMID, func(m *state) { done, m.done = m.done, true })
 	if done {
 		return nil
 	}
-	list, err := s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{SandboxUID: sb.UID})
+	list, err := s.store.Snapshots(ctx, agentlab.SnapshotFilter{SandboxUID: sb.UID})
 	for _, snap := range list {
 		if snap.State != agentlab.SnapshotSaving {
 			err = s.dropSnapshot(ctx, snap)
@@ -52,7 +62,7 @@ func (s *Service) stepSnapshots(ctx context.Context, sb agentlab.Sandbox) error 
 		err = nil
 	}
 	if err != nil { // the next step continues
-		s.withState(sb.VMID, func(m *runtimeState) { m.snapshotsDone = false })
+		s.withState(sb.VMID, func(m *state) { m.done = false })
 	}
 	return err
 }
@@ -73,7 +83,7 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 		forked, err = s.checkSecrets(ctx, sb, snap)
 	}
 	if err == nil {
-		_, err = s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+		_, err = s.store.UpdateSnapshot(ctx, snap.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
 			if n.State != agentlab.SnapshotSaving {
 				return nil, nil
 			}
@@ -103,16 +113,16 @@ func (s *Service) syncToSave(ctx context.Context, sb agentlab.Sandbox, snap agen
 	if !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended {
 		return "", nil
 	}
-	err = s.askSync(ctx, sb)
+	err = s.core.AskSync(ctx, sb)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
 	why := ""
 	if err != nil {
-		why = s.redactReason(ctx, sb, err.Error())
+		why = s.core.RedactReason(ctx, sb, err.Error())
 		s.log.Warn("the guest of a sandbox that is saved has not written its disks", "vmid", sb.VMID, "snapshot", snap.UID, "err", err)
 	}
-	s.withState(sb.VMID, func(m *runtimeState) {
+	s.withState(sb.VMID, func(m *state) {
 		if why != "" || m.syncedFor != snap.UID {
 			m.syncedFor, m.unsynced = snap.UID, why
 		}
@@ -124,17 +134,17 @@ func (s *Service) syncToSave(ctx context.Context, sb agentlab.Sandbox, snap agen
 // saveWaits writes an event with the reason for which a snapshot is not saved yet, unless
 // the last one had it. Clients wait for the snapshot and print it.
 func (s *Service) saveWaits(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot, cause error) {
-	reason, told := s.redactReason(ctx, sb, agentlab.TextWithHint(cause)), false
-	s.withState(sb.VMID, func(m *runtimeState) {
+	reason, told := s.core.RedactReason(ctx, sb, agentlab.TextWithHint(cause)), false
+	s.withState(sb.VMID, func(m *state) {
 		now := snap.UID + " " + reason
-		told, m.saveWaits = m.saveWaits == now, now
+		told, m.waits = m.waits == now, now
 	})
 	if told {
 		return
 	}
-	e := event(agentlab.EventSandboxSnapshot, sb, map[string]any{"snapshot": snap.UID, "name": snap.Name, "waiting": reason},
+	e := sandbox.NewEvent(agentlab.EventSandboxSnapshot, sb, map[string]any{"snapshot": snap.UID, "name": snap.Name, "waiting": reason},
 		"%s of sandbox %s waits: %s", snapshotName(snap), sb.Name, reason)
-	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
+	if err := s.store.AppendEvents(ctx, e); err != nil {
 		s.log.Warn("the reason why a snapshot waits was not stored", "vmid", sb.VMID, "snapshot", snap.UID, "err", err)
 	}
 }
@@ -142,11 +152,11 @@ func (s *Service) saveWaits(ctx context.Context, sb agentlab.Sandbox, snap agent
 // callSave saves a sandbox. A change of its network policy interrupts it, because
 // a guest with much memory takes long.
 func (s *Service) callSave(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) (backend.Snapshot, error) {
-	driver, err := s.On(sb).NeedSnapshots()
+	driver, err := s.core.On(sb).NeedSnapshots()
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	defer s.Asking(sb.VMID)()
+	defer s.core.Asking(sb.VMID)()
 	return driver.SaveSnapshot(ctx, backend.RefOf(sb), snap.UID)
 }
 
@@ -164,7 +174,7 @@ func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap ag
 		received, err := s.cfg.Bootstrap.ReceivedSecrets(sb)
 		return []agentlab.Event{forkedEvent(sb, nil, received)}, err
 	}
-	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	children, err := s.store.SandboxesFrom(ctx, snap.UID)
 	secrets := false
 	for _, child := range children {
 		if err == nil {
@@ -180,10 +190,10 @@ func (s *Service) checkSecrets(ctx context.Context, sb agentlab.Sandbox, snap ag
 // saveFailed makes a snapshot DELETING that cannot be saved. The sandboxes of a
 // fork fail with the reason and are destroyed: nothing of them exists.
 func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot, cause error) error {
-	reason := s.redactReason(ctx, sb, cause.Error())
+	reason := s.core.RedactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox was not saved", "vmid", sb.VMID, "snapshot", snap.Name, "err", cause)
 	for { // first, because after a crash the reason is not known
-		children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+		children, err := s.store.SandboxesFrom(ctx, snap.UID)
 		if err != nil {
 			return err
 		}
@@ -192,12 +202,12 @@ func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agen
 		}
 		for _, child := range children { // its state may change in the meantime
 			destroy := func(sb *agentlab.Sandbox) { sb.Desired = agentlab.DesiredDestroyed }
-			if err := s.fail(ctx, child, destroy, "its source %s was not saved: %s", sb.Name, agentlab.TextWithHint(cause)); err != nil {
+			if err := s.core.Fail(ctx, child, destroy, "its source %s was not saved: %s", sb.Name, agentlab.TextWithHint(cause)); err != nil {
 				return err
 			}
 		}
 	}
-	_, err := s.cfg.Store.UpdateSnapshot(ctx, snap.UID, s.lim.Snapshots, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
+	_, err := s.store.UpdateSnapshot(ctx, snap.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
 		if n.State != agentlab.SnapshotSaving {
 			return nil, nil
 		}
@@ -205,16 +215,16 @@ func (s *Service) saveFailed(ctx context.Context, sb agentlab.Sandbox, snap agen
 		return []agentlab.Event{snapshotEvent(*n, reason, cause).About(sb.VMID, sb.JobID)}, nil
 	})
 	if err == nil {
-		s.wakeSnapshots(sb.VMID)
+		s.changed(sb.VMID)
 	}
 	return err
 }
 
 // wakeFrom runs the steps of the sandboxes that wait for a snapshot.
 func (s *Service) wakeFrom(ctx context.Context, snap agentlab.Snapshot) error {
-	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	children, err := s.store.SandboxesFrom(ctx, snap.UID)
 	for _, child := range children {
-		s.loop.Wake(child.VMID)
+		s.core.Wake(child.VMID)
 	}
 	return err
 }
@@ -226,7 +236,7 @@ func (s *Service) due(ctx context.Context, snap agentlab.Snapshot) (bool, error)
 	if snap.State != agentlab.SnapshotDeleting && (snap.Kind != agentlab.SnapshotFork || snap.Keep || snap.State == agentlab.SnapshotSaving) {
 		return false, nil
 	}
-	children, err := s.cfg.Store.SandboxesFrom(ctx, snap.UID)
+	children, err := s.store.SandboxesFrom(ctx, snap.UID)
 	return err == nil && len(children) == 0, err
 }
 
@@ -240,32 +250,28 @@ func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) erro
 	if err != nil {
 		return err
 	}
-	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	dctx, cancel := context.WithTimeout(ctx, deleteTimeout)
 	defer cancel()
 	if err := driver.DeleteSnapshot(dctx, snapshotRef(snap)); err != nil {
 		return err
 	}
 	snap.State = agentlab.SnapshotDeleted
-	return s.cfg.Store.RemoveSnapshot(ctx, snap.UID, snapshotEvent(snap, "", nil))
+	return s.store.RemoveSnapshot(ctx, snap.UID, snapshotEvent(snap, "", nil))
 }
 
-// sweepSnapshots deletes the snapshots of destroyed sandboxes that are not kept, and
+// sweep deletes the snapshots of destroyed sandboxes that are not kept, and
 // the snapshots after setup that exceed their limit, and wakes the sandboxes that have snapshots to save or to delete.
-func (s *Service) sweepSnapshots(ctx context.Context) {
-	if !s.sweeping.TryLock() {
-		return // the next audit runs it again
-	}
-	defer s.sweeping.Unlock()
+func (s *Service) sweep(ctx context.Context) {
 	err := s.trimSetups(ctx)
 	var list []agentlab.Snapshot
 	if err == nil {
-		list, err = s.cfg.Store.Snapshots(ctx, agentlab.SnapshotFilter{})
+		list, err = s.store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	}
 	for _, snap := range list {
 		if s.cfg.Fleet.Of(snap.Backend).Missing() != nil || snap.State == agentlab.SnapshotReady && snap.Keep {
 			continue
 		}
-		if err = s.sweepSnapshot(ctx, snap); err != nil {
+		if err = s.sweepOne(ctx, snap); err != nil {
 			break
 		}
 	}
@@ -274,8 +280,8 @@ func (s *Service) sweepSnapshots(ctx context.Context) {
 	}
 }
 
-func (s *Service) sweepSnapshot(ctx context.Context, snap agentlab.Snapshot) error {
-	sb, err := s.cfg.Store.SandboxByUID(ctx, snap.SandboxUID)
+func (s *Service) sweepOne(ctx context.Context, snap agentlab.Snapshot) error {
+	sb, err := s.store.SandboxByUID(ctx, snap.SandboxUID)
 	gone := agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && sb.State == agentlab.SandboxDestroyed
 	switch {
 	case err != nil && !gone:
@@ -288,8 +294,7 @@ func (s *Service) sweepSnapshot(ctx context.Context, snap agentlab.Snapshot) err
 			}
 		}
 		if work {
-			s.withState(sb.VMID, func(m *runtimeState) { m.snapshotsDone = false })
-			s.loop.Wake(sb.VMID)
+			s.again(sb.VMID)
 		}
 		return nil
 	case snap.State == agentlab.SnapshotSaving:
@@ -310,43 +315,47 @@ func sandboxOf(snap agentlab.Snapshot) agentlab.Sandbox {
 	return agentlab.Sandbox{VMID: snap.VMID, UID: snap.SandboxUID, Name: snap.SandboxName, State: agentlab.SandboxDestroyed}
 }
 
-// originReady reports whether the snapshot that a sandbox is created from can be
-// used. If not, it will be later, or refusal has the reason why it never will.
-func (s *Service) originReady(ctx context.Context, sb agentlab.Sandbox) (ready bool, refusal, err error) {
-	snap, err := s.cfg.Store.Snapshot(ctx, sb.From.Snapshot)
+// OriginReady reports whether the snapshot that a sandbox is created from can be
+// used. If not, it will be later, or refusal has the reason why it never will. The
+// secrets of its guest then count as received by the sandbox.
+func (s *Service) OriginReady(ctx context.Context, sb agentlab.Sandbox) (ready bool, refusal, err error) {
+	snap, err := s.store.Snapshot(ctx, sb.From.Snapshot)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 		return false, agentlab.Errorf(agentlab.CodeNotFound, "the snapshot of %s no longer exists", sb.From.Name), nil
 	case err != nil:
 		return false, nil, err
 	case !snap.SavedAt.IsZero():
-		return true, nil, nil
+		if sb.JobID != "" {
+			err = s.inherit(ctx, sb, snap)
+		}
+		return err == nil, nil, err
 	case snap.State == agentlab.SnapshotDeleting:
 		return false, agentlab.Errorf(agentlab.CodeUnavailable, "the snapshot of %s was not saved", sb.From.Name), nil
 	}
 	return false, nil, nil
 }
 
-// restore runs the next action of a sandbox that is being restored.
-func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
-	s.releaseSlots(sb.VMID)
-	snap, err := s.cfg.Store.Snapshot(ctx, sb.Restoring)
+// Restore runs the next action of a sandbox that is being restored.
+func (s *Service) Restore(ctx context.Context, sb agentlab.Sandbox) error {
+	s.core.ReleaseSlots(sb.VMID)
+	snap, err := s.store.Snapshot(ctx, sb.Restoring)
 	restored := ""
-	s.withState(sb.VMID, func(m *runtimeState) { restored = m.restored })
+	s.withState(sb.VMID, func(m *state) { restored = m.restored })
 	if err == nil && restored != snap.UID {
 		err = s.callRestore(ctx, sb, snap)
 	}
 	switch {
-	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout):
+	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && !s.core.TriedTooLong(sb.VMID)):
 		return err
 	case err != nil:
 		return s.restoreFailed(ctx, sb, err)
 	}
-	s.withState(sb.VMID, func(m *runtimeState) { m.restored = snap.UID })
+	s.withState(sb.VMID, func(m *state) { m.restored = snap.UID })
 	if sb.State != agentlab.SandboxStopped {
-		return s.transition(ctx, sb, agentlab.SandboxStopped, "")
+		return s.core.Transition(ctx, sb, agentlab.SandboxStopped, "")
 	}
-	_, err = s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.core.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Restoring != sb.Restoring {
 			return nil, nil
 		}
@@ -354,30 +363,30 @@ func (s *Service) restore(ctx context.Context, sb agentlab.Sandbox) error {
 		if snap.Memory {
 			now.State = agentlab.SandboxSuspended
 		}
-		return []agentlab.Event{event(agentlab.EventSandboxSnapshot, *now, map[string]any{"snapshot": snap.UID, "name": snap.Name, "state": "RESTORED"},
-			"sandbox %s has the state of its snapshot %s", now.Name, snap.Name), stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{sandbox.NewEvent(agentlab.EventSandboxSnapshot, *now, map[string]any{"snapshot": snap.UID, "name": snap.Name, "state": "RESTORED"},
+			"sandbox %s has the state of its snapshot %s", now.Name, snap.Name), sandbox.StateEvent(*now, sb.State)}, nil
 	})
 	if err == nil {
-		s.withState(sb.VMID, func(m *runtimeState) { m.restored = "" })
+		s.withState(sb.VMID, func(m *state) { m.restored = "" })
 	}
 	return err
 }
 
 func (s *Service) callRestore(ctx context.Context, sb agentlab.Sandbox, snap agentlab.Snapshot) error {
-	driver, err := s.On(sb).NeedSnapshots()
+	driver, err := s.core.On(sb).NeedSnapshots()
 	if err != nil {
 		return err
 	}
-	s.closeGuestListener(sb.VMID)
+	s.core.CloseGuestListener(sb.VMID)
 	return driver.RestoreSnapshot(ctx, backend.SnapshotRef{UID: snap.UID, Of: backend.RefOf(sb)})
 }
 
 // restoreFailed ends a restore that is not possible. The step then finds out in
 // which state the backend has the sandbox.
 func (s *Service) restoreFailed(ctx context.Context, sb agentlab.Sandbox, cause error) error {
-	reason := s.redactReason(ctx, sb, cause.Error())
+	reason := s.core.RedactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox was not restored", "vmid", sb.VMID, "err", cause)
-	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.core.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.Restoring != sb.Restoring {
 			return nil, nil
 		}
@@ -390,9 +399,9 @@ func (s *Service) restoreFailed(ctx context.Context, sb agentlab.Sandbox, cause 
 		default:
 			now.Desired = agentlab.DesiredStopped
 		}
-		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
-			refused(map[string]any{"state": now.State}, reason, cause, agentlab.HintOf(cause)), "sandbox %s was not restored: %s", sb.Name, reason)}, nil
+		return []agentlab.Event{sandbox.NewEvent(agentlab.EventSandboxState, sb,
+			sandbox.Refused(map[string]any{"state": now.State}, reason, cause, agentlab.HintOf(cause)), "sandbox %s was not restored: %s", sb.Name, reason)}, nil
 	})
-	s.withState(sb.VMID, func(m *runtimeState) { m.needsInspect = true })
+	s.core.InspectAgain(sb.VMID)
 	return err
 }
