@@ -250,19 +250,10 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 }
 
 func (s *services) openSandboxes() {
-	s.workspaces = workspace.New(workspace.Config{
-		Store: s.store, Fleet: s.fleet,
-		Limits: workspace.Limits{
-			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
-			SizeGB: s.settings.Limits.WorkspaceGB,
-		},
-		Metrics: s.metrics,
-		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
-	})
 	core := sandbox.NewCore(sandbox.Config{
 		Secrets: s.vault,
-		Store:   s.store, Fleet: s.fleet, Profiles: s.profiles,
-		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
+		Store:   s.store, Sessions: s.store, Fleet: s.fleet, Profiles: s.profiles,
+		Bootstrap: s.bootstrap, Artifacts: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
 		Limits: sandbox.Limits{
 			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
@@ -274,6 +265,15 @@ func (s *services) openSandboxes() {
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),
 	})
+	s.workspaces = workspace.New(workspace.Config{
+		Core: core, Store: s.store, Leases: s.store, Fleet: s.fleet,
+		Limits: workspace.Limits{
+			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
+			SizeGB: s.settings.Limits.WorkspaceGB,
+		},
+		Metrics: s.metrics,
+		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
+	})
 	s.pool = warmpool.New(warmpool.Config{
 		Core: core, Store: s.store, Fleet: s.fleet, Entries: s.poolEntries(), MaxSandboxes: s.settings.Limits.MaxSandboxes,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "warm pool"),
@@ -284,8 +284,7 @@ func (s *services) openSandboxes() {
 		SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
 		Clock:      s.cfg.Clock, Logger: s.log.With("part", "snapshots"),
 	})
-	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool, Snapshots: s.snapshots})
-	s.workspaces.UseGuests(s.sandboxes)
+	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool, Snapshots: s.snapshots, Workspaces: s.workspaces})
 }
 
 // poolEntries returns the entries of the warm pool.

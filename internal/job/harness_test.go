@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/snapshot"
 	"github.com/agentlab-vm/agentlab/internal/warmpool"
+	"github.com/agentlab-vm/agentlab/internal/workspace"
 
 	"go.uber.org/goleak"
 
@@ -154,15 +155,16 @@ type world struct {
 
 	egress job.Egress // given to daemons that begin
 
-	store     *store.Store
-	sandboxes *sandbox.Service
-	snapshots *snapshot.Service
-	jobs      *job.Service
-	boot      *bootstrap.Service
-	artifacts *artifact.Service
-	vault     *secret.Vault
-	guests    *guestserver.Server
-	kill      func()
+	store      *store.Store
+	sandboxes  *sandbox.Service
+	snapshots  *snapshot.Service
+	workspaces *workspace.Service
+	jobs       *job.Service
+	boot       *bootstrap.Service
+	artifacts  *artifact.Service
+	vault      *secret.Vault
+	guests     *guestserver.Server
+	kill       func()
 
 	mu   sync.Mutex
 	seen []agentlab.Event
@@ -228,7 +230,7 @@ func (w *world) begin() {
 	w.boot = boot
 	backends := fleet.Single(driver, fake.Images{})
 	core := sandbox.NewCore(sandbox.Config{
-		Store: w.store, Fleet: backends, Profiles: w.profiles,
+		Store: w.store, Sessions: w.store, Fleet: backends, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
@@ -236,7 +238,8 @@ func (w *world) begin() {
 	w.snapshots = snapshot.New(snapshot.Config{
 		Core: core, Store: w.store, Fleet: backends, Profiles: w.profiles, Bootstrap: w.boot, Pool: pool, SetupBytes: cmp.Or(w.setupBytes, 1<<40),
 	})
-	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: pool, Snapshots: w.snapshots})
+	w.workspaces = workspace.New(workspace.Config{Core: core, Store: w.store, Leases: w.store, Fleet: backends})
+	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: pool, Snapshots: w.snapshots, Workspaces: w.workspaces})
 	jobs = job.New(job.Config{
 		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Snapshots: w.snapshots, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",

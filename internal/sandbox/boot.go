@@ -26,7 +26,7 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	if sb.From.Snapshot != "" {
 		switch ready, refusal, err := s.snaps.OriginReady(ctx, sb); {
 		case refusal != nil:
-			return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
+			return 0, false, s.MarkFailed(ctx, sb, "it could not be created: %w", refusal)
 		case err != nil || !ready:
 			return 0, true, err
 		}
@@ -36,7 +36,7 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	case wait || err != nil:
 		return 0, true, err
 	case refusal != nil:
-		return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
+		return 0, false, s.MarkFailed(ctx, sb, "it could not be created: %w", refusal)
 	}
 	return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
 }
@@ -98,7 +98,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
 	}
-	if err := s.attachWorkspace(ctx, sb); err != nil {
+	if err := s.workspaces.AttachVolume(ctx, sb); err != nil {
 		return err
 	}
 	return s.On(sb).Start(ctx, backend.RefOf(sb))
@@ -106,7 +106,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 
 // boot waits for the guest of a started sandbox, or starts the sandbox.
 func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !s.inspected(sb.VMID) {
+	if !s.Inspected(sb.VMID) {
 		if done, err := s.ensureStarted(ctx, sb); done || err != nil {
 			return 0, done, err
 		}
@@ -122,11 +122,8 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if ctx.Err() != nil {
 		return 0, true, err
 	}
-	if refused, ok := errors.AsType[errWorkspace](err); ok {
-		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
-	}
-	if missing, ok := errors.AsType[errNested](err); ok {
-		return 0, false, s.markFailed(ctx, sb, "%w", missing.error)
+	if refused, ok := errors.AsType[Permanent](err); ok {
+		return 0, false, s.MarkFailed(ctx, sb, "%w", refused.Err)
 	}
 	s.withState(sb.VMID, func(m *runtimeState) {
 		m.inspected = m.inspected && s.clock().Sub(m.looked) < lookEvery
@@ -151,7 +148,7 @@ func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.openGuestListener(ctx, sb); err != nil {
 		return err
 	}
-	if err := s.mountWorkspace(ctx, sb); err != nil { // first: the identity starts its job
+	if err := s.workspaces.Mount(ctx, sb); err != nil { // first: the identity starts its job
 		return err
 	}
 	health, err := s.ensureIdentity(ctx, sb)
@@ -247,7 +244,7 @@ func (s *Service) markVMRunning(vmid int) {
 func (s *Core) Control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) {
 		conn, err := s.On(sb).DialControl(ctx, backend.RefOf(sb))
-		return conn, s.ofSession(ctx, sb, err)
+		return conn, s.OfSession(ctx, sb, err)
 	})
 }
 
@@ -256,12 +253,12 @@ func (s *Core) Control(sb agentlab.Sandbox) *control.Client {
 // a step (policyChanged), because a hostile guest does not answer.
 func (s *Core) Asking(vmid int) (answered func()) {
 	s.withState(vmid, func(m *runtimeState) {
-		m.Asking = true
+		m.asking = true
 		if m.newPolicy {
 			s.loop.Interrupt(vmid)
 		}
 	})
-	return func() { s.withState(vmid, func(m *runtimeState) { m.Asking = false }) }
+	return func() { s.withState(vmid, func(m *runtimeState) { m.asking = false }) }
 }
 
 // Health asks the guest of a sandbox how far it has booted.
@@ -404,9 +401,9 @@ func (s *Service) startBegun(ctx context.Context, sb agentlab.Sandbox) (time.Tim
 	if sb.Workspace == "" || !sb.BootedAt.IsZero() {
 		return sb.CreatedAt, nil
 	}
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
-	if ok && l.AcquiredAt.After(sb.CreatedAt) {
-		return l.AcquiredAt, err
+	at, err := s.workspaces.AcquiredAt(ctx, sb)
+	if at.After(sb.CreatedAt) {
+		return at, err
 	}
 	return sb.CreatedAt, err
 }

@@ -41,35 +41,51 @@ type runtimeState struct {
 	backend string                // where it is; it may be none of the daemon's
 	state   agentlab.SandboxState // as last seen
 
-	lease          time.Time      // its end, as sent to the backend (backend.Power)
-	leaseEnd       time.Time      // its end, as last seen
-	warned         time.Duration  // the last warning about leaseEnd, one of leaseWarnings; 0: none
-	terminals      int            // attached terminals
-	blank          bool           // this process started its VM, and sent its guest nothing
-	isCopy         bool           // it continues the guest of a snapshot
-	hurry          bool           // another copy of its snapshot did not answer
 	inspected      bool           // this process has found its VM in the expected state
 	needsInspect   bool           // the audit found a difference: inspect the VM again
-	tried          time.Time      // first attempt to power it on in its current state
-	running        time.Time      // when this process first found the VM of a BOOTING sandbox running
-	looked         time.Time      // when the VM of a BOOTING sandbox was last inspected
 	grace          *time.Duration // requested by Stop; nil means the default
 	image          *imageResult   // result of an image build that it waited for
-	listener       *guestListener
-	save           bool          // its console log must be saved
-	retry          *retryState   // of steps that failed; nil if the last one did not
-	destroyPending bool          // it must be destroyed, but the row could not be changed: the disk was full
-	paused         string        // why its guest's CPUs are paused; "" if they are not
-	awaited        string        // ID of the workspace that its step waits for
-	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows
-	reboots        *rate.Limiter // of its guest by itself
-	off            bool          // this process has powered off its VM to destroy it
+	retry          *retryState    // of steps that failed; nil if the last one did not
+	destroyPending bool           // it must be destroyed, but the row could not be changed: the disk was full
 
-	Asking    bool      // its step waits for an answer of the guest, or saves it
-	newPolicy bool      // its network policy has changed since its step read the row
-	silent    int       // consecutive deliveries that the guest did not answer
+	leaseState
+	bootState
+	guestState
+	netState
+}
+
+// leaseState is about the lease of a sandbox.
+type leaseState struct {
+	lease     time.Time     // its end, as sent to the backend (backend.Power)
+	leaseEnd  time.Time     // its end, as last seen
+	warned    time.Duration // the last warning about leaseEnd, one of leaseWarnings; 0: none
+	terminals int           // attached terminals
+}
+
+// bootState is about the starts of a VM.
+type bootState struct {
+	blank   bool          // this process started its VM, and sent its guest nothing
+	isCopy  bool          // it continues the guest of a snapshot
+	hurry   bool          // another copy of its snapshot did not answer
+	tried   time.Time     // first attempt to power it on in its current state
+	running time.Time     // when this process first found the VM of a BOOTING sandbox running
+	looked  time.Time     // when the VM of a BOOTING sandbox was last inspected
+	reboots *rate.Limiter // of its guest by itself
+}
+
+// guestState is about a guest.
+type guestState struct {
+	listener  *guestListener
+	save      bool      // its console log must be saved
+	paused    string    // why its CPUs are paused; "" if they are not
+	asking    bool      // the step waits for its answer, or saves it
+	newPolicy bool      // its network policy has changed since the step read the row
+	silent    int       // consecutive deliveries that it did not answer
 	askAt     time.Time // when the next delivery may begin
+}
 
+// netState is about the network policy of a sandbox.
+type netState struct {
 	netSince   time.Time     // since when a network policy cannot be applied; zero if there is none
 	netTrouble string        // why not
 	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
@@ -131,9 +147,6 @@ func (s *Core) track(sb agentlab.Sandbox) *runtimeState {
 		m.state, m.inspected = sb.State, false
 		m.tried, m.running, m.retry = time.Time{}, time.Time{}, nil
 		m.silent, m.askAt = 0, time.Time{}
-		if !sb.State.HasVM() {
-			m.mounted = ""
-		}
 		if sb.State == agentlab.SandboxStopped {
 			m.grace = nil
 		}

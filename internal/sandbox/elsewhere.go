@@ -43,7 +43,7 @@ func (s *Core) Reachable(sb agentlab.Sandbox) error {
 func (s *Service) skipElsewhere(ctx context.Context, sb agentlab.Sandbox) time.Duration {
 	err := s.Reachable(sb)
 	if text := agentlab.Reason(agentlab.TextWithHint(err)); text != sb.Waiting {
-		s.setWaiting(ctx, sb, text, err)
+		s.SetWaiting(ctx, sb, text, err)
 	}
 	return s.idleLimit()
 }

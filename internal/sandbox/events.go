@@ -99,7 +99,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	}
 	if err == nil {
 		if done && s.idle(sb) {
-			s.setWaiting(ctx, sb, "", nil)
+			s.SetWaiting(ctx, sb, "", nil)
 		}
 		return
 	}
@@ -123,7 +123,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 		}
 	})
 	if due {
-		s.setWaiting(ctx, sb, text, err)
+		s.SetWaiting(ctx, sb, text, err)
 	}
 }
 
@@ -134,14 +134,14 @@ func (s *Service) idle(sb agentlab.Sandbox) bool {
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning:
 		return false
 	case agentlab.SandboxBooting:
-		return s.inspected(sb.VMID)
+		return s.Inspected(sb.VMID)
 	}
 	return true
 }
 
-// setWaiting stores why a sandbox waits, with an event; "" means that it does
+// SetWaiting stores why a sandbox waits, with an event; "" means that it does
 // not wait.
-func (s *Core) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
+func (s *Core) SetWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
 	if text == "" {
 		s.withState(sb.VMID, func(m *runtimeState) { m.retry = nil })
 		if sb.Waiting == "" {

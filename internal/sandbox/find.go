@@ -68,7 +68,7 @@ func (s *Core) find(ctx context.Context, arg string) (sb, other agentlab.Sandbox
 	case !live || named.UID == current.UID:
 		return current, none, nil
 	}
-	history, err := s.cfg.Store.SessionHistory(ctx, v.ID)
+	history, err := s.cfg.Sessions.SessionHistory(ctx, v.ID)
 	if err != nil {
 		return none, none, err
 	}
@@ -94,9 +94,9 @@ func destroyedBefore(arg string, sb agentlab.Sandbox) error {
 // sessionSandbox returns the session with a name or ID, without an ID if there is none, and
 // its current sandbox, without a number if it has none.
 func (s *Core) sessionSandbox(ctx context.Context, arg string) (v agentlab.Session, sb agentlab.Sandbox, err error) {
-	get := s.cfg.Store.SessionByName
+	get := s.cfg.Sessions.SessionByName
 	if agentlab.IsSessionID(arg) {
-		get = s.cfg.Store.Session
+		get = s.cfg.Sessions.Session
 	}
 	v, err = get(ctx, arg)
 	switch {

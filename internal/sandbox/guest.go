@@ -39,17 +39,17 @@ func (s *Core) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	default:
 		err = Conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
 	}
-	return sb, s.ofSession(ctx, sb, err)
+	return sb, s.OfSession(ctx, sb, err)
 }
 
-// ofSession replaces the hint of an error, which names a command that runs the sandbox
+// OfSession replaces the hint of an error, which names a command that runs the sandbox
 // again, if the sandbox is the current one of a session: that has a command of its own.
-func (s *Core) ofSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
+func (s *Core) OfSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Hint == "" {
 		return err
 	}
-	all, lerr := s.cfg.Store.Sessions(ctx)
+	all, lerr := s.cfg.Sessions.Sessions(ctx)
 	if lerr != nil {
 		return err // with the hint for any sandbox
 	}
@@ -159,9 +159,9 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 		if local, lerr := s.Control(sb).DialPort(ctx, port); lerr == nil {
 			return local, nil
 		}
-		return nil, s.ofSession(ctx, sb, err)
+		return nil, s.OfSession(ctx, sb, err)
 	case err != nil || port != sshPort:
-		return conn, s.ofSession(ctx, sb, err)
+		return conn, s.OfSession(ctx, sb, err)
 	}
 	return s.hold(sb, conn), nil
 }

@@ -284,24 +284,22 @@ func (w *world) begin() {
 		w.next = make(chan struct{})
 	})
 	w.driver = w.host.Open()
-	w.workspaces = workspace.New(workspace.Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
 	backends := fleet.Single(w.offered(), w.images)
 	received := boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received}
 	core := sandbox.NewCore(sandbox.Config{
-		Workspaces: w.workspaces,
-		Store:      db{w.store, &w.dbFull}, IntentsDir: w.intents, Fleet: backends,
+		Store: db{w.store, &w.dbFull}, Sessions: w.store, IntentsDir: w.intents, Fleet: backends,
 		Profiles:       w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
 		Bootstrap: received,
 	})
+	w.workspaces = workspace.New(workspace.Config{Core: core, Store: db{w.store, &w.dbFull}, Leases: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
 	w.warm = warmpool.New(warmpool.Config{
 		Core: core, Store: w.store, Fleet: backends, Entries: w.pool, MaxSandboxes: w.limits.MaxSandboxes, Clock: w.clock,
 	})
 	w.snaps = snapshot.New(snapshot.Config{
 		Core: core, Store: db{w.store, &w.dbFull}, Fleet: backends, Profiles: w.profiles, Bootstrap: received, Pool: w.warm, Quota: w.quota, Every: w.limits.AuditEvery, Clock: w.clock,
 	})
-	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm, Snapshots: w.snaps})
-	w.workspaces.UseGuests(w.svc)
+	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm, Snapshots: w.snaps, Workspaces: w.workspaces})
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)

@@ -157,7 +157,7 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 func (s *Core) idleLimit() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return max(maxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)
+	return max(MaxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)
 }
 
 // sshPort is the port of the SSH server of a guest.

@@ -8,10 +8,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// errNested is that virtual machines do not run in the guest of a sandbox that
-// requires it.
-type errNested struct{ error }
-
 // checkNested returns an error with code unsupported if a sandbox requires nested
 // virtualization and no host provides it.
 func (s *Service) checkNested(ctx context.Context, sb agentlab.Sandbox) error {
@@ -67,7 +63,7 @@ func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state age
 		return []agentlab.Event{NewEvent(agentlab.EventSandboxNested, *now, data, "warning: virtual machines do not run in sandbox %s: %s", sb.Name, text)}, nil
 	})
 	if err == nil && why != "" && sb.Resources.Nested == agentlab.NestedOn {
-		return errNested{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).
+		return Permanent{agentlab.Errorf(agentlab.CodeUnsupported, "its profile requires nested virtualization: %s", why).
 			WithHint("%s", cmp.Or(hint, "set resources.nested: auto in the profile if its jobs can do without"))}
 	}
 	return err

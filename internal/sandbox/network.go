@@ -182,7 +182,7 @@ func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 func (s *Service) policyChanged(vmid int) {
 	s.withState(vmid, func(m *runtimeState) {
 		m.newPolicy = true
-		if m.Asking {
+		if m.asking {
 			s.loop.Interrupt(vmid)
 		}
 	})
@@ -213,7 +213,7 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 	if backend.IsTransient(err) && !long {
 		return false, err
 	}
-	return true, s.markFailed(ctx, sb, "its network policy could not be applied: %w", err)
+	return true, s.MarkFailed(ctx, sb, "its network policy could not be applied: %w", err)
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {

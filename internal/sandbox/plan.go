@@ -47,6 +47,26 @@ func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *age
 	return s.PlanOn(on, r, from)
 }
 
+// CheckWorkspace returns the error of Create for the workspace of a request, except that
+// another sandbox has it. It changes nothing.
+func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error {
+	_, err := s.selectWorkspace(ctx, r)
+	return err
+}
+
+// selectWorkspace returns the workspace of a new sandbox; nil if it wants none.
+func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest) (*agentlab.WorkspaceUse, error) {
+	if r.Workspace == nil {
+		return nil, nil //nolint:nilnil // no workspace is not an error
+	}
+	if r.From != "" || r.Fork != "" {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a workspace").WithField("workspace").
+			WithHint("attach it when the sandbox is ready: agentlab workspace attach")
+	}
+	use, err := s.workspaces.Select(ctx, *r.Workspace)
+	return &use, err
+}
+
 // backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
 // its workspace, else the default.
 func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
@@ -54,11 +74,9 @@ func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, fro
 		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
 	}
 	if r.Workspace != nil {
-		use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
-		if err == nil && use.New == nil {
-			v, err := s.cfg.Store.Workspace(ctx, use.ID)
-			return v.Backend, err
-		} // its error is reported when the rest of the request has been checked
+		if on, err := s.workspaces.BackendOf(ctx, *r.Workspace); on != "" || err != nil {
+			return on, err
+		}
 	}
 	return s.cfg.Fleet.Default().Name(), nil
 }

@@ -19,7 +19,7 @@ func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again ti
 		return time.Second, true, nil // if the row could not be changed
 	case sb.State != agentlab.SandboxPooled:
 		return s.driveRunning(ctx, sb)
-	case s.inspected(sb.VMID):
+	case s.Inspected(sb.VMID):
 		return 0, true, nil
 	}
 	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
@@ -27,7 +27,7 @@ func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again ti
 		return 0, true, err
 	}
 	if err != nil || in.Power != s.pooledPower(sb) {
-		return 0, false, s.markFailed(ctx, sb, "its VM has ended (%s) while it waited in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
+		return 0, false, s.MarkFailed(ctx, sb, "its VM has ended (%s) while it waited in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
 	}
 	s.setInspected(sb.VMID)
 	return 0, true, nil

@@ -168,7 +168,7 @@ func (s *Service) startable(sb agentlab.Sandbox) error {
 // disk as it is, with the workspace of the session. Codes: not_found; conflict, also if
 // another sandbox has the workspace; busy.
 func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Session) (agentlab.Sandbox, error) {
-	use, err := s.cfg.Workspaces.Select(ctx, agentlab.WorkspaceSelection{Workspace: session.WorkspaceID})
+	use, err := s.workspaces.Select(ctx, agentlab.WorkspaceSelection{Workspace: session.WorkspaceID})
 	if err == nil {
 		err = s.Room()
 	}

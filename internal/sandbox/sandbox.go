@@ -50,27 +50,20 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	RevokeGrants(ctx context.Context, vmid int) error
+	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
+	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
+}
+
+// Sessions are the rows of sessions, whose names mean their current sandboxes.
+type Sessions interface {
 	Session(ctx context.Context, id string) (agentlab.Session, error)
 	SessionByName(ctx context.Context, name string) (agentlab.Session, error)
 	Sessions(ctx context.Context) ([]agentlab.Session, error)
 	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
-	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
-	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
-	// Subscribe calls fn after each commit.
-	Subscribe(fn func(agentlab.Commit))
-	Job(ctx context.Context, id string) (agentlab.Job, error)
-	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
-	RevokeGrants(ctx context.Context, vmid int) error
-
-	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
-	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
-	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
-	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
-	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
-	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
-	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
-	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
-	ReleaseWorkspace(ctx context.Context, nonce string) error
 }
 
 // DiskSizer is implemented by Images that know the sizes of the disks in them.
@@ -241,13 +234,53 @@ type Snapshots interface {
 	Restore(ctx context.Context, sb agentlab.Sandbox) error
 }
 
+// Workspaces are the workspaces of sandboxes; *workspace.Service implements it.
+type Workspaces interface {
+	// Select returns the workspace that a request wants, and if it must be created
+	// also its row, which is not stored yet. Codes: not_found, exists, invalid, limit,
+	// conflict, unsupported.
+	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
+	// BackendOf returns the backend of the workspace that a request wants, "" if there is
+	// no such workspace.
+	BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection) (string, error)
+	// Await ends the step of a REQUESTED sandbox until its workspace can be attached. The
+	// backend has nothing of the sandbox until then.
+	Await(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error)
+	// AttachVolume attaches the workspace of a sandbox that is about to start.
+	AttachVolume(ctx context.Context, sb agentlab.Sandbox) error
+	// Mount makes the guest of a sandbox mount its workspace.
+	Mount(ctx context.Context, sb agentlab.Sandbox) error
+	// Supervise attaches the workspace that a running sandbox got, if it has it not yet.
+	// again is when to call it again, 0 for not before the next step.
+	Supervise(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error)
+	// StepRelease detaches the workspace of a sandbox if that was requested. settled
+	// means that the row has changed.
+	StepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error)
+	// UnmountLast makes the guest of a sandbox that is destroyed write its workspace.
+	UnmountLast(ctx context.Context, sb agentlab.Sandbox) error
+	// Return ends the lease of a sandbox whose VM is off and that does not run again by
+	// itself.
+	Return(ctx context.Context, sb agentlab.Sandbox) error
+	// AcquiredAt returns when a sandbox got the lease of its workspace; zero if it has
+	// none.
+	AcquiredAt(ctx context.Context, sb agentlab.Sandbox) (time.Time, error)
+}
+
+// Permanent is an error of a step that does not end by itself.
+type Permanent struct{ Err error }
+
+// Error implements error.
+func (e Permanent) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e Permanent) Unwrap() error { return e.Err }
+
 // Config is the configuration of a Core.
 type Config struct {
 	Store    Store
+	Sessions Sessions
 	Fleet    *fleet.Fleet
 	Profiles Profiles
-
-	Workspaces Workspaces
 
 	Secrets Secrets // nil means that secrets bundles are not checked
 
@@ -274,12 +307,13 @@ type Config struct {
 type Service struct {
 	*Core
 
-	orphans lock.Keyed[string] // by UID; held during a destruction
-	images  imageBuilds
-	guests  Guests // nil means that guests are not served
-	intents destroyIntents
-	pool    Pool
-	snaps   Snapshots
+	orphans    lock.Keyed[string] // by UID; held during a destruction
+	images     imageBuilds
+	guests     Guests // nil means that guests are not served
+	intents    destroyIntents
+	pool       Pool
+	snaps      Snapshots
+	workspaces Workspaces
 
 	knownOrphans map[string]fleet.Instance // by UID: orphans that were reported by an event
 
@@ -287,15 +321,15 @@ type Service struct {
 
 // Parts are the parts of the service that other packages have. All are required.
 type Parts struct {
-	Pool      Pool
-	Snapshots Snapshots
+	Pool       Pool
+	Snapshots  Snapshots
+	Workspaces Workspaces
 }
 
 // New returns the Service of a Core. Call Run to start it.
 func New(c *Core, parts Parts) *Service {
-	s := &Service{Core: c, intents: destroyIntents{c.cfg.IntentsDir}, knownOrphans: map[string]fleet.Instance{}, pool: parts.Pool, snaps: parts.Snapshots}
+	s := &Service{Core: c, intents: destroyIntents{c.cfg.IntentsDir}, knownOrphans: map[string]fleet.Instance{}, pool: parts.Pool, snaps: parts.Snapshots, workspaces: parts.Workspaces}
 	c.step = s.step
-	c.cfg.Store.Subscribe(s.committed)
 	return s
 }
 

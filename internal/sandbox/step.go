@@ -10,10 +10,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// maxIdle is the maximum time between two steps of a settled sandbox, unless there are
+// MaxIdle is the maximum time between two steps of a settled sandbox, unless there are
 // more than idleStepRate for each second of it. It is limited because the clock may be
 // changed, and the host may sleep.
-const maxIdle = 10 * time.Minute
+const MaxIdle = 10 * time.Minute
 
 // idleStepRate is how many settled sandboxes have a step in a second, if there are
 // thousands: each reads a row. The end of a lease after the clock was changed is then
@@ -86,7 +86,7 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 		}
 	}
 	if sb.Workspace != "" {
-		if settled, err := s.stepRelease(ctx, sb); settled || err != nil {
+		if settled, err := s.workspaces.StepRelease(ctx, sb); settled || err != nil {
 			return 0, err != nil, err
 		}
 	}
@@ -157,7 +157,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	})
 	switch {
 	case fullDisk(err) && (work || busy):
-		return errors.Join(s.powerOff(ctx, sb, 0), err)
+		return errors.Join(s.PowerOff(ctx, sb, 0), err)
 	case fullDisk(err) && !sb.Keepalive: // its row has the end of its lease
 		s.destroyWithoutRow(sb)
 		return nil
@@ -170,13 +170,13 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	switch sb.State {
 	case agentlab.SandboxRequested:
 		if sb.Workspace != "" {
-			return s.awaitWorkspace(ctx, sb)
+			return s.workspaces.Await(ctx, sb)
 		}
 		return 0, false, s.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
 	case agentlab.SandboxStopped: // one that had FAILED may still run
-		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+		if err := s.EnsurePoweredOff(ctx, sb); err != nil {
 			return 0, true, err
 		}
 		return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
@@ -185,10 +185,10 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	case agentlab.SandboxSuspended:
 		return s.driveResumed(ctx, sb)
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
-		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+		if err := s.EnsurePoweredOff(ctx, sb); err != nil {
 			return 0, true, err
 		}
-		return 0, true, s.returnWorkspace(ctx, sb)
+		return 0, true, s.workspaces.Return(ctx, sb)
 	default:
 		return s.superviseRunning(ctx, sb)
 	}
@@ -214,10 +214,10 @@ func (s *Core) Transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.
 	return err
 }
 
-// markFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
+// MarkFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
 // destruction is requested, unless it may have work that is not stored: then the
 // service of the jobs calls Release.
-func (s *Core) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+func (s *Core) MarkFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
 	return s.Fail(ctx, sb, nil, format, args...)
 }
 
@@ -254,9 +254,9 @@ func (s *Core) RedactReason(ctx context.Context, sb agentlab.Sandbox, text strin
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
-// ensurePoweredOff powers off the VM of a failed sandbox.
-func (s *Core) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.inspected(sb.VMID) {
+// EnsurePoweredOff powers off the VM of a failed sandbox.
+func (s *Core) EnsurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
+	if s.Inspected(sb.VMID) {
 		return nil
 	}
 	s.CloseGuestListener(sb.VMID)
@@ -270,9 +270,9 @@ func (s *Core) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error 
 	return nil
 }
 
-// inspected reports whether this process has checked the VM's state since the
+// Inspected reports whether this process has checked the VM's state since the
 // row's state last changed or the audit last found a difference.
-func (s *Core) inspected(vmid int) (ok bool) {
+func (s *Core) Inspected(vmid int) (ok bool) {
 	s.withState(vmid, func(m *runtimeState) { ok = m.inspected && !m.needsInspect })
 	return ok
 }
@@ -289,7 +289,7 @@ func (s *Core) setInspected(vmid int) {
 // stop runs the next action of a sandbox whose desired state is stopped.
 func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.State == agentlab.SandboxStopped {
-		return 0, true, s.ensurePoweredOff(ctx, sb)
+		return 0, true, s.EnsurePoweredOff(ctx, sb)
 	}
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return s.driveRunning(ctx, sb) // Stop refuses these, so they continue
@@ -304,14 +304,14 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if sb.State == agentlab.SandboxFailed && !sb.Salvage {
 		grace = 0 // its VM is off, or its guest does not work
 	}
-	if err := s.powerOff(ctx, sb, grace); err != nil {
+	if err := s.PowerOff(ctx, sb, grace); err != nil {
 		return 0, true, err
 	}
 	return 0, false, s.Transition(ctx, sb, agentlab.SandboxStopped, "")
 }
 
-// powerOff stops the VM. A missing VM counts as off.
-func (s *Core) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
+// PowerOff stops the VM. A missing VM counts as off.
+func (s *Core) PowerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
 	err := s.On(sb).Stop(ctx, backend.RefOf(sb), grace)
@@ -333,11 +333,11 @@ const timeoutGrace = 10 * time.Second
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.ReleaseSlots(sb.VMID)
 	s.abandonImage(sb)
-	if err := s.unmountLast(ctx, sb); err != nil {
+	if err := s.workspaces.UnmountLast(ctx, sb); err != nil {
 		return err
 	}
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
-		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
+		if err := s.PowerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
 		}
 		if err := s.Transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
@@ -409,7 +409,7 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 
 // superviseRunning drives a sandbox whose VM should run.
 func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !s.inspected(sb.VMID) {
+	if !s.Inspected(sb.VMID) {
 		in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 		if why, err := vmLossReason(in, err); err != nil {
 			return 0, true, err
@@ -425,7 +425,7 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	look, err := s.superviseWorkspace(ctx, sb)
+	look, err := s.workspaces.Supervise(ctx, sb)
 	if err != nil {
 		return 0, true, err
 	}

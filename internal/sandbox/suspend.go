@@ -32,7 +32,7 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
 			err := Conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
 			if sb.State == agentlab.SandboxStopped {
-				err = s.ofSession(ctx, *sb, err)
+				err = s.OfSession(ctx, *sb, err)
 			}
 			return nil, err
 		}
@@ -49,7 +49,7 @@ func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error
 		case sb.Desired.Suspended():
 			sb.Desired = agentlab.DesiredRunning
 		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
-			return nil, s.ofSession(ctx, *sb, Conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb)))
+			return nil, s.OfSession(ctx, *sb, Conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb)))
 		}
 		return nil, nil
 	})
@@ -80,7 +80,7 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	toDisk := sb.Desired == agentlab.DesiredSuspendedToDisk
 	done := sb.State == agentlab.SandboxSuspended && (sb.OnDisk || !toDisk)
 	switch {
-	case done && s.inspected(sb.VMID):
+	case done && s.Inspected(sb.VMID):
 		return 0, true, nil
 	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
 		// Its state changed before it was suspended; use the current
@@ -183,7 +183,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 	}
 	if _, err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
 		if ctx.Err() == nil && s.TriedFor(sb.VMID) >= s.lim.BootTimeout {
-			return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
+			return 0, false, s.MarkFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}
 		return bootPause(0), true, ctx.Err()
 	}

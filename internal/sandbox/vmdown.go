@@ -22,13 +22,13 @@ func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.In
 	var rebooted *rate.Limiter
 	switch {
 	case !sb.State.CanBecome(agentlab.SandboxStopped):
-		return s.markFailed(ctx, sb, "%s", why)
+		return s.MarkFailed(ctx, sb, "%s", why)
 	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
 		desired, why = agentlab.DesiredRunning, why+"; it is started again"
 	case in.HostRestarted && sb.Keepalive:
 		why += "; its memory contents are lost"
 	case in.HostRestarted:
-		return s.markFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
+		return s.MarkFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
 	case in.GuestRebooted && sb.State != agentlab.SandboxRunning && sb.Desired == agentlab.DesiredRunning:
 		rebooted = s.rebootLimit(sb.VMID)
 		if rebooted.TokensAt(s.clock()) < 1 {
@@ -37,7 +37,7 @@ func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.In
 		}
 		desired, why = agentlab.DesiredRunning, "the guest rebooted itself; it is started again"
 	case in.Power != backend.PowerStopped:
-		return s.markFailed(ctx, sb, "%s", why)
+		return s.MarkFailed(ctx, sb, "%s", why)
 	}
 	s.CloseGuestListener(sb.VMID)
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {

@@ -274,7 +274,7 @@ func TestWaitOfAStoppedSandboxEnds(t *testing.T) {
 		w.until(stopped.VMID, agentlab.SandboxReady)
 		must(w.svc.Stop(context.Background(), stopped.VMID, 0))(t)
 		w.until(stopped.VMID, agentlab.SandboxStopped)
-		must(w.svc.AttachWorkspace(context.Background(), stopped.VMID, agentlab.WorkspaceSelection{Workspace: "data", Wait: time.Minute}))(t)
+		must(w.workspaces.Attach(context.Background(), stopped.VMID, agentlab.WorkspaceSelection{Workspace: "data", Wait: time.Minute}))(t)
 		next := w.create(onWorkspace("data", time.Hour))
 		time.Sleep(20 * time.Minute)
 		synctest.Wait()
@@ -337,14 +337,14 @@ func TestAttachAndDetach(t *testing.T) {
 		second := w.create(agentlab.SandboxRequest{})
 		w.until(second.VMID, agentlab.SandboxReady)
 		sel := agentlab.WorkspaceSelection{Workspace: "data"}
-		if _, err := w.svc.AttachWorkspace(context.Background(), second.VMID, sel); err != nil {
+		if _, err := w.workspaces.Attach(context.Background(), second.VMID, sel); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		if got := w.sh(second, "cat /work/note"); got != "hello" || w.attachedTo("data") != second.UID {
 			t.Errorf("the note is %q", got)
 		}
-		if _, err := w.svc.AttachWorkspace(context.Background(), first.VMID, sel); agentlab.CodeOf(err) != agentlab.CodeConflict {
+		if _, err := w.workspaces.Attach(context.Background(), first.VMID, sel); agentlab.CodeOf(err) != agentlab.CodeConflict {
 			t.Errorf("attached twice: %v", err)
 		}
 		for what, fn := range map[string]func() error{

@@ -86,7 +86,6 @@ type Sandboxes interface {
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)
-	AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)

@@ -81,8 +81,8 @@ func (s stubWorkspaces) Release(context.Context, string, bool) (agentlab.Workspa
 	return agentlab.WorkspaceLease{Number: 1, WorkspaceID: "ws-aaaaaaaaaaaaa", VMID: 1000, Nonce: "n"}, s.called("workspace.release")
 }
 
-func (s stubSandboxes) AttachWorkspace(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
-	return s.act("workspace")
+func (s stubWorkspaces) Attach(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
+	return stubSandboxes(s).act("workspace")
 }
 
 type stubSessions struct{ *stub }

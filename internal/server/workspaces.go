@@ -22,6 +22,7 @@ type Workspaces interface {
 	Delete(ctx context.Context, idOrName string, purge bool) (agentlab.Workspace, error)
 	Undelete(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
 	Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Workspace, error)
+	Attach(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Snapshots(ctx context.Context, idOrName string) ([]agentlab.WorkspaceSnapshot, error)
 	SaveSnapshot(ctx context.Context, idOrName, name string, attached agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error)
 	RestoreSnapshot(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
@@ -153,7 +154,7 @@ func (s *Server) attachWorkspace(ctx context.Context, in *attachWorkspaceInput) 
 	}
 	return s.updateSandbox(ctx, name, func(vmid int) (agentlab.Sandbox, error) {
 		sel := agentlab.WorkspaceSelection{Workspace: in.Workspace, Wait: time.Duration(in.Body.WaitSeconds) * time.Second}
-		return s.cfg.Services.Sandboxes.AttachWorkspace(ctx, vmid, sel)
+		return s.cfg.Services.Workspaces.Attach(ctx, vmid, sel)
 	})
 }
 

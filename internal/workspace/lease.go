@@ -46,7 +46,7 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 // Leases returns the leases of a workspace, or of all for "": the one of its owner
 // first, then its queue.
 func (s *Service) Leases(ctx context.Context, id string) ([]agentlab.WorkspaceLease, error) {
-	return s.cfg.Store.WorkspaceLeases(ctx, id)
+	return s.cfg.Leases.WorkspaceLeases(ctx, id)
 }
 
 // Release requests that a workspace is taken from the sandbox that has it: after its
@@ -91,7 +91,7 @@ func (s *Service) release(ctx context.Context, v agentlab.Workspace, l agentlab.
 	if err := s.mayDetach(ctx, v, l); err != nil {
 		return agentlab.WorkspaceLease{}, err
 	}
-	return s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
+	return s.cfg.Leases.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
 		if l.Release == agentlab.ReleaseForced || l.Release == agentlab.ReleaseClean && !force {
 			return nil
 		}
@@ -111,7 +111,7 @@ func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentla
 	if s.cfg.Fleet.Of(v.Backend).Can().VolumeHotplug {
 		return nil
 	}
-	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	sb, err := s.cfg.Leases.Sandbox(ctx, l.VMID)
 	if err != nil || !sb.State.HasVM() || sb.JobID != "" && sb.State.CanBecome(agentlab.SandboxFailed) && sb.State != agentlab.SandboxCompleted {
 		return err
 	}
@@ -122,7 +122,7 @@ func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentla
 // endStale ends a lease whose sandbox does not exist, if the backend has proven that
 // the volume is not attached.
 func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) (stale bool, err error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	sb, err := s.cfg.Leases.Sandbox(ctx, l.VMID)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 	case err != nil:
@@ -144,12 +144,12 @@ func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab
 			WithHint("see 'agentlab workspace check %s'", v.Name)
 	}
 	s.log.Warn("the lease of a sandbox that does not exist is ended", "workspace", v.ID, "vmid", l.VMID)
-	return true, s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
+	return true, s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
 }
 
 // endStaleLeases ends the leases of all sandboxes that do not exist.
 func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
+	leases, err := s.cfg.Leases.WorkspaceLeases(ctx, "")
 	for _, l := range leases {
 		if err != nil {
 			break
@@ -167,14 +167,32 @@ func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
 }
 
 // committed runs the steps of workspaces that have changed, or were created with a
-// sandbox.
+// sandbox, and of the sandboxes that have or want them.
 func (s *Service) committed(c agentlab.Commit) {
+	for _, sb := range c.Sandboxes {
+		s.sandboxChanged(sb)
+	}
 	for _, e := range c.Events {
-		var data struct {
-			Workspace string `json:"workspace"`
+		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
+		if !lease && e.Kind != agentlab.EventWorkspaceState {
+			continue
 		}
-		if e.Kind == agentlab.EventWorkspaceState && json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
+		if lease && s.core != nil {
+			s.core.Wake(e.SandboxVMID)
+		}
+		var data struct {
+			Workspace string             `json:"workspace"`
+			Step      agentlab.LeaseStep `json:"step"`
+		}
+		if json.Unmarshal([]byte(e.Data), &data) != nil || data.Workspace == "" {
+			continue
+		}
+		if !lease {
 			s.loop.Wake(data.Workspace)
+		}
+		// The sandboxes that wait for a workspace name the one that has it.
+		if !lease || data.Step == agentlab.LeaseStepAcquired {
+			s.wakeWaiting(data.Workspace)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (w *world) begin() {
 		w.Fatal(err)
 	}
 	w.driver = w.host.Open()
-	w.Service = New(Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Limits: w.limits})
+	w.Service = New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(w.driver, nil), Limits: w.limits})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Service.Run(ctx) }()
@@ -659,17 +659,17 @@ func TestOtherBackends(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
 		v := w.must(w.Create(ctx, "data", 4, ""))
-		s := New(Config{Store: w.store, Fleet: fleet.Single(plain{w.driver}, nil)})
+		s := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(plain{w.driver}, nil)})
 		for _, err := range []error{second(s.Create(ctx, "x", 1, "")), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x", "")), second(s.Check(ctx, ""))} {
 			w.refused(err, agentlab.CodeUnsupported)
 		}
-		d := New(Config{Store: w.store, Fleet: fleet.Single(onlyDetached{w.driver}, nil)})
+		d := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(onlyDetached{w.driver}, nil)})
 		err := second(d.SaveSnapshot(ctx, v.ID, "x", agentlab.ConsistencyCrash))
 		w.refused(err, agentlab.CodeUnsupported)
 		if hint := agentlab.HintOf(err); !strings.HasSuffix(hint, "agentlab workspace detach data") {
 			t.Errorf("the hint is %q", hint)
 		}
-		o := New(Config{Store: w.store, Fleet: fleet.Single(other{w.driver}, nil)})
+		o := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(other{w.driver}, nil)})
 		for _, err := range []error{second(o.Resize(ctx, "data", 8)), second(o.Delete(ctx, "data", true)), second(o.Fork(ctx, "data", "x", "")), second(o.Check(ctx, "data"))} {
 			w.refused(err, agentlab.CodeConflict)
 		}

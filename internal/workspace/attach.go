@@ -1,8 +1,7 @@
-package sandbox
+package workspace
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // A sandbox gets the lease of its workspace, or a place in the queue for it, in the
@@ -17,14 +17,6 @@ import (
 // the latest in the transaction that makes the sandbox DESTROYED, and the same
 // transaction gives the workspace to the next one in the queue. So a volume is never
 // attached to two sandboxes.
-
-// Workspaces selects the workspaces of new sandboxes; *workspace.Service implements it.
-type Workspaces interface {
-	// Select returns the workspace that a request wants, and if it must be created
-	// also its row, which is not stored yet. Codes: not_found, exists, invalid, limit,
-	// conflict, unsupported.
-	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
-}
 
 const (
 	// workspaceLook is the interval in which a sandbox looks whether its workspace can
@@ -34,38 +26,24 @@ const (
 	// lastTimeout how long one whose sandbox is destroyed.
 	unmountTimeout = 5 * time.Minute
 	lastTimeout    = 30 * time.Second
+	// powerOffGrace is how long a guest that does not unmount the workspace may take to
+	// power off.
+	powerOffGrace = 10 * time.Second
+	// silencePause is the pause after a guest has not unmounted a workspace that cannot
+	// be attached.
+	silencePause = time.Minute
 )
 
-// CheckWorkspace returns the error of Create for the workspace of a request, except that
-// another sandbox has it. It changes nothing.
-func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error {
-	_, err := s.selectWorkspace(ctx, r)
-	return err
-}
-
-// selectWorkspace returns the workspace of a new sandbox; nil if it wants none.
-func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest) (*agentlab.WorkspaceUse, error) {
-	if r.Workspace == nil {
-		return nil, nil //nolint:nilnil // no workspace is not an error
-	}
-	if r.From != "" || r.Fork != "" {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a workspace").WithField("workspace").
-			WithHint("attach it when the sandbox is ready: agentlab workspace attach")
-	}
-	use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
-	return &use, err
-}
-
-// AttachWorkspace gives an existing sandbox a workspace. Codes: not_found, conflict,
+// Attach gives an existing sandbox a workspace. Codes: not_found, conflict,
 // invalid, unsupported.
-func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
+func (s *Service) Attach(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
 	none := agentlab.Sandbox{}
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
+	sb, err := s.cfg.Leases.Sandbox(ctx, vmid)
 	if err == nil {
-		err = s.Reachable(sb)
+		err = s.core.Reachable(sb)
 	}
 	if err == nil && sb.Salvage {
-		err = OnlyKept(sb)
+		err = sandbox.OnlyKept(sb)
 	}
 	if err != nil {
 		return none, err
@@ -73,35 +51,30 @@ func (s *Service) AttachWorkspace(ctx context.Context, vmid int, sel agentlab.Wo
 	switch sb.State {
 	case agentlab.SandboxStopped:
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
-		if !s.On(sb).Can().VolumeHotplug {
-			return none, Conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
+		if !s.core.On(sb).Can().VolumeHotplug {
+			return none, sandbox.Conflict(sb, "and backend "+sb.Backend+" attaches workspaces to stopped sandboxes only", "stop it first: agentlab sandbox stop %s", sb.Name)
 		}
 	default:
-		return none, Conflict(sb, "and cannot get a workspace", "a READY, RUNNING, COMPLETED or STOPPED sandbox can")
+		return none, sandbox.Conflict(sb, "and cannot get a workspace", "a READY, RUNNING, COMPLETED or STOPPED sandbox can")
 	}
 	sel.Create, sel.Ensure = false, false
-	use, err := s.cfg.Workspaces.Select(ctx, sel)
+	use, err := s.Select(ctx, sel)
 	if err != nil {
 		return none, err
 	}
-	if sb, err = s.cfg.Store.AttachWorkspace(ctx, vmid, use, "", nil); err == nil {
-		s.withState(vmid, func(m *runtimeState) { m.mounted = "" }) // also if it has it: the guest mounts it once more
-		s.loop.Wake(vmid)
+	if sb, err = s.cfg.Leases.AttachWorkspace(ctx, vmid, use, "", nil); err == nil {
+		s.withState(vmid, func(m *attachState) { m.mounted = "" }) // also if it has it: the guest mounts it once more
+		s.core.Wake(vmid)
 	}
 	return sb, err
 }
 
-// errWorkspace is an error of a workspace that does not end by itself.
-type errWorkspace struct{ error }
-
-func (e errWorkspace) Unwrap() error { return e.error }
-
 // workspace returns the workspace and the lease of a sandbox when it can be attached.
 // wait is why not yet.
 func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentlab.Workspace, l agentlab.WorkspaceLease, wait string, err error) {
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
+	l, ok, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)
 	if err == nil && !ok {
-		err = errWorkspace{agentlab.Errorf(agentlab.CodeConflict, "its lease of the workspace has ended")}
+		err = sandbox.Permanent{Err: agentlab.Errorf(agentlab.CodeConflict, "its lease of the workspace has ended")}
 	}
 	if err != nil {
 		return v, l, "", err
@@ -111,15 +84,15 @@ func (s *Service) workspace(ctx context.Context, sb agentlab.Sandbox) (v agentla
 	}
 	switch {
 	case !l.Acquired() && !s.clock().Before(l.WaitUntil):
-		err = errWorkspace{s.notFree(ctx, v, l)}
+		err = sandbox.Permanent{Err: s.notFree(ctx, v, l)}
 	case !l.Acquired():
 		wait = fmt.Sprintf("workspace %s is used by %s", v.Name, s.holder(ctx, v))
 	case v.State == agentlab.WorkspaceFailed || !v.State.Live():
-		err = errWorkspace{agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s: %s", v.Name, v.State, v.Reason)}
+		err = sandbox.Permanent{Err: agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s: %s", v.Name, v.State, v.Reason)}
 	case v.State != agentlab.WorkspaceReady:
 		wait = fmt.Sprintf("workspace %s is %s", v.Name, v.State)
 	default:
-		wait, err = s.cfg.Store.WorkspaceBusy(ctx, v)
+		wait, err = s.cfg.Leases.WorkspaceBusy(ctx, v)
 	}
 	return v, l, wait, err
 }
@@ -131,74 +104,98 @@ func (s *Service) notFree(ctx context.Context, v agentlab.Workspace, l agentlab.
 
 // holder describes the sandbox that has a workspace.
 func (s *Service) holder(ctx context.Context, v agentlab.Workspace) string {
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.ID)
+	leases, err := s.cfg.Leases.WorkspaceLeases(ctx, v.ID)
 	if err == nil && len(leases) > 0 && leases[0].Acquired() {
-		if sb, err := s.cfg.Store.Sandbox(ctx, leases[0].VMID); err == nil && sb.UID == leases[0].UID {
+		if sb, err := s.cfg.Leases.Sandbox(ctx, leases[0].VMID); err == nil && sb.UID == leases[0].UID {
 			return "sandbox " + sb.Name
 		}
 	}
 	return "another sandbox"
 }
 
-// awaitWorkspace ends the step of a REQUESTED sandbox until its workspace can be
+// Await ends the step of a REQUESTED sandbox until its workspace can be
 // attached. The backend has nothing of the sandbox until then.
-func (s *Service) awaitWorkspace(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
-	s.withState(sb.VMID, func(m *runtimeState) { m.awaited = sb.Workspace })
+func (s *Service) Await(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	s.withState(sb.VMID, func(m *attachState) { m.awaited = sb.Workspace })
 	_, l, wait, err := s.workspace(ctx, sb)
-	if refused, ok := errors.AsType[errWorkspace](err); ok {
-		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
+	if refused, ok := errors.AsType[sandbox.Permanent](err); ok {
+		return 0, false, s.core.MarkFailed(ctx, sb, "%w", refused.Err)
 	}
 	if err != nil {
 		return 0, true, err
 	}
 	if wait == "" {
-		return 0, false, s.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
+		return 0, false, s.core.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	}
 	if text := "waits: " + wait; sb.Waiting != text {
-		s.setWaiting(ctx, sb, text, nil)
+		s.core.SetWaiting(ctx, sb, text, nil)
 	}
 	again = workspaceLook
 	if !l.Acquired() { // the end of the other lease runs the step
-		again = max(min(l.WaitUntil.Sub(s.clock()), maxIdle), time.Millisecond)
+		again = max(min(l.WaitUntil.Sub(s.clock()), sandbox.MaxIdle), time.Millisecond)
 	}
 	return again, true, nil
 }
 
-// committed runs the steps of sandboxes whose workspaces or leases have changed.
-func (s *Service) committed(c agentlab.Commit) {
-	for _, e := range c.Events {
-		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
-		if !lease && e.Kind != agentlab.EventWorkspaceState {
-			continue
-		}
-		var data struct {
-			Workspace string             `json:"workspace"`
-			Step      agentlab.LeaseStep `json:"step"`
-		}
-		err := json.Unmarshal([]byte(e.Data), &data)
-		if lease {
-			s.loop.Wake(e.SandboxVMID)
-		}
-		// The sandboxes that wait for a workspace name the one that has it.
-		if err == nil && (!lease || data.Step == agentlab.LeaseStepAcquired) {
-			s.workspaceChanged(data.Workspace)
-		}
-	}
+// attachState is the state in memory for a sandbox with a workspace. It may be lost.
+type attachState struct {
+	awaited string // ID of the workspace that the step of a REQUESTED sandbox waits for
+	mounted string // ID of the workspace that its guest has mounted, as far as this process knows
+	off     bool   // this process has powered off its VM to destroy it
 }
 
-// workspaceChanged runs the steps of the sandboxes that wait for a workspace.
-func (s *Service) workspaceChanged(id string) {
+// withState calls fn with the state of a sandbox. It holds the lock during the call.
+func (s *Service) withState(vmid int, fn func(*attachState)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for vmid, m := range s.states {
-		if id != "" && m.awaited == id && m.state == agentlab.SandboxRequested {
-			s.loop.Wake(vmid)
+	if s.attached[vmid] == nil {
+		s.attached[vmid] = &attachState{}
+	}
+	fn(s.attached[vmid])
+}
+
+// stateOf returns the state of a sandbox.
+func (s *Service) stateOf(vmid int) attachState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.attached[vmid]; m != nil {
+		return *m
+	}
+	return attachState{}
+}
+
+// sandboxChanged updates the state of a sandbox whose row has changed.
+func (s *Service) sandboxChanged(sb agentlab.Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.attached[sb.VMID]
+	switch {
+	case m == nil:
+	case sb.State == agentlab.SandboxDestroyed:
+		delete(s.attached, sb.VMID)
+	default:
+		if sb.State != agentlab.SandboxRequested {
+			m.awaited = ""
+		}
+		if !sb.State.HasVM() {
+			m.mounted = ""
 		}
 	}
 }
 
-// attachWorkspace attaches the volume of a sandbox that is about to start.
-func (s *Service) attachWorkspace(ctx context.Context, sb agentlab.Sandbox) error {
+// wakeWaiting runs the steps of the sandboxes that wait for a workspace.
+func (s *Service) wakeWaiting(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for vmid, m := range s.attached {
+		if m.awaited == id {
+			s.core.Wake(vmid)
+		}
+	}
+}
+
+// AttachVolume attaches the volume of a sandbox that is about to start.
+func (s *Service) AttachVolume(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Workspace == "" {
 		return nil
 	}
@@ -213,7 +210,7 @@ func (s *Service) attachWorkspace(ctx context.Context, sb agentlab.Sandbox) erro
 }
 
 func (s *Service) attachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	d, err := s.On(sb).NeedVolumes()
+	d, err := s.core.On(sb).NeedVolumes()
 	if err != nil {
 		return err
 	}
@@ -223,9 +220,9 @@ func (s *Service) attachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 	return nil
 }
 
-// mountWorkspace makes the guest mount the volume, with a new file system until a
+// Mount makes the guest mount the volume, with a new file system until a
 // guest has mounted it once.
-func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error {
+func (s *Service) Mount(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Workspace == "" || sb.Profile == agentlab.ProfileDisk {
 		return nil
 	}
@@ -233,13 +230,13 @@ func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error
 	if err != nil {
 		return err
 	}
-	answered := s.Asking(sb.VMID)
-	_, err = s.Control(sb).Mount(ctx, guestapi.WorkspaceRequest{Format: !v.Formatted, Bytes: int64(v.SizeGB) << 30})
+	answered := s.core.Asking(sb.VMID)
+	_, err = s.core.Control(sb).Mount(ctx, guestapi.WorkspaceRequest{Format: !v.Formatted, Bytes: int64(v.SizeGB) << 30})
 	answered()
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeConflict, agentlab.CodeNotFound, agentlab.CodeInternal, agentlab.CodeInvalid, agentlab.CodeUnsupported, agentlab.CodeDenied:
-		return errWorkspace{agentlab.Errorf(agentlab.CodeOf(err), "workspace %s cannot be mounted: %w", v.Name, err)}
+		return sandbox.Permanent{Err: agentlab.Errorf(agentlab.CodeOf(err), "workspace %s cannot be mounted: %w", v.Name, err)}
 	default:
 		return err
 	}
@@ -250,24 +247,22 @@ func (s *Service) mountWorkspace(ctx context.Context, sb agentlab.Sandbox) error
 		})
 	}
 	if err == nil {
-		s.withState(sb.VMID, func(m *runtimeState) { m.mounted = v.ID })
+		s.withState(sb.VMID, func(m *attachState) { m.mounted = v.ID })
 	}
 	return err
 }
 
-// superviseWorkspace attaches the workspace that a running sandbox got, if it has
+// Supervise attaches the workspace that a running sandbox got, if it has
 // it not yet. A workspace that cannot be attached is given back, but not while the
 // guest uses it.
-func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
-	mounted := ""
-	s.withState(sb.VMID, func(m *runtimeState) { mounted = m.mounted })
-	if sb.Workspace == mounted || sb.Profile == agentlab.ProfileDisk {
+func (s *Service) Supervise(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
+	if sb.Workspace == s.stateOf(sb.VMID).mounted || sb.Profile == agentlab.ProfileDisk {
 		return 0, nil
 	}
 	v, l, wait, err := s.workspace(ctx, sb)
 	if err == nil && wait != "" {
 		if !l.Acquired() {
-			return max(min(l.WaitUntil.Sub(s.clock()), maxIdle), time.Millisecond), nil
+			return max(min(l.WaitUntil.Sub(s.clock()), sandbox.MaxIdle), time.Millisecond), nil
 		}
 		return workspaceLook, nil
 	}
@@ -275,19 +270,19 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 		err = s.attachVolume(ctx, sb, v)
 	}
 	if err == nil {
-		err = s.mountWorkspace(ctx, sb)
+		err = s.Mount(ctx, sb)
 	}
 	if err == nil {
 		return 0, s.cfg.Store.AppendEvents(ctx, s.mountedEvent(sb, v))
 	}
-	if _, refused := errors.AsType[errWorkspace](err); !refused && backend.IsTransient(err) || ctx.Err() != nil {
+	if _, refused := errors.AsType[sandbox.Permanent](err); !refused && backend.IsTransient(err) || ctx.Err() != nil {
 		return 0, err
 	}
 	cause := err
 	if l.Acquired() { // an earlier process may have attached it
 		if err := s.unmount(ctx, sb, lastTimeout); err != nil {
 			s.log.Warn("a workspace cannot be attached, and its guest has not unmounted it", "vmid", sb.VMID, "workspace", v.ID, "cause", cause, "err", err)
-			return maxSilencePause, ctx.Err()
+			return silencePause, ctx.Err()
 		}
 	}
 	if ended, err := s.endJobWithout(ctx, sb, v, l, cause); ended || err != nil {
@@ -296,7 +291,7 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 	if err := s.detachVolume(ctx, sb, v); err != nil {
 		return 0, errors.Join(cause, err)
 	}
-	if err := s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce); err != nil {
+	if err := s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce); err != nil {
 		return 0, err
 	}
 	return 0, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, cause, "was not attached to sandbox %s", sb.Name))
@@ -305,7 +300,7 @@ func (s *Service) superviseWorkspace(ctx context.Context, sb agentlab.Sandbox) (
 // mountedEvent is the event of a workspace that a running guest has mounted. Clients
 // wait for it.
 func (s *Service) mountedEvent(sb agentlab.Sandbox, v agentlab.Workspace) agentlab.Event {
-	return NewEvent(agentlab.EventWorkspaceLease, sb, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
+	return sandbox.NewEvent(agentlab.EventWorkspaceLease, sb, map[string]any{"workspace": v.ID, "name": v.Name, "mounted": true}, "workspace %s is mounted in sandbox %s", v.Name, sb.Name)
 }
 
 // workspaceEvent is an event about the workspace of a sandbox. cause is why a request
@@ -315,14 +310,14 @@ func (s *Service) workspaceEvent(sb agentlab.Sandbox, v agentlab.Workspace, caus
 	text := fmt.Sprintf("workspace %s ", v.Name) + fmt.Sprintf(format, args...)
 	if cause != nil {
 		why := agentlab.Reason(cause.Error())
-		Refused(data, why, cause, agentlab.HintOf(cause))
+		sandbox.Refused(data, why, cause, agentlab.HintOf(cause))
 		text += ": " + why
 	}
-	return NewEvent(agentlab.EventWorkspaceLease, sb, data, "%s", text)
+	return sandbox.NewEvent(agentlab.EventWorkspaceLease, sb, data, "%s", text)
 }
 
 func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace) error {
-	d, err := s.On(sb).NeedVolumes()
+	d, err := s.core.On(sb).NeedVolumes()
 	if err != nil {
 		return err
 	}
@@ -332,26 +327,28 @@ func (s *Service) detachVolume(ctx context.Context, sb agentlab.Sandbox, v agent
 // unmount makes the guest write and unmount the workspace.
 func (s *Service) unmount(ctx context.Context, sb agentlab.Sandbox, limit time.Duration) error {
 	if sb.State == agentlab.SandboxSuspended {
-		return s.ofSession(ctx, sb, Conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name))
+		return s.core.OfSession(ctx, sb, sandbox.Conflict(sb, "and its guest cannot unmount the workspace", "resume it first: agentlab sandbox resume %s", sb.Name))
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	defer s.Asking(sb.VMID)()
-	return s.Control(sb).Unmount(ctx)
+	defer s.core.Asking(sb.VMID)()
+	return s.core.Control(sb).Unmount(ctx)
 }
 
-// FreezeWorkspace implements workspace.Guests.
-func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease, limit time.Duration) (thaw func(context.Context) error, err error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+// freeze makes the guest of the sandbox with that lease write its workspace, and change
+// nothing on it until thaw is called, for at most limit. thaw returns an error unless the
+// guest has changed nothing until then, as it says; it is called once.
+func (s *Service) freeze(ctx context.Context, l agentlab.WorkspaceLease, limit time.Duration) (thaw func(context.Context) error, err error) {
+	sb, err := s.cfg.Leases.Sandbox(ctx, l.VMID)
 	switch {
 	case err != nil:
 		return nil, err
 	case sb.UID != l.UID:
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "its sandbox no longer exists")
 	case !sb.State.HasVM() || sb.State == agentlab.SandboxSuspended:
-		return nil, Conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
+		return nil, sandbox.Conflict(sb, "and its guest cannot freeze the workspace", "a running one can")
 	}
-	guest := s.Control(sb)
+	guest := s.core.Control(sb)
 	if err := guest.Freeze(ctx, limit); err != nil {
 		return nil, err
 	}
@@ -364,10 +361,10 @@ func (s *Service) FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease
 	}, nil
 }
 
-// unmountLast makes the guest of a sandbox that is destroyed write its workspace. If
+// UnmountLast makes the guest of a sandbox that is destroyed write its workspace. If
 // its processes still use it, the guest is shut down, which ends them.
-func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {
-	if sb.Workspace == "" || !s.mayRun(sb) || sb.State == agentlab.SandboxSuspended || s.inspectedOff(sb.VMID) {
+func (s *Service) UnmountLast(ctx context.Context, sb agentlab.Sandbox) error {
+	if sb.Workspace == "" || !s.mayRun(sb) || sb.State == agentlab.SandboxSuspended || s.stateOf(sb.VMID).off {
 		return nil
 	}
 	err := s.unmount(ctx, sb, lastTimeout)
@@ -377,10 +374,10 @@ func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {
 	if agentlab.CodeOf(err) != agentlab.CodeBusy { // the guest does not answer, or never had it
 		s.log.Warn("the guest of a sandbox that is destroyed has not unmounted its workspace", "vmid", sb.VMID, "err", err)
 	}
-	if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
+	if err := s.core.PowerOff(ctx, sb, powerOffGrace); err != nil {
 		return err
 	}
-	s.withState(sb.VMID, func(m *runtimeState) { m.off = true })
+	s.withState(sb.VMID, func(m *attachState) { m.off = true })
 	return nil
 }
 
@@ -388,27 +385,20 @@ func (s *Service) unmountLast(ctx context.Context, sb agentlab.Sandbox) error {
 // or reached its time limit does until this process has powered it off.
 func (s *Service) mayRun(sb agentlab.Sandbox) bool {
 	ended := sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout
-	return sb.State.HasVM() || ended && !s.inspected(sb.VMID)
+	return sb.State.HasVM() || ended && !s.core.Inspected(sb.VMID)
 }
 
-// inspectedOff reports whether this process has powered off the VM of a sandbox to
-// destroy it.
-func (s *Service) inspectedOff(vmid int) (off bool) {
-	s.withState(vmid, func(m *runtimeState) { off = m.off })
-	return off
-}
-
-// returnWorkspace ends the lease of a sandbox whose VM is off and that has FAILED or
+// Return ends the lease of a sandbox whose VM is off and that has FAILED or
 // reached the end of its lease: others may use the workspace.
-func (s *Service) returnWorkspace(ctx context.Context, sb agentlab.Sandbox) error {
+func (s *Service) Return(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Workspace == "" {
 		return nil
 	}
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
+	l, ok, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)
 	if err != nil || !ok {
 		return err
 	}
-	now, err := s.cfg.Store.Sandbox(ctx, sb.VMID) // after the lease: Continue gives that another nonce
+	now, err := s.cfg.Leases.Sandbox(ctx, sb.VMID) // after the lease: Continue gives that another nonce
 	if err != nil || now.State != sb.State {
 		return err
 	}
@@ -419,5 +409,22 @@ func (s *Service) returnWorkspace(ctx context.Context, sb agentlab.Sandbox) erro
 	if err := s.detachVolume(ctx, sb, v); err != nil {
 		return err
 	}
-	return s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
+	return s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
+}
+
+// BackendOf returns the backend of the workspace that a request for a sandbox wants; "" if
+// there is no such workspace yet, or an error of Select.
+func (s *Service) BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection) (string, error) {
+	use, err := s.Select(ctx, sel)
+	if err != nil || use.New != nil {
+		return "", nil //nolint:nilerr // Select is called again when the rest of the request has been checked
+	}
+	v, err := s.cfg.Store.Workspace(ctx, use.ID)
+	return v.Backend, err
+}
+
+// AcquiredAt returns when a sandbox got the lease of its workspace; zero if it has none.
+func (s *Service) AcquiredAt(ctx context.Context, sb agentlab.Sandbox) (time.Time, error) {
+	l, _, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)
+	return l.AcquiredAt, err
 }

@@ -1,4 +1,4 @@
-package sandbox
+package workspace
 
 import (
 	"context"
@@ -6,12 +6,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// stepRelease detaches the workspace of a sandbox if that was requested, and gives up
+// StepRelease detaches the workspace of a sandbox if that was requested, and gives up
 // the place in the queue of one that is stopped or suspended when its time is over.
 // settled means that the row has changed. A request that fails is given up with an
 // event.
-func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
+func (s *Service) StepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error) {
+	l, ok, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)
 	rests := sb.State == agentlab.SandboxStopped || sb.State == agentlab.SandboxSuspended
 	late := rests && !l.Acquired() && !s.clock().Before(l.WaitUntil)
 	if err != nil || !ok || l.Release == agentlab.ReleaseNone && !late {
@@ -22,13 +22,13 @@ func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled
 		return false, err
 	}
 	if late { // nothing else looks at it, and others may wait
-		if err := s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce); err != nil {
+		if err := s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce); err != nil {
 			return false, err
 		}
 		return true, s.cfg.Store.AppendEvents(ctx, s.workspaceEvent(sb, v, s.notFree(ctx, v, l), "was not attached to sandbox %s", sb.Name))
 	}
 	if sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout {
-		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+		if err := s.core.EnsurePoweredOff(ctx, sb); err != nil {
 			return false, err
 		}
 	}
@@ -55,11 +55,11 @@ func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled
 		return false, ctx.Err()
 	}
 	if cause == nil {
-		s.withState(sb.VMID, func(m *runtimeState) { m.mounted = "" })
-		return true, s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
+		s.withState(sb.VMID, func(m *attachState) { m.mounted = "" })
+		return true, s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
 	}
-	s.withState(sb.VMID, func(m *runtimeState) { m.mounted = "" }) // parts of it may be done
-	_, err = s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
+	s.withState(sb.VMID, func(m *attachState) { m.mounted = "" }) // parts of it may be done
+	_, err = s.cfg.Leases.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
 		l.Release, l.Reason = agentlab.ReleaseNone, agentlab.Reason(cause.Error())
 		return []agentlab.Event{s.workspaceEvent(sb, v, cause, "was not detached from sandbox %s", sb.Name)}
 	})
@@ -72,7 +72,7 @@ func (s *Service) stepRelease(ctx context.Context, sb agentlab.Sandbox) (settled
 func (s *Service) endJobWithout(ctx context.Context, sb agentlab.Sandbox, v agentlab.Workspace, l agentlab.WorkspaceLease, cause error) (ended bool, err error) {
 	ended, err = s.jobNeeds(ctx, sb, l)
 	if ended && err == nil {
-		err = s.markFailed(ctx, sb, "workspace %s: %w", v.Name, cause)
+		err = s.core.MarkFailed(ctx, sb, "workspace %s: %w", v.Name, cause)
 	}
 	return ended, err
 }
@@ -84,7 +84,7 @@ func (s *Service) jobNeeds(ctx context.Context, sb agentlab.Sandbox, l agentlab.
 	if sb.JobID == "" || later || !sb.State.CanBecome(agentlab.SandboxFailed) {
 		return false, nil
 	}
-	j, err := s.cfg.Store.Job(ctx, sb.JobID)
+	j, err := s.cfg.Leases.Job(ctx, sb.JobID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after that of the sandbox, and deleted by retention
 		return sb.BootedAt.IsZero(), nil
 	}
