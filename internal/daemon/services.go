@@ -274,15 +274,11 @@ func (s *services) openSandboxes() {
 		Metrics: s.metrics,
 		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
-	s.pool = warmpool.New(warmpool.Config{
-		Core: core, Store: s.store, Fleet: s.fleet, Entries: s.poolEntries(), MaxSandboxes: s.settings.Limits.MaxSandboxes,
-		Clock: s.cfg.Clock, Logger: s.log.With("part", "warm pool"),
-	})
+	s.pool = warmpool.New(core, s.store, s.poolEntries()...)
 	s.snapshots = snapshot.New(snapshot.Config{
-		Core: core, Store: s.store, Fleet: s.fleet, Profiles: s.profiles, Bootstrap: s.bootstrap, Pool: s.pool,
+		Core: core, Store: s.store, Profiles: s.profiles, Bootstrap: s.bootstrap, Pool: s.pool,
 		Quota:      agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
 		SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
-		Clock:      s.cfg.Clock, Logger: s.log.With("part", "snapshots"),
 	})
 	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool, Snapshots: s.snapshots, Workspaces: s.workspaces})
 }
@@ -361,7 +357,7 @@ func (s *services) forAPI(d *Daemon) server.Services {
 		Secrets:     s.vault,
 		Images:      s.images,
 		ImageUse:    s.store,
-		Templates:   s.sandboxes,
+		Templates:   s.snapshots,
 		Workspaces:  s.workspaces,
 		Sessions:    s.sessions,
 		Ports:       s.ports,

@@ -234,9 +234,9 @@ func (w *world) begin() {
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
-	pool := warmpool.New(warmpool.Config{Core: core, Store: w.store, Fleet: backends})
+	pool := warmpool.New(core, w.store)
 	w.snapshots = snapshot.New(snapshot.Config{
-		Core: core, Store: w.store, Fleet: backends, Profiles: w.profiles, Bootstrap: w.boot, Pool: pool, SetupBytes: cmp.Or(w.setupBytes, 1<<40),
+		Core: core, Store: w.store, Profiles: w.profiles, Bootstrap: w.boot, Pool: pool, SetupBytes: cmp.Or(w.setupBytes, 1<<40),
 	})
 	w.workspaces = workspace.New(workspace.Config{Core: core, Store: w.store, Leases: w.store, Fleet: backends})
 	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: pool, Snapshots: w.snapshots, Workspaces: w.workspaces})

@@ -293,11 +293,9 @@ func (w *world) begin() {
 		Bootstrap: received,
 	})
 	w.workspaces = workspace.New(workspace.Config{Core: core, Store: db{w.store, &w.dbFull}, Leases: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
-	w.warm = warmpool.New(warmpool.Config{
-		Core: core, Store: w.store, Fleet: backends, Entries: w.pool, MaxSandboxes: w.limits.MaxSandboxes, Clock: w.clock,
-	})
+	w.warm = warmpool.New(core, w.store, w.pool...)
 	w.snaps = snapshot.New(snapshot.Config{
-		Core: core, Store: db{w.store, &w.dbFull}, Fleet: backends, Profiles: w.profiles, Bootstrap: received, Pool: w.warm, Quota: w.quota, Every: w.limits.AuditEvery, Clock: w.clock,
+		Core: core, Store: db{w.store, &w.dbFull}, Profiles: w.profiles, Bootstrap: received, Pool: w.warm, Quota: w.quota,
 	})
 	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm, Snapshots: w.snaps, Workspaces: w.workspaces})
 	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})

@@ -46,7 +46,7 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 		return 0, false, s.MarkFailed(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
 	}
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || imageResolved(*now) {
+		if now.State != sb.State || ImageResolved(*now) {
 			return nil, nil
 		}
 		s.beginLease(now)

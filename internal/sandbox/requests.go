@@ -34,7 +34,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	}
 	sb, prof, err := s.plan(ctx, r, from)
 	if err == nil {
-		err = s.checkPlan(ctx, r, sb, prof)
+		err = s.CheckPlan(ctx, r, sb, prof)
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err

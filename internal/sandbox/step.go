@@ -112,7 +112,7 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 // has a separate limit.
 func (s *Core) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
-		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
+		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || ImageResolved(sb))
 }
 
 // expire handles the end of a lease.

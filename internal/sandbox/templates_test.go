@@ -24,7 +24,7 @@ func TestWarm(t *testing.T) {
 			return nil
 		}
 		var lines []string
-		made, err := w.svc.Warm(ctx, "agents", "large", func(l string) { lines = append(lines, l) })
+		made, err := w.snaps.Warm(ctx, "agents", "large", func(l string) { lines = append(lines, l) })
 		if err != nil || made.Image != "agents@sha256-1" || made.Resources.Cores != 4 || made.Resources.MemoryMB != 2048 {
 			t.Fatalf("%+v, %v", made, err)
 		}
@@ -35,18 +35,18 @@ func TestWarm(t *testing.T) {
 		w.until(sb.VMID, agentlab.SandboxReady)
 		other := w.create(agentlab.SandboxRequest{})
 		w.until(other.VMID, agentlab.SandboxReady)
-		list, err := w.svc.Templates(ctx)
+		list, err := w.snaps.Templates(ctx)
 		if err != nil || len(list) != 2 || list[1].Key != made.Key || list[0].Image != "base@sha256-1" {
 			t.Errorf("%+v, %v", list, err)
 		}
 
 		for _, r := range [][2]string{{"none", ""}, {"base", "none"}} {
-			if _, err := w.svc.Warm(ctx, r[0], r[1], func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			if _, err := w.snaps.Warm(ctx, r[0], r[1], func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 				t.Errorf("%q: %v", r, err)
 			}
 		}
 		w.full.Store(true)
-		_, err = w.svc.Warm(ctx, "base", "", func(string) {})
+		_, err = w.snaps.Warm(ctx, "base", "", func(string) {})
 		wantCode(t, err, agentlab.CodeNoSpace)
 	})
 }
@@ -56,7 +56,7 @@ func TestDeleteTemplate(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		for _, image := range []string{"base", "agents"} {
-			if _, err := w.svc.Warm(ctx, image, "", func(string) {}); err != nil {
+			if _, err := w.snaps.Warm(ctx, image, "", func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -70,28 +70,28 @@ func TestDeleteTemplate(t *testing.T) {
 			slices.Sort(out)
 			return out
 		}
-		all := keys(w.svc.Templates(ctx))
-		_, err := w.svc.DeleteTemplate(ctx, "nothing")
+		all := keys(w.snaps.Templates(ctx))
+		_, err := w.snaps.DeleteTemplate(ctx, "nothing")
 		wantCode(t, err, agentlab.CodeNotFound)
 		n := 0 // what the two have in common, and one character
 		for all[0][:n] == all[1][:n] {
 			n++
 		}
 		if n > 1 {
-			_, err = w.svc.DeleteTemplate(ctx, all[0][:n-1])
+			_, err = w.snaps.DeleteTemplate(ctx, all[0][:n-1])
 			wantCode(t, err, agentlab.CodeInvalid)
 		}
-		if got := keys(w.svc.DeleteTemplate(ctx, all[0][:n])); !slices.Equal(got, all[:1]) {
+		if got := keys(w.snaps.DeleteTemplate(ctx, all[0][:n])); !slices.Equal(got, all[:1]) {
 			t.Errorf("deleted %q, want %q", got, all[:1])
 		}
-		if got := keys(w.svc.Templates(ctx)); !slices.Equal(got, all[1:]) {
+		if got := keys(w.snaps.Templates(ctx)); !slices.Equal(got, all[1:]) {
 			t.Errorf("left: %q", got)
 		}
 		w.host.Inject(fake.Fault{Op: fake.OpDeleteTemplate, Times: 1, Err: agentlab.Errorf(agentlab.CodeUnavailable, "not now")})
-		_, err = w.svc.DeleteTemplate(ctx, "")
+		_, err = w.snaps.DeleteTemplate(ctx, "")
 		wantCode(t, err, agentlab.CodeUnavailable)
 		for _, want := range [][]string{all[1:], nil} {
-			if got := keys(w.svc.DeleteTemplate(ctx, "")); !slices.Equal(got, want) {
+			if got := keys(w.snaps.DeleteTemplate(ctx, "")); !slices.Equal(got, want) {
 				t.Errorf("deleted %q, want %q", got, want)
 			}
 		}
@@ -103,9 +103,9 @@ func TestNoTemplates(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.plain = true
 		w.restart()
-		_, err1 := w.svc.Warm(context.Background(), "base", "", func(string) {})
-		_, err2 := w.svc.Templates(context.Background())
-		_, err3 := w.svc.DeleteTemplate(context.Background(), "")
+		_, err1 := w.snaps.Warm(context.Background(), "base", "", func(string) {})
+		_, err2 := w.snaps.Templates(context.Background())
+		_, err3 := w.snaps.DeleteTemplate(context.Background(), "")
 		for _, err := range []error{err1, err2, err3} {
 			if agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
 				t.Errorf("%v (code %s, hint %q)", err, agentlab.CodeOf(err), agentlab.HintOf(err))

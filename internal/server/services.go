@@ -114,7 +114,7 @@ type Snapshots interface {
 }
 
 // Templates manages the booted guests of which sandboxes start as copies.
-// *sandbox.Service implements it.
+// *snapshot.Service implements it.
 type Templates interface {
 	Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error)
 	Templates(ctx context.Context) ([]backend.Template, error)

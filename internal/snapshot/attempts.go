@@ -12,7 +12,7 @@ import (
 // CanFork returns an error with code unsupported if no sandbox can continue the
 // guest of one that no longer exists.
 func (s *Service) CanFork() error {
-	b := s.cfg.Fleet.Default()
+	b := s.fleet.Default()
 	if _, err := b.NeedSnapshots(); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s *Service) saveFork(ctx context.Context, sb agentlab.Sandbox, jobID strin
 	snap := snapshotOf(sb)
 	snap.UID, snap.Kind, snap.Keep, snap.Setup = agentlab.NewForkUID(), agentlab.SnapshotFork, true, entry
 	if entry.Key != "" {
-		snap.UsedAt = s.clock().UTC()
+		snap.UsedAt = s.core.Now().UTC()
 	}
 	err := s.store.AddFork(ctx, snap, jobID, func(j *agentlab.Job) ([]agentlab.Event, error) { return fn(j, snap.UID) })
 	if err == nil {
@@ -89,7 +89,7 @@ func (s *Service) ForkOrigin(ctx context.Context, uid string) (agentlab.Snapshot
 	if err != nil {
 		return snap, nil, err
 	}
-	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || s.cfg.Fleet.Of(snap.Backend).Missing() != nil {
+	if snap.Kind != agentlab.SnapshotFork || !snap.Keep || s.fleet.Of(snap.Backend).Missing() != nil {
 		return snap, nil, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s is not one for attempts on a backend of this daemon", uid)
 	}
 	if snap.Setup.Key != "" { // of a repository without a policy of its own

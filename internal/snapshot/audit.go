@@ -55,7 +55,7 @@ func (s *Service) audit(ctx context.Context, b *fleet.Backend) error {
 		}
 		one, reported := known[n.Ref.UID]
 		if !reported {
-			one = lostSnapshot{n, b.Name(), s.clock()}
+			one = lostSnapshot{n, b.Name(), s.core.Now()}
 		}
 		adopted, err := s.adoptFork(ctx, one)
 		if err == nil && !adopted {
@@ -83,7 +83,7 @@ func (s *Service) adoptFork(ctx context.Context, n lostSnapshot) (bool, error) {
 	if since.IsZero() {
 		since = n.found
 	}
-	if !agentlab.IsForkUID(n.Ref.UID) || s.clock().Sub(since) < forkSnapshotAge {
+	if !agentlab.IsForkUID(n.Ref.UID) || s.core.Now().Sub(since) < forkSnapshotAge {
 		return false, nil
 	}
 	sb, ours, err := s.core.Owner(ctx, n.Ref.Of.UID)

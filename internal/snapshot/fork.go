@@ -50,7 +50,7 @@ func (s *Service) Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([
 	}
 	snap := snapshotOf(src)
 	snap.UID, snap.Kind = agentlab.NewForkUID(), agentlab.SnapshotFork
-	now := s.clock().UTC()
+	now := s.core.Now().UTC()
 	var list []agentlab.Sandbox
 	for _, name := range names {
 		child := agentlab.Sandbox{

@@ -55,22 +55,16 @@ type Pool interface {
 	WithNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error
 }
 
-// Config is the configuration of a Service. All but Quota, SetupBytes, Every, Clock and
-// Logger are required.
+// Config is the configuration of a Service. All but Quota and SetupBytes are required.
 type Config struct {
 	Core      *sandbox.Core
 	Store     Store
-	Fleet     *fleet.Fleet
 	Profiles  Profiles
 	Bootstrap Bootstrap
 	Pool      Pool
 
 	Quota      agentlab.SnapshotQuota // of the snapshots that users save; default none
 	SetupBytes int64                  // maximum size of the snapshots after setup; 0 means that there are none
-	Every      time.Duration          // between two sweeps; default 5 s
-
-	Clock  func() time.Time // nil means time.Now
-	Logger *slog.Logger     // nil means none
 }
 
 // Service manages snapshots. Its methods may be called from any goroutine.
@@ -78,8 +72,8 @@ type Service struct {
 	cfg   Config
 	core  *sandbox.Core
 	store Store
+	fleet *fleet.Fleet
 	log   *slog.Logger
-	clock func() time.Time
 	wake  chan struct{} // has a value if a sweep is due
 
 	mu            sync.Mutex
@@ -98,16 +92,7 @@ type state struct {
 
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, core: cfg.Core, store: cfg.Store, log: cfg.Logger, clock: cfg.Clock, wake: make(chan struct{}, 1), states: map[int]*state{}}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	if s.clock == nil {
-		s.clock = time.Now
-	}
-	if s.cfg.Every <= 0 {
-		s.cfg.Every = 5 * time.Second
-	}
+	s := &Service{cfg: cfg, core: cfg.Core, store: cfg.Store, fleet: cfg.Core.Fleet(), log: cfg.Core.Log(), wake: make(chan struct{}, 1), states: map[int]*state{}}
 	cfg.Store.Subscribe(s.committed)
 	return s
 }
@@ -138,7 +123,7 @@ func (s *Service) wakeUp() {
 func (s *Service) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, b := range s.cfg.Fleet.All() {
+	for _, b := range s.fleet.All() {
 		if b.Snapshots != nil {
 			wg.Go(func() { s.auditLoop(ctx, b) })
 		}
@@ -146,7 +131,7 @@ func (s *Service) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		s.sweep(ctx)
 		select {
-		case <-time.After(s.cfg.Every):
+		case <-time.After(s.core.Limits().AuditEvery):
 		case <-s.wake:
 		case <-ctx.Done():
 		}

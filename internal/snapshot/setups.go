@@ -41,17 +41,17 @@ func (s *Service) FindSetup(ctx context.Context, image string, keys ...string) (
 	if err != nil || len(list) == 0 {
 		return snap, false, err
 	}
-	current, err := s.cfg.Fleet.Default().Images.Current(ctx, image)
+	current, err := s.fleet.Default().Images.Current(ctx, image)
 	if err != nil {
 		return snap, false, nil //nolint:nilerr // an image that is not built has no snapshot
 	}
 	for _, key := range keys {
 		for _, n := range list {
-			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.cfg.Fleet.Default().Name() {
+			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.fleet.Default().Name() {
 				continue
 			}
 			n, err = s.store.UpdateSnapshot(ctx, n.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {
-				n.UsedAt = s.clock().UTC()
+				n.UsedAt = s.core.Now().UTC()
 				return nil, nil
 			})
 			return n, err == nil && n.State == agentlab.SnapshotReady, err

@@ -246,7 +246,7 @@ func (s *Service) DeleteSnapshot(ctx context.Context, owner, name string) (agent
 	if err != nil {
 		return snap, err
 	}
-	if err := s.cfg.Fleet.Of(snap.Backend).Missing(); err != nil {
+	if err := s.fleet.Of(snap.Backend).Missing(); err != nil {
 		return snap, agentlab.Errorf(agentlab.CodeConflict, "snapshot %s cannot be deleted: %w", name, err)
 	}
 	if sb, err := s.store.SandboxByUID(ctx, snap.SandboxUID); err == nil && sb.Restoring == snap.UID {
@@ -299,8 +299,8 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 
 // Origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
 func (s *Service) Origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
-	if !slices.ContainsFunc(s.cfg.Fleet.All(), func(b *fleet.Backend) bool { return b.Snapshots != nil }) {
-		_, err := s.cfg.Fleet.Default().NeedSnapshots()
+	if !slices.ContainsFunc(s.fleet.All(), func(b *fleet.Backend) bool { return b.Snapshots != nil }) {
+		_, err := s.fleet.Default().NeedSnapshots()
 		return agentlab.Snapshot{}, err
 	}
 	owner, name, ok := strings.Cut(from, "/")
@@ -313,7 +313,7 @@ func (s *Service) Origin(ctx context.Context, from string) (agentlab.Snapshot, e
 		err = usable(snap)
 	}
 	if err == nil {
-		_, err = s.cfg.Fleet.Of(snap.Backend).NeedSnapshots()
+		_, err = s.fleet.Of(snap.Backend).NeedSnapshots()
 	}
 	return snap, err
 }

@@ -87,12 +87,12 @@ func (s *Service) saveSnapshot(ctx context.Context, sb agentlab.Sandbox, snap ag
 			if n.State != agentlab.SnapshotSaving {
 				return nil, nil
 			}
-			n.State, n.Memory, n.Bytes, n.SavedAt = agentlab.SnapshotReady, saved.Memory, max(saved.Bytes, 0), s.clock().UTC()
+			n.State, n.Memory, n.Bytes, n.SavedAt = agentlab.SnapshotReady, saved.Memory, max(saved.Bytes, 0), s.core.Now().UTC()
 			return append(forked, snapshotEvent(*n, unsynced, nil).About(sb.VMID, sb.JobID)), nil
 		})
 	}
 	switch {
-	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.clock().Sub(snap.CreatedAt) < snapshotPatience):
+	case err != nil && (ctx.Err() != nil || backend.IsTransient(err) && s.core.Now().Sub(snap.CreatedAt) < snapshotPatience):
 		if ctx.Err() == nil {
 			s.saveWaits(ctx, sb, snap, err)
 		}
@@ -246,7 +246,7 @@ func (s *Service) dropSnapshot(ctx context.Context, snap agentlab.Snapshot) erro
 	if err != nil || !due {
 		return err
 	}
-	driver, err := s.cfg.Fleet.Of(snap.Backend).NeedSnapshots()
+	driver, err := s.fleet.Of(snap.Backend).NeedSnapshots()
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (s *Service) sweep(ctx context.Context) {
 		list, err = s.store.Snapshots(ctx, agentlab.SnapshotFilter{})
 	}
 	for _, snap := range list {
-		if s.cfg.Fleet.Of(snap.Backend).Missing() != nil || snap.State == agentlab.SnapshotReady && snap.Keep {
+		if s.fleet.Of(snap.Backend).Missing() != nil || snap.State == agentlab.SnapshotReady && snap.Keep {
 			continue
 		}
 		if err = s.sweepOne(ctx, snap); err != nil {

@@ -13,15 +13,15 @@ import (
 // HandOut makes a sandbox of the pool the planned sandbox sb. ok is false if none
 // fits. Codes: exists, limit.
 func (p *Pool) HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.Sandbox, ok bool, err error) {
-	if len(p.cfg.Entries) == 0 || sb.From.Snapshot != "" {
+	if len(p.entries) == 0 || sb.From.Snapshot != "" {
 		return sb, false, nil
 	}
-	waiting, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxPooled}})
+	waiting, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxPooled}})
 	if err != nil || len(waiting) == 0 {
 		return sb, false, err
 	}
 	want := sb
-	if want.Image, err = p.cfg.Fleet.Of(sb.Backend).Images.Current(ctx, sb.Image); err != nil {
+	if want.Image, err = p.core.On(sb).Images.Current(ctx, sb.Image); err != nil {
 		return sb, false, nil //nolint:nilerr // it must be built; the ordinary way reports what fails
 	}
 	sb.Start = agentlab.StartPool
@@ -29,10 +29,10 @@ func (p *Pool) HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.
 		p.mu.Lock()
 		mine := p.mine[w.VMID]
 		p.mu.Unlock()
-		if !mine || shapeKey(w) != shapeKey(want) || !p.clock().Before(w.LeaseExpiresAt) {
+		if !mine || shapeKey(w) != shapeKey(want) || !p.core.Now().Before(w.LeaseExpiresAt) {
 			continue
 		}
-		made, err = p.cfg.Store.HandOutSandbox(ctx, w.VMID, sb, p.cfg.MaxSandboxes, sandbox.CreatedEvent(sb))
+		made, err = p.store.HandOutSandbox(ctx, w.VMID, sb, p.core.Limits().MaxSandboxes, sandbox.CreatedEvent(sb))
 		switch agentlab.CodeOf(err) {
 		case "":
 			p.mu.Lock()
@@ -51,11 +51,11 @@ func (p *Pool) HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.
 // Quiet delays the pool, and destroys the sandbox that is being made for it:
 // a request comes first.
 func (p *Pool) Quiet(ctx context.Context) {
-	if len(p.cfg.Entries) == 0 {
+	if len(p.entries) == 0 {
 		return
 	}
 	p.mu.Lock()
-	p.quiet = p.clock().Add(quietTime)
+	p.quiet = p.core.Now().Add(quietTime)
 	making := p.making
 	p.mu.Unlock()
 	if making != 0 {
@@ -66,7 +66,7 @@ func (p *Pool) Quiet(ctx context.Context) {
 // GiveWay delays the pool before the VM of sb is started, and destroys it if the
 // host lacks memory or disk space for sb. It does not wait for that.
 func (p *Pool) GiveWay(ctx context.Context, sb agentlab.Sandbox) {
-	if len(p.cfg.Entries) == 0 {
+	if len(p.entries) == 0 {
 		return
 	}
 	p.Quiet(ctx)
@@ -80,7 +80,7 @@ func (p *Pool) GiveWay(ctx context.Context, sb agentlab.Sandbox) {
 
 // dropAll destroys all sandboxes of the pool, and returns their number.
 func (p *Pool) dropAll(ctx context.Context, why string) (dropped int, err error) {
-	rows, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	rows, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	for _, sb := range rows {
 		if sb.Pooled() && !p.core.Elsewhere(sb) {
 			p.Drop(ctx, sb.VMID, why)
@@ -109,8 +109,8 @@ func (p *Pool) WithNumbers(ctx context.Context, on string, fn func(agentlab.Allo
 func (p *Pool) yieldNumbers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, yieldTimeout)
 	defer cancel()
-	users, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{NoPooled: true})
-	if err != nil || p.cfg.MaxSandboxes > 0 && len(users) >= p.cfg.MaxSandboxes {
+	users, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{NoPooled: true})
+	if err != nil || p.core.Limits().MaxSandboxes > 0 && len(users) >= p.core.Limits().MaxSandboxes {
 		return false
 	}
 	for first := true; ; first = false {
@@ -138,10 +138,10 @@ type EntryStatus struct {
 
 // Status returns the state of the warm pool, in the order of the configuration.
 func (p *Pool) Status(ctx context.Context) (out []EntryStatus, err error) {
-	if len(p.cfg.Entries) == 0 {
+	if len(p.entries) == 0 {
 		return nil, nil
 	}
-	waiting, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxPooled}})
+	waiting, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxPooled}})
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (p *Pool) Status(ctx context.Context) (out []EntryStatus, err error) {
 	problems := p.problems
 	waiting = slices.DeleteFunc(waiting, func(sb agentlab.Sandbox) bool { return !p.mine[sb.VMID] })
 	p.mu.Unlock()
-	for i, e := range p.cfg.Entries {
+	for i, e := range p.entries {
 		st := EntryStatus{Entry: e}
 		if shape, err := p.shape(ctx, e); err == nil {
 			st.Ready = keep(&waiting, nil, shape, e.Count)
@@ -170,7 +170,7 @@ func (p *Pool) Findings() (out []backend.Finding) {
 		if problem != "" {
 			out = append(out, backend.Finding{
 				Name: "warm pool", Level: backend.LevelWarn,
-				Detail: fmt.Sprintf("no further sandbox of image %s can wait in the warm pool: %s", p.cfg.Entries[i].Image, problem),
+				Detail: fmt.Sprintf("no further sandbox of image %s can wait in the warm pool: %s", p.entries[i].Image, problem),
 				Remedy: "sandboxes start without the pool until then; see warm_pool in config.yaml, and restart the daemon after a change",
 			})
 		}

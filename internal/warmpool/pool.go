@@ -60,27 +60,14 @@ type Store interface {
 	Subscribe(fn func(agentlab.Commit))
 }
 
-// Config is the configuration of a Pool. Core, Store and Fleet are required.
-type Config struct {
-	Core  *sandbox.Core
-	Store Store
-	Fleet *fleet.Fleet
-
-	Entries      []Entry       // sandboxes that wait for users
-	MaxSandboxes int           // of users that may exist at once; 0 means no maximum
-	Every        time.Duration // how often the pool is compared with Entries; default 5 s
-
-	Clock  func() time.Time // nil means time.Now
-	Logger *slog.Logger     // nil means none
-}
-
 // Pool is the warm pool. Its methods may be called from any goroutine.
 type Pool struct {
-	cfg   Config
-	core  *sandbox.Core
-	log   *slog.Logger
-	clock func() time.Time
-	wake  chan struct{}
+	core    *sandbox.Core
+	store   Store
+	entries []Entry
+	fleet   *fleet.Fleet
+	log     *slog.Logger
+	wake    chan struct{}
 
 	mu       sync.Mutex
 	mine     map[int]bool      // the sandboxes that this process has made
@@ -98,22 +85,13 @@ type fault struct {
 	reason string
 }
 
-// New returns a Pool. Call Run to fill it.
-func New(cfg Config) *Pool {
+// New returns a Pool with the entries. Call Run to fill it.
+func New(core *sandbox.Core, store Store, entries ...Entry) *Pool {
 	p := &Pool{
-		cfg: cfg, core: cfg.Core, log: cfg.Logger, clock: cfg.Clock,
+		core: core, store: store, entries: entries, fleet: core.Fleet(), log: core.Log(),
 		wake: make(chan struct{}, 1), mine: map[int]bool{}, trouble: map[string]*fault{}, removed: make(chan struct{}),
 	}
-	if p.log == nil {
-		p.log = slog.New(slog.DiscardHandler)
-	}
-	if p.clock == nil {
-		p.clock = time.Now
-	}
-	if p.cfg.Every <= 0 {
-		p.cfg.Every = 5 * time.Second
-	}
-	cfg.Store.Subscribe(p.committed)
+	store.Subscribe(p.committed)
 	return p
 }
 
@@ -157,7 +135,7 @@ func (p *Pool) Run(ctx context.Context) error {
 
 // wakeRemoved wakes the steps that delete the rows of destroyed sandboxes of the pool.
 func (p *Pool) wakeRemoved(ctx context.Context) error {
-	rows, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
+	rows, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{States: []agentlab.SandboxState{agentlab.SandboxDestroyed}})
 	for _, sb := range rows {
 		if sb.Pooled() {
 			p.core.Wake(sb.VMID)
@@ -169,8 +147,8 @@ func (p *Pool) wakeRemoved(ctx context.Context) error {
 // tend removes the sandboxes that the pool must not have, and begins to make one
 // that it lacks. It returns the time until the next call, 0 for none.
 func (p *Pool) tend(ctx context.Context) (again time.Duration, err error) {
-	again = p.cfg.Every
-	rows, err := p.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
+	again = p.core.Limits().AuditEvery
+	rows, err := p.store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	if err != nil {
 		return again, err
 	}
@@ -188,7 +166,7 @@ func (p *Pool) tend(ctx context.Context) (again time.Duration, err error) {
 			busy = busy || sb.State != agentlab.SandboxPooled
 		}
 	}
-	if len(p.cfg.Entries) == 0 && len(have) == 0 {
+	if len(p.entries) == 0 && len(have) == 0 {
 		return 0, nil
 	}
 	next, surplus := p.compare(ctx, have)
@@ -199,7 +177,7 @@ func (p *Pool) tend(ctx context.Context) (again time.Duration, err error) {
 		return again, nil
 	}
 	p.mu.Lock()
-	wait := p.quiet.Sub(p.clock())
+	wait := p.quiet.Sub(p.core.Now())
 	p.mu.Unlock()
 	if wait > 0 {
 		return min(wait, again), nil
@@ -230,7 +208,7 @@ func (p *Pool) compare(ctx context.Context, have []agentlab.Sandbox) (next *agen
 	have = slices.DeleteFunc(have, func(sb agentlab.Sandbox) bool { return !p.mine[sb.VMID] })
 	p.mu.Unlock()
 	var problems []string
-	for _, e := range p.cfg.Entries {
+	for _, e := range p.entries {
 		shape, err := p.shape(ctx, e)
 		if err == nil {
 			err = p.room(ctx, shape)
@@ -285,14 +263,14 @@ func (p *Pool) shape(ctx context.Context, e Entry) (agentlab.Sandbox, error) {
 	if err := p.possible(); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	sb, _, err := p.core.PlanOn(p.cfg.Fleet.Default().Name(), agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile}, nil)
+	sb, _, err := p.core.PlanOn(p.fleet.Default().Name(), agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile}, nil)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	if sb.Image, err = p.cfg.Fleet.Of(sb.Backend).Images.Current(ctx, sb.Image); err != nil {
+	if sb.Image, err = p.core.On(sb).Images.Current(ctx, sb.Image); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	now := p.clock().UTC()
+	now := p.core.Now().UTC()
 	out := agentlab.Sandbox{
 		Backend: sb.Backend, Profile: agentlab.ProfilePool, Image: sb.Image, State: agentlab.SandboxRequested, Desired: agentlab.DesiredRunning,
 		Resources: sb.Resources, Options: sb.Options, Network: agentlab.Network{Mode: agentlab.NetworkOff},
@@ -300,12 +278,12 @@ func (p *Pool) shape(ctx context.Context, e Entry) (agentlab.Sandbox, error) {
 	}
 	asked := sandbox.SpecOf(out)
 	asked.Name = "pool"
-	return out, p.cfg.Fleet.Of(out.Backend).Validate(asked)
+	return out, p.fleet.Of(out.Backend).Validate(asked)
 }
 
 // possible returns an error with code unsupported if the backend can have no pool.
 func (p *Pool) possible() error {
-	b := p.cfg.Fleet.Default()
+	b := p.fleet.Default()
 	if b.Net != nil && b.Host != nil && b.Can().NetworkOff {
 		return nil
 	}
@@ -316,7 +294,7 @@ func (p *Pool) possible() error {
 // room returns an error with code no_space if the host lacks room for another
 // sandbox.
 func (p *Pool) room(ctx context.Context, sb agentlab.Sandbox) error {
-	if h := p.cfg.Fleet.Of(sb.Backend).Host; h != nil {
+	if h := p.core.On(sb).Host; h != nil {
 		return h.Room(ctx, sb.Resources)
 	}
 	return nil
@@ -328,7 +306,7 @@ func (p *Pool) troubleOf(shape agentlab.Sandbox) (reason string, ready bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if f := p.trouble[shapeKey(shape)]; f != nil {
-		return f.reason, !p.clock().Before(f.until)
+		return f.reason, !p.core.Now().Before(f.until)
 	}
 	return "", true
 }
@@ -346,7 +324,7 @@ func (p *Pool) failed(sb agentlab.Sandbox) {
 		f = &fault{}
 		p.trouble[shapeKey(sb)] = f
 	}
-	f.reason, f.until = sb.Reason, p.clock().Add(min(backoff<<min(f.count, 10), backoffMax))
+	f.reason, f.until = sb.Reason, p.core.Now().Add(min(backoff<<min(f.count, 10), backoffMax))
 	f.count++
 }
 
@@ -358,7 +336,7 @@ func (p *Pool) begin(ctx context.Context, sb agentlab.Sandbox) error {
 	}
 	sb.UID = agentlab.NewUID()
 	sb.Name = "pool-" + sb.UID[:12]
-	made, err := p.cfg.Store.AllocateSandbox(ctx, sb, a)
+	made, err := p.store.AllocateSandbox(ctx, sb, a)
 	if agentlab.CodeOf(err) == agentlab.CodeLimit { // users have all that there is
 		return nil
 	}
@@ -404,7 +382,7 @@ func (p *Pool) made(vmid int) {
 // Removed deletes the row of a destroyed sandbox of the pool, so that its number
 // is free again.
 func (p *Pool) Removed(ctx context.Context, vmid int) error {
-	if err := p.cfg.Store.DeleteSandbox(ctx, vmid); err != nil {
+	if err := p.store.DeleteSandbox(ctx, vmid); err != nil {
 		return err
 	}
 	p.made(vmid)

@@ -21,12 +21,12 @@ func (p *Pool) Ready(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := p.warmGuest(ctx, sb); err != nil {
 		return err
 	}
-	if power := p.cfg.Fleet.Of(sb.Backend).Power; power != nil {
+	if power := p.core.On(sb).Power; power != nil {
 		if err := power.Suspend(ctx, backend.RefOf(sb)); err != nil {
 			return err
 		}
 	}
-	in, err := p.cfg.Fleet.Of(sb.Backend).Inspect(ctx, backend.RefOf(sb))
+	in, err := p.core.On(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (p *Pool) warmGuest(ctx context.Context, sb agentlab.Sandbox) error {
 	defer cancel()
 	defer p.core.Asking(sb.VMID)()
 	c := p.core.Control(sb)
-	if b := p.cfg.Fleet.Of(sb.Backend); b.Templates != nil { // its guests can get their identity as a copy
+	if b := p.core.On(sb); b.Templates != nil { // its guests can get their identity as a copy
 		if err := c.Prepare(ctx, guestapi.PrepareRequest{Network: b.Info().GuestNetwork}); err != nil {
 			return err
 		}

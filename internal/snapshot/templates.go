@@ -1,4 +1,4 @@
-package sandbox
+package snapshot
 
 import (
 	"context"
@@ -6,28 +6,33 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // Warm makes the template of sandboxes with an image and the resources of a
 // profile, unless there is one. It builds the image if it is missing, and calls
 // progress with lines about both. An empty name is the default.
 func (s *Service) Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error) {
-	t, err := s.cfg.Fleet.Default().NeedTemplates()
+	t, err := s.fleet.Default().NeedTemplates()
 	if err != nil {
 		return backend.Template{}, err
 	}
-	sb, _, err := s.Plan(ctx, agentlab.SandboxRequest{Image: image, Profile: profile})
+	r := agentlab.SandboxRequest{Image: image, Profile: profile}
+	sb, prof, err := s.core.PlanOn(s.fleet.Default().Name(), r, nil)
+	if err == nil {
+		err = s.core.CheckPlan(ctx, r, sb, prof)
+	}
 	if err != nil {
 		return backend.Template{}, err
 	}
-	if !imageResolved(sb) {
-		ictx, cancel := context.WithTimeout(ctx, s.lim.ImageTimeout)
+	if !sandbox.ImageResolved(sb) {
+		ictx, cancel := context.WithTimeout(ctx, s.core.Limits().ImageTimeout)
 		defer cancel()
-		if sb.Image, err = s.On(sb).Images.Ensure(ictx, sb.Image, progress); err != nil {
+		if sb.Image, err = s.core.On(sb).Images.Ensure(ictx, sb.Image, progress); err != nil {
 			return backend.Template{}, err
 		}
 	}
-	sp := SpecOf(sb)
+	sp := sandbox.SpecOf(sb)
 	sp.Name = "template"
 	progress("waiting for a guest with the image " + sb.Image + " to boot")
 	return t.WarmTemplate(ctx, sp)
@@ -35,7 +40,7 @@ func (s *Service) Warm(ctx context.Context, image, profile string, progress func
 
 // Templates returns the templates, the last used first.
 func (s *Service) Templates(ctx context.Context) ([]backend.Template, error) {
-	t, err := s.cfg.Fleet.Default().NeedTemplates()
+	t, err := s.fleet.Default().NeedTemplates()
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +51,7 @@ func (s *Service) Templates(ctx context.Context) ([]backend.Template, error) {
 // deletes all. It returns the deleted ones. Codes: not_found, invalid if there is
 // more than one.
 func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) {
-	t, err := s.cfg.Fleet.Default().NeedTemplates()
+	t, err := s.fleet.Default().NeedTemplates()
 	if err != nil {
 		return nil, err
 	}
@@ -72,15 +77,4 @@ func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]backend.
 		}
 	}
 	return chosen, nil
-}
-
-// Memory returns the host's memory that a sandbox occupies. ok is false if it has
-// no process, or the backend does not know.
-func (s *Service) Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool) {
-	host := s.On(sb).Host
-	if host == nil || !sb.State.HasVM() {
-		return m, false
-	}
-	m, err := host.Memory(ctx, backend.RefOf(sb))
-	return m, err == nil
 }
