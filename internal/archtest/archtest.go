@@ -47,7 +47,7 @@ var leaves = []string{
 
 // doubles are the packages below internal that only tests link.
 var doubles = []string{
-	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/store/storetest", "internal/stream/streamtest",
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest",
 }
 
 func and(lists ...[]string) []string {
@@ -243,6 +243,13 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "databases of tests", Packages: []string{"internal/store/storetest"},
 		May: []string{"internal/store"},
 		Why: "an empty database for the tests of services",
+	},
+	{
+		Name: "service of tests", Packages: []string{"internal/sandbox/sandboxtest"},
+		May: and([]string{
+			".", "guestapi", "internal/backend", "internal/backend/fake", "internal/control", "internal/fleet", "internal/store", "internal/store/storetest",
+		}, serviceNames, leaves),
+		Why: "the tests of the service of sandboxes and of its parts run all of them, on the fake backend",
 	},
 	{
 		Name: "checks", Packages: []string{"internal/archtest"},

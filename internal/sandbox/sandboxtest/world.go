@@ -1,4 +1,6 @@
-package sandbox_test
+// Package sandboxtest runs the service of sandboxes with all its parts in tests, on the
+// fake backend and in time of its own.
+package sandboxtest
 
 import (
 	"cmp"
@@ -16,24 +18,19 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/agentlab-vm/agentlab/internal/fleet"
-	"github.com/agentlab-vm/agentlab/internal/snapshot"
-	"github.com/agentlab-vm/agentlab/internal/warmpool"
-
-	"go.uber.org/goleak"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/session"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
 	"github.com/agentlab-vm/agentlab/internal/store"
 	"github.com/agentlab-vm/agentlab/internal/store/storetest"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 	"github.com/agentlab-vm/agentlab/internal/workspace"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // db is the store as the service sees it.
 type db struct {
@@ -69,14 +66,14 @@ func (d db) AppendEvents(ctx context.Context, evs ...agentlab.Event) error {
 
 // images knows the names in have; build is called for each Ensure.
 type images struct {
-	mu    sync.Mutex
+	Mu    sync.Mutex
 	have  []string
-	build func(ctx context.Context, name string, progress func(string)) error
-	calls int
+	Build func(ctx context.Context, name string, progress func(string)) error
+	Calls int
 
-	bytes   int64  // size of the disks
-	missing bool   // every image must be built
-	digest  string // of all images; "" is sha256-1
+	Bytes   int64  // size of the disks
+	Missing bool   // every image must be built
+	Digest  string // of all images; "" is sha256-1
 }
 
 func (i *images) Check(name string) error {
@@ -86,40 +83,40 @@ func (i *images) Check(name string) error {
 	return nil
 }
 
-func (i *images) DiskBytes(string) int64 { return i.bytes }
+func (i *images) DiskBytes(string) int64 { return i.Bytes }
 
 func (i *images) Current(_ context.Context, name string) (string, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.missing || !slices.Contains(i.have, name) {
+	i.Mu.Lock()
+	defer i.Mu.Unlock()
+	if i.Missing || !slices.Contains(i.have, name) {
 		return "", agentlab.Errorf(agentlab.CodeNotFound, "image %q is not built", name)
 	}
-	return name + "@" + cmp.Or(i.digest, "sha256-1"), nil
+	return name + "@" + cmp.Or(i.Digest, "sha256-1"), nil
 }
 
 func (i *images) Ensure(ctx context.Context, name string, progress func(string)) (string, error) {
-	i.mu.Lock()
-	i.calls++
-	build := i.build
-	i.mu.Unlock()
+	i.Mu.Lock()
+	i.Calls++
+	build := i.Build
+	i.Mu.Unlock()
 	if build != nil {
 		if err := build(ctx, name, progress); err != nil {
 			return "", err
 		}
 	}
-	return name + "@" + cmp.Or(i.digest, "sha256-1"), nil
+	return name + "@" + cmp.Or(i.Digest, "sha256-1"), nil
 }
 
 // profiles are the profiles that exist.
 type profiles struct {
-	mu   sync.Mutex
-	list map[string]agentlab.Profile
+	Mu   sync.Mutex
+	List map[string]agentlab.Profile
 }
 
 func (p *profiles) Use(name string) (agentlab.Profile, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	prof, ok := p.list[name]
+	p.Mu.Lock()
+	defer p.Mu.Unlock()
+	prof, ok := p.List[name]
 	if !ok {
 		return prof, agentlab.Errorf(agentlab.CodeNotFound, "there is no profile %q", name).WithField("profile")
 	}
@@ -151,18 +148,18 @@ func (boot) RedactFunc(context.Context, string) func(string) string {
 }
 
 // host is the machine, whose disk may be full.
-type host struct{ w *world }
+type host struct{ w *World }
 
 func (h host) Room() error {
-	if h.w.full.Load() {
+	if h.w.Full.Load() {
 		return agentlab.Errorf(agentlab.CodeNoSpace, "the disk is full")
 	}
 	return nil
 }
 
 func (h host) Usable(string) error {
-	if h.w.broken.Load() {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "QEMU is missing")
+	if h.w.Broken.Load() {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "its program is missing")
 	}
 	return nil
 }
@@ -198,37 +195,38 @@ func (q *queue) Accept() (net.Conn, error) {
 	}
 }
 
-func (q *queue) Close() error   { return nil }
+func (q *queue) Close() error { return nil }
+
 func (q *queue) Addr() net.Addr { return &net.UnixAddr{Name: "queue", Net: "unix"} }
 
-// world is a machine with a database, on which services come and go.
-type world struct {
+// World is a machine with a database, on which services come and go.
+type World struct {
 	*testing.T
-	path     string
-	intents  string // directory; outlives the daemon
-	store    *store.Store
-	host     *fake.Host
-	driver   *fake.Driver
-	images   *images
-	limits   sandbox.Limits
-	quota    agentlab.SnapshotQuota
-	pool     []warmpool.Entry
-	profiles *profiles
+	Path     string
+	Intents  string // directory; outlives the daemon
+	Store    *store.Store
+	Host     *fake.Host
+	Driver   *fake.Driver
+	Images   *images
+	Limits   sandbox.Limits
+	Quota    agentlab.SnapshotQuota
+	Pool     []warmpool.Entry
+	Profiles *profiles
 	serve    serve
-	received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
+	Received sync.Map // UIDs of sandboxes that have received secrets; outlives the daemon
 
-	full   atomic.Bool      // the host's disk
-	broken atomic.Bool      // the backend cannot start sandboxes
-	dbFull atomic.Bool      // so full that the database cannot be written
-	clock  func() time.Time // the daemon's; nil means time.Now
-	plain  bool             // the driver has nothing that a backend need not have
-	wrap   func(backend.Driver) backend.Driver
+	Full   atomic.Bool      // the host's disk
+	Broken atomic.Bool      // the backend cannot start sandboxes
+	DBFull atomic.Bool      // so full that the database cannot be written
+	Clock  func() time.Time // the daemon's; nil means time.Now
+	Plain  bool             // the driver has nothing that a backend need not have
+	Wrap   func(backend.Driver) backend.Driver
 
-	svc        *sandbox.Service
-	warm       *warmpool.Pool
-	snaps      *snapshot.Service
-	workspaces *workspace.Service
-	sessions   *session.Service
+	Svc        *sandbox.Service
+	Warm       *warmpool.Pool
+	Snaps      *snapshot.Service
+	Workspaces *workspace.Service
+	Sessions   *session.Service
 	stop       func()
 
 	mu   sync.Mutex
@@ -236,22 +234,23 @@ type world struct {
 	next chan struct{}    // closed after the next commit
 }
 
-func newWorld(t *testing.T) *world { return newWorldOn(t, fake.Config{BootDelay: 2 * time.Second}) }
+func newWorld(t *testing.T) *World { return NewWorldOn(t, fake.Config{BootDelay: 2 * time.Second}) }
 
-func newWorldOn(t *testing.T, backend fake.Config) *world {
+// NewWorldOn returns a World on a new host with a configuration.
+func NewWorldOn(t *testing.T, backend fake.Config) *World {
 	t.Helper()
 	host, err := fake.NewHost(backend)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{
-		T: t, path: filepath.Join(t.TempDir(), "agentlab.db"), intents: t.TempDir(), host: host,
-		profiles: &profiles{list: map[string]agentlab.Profile{
+	w := &World{
+		T: t, Path: filepath.Join(t.TempDir(), "agentlab.db"), Intents: t.TempDir(), Host: host,
+		Profiles: &profiles{List: map[string]agentlab.Profile{
 			"plain":   {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour},
 			"secrets": {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: time.Hour, SecretsBundle: "default"},
 			"long":    {Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}, TTL: 100 * 24 * time.Hour},
 		}},
-		next: make(chan struct{}), images: &images{have: []string{"base", "agents"}},
+		next: make(chan struct{}), Images: &images{have: []string{"base", "agents"}},
 		serve: func(ctx context.Context, _ int, l net.Listener) error {
 			srv := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: time.Minute}
 			stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
@@ -260,51 +259,51 @@ func newWorldOn(t *testing.T, backend fake.Config) *world {
 		},
 	}
 	t.Cleanup(func() {
-		w.kill()
+		w.Kill()
 		_ = host.Close()
 	})
-	storetest.Create(t, w.path)
-	w.begin()
+	storetest.Create(t, w.Path)
+	w.Begin()
 	return w
 }
 
-// begin starts the daemon's part: store, driver and service.
-func (w *world) begin() {
+// Begin starts the daemon's part: store, driver and service.
+func (w *World) Begin() {
 	w.Helper()
 	var err error
-	w.store, err = store.Open(context.Background(), w.path, store.Options{})
+	w.Store, err = store.Open(context.Background(), w.Path, store.Options{})
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.store.Subscribe(func(c agentlab.Commit) {
+	w.Store.Subscribe(func(c agentlab.Commit) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seen = append(w.seen, c.Events...)
 		close(w.next)
 		w.next = make(chan struct{})
 	})
-	w.driver = w.host.Open()
-	backends := fleet.Single(w.offered(), w.images)
-	received := boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received}
+	w.Driver = w.Host.Open()
+	backends := fleet.Single(w.offered(), w.Images)
+	received := boot{bootstrap.New(bootstrap.Config{Store: w.Store, Profiles: w.Profiles, Backends: fleet.Single(w.Driver, nil), Clock: w.Clock}), &w.Received}
 	core := sandbox.NewCore(sandbox.Config{
-		Store: db{w.store, &w.dbFull}, Sessions: w.store, IntentsDir: w.intents, Fleet: backends,
-		Profiles:       w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: w.limits, Clock: w.clock, Host: host{w},
+		Store: db{w.Store, &w.DBFull}, Sessions: w.Store, IntentsDir: w.Intents, Fleet: backends,
+		Profiles:       w.Profiles,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: w.Limits, Clock: w.Clock, Host: host{w},
 		Bootstrap: received,
 	})
-	w.workspaces = workspace.New(workspace.Config{Core: core, Store: db{w.store, &w.dbFull}, Leases: w.store, Fleet: fleet.Single(w.driver, nil), Clock: w.clock})
-	w.warm = warmpool.New(core, w.store, w.pool...)
-	w.snaps = snapshot.New(snapshot.Config{
-		Core: core, Store: db{w.store, &w.dbFull}, Profiles: w.profiles, Bootstrap: received, Pool: w.warm, Quota: w.quota,
+	w.Workspaces = workspace.New(workspace.Config{Core: core, Store: db{w.Store, &w.DBFull}, Leases: w.Store, Fleet: fleet.Single(w.Driver, nil), Clock: w.Clock})
+	w.Warm = warmpool.New(core, w.Store, w.Pool...)
+	w.Snaps = snapshot.New(snapshot.Config{
+		Core: core, Store: db{w.Store, &w.DBFull}, Profiles: w.Profiles, Bootstrap: received, Pool: w.Warm, Quota: w.Quota,
 	})
-	w.svc = sandbox.New(core, sandbox.Parts{Pool: w.warm, Snapshots: w.snaps, Workspaces: w.workspaces})
-	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
+	w.Svc = sandbox.New(core, sandbox.Parts{Pool: w.Warm, Snapshots: w.Snaps, Workspaces: w.Workspaces})
+	w.Sessions = session.New(session.Config{Store: w.Store, Workspaces: w.Workspaces, Sandboxes: w.Svc, Profiles: w.Profiles, Images: w.Images, DefaultProfile: "plain"})
 	if w.serve != nil {
-		w.svc.ServeGuests(w.serve)
+		w.Svc.ServeGuests(w.serve)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 4)
-	for _, run := range []func(context.Context) error{w.svc.Run, w.warm.Run, w.snaps.Run, w.workspaces.Run} {
+	for _, run := range []func(context.Context) error{w.Svc.Run, w.Warm.Run, w.Snaps.Run, w.Workspaces.Run} {
 		go func() { done <- run(ctx) }()
 	}
 	w.stop = sync.OnceFunc(func() {
@@ -312,69 +311,72 @@ func (w *world) begin() {
 		if err := cmp.Or(<-done, <-done, <-done, <-done); err != nil && !errors.Is(err, context.Canceled) {
 			w.Error(err)
 		}
-		_ = w.driver.Close()
-		if err := w.store.Close(); err != nil {
+		_ = w.Driver.Close()
+		if err := w.Store.Close(); err != nil {
 			w.Error(err)
 		}
 	})
 }
 
 // offered is the driver as the service sees it.
-func (w *world) offered() backend.Driver {
-	if w.plain {
-		return struct{ backend.Driver }{w.driver}
+func (w *World) offered() backend.Driver {
+	if w.Plain {
+		return struct{ backend.Driver }{w.Driver}
 	}
-	if w.wrap != nil {
-		return w.wrap(w.driver)
+	if w.Wrap != nil {
+		return w.Wrap(w.Driver)
 	}
-	return w.driver
+	return w.Driver
 }
 
-// kill ends the daemon's part; VMs continue to run.
-func (w *world) kill() { w.stop() }
+// Kill ends the daemon's part; VMs continue to run.
+func (w *World) Kill() { w.stop() }
 
-// restart is kill and begin.
-func (w *world) restart() {
+// Restart is kill and begin.
+func (w *World) Restart() {
 	w.Helper()
-	w.kill()
-	w.svc = nil
-	w.begin()
+	w.Kill()
+	w.Svc = nil
+	w.Begin()
 }
 
-func (w *world) create(r agentlab.SandboxRequest) agentlab.Sandbox {
+// Create requests a sandbox.
+func (w *World) Create(r agentlab.SandboxRequest) agentlab.Sandbox {
 	w.Helper()
-	sb, err := w.svc.Create(context.Background(), r)
+	sb, err := w.Svc.Create(context.Background(), r)
 	if err != nil {
 		w.Fatal(err)
 	}
 	return sb
 }
 
-func (w *world) get(vmid int) agentlab.Sandbox {
+// Get returns the row of a sandbox.
+func (w *World) Get(vmid int) agentlab.Sandbox {
 	w.Helper()
-	sb, err := w.store.Sandbox(context.Background(), vmid)
+	sb, err := w.Store.Sandbox(context.Background(), vmid)
 	if err != nil {
 		w.Fatal(err)
 	}
 	return sb
 }
 
-// until lets time pass until the sandbox is in one of the states.
-func (w *world) until(vmid int, states ...agentlab.SandboxState) agentlab.Sandbox {
+// Until lets time pass until the sandbox is in one of the states.
+func (w *World) Until(vmid int, states ...agentlab.SandboxState) agentlab.Sandbox {
 	w.Helper()
-	return w.untilIt(vmid, func(sb agentlab.Sandbox) bool { return slices.Contains(states, sb.State) })
+	return w.UntilIt(vmid, func(sb agentlab.Sandbox) bool { return slices.Contains(states, sb.State) })
 }
 
-func (w *world) untilIt(vmid int, cond func(agentlab.Sandbox) bool) (sb agentlab.Sandbox) {
+// UntilIt lets time pass until the row of a sandbox meets a condition.
+func (w *World) UntilIt(vmid int, cond func(agentlab.Sandbox) bool) (sb agentlab.Sandbox) {
 	w.Helper()
-	w.pass(func() bool { sb = w.get(vmid); return cond(sb) }, func() string {
+	w.Pass(func() bool { sb = w.Get(vmid); return cond(sb) }, func() string {
 		return fmt.Sprintf("sandbox %d is %s (desired %s, reason %q)", vmid, sb.State, sb.Desired, sb.Reason)
 	})
 	return sb
 }
 
-// pass lets time pass, at most two hours, until done holds. is says what is instead.
-func (w *world) pass(done func() bool, is func() string) {
+// Pass lets time pass, at most two hours, until done holds. is says what is instead.
+func (w *World) Pass(done func() bool, is func() string) {
 	w.Helper()
 	for begin := time.Now(); ; {
 		w.mu.Lock()
@@ -393,9 +395,10 @@ func (w *world) pass(done func() bool, is func() string) {
 	}
 }
 
-func (w *world) power(sb agentlab.Sandbox) backend.PowerState {
+// Power returns the power state of the VM of a sandbox; "" if there is none.
+func (w *World) Power(sb agentlab.Sandbox) backend.PowerState {
 	w.Helper()
-	d := w.host.Open()
+	d := w.Host.Open()
 	in, err := d.Inspect(context.Background(), backend.RefOf(sb))
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return ""
@@ -406,22 +409,24 @@ func (w *world) power(sb agentlab.Sandbox) backend.PowerState {
 	return in.Power
 }
 
-func (w *world) events(kind string) []agentlab.Event {
+// Events returns the stored events of a kind; "" is all.
+func (w *World) Events(kind string) []agentlab.Event {
 	w.Helper()
-	list, err := w.store.Events(context.Background(), agentlab.EventFilter{Kinds: []string{kind}})
+	list, err := w.Store.Events(context.Background(), agentlab.EventFilter{Kinds: []string{kind}})
 	if err != nil {
 		w.Fatal(err)
 	}
 	return list
 }
 
-// inWorld runs a test in a bubble of its own time.
-func inWorld(t *testing.T, fn func(w *world)) {
+// InWorld runs a test in a bubble of its own time.
+func InWorld(t *testing.T, fn func(w *World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { fn(newWorld(t)) })
 }
 
-func wantCode(t *testing.T, err error, code agentlab.Code) {
+// WantCode fails the test unless an error has a code.
+func WantCode(t *testing.T, err error, code agentlab.Code) {
 	t.Helper()
 	if agentlab.CodeOf(err) != code {
 		t.Fatalf("got %v (code %q), want code %q", err, agentlab.CodeOf(err), code)

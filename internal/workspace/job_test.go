@@ -1,4 +1,4 @@
-package sandbox_test
+package workspace_test
 
 import (
 	"context"
@@ -8,23 +8,24 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
 // A sandbox that waits for a workspace names the sandbox that has it now.
 func TestWaitingNamesTheCurrentHolder(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		var vmids []int
 		for _, name := range []string{"wa", "wb", "wc"} {
-			r := onWorkspace("data", time.Hour)
+			r := sandboxtest.OnWorkspace("data", time.Hour)
 			r.Name = name
-			vmids = append(vmids, w.create(r).VMID)
+			vmids = append(vmids, w.Create(r).VMID)
 			synctest.Wait()
 		}
-		w.until(vmids[0], agentlab.SandboxReady)
-		w.gone(vmids[0])
-		w.until(vmids[1], agentlab.SandboxReady)
+		w.Until(vmids[0], agentlab.SandboxReady)
+		w.Gone(vmids[0])
+		w.Until(vmids[1], agentlab.SandboxReady)
 		synctest.Wait()
-		if got := w.get(vmids[2]).Waiting; !strings.Contains(got, "used by sandbox wb") {
+		if got := w.Get(vmids[2]).Waiting; !strings.Contains(got, "used by sandbox wb") {
 			t.Errorf("it waits: %q", got)
 		}
 	})
@@ -45,29 +46,29 @@ func TestJobFailsWithoutItsWorkspace(t *testing.T) {
 		"ended":   {"play", "", agentlab.SandboxReady, agentlab.SandboxReady}, // it was kept, and the row deleted by retention
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 				ctx := context.Background()
-				r := onWorkspace("data", 0)
+				r := sandboxtest.OnWorkspace("data", 0)
 				r.Name, r.JobID = test.sandbox, agentlab.NewJobID()
 				if test.job != "" {
 					j := agentlab.Job{ID: r.JobID, Task: "work", Agent: "shell", Profile: "yolo-ephemeral", Mode: "dangerous", TTL: time.Hour, Status: test.job}
-					if err := w.store.CreateJob(ctx, j, nil); err != nil {
+					if err := w.Store.CreateJob(ctx, j, nil); err != nil {
 						t.Fatal(err)
 					}
 				}
-				sb := w.create(r)
-				w.until(sb.VMID, test.state)
+				sb := w.Create(r)
+				w.Until(sb.VMID, test.state)
 				synctest.Wait()
-				if _, err := w.workspaces.Release(ctx, "data", true); err != nil {
+				if _, err := w.Workspaces.Release(ctx, "data", true); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(10 * time.Second) // of the bubble
-				sb = w.until(sb.VMID, test.want)
+				sb = w.Until(sb.VMID, test.want)
 				if failed := strings.Contains(sb.Reason, "taken from the sandbox before its job had ended"); failed != (test.want == agentlab.SandboxDestroyed) {
 					t.Errorf("it is %s: %q", sb.State, sb.Reason)
 				}
-				if left := w.leases("data"); len(left) != 0 || w.attachedTo("data") != "" {
-					t.Errorf("leases %v, attached to %q", left, w.attachedTo("data"))
+				if left := w.Leases("data"); len(left) != 0 || w.AttachedTo("data") != "" {
+					t.Errorf("leases %v, attached to %q", left, w.AttachedTo("data"))
 				}
 			})
 		})
