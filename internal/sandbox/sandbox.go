@@ -24,8 +24,14 @@
 // and then destroyed. The lease of a sandbox starts when its image is
 // available.
 //
-// A sandbox of the warm pool (pool.go) waits in state POOLED until it is handed out,
-// and becomes BOOTING then.
+// A sandbox of the warm pool waits in state POOLED until it is handed out, and becomes
+// BOOTING then.
+//
+// # Parts
+//
+// The warm pool, the snapshots and the workspaces are parts of the service in packages of
+// their own. A part uses the Core, and the step of a sandbox calls the parts through the
+// interfaces of Parts.
 package sandbox
 
 import (
@@ -316,7 +322,6 @@ type Service struct {
 	workspaces Workspaces
 
 	knownOrphans map[string]fleet.Instance // by UID: orphans that were reported by an event
-
 }
 
 // Parts are the parts of the service that other packages have. All are required.

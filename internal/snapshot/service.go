@@ -161,7 +161,7 @@ func (s *Service) withState(vmid int, fn func(*state)) {
 	fn(s.states[vmid])
 }
 
-// HasMemory reports whether a snapshot has the memory of its guest.
+// HasMemory implements sandbox.Snapshots.
 func (s *Service) HasMemory(ctx context.Context, uid string) bool {
 	snap, err := s.store.Snapshot(ctx, uid)
 	return err == nil && snap.Memory

@@ -297,7 +297,7 @@ func (s *Service) ExpireSnapshots(ctx context.Context, before time.Time) (n int,
 	return n, nil
 }
 
-// Origin returns the snapshot SANDBOX/NAME from which a sandbox is requested.
+// Origin implements sandbox.Snapshots.
 func (s *Service) Origin(ctx context.Context, from string) (agentlab.Snapshot, error) {
 	if !slices.ContainsFunc(s.fleet.All(), func(b *fleet.Backend) bool { return b.Snapshots != nil }) {
 		_, err := s.fleet.Default().NeedSnapshots()

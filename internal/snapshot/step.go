@@ -336,7 +336,7 @@ func (s *Service) OriginReady(ctx context.Context, sb agentlab.Sandbox) (ready b
 	return false, nil, nil
 }
 
-// Restore runs the next action of a sandbox that is being restored.
+// Restore implements sandbox.Snapshots.
 func (s *Service) Restore(ctx context.Context, sb agentlab.Sandbox) error {
 	s.core.ReleaseSlots(sb.VMID)
 	snap, err := s.store.Snapshot(ctx, sb.Restoring)

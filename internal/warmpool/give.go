@@ -10,8 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// HandOut makes a sandbox of the pool the planned sandbox sb. ok is false if none
-// fits. Codes: exists, limit.
+// HandOut implements sandbox.Pool.
 func (p *Pool) HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.Sandbox, ok bool, err error) {
 	if len(p.entries) == 0 || sb.From.Snapshot != "" {
 		return sb, false, nil
@@ -48,8 +47,7 @@ func (p *Pool) HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.
 	return sb, false, nil
 }
 
-// Quiet delays the pool, and destroys the sandbox that is being made for it:
-// a request comes first.
+// Quiet implements sandbox.Pool.
 func (p *Pool) Quiet(ctx context.Context) {
 	if len(p.entries) == 0 {
 		return
@@ -63,8 +61,7 @@ func (p *Pool) Quiet(ctx context.Context) {
 	}
 }
 
-// GiveWay delays the pool before the VM of sb is started, and destroys it if the
-// host lacks memory or disk space for sb. It does not wait for that.
+// GiveWay implements sandbox.Pool.
 func (p *Pool) GiveWay(ctx context.Context, sb agentlab.Sandbox) {
 	if len(p.entries) == 0 {
 		return
@@ -90,8 +87,7 @@ func (p *Pool) dropAll(ctx context.Context, why string) (dropped int, err error)
 	return dropped, err
 }
 
-// WithNumbers calls fn with the numbers and addresses that new sandboxes on a backend may
-// get, and once more after the pool has given way if they are not enough.
+// WithNumbers implements sandbox.Pool.
 func (p *Pool) WithNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error {
 	for again := false; ; again = true {
 		a, err := p.core.Allocation(ctx, on)

@@ -351,7 +351,7 @@ func (p *Pool) begin(ctx context.Context, sb agentlab.Sandbox) error {
 	return nil
 }
 
-// Drop destroys a sandbox of the pool, unless it was handed out.
+// Drop implements sandbox.Pool.
 func (p *Pool) Drop(ctx context.Context, vmid int, why string) {
 	dropped := false
 	_, err := p.core.Update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
@@ -379,8 +379,7 @@ func (p *Pool) made(vmid int) {
 	}
 }
 
-// Removed deletes the row of a destroyed sandbox of the pool, so that its number
-// is free again.
+// Removed implements sandbox.Pool.
 func (p *Pool) Removed(ctx context.Context, vmid int) error {
 	if err := p.store.DeleteSandbox(ctx, vmid); err != nil {
 		return err

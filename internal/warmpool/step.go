@@ -8,8 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// Ready makes a sandbox whose VM runs POOLED, when its guest has booted. An
-// error means that the guest does not answer, or still boots.
+// Ready implements sandbox.Pool.
 func (p *Pool) Ready(ctx context.Context, sb agentlab.Sandbox) error {
 	h, err := p.core.Health(ctx, sb)
 	if err != nil {

@@ -113,8 +113,7 @@ func (s *Service) holder(ctx context.Context, v agentlab.Workspace) string {
 	return "another sandbox"
 }
 
-// Await ends the step of a REQUESTED sandbox until its workspace can be
-// attached. The backend has nothing of the sandbox until then.
+// Await implements sandbox.Workspaces.
 func (s *Service) Await(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
 	s.withState(sb.VMID, func(m *attachState) { m.awaited = sb.Workspace })
 	_, l, wait, err := s.workspace(ctx, sb)
@@ -194,7 +193,7 @@ func (s *Service) wakeWaiting(id string) {
 	}
 }
 
-// AttachVolume attaches the volume of a sandbox that is about to start.
+// AttachVolume implements sandbox.Workspaces.
 func (s *Service) AttachVolume(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Workspace == "" {
 		return nil
@@ -412,8 +411,7 @@ func (s *Service) Return(ctx context.Context, sb agentlab.Sandbox) error {
 	return s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
 }
 
-// BackendOf returns the backend of the workspace that a request for a sandbox wants; "" if
-// there is no such workspace yet, or an error of Select.
+// BackendOf implements sandbox.Workspaces.
 func (s *Service) BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection) (string, error) {
 	use, err := s.Select(ctx, sel)
 	if err != nil || use.New != nil {
@@ -423,7 +421,7 @@ func (s *Service) BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection
 	return v.Backend, err
 }
 
-// AcquiredAt returns when a sandbox got the lease of its workspace; zero if it has none.
+// AcquiredAt implements sandbox.Workspaces.
 func (s *Service) AcquiredAt(ctx context.Context, sb agentlab.Sandbox) (time.Time, error) {
 	l, _, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)
 	return l.AcquiredAt, err
