@@ -402,6 +402,7 @@ func (w *World) Crashes(op fake.Op, at fake.Point) (restart func()) {
 	}
 }
 
+// Must returns v, after it has failed the test if there is an error.
 func Must[T any](v T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {
 		t.Helper()
