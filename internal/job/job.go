@@ -50,9 +50,9 @@ type Sandboxes interface {
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Unheard(vmid int) bool // whether the guest of a sandbox cannot report now
-	CanFork() error
-	CanKeepSetups() error
-	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)
+	CanFork(backend string) error
+	CanKeepSetups(backend string) error
+	FindSetup(ctx context.Context, backend, image string, keys ...string) (agentlab.Snapshot, bool, error)
 	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error

@@ -296,7 +296,7 @@ func (w *world) begin() {
 		Bootstrap: boot{bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Backends: fleet.Single(w.driver, nil), Clock: w.clock}), &w.received},
 	})
 	w.workspaces.UseGuests(w.svc)
-	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Images: w.images, DefaultProfile: "plain"})
+	w.sessions = session.New(session.Config{Store: w.store, Workspaces: w.workspaces, Sandboxes: w.svc, Profiles: w.profiles, Fleet: fleet.Single(w.driver, w.images), DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.svc.ServeGuests(w.serve)
 	}

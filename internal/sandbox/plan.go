@@ -7,6 +7,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // Plan checks a request and returns the sandbox that Create would store,
@@ -42,18 +43,18 @@ func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *age
 			return none(err)
 		}
 	}
-	on, err := s.backendFor(ctx, r, from)
-	if err == nil {
-		err = s.admission(on)
-	}
-	if err != nil {
-		return none(err)
-	}
 	profile := s.cfg.DefaultProfile
 	if from != nil {
 		profile = from.Profile
 	}
 	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, profile))
+	if err != nil {
+		return none(err)
+	}
+	on, err := s.backendFor(ctx, r, prof, from)
+	if err == nil {
+		err = s.admission(on)
+	}
 	if err != nil {
 		return none(err)
 	}
@@ -95,25 +96,33 @@ func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *age
 	asked := spec(sb)
 	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
 	if err := s.on(sb).Validate(asked); err != nil {
-		return none(err)
+		return none(s.cfg.Fleet.Supported(err, on, func(b *fleet.Backend) error { return b.Validate(asked) }))
 	}
 	return sb, prof, nil
 }
 
-// backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
-// its workspace, else the default.
-func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
-	if from != nil {
+// backendFor returns the name of the backend of a new sandbox: of its snapshot or its
+// workspace, else of the request, the profile or the default. The error has code conflict
+// if the request names another one than its snapshot or workspace has.
+func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, prof agentlab.Profile, from *agentlab.Snapshot) (string, error) {
+	b, err := s.cfg.Fleet.Choose(cmp.Or(r.Backend, prof.Backend))
+	switch {
+	case err != nil:
+		return "", err
+	case from != nil && r.Backend != "" && r.Backend != from.Backend:
+		return "", agentlab.Errorf(agentlab.CodeConflict, "the snapshot is on backend %s, and the request names %s", from.Backend, r.Backend).WithField("backend").
+			WithHint("remove --backend")
+	case from != nil:
 		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
-	}
-	if r.Workspace != nil {
-		use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
+	case r.Workspace != nil:
+		sel := *r.Workspace
+		sel.Backend = r.Backend
+		use, err := s.cfg.Workspaces.Select(ctx, sel)
 		if err == nil && use.New == nil {
-			v, err := s.cfg.Store.Workspace(ctx, use.ID)
-			return v.Backend, err
+			return use.Backend, nil
 		} // its error is reported when the rest of the request has been checked
 	}
-	return s.cfg.Fleet.Default().Name(), nil
+	return b.Name(), nil
 }
 
 // checkImage returns an error if a sandbox cannot have its image, or if its disk is

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // A template has the image, which is built first, and the resources of a profile.
@@ -24,7 +24,7 @@ func TestWarm(t *testing.T) {
 			return nil
 		}
 		var lines []string
-		made, err := w.svc.Warm(ctx, "agents", "large", func(l string) { lines = append(lines, l) })
+		made, err := w.svc.Warm(ctx, agentlab.SandboxRequest{Image: "agents", Profile: "large"}, func(l string) { lines = append(lines, l) })
 		if err != nil || made.Image != "agents@sha256-1" || made.Resources.Cores != 4 || made.Resources.MemoryMB != 2048 {
 			t.Fatalf("%+v, %v", made, err)
 		}
@@ -41,12 +41,12 @@ func TestWarm(t *testing.T) {
 		}
 
 		for _, r := range [][2]string{{"none", ""}, {"base", "none"}} {
-			if _, err := w.svc.Warm(ctx, r[0], r[1], func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			if _, err := w.svc.Warm(ctx, agentlab.SandboxRequest{Image: r[0], Profile: r[1]}, func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 				t.Errorf("%q: %v", r, err)
 			}
 		}
 		w.full.Store(true)
-		_, err = w.svc.Warm(ctx, "base", "", func(string) {})
+		_, err = w.svc.Warm(ctx, agentlab.SandboxRequest{Image: "base"}, func(string) {})
 		wantCode(t, err, agentlab.CodeNoSpace)
 	})
 }
@@ -56,11 +56,11 @@ func TestDeleteTemplate(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ctx := context.Background()
 		for _, image := range []string{"base", "agents"} {
-			if _, err := w.svc.Warm(ctx, image, "", func(string) {}); err != nil {
+			if _, err := w.svc.Warm(ctx, agentlab.SandboxRequest{Image: image}, func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		keys := func(list []backend.Template, err error) (out []string) {
+		keys := func(list []fleet.Template, err error) (out []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +103,7 @@ func TestNoTemplates(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.plain = true
 		w.restart()
-		_, err1 := w.svc.Warm(context.Background(), "base", "", func(string) {})
+		_, err1 := w.svc.Warm(context.Background(), agentlab.SandboxRequest{Image: "base"}, func(string) {})
 		_, err2 := w.svc.Templates(context.Background())
 		_, err3 := w.svc.DeleteTemplate(context.Background(), "")
 		for _, err := range []error{err1, err2, err3} {

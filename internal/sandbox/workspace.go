@@ -39,12 +39,13 @@ const (
 // CheckWorkspace returns the error of Create for the workspace of a request, except that
 // another sandbox has it. It changes nothing.
 func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error {
-	_, err := s.selectWorkspace(ctx, r)
+	_, err := s.selectWorkspace(ctx, r, r.Backend)
 	return err
 }
 
-// selectWorkspace returns the workspace of a new sandbox; nil if it wants none.
-func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest) (*agentlab.WorkspaceUse, error) {
+// selectWorkspace returns the workspace of a new sandbox on a backend, "" for any; nil if it
+// wants none.
+func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest, on string) (*agentlab.WorkspaceUse, error) {
 	if r.Workspace == nil {
 		return nil, nil //nolint:nilnil // no workspace is not an error
 	}
@@ -52,7 +53,9 @@ func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a workspace").WithField("workspace").
 			WithHint("attach it when the sandbox is ready: agentlab workspace attach")
 	}
-	use, err := s.cfg.Workspaces.Select(ctx, *r.Workspace)
+	sel := *r.Workspace
+	sel.Backend = on
+	use, err := s.cfg.Workspaces.Select(ctx, sel)
 	return &use, err
 }
 

@@ -48,7 +48,7 @@ func (w modelled) Request(kill bool, fn func() error) error {
 }
 
 func (w modelled) Create(name string, sizeGB int) (string, error) {
-	v, err := w.workspaces.Create(w.Context(), name, sizeGB, "")
+	v, err := w.workspaces.Create(w.Context(), agentlab.WorkspaceSelection{Workspace: name, SizeGB: sizeGB})
 	return v.ID, err
 }
 
