@@ -154,7 +154,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Infos()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Infos()...).Names(s.fleet.Names()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
 }
 
@@ -239,7 +239,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sandboxes.ServeGuests(s.guests)
 	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
-		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.fleet.Default().Images, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
+		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Fleet: s.fleet, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
 		Sandboxes: s.sandboxes, Sessions: s.sessions, Commits: s.store, Off: !s.settings.DevServers.Enabled,

@@ -19,13 +19,14 @@ import (
 // and run the setup commands themselves.
 
 // planFork adds the job that prepares the sandbox of the attempts to a planned
-// job, or the event with the reason why there is none. images are those of the attempts.
-func (s *Service) planFork(p *planned, images map[string]bool) {
+// job, or the event with the reason why there is none. on is the backend of the attempts,
+// images are theirs.
+func (s *Service) planFork(p *planned, on string, images map[string]bool) {
 	if p.job.RepoURL == "" && !p.job.Bundled {
 		return // there is nothing to prepare
 	}
 	why := ""
-	if err := s.cfg.Snapshots.CanFork(); err != nil {
+	if err := s.cfg.Snapshots.CanFork(on); err != nil {
 		why = err.Error()
 	} else if len(images) > 1 {
 		why = "they have different images: " + strings.Join(slices.Sorted(maps.Keys(images)), ", ")

@@ -60,9 +60,9 @@ type Sandboxes interface {
 // Snapshots manages the snapshots from which sandboxes of jobs are created;
 // *snapshot.Service implements it.
 type Snapshots interface {
-	CanFork() error
-	CanKeepSetups() error
-	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)
+	CanFork(backend string) error
+	CanKeepSetups(backend string) error
+	FindSetup(ctx context.Context, backend, image string, keys ...string) (agentlab.Snapshot, bool, error)
 	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
 	DropFork(ctx context.Context, uid string) error

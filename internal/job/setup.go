@@ -32,7 +32,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 		return err
 	}
 	why := ""
-	if err := s.cfg.Snapshots.CanKeepSetups(); err != nil {
+	if err := s.cfg.Snapshots.CanKeepSetups(sb.Backend); err != nil {
 		why = err.Error()
 	}
 	switch { // with a workspace, its results are there
@@ -52,7 +52,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 			return err
 		}
 	}
-	snap, found, err := s.cfg.Snapshots.FindSetup(ctx, sb.Image, own.Key, shared.Key)
+	snap, found, err := s.cfg.Snapshots.FindSetup(ctx, sb.Backend, sb.Image, own.Key, shared.Key)
 	switch {
 	case err != nil:
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // Plan checks a request and returns the sandbox that Create would store,
@@ -41,22 +42,40 @@ func (s *Service) plan(ctx context.Context, r agentlab.SandboxRequest, from *age
 			return agentlab.Sandbox{}, agentlab.Profile{}, err
 		}
 	}
-	on, err := s.backendFor(ctx, r, from)
+	prof, err := s.profileFor(r, from)
 	if err != nil {
-		return agentlab.Sandbox{}, agentlab.Profile{}, err
+		return agentlab.Sandbox{}, prof, err
 	}
-	return s.PlanOn(on, r, from)
+	on, err := s.backendFor(ctx, r, prof, from)
+	if err != nil {
+		return agentlab.Sandbox{}, prof, err
+	}
+	return s.planOn(on, r, prof, from)
+}
+
+// PlanImage is Plan for a request without a name, a snapshot and a workspace.
+func (s *Core) PlanImage(r agentlab.SandboxRequest) (agentlab.Sandbox, agentlab.Profile, error) {
+	prof, err := s.profileFor(r, nil)
+	if err != nil {
+		return agentlab.Sandbox{}, prof, err
+	}
+	b, err := s.cfg.Fleet.Choose(cmp.Or(r.Backend, prof.Backend))
+	if err != nil {
+		return agentlab.Sandbox{}, prof, err
+	}
+	return s.planOn(b.Name(), r, prof, nil)
 }
 
 // CheckWorkspace returns the error of Create for the workspace of a request, except that
 // another sandbox has it. It changes nothing.
 func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest) error {
-	_, err := s.selectWorkspace(ctx, r)
+	_, err := s.selectWorkspace(ctx, r, r.Backend)
 	return err
 }
 
-// selectWorkspace returns the workspace of a new sandbox; nil if it wants none.
-func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest) (*agentlab.WorkspaceUse, error) {
+// selectWorkspace returns the workspace of a new sandbox on a backend, "" for any; nil if it
+// wants none.
+func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest, on string) (*agentlab.WorkspaceUse, error) {
 	if r.Workspace == nil {
 		return nil, nil //nolint:nilnil // no workspace is not an error
 	}
@@ -64,38 +83,51 @@ func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a workspace").WithField("workspace").
 			WithHint("attach it when the sandbox is ready: agentlab workspace attach")
 	}
-	use, err := s.workspaces.Select(ctx, *r.Workspace)
+	sel := *r.Workspace
+	sel.Backend = on
+	use, err := s.workspaces.Select(ctx, sel)
 	return &use, err
 }
 
-// backendFor returns the name of the backend of a new sandbox: that of its snapshot or of
-// its workspace, else the default.
-func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, from *agentlab.Snapshot) (string, error) {
-	if from != nil {
+// backendFor returns the name of the backend of a new sandbox: of its snapshot or its
+// workspace, else of the request, the profile or the default. The error has code conflict
+// if the request names another one than its snapshot or workspace has.
+func (s *Service) backendFor(ctx context.Context, r agentlab.SandboxRequest, prof agentlab.Profile, from *agentlab.Snapshot) (string, error) {
+	b, err := s.cfg.Fleet.Choose(cmp.Or(r.Backend, prof.Backend))
+	switch {
+	case err != nil:
+		return "", err
+	case from != nil && r.Backend != "" && r.Backend != from.Backend:
+		return "", agentlab.Errorf(agentlab.CodeConflict, "the snapshot is on backend %s, and the request names %s", from.Backend, r.Backend).WithField("backend").
+			WithHint("remove --backend")
+	case from != nil:
 		return from.Backend, s.cfg.Fleet.Of(from.Backend).Missing()
+	case r.Workspace != nil:
+		sel := *r.Workspace
+		sel.Backend = r.Backend
+		use, err := s.workspaces.Select(ctx, sel)
+		if err == nil && use.New == nil {
+			return use.Backend, nil
+		} // its error is reported when the rest of the request has been checked
 	}
-	if r.Workspace != nil {
-		if on, err := s.workspaces.BackendOf(ctx, *r.Workspace); on != "" || err != nil {
-			return on, err
-		}
-	}
-	return s.cfg.Fleet.Default().Name(), nil
+	return b.Name(), nil
 }
 
-// PlanOn is plan for a backend, without the check of the name.
-func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
-	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
-		return agentlab.Sandbox{}, agentlab.Profile{}, err
-	}
-	if err := s.Admission(on); err != nil {
-		return none(err)
-	}
+// profileFor returns the profile of a new sandbox.
+func (s *Core) profileFor(r agentlab.SandboxRequest, from *agentlab.Snapshot) (agentlab.Profile, error) {
 	profile := s.cfg.DefaultProfile
 	if from != nil {
 		profile = from.Profile
 	}
-	prof, err := s.cfg.Profiles.Use(cmp.Or(r.Profile, profile))
-	if err != nil {
+	return s.cfg.Profiles.Use(cmp.Or(r.Profile, profile))
+}
+
+// planOn is plan for a backend and a profile, without the check of the name.
+func (s *Core) planOn(on string, r agentlab.SandboxRequest, prof agentlab.Profile, from *agentlab.Snapshot) (agentlab.Sandbox, agentlab.Profile, error) {
+	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
+		return agentlab.Sandbox{}, agentlab.Profile{}, err
+	}
+	if err := s.Admission(on); err != nil {
 		return none(err)
 	}
 	if prof.Workspace == agentlab.WorkspaceRequired && r.Workspace == nil && from == nil {
@@ -136,7 +168,7 @@ func (s *Core) PlanOn(on string, r agentlab.SandboxRequest, from *agentlab.Snaps
 	asked := SpecOf(sb)
 	asked.Name = cmp.Or(asked.Name, "sandbox") // generated from the number, later
 	if err := s.On(sb).Validate(asked); err != nil {
-		return none(err)
+		return none(s.cfg.Fleet.Supported(err, on, func(b *fleet.Backend) error { return b.Validate(asked) }))
 	}
 	return sb, prof, nil
 }

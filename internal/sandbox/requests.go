@@ -39,7 +39,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	use, err := s.selectWorkspace(ctx, r)
+	use, err := s.selectWorkspace(ctx, r, sb.Backend)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
@@ -55,7 +55,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		}
 		made, err := s.allocate(ctx, sb, use, r.Session)
 		if agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
-			again, serr := s.selectWorkspace(ctx, r)
+			again, serr := s.selectWorkspace(ctx, r, sb.Backend)
 			if serr != nil {
 				return agentlab.Sandbox{}, serr
 			}

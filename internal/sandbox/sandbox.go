@@ -246,9 +246,6 @@ type Workspaces interface {
 	// also its row, which is not stored yet. Codes: not_found, exists, invalid, limit,
 	// conflict, unsupported.
 	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
-	// BackendOf returns the backend of the workspace that a request wants, "" if there is
-	// no such workspace.
-	BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection) (string, error)
 	// Await ends the step of a REQUESTED sandbox until its workspace can be attached. The
 	// backend has nothing of the sandbox until then.
 	Await(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error)

@@ -116,9 +116,9 @@ type Snapshots interface {
 // Templates manages the booted guests of which sandboxes start as copies.
 // *snapshot.Service implements it.
 type Templates interface {
-	Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error)
-	Templates(ctx context.Context) ([]backend.Template, error)
-	DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) // "" is all
+	Warm(ctx context.Context, r agentlab.SandboxRequest, progress func(line string)) (fleet.Template, error)
+	Templates(ctx context.Context) ([]fleet.Template, error)
+	DeleteTemplate(ctx context.Context, prefix string) ([]fleet.Template, error) // "" is all
 }
 
 // Artifacts is the artifact service: files of jobs, their logs, and uploaded
@@ -207,6 +207,8 @@ type System interface {
 // Doctor checks the host.
 type Doctor interface {
 	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
+	CheckBackend(ctx context.Context, name string) (api.HostChecks, error)
+	Backends() []api.Backend
 }
 
 // Bundles makes doctor bundles; *doctor.Bundles implements it.

@@ -19,7 +19,7 @@ func (s stubWorkspaces) snap(name string) (agentlab.WorkspaceSnapshot, error) {
 	return agentlab.WorkspaceSnapshot{Name: "clean"}, s.called("workspace.snapshot." + name)
 }
 
-func (s stubWorkspaces) Create(context.Context, string, int, string) (agentlab.Workspace, error) {
+func (s stubWorkspaces) Create(context.Context, agentlab.WorkspaceSelection) (agentlab.Workspace, error) {
 	return s.act("create")
 }
 

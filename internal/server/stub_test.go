@@ -440,6 +440,12 @@ func (s stubSystem) Health() api.Health {
 func (s stubSystem) Status(context.Context) (api.Status, error) {
 	return api.Status{PID: 7}, s.called("status")
 }
+func (s stubSystem) Backends() []api.Backend { return []api.Backend{{Name: "lab", Up: true}} }
+
+func (s stubSystem) CheckBackend(_ context.Context, name string) (api.HostChecks, error) {
+	return api.HostChecks{Backend: name}, s.called("backend.check " + name)
+}
+
 func (s stubSystem) Checks(context.Context) (api.HostChecks, error) {
 	return api.HostChecks{Checks: []api.Finding{}}, s.called("host.checks")
 }

@@ -13,7 +13,7 @@ import (
 // Workspaces is the workspace service. Every workspace is named by its ID or name.
 // *workspace.Service implements it.
 type Workspaces interface {
-	Create(ctx context.Context, name string, sizeGB int, storage string) (agentlab.Workspace, error)
+	Create(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.Workspace, error)
 	Get(ctx context.Context, idOrName string) (agentlab.Workspace, error)
 	List(ctx context.Context, trash bool) ([]agentlab.Workspace, error)
 	Bytes(v agentlab.Workspace) int64
@@ -79,7 +79,9 @@ func (s *Server) toWorkspace(v agentlab.Workspace, err error) (api.Workspace, er
 type createWorkspaceInput struct{ Body api.WorkspaceCreate }
 
 func (s *Server) createWorkspace(ctx context.Context, in *createWorkspaceInput) (api.Workspace, error) {
-	return s.toWorkspace(s.cfg.Services.Workspaces.Create(ctx, in.Body.Name, in.Body.SizeGB, in.Body.Storage))
+	return s.toWorkspace(s.cfg.Services.Workspaces.Create(ctx, agentlab.WorkspaceSelection{
+		Workspace: in.Body.Name, SizeGB: in.Body.SizeGB, Storage: in.Body.Storage, Backend: in.Body.Backend,
+	}))
 }
 
 type listWorkspacesInput struct {

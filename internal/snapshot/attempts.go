@@ -9,10 +9,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
-// CanFork returns an error with code unsupported if no sandbox can continue the
-// guest of one that no longer exists.
-func (s *Service) CanFork() error {
-	b := s.fleet.Default()
+// CanFork returns an error with code unsupported if no sandbox on a backend can continue
+// the guest of one that no longer exists.
+func (s *Service) CanFork(on string) error {
+	b := s.fleet.Of(on)
 	if _, err := b.NeedSnapshots(); err != nil {
 		return err
 	}
@@ -28,9 +28,6 @@ func (s *Service) CanFork() error {
 // DropFork; with entry from one that stays after them, see FindSetup. Codes:
 // not_found, conflict (state), denied, no_space, unsupported, and those of fn.
 func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
-	if err := s.CanFork(); err != nil {
-		return err
-	}
 	sb, err := s.core.Change(ctx, vmid, s.core.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxRunning {
 			return nil, nil
@@ -38,6 +35,9 @@ func (s *Service) SaveForAttempts(ctx context.Context, vmid int, jobID string, e
 		sb.State = agentlab.SandboxCompleted
 		return []agentlab.Event{sandbox.StateEvent(*sb, agentlab.SandboxRunning)}, nil
 	})
+	if err == nil {
+		err = s.CanFork(sb.Backend)
+	}
 	if err == nil {
 		err = s.canSave(sb)
 	}

@@ -16,12 +16,12 @@ import (
 // they may be deleted at any time.
 
 // CanKeepSetups returns an error with code unsupported if there are no snapshots after
-// setup.
-func (s *Service) CanKeepSetups() error {
+// setup on a backend.
+func (s *Service) CanKeepSetups(on string) error {
 	if s.cfg.SetupBytes <= 0 {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "snapshots after setup are off (limits.setup_cache_gb)")
 	}
-	return s.CanFork()
+	return s.CanFork(on)
 }
 
 // Setups lists the snapshots after setup, the last used first.
@@ -34,20 +34,20 @@ func (s *Service) Setups(ctx context.Context) ([]agentlab.Snapshot, error) {
 	return list, err
 }
 
-// FindSetup returns the snapshot with the first of the keys that has one for an image,
-// given by its name, and records that it is used; ok is false if none has.
-func (s *Service) FindSetup(ctx context.Context, image string, keys ...string) (snap agentlab.Snapshot, ok bool, err error) {
+// FindSetup returns the snapshot on a backend with the first of the keys that has one for
+// an image, given by its name, and records that it is used; ok is false if none has.
+func (s *Service) FindSetup(ctx context.Context, on, image string, keys ...string) (snap agentlab.Snapshot, ok bool, err error) {
 	list, err := s.Setups(ctx)
 	if err != nil || len(list) == 0 {
 		return snap, false, err
 	}
-	current, err := s.fleet.Default().Images.Current(ctx, image)
+	current, err := s.fleet.Of(on).Images.Current(ctx, image)
 	if err != nil {
 		return snap, false, nil //nolint:nilerr // an image that is not built has no snapshot
 	}
 	for _, key := range keys {
 		for _, n := range list {
-			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != s.fleet.Default().Name() {
+			if n.Setup.Key != key || n.State != agentlab.SnapshotReady || n.Image != current || n.Backend != on {
 				continue
 			}
 			n, err = s.store.UpdateSnapshot(ctx, n.UID, s.cfg.Quota, func(n *agentlab.Snapshot) ([]agentlab.Event, error) {

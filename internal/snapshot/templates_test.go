@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
@@ -25,7 +25,7 @@ func TestWarm(t *testing.T) {
 			return nil
 		}
 		var lines []string
-		made, err := w.Snaps.Warm(ctx, "agents", "large", func(l string) { lines = append(lines, l) })
+		made, err := w.Snaps.Warm(ctx, agentlab.SandboxRequest{Image: "agents", Profile: "large"}, func(l string) { lines = append(lines, l) })
 		if err != nil || made.Image != "agents@sha256-1" || made.Resources.Cores != 4 || made.Resources.MemoryMB != 2048 {
 			t.Fatalf("%+v, %v", made, err)
 		}
@@ -42,12 +42,12 @@ func TestWarm(t *testing.T) {
 		}
 
 		for _, r := range [][2]string{{"none", ""}, {"base", "none"}} {
-			if _, err := w.Snaps.Warm(ctx, r[0], r[1], func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+			if _, err := w.Snaps.Warm(ctx, agentlab.SandboxRequest{Image: r[0], Profile: r[1]}, func(string) {}); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 				t.Errorf("%q: %v", r, err)
 			}
 		}
 		w.Full.Store(true)
-		_, err = w.Snaps.Warm(ctx, "base", "", func(string) {})
+		_, err = w.Snaps.Warm(ctx, agentlab.SandboxRequest{Image: "base"}, func(string) {})
 		sandboxtest.WantCode(t, err, agentlab.CodeNoSpace)
 	})
 }
@@ -57,11 +57,11 @@ func TestDeleteTemplate(t *testing.T) {
 	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
 		for _, image := range []string{"base", "agents"} {
-			if _, err := w.Snaps.Warm(ctx, image, "", func(string) {}); err != nil {
+			if _, err := w.Snaps.Warm(ctx, agentlab.SandboxRequest{Image: image}, func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		keys := func(list []backend.Template, err error) (out []string) {
+		keys := func(list []fleet.Template, err error) (out []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -104,7 +104,7 @@ func TestNoTemplates(t *testing.T) {
 	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		w.Plain = true
 		w.Restart()
-		_, err1 := w.Snaps.Warm(context.Background(), "base", "", func(string) {})
+		_, err1 := w.Snaps.Warm(context.Background(), agentlab.SandboxRequest{Image: "base"}, func(string) {})
 		_, err2 := w.Snaps.Templates(context.Background())
 		_, err3 := w.Snaps.DeleteTemplate(context.Background(), "")
 		for _, err := range []error{err1, err2, err3} {

@@ -263,7 +263,7 @@ func (p *Pool) shape(ctx context.Context, e Entry) (agentlab.Sandbox, error) {
 	if err := p.possible(); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	sb, _, err := p.core.PlanOn(p.fleet.Default().Name(), agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile}, nil)
+	sb, _, err := p.core.PlanImage(agentlab.SandboxRequest{Image: e.Image, Profile: e.Profile})
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}

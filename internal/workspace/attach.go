@@ -411,16 +411,6 @@ func (s *Service) Return(ctx context.Context, sb agentlab.Sandbox) error {
 	return s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
 }
 
-// BackendOf implements sandbox.Workspaces.
-func (s *Service) BackendOf(ctx context.Context, sel agentlab.WorkspaceSelection) (string, error) {
-	use, err := s.Select(ctx, sel)
-	if err != nil || use.New != nil {
-		return "", nil //nolint:nilerr // Select is called again when the rest of the request has been checked
-	}
-	v, err := s.cfg.Store.Workspace(ctx, use.ID)
-	return v.Backend, err
-}
-
 // AcquiredAt implements sandbox.Workspaces.
 func (s *Service) AcquiredAt(ctx context.Context, sb agentlab.Sandbox) (time.Time, error) {
 	l, _, err := s.cfg.Leases.WorkspaceLease(ctx, sb.UID)

@@ -49,7 +49,7 @@ func (w modelled) Request(kill bool, fn func() error) error {
 }
 
 func (w modelled) Create(name string, sizeGB int) (string, error) {
-	v, err := w.Workspaces.Create(w.Context(), name, sizeGB, "")
+	v, err := w.Workspaces.Create(w.Context(), agentlab.WorkspaceSelection{Workspace: name, SizeGB: sizeGB})
 	return v.ID, err
 }
 

@@ -26,8 +26,8 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || agentlab.CodeOf(err) == agentlab.CodeConflict || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
 	switch {
 	case missing && (sel.Create || sel.Ensure) && !agentlab.IsWorkspaceID(sel.Workspace):
-		planned, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)
-		use.ID, use.New, use.Created = planned.ID, &planned, stateEvent(planned, nil)
+		planned, err := s.plan(sel)
+		use.Backend, use.ID, use.New, use.Created = planned.Backend, planned.ID, &planned, stateEvent(planned, nil)
 		return use, err
 	case err != nil:
 		return use, err
@@ -35,7 +35,11 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 		return use, agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", v.Name).WithField("workspace").
 			WithHint("use it: --workspace %s", v.Name)
 	}
-	use.ID = v.ID
+	use.ID, use.Backend = v.ID, v.Backend
+	if sel.Backend != "" && sel.Backend != v.Backend {
+		return use, agentlab.Errorf(agentlab.CodeConflict, "workspace %s is on backend %s, and the request names %s", v.Name, v.Backend, sel.Backend).WithField("backend").
+			WithHint("remove --backend, or use a workspace on backend %s", sel.Backend)
+	}
 	if err := s.reachable(v); err != nil {
 		return use, err
 	}

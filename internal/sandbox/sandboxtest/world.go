@@ -297,7 +297,7 @@ func (w *World) Begin() {
 		Core: core, Store: db{w.Store, &w.DBFull}, Profiles: w.Profiles, Bootstrap: received, Pool: w.Warm, Quota: w.Quota,
 	})
 	w.Svc = sandbox.New(core, sandbox.Parts{Pool: w.Warm, Snapshots: w.Snaps, Workspaces: w.Workspaces})
-	w.Sessions = session.New(session.Config{Store: w.Store, Workspaces: w.Workspaces, Sandboxes: w.Svc, Profiles: w.Profiles, Images: w.Images, DefaultProfile: "plain"})
+	w.Sessions = session.New(session.Config{Store: w.Store, Workspaces: w.Workspaces, Sandboxes: w.Svc, Profiles: w.Profiles, Fleet: fleet.Single(w.Driver, w.Images), DefaultProfile: "plain"})
 	if w.serve != nil {
 		w.Svc.ServeGuests(w.serve)
 	}
