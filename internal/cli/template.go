@@ -51,9 +51,9 @@ which AgentLab fills by itself; docs/templates.md describes them.`,
 
 func (a *App) templateListCmd() *cobra.Command {
 	return query(a, "list", "List templates, the last used first", exactArgs(), all((*client.Client).Templates), func(list api.List[api.Template]) error {
-		t := newTable(a.Stdout, "KEY", "BACKEND", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "AGE", "USED")
+		t := newTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "BACKEND", "AGE", "USED")
 		for _, i := range list.Items {
-			t.row(i.Key, i.Backend, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), byteSize(i.DiskUsage), yesNo(i.Stale), a.age(i.CreatedAt), a.age(i.UsedAt))
+			t.row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), byteSize(i.DiskUsage), yesNo(i.Stale), i.Backend, a.age(i.CreatedAt), a.age(i.UsedAt))
 		}
 		return t.flush()
 	})

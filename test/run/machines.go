@@ -89,7 +89,7 @@ func (s *suite) shuffled() []name {
 		}
 	}
 	slices.SortFunc(out, func(a, b name) int { return strings.Compare(a.String(), b.String()) })
-	rng := rand.New(rand.NewPCG(s.seed, 0)) //nolint:gosec // not a secret
+	rng := rand.New(rand.NewPCG(s.seed, 0))
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out
 }
@@ -108,7 +108,7 @@ func (s *suite) build(ctx context.Context, tests []name) error {
 	}
 	for p := range packages {
 		to := filepath.Join(bin, strings.ReplaceAll(p, "/", "_")+".test")
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", to, p) //nolint:gosec // packages of this module
+		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", to, p)
 		cmd.Dir = s.dir
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("go test -c %s: %w\n%s", p, err, out)
@@ -148,7 +148,7 @@ func (s *suite) runMachine(ctx, bounded context.Context, n name, isCore bool) {
 // process runs a test in a process of its own.
 func (s *suite) process(ctx context.Context, n name) outcome {
 	began := time.Now()
-	cmd := exec.CommandContext(ctx, s.programs[n.Package], "-test.v", "-test.run", "^"+n.Test+"$", "-test.timeout", hangLimit.String()) //nolint:gosec // built above
+	cmd := exec.CommandContext(ctx, s.programs[n.Package], "-test.v", "-test.run", "^"+n.Test+"$", "-test.timeout", hangLimit.String())
 	cmd.Dir = s.dirs[n.Package]
 	cmd.Env = append(os.Environ(), s.env...)
 	if s.full {

@@ -25,7 +25,7 @@ const archtest = module + "/internal/archtest"
 
 var (
 	// first are the packages that take longest, most of it waiting: they start first.
-	first = []string{"internal/egress/nft", "internal/backend/proxmox", "internal/job", "internal/sandbox", "internal/cli"}
+	first = []string{"internal/egress/nft", "internal/backend/proxmox", "internal/job", "internal/sandbox", "internal/snapshot", "internal/warmpool", "internal/cli"}
 
 	// costly packages take more than half of the CPU seconds of all packages under the race
 	// detector. A sampled run has one of them there.
@@ -107,7 +107,7 @@ func (s *suite) goTest(ctx context.Context, args []string, done func(outcome)) e
 	if s.inMemory != "" {
 		argv = append([]string{s.inMemory}, argv...)
 	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // arguments of this program
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = s.dir
 	// A process under the race detector waits a second at its end for other goroutines;
 	// tests start hundreds of processes.
