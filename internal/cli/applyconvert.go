@@ -89,7 +89,7 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
 		update := in
 		update.stdin = strings.NewReader(run.names)
 		if _, err := p.gitHere(ctx, update, append([]string{"update-index"}, run.args...)...); err != nil {
-			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read the files of the work tree: %s; nothing was applied", sanitize(err.Error()))
+			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read the files of the work tree: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
 		}
 	}
 	all := in
@@ -106,7 +106,7 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
 	}
 	for name, h := range p.ours {
 		if h.blob == "" {
-			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read %s; nothing was applied", sanitize(name))
+			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read %s; nothing was applied", agentlab.WithoutControls(name))
 		}
 	}
 	return nil

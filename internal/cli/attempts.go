@@ -66,7 +66,7 @@ func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
 // ended: its own, those of the job that prepares a sandbox for them, and of each
 // attempt how far it is. The logs of the attempts are not mixed.
 func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	a.progressf("  → %s", logsOfAttempt(id))
+	a.Progressf("  → %s", logsOfAttempt(id))
 	attempts, last := map[string]bool{}, ""
 	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id, Attempts: true}, func(e api.Event) {
 		if e.Kind == agentlab.EventJobCreated && e.Data["attempt"] != nil {
@@ -75,7 +75,7 @@ func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (a
 		wanted := !attempts[e.JobID] || slices.Contains([]string{agentlab.EventJobCreated, agentlab.EventJobStatus, agentlab.EventJobPhase, agentlab.EventImageBuild}, e.Kind)
 		if wanted && e.Message != last { // all attempts can wait for one image
 			last = e.Message
-			a.showEvent(e)
+			a.ShowEvent(e)
 		}
 	})
 	j.ID = id

@@ -119,13 +119,13 @@ func (s *autoSync) stop() {
 
 func (s *autoSync) report(a *App) {
 	if s.commits > 0 {
-		a.progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
+		a.Progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
 	}
 	a.noteNamed(s.found)
 	if s.held != nil {
-		a.progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
+		a.Progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
 	}
 	if s.err != nil {
-		a.progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
+		a.Progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
 	}
 }

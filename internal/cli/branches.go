@@ -52,7 +52,7 @@ func (a *App) clearWay(ctx context.Context, w *openedSession, have map[string]st
 		if i := slices.IndexFunc(branches, inWay); i >= 0 && w.state.Branches[old] == "" {
 			kept := "refs/agentlab/stale/" + w.link.remote + "/" + have[old]
 			fmt.Fprintf(&update, "update %s %s\ndelete %s %s\n", kept, have[old], w.link.ref(old), have[old])
-			a.progressf("note: branch %s of the session is gone, and %s has taken its place\n  → its last commit: git log %s", old, branches[i], kept)
+			a.Progressf("note: branch %s of the session is gone, and %s has taken its place\n  → its last commit: git log %s", old, branches[i], kept)
 		}
 	}
 	if update.Len() == 0 {

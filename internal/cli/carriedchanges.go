@@ -25,7 +25,7 @@ func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error
 	}
 	changed, err := changedNames(ctx, l.path, env)
 	if err == nil && len(changed.names) > 0 {
-		o.withChanges = a.confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
+		o.withChanges = a.Confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
 	}
 	return err
 }
@@ -45,14 +45,14 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 	}
 	names := changed.names
 	if len(changed.filtered) > 0 {
-		a.progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(changed.filtered))
+		a.Progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(changed.filtered))
 	}
 	if len(changed.nested) > 0 && o.withChanges {
-		a.progressf("note: not in the sandbox, because they are repositories of their own: %s", joinSomeNames(changed.nested))
+		a.Progressf("note: not in the sandbox, because they are repositories of their own: %s", joinSomeNames(changed.nested))
 	}
 	if len(names) == 0 {
 		if o.withChanges {
-			a.progressf("note: there are no uncommitted changes to carry")
+			a.Progressf("note: there are no uncommitted changes to carry")
 		}
 		return "", nil
 	}
@@ -61,12 +61,12 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 		return "", err
 	}
 	if o.withChanges {
-		a.progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
+		a.Progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
 		return commit, nil
 	}
 	tree, err := git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
 	if err == nil && l.key(ctx, carriedKey) != tree {
-		a.progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
+		a.Progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
 	}
 	return "", err
 }

@@ -340,11 +340,11 @@ func silent() error { return nil }
 
 // done is emit with a line of progress for the text.
 func (a *App) done(v any, format string, args ...any) error {
-	return a.emit(v, func() error { a.progressf(format, args...); return nil })
+	return a.emit(v, func() error { a.Progressf(format, args...); return nil })
 }
 
-// progressf writes one line of progress to standard error.
-func (a *App) progressf(format string, args ...any) {
+// Progressf writes one line of progress to standard error.
+func (a *App) Progressf(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, format+"\n", args...)
 }
 

@@ -31,8 +31,8 @@ func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) erro
 			WithHint("use %s or %s: git config --global agentlab.identity %[2]s", identityUser, identityAgent)
 	case name == "" || email == "":
 		return nil
-	case policy == "" && (l.session == "" || o.fresh) && !a.json:
-		answer, ok := a.prompt(fmt.Sprintf("Commits in the VM: in your name, %s <%s>, instead of %q? [y/N] ", sanitize(name), sanitize(email), guestapi.AgentName))
+	case policy == "" && (l.session == "" || o.fresh) && a.Asks():
+		answer, ok := a.Prompt(fmt.Sprintf("Commits in the VM: in your name, %s <%s>, instead of %q? [y/N] ", agentlab.WithoutControls(name), agentlab.WithoutControls(email), guestapi.AgentName))
 		if !ok {
 			return nil
 		}
@@ -40,7 +40,7 @@ func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) erro
 			policy = identityUser
 		}
 		if _, err := git(ctx, l.path, "config", "--global", "agentlab.identity", policy); err != nil {
-			a.progressf("note: the answer is not stored: %s", sanitize(err.Error()))
+			a.Progressf("note: the answer is not stored: %s", agentlab.WithoutControls(err.Error()))
 		}
 	}
 	if policy == identityUser {

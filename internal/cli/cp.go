@@ -164,13 +164,13 @@ func (a *App) copyNotes(r copied) {
 	const shown = 10
 	for i, s := range r.Skipped {
 		if i == shown {
-			a.progressf("note: %d more are not copied; --json lists them", len(r.Skipped)-shown+r.SkippedMore)
+			a.Progressf("note: %d more are not copied; --json lists them", len(r.Skipped)-shown+r.SkippedMore)
 			break
 		}
-		a.progressf("note: %s is not copied: %s", sanitize(s.Path), sanitize(s.Reason))
+		a.Progressf("note: %s is not copied: %s", agentlab.WithoutControls(s.Path), agentlab.WithoutControls(s.Reason))
 	}
 	if r.Changed {
-		a.progressf("note: files changed in the sandbox during the copy")
+		a.Progressf("note: files changed in the sandbox during the copy")
 	}
 }
 
@@ -182,7 +182,7 @@ func (a *App) finishCopy(r copied) error {
 	if !a.json {
 		a.copyNotes(r)
 	}
-	return a.done(r, "copied %s to %s (%s, %s)", sanitize(r.Source), sanitize(r.Destination), agentlab.Plural(r.Files, "file"), byteSize(r.Bytes))
+	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), byteSize(r.Bytes))
 }
 
 // copyScript runs a script of cp, as runScript does.

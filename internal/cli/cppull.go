@@ -61,7 +61,7 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 	defer func() { _ = root.Close() }()
 	got := copied{Source: from.String()}
 	isDir := false
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	got.Changed, err = a.fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
 		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { m.moved("receiving", got) })

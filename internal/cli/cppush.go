@@ -100,7 +100,7 @@ func (a *App) push(ctx context.Context, c *client.Client, from string, to copyPa
 	if from == "-" {
 		base = path.Base(to.path)
 	}
-	m := a.newMeter()
+	m := a.Meter()
 	var mu sync.Mutex // after an error of the guest, pack can still run
 	p.show = func() {
 		mu.Lock()

@@ -249,7 +249,7 @@ func daemonError(log string) string {
 			kept = append(kept, strings.TrimSpace(line))
 		}
 	}
-	return sanitize(strings.Join(kept, "; "))
+	return agentlab.WithoutControls(strings.Join(kept, "; "))
 }
 
 func (a *App) daemonCmd() *cobra.Command {

@@ -52,7 +52,7 @@ func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int
 	// Terminals that lose their connection now do not start another daemon.
 	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
 	err = c.StopDaemon(ctx, force)
-	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.confirm(sanitize(err.Error())+". Interrupt it?") {
+	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.Confirm(agentlab.WithoutControls(err.Error())+". Interrupt it?") {
 		err = c.StopDaemon(ctx, true)
 	}
 	if err != nil {
@@ -106,12 +106,12 @@ func (a *App) noteOldDaemon() {
 	}
 	what, how := "an earlier version", "agentlab daemon restart"
 	if of != "" {
-		what = "version " + sanitize(of)
+		what = "version " + agentlab.WithoutControls(of)
 	}
 	if p, err := a.paths(); err == nil && p.System {
 		how = restartSystem
 	}
-	a.progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
+	a.Progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
 }
 
 // olderVersion reports whether the version of a daemon is older than another one. A daemon

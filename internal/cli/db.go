@@ -24,7 +24,7 @@ not start if they do not match, or if the database is missing or empty and the
 directory is not. It deletes nothing then.`,
 	}
 	backup := query(a, "backup", "Make a backup of the database now", exactArgs(), all((*client.Client).BackupDatabase), func(b api.Backup) error {
-		_, err := fmt.Fprintln(a.Stdout, sanitize(b.Path))
+		_, err := fmt.Fprintln(a.Stdout, agentlab.WithoutControls(b.Path))
 		return err
 	})
 	cmd.AddCommand(backup, a.dbListCmd(), a.dbRestoreCmd(), a.dbRebuildCmd())
@@ -117,9 +117,9 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 func (a *App) confirmClockCmd() *cobra.Command {
 	cmd := query(a, "confirm-clock", "Confirm that the clock is right after it jumped", exactArgs(), all((*client.Client).ConfirmClock), func(clock api.Clock) error {
 		if clock.Suspended {
-			a.progressf("retention continues; the time is %s", localTime(clock.Now))
+			a.Progressf("retention continues; the time is %s", localTime(clock.Now))
 		} else {
-			a.progressf("retention was not suspended; the time is %s", localTime(clock.Now))
+			a.Progressf("retention was not suspended; the time is %s", localTime(clock.Now))
 		}
 		return nil
 	})

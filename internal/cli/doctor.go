@@ -116,7 +116,7 @@ func (a *App) writeDoctor(f doctorFlags, name string, body client.Body, err erro
 		return err
 	}
 	for _, e := range m.Errors {
-		a.progressf("missing: %s: %s", sanitize(e.Name), sanitize(e.Message))
+		a.Progressf("missing: %s: %s", agentlab.WithoutControls(e.Name), agentlab.WithoutControls(e.Message))
 	}
 	sum := sha256.Sum256(data)
 	return a.done(map[string]any{"file": name, "size": len(data), "sha256": hex.EncodeToString(sum[:]), "manifest": m},
@@ -136,7 +136,7 @@ func checkDoctor(data []byte) (m api.DoctorManifest, err error) {
 		return m, err
 	}
 	if h.Name != api.DoctorManifestName {
-		return m, fmt.Errorf("the first file is %s", sanitize(h.Name))
+		return m, fmt.Errorf("the first file is %s", agentlab.WithoutControls(h.Name))
 	}
 	if err := json.NewDecoder(io.LimitReader(tr, maxDoctorFile)).Decode(&m); err != nil {
 		return m, err
@@ -152,7 +152,7 @@ func checkDoctor(data []byte) (m api.DoctorManifest, err error) {
 			return m, err
 		}
 		if h.Name != f.Name || n != f.Size || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
-			return m, fmt.Errorf("%s is not as in the manifest", sanitize(f.Name))
+			return m, fmt.Errorf("%s is not as in the manifest", agentlab.WithoutControls(f.Name))
 		}
 	}
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {

@@ -90,7 +90,7 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 	if d.left > 0 {
 		text += fmt.Sprintf("; %d links, large files and files that can contain secrets are not sent", d.left)
 	}
-	a.progressf("%s", text)
+	a.Progressf("%s", text)
 	return nil
 }
 
@@ -124,7 +124,7 @@ func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home 
 	if err := a.sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
 		return err
 	}
-	a.progressf("running %s in the sandbox", d.install)
+	a.Progressf("running %s in the sandbox", d.install)
 	run := guestapi.ExecRequest{Command: []string{"./" + d.install}, Dir: path.Dir(to.path)}
 	return guestRun(ctx, c, sandbox, run, nil, &bounded.Tail{Max: 4 << 10})
 }
@@ -176,7 +176,7 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 	err = a.usersGit(ctx, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
 	if err != nil {
 		if _, old := os.Stat(dir); old == nil && ctx.Err() == nil {
-			a.progressf("note: the dotfiles were not brought up to date: %s", sanitize(err.Error()))
+			a.Progressf("note: the dotfiles were not brought up to date: %s", agentlab.WithoutControls(err.Error()))
 			return nil
 		}
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the dotfiles cannot be cloned: %w", err).WithField(dotfilesKey).

@@ -90,13 +90,13 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 			return err
 		}
 		if e.runs && !f.installed() {
-			a.progressf("warning: %s trusts the machine that it connects to: a compromised one could run programs here (docs/editors.md)", e.title)
+			a.Progressf("warning: %s trusts the machine that it connects to: a compromised one could run programs here (docs/editors.md)", e.title)
 		}
 		if err := a.installSSH(f, yes); err != nil {
 			return err
 		}
 		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // from the table; host and dir are checked
-			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, sanitize(lastLine(string(out))))
+			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(lastLine(string(out))))
 		}
 		return a.done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)
 	})

@@ -107,7 +107,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 			q.After = r.ID
 		}
 		if cut {
-			a.progressf("showing the newest %s; '--limit 0' shows all", agentlab.Plural(limit, "record"))
+			a.Progressf("showing the newest %s; '--limit 0' shows all", agentlab.Plural(limit, "record"))
 		}
 		if !everything || list.Next == "" {
 			return nil
@@ -133,7 +133,7 @@ func (a *App) printEgress(r api.EgressRecord) error {
 	if r.Dropped > 0 {
 		line += fmt.Sprintf("  (%d before it not recorded)", r.Dropped)
 	}
-	_, err := fmt.Fprintln(a.Stdout, sanitize(line))
+	_, err := fmt.Fprintln(a.Stdout, agentlab.WithoutControls(line))
 	return err
 }
 

@@ -162,7 +162,7 @@ AgentLab does not know their values: it does not redact them in logs.`,
 		if len(sent.Files) == 0 {
 			return a.done(sent, "no .env files to send")
 		}
-		return a.done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], sanitize(strings.Join(sent.Files, " ")))
+		return a.done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], agentlab.WithoutControls(strings.Join(sent.Files, " ")))
 	})
 	return cmd
 }

@@ -40,16 +40,16 @@ func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Sess
 	if mode = cmp.Or(mode, p.Devcontainer); mode != "" {
 		req.Command = append(req.Command, "--devcontainer", mode)
 	}
-	a.progressf("starting the environment of the repository")
+	a.Progressf("starting the environment of the repository")
 	var e guestapi.Environment
 	if err := guestDocument(ctx, c, sandbox, req, &e, guestWriter(a.Stderr)); err != nil {
 		return err
 	}
 	if e.Notice != "" {
-		a.progressf("note: %s", sanitize(e.Notice))
+		a.Progressf("note: %s", agentlab.WithoutControls(e.Notice))
 	}
 	if e.Contained {
-		a.progressf("agents run in the dev container of the repository")
+		a.Progressf("agents run in the dev container of the repository")
 	}
 	return nil
 }

@@ -181,7 +181,7 @@ func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty boo
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
 	}
 	if status.Error != "" {
-		a.progressf("agentlab: %s", sanitize(status.Error))
+		a.Progressf("agentlab: %s", agentlab.WithoutControls(status.Error))
 	}
 	return guestStatus(status.Code)
 }

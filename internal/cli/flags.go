@@ -216,7 +216,7 @@ func limitFlag(cmd *cobra.Command, limit *int) {
 // empty.
 func (a *App) noteMore(next string) {
 	if next != "" {
-		a.progressf("the list continues; '--limit 0' shows all")
+		a.Progressf("the list continues; '--limit 0' shows all")
 	}
 }
 

@@ -29,7 +29,7 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			_, _ = io.WriteString(t.w, "\t")
 		}
-		_, _ = io.WriteString(t.w, sanitize(fmt.Sprint(c)))
+		_, _ = io.WriteString(t.w, agentlab.WithoutControls(fmt.Sprint(c)))
 	}
 	_, _ = io.WriteString(t.w, "\n")
 }
@@ -56,15 +56,11 @@ func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 	return nil
 }
 
-// sanitize replaces control characters by spaces, because text from a guest
-// must not move the cursor or break a table.
-func sanitize(s string) string { return agentlab.WithoutControls(s) }
-
-// sanitizeLines is sanitize for a text of several lines.
+// sanitizeLines is agentlab.WithoutControls for a text of several lines.
 func sanitizeLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
-		lines[i] = sanitize(line)
+		lines[i] = agentlab.WithoutControls(line)
 	}
 	return strings.Join(lines, "\n")
 }

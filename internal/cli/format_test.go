@@ -52,8 +52,8 @@ func TestPlain(t *testing.T) {
 		"line\u2028separator":   "line separator",
 	}
 	for in, want := range tests {
-		if got := sanitize(in); got != want {
-			t.Errorf("sanitize(%q) = %q, want %q", in, got, want)
+		if got := agentlab.WithoutControls(in); got != want {
+			t.Errorf("agentlab.WithoutControls(%q) = %q, want %q", in, got, want)
 		}
 	}
 	var out bytes.Buffer

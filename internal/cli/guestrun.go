@@ -30,7 +30,7 @@ func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req gu
 	if err != nil || status.Code == 0 {
 		return err
 	}
-	text := sanitize(lastMessage(strings.TrimSpace(errOut.String() + "\n" + status.Error)))
+	text := agentlab.WithoutControls(lastMessage(strings.TrimSpace(errOut.String() + "\n" + status.Error)))
 	if text == "" && inErr != nil {
 		text = inErr.Error()
 	}
@@ -142,8 +142,8 @@ func guestFault(req guestapi.ExecRequest, code int, text string) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, agentMessage)).
 			WithHint("choose an image that has it, in the profile, and start again with --fresh: agentlab image list")
 	case code == 127 && program != "agentlab-agent":
-		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", sanitize(program), cmp.Or(text, "it is not installed")).
-			WithHint("install %s in the sandbox, or choose an image that has it", sanitize(program))
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", agentlab.WithoutControls(program), cmp.Or(text, "it is not installed")).
+			WithHint("install %s in the sandbox, or choose an image that has it", agentlab.WithoutControls(program))
 	case program == "agentlab-agent" && (code == 127 || code == 2):
 		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox has another version of AgentLab: %s", text).
 			WithHint("build it again: agentlab image build NAME; then create a sandbox from it")
@@ -155,7 +155,7 @@ func guestFault(req guestapi.ExecRequest, code int, text string) error {
 		return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of the sandbox is full: %s", text).
 			WithHint("remove files in it, e.g. with: agentlab exec -ti SESSION -- bash")
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", sanitize(strings.Join(req.Command, " ")), code, text)
+	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", agentlab.WithoutControls(strings.Join(req.Command, " ")), code, text)
 }
 
 // readOutput copies the output of a command until it ends.

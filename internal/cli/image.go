@@ -49,7 +49,7 @@ recipes and the stages of a build.`,
 			}
 			req.Recipe = text
 		}
-		img, err := c.BuildImage(ctx, req, func(line string) { a.progressf("%s", sanitize(line)) })
+		img, err := c.BuildImage(ctx, req, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil && recipe != "" {
 			return contentError{err}
 		}

@@ -122,10 +122,10 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	if j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
 		return img, err
 	} else if err := jobStatusError(j); err != nil {
-		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", sanitize(j.Reason))
+		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", agentlab.WithoutControls(j.Reason))
 	}
 	commit := func() (api.Image, error) {
-		return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.progressf("%s", sanitize(line)) })
+		return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 	}
 	// While the sandbox runs, this is the only error, unless the image can never be made.
 	if _, err := commit(); agentlab.CodeOf(err) != agentlab.CodeConflict {
@@ -139,7 +139,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 
 // buildContainer builds the dev container in a sandbox, and stops the sandbox.
 func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	a.progressf("building the dev container in sandbox %s", sb.Name)
+	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
 	code, text, err := runLongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
 	switch {

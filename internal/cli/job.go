@@ -114,7 +114,7 @@ func (a *App) showJob(j api.Job) error {
 	if len(j.Events) > 0 {
 		fmt.Fprintln(a.Stdout, "\nLast events:")
 		for _, e := range j.Events {
-			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), sanitize(e.Message))
+			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), agentlab.WithoutControls(e.Message))
 		}
 	}
 	return nil
@@ -127,7 +127,7 @@ func (a *App) noteCheckpoint(j api.Job) {
 	if taken == "" || !agentlab.JobStatus(j.Status).Final() {
 		return
 	}
-	a.progressf("  the checkpoint of %s has its work\n  → agentlab job fetch %s\n  → agentlab job diff %s", taken, j.ID, j.ID)
+	a.Progressf("  the checkpoint of %s has its work\n  → agentlab job fetch %s\n  → agentlab job diff %s", taken, j.ID, j.ID)
 }
 
 // relation returns what a job does for another one, with a label.
@@ -166,7 +166,7 @@ TIMEOUT. The sandbox of a job that has not started is destroyed, also with
 		}
 		if wait {
 			if !agentlab.JobStatus(j.Status).Final() {
-				a.progressf("job %s: waiting until its agent has stopped and its results are uploaded", j.ID)
+				a.Progressf("job %s: waiting until its agent has stopped and its results are uploaded", j.ID)
 			}
 			if j, err = a.waitJob(ctx, c, j.ID); err != nil {
 				return err

@@ -57,7 +57,7 @@ the changes are those of its last checkpoint.`,
 
 // nothingToApply says that a job has no uncommitted changes; b is nil without a bundle.
 func (a *App) nothingToApply(j api.Job, b *checkedBundle) error {
-	a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
+	a.Progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
 	a.noteModuleDiffs(j)
 	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}, nil), silent)
 }
@@ -127,18 +127,18 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 		return err
 	}
 	dirty := p.dirty()
-	if len(dirty) > 0 && !o.force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(dirty), of.kind)) {
+	if len(dirty) > 0 && !o.force && !a.Confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(dirty), of.kind)) {
 		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.checkOut(ctx); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", sanitize(err.Error()))
+		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
 	}
 	if err := p.apply(); err != nil {
 		return err
 	}
 	if err := p.record(ctx); err != nil {
-		a.progressf("note: a later command cannot know what was applied, and may find conflicts: %s", sanitize(err.Error()))
+		a.Progressf("note: a later command cannot know what was applied, and may find conflicts: %s", agentlab.WithoutControls(err.Error()))
 	}
 	return a.printApplied(p, append(p.left, found...))
 }
@@ -156,21 +156,21 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 	}
 	return a.emit(doc, func() error {
 		for _, name := range names {
-			fmt.Fprintln(a.Stdout, sanitize(name))
+			fmt.Fprintln(a.Stdout, agentlab.WithoutControls(name))
 		}
 		for _, name := range p.skipped {
-			a.progressf("note: the submodule %s is not changed", sanitize(name))
+			a.Progressf("note: the submodule %s is not changed", agentlab.WithoutControls(name))
 		}
 		for _, f := range p.left {
-			a.progressf("note: %s is left out: it %s", sanitize(f.Path), sanitize(f.Why))
+			a.Progressf("note: %s is left out: it %s", agentlab.WithoutControls(f.Path), agentlab.WithoutControls(f.Why))
 		}
 		a.noteNamed(found)
 		if len(pointers) > 0 {
-			a.progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", lfsNames(pointers))
+			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", lfsNames(pointers))
 		}
-		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
+		a.Progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
 		if n := of.newCommits; n > 0 {
-			a.progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
+			a.Progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
 		}
 		return nil
 	})
@@ -196,26 +196,33 @@ func (p *applyPlan) pointers() (names []string) {
 // joinSomeNames joins the first names of a list.
 func joinSomeNames(names []string) string {
 	const most = 10
-	text := sanitize(strings.Join(names[:min(most, len(names))], ", "))
+	text := agentlab.WithoutControls(strings.Join(names[:min(most, len(names))], ", "))
 	if n := len(names) - most; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
 	return text
 }
 
-// confirm asks for confirmation on the terminal. Without a terminal the answer is
+// Confirm asks for confirmation on the terminal. Without a terminal the answer is
 // no.
-func (a *App) confirm(question string) bool {
+func (a *App) Confirm(question string) bool {
 	if a.json {
 		return false
 	}
-	answer, ok := a.prompt(question + " [y/N] ")
+	answer, ok := a.Prompt(question + " [y/N] ")
 	return ok && (answer == "y" || answer == "yes")
 }
 
-// prompt asks a question on the terminal and returns the answer in lower case.
+// Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
+// --no-input nor with --json.
+func (a *App) Asks() bool {
+	_, tty := terminal(a.Stdin)
+	return tty && !a.noInput && !a.json
+}
+
+// Prompt asks a question on the terminal and returns the answer in lower case.
 // ok is false without a terminal and with --no-input.
-func (a *App) prompt(question string) (answer string, ok bool) {
+func (a *App) Prompt(question string) (answer string, ok bool) {
 	if _, tty := terminal(a.Stdin); !tty || a.noInput {
 		return "", false
 	}

@@ -94,6 +94,18 @@ func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, a
 	return found, nil
 }
 
+// admitFile is the return check of one file of a guest that is about to be written.
+func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
+	found, err := judgeFile(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if !a.json {
+		a.noteNamed(found)
+	}
+	return found, a.admit(ctx, found, admission{dir: filepath.Dir(name), verb: "written"})
+}
+
 // jobID returns the ID of the job with an ID or unique prefix of one.
 func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	if agentlab.ValidateJobID(arg) == nil {

@@ -64,7 +64,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 
 // nothingToDiff says that a job has no uncommitted changes; b is nil without a bundle.
 func (a *App) nothingToDiff(j api.Job, b *checkedBundle, stat bool) error {
-	a.progressf("job %s has no uncommitted changes", j.ID)
+	a.Progressf("job %s has no uncommitted changes", j.ID)
 	a.noteModuleDiffs(j)
 	return a.emit(jobSource(j, b).document([]changedFile{}, "", stat), silent)
 }
@@ -96,7 +96,7 @@ func moduleDiffs(j api.Job) (names []string) {
 
 func (a *App) noteModuleDiffs(j api.Job) {
 	if names := moduleDiffs(j); len(names) > 0 {
-		a.progressf("note: changes inside submodules are stored as artifacts: %s", joinSomeNames(names))
+		a.Progressf("note: changes inside submodules are stored as artifacts: %s", joinSomeNames(names))
 	}
 }
 
@@ -184,7 +184,7 @@ func openChanges(ctx context.Context, b *checkedBundle, of changeSource) (change
 func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
 	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
 	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", sanitize(err.Error()))
+		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", agentlab.WithoutControls(err.Error()))
 	}
 	return err
 }
@@ -260,7 +260,7 @@ func rawDiff(ctx context.Context, run func(context.Context, gitInput, ...string)
 		case out.Over:
 			return nil, agentlab.Errorf(agentlab.CodeLimit, "too many files have changed")
 		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", sanitize(err.Error()))
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", agentlab.WithoutControls(err.Error()))
 	}
 	if out.String() == "" {
 		return nil, nil

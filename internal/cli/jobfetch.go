@@ -68,13 +68,13 @@ func (a *App) printFetched(j api.Job, got fetched) error {
 	a.noteFetched(got.found, "git diff HEAD..."+cmp.Or(got.ChangesRef, got.Ref))
 	if got.Ref != "" {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
-		a.progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
+		a.Progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
 	}
 	if got.ChangesRef != "" {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.ChangesRef, got.Changes)
-		a.progressf("  → git show %s\n  → git cherry-pick --no-commit %s", got.ChangesRef, got.ChangesRef)
+		a.Progressf("  → git show %s\n  → git cherry-pick --no-commit %s", got.ChangesRef, got.ChangesRef)
 	} else if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("note: %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
+		a.Progressf("note: %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func hasNothing(j api.Job, withChanges bool) bool {
 }
 
 func (a *App) nothingToFetch(j api.Job, got fetched) error {
-	a.progressf("nothing to fetch: job %s has no commits", j.ID)
+	a.Progressf("nothing to fetch: job %s has no commits", j.ID)
 	what := ""
 	switch {
 	case got.left:
@@ -102,7 +102,7 @@ func (a *App) nothingToFetch(j api.Job, got fetched) error {
 		what = uncommittedFiles(j.Result.Uncommitted)
 	}
 	if what != "" {
-		a.progressf("note: %s\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", what, j.ID, j.ID)
+		a.Progressf("note: %s\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", what, j.ID, j.ID)
 	}
 	a.noteModuleDiffs(j)
 	return a.emit(got, silent)
@@ -243,10 +243,10 @@ func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo 
 			if err == nil {
 				b.taken = work[1].CreatedAt
 			} else {
-				a.progressf("note: the newest part of the checkpoint is not used: %s", sanitize(err.Error()))
+				a.Progressf("note: the newest part of the checkpoint is not used: %s", agentlab.WithoutControls(err.Error()))
 			}
 		}
-		a.progressf("note: job %s is %s and has no result; this is the checkpoint of %s", j.ID, j.Status, localTime(b.taken))
+		a.Progressf("note: job %s is %s and has no result; this is the checkpoint of %s", j.ID, j.Status, localTime(b.taken))
 	}
 	return fn(b, dir)
 }
@@ -337,7 +337,7 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 	if ours {
 		code = e.Code
 	}
-	return agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, sanitize(err.Error())).
+	return agentlab.Errorf(code, "git rejects the bundle of job %s: %s", j.ID, agentlab.WithoutControls(err.Error())).
 		WithHint("nothing was fetched; list the artifacts instead: agentlab job artifacts %s", j.ID)
 }
 

@@ -86,7 +86,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			continue
 		}
 		if !slices.Contains([]string{modeNone, modeFile, modeProgram, modeLink}, c.newMode) {
-			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", sanitize(c.path), c.newMode)
+			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", agentlab.WithoutControls(c.path), c.newMode)
 		}
 		ours, err := p.version(c.path)
 		switch {
@@ -94,7 +94,7 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 			conflicts = append(conflicts, conflict{c.path, err.Error()})
 			continue
 		case err != nil:
-			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", sanitize(c.path), err)
+			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", agentlab.WithoutControls(c.path), err)
 		case ours.mode == c.newMode && ours.blob == c.newBlob:
 			p.same++
 			continue
@@ -243,7 +243,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
 		return err
 	}
 	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "cannot read the changed files: %s; nothing was applied", sanitize(err.Error()))
+		return agentlab.Errorf(agentlab.CodeConflict, "cannot read the changed files: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
 	}
 	return err
 }
@@ -391,7 +391,7 @@ func (p *applyPlan) apply() error {
 			return err
 		}
 		if err := p.w.write(s); err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", sanitize(s.path), err).
+			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", agentlab.WithoutControls(s.path), err).
 				WithHint("fix this and run the command again; it skips files that are already applied")
 		}
 	}
@@ -410,7 +410,7 @@ func (w *workTree) unchanged(s applyStep) error {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "%s has changed since the command began", sanitize(s.path)).
+	return agentlab.Errorf(agentlab.CodeConflict, "%s has changed since the command began", agentlab.WithoutControls(s.path)).
 		WithHint("run the command again; it skips files that are already applied")
 }
 

@@ -239,7 +239,7 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 			return err
 		})
 	}
-	a.progressf("job %s", j.ID)
+	a.Progressf("job %s", j.ID)
 	out := a.Stdout
 	if a.json {
 		out = a.Stderr
@@ -248,13 +248,13 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 	if attempts {
 		j, err = a.watchAttempts(ctx, c, j.ID)
 	} else {
-		lost := func(err error) { a.progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
+		lost := func(err error) { a.Progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
 		err = a.preparationLog(ctx, c, j.ID, func(id string) error {
-			_, err := a.watchJob(ctx, c, id, out, a.showEvent, lost)
+			_, err := a.watchJob(ctx, c, id, out, a.ShowEvent, lost)
 			return err
 		})
 		if err == nil {
-			j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, lost)
+			j, err = a.watchJob(ctx, c, j.ID, out, a.ShowEvent, lost)
 		}
 	}
 	if err != nil {
@@ -285,7 +285,7 @@ func (a *App) jobContinues(ctx context.Context, id string, attempts bool, err er
 	if attempts {
 		logs = logsOfAttempt(id)
 	}
-	a.progressf("\njob %s continues in the background\n  → %s\n  → agentlab job cancel %s", id, logs, id)
+	a.Progressf("\njob %s continues in the background\n  → %s\n  → agentlab job cancel %s", id, logs, id)
 	return context.Canceled
 }
 
@@ -331,7 +331,7 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 	if j.Keepalive {
 		return
 	}
-	a.progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
+	a.Progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
 // chooseRepo sets the repository of a request. A local one is uploaded, after
@@ -369,6 +369,11 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 		return projectImage(err, asked != f.req.Image)
 	}
 	f.req.Ref = src.shown(ctx, f.req.Ref)
+	if a.place != nil {
+		if err := a.place.sends(src); err != nil {
+			return err
+		}
+	}
 	f.req.BundleID, err = a.sendBundle(ctx, c, src)
 	return err
 }
@@ -402,9 +407,9 @@ func (a *App) printOutcome(j api.Job) {
 	}
 	why := ""
 	if j.Reason != "" {
-		why = ": " + sanitize(j.Reason)
+		why = ": " + agentlab.WithoutControls(j.Reason)
 	}
-	a.progressf("job %s %s%s%s", j.ID, j.Status, took, why)
+	a.Progressf("job %s %s%s%s", j.ID, j.Status, took, why)
 }
 
 // summariseEnded is summarise for a job that has just ended. It also names the disk with
@@ -415,7 +420,7 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 		return
 	}
 	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && isKept(sb) && sb.JobID == j.ID {
-		a.progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
+		a.Progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
 	}
 }
 
@@ -423,29 +428,29 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 func (a *App) summarise(j api.Job) {
 	a.printOutcome(j)
 	if j.Winner > 0 {
-		a.progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
+		a.Progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
 	}
 	if j.Result.Commits > 0 {
-		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
+		a.Progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), agentlab.WithoutControls(j.Result.Branch))
 		if j.Bundled || j.Winner > 0 || j.Salvages != "" { // attempts and salvage jobs push nothing
-			a.progressf("  → agentlab job fetch %s", j.ID)
+			a.Progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
 	if i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.PrepareLog }); i >= 0 && j.Status == string(agentlab.JobFailed) {
-		a.progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
+		a.Progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
 	}
 	a.noteCheckpoint(j)
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
+		a.Progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 		if j.Bundled {
-			a.progressf("  → agentlab job apply %s", j.ID)
+			a.Progressf("  → agentlab job apply %s", j.ID)
 		}
 	}
 	if len(j.Artifacts) > 0 {
-		a.progressf("  %s\n  → agentlab job artifacts %s", agentlab.Plural(len(j.Artifacts), "artifact"), j.ID)
+		a.Progressf("  %s\n  → agentlab job artifacts %s", agentlab.Plural(len(j.Artifacts), "artifact"), j.ID)
 	}
 	if j.Keepalive && j.SandboxVMID != 0 {
-		a.progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)
+		a.Progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)
 	}
 }

@@ -67,7 +67,7 @@ func (a *App) waitJobFor(ctx context.Context, c *client.Client, id string, limit
 		wait, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.showEvent)
+	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.ShowEvent)
 	if ctx.Err() == nil && wait.Err() != nil {
 		return c.Job(ctx, id)
 	}

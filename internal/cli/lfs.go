@@ -144,13 +144,13 @@ func (a *App) sendLFS(ctx context.Context, r sessionRepo, commit string) error {
 			return err
 		}
 		note()
-		a.progressf("sent %s of Git LFS", agentlab.Plural(len(send), "object"))
+		a.Progressf("sent %s of Git LFS", agentlab.Plural(len(send), "object"))
 	}
 	if names := l.names(isMissing); len(names) > 0 {
-		a.progressf("note: the sandbox has only the pointers of %s: the content is not on this machine\n  → git lfs fetch, and start again", lfsNames(names))
+		a.Progressf("note: the sandbox has only the pointers of %s: the content is not on this machine\n  → git lfs fetch, and start again", lfsNames(names))
 	}
 	if here := l.names(func(p lfs.Pointer) bool { return !isMissing(p) }); !got.Installed && len(here) > 0 {
-		a.progressf("note: the sandbox has only the pointers of %s: its image does not have git-lfs", lfsNames(here))
+		a.Progressf("note: the sandbox has only the pointers of %s: its image does not have git-lfs", lfsNames(here))
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (r sessionRepo) receiveLFS(ctx context.Context, a *App, store lfs.Store, al
 	for _, p := range send {
 		total += p.Size
 	}
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	pr, pw := io.Pipe()
 	defer func() { _ = pr.Close() }()
@@ -324,11 +324,11 @@ func (a *App) checkOutLFS(ctx context.Context, path, from, to string) error {
 		_, err = store.Checkout(ctx, run, path, want, maxMerged)
 	}
 	if errors.Is(err, lfs.ErrTooLarge) {
-		a.progressf("note: the new files of Git LFS have more than %s, and stay pointers\n  → git lfs checkout", byteSize(maxMerged))
+		a.Progressf("note: the new files of Git LFS have more than %s, and stay pointers\n  → git lfs checkout", byteSize(maxMerged))
 		err = nil
 	}
 	if obeyed > 0 && err == nil {
-		a.progressf("note: %s of Git LFS stay pointers, because programs of this machine obey or run them\n  → look at them, then: git lfs checkout", agentlab.Plural(obeyed, "file"))
+		a.Progressf("note: %s of Git LFS stay pointers, because programs of this machine obey or run them\n  → look at them, then: git lfs checkout", agentlab.Plural(obeyed, "file"))
 	}
 	return err
 }
@@ -336,6 +336,6 @@ func (a *App) checkOutLFS(ctx context.Context, path, from, to string) error {
 // noteLFS says how many objects were not found, after a fetch.
 func (a *App) noteLFS(missing int) {
 	if missing > 0 {
-		a.progressf("note: %s of Git LFS cannot be fetched: the sandbox does not have them, or they are too large; their files stay pointers", agentlab.Plural(missing, "object"))
+		a.Progressf("note: %s of Git LFS cannot be fetched: the sandbox does not have them, or they are too large; their files stay pointers", agentlab.Plural(missing, "object"))
 	}
 }

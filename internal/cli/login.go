@@ -200,7 +200,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		fmt.Fprintf(a.Stderr, "%s\n\n", v.steps)
 		if v.own != nil && !run && opt.baseURL == "" {
 			if _, err := exec.LookPath(v.own.command[0]); err == nil {
-				run = a.confirm(fmt.Sprintf("Run '%s' now? It is on this machine; %s.", strings.Join(v.own.command, " "), v.own.explain))
+				run = a.Confirm(fmt.Sprintf("Run '%s' now? It is on this machine; %s.", strings.Join(v.own.command, " "), v.own.explain))
 			}
 		}
 	}
@@ -331,7 +331,7 @@ func (a *App) replaceCredentials(ctx context.Context, c *client.Client, v vendor
 	}
 	for _, kv := range set {
 		if err := c.SetSecret(ctx, bundle, kv.key, kv.value, false); err != nil {
-			a.progressf("note: bundle %s has no complete credential for %s now; run the command again", bundle, v.title)
+			a.Progressf("note: bundle %s has no complete credential for %s now; run the command again", bundle, v.title)
 			return err
 		}
 	}
@@ -381,15 +381,15 @@ func allowedBy(ctx context.Context, c *client.Client, target string) ([]string, 
 
 // describeLogin prints what was stored, and what it can do.
 func (a *App) describeLogin(v vendor, r signIn, base *url.URL) {
-	a.progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
-	a.progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
-	a.progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
+	a.Progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
+	a.Progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
+	a.Progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
 	switch {
 	case base == nil:
 	case len(r.Allowed) > 0:
-		a.progressf("  profiles that allow %s: %s", hostPort(base), strings.Join(r.Allowed, ", "))
+		a.Progressf("  profiles that allow %s: %s", hostPort(base), strings.Join(r.Allowed, ", "))
 	default:
-		a.progressf("note: no profile allows %s yet; if it is yours, open it in a profile of your own:\n  network: {private: [{host: %s, port: %s, reason: our models}]}", hostPort(base), base.Hostname(), portOf(base))
+		a.Progressf("note: no profile allows %s yet; if it is yours, open it in a profile of your own:\n  network: {private: [{host: %s, port: %s, reason: our models}]}", hostPort(base), base.Hostname(), portOf(base))
 	}
 }
 
@@ -479,11 +479,11 @@ they have received. The credential itself stays valid: revoke it at the service.
 			return agentlab.Errorf(agentlab.CodeNotFound, "bundle %s has no credential for %s", bundle, v.title).WithHint("agentlab login --status --bundle %s", bundle)
 		}
 		return a.emit(removed, func() error {
-			a.progressf("%s: removed %s from bundle %s", v.title, strings.Join(removed.Keys, " "), bundle)
+			a.Progressf("%s: removed %s from bundle %s", v.title, strings.Join(removed.Keys, " "), bundle)
 			for _, s := range v.shapes {
 				if revoke[s.revoke] {
 					delete(revoke, s.revoke)
-					a.progressf("  the %s is still valid; revoke it at %s", s.kind, s.revoke)
+					a.Progressf("  the %s is still valid; revoke it at %s", s.kind, s.revoke)
 				}
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -103,6 +104,6 @@ func (a *App) printMessage(m api.Message) error {
 		}
 		text += " " + string(data)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, localTime(m.Time), sanitize(m.Author), sanitize(m.Kind), sanitize(text))
+	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, localTime(m.Time), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind), agentlab.WithoutControls(text))
 	return err
 }

@@ -91,7 +91,7 @@ posts too fast.`,
 		done, err := a.importMessages(ctx, c, scope, in, after)
 		if err != nil {
 			if done.Messages > 0 {
-				a.progressf("%s imported\n  → continue with --after %d", agentlab.Plural(done.Messages, "message"), done.Last)
+				a.Progressf("%s imported\n  → continue with --after %d", agentlab.Plural(done.Messages, "message"), done.Last)
 			}
 			return err
 		}
@@ -136,7 +136,7 @@ func (a *App) postPatiently(ctx context.Context, c *client.Client, scope client.
 			return err
 		}
 		if !told {
-			a.progressf("waiting: %s", sanitize(err.Error()))
+			a.Progressf("waiting: %s", agentlab.WithoutControls(err.Error()))
 		}
 		if err := sleepOr(ctx, importRetry); err != nil {
 			return err

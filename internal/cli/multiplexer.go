@@ -131,7 +131,7 @@ func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Sessi
 	}
 	got := terminalWeb{URL: strings.TrimSuffix(url, "/") + "/" + w.Session, Token: w.Token}
 	return a.emit(got, func() error {
-		a.progressf("log in with the token; it is not shown again, and every call makes a new one")
+		a.Progressf("log in with the token; it is not shown again, and every call makes a new one")
 		_, err := fmt.Fprintf(a.Stdout, "%s\ntoken: %s\n", got.URL, got.Token)
 		return err
 	})

@@ -39,7 +39,7 @@ func (a *App) portListCmd() *cobra.Command {
 	cmd := query(a, "list [SANDBOX|SESSION]", "List the ports on which processes of sandboxes listen", optionalArg("SANDBOX|SESSION"), portsOf, func(list api.List[api.Port]) error {
 		t := newTable(a.Stdout, "SANDBOX", "PORT", "WORKTREE", "PROGRAM", "URL", "NOTE")
 		for _, p := range list.Items {
-			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(sanitize(p.Worktree)), orDash(sanitize(p.Program)), orDash(p.URL), orDash(sanitize(p.Problem)))
+			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(agentlab.WithoutControls(p.Worktree)), orDash(agentlab.WithoutControls(p.Program)), orDash(p.URL), orDash(agentlab.WithoutControls(p.Problem)))
 		}
 		return t.flush()
 	})
@@ -145,7 +145,7 @@ func (a *App) forward(ctx context.Context, c *client.Client, sb api.Sandbox, lis
 	}
 	err := a.emit(map[string]any{"sandbox": sb.Name, "forwarded": shown}, func() error {
 		for _, s := range shown {
-			a.progressf("%s is port %d of sandbox %s", s.Address, s.Port, sb.Name)
+			a.Progressf("%s is port %d of sandbox %s", s.Address, s.Port, sb.Name)
 		}
 		return nil
 	})
@@ -177,7 +177,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 			if err != nil {
 				_ = near.Close()
 				if ctx.Err() == nil {
-					a.progressf("port %d: %s", port, sanitize(err.Error()))
+					a.Progressf("port %d: %s", port, agentlab.WithoutControls(err.Error()))
 				}
 				return
 			}

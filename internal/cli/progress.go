@@ -21,7 +21,7 @@ func (a *App) saySlowAfter(slow <-chan time.Time, what string) (stop func()) {
 		select {
 		case <-ended:
 		case <-slow:
-			a.progressf("%s", what)
+			a.Progressf("%s", what)
 		}
 	}()
 	return sync.OnceFunc(func() {

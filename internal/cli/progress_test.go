@@ -21,8 +21,7 @@ func steps() func() time.Time {
 func TestMeterOfAnUpload(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		var out bytes.Buffer
-		m := &meter{out: &out, now: steps(), tty: tty}
-		m.start()
+		m := newMeter(&out, steps(), tty)
 		r := &meterReader{r: io.LimitReader(zeros{}, 100<<10), m: m, what: "sending", total: 100 << 10}
 		if n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, 1<<10)); n != 100<<10 || err != nil {
 			t.Fatal(n, err)
@@ -56,8 +55,7 @@ func TestMeterOfPacking(t *testing.T) {
 	pack := func(now func() time.Time) string {
 		t.Helper()
 		var out bytes.Buffer
-		m := &meter{out: &out, now: now}
-		m.start()
+		m := newMeter(&out, now, false)
 		file, err := packBundle(t.Context(), t.TempDir(), src, &gitProgress{m: m, what: "packing"})
 		if err != nil {
 			t.Fatal(err)
@@ -74,8 +72,8 @@ func TestMeterOfPacking(t *testing.T) {
 	}
 }
 
-// A command that waits for the sandbox for long says so once; a short one says nothing.
-func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
+// A command that waits for long says so once; a short one says nothing.
+func TestSlowIsSaidOnce(t *testing.T) {
 	var out bytes.Buffer
 	a := &App{Stderr: &out}
 	slow := make(chan time.Time)
@@ -87,7 +85,11 @@ func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
 	if got := out.String(); got != "waiting for it\n" {
 		t.Errorf("it says %q", got)
 	}
+}
 
+// Each command for the repository of a session says what it waits for.
+func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
+	a := &App{Stderr: io.Discard}
 	var said []string
 	ended := 0
 	r := sessionRepo{sandbox: "1", slow: func(what string) func() {
@@ -112,7 +114,7 @@ func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = bundle.Close() }()
-	if _, err := r.push(t.Context(), pushed{bundle: bundle}, nil, a.newMeter()); err != nil {
+	if _, err := r.push(t.Context(), pushed{bundle: bundle}, nil, a.Meter()); err != nil {
 		t.Error(err)
 	}
 	if slices.Sort(said); !slices.Equal(said, slices.Sorted(maps.Values(slowWork))) || ended < len(said) {

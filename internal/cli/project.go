@@ -70,7 +70,7 @@ func projectAt(ctx context.Context, path, commit string) (projectfile.File, erro
 func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.File {
 	p, err := projectAt(ctx, path, commit)
 	if err != nil && ctx.Err() == nil {
-		a.progressf("warning: %s of commit %.12s is not used: %s", projectFile, commit, sanitize(agentlab.TextWithHint(err)))
+		a.Progressf("warning: %s of commit %.12s is not used: %s", projectFile, commit, agentlab.WithoutControls(agentlab.TextWithHint(err)))
 	}
 	return p
 }
@@ -103,10 +103,10 @@ func projectImage(err error, fromProject bool) error {
 func (a *App) sameImage(s api.Session, asked, project string) error {
 	switch {
 	case asked != "" && asked != s.Image:
-		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), sanitize(asked)).
-			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", sanitize(asked))
+		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), agentlab.WithoutControls(asked)).
+			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", agentlab.WithoutControls(asked))
 	case asked == "" && project != "" && project != s.Image:
-		a.progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectFile, project, s.Name, imageOf(s))
+		a.Progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectFile, project, s.Name, imageOf(s))
 	}
 	return nil
 }
@@ -134,10 +134,10 @@ func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string
 	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
 		return "", err
 	}
-	why = sanitize(err.Error())
+	why = agentlab.WithoutControls(err.Error())
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		why = sanitize(e.Message)
+		why = agentlab.WithoutControls(e.Message)
 	}
-	a.progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectFile, why)
+	a.Progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectFile, why)
 	return why, nil
 }

@@ -176,7 +176,7 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
 		}
 		if i == maxJudged {
-			h.a.progressf("note: only %d branches are checked for files that programs of this machine execute or obey", maxJudged)
+			h.a.Progressf("note: only %d branches are checked for files that programs of this machine execute or obey", maxJudged)
 		}
 		if i >= maxJudged {
 			continue
@@ -227,7 +227,7 @@ func (h *remoteHelper) push(ctx context.Context, specs []string) error {
 		}
 		p.updates = append(p.updates, u)
 	}
-	m := h.a.newMeter()
+	m := h.a.Meter()
 	defer m.done()
 	got, err := h.repo.push(ctx, p, knownTo(h.state), m)
 	if err != nil {

@@ -232,7 +232,7 @@ func (a *App) warnUncommitted(ctx context.Context, path string) {
 	status, err := gitInput{env: env}.run(ctx, path, "status", "--porcelain", "--ignore-submodules=all")
 	if err == nil && status != "" {
 		n := strings.Count(status, "\n") + 1
-		a.progressf("note: not sending %s in %s; only commits are sent", agentlab.Plural(n, "uncommitted change"), path)
+		a.Progressf("note: not sending %s in %s; only commits are sent", agentlab.Plural(n, "uncommitted change"), path)
 	}
 }
 

@@ -106,7 +106,7 @@ func (r repoIdentity) checkStateful(ctx context.Context, c *client.Client) error
 			return nil
 		}
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "there is a workspace %s, and it is not known whether it is that of the repository %s", old, sanitize(r.id)).
+	return agentlab.Errorf(agentlab.CodeConflict, "there is a workspace %s, and it is not known whether it is that of the repository %s", old, agentlab.WithoutControls(r.id)).
 		WithField("workspace").WithHint("if it is, rename it: agentlab workspace rename %s %s; otherwise create one for the repository: --workspace new:%s instead of --stateful, this time", old, name, name)
 }
 
@@ -168,7 +168,7 @@ func (a *App) branchSession(ctx context.Context, c *client.Client, repo string, 
 	}
 	s, err := c.CreateSession(ctx, r)
 	if err == nil && len(others) > 0 {
-		a.progressf("note: created session %s for branch %s of %s; other sessions for a branch of that name: %s\n  → to continue one of them: --session %s", s.Name, branch, sanitize(of.id), joinSomeNames(others), others[0])
+		a.Progressf("note: created session %s for branch %s of %s; other sessions for a branch of that name: %s\n  → to continue one of them: --session %s", s.Name, branch, agentlab.WithoutControls(of.id), joinSomeNames(others), others[0])
 	}
 	return s, err
 }

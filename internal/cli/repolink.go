@@ -59,7 +59,7 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 	}
 	name, ours := strings.CutPrefix(url, remoteScheme)
 	if !ours {
-		return l, agentlab.Errorf(agentlab.CodeConflict, "the remote %s of this repository is not a session (%s)", l.remote, sanitize(url)).
+		return l, agentlab.Errorf(agentlab.CodeConflict, "the remote %s of this repository is not a session (%s)", l.remote, agentlab.WithoutControls(url)).
 			WithHint("rename it: git remote rename %s NAME", l.remote)
 	}
 	l.session = name
@@ -306,8 +306,8 @@ func sameProfile(s api.Session, profile string) error {
 	if profile == "" || profile == s.Profile {
 		return nil
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "session %s has the profile %s, not %s", s.Name, s.Profile, sanitize(profile)).
-		WithHint("continue it without --profile, or replace it by a new one with --fresh --profile %s", sanitize(profile))
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s has the profile %s, not %s", s.Name, s.Profile, agentlab.WithoutControls(profile)).
+		WithHint("continue it without --profile, or replace it by a new one with --fresh --profile %s", agentlab.WithoutControls(profile))
 }
 
 // lockRepo waits until no other command creates the session of a repository or changes its
@@ -325,7 +325,7 @@ func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock fun
 		held, err := lock.TryFile(f)
 		if err == nil && !held {
 			if tries == 0 && !quiet {
-				a.progressf("waiting for another command in this repository")
+				a.Progressf("waiting for another command in this repository")
 			}
 			err = sleepOr(ctx, 100*time.Millisecond)
 		}

@@ -80,12 +80,12 @@ func (a *App) admit(ctx context.Context, found []returncheck.Finding, how admiss
 		return nil
 	}
 	if policy == returnAsk && !how.quiet {
-		if _, tty := terminal(a.Stdin); tty && !a.noInput && !a.json {
+		if a.Asks() {
 			a.listReturned(held, "programs of this machine execute or obey these files of the sandbox without a command of yours:")
 			if how.show != "" {
-				a.progressf("  → %s", how.show)
+				a.Progressf("  → %s", how.show)
 			}
-			if a.confirm("Accept them?") {
+			if a.Confirm("Accept them?") {
 				return nil
 			}
 		}
@@ -118,10 +118,10 @@ func returnPolicy(ctx context.Context, dir string) (string, error) {
 // reason has a line, so that many harmless files cannot hide one.
 func (a *App) listReturned(found []returncheck.Finding, title string) {
 	const shown = 5 // of each reason
-	a.progressf("%s", title)
+	a.Progressf("%s", title)
 	width := 0
 	for _, f := range found {
-		width = min(max(width, len(sanitize(f.Path))), 60)
+		width = min(max(width, len(agentlab.WithoutControls(f.Path))), 60)
 	}
 	count := map[string]int{}
 	var order []string
@@ -137,18 +137,18 @@ func (a *App) listReturned(found []returncheck.Finding, title string) {
 				continue
 			}
 			if n++; n > shown {
-				a.progressf("  and %d more: %s", count[why]-shown, sanitize(why))
+				a.Progressf("  and %d more: %s", count[why]-shown, agentlab.WithoutControls(why))
 				break
 			}
 			state := "changed"
 			if f.New {
 				state = "new"
 			}
-			a.progressf("  %-*s  %-7s  %s", width, sanitize(f.Path), state, sanitize(why))
+			a.Progressf("  %-*s  %-7s  %s", width, agentlab.WithoutControls(f.Path), state, agentlab.WithoutControls(why))
 		}
 	}
 	if n := len(order) - maxReasons; n > 0 {
-		a.progressf("  and files with %d other reasons", n)
+		a.Progressf("  and files with %d other reasons", n)
 	}
 }
 
@@ -160,7 +160,7 @@ func reasons(found []returncheck.Finding) string {
 	const shown = 5
 	var parts []string
 	for _, f := range found[:min(shown, len(found))] {
-		parts = append(parts, fmt.Sprintf("%.200s (%s)", sanitize(f.Path), sanitize(f.Why)))
+		parts = append(parts, fmt.Sprintf("%.200s (%s)", agentlab.WithoutControls(f.Path), agentlab.WithoutControls(f.Why)))
 	}
 	text := strings.Join(parts, ", ")
 	if n := len(found) - shown; n > 0 {
@@ -181,13 +181,13 @@ func (a *App) noteNamed(found []returncheck.Finding) {
 	}
 	var parts []string
 	for _, why := range order[:min(4, len(order))] {
-		parts = append(parts, joinSomeNames(paths[why])+" ("+sanitize(why)+")")
+		parts = append(parts, joinSomeNames(paths[why])+" ("+agentlab.WithoutControls(why)+")")
 	}
 	if n := len(order) - 4; n > 0 {
 		parts = append(parts, fmt.Sprintf("files with %d other reasons", n))
 	}
 	if len(parts) > 0 {
-		a.progressf("note: read before you run: %s", strings.Join(parts, "; "))
+		a.Progressf("note: read before you run: %s", strings.Join(parts, "; "))
 	}
 }
 
@@ -197,7 +197,7 @@ func (a *App) noteFetched(found []returncheck.Finding, show string) {
 	if len(list) > 0 {
 		a.listReturned(list, "note: these commits have files that do harm in a work tree, or that programs of this machine execute or obey without a command of yours:")
 		if show != "" {
-			a.progressf("  → %s", show)
+			a.Progressf("  → %s", show)
 		}
 	}
 	a.noteNamed(found)
@@ -305,8 +305,9 @@ func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (j
 	return got, nil
 }
 
-// admitFile is the return check of one file of a guest that is about to be written.
-func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
+// judgeFile is the return check of one file of a guest that is about to be written. It
+// finds nothing in a directory that does not exist.
+func judgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
 	abs, err := filepath.Abs(name)
 	if err == nil {
 		var dir string
@@ -331,10 +332,7 @@ func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding
 	for i := range found {
 		found[i].Path = name
 	}
-	if !a.json {
-		a.noteNamed(found)
-	}
-	return found, a.admit(ctx, found, admission{dir: filepath.Dir(abs), verb: "written"})
+	return found, nil
 }
 
 // placeHost describes a directory of this machine for the return check of paths below
@@ -357,7 +355,7 @@ func placeHost(ctx context.Context, root *os.Root, dir string) returncheck.Host 
 // noteArchive names, in one line, what an archive of a guest has for those who extract it.
 func (a *App) noteArchive(found []returncheck.Finding) {
 	if list := append(ofLevel(found, returncheck.Refused), ofLevel(found, returncheck.Held)...); len(list) > 0 {
-		a.progressf("note: programs execute or obey files of the archive where it is extracted: %s", reasons(list))
+		a.Progressf("note: programs execute or obey files of the archive where it is extracted: %s", reasons(list))
 	}
 }
 

@@ -189,7 +189,7 @@ func (m mergeTrial) result(ctx context.Context, ours, theirs string) (string, er
 	case err == nil:
 		err = errors.New("git printed no tree")
 	}
-	return "", agentlab.Errorf(agentlab.CodeConflict, "git cannot find out what a merge of %.12s changes: %s", theirs, sanitize(err.Error())).
+	return "", agentlab.Errorf(agentlab.CodeConflict, "git cannot find out what a merge of %.12s changes: %s", theirs, agentlab.WithoutControls(err.Error())).
 		WithHint("git 2.38 or later is required to merge; the commits are fetched: git log -p HEAD..%.12s", theirs)
 }
 
@@ -219,7 +219,7 @@ func (m mergeTrial) sizes(ctx context.Context, list []change) (map[string]string
 			_, _ = fmt.Sscanf(lines[n], "%s %d", &kind, &size)
 		}
 		if n++; kind != "blob" || size < 0 {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", sanitize(c.path))
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", agentlab.WithoutControls(c.path))
 		}
 		if left -= size; left < 0 {
 			return nil, agentlab.Errorf(agentlab.CodeLimit, "the merge would write more than %s", byteSize(maxMerged)).

@@ -91,7 +91,7 @@ the job in it has ended, and show its progress; the exit code is that of
 			// A short job may have ended, and its sandbox may be stopped or destroyed.
 			if short := sb.JobID != "" && (isStopped(sb) || isDestroyed(sb)); err != nil && !short {
 				if ctx.Err() != nil {
-					a.progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
+					a.Progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
 				}
 				return err
 			}
@@ -107,10 +107,10 @@ the job in it has ended, and show its progress; the exit code is that of
 // sandboxJobEnd waits for the job of a new sandbox, shows its progress, and
 // prints the sandbox.
 func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	a.progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
+	a.Progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
 	j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(e api.Event) {
 		if e.ID > a.shown { // others were events of the sandbox, too
-			a.showEvent(e)
+			a.ShowEvent(e)
 		}
 	})
 	if err != nil {
@@ -124,7 +124,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		return err
 	}
 	if err := jobStatusError(j); err != nil {
-		a.progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, sanitize(j.Reason), j.ID)
+		a.Progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, agentlab.WithoutControls(j.Reason), j.ID)
 		return err
 	}
 	return nil
@@ -183,7 +183,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.optional("Start:", sb.Start)
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
-		t.row("VM:", sanitize(sb.Handle))
+		t.row("VM:", agentlab.WithoutControls(sb.Handle))
 	}
 	t.row("Address:", orDash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
@@ -233,7 +233,7 @@ func (a *App) sandboxListCmd() *cobra.Command {
 			a.noteMore(list.Next)
 			for _, sb := range list.Items {
 				if sb.Waiting != "" {
-					a.progressf("note: %s (%d): %s", sb.Name, sb.VMID, sanitize(sb.Waiting))
+					a.Progressf("note: %s (%d): %s", sb.Name, sb.VMID, agentlab.WithoutControls(sb.Waiting))
 				}
 			}
 			return nil

@@ -71,13 +71,13 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 	defer cancel()
 	began, last := time.Now(), "sandbox "+sb.Name+" is "+sb.State
 	quiet := func() {
-		a.progressf("%s  still waiting, for %s: %s", time.Now().Local().Format("15:04:05"), time.Since(began).Round(time.Second), last)
+		a.Progressf("%s  still waiting, for %s: %s", time.Now().Local().Format("15:04:05"), time.Since(began).Round(time.Second), last)
 	}
 	for e, err := range whenQuiet(c.FollowEvents(ctx, client.EventQuery{Sandbox: vmid, After: after}), quietAfter, quiet) {
 		if err != nil {
 			return sb, err
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		last = lastOf(e)
 		if e.Kind != agentlab.EventSandboxState || passing(e) {
 			continue
@@ -109,9 +109,9 @@ func (a *App) waitSandbox(ctx context.Context, c *client.Client, sb api.Sandbox,
 // lastOf describes the event after which a wait continues.
 func lastOf(e api.Event) string {
 	if image, ok := e.Data["image"].(string); ok && e.Kind == agentlab.EventImageBuild {
-		return sanitize("image " + image + " is built, once: " + e.Message)
+		return agentlab.WithoutControls("image " + image + " is built, once: " + e.Message)
 	}
-	return sanitize(e.Message)
+	return agentlab.WithoutControls(e.Message)
 }
 
 // quietAfter is the time without an event after which a wait prints that it continues.
@@ -182,7 +182,7 @@ func refusal(e api.Event) error {
 	}
 	code, _ := e.Data["code"].(string)
 	hint, _ := e.Data["hint"].(string)
-	return agentlab.Errorf(agentlab.Code(code), "%s", sanitize(e.Message)).WithHint("%s", sanitize(hint))
+	return agentlab.Errorf(agentlab.Code(code), "%s", agentlab.WithoutControls(e.Message)).WithHint("%s", agentlab.WithoutControls(hint))
 }
 
 // sandboxFailed returns an error if a sandbox has ended.
@@ -194,7 +194,7 @@ func sandboxFailed(sb api.Sandbox) error {
 	}
 	text := fmt.Sprintf("sandbox %s is %s", sb.Name, sb.State)
 	if sb.Reason != "" {
-		text += ": " + sanitize(sb.Reason)
+		text += ": " + agentlab.WithoutControls(sb.Reason)
 	}
 	err := agentlab.Errorf(agentlab.CodeUnavailable, "%s", text)
 	if sb.State == string(agentlab.SandboxDestroyed) || sb.Desired == string(agentlab.DesiredDestroyed) { // it has no log
@@ -206,13 +206,13 @@ func sandboxFailed(sb api.Sandbox) error {
 	return err.WithHint("see 'agentlab sandbox logs %[1]d', then 'agentlab sandbox destroy %[1]d'", sb.VMID)
 }
 
-// showEvent prints an event on standard error, unless it is of a brief command's routine.
-func (a *App) showEvent(e api.Event) {
+// ShowEvent prints an event on standard error, unless it is of a brief command's routine.
+func (a *App) ShowEvent(e api.Event) {
 	a.shown = e.ID
 	if a.brief && isRoutine(e) {
 		return
 	}
-	a.progressf("%s  %s", e.Time.Local().Format("15:04:05"), sanitize(e.Message))
+	a.Progressf("%s  %s", e.Time.Local().Format("15:04:05"), agentlab.WithoutControls(e.Message))
 }
 
 // isRoutine reports whether an event is one of each start of a sandbox. The error of a wait
@@ -230,7 +230,7 @@ func (a *App) showLaterEvents(ctx context.Context, c *client.Client, sb api.Sand
 		return // the sandbox is in the requested state all the same
 	}
 	for _, e := range list.Items {
-		a.showEvent(e)
+		a.ShowEvent(e)
 	}
 }
 
@@ -291,7 +291,7 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		}
 		err := a.finishSandbox(ctx, c, r, wait, done)
 		if sb := r.sb; err == nil && sb.Salvage && !purge {
-			a.progressf("sandbox %s (%d) is kept until %s: its job has work that is not stored\n  → agentlab job salvage %s\n  → agentlab sandbox destroy --purge %[2]d",
+			a.Progressf("sandbox %s (%d) is kept until %s: its job has work that is not stored\n  → agentlab job salvage %s\n  → agentlab sandbox destroy --purge %[2]d",
 				sb.Name, sb.VMID, localTime(sb.LeaseExpiresAt), sb.JobID)
 		}
 		switch {
@@ -299,7 +299,7 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		case ctx.Err() != nil:
 			for _, r := range requests[i:] {
 				if r.err == nil {
-					a.progressf("sandbox %s (%d) is still being destroyed\n  → agentlab sandbox show %d", r.sb.Name, r.sb.VMID, r.sb.VMID)
+					a.Progressf("sandbox %s (%d) is still being destroyed\n  → agentlab sandbox show %d", r.sb.Name, r.sb.VMID, r.sb.VMID)
 				}
 			}
 			return err
@@ -326,7 +326,7 @@ func (a *App) nameUnshipped(ctx context.Context, c *client.Client, sandbox strin
 	}
 	for _, e := range j.Events {
 		if e.Kind == agentlab.EventJobUnshipped {
-			a.progressf("note: %s", sanitize(e.Message))
+			a.Progressf("note: %s", agentlab.WithoutControls(e.Message))
 		}
 	}
 	if j.FinishedAt != nil || j.StartedAt == nil {
@@ -336,5 +336,5 @@ func (a *App) nameUnshipped(ctx context.Context, c *client.Client, sandbox strin
 	if at := checkpointTime(j); at != "" {
 		stored = "and has a checkpoint of " + at
 	}
-	a.progressf("note: job %s is %s %s; other work on the disk of sandbox %s is deleted", j.ID, j.Status, stored, sb.Name)
+	a.Progressf("note: job %s is %s %s; other work on the disk of sandbox %s is deleted", j.ID, j.Status, stored, sb.Name)
 }

@@ -56,7 +56,7 @@ func TestStillWaiting(t *testing.T) {
 			t.Errorf("%q, routine %v; want %q", got, isRoutine(c.event), c.want)
 		}
 		var out strings.Builder
-		(&App{Stderr: &out, brief: true}).showEvent(c.event)
+		(&App{Stderr: &out, brief: true}).ShowEvent(c.event)
 		if (out.Len() == 0) != c.routine {
 			t.Errorf("printed %q", out.String())
 		}

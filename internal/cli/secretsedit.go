@@ -42,7 +42,7 @@ otherwise it is discarded and the bundle does not change.`,
 				return err
 			}
 			if err != nil {
-				a.progressf("bundle %s does not exist; it is created when you save the text", *bundle)
+				a.Progressf("bundle %s does not exist; it is created when you save the text", *bundle)
 			}
 			if strings.TrimSpace(old.Text) == "" {
 				old.Text = newBundleText
@@ -73,20 +73,20 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			return err
 		}
 		if text == old.Text {
-			a.progressf("bundle %s not changed", bundle)
+			a.Progressf("bundle %s not changed", bundle)
 			return nil
 		}
 		err = c.ReplaceSecrets(ctx, bundle, text, old.Version)
 		if err == nil {
-			a.progressf("bundle %s saved", bundle)
+			a.Progressf("bundle %s saved", bundle)
 			return nil
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
-			a.progressf("your changes are discarded")
+			a.Progressf("your changes are discarded")
 			return err
 		}
 		if _, tty := terminal(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
-			a.progressf("your changes are discarded; bundle %s not changed", bundle)
+			a.Progressf("your changes are discarded; bundle %s not changed", bundle)
 			return err
 		}
 		refused = text
@@ -96,7 +96,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 // confirmRetry prints why a text is rejected and asks whether to edit it again.
 func (a *App) confirmRetry(err error) bool {
 	a.printError(err)
-	answer, ok := a.prompt("edit again? [Y/n] ")
+	answer, ok := a.Prompt("edit again? [Y/n] ")
 	return ok && answer != "n" && answer != "no"
 }
 

@@ -12,6 +12,12 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
+// startHead is the commit that a start pushes.
+type startHead struct {
+	localSource
+	first *pushed // what a new session gets; set by packFirst
+}
+
 // sourceHead returns the commit and branch that a start pushes.
 func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
 	ref := branch
@@ -26,7 +32,7 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 			what = "the current commit"
 		}
 		if src.branch = branch; err == nil {
-			a.progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.commit)
+			a.Progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.commit)
 		}
 	}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
@@ -37,7 +43,7 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 
 // packFirst packs what a new session gets, before the session exists: a repository that
 // cannot be packed, for example because it is damaged, leaves nothing behind.
-func (a *App) packFirst(ctx context.Context, l repoLink, src *localSource) (done func(), err error) {
+func (a *App) packFirst(ctx context.Context, l repoLink, src *startHead) (done func(), err error) {
 	tmp, remove, err := tempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
@@ -46,7 +52,7 @@ func (a *App) packFirst(ctx context.Context, l repoLink, src *localSource) (done
 	if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
 		p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
 	}
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	p.bundle, err = sessionRepo{path: l.path}.pack(ctx, tmp, p, nil, m)
 	if err != nil {
@@ -71,8 +77,8 @@ func cannotPack(path string, err error) error {
 // sendCode makes the repository in the guest and pushes a branch to it, which is checked
 // out there. Work in the guest is never overwritten: then the branch there stays, with a
 // note about the reason.
-func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
-	if err := a.initGuestRepo(ctx, r, src, o); err != nil {
+func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src startHead, o startOptions) error {
+	if err := a.initGuestRepo(ctx, r, src.localSource, o); err != nil {
 		return err
 	}
 	st, err := r.state(ctx)
@@ -86,13 +92,13 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	} else if at := st.Branches[src.branch]; at != src.commit {
 		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
 		case note != "":
-			a.progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
+			a.Progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
 		default:
 			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
 		}
 	}
 	if isNew {
-		a.warnUnsent(ctx, src)
+		a.warnUnsent(ctx, src.localSource)
 	}
 	stays := ""
 	if o.worktree == "" {
@@ -109,7 +115,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 	if p.bundle != nil && p.changes != "" { // it does not have them
 		first := p
 		first.changes = ""
-		if err := a.pushCode(ctx, r, first, st, src); err != nil {
+		if err := a.pushCode(ctx, r, first, st, src.localSource); err != nil {
 			return err
 		}
 		if st, err = r.state(ctx); err != nil {
@@ -117,7 +123,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 		}
 		p = pushed{changes: p.changes}
 	}
-	if err := a.pushCode(ctx, r, p, st, src); err != nil {
+	if err := a.pushCode(ctx, r, p, st, src.localSource); err != nil {
 		return err
 	}
 	if err := a.sendLFS(ctx, r, src.commit); err != nil {
@@ -133,7 +139,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src local
 		}
 	}
 	if stays != "" {
-		a.progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.branch)
+		a.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.branch)
 	}
 	return nil
 }
@@ -146,7 +152,7 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 	if len(p.updates) == 0 && p.changes == "" && p.checkout == "" && len(p.modules) == 0 {
 		return nil
 	}
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	faults, err := r.push(ctx, p, knownTo(st), m)
 	m.done()
@@ -154,17 +160,17 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 		return err
 	}
 	if fault := faults[""]; fault != "" {
-		a.progressf("note: submodules of the session are not checked out: %s", fault)
+		a.Progressf("note: submodules of the session are not checked out: %s", fault)
 		delete(faults, "")
 	}
 	for branch, fault := range faults {
-		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
+		a.Progressf("note: branch %s of the session is not updated: %s", branch, fault)
 	}
 	if n := len(p.modules); n > 0 {
-		a.progressf("sent %s", agentlab.Plural(n, "submodule"))
+		a.Progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
 	if len(faults) < len(p.updates) {
-		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+		a.Progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
 	}
 	if p.checkout == "" {
 		return nil
@@ -173,9 +179,9 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 		return err
 	}
 	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
-		a.progressf("/workspace is on %s now", p.checkout)
+		a.Progressf("/workspace is on %s now", p.checkout)
 	} else {
-		a.progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.checkout, p.checkout)
+		a.Progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.checkout, p.checkout)
 	}
 	return nil
 }
@@ -208,7 +214,7 @@ func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.Repo
 		return "", err
 	}
 	running := strings.Join(p.Names, ", ")
-	if a.confirm(fmt.Sprintf("In /workspace, which is on %s, runs: %s. Check out %s there nevertheless?", branchOrDetached(at.Branch), running, branch)) {
+	if a.Confirm(fmt.Sprintf("In /workspace, which is on %s, runs: %s. Check out %s there nevertheless?", branchOrDetached(at.Branch), running, branch)) {
 		return "", nil
 	}
 	return "in it runs: " + running, nil
@@ -278,7 +284,7 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource,
 	// The link is convenience: an image without it works, too.
 	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
 	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
-		a.progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
+		a.Progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
 	}
 	return nil
 }

@@ -29,7 +29,6 @@ type localSource struct {
 	modules       []submodule
 	unsent        []skippedSubmodule
 	lfs           localLFS // set by sendBundle
-	first         *pushed  // set by packFirst
 }
 
 // commitID matches the output of git rev-parse for one commit.
@@ -53,7 +52,7 @@ func findSource(ctx context.Context, path, ref string) (localSource, error) {
 			return none, agentlab.Errorf(agentlab.CodeInvalid, "%s has no commit yet", path).WithField("repo").
 				WithHint("commit something first: git add . && git commit -m First; or remove --repo to start in an empty directory")
 		}
-		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", sanitize(ref), path).WithField("ref").
+		return none, agentlab.Errorf(agentlab.CodeNotFound, "no branch, tag or commit %q in %s", agentlab.WithoutControls(ref), path).WithField("ref").
 			WithHint("list them with 'git branch' and 'git tag'")
 	}
 	if !isCommit(commit) {
@@ -84,7 +83,7 @@ func gitRefuses(path string, err error) error {
 		return agentlab.Errorf(agentlab.CodeDenied, "git does not open %s: it has dubious ownership, because it belongs to another user", path).WithField("repo").
 			WithHint("if you trust it: git config --global --add safe.directory %s", shellQuote(path))
 	case strings.Contains(text, "repository extension"), strings.Contains(text, "repo version"):
-		return agentlab.Errorf(agentlab.CodeUnsupported, "git does not open %s: %s", path, sanitize(strings.ReplaceAll(text, "\t", ""))).WithField("repo").
+		return agentlab.Errorf(agentlab.CodeUnsupported, "git does not open %s: %s", path, agentlab.WithoutControls(strings.ReplaceAll(text, "\t", ""))).WithField("repo").
 			WithHint("a newer git can: see 'git version', and update it")
 	}
 	return nil
@@ -140,11 +139,6 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	fail := func(format string, args ...any) (string, error) {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, format, args...).WithField("repo")
 	}
-	if a.place != nil {
-		if err := a.place.sends(src); err != nil {
-			return "", err
-		}
-	}
 	a.warnUncommitted(ctx, src.path)
 	if src.lfs, err = findLFS(ctx, src.path, src.commit); err != nil {
 		return fail("cannot read the files of Git LFS of %s: %w", src.path, err)
@@ -155,7 +149,7 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 		return fail("cannot create a temporary directory: %w", err)
 	}
 	defer remove()
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	file, err := packBundle(ctx, dir, src, &gitProgress{m: m, what: "packing " + src.path})
 	m.done()
@@ -171,7 +165,7 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	if n := len(src.modules); n > 0 {
 		with = " with " + agentlab.Plural(n, "submodule")
 	}
-	a.progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
+	a.Progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
 	m.start()
 	up, err := c.UploadBundle(ctx, &meterReader{r: file, m: m, what: "sending", total: st.Size()})
 	return up.ID, err
@@ -186,7 +180,7 @@ func (a *App) dropBundle(ctx context.Context, c *client.Client, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if err := c.DeleteBundle(ctx, id); err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-		a.progressf("note: cannot delete the uploaded repository now: %v", err)
+		a.Progressf("note: cannot delete the uploaded repository now: %v", err)
 	}
 }
 
@@ -275,12 +269,12 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 func (a *App) warnUnsent(ctx context.Context, src localSource) {
 	for i, m := range src.unsent {
 		if i == 10 {
-			a.progressf("note: %d more submodules are not sent", len(src.unsent)-i)
+			a.Progressf("note: %d more submodules are not sent", len(src.unsent)-i)
 			break
 		}
-		a.progressf("note: the submodule %s is not sent: %s", sanitize(m.path), m.why)
+		a.Progressf("note: the submodule %s is not sent: %s", agentlab.WithoutControls(m.path), m.why)
 		if m.fix != "" {
-			a.progressf("  → %s", sanitize(m.fix))
+			a.Progressf("  → %s", agentlab.WithoutControls(m.fix))
 		}
 	}
 	sent := src.lfs.inBundle()
@@ -288,12 +282,12 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 	if len(missing) == 0 {
 		return
 	}
-	a.progressf("note: not sending the content of %s, only the pointers", lfsNames(missing))
+	a.Progressf("note: not sending the content of %s, only the pointers", lfsNames(missing))
 	server := "https://HOST/ORG/REPO.git"
 	if url, err := git(ctx, src.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		server = url
 	}
-	a.progressf("  → git lfs fetch, and try again; or in the task: git -c lfs.url=%s/info/lfs lfs pull", sanitize(server))
+	a.Progressf("  → git lfs fetch, and try again; or in the task: git -c lfs.url=%s/info/lfs lfs pull", agentlab.WithoutControls(server))
 }
 
 // How often progress is shown: on a terminal in one line that is rewritten,
@@ -314,9 +308,16 @@ type meter struct {
 	shown bool      // there is a line on the terminal to remove
 }
 
-func (a *App) newMeter() *meter {
-	m := &meter{out: a.Stderr, now: time.Now}
-	_, m.tty = terminal(a.Stderr)
+// Meter returns a meter on standard error.
+func (a *App) Meter() *meter {
+	_, tty := terminal(a.Stderr)
+	return newMeter(a.Stderr, time.Now, tty)
+}
+
+// newMeter returns a meter that writes to out, and starts it. On a terminal (tty) it
+// rewrites one line. now is the clock.
+func newMeter(out io.Writer, now func() time.Time, tty bool) *meter {
+	m := &meter{out: out, now: now, tty: tty}
 	m.start()
 	return m
 }

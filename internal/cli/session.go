@@ -79,7 +79,7 @@ func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Sess
 		w, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
 	}
 	if err == nil && w.State == string(agentlab.WorkspaceFailed) {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, sanitize(w.Reason))
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, agentlab.WithoutControls(w.Reason))
 	}
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeOf(err), "session %s has no usable workspace: %w", s.Name, err).
@@ -270,7 +270,7 @@ the name of the directory and a hash, too.`,
 			return projectImage(err, image != "")
 		}
 		if profile != "" && s.Profile != profile {
-			a.progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
+			a.Progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
 		}
 		return a.resumeSession(ctx, c, cmd, s.ID, f)
 	})
@@ -308,7 +308,7 @@ for confirmation, unless it gets --yes.`,
 		if keep {
 			question = fmt.Sprintf("Delete session %s?", args[0])
 		}
-		if !yes && !a.confirm(question) {
+		if !yes && !a.Confirm(question) {
 			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		if err := c.DeleteSession(ctx, s.ID, keep); err != nil {

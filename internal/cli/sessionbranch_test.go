@@ -227,7 +227,7 @@ func TestStartChecksOut(t *testing.T) {
 			return guest(command[2], in)
 		})
 		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, startOptions{}); err != nil {
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{localSource: src}, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
@@ -376,7 +376,7 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	start := func(o startOptions) {
 		t.Helper()
 		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, o); err != nil {
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{localSource: src}, o); err != nil {
 			t.Fatal(err)
 		}
 	}

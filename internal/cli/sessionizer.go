@@ -189,7 +189,7 @@ func (s *sessionizer) entries(ctx context.Context) (out []sessionizerEntry, err 
 	for _, r := range repos {
 		e, err := s.entry(ctx, r, all.Items)
 		if err != nil {
-			s.progressf("note: %s: %v", r.name, err)
+			s.Progressf("note: %s: %v", r.name, err)
 			continue
 		}
 		out = append(out, e)
@@ -222,7 +222,7 @@ func (s *sessionizer) findWorktrees(ctx context.Context, entries []sessionizerEn
 	all.Wait()
 	for i, err := range faults {
 		if err != nil {
-			s.progressf("note: the work trees of %s are not listed: %v", entries[i].Repo, err)
+			s.Progressf("note: the work trees of %s are not listed: %v", entries[i].Repo, err)
 		}
 	}
 }
@@ -436,8 +436,8 @@ func (s *sessionizer) checkConcurrent(ctx context.Context) error {
 	if n < s.cfg.MaxConcurrent || s.f.yes {
 		return nil
 	}
-	s.progressf("warning: %s already, and max_concurrent is %d", agentlab.Plural(n, "VM")+" running", s.cfg.MaxConcurrent)
-	if !s.confirm("Start another one?") {
+	s.Progressf("warning: %s already, and max_concurrent is %d", agentlab.Plural(n, "VM")+" running", s.cfg.MaxConcurrent)
+	if !s.Confirm("Start another one?") {
 		return agentlab.Errorf(agentlab.CodeLimit, "not started: not confirmed").
 			WithHint("stop one (agentlab sessionizer --list), start it with --yes, or raise max_concurrent in %s", filepath.Join(s.dir, resourcesFile))
 	}
@@ -453,7 +453,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 	}
 	if _, err := os.Stat(dir); err == nil {
 		if err := s.usersGit(ctx, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
-			s.progressf("note: the clone in %s is not up to date: %v", dir, err)
+			s.Progressf("note: the clone in %s is not up to date: %v", dir, err)
 		}
 		return nil
 	}
@@ -468,7 +468,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return localFault(parent, err)
 	}
 	defer remove()
-	s.progressf("cloning %s", r.url())
+	s.Progressf("cloning %s", r.url())
 	if err := s.usersGit(ctx, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be cloned: %w", r.name, err).
 			WithHint("check that git can clone %s, or add its path or URL to %s", r.url(), filepath.Join(s.dir, reposFile))

@@ -130,7 +130,7 @@ func localTmux(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
 	if err != nil {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "tmux %s failed: %s: %w", args[0], sanitize(strings.TrimSpace(errOut.String())), err)
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "tmux %s failed: %s: %w", args[0], agentlab.WithoutControls(strings.TrimSpace(errOut.String())), err)
 	}
 	return string(out), err
 }
@@ -202,7 +202,7 @@ func (a *App) switchTmux(ctx context.Context, name string) error {
 	}
 	tty, ok := terminal(a.Stdin)
 	if !ok {
-		a.progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
+		a.Progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
 		return nil
 	}
 	path, err := needProgram("tmux", "has the windows of a session")

@@ -202,7 +202,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return agentlab.Errorf(agentlab.CodeDenied, "git rejects the commits of the sandbox: %s", sanitize(err.Error())).
+		return agentlab.Errorf(agentlab.CodeDenied, "git rejects the commits of the sandbox: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("nothing was fetched")
 	}
 	defer b.close()
@@ -281,11 +281,11 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 	faults := map[string]string{}
 	for _, u := range p.updates { // only what was asked for
 		if fault, failed := got.Errors[u.Branch]; failed {
-			faults[u.Branch] = agentlab.Cut(sanitize(fault), 300)
+			faults[u.Branch] = agentlab.Cut(agentlab.WithoutControls(fault), 300)
 		}
 	}
 	if got.Modules != "" {
-		faults[""] = agentlab.Cut(sanitize(got.Modules), 300)
+		faults[""] = agentlab.Cut(agentlab.WithoutControls(got.Modules), 300)
 	}
 	return faults, nil
 }

@@ -501,7 +501,7 @@ func TestPushAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	head := userGit(t, w.user, "rev-parse", "HEAD")
-	got, err := s.push(t.Context(), pushed{updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, knownTo(s.state), w.app.newMeter())
+	got, err := s.push(t.Context(), pushed{updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, knownTo(s.state), w.app.Meter())
 	if err != nil || len(got) != 1 || strings.ContainsAny(got["trunk"], "\x1b\n") || !strings.HasPrefix(got["trunk"], "no") {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -240,11 +240,11 @@ func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name
 	if err != nil {
 		return err
 	}
-	a.progressf("attached to terminal %q; detach with Ctrl-]", name)
+	a.Progressf("attached to terminal %q; detach with Ctrl-]", name)
 	defer a.noticeLease(ctx, c, sandbox)()
 	if err := a.interact(ctx, conn, a.Stdin, true); err != nil {
 		return err
 	}
-	a.progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)
+	a.Progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)
 	return nil
 }

@@ -22,7 +22,7 @@ func (r sessionRepo) programs(ctx context.Context, dir string) (p guestapi.RepoP
 		return p, guestInvalid("%d programs and %d shells", len(p.Names), p.Shells)
 	}
 	for i, name := range p.Names {
-		p.Names[i] = agentlab.Cut(sanitize(name), 100)
+		p.Names[i] = agentlab.Cut(agentlab.WithoutControls(name), 100)
 	}
 	return p, nil
 }
@@ -37,7 +37,7 @@ func (a *App) endPrograms(ctx context.Context, w *openedSession, t guestapi.Repo
 		return err
 	}
 	running := strings.Join(p.Names, ", ")
-	if a.confirm("End " + running + " in " + shownGuest(t.Dir) + ", and remove the work tree?") {
+	if a.Confirm("End " + running + " in " + shownGuest(t.Dir) + ", and remove the work tree?") {
 		return nil
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "in %s of session %s runs: %s", shownGuest(t.Dir), w.session.Name, running).
@@ -71,8 +71,8 @@ func (a *App) leave(ctx context.Context, w *openedSession) {
 		_, err = a.stopSandbox(ctx, w.c, w.session, false, true)
 	}
 	if err != nil {
-		a.progressf("note: the sandbox of session %[1]s was started for this command, and still runs: %[2]s\n  → agentlab stop %[1]s", w.session.Name, sanitize(err.Error()))
+		a.Progressf("note: the sandbox of session %[1]s was started for this command, and still runs: %[2]s\n  → agentlab stop %[1]s", w.session.Name, agentlab.WithoutControls(err.Error()))
 		return
 	}
-	a.progressf("the sandbox of session %s, which was started for this command, is stopped again", w.session.Name)
+	a.Progressf("the sandbox of session %s, which was started for this command, is stopped again", w.session.Name)
 }

@@ -141,7 +141,7 @@ func (a *App) preparationLog(ctx context.Context, c *client.Client, id string, c
 func (a *App) useSetup(ctx context.Context, src localSource, p projectfile.File, r *api.JobCreate) error {
 	s, why, err := setupSource(ctx, src, p, r.Devcontainer)
 	if why != "" {
-		a.progressf("note: the commands under setup run in each job: %s", why)
+		a.Progressf("note: the commands under setup run in each job: %s", why)
 	}
 	r.Setup = s
 	return err

@@ -66,7 +66,7 @@ func (a *App) waitSnapshot(ctx context.Context, c *client.Client, n api.Snapshot
 		if err != nil {
 			return n, err
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		if e.Kind != agentlab.EventSandboxSnapshot || e.Data["snapshot"] != n.UID {
 			continue
 		}
@@ -106,7 +106,7 @@ has no memory. The command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the sandbox is restored")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Replace the disk and the memory of sandbox %s by its snapshot %s?", args[0], name)) {
+		if !yes && !a.Confirm(fmt.Sprintf("Replace the disk and the memory of sandbox %s by its snapshot %s?", args[0], name)) {
 			return usageErrorf("sandbox %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
 		}
 		restore := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
@@ -153,7 +153,7 @@ created from it do not change. The command asks for confirmation, unless it gets
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until it is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of sandbox %s?", name, args[0])) {
+		if !yes && !a.Confirm(fmt.Sprintf("Delete the snapshot %s of sandbox %s?", name, args[0])) {
 			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
 		}
 		after, err := lastEvent(ctx, c, "") // the sandbox may no longer exist

@@ -207,7 +207,7 @@ func (a *App) installSSH(f sshFiles, yes bool) error {
 		return err
 	}
 	included := bytes.Contains(own.text, []byte(f.include()))
-	if !included && !yes && !a.confirm("Add "+sshQuote("Include "+f.config())+" to "+f.user+"?") {
+	if !included && !yes && !a.Confirm("Add "+sshQuote("Include "+f.config())+" to "+f.user+"?") {
 		return usageErrorf("%s was not changed: not confirmed", f.user).WithHint("confirm it with: agentlab ssh-config --install --yes")
 	}
 	if err := f.makeKey(); err != nil {

@@ -39,7 +39,7 @@ func checkSSHOptions(ctx context.Context, host string, args []string) error {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, sanitize(lastLine(strings.TrimSpace(stderr.String())))).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, agentlab.WithoutControls(lastLine(strings.TrimSpace(stderr.String())))).
 			WithHint("run: ssh -G %s", host)
 	}
 	return refusedSSHOption(host, string(out))
@@ -61,7 +61,7 @@ func refusedSSHOption(host, options string) error {
 		default:
 			continue
 		}
-		return agentlab.Errorf(agentlab.CodeDenied, "%q in your configuration of OpenSSH %s", sanitize(name+" "+value), why).
+		return agentlab.Errorf(agentlab.CodeDenied, "%q in your configuration of OpenSSH %s", agentlab.WithoutControls(name+" "+value), why).
 			WithHint("apply it to other hosts only, in ~/.ssh/config: Host * !*%s (ssh -G %s shows what applies)", sshSuffix, host)
 	}
 	return lines.Err()

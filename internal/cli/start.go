@@ -181,10 +181,11 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 				WithHint("set backend in config.yaml, or use --host for another daemon")
 		}
 	}
-	head, err := a.sourceHead(ctx, l.path, o.branch)
+	src, err := a.sourceHead(ctx, l.path, o.branch)
 	if err != nil {
 		return err
 	}
+	head := startHead{localSource: src}
 	if err := a.askIdentity(ctx, l, &o); err != nil {
 		return err
 	}
@@ -226,7 +227,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	got.Created = created
 	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json {
 		if !tty && !o.detach && !a.json {
-			a.progressf("note: standard input is not a terminal, so nothing is attached")
+			a.Progressf("note: standard input is not a terminal, so nothing is attached")
 		}
 		return a.startDetached(ctx, c, got, open, o)
 	}
@@ -241,7 +242,7 @@ func (a *App) startLink(ctx context.Context, o *startOptions) (repoLink, error) 
 	}
 	l, err := currentLink(ctx, o.path)
 	if o.branch = l.branch; l.branch != "" {
-		a.progressf("branch %s has a session of its own", l.branch)
+		a.Progressf("branch %s has a session of its own", l.branch)
 	}
 	return l, err
 }
@@ -262,7 +263,7 @@ func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink,
 
 // prepareWork starts the sandbox of a session and sends it the repository. It returns
 // the command of its terminal.
-func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head localSource, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
+func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head startHead, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
 	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
 	if err != nil {
 		return got, open, err
@@ -278,7 +279,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
 		return got, open, err
 	}
-	dir, err := a.worktreeDir(ctx, r, o.worktree, head)
+	dir, err := a.worktreeDir(ctx, r, o.worktree, head.localSource)
 	if err != nil {
 		return got, open, err
 	}
@@ -291,7 +292,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 			return got, open, err
 		}
 		if n := len(sent.Files); n > 0 {
-			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
+			a.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
 		}
 	}
 	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, p.Services != "", o.devcontainer); err != nil {
@@ -383,9 +384,9 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 		if err == nil && !isUp(sb) {
 			switch {
 			case isStopped(sb) && sb.Reason != "":
-				a.progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, sanitize(sb.Reason))
+				a.Progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, agentlab.WithoutControls(sb.Reason))
 			case isStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
-				a.progressf("starting the VM of session %s", s.Name)
+				a.Progressf("starting the VM of session %s", s.Name)
 			}
 			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
 		}

@@ -46,8 +46,8 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 		return nil
 	}
 	hint, _, _ := strings.Cut(agentlab.HintOf(err), "; --no-preflight") // which is an option of jobs
-	a.progressf("warning: %s\n  → %s", sanitize(err.Error()), sanitize(hint))
-	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.confirm("Start it nevertheless?") {
+	a.Progressf("warning: %s\n  → %s", agentlab.WithoutControls(err.Error()), agentlab.WithoutControls(hint))
+	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.Confirm("Start it nevertheless?") {
 		return nil
 	}
 	return usageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
@@ -59,11 +59,11 @@ func (a *App) noteHost(all []api.Finding) {
 	var found []string
 	for _, f := range all {
 		if f.Level != levelOK {
-			found = append(found, sanitize(f.Name+": "+f.Detail))
+			found = append(found, agentlab.WithoutControls(f.Name+": "+f.Detail))
 		}
 	}
 	if len(found) > 0 {
-		a.progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
+		a.Progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
 	}
 }
 
@@ -82,7 +82,7 @@ func (a *App) noteQuick(ctx context.Context, c *client.Client, s api.Session) {
 	if err != nil || s.Image == "" || p.Image == "" {
 		return
 	}
-	a.progressf("note: the session has the smaller image %s, because %s is not built\n  → build it for later sessions: agentlab image build %[2]s; this one gets it with 'agentlab start --fresh'", s.Image, sanitize(p.Image))
+	a.Progressf("note: the session has the smaller image %s, because %s is not built\n  → build it for later sessions: agentlab image build %[2]s; this one gets it with 'agentlab start --fresh'", s.Image, agentlab.WithoutControls(p.Image))
 }
 
 // noteUnfinished says what remains of a start that ended early. Its sandbox is made or
@@ -91,16 +91,16 @@ func (a *App) noteUnfinished(s api.Session, err error) {
 	if !errors.Is(err, context.Canceled) && agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		return
 	}
-	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
+	a.Progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
 }
 
 // noteUnbootable says what a new VM leaves behind.
 func (a *App) noteUnbootable(s api.Session, sb api.Sandbox) {
-	a.progressf(`warning: the VM of session %s does not start again: %s
+	a.Progressf(`warning: the VM of session %s does not start again: %s
   a new VM gets its /workspace; everything else is on the disk of sandbox %d, which is kept until %s
   → its log: agentlab sandbox logs %[3]d
   → try it once more: agentlab sandbox stop %[3]d, then agentlab sandbox start %[3]d
-  → read its disk: docs/interactive.md, "After a crash"`, s.Name, sanitize(sb.Reason), sb.VMID, localTime(sb.LeaseExpiresAt))
+  → read its disk: docs/interactive.md, "After a crash"`, s.Name, agentlab.WithoutControls(sb.Reason), sb.VMID, localTime(sb.LeaseExpiresAt))
 }
 
 // destroyFailed destroys the former sandboxes of a session that have failed: a resume

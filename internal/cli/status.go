@@ -72,9 +72,9 @@ func (a *App) printStatus(s api.Status) error {
 // printFindings prints findings, each with its remedy.
 func (a *App) printFindings(all []api.Finding) error {
 	for _, f := range all {
-		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
+		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, agentlab.WithoutControls(f.Name), agentlab.WithoutControls(f.Detail))
 		if f.Remedy != "" {
-			fmt.Fprintf(a.Stdout, "  → %s\n", sanitize(f.Remedy))
+			fmt.Fprintf(a.Stdout, "  → %s\n", agentlab.WithoutControls(f.Remedy))
 		}
 	}
 	return nil
@@ -135,6 +135,6 @@ func (a *App) printEvent(e api.Event) error {
 	if e.JobID == "" && e.SandboxVMID != 0 {
 		about = fmt.Sprint(e.SandboxVMID)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, sanitize(e.Message))
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, agentlab.WithoutControls(e.Message))
 	return err
 }

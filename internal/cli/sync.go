@@ -215,7 +215,7 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 	w := newOpened(c, s, sb, l)
 	w.slow = a.saySlow
 	if !isUp(api.Sandbox{State: s.State}) && !w.wasStopped {
-		a.progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
+		a.Progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}
 	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")
@@ -290,7 +290,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return got, nil
 	}
 	if _, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
-		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", sanitize(err.Error())).
+		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("no ref was changed; run the command again")
 	}
 	return got, nil
@@ -324,16 +324,16 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 	}
 	switch m := got.Merged; {
 	case m != nil && m.old == "":
-		a.progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
+		a.Progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
 	case m != nil:
-		a.progressf("merged %s of the session: branch %s is at %.12s now\n  → git log -p %.12s..%s", m.From, m.Branch, m.Commit, m.old, m.Branch)
+		a.Progressf("merged %s of the session: branch %s is at %.12s now\n  → git log -p %.12s..%s", m.From, m.Branch, m.Commit, m.old, m.Branch)
 	case got.NotMerged != "":
-		a.progressf("nothing is merged: %s", got.NotMerged)
+		a.Progressf("nothing is merged: %s", got.NotMerged)
 	case len(got.Fetched) == 0:
-		a.progressf("there is nothing new")
+		a.Progressf("there is nothing new")
 	}
 	if got.next != "" {
-		a.progressf("  → %s", got.next)
+		a.Progressf("  → %s", got.next)
 	}
 	a.noteModules(w)
 	for _, t := range w.state.Worktrees {
@@ -344,7 +344,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 		if t.Dir != "" {
 			of += " --worktree " + strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/")
 		}
-		a.progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), shownGuest(t.Dir), of, of)
+		a.Progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), shownGuest(t.Dir), of, of)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
 		a.noteNamed(got.found)
 	}
-	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), byteSize(got.Bytes), sanitize(got.Directory), joinSomeNames(got.Files))
+	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), byteSize(got.Bytes), agentlab.WithoutControls(got.Directory), joinSomeNames(got.Files))
 }
 
 // artifactPatterns returns the patterns of the arguments, or else those that the project
@@ -165,9 +165,9 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOpt
 		return got, err
 	}
 	if len(names) == 0 {
-		e := agentlab.Errorf(agentlab.CodeNotFound, "no file of the session that git does not carry matches %s", sanitize(strings.Join(o.patterns, " ")))
+		e := agentlab.Errorf(agentlab.CodeNotFound, "no file of the session that git does not carry matches %s", agentlab.WithoutControls(strings.Join(o.patterns, " ")))
 		if n := len(all.Skipped); n > 0 {
-			e = agentlab.Errorf(agentlab.CodeNotFound, "%s of the session, e.g. %s, cannot be copied: %s", agentlab.Plural(n, "file"), sanitize(all.Skipped[0].Path), all.Skipped[0].Reason)
+			e = agentlab.Errorf(agentlab.CodeNotFound, "%s of the session, e.g. %s, cannot be copied: %s", agentlab.Plural(n, "file"), agentlab.WithoutControls(all.Skipped[0].Path), all.Skipped[0].Reason)
 		}
 		return got, e.WithHint("build them in the session first, or choose other patterns; commits come with 'agentlab sync'")
 	}
@@ -339,7 +339,7 @@ func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Ro
 		return nil, nil, localFault(top.Name(), err)
 	}
 	defer func() { _ = root.Close() }()
-	m := a.newMeter()
+	m := a.Meter()
 	defer m.done()
 	list := strings.NewReader(".\x00" + strings.Join(names, "\x00") + "\x00")
 	got.Changed, err = a.readArchive(ctx, c, from, "", artifactPullScript, []string{from.path}, list, func(archive io.Reader) error {

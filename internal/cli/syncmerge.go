@@ -86,11 +86,11 @@ func (a *App) forwardBranch(ctx context.Context, path, branch, ref string, j jud
 		}
 	}
 	if used, _ := git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, agentlab.WithoutControls(used)).
 			WithHint("run 'agentlab sync' there")
 	}
 	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, noBlob)); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, agentlab.WithoutControls(err.Error()))
 	}
 	return &merged{Branch: branch, Commit: to, FastForward: true, old: old}, nil
 }
@@ -205,7 +205,7 @@ func idle(ctx context.Context, path string) error {
 			return err
 		}
 		if _, err := os.Lstat(at); err == nil {
-			return agentlab.Errorf(agentlab.CodeConflict, "another operation of git is not finished in %s", sanitize(path)).
+			return agentlab.Errorf(agentlab.CodeConflict, "another operation of git is not finished in %s", agentlab.WithoutControls(path)).
 				WithHint("the commits are fetched; finish it: %s; and run the command again", next)
 		}
 	}
@@ -231,6 +231,6 @@ func mergeFault(branch, ref, said string) error {
 	if len(files) > 0 {
 		return errInWay(branch, files)
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(oneLine(said))).
+	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, agentlab.WithoutControls(oneLine(said))).
 		WithHint("the commits are fetched; merge them with git: git merge %s", short)
 }

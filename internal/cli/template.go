@@ -25,7 +25,7 @@ sandbox has booted.`,
 	}
 	cmd.Flags().StringVar(&w.Profile, "profile", "", "profile with the resources of the sandboxes (default: the configured one)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.progressf("%s", sanitize(line)) })
+		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil {
 			return err
 		}

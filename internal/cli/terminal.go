@@ -58,7 +58,7 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 			return err
 		}
 		if why := a.lossReason(); why != told {
-			a.progressf("%s", why)
+			a.Progressf("%s", why)
 			told = why
 		}
 		if err := a.awaitSandbox(ctx, c, sandbox, in); err != nil {

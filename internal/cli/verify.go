@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -63,7 +64,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 			return err
 		}
 	}
-	a.progressf("checking the network from inside sandbox %s", sandbox)
+	a.Progressf("checking the network from inside sandbox %s", sandbox)
 	rep, err := c.VerifySandbox(ctx, sandbox, api.VerifyRequest{Site: f.site})
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string)
 		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
 	}
 	if err != nil && ctx.Err() == nil {
-		a.progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
+		a.Progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
 	}
 }
 
@@ -112,18 +113,18 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		}
 	}
 	fmt.Fprintf(a.Stdout, "sandbox %s (%d), profile %s, network mode %s: %d passed, %d failed, %d skipped\n",
-		sanitize(r.Name), r.VMID, sanitize(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
+		agentlab.WithoutControls(r.Name), r.VMID, agentlab.WithoutControls(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
 	if r.Skipped > 0 {
 		fmt.Fprintf(a.Stdout, "not fully checked: %d skipped\n", r.Skipped)
 		for _, s := range r.SkipReasons {
-			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, sanitize(s.Reason))
+			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, agentlab.WithoutControls(s.Reason))
 		}
 	}
 	if !r.Records {
-		a.progressf("the backend keeps no egress records: a denied request was recognized only by the missing response")
+		a.Progressf("the backend keeps no egress records: a denied request was recognized only by the missing response")
 	}
 	if r.Failed > 0 {
-		a.progressf("the network of this sandbox does not match its policy")
+		a.Progressf("the network of this sandbox does not match its policy")
 	}
 	return nil
 }

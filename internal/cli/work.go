@@ -59,7 +59,7 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 // work attaches to the terminal of a session until the user detaches.
 func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
-	a.progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
+	a.Progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, newOpened(c, got.Session, got.Sandbox, l), mode)
 	err := a.openTerminal(ctx, c, sandbox, open, nil)
 	auto.stop()
@@ -78,7 +78,7 @@ func (a *App) noteKeepsRunning(s api.Session, here bool) {
 	if here {
 		sync = "\n  → agentlab sync"
 	}
-	a.progressf("session %s keeps running%s\n  → agentlab stop %[1]s", s.Name, sync)
+	a.Progressf("session %s keeps running%s\n  → agentlab stop %[1]s", s.Name, sync)
 }
 
 func (a *App) sessionDiffCmd() *cobra.Command {
@@ -101,7 +101,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 		}
 		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
-				a.progressf("session %s has no uncommitted changes", of.name)
+				a.Progressf("session %s has no uncommitted changes", of.name)
 				return a.emit(of.document([]changedFile{}, "", stat), silent)
 			}
 			return a.showChanges(ctx, b, of, stat)
@@ -128,7 +128,7 @@ Links that lead out of the work tree are left out.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
 		return a.withChanges(ctx, c, name, worktree, true, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
-				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
+				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.name)
 				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
 			}
 			o.paths = paths
@@ -206,7 +206,7 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		return err
 	}
 	if !how.yes {
-		if !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
+		if !a.Confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
 			return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
 		}
 		if err := a.checkSynced(ctx, c, s, *l, how); err != nil { // its agent worked on while the question was open
@@ -229,7 +229,7 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if err := c.DeleteSession(ctx, s.ID, false); err != nil {
 		return err
 	}
-	a.progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
+	a.Progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
 	if l.remote == "" {
 		return nil
 	}
@@ -334,7 +334,7 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	for i, dir := range slices.Sorted(maps.Keys(st.ModuleWork)) {
 		n := st.ModuleWork[dir]
 		if others -= n; i < maxModuleNotes {
-			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), sanitize(shownGuest(dir))))
+			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), agentlab.WithoutControls(shownGuest(dir))))
 		}
 	}
 	if n := len(st.ModuleWork) - maxModuleNotes; n > 0 {

@@ -53,7 +53,7 @@ func (a *App) waitWorkspace(ctx context.Context, c *client.Client, w api.Workspa
 		if e.Data["workspace"] != w.ID {
 			continue
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		if err := refusal(e); err != nil {
 			return w, err
 		}
@@ -67,7 +67,7 @@ func (a *App) waitWorkspace(ctx context.Context, c *client.Client, w api.Workspa
 			}
 			return c.Workspace(ctx, w.ID)
 		case state == agentlab.WorkspaceFailed:
-			return w, agentlab.Errorf(agentlab.CodeUnavailable, "%s", sanitize(e.Message)).WithHint("see 'agentlab workspace check %s'", w.ID)
+			return w, agentlab.Errorf(agentlab.CodeUnavailable, "%s", agentlab.WithoutControls(e.Message)).WithHint("see 'agentlab workspace check %s'", w.ID)
 		}
 	}
 	return w, context.Cause(ctx)
@@ -124,7 +124,7 @@ func (a *App) trashTable(list []api.Workspace) error {
 	if err := t.flush(); err != nil || len(list) == 0 {
 		return err
 	}
-	a.progressf("a workspace is deleted for good after KEPT UNTIL (retention.trash_days)\n  → agentlab workspace undelete NAME")
+	a.Progressf("a workspace is deleted for good after KEPT UNTIL (retention.trash_days)\n  → agentlab workspace undelete NAME")
 	return nil
 }
 
@@ -226,7 +226,7 @@ asks for confirmation, unless it gets --yes.`,
 		if purge {
 			question = fmt.Sprintf("Delete workspace %s with its content and its snapshots for good?", args[0])
 		}
-		if !yes && !a.confirm(question) {
+		if !yes && !a.Confirm(question) {
 			return usageErrorf("workspace %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		done := []agentlab.WorkspaceState{agentlab.WorkspaceDeleted}
@@ -288,9 +288,9 @@ there is a difference.`,
 		}
 		err = a.emit(list, func() error {
 			for _, f := range list.Items {
-				fmt.Fprintf(a.Stdout, "%-5s  %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
+				fmt.Fprintf(a.Stdout, "%-5s  %s: %s\n", f.Level, agentlab.WithoutControls(f.Name), agentlab.WithoutControls(f.Detail))
 				if f.Remedy != "" {
-					fmt.Fprintf(a.Stdout, "       → %s\n", sanitize(f.Remedy))
+					fmt.Fprintf(a.Stdout, "       → %s\n", agentlab.WithoutControls(f.Remedy))
 				}
 			}
 			return nil

@@ -170,7 +170,7 @@ first. The command asks for confirmation, unless it gets --yes.`,
 		if yes && !repair {
 			return usageErrorf("--yes requires --repair")
 		}
-		if repair && !yes && !a.confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
+		if repair && !yes && !a.Confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
 			return usageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
 		}
 		return a.fsck(ctx, c, args[0], repair)
@@ -216,7 +216,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 	})
 	if err == nil && res.State == "damaged" {
 		if !repair {
-			a.progressf("  → agentlab workspace fsck %s --repair", workspace)
+			a.Progressf("  → agentlab workspace fsck %s --repair", workspace)
 		}
 		err = statusError(exitFailure)
 	}
@@ -374,7 +374,7 @@ func (a *App) importTo(ctx context.Context, c *client.Client, in io.Reader, use 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
 	defer cancel()
 	if derr := a.dropWorkspace(ctx, c, name); derr != nil && agentlab.CodeOf(derr) != agentlab.CodeNotFound {
-		a.progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, sanitize(derr.Error()))
+		a.Progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, agentlab.WithoutControls(derr.Error()))
 	}
 	return w, err
 }

@@ -141,7 +141,7 @@ func (a *App) followLease(ctx context.Context, c *client.Client, workspace strin
 		if err != nil {
 			return err
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		if ended, err := settlesLease(e, workspace, done); ended || err != nil {
 			return err
 		}
@@ -320,7 +320,7 @@ unmount it; the command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&force, "force", false, "also if the guest does not unmount the workspace")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if force && !yes && !a.confirm(fmt.Sprintf("Take workspace %s from its sandbox? What the guest wrote last may be lost.", args[0])) {
+		if force && !yes && !a.Confirm(fmt.Sprintf("Take workspace %s from its sandbox? What the guest wrote last may be lost.", args[0])) {
 			return usageErrorf("lease of workspace %s not released: not confirmed", args[0]).WithHint("release it without confirmation with --yes")
 		}
 		return a.detachWorkspace(ctx, c, args[0], force)

@@ -36,7 +36,7 @@ func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, r
 			if e.Data["snapshot"] != n.UID {
 				continue
 			}
-			a.showEvent(e)
+			a.ShowEvent(e)
 			if err := refusal(e); err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ what they are now is lost. The command asks for confirmation, unless it gets --y
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the workspace is restored")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Replace the content of workspace %s by its snapshot %s?", args[0], name)) {
+		if !yes && !a.Confirm(fmt.Sprintf("Replace the content of workspace %s by its snapshot %s?", args[0], name)) {
 			return usageErrorf("workspace %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
 		}
 		return a.workspaceChange(ctx, c, wait, func() (api.Workspace, error) {
@@ -123,7 +123,7 @@ func (a *App) workspaceDropCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the snapshot is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of workspace %s?", name, args[0])) {
+		if !yes && !a.Confirm(fmt.Sprintf("Delete the snapshot %s of workspace %s?", name, args[0])) {
 			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
 		}
 		return a.snapshotChange(ctx, c, wait, func() (api.WorkspaceSnapshot, error) {

@@ -51,7 +51,7 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 			return err
 		}
 		if w.wasStopped {
-			a.progressf("note: the sandbox of session %[1]s was started for this command, and runs now\n  → agentlab stop %[1]s", w.session.Name)
+			a.Progressf("note: the sandbox of session %[1]s was started for this command, and runs now\n  → agentlab stop %[1]s", w.session.Name)
 		}
 		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0], "dir": dir},
 			"work tree %s\n  → agentlab claude --worktree %s", shownPath(dir), args[0])
@@ -83,7 +83,7 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 		if err != nil || !isCommit(commit) {
 			commit = src.commit
 		}
-		m := a.newMeter()
+		m := a.Meter()
 		defer m.done()
 		faults, err := r.push(ctx, pushed{updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, knownTo(st), m)
 		if err != nil {
