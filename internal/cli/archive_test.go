@@ -109,3 +109,7 @@ func FuzzArchive(f *testing.F) {
 		}
 	})
 }
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }

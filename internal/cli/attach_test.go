@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The terminal is the first command of an attach in a running sandbox, because the user
@@ -119,7 +120,7 @@ func TestTerminalAfterStop(t *testing.T) {
 // attach and the editors open a session, a sandbox, or the work tree of a branch in the
 // session of the repository: the first of them that exists.
 func TestChosenTarget(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	l, err := findLink(t.Context(), repo, "")
 	if err == nil {
 		err = l.set(t.Context(), "s1", "")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // autoSync fetches the commits of a session in the background while a terminal is
@@ -36,7 +37,7 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 		wait := syncEvery
 		var seen, fetched map[string]string
 		same := 0
-		for sleepOr(ctx, wait) == nil {
+		for work.SleepOr(ctx, wait) == nil {
 			st, err := w.sessionRepo.state(ctx)
 			if err != nil { // the sandbox may be away for a while
 				continue

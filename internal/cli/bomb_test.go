@@ -15,6 +15,9 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // packed appends an object to a pack: its header, what stands before its
@@ -77,9 +80,9 @@ func childrenPeak(t *testing.T) int64 {
 // A bundle of 16 KiB that unpacks to an object of 1.5 GiB is refused by its
 // headers, before git sees it.
 func TestBombIsRefusedBeforeGit(t *testing.T) {
-	user := sampleRepo(t)
+	user := worktest.Repo(t)
 	before := childrenPeak(t)
-	bomb := bombBundle(t, userGit(t, user, "rev-parse", "HEAD"), 96)
+	bomb := bombBundle(t, worktest.Git(t, user, "rev-parse", "HEAD"), 96)
 	if st, err := os.Stat(bomb); err != nil || st.Size() > 32<<10 {
 		t.Fatalf("the bomb has %d bytes, %v", st.Size(), err)
 	}
@@ -88,9 +91,9 @@ func TestBombIsRefusedBeforeGit(t *testing.T) {
 		t.Errorf("got %v, want code limit", err)
 	}
 	if peak := childrenPeak(t); peak > max(before, 256<<20) {
-		t.Errorf("a child had %s of memory", byteSize(peak))
+		t.Errorf("a child had %s of memory", work.ByteSize(peak))
 	}
-	if refs := userGit(t, user, "for-each-ref", "refs/agentlab"); refs != "" {
+	if refs := worktest.Git(t, user, "for-each-ref", "refs/agentlab"); refs != "" {
 		t.Errorf("the bomb left %s", refs)
 	}
 }
@@ -99,9 +102,9 @@ func TestBombIsRefusedBeforeGit(t *testing.T) {
 // whatever the objects are.
 func TestGitOfGuestObjectsIsLimited(t *testing.T) {
 	t.Parallel()
-	user := sampleRepo(t)
+	user := worktest.Repo(t)
 	open := func(n int) (*os.File, int64) {
-		f, err := os.Open(bombBundle(t, userGit(t, user, "rev-parse", "HEAD"), n))
+		f, err := os.Open(bombBundle(t, worktest.Git(t, user, "rev-parse", "HEAD"), n))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +124,7 @@ func TestGitOfGuestObjectsIsLimited(t *testing.T) {
 		t.Error("git indexed an object of 1.5 GiB")
 	}
 	if peak := childrenPeak(t); peak > gitMemory+(64<<20) {
-		t.Errorf("a child had %s of memory", byteSize(peak))
+		t.Errorf("a child had %s of memory", work.ByteSize(peak))
 	}
 	for option, want := range map[string]string{"-d": fmt.Sprint(gitMemory / 1024), "-t": fmt.Sprint(gitSeconds), "-f": fmt.Sprint(gitFile / 512), "-c": "0"} {
 		argv := underLimits("/bin/sh", []string{"-c", "ulimit " + option}, false)
@@ -133,13 +136,13 @@ func TestGitOfGuestObjectsIsLimited(t *testing.T) {
 
 func TestScanPack(t *testing.T) {
 	t.Parallel()
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	for i := range 20 { // similar files, so that git makes deltas of both kinds
 		text := strings.Repeat(fmt.Sprintf("line %d\n", i), 2000)
 		if err := os.WriteFile(filepath.Join(repo, "a.txt"), []byte(strings.Repeat("common\n", 5000)+text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		userGit(t, repo, "commit", "-q", "-a", "-m", "more")
+		worktest.Git(t, repo, "commit", "-q", "-a", "-m", "more")
 	}
 	pack := func(revs string, options ...string) string {
 		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-C", repo, "pack-objects", "--revs", "--stdout", "-q"}, options...)...)

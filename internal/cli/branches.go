@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // checkBranch checks the name of a branch in an argument, or in a flag if that is not "".
@@ -18,7 +20,7 @@ func checkBranch(branch, flag string) error {
 	if !ok {
 		return nil
 	}
-	return usageError{e.WithField(""), flag}.WithHint("git check-ref-format has the rules for names of branches")
+	return work.UsageError{Err: e.WithField(""), Flag: flag}.WithHint("git check-ref-format has the rules for names of branches")
 }
 
 // linkedBranches returns the branches of the sessions of the repository in the current

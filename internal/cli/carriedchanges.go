@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
@@ -45,10 +46,10 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 	}
 	names := changed.names
 	if len(changed.filtered) > 0 {
-		a.Progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(changed.filtered))
+		a.Progressf("note: not in the sandbox, because their content depends on a filter of git: %s", work.JoinNames(changed.filtered))
 	}
 	if len(changed.nested) > 0 && o.withChanges {
-		a.Progressf("note: not in the sandbox, because they are repositories of their own: %s", joinSomeNames(changed.nested))
+		a.Progressf("note: not in the sandbox, because they are repositories of their own: %s", work.JoinNames(changed.nested))
 	}
 	if len(names) == 0 {
 		if o.withChanges {

@@ -28,6 +28,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // App is one run of the command line.
@@ -120,7 +121,7 @@ func asUsage(cmd *cobra.Command, err error) error {
 		return err
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n")
-	return usageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
+	return work.UsageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
 // markRunning sets a.running when the RunE of a command is called. Until then
@@ -271,7 +272,7 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 // unknownSubcommand returns the error for a word that is no subcommand of cmd, with the
 // nearest one.
 func unknownSubcommand(cmd *cobra.Command, word string) error {
-	e := usageErrorf("unknown command %q for %q", word, cmd.CommandPath())
+	e := work.UsageErrorf("unknown command %q for %q", word, cmd.CommandPath())
 	var names []string
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() {
@@ -381,9 +382,9 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return usageErrorf("%s is missing", names[len(args)]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("%s is missing", names[len(args)]).WithHint("usage: %s", cmd.UseLine())
 		case len(args) > len(names):
-			return usageErrorf("unexpected argument %q", args[len(names)]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q", args[len(names)]).WithHint("usage: %s", cmd.UseLine())
 		}
 		return nil
 	}

@@ -10,12 +10,14 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The user's name is used if the user says so, which is asked once, on a terminal.
 func TestIdentityIsAskedOnce(t *testing.T) {
 	for answer, want := range map[string]string{"y\n": "Ada", "n\n": ""} {
-		repo, home := sampleRepo(t), t.TempDir()
+		repo, home := worktest.Repo(t), t.TempDir()
 		t.Setenv("HOME", home)
 		if err := os.WriteFile(filepath.Join(home, ".gitconfig"), []byte("[user]\nname = Ada\nemail = ada@example.com\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -49,23 +51,23 @@ func TestIdentityIsAskedOnce(t *testing.T) {
 
 // Without a terminal nothing is asked or stored, and the agent has an identity of its own.
 func TestIdentityWithoutTerminal(t *testing.T) {
-	repo := sampleRepo(t)
-	userGit(t, repo, "config", "user.name", "Ada")
-	userGit(t, repo, "config", "user.email", "ada@example.com")
+	repo := worktest.Repo(t)
+	worktest.Git(t, repo, "config", "user.name", "Ada")
+	worktest.Git(t, repo, "config", "user.email", "ada@example.com")
 	a := App{Stdin: strings.NewReader("y\n"), Stderr: &bytes.Buffer{}}
 	for policy, want := range map[string]string{"": "", "agent": "", "user": "Ada"} {
 		if policy != "" {
-			userGit(t, repo, "config", "agentlab.identity", policy)
+			worktest.Git(t, repo, "config", "agentlab.identity", policy)
 		}
 		var o startOptions
 		if err := a.askIdentity(t.Context(), repoLink{path: repo}, &o); err != nil || o.userName != want {
 			t.Errorf("%q: %+v, %v", policy, o, err)
 		}
 		if policy != "" {
-			userGit(t, repo, "config", "--unset", "agentlab.identity")
+			worktest.Git(t, repo, "config", "--unset", "agentlab.identity")
 		}
 	}
-	userGit(t, repo, "config", "agentlab.identity", "me")
+	worktest.Git(t, repo, "config", "agentlab.identity", "me")
 	if err := a.askIdentity(t.Context(), repoLink{path: repo}, &startOptions{}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("an unknown value: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // completionLimit limits the time for completing a word.
@@ -114,7 +115,7 @@ func artifactsOf(job string) lister {
 		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return agentlab.WithoutControls(f.Path) != f.Path })
 		return list, err
 	}, func(f api.Artifact) cobra.Completion {
-		return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+agentlab.WithoutControls(f.MIME))
+		return cobra.CompletionWithDesc(f.Path, work.ByteSize(f.Size)+", "+agentlab.WithoutControls(f.MIME))
 	})
 }
 

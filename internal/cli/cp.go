@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // copyOptions are the flags of cp.
@@ -93,19 +94,19 @@ directory, or larger than --max-size, is refused.`,
 		from, to := splitCopy(args[0]), splitCopy(args[1])
 		switch {
 		case from.sandbox == "" && to.sandbox == "":
-			return usageErrorf("neither %q nor %q is SANDBOX:PATH", args[0], args[1]).WithHint("name a sandbox: agentlab cp SANDBOX:PATH PATH")
+			return work.UsageErrorf("neither %q nor %q is SANDBOX:PATH", args[0], args[1]).WithHint("name a sandbox: agentlab cp SANDBOX:PATH PATH")
 		case from.sandbox != "" && to.sandbox != "":
-			return usageErrorf("both %q and %q are in a sandbox", args[0], args[1]).WithHint("copy to this machine first; or: agentlab cp %s - | agentlab cp - %s", args[0], args[1])
+			return work.UsageErrorf("both %q and %q are in a sandbox", args[0], args[1]).WithHint("copy to this machine first; or: agentlab cp %s - | agentlab cp - %s", args[0], args[1])
 		case from.path == "" || to.path == "":
-			return usageErrorf("a path is empty").WithHint("write SANDBOX:. for the home directory")
+			return work.UsageErrorf("a path is empty").WithHint("write SANDBOX:. for the home directory")
 		case strings.ContainsRune(from.path+to.path, 0):
-			return usageErrorf("a path contains a zero byte")
+			return work.UsageErrorf("a path contains a zero byte")
 		}
 		switch {
 		case to.sandbox != "":
 			return a.push(ctx, c, from.path, to, opt)
 		case to.path == "-" && a.json:
-			return usageErrorf("--json cannot be used with - as the destination")
+			return work.UsageErrorf("--json cannot be used with - as the destination")
 		case to.path == "-":
 			return a.pullFile(ctx, c, from, opt)
 		}
@@ -182,7 +183,7 @@ func (a *App) finishCopy(r copied) error {
 	if !a.json {
 		a.copyNotes(r)
 	}
-	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), byteSize(r.Bytes))
+	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), work.ByteSize(r.Bytes))
 }
 
 // copyScript runs a script of cp, as runScript does.
@@ -218,11 +219,11 @@ func copyFault(at copyPath, code int, text string) error {
 		return agentlab.Errorf(agentlab.CodeExists, "%s:%s exists", at.sandbox, last).WithHint("use --force to replace existing files")
 	case copyUnsized:
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has content but no size, as files of the kernel", at).
-			WithHint("agentlab exec %s -- cat %s > FILE", at.sandbox, shellQuote(at.path))
+			WithHint("agentlab exec %s -- cat %s > FILE", at.sandbox, work.ShellQuote(at.path))
 	case copyNotADir:
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s exists and is not a directory", at)
 	case copyNoTarget:
-		return agentlab.Errorf(agentlab.CodeNotFound, "the directory of %s does not exist", at).WithHint("agentlab exec %s -- mkdir -p %s", at.sandbox, shellQuote(path.Dir(at.path)))
+		return agentlab.Errorf(agentlab.CodeNotFound, "the directory of %s does not exist", at).WithHint("agentlab exec %s -- mkdir -p %s", at.sandbox, work.ShellQuote(path.Dir(at.path)))
 	}
 	reason := fmt.Sprintf("exit code %d", code)
 	if code == copyCut {

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // pullScript writes an archive of a file or, if $2 is tree, of a directory. A link that
@@ -46,7 +47,7 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 	}
 	parent, err := os.OpenRoot(target.parent)
 	if err != nil {
-		return localFault(target.parent, err)
+		return work.LocalFault(target.parent, err)
 	}
 	defer func() { _ = parent.Close() }()
 	stage, remove, err := stageDir(parent)
@@ -56,18 +57,18 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 	defer remove()
 	root, err := parent.OpenRoot(stage)
 	if err != nil {
-		return localFault(target.parent, err)
+		return work.LocalFault(target.parent, err)
 	}
 	defer func() { _ = root.Close() }()
 	got := copied{Source: from.String()}
 	isDir := false
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	got.Changed, err = a.fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
-		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { m.moved("receiving", got) })
+		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { moved(m, "receiving", got) })
 		return err
 	})
-	m.done()
+	m.Done()
 	if err != nil {
 		return err
 	}
@@ -109,7 +110,7 @@ func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string
 			return nil, a.admit(ctx, bad, how)
 		}
 		if err := stage.RemoveAll(at); err != nil {
-			return nil, localFault(f.Path, err)
+			return nil, work.LocalFault(f.Path, err)
 		}
 		got.skip(f.Path, "it "+strings.TrimPrefix(f.Why, "it "))
 	}
@@ -130,12 +131,12 @@ func (r *copied) count(stage *os.Root) error {
 	r.Files, r.Directories, r.Links, r.Bytes = 0, 0, 0, 0
 	return fs.WalkDir(stage.FS(), "top", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		}
 		st, err := d.Info()
 		switch {
 		case err != nil:
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		case d.IsDir():
 			r.Directories++
 		case d.Type().IsRegular():
@@ -149,10 +150,10 @@ func (r *copied) count(stage *os.Root) error {
 }
 
 // moved shows how much of a copy of unknown size was sent or received.
-func (m *meter) moved(what string, got copied) {
-	m.show(func() string {
-		rate := int64(float64(got.Bytes) / max(m.now().Sub(m.began).Seconds(), 0.001))
-		return fmt.Sprintf("%s: %s, %s/s", what, byteSize(got.Bytes), byteSize(rate))
+func moved(m *work.Meter, what string, got copied) {
+	m.Show(func() string {
+		rate := int64(float64(got.Bytes) / max(m.Now().Sub(m.Began).Seconds(), 0.001))
+		return fmt.Sprintf("%s: %s, %s/s", what, work.ByteSize(got.Bytes), work.ByteSize(rate))
 	})
 }
 
@@ -209,7 +210,7 @@ func findTarget(from copyPath, to string) (target, error) {
 	case err == nil && st.IsDir():
 		return target{parent: filepath.Clean(to)}, nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return target{}, localFault(to, err)
+		return target{}, work.LocalFault(to, err)
 	}
 	clean := filepath.Clean(to)
 	t := target{filepath.Dir(clean), filepath.Base(clean), strings.HasSuffix(to, "/")}
@@ -218,7 +219,7 @@ func findTarget(from copyPath, to string) (target, error) {
 			WithHint("fetch commits instead")
 	}
 	if st, err := os.Stat(t.parent); err != nil || !st.IsDir() {
-		return t, agentlab.Errorf(agentlab.CodeNotFound, "the directory %s does not exist", t.parent).WithHint("mkdir -p %s", shellQuote(t.parent))
+		return t, agentlab.Errorf(agentlab.CodeNotFound, "the directory %s does not exist", t.parent).WithHint("mkdir -p %s", work.ShellQuote(t.parent))
 	}
 	return t, nil
 }
@@ -278,7 +279,7 @@ func (i installer) check(from, to string) error {
 func (i installer) move(from, to string) error {
 	return i.walk(from, to, func(from, to string, _ fs.FileInfo) error {
 		if err := i.root.Rename(from, to); err != nil {
-			return localFault(to, err)
+			return work.LocalFault(to, err)
 		}
 		return nil
 	})
@@ -291,12 +292,12 @@ func (i installer) walk(from, to string, fn func(from, to string, have fs.FileIn
 		return fn(from, to, nil)
 	}
 	if err != nil {
-		return localFault(to, err)
+		return work.LocalFault(to, err)
 	}
 	is, err := i.root.Lstat(from)
 	switch {
 	case err != nil:
-		return localFault(from, err)
+		return work.LocalFault(from, err)
 	case is.IsDir() && !have.IsDir():
 		return agentlab.Errorf(agentlab.CodeExists, "%s exists and is not a directory", to).WithHint("remove it, or choose another destination")
 	case !is.IsDir() && have.IsDir():
@@ -306,12 +307,12 @@ func (i installer) walk(from, to string, fn func(from, to string, have fs.FileIn
 	}
 	dir, err := i.root.Open(from)
 	if err != nil {
-		return localFault(from, err)
+		return work.LocalFault(from, err)
 	}
 	names, err := dir.Readdirnames(-1)
 	_ = dir.Close()
 	if err != nil {
-		return localFault(from, err)
+		return work.LocalFault(from, err)
 	}
 	for _, name := range names {
 		if err := i.walk(path.Join(from, name), path.Join(to, name), fn); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // pushScript extracts an archive beside its destination, and then moves what it has. Its
@@ -105,12 +106,12 @@ func (a *App) push(ctx context.Context, c *client.Client, from string, to copyPa
 	p.show = func() {
 		mu.Lock()
 		defer mu.Unlock()
-		m.moved("sending", p.got)
+		moved(m, "sending", p.got)
 	}
 	err = a.sendArchive(ctx, c, to, opt.user, []string{to.path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
 	mu.Lock()
 	defer mu.Unlock()
-	m.done()
+	m.Done()
 	if err != nil {
 		return err
 	}
@@ -170,13 +171,13 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "%s does not exist on this machine", name).WithHint("check the path; a path in a sandbox is SANDBOX:PATH")
 	case err != nil:
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	case st.IsDir():
 		if p.kind = "tree"; (copyPath{path: name}).content() {
 			p.kind = "content"
 		}
 		if p.root, err = os.OpenRoot(name); err != nil {
-			return nil, localFault(name, err)
+			return nil, work.LocalFault(name, err)
 		}
 		return p, nil
 	case !st.Mode().IsRegular():
@@ -189,7 +190,7 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 	st, err = f.Stat()
 	if err != nil {
 		_ = f.Close()
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	}
 	p.mode, p.file, p.size = st.Mode().Perm(), f, st.Size()
 	return p, nil
@@ -199,7 +200,7 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 func openRegular(open func(string, int, fs.FileMode) (*os.File, error), name string) (*os.File, error) {
 	f, err := open(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	}
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
@@ -207,7 +208,7 @@ func openRegular(open func(string, int, fs.FileMode) (*os.File, error), name str
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	}
 	return f, nil
 }
@@ -249,7 +250,7 @@ func (p *packer) parts(w *tar.Writer) error {
 		n, err := io.ReadFull(p.file, part)
 		ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 		if err != nil && !ended {
-			return localFault(p.name, err)
+			return work.LocalFault(p.name, err)
 		}
 		if err := p.content(w, bytes.NewReader(part[:n]), p.name, p.mode, int64(n), time.Time{}); err != nil || ended {
 			return err
@@ -305,7 +306,7 @@ func (p *packer) tree(w *tar.Writer) error {
 		for _, name := range p.names {
 			st, err := p.root.Lstat(name)
 			if err != nil {
-				return localFault(name, err)
+				return work.LocalFault(name, err)
 			}
 			if err := p.add(w, name, fs.FileInfoToDirEntry(st)); err != nil {
 				return err
@@ -315,7 +316,7 @@ func (p *packer) tree(w *tar.Writer) error {
 	}
 	return fs.WalkDir(p.root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		}
 		if !returncheck.GitDir(path.Base(name)) {
 			return p.add(w, name, d)
@@ -333,18 +334,18 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 	case d.IsDir():
 		st, err := d.Info()
 		if err != nil {
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		}
 		p.got.Directories++
 		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Join("new", name) + "/", Mode: int64(st.Mode().Perm()), ModTime: st.ModTime(), Format: tar.FormatPAX})
 	case d.Type() == fs.ModeSymlink:
 		to, err := p.root.Readlink(name)
 		if err != nil {
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		}
 		st, err := d.Info()
 		if err != nil {
-			return localFault(name, err)
+			return work.LocalFault(name, err)
 		}
 		p.got.Links++
 		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: path.Join("new", name), Linkname: to, Mode: 0o777, ModTime: st.ModTime(), Format: tar.FormatPAX})
@@ -359,7 +360,7 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil {
-		return localFault(name, err)
+		return work.LocalFault(name, err)
 	}
 	if err := p.content(w, f, name, st.Mode(), st.Size(), st.ModTime()); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -70,7 +71,7 @@ const restartSystem = "systemctl restart agentlabd"
 // uses a daemon that another command has started since.
 func (a *App) daemonRestart(ctx context.Context, force bool) error {
 	if a.socket != "" {
-		return usageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
+		return work.UsageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
 	}
 	p, err := a.paths()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) dbCmd() *cobra.Command {
@@ -95,7 +96,7 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 		return err
 	}
 	if a.socket != "" {
-		return usageErrorf("--socket selects a running daemon; this command works without one").WithHint("set AGENTLAB_HOME to select an installation")
+		return work.UsageErrorf("--socket selects a running daemon; this command works without one").WithHint("set AGENTLAB_HOME to select an installation")
 	}
 	binary, err := config.FindProgram("agentlabd")
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Git's settings for dotfiles. Only the user's own configuration counts, not that of a
@@ -201,7 +202,7 @@ func readDotfiles(dir, install string) (dotfiles, error) {
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return d, localFault(dir, err)
+		return d, work.LocalFault(dir, err)
 	}
 	defer func() { _ = root.Close() }()
 	h, total := sha256.New(), int64(0)
@@ -232,14 +233,14 @@ func readDotfiles(dir, install string) (dotfiles, error) {
 			return err
 		}
 		if total += st.Size(); total > maxDotfileBytes || len(d.names) == maxDotfiles {
-			return agentlab.Errorf(agentlab.CodeLimit, "%s has more than %d files or %s of dotfiles", dir, maxDotfiles, byteSize(maxDotfileBytes)).WithField(dotfilesKey)
+			return agentlab.Errorf(agentlab.CodeLimit, "%s has more than %d files or %s of dotfiles", dir, maxDotfiles, work.ByteSize(maxDotfileBytes)).WithField(dotfilesKey)
 		}
 		d.names = append(d.names, name)
 		_, _ = fmt.Fprintf(h, "%q %o %d %s\n", name, st.Mode().Perm(), len(data), data)
 		return nil
 	})
 	if err != nil {
-		return d, localFault(dir, err)
+		return d, work.LocalFault(dir, err)
 	}
 	if install != "" && (!filepath.IsLocal(install) || !slices.Contains(d.names, install)) {
 		return d, agentlab.Errorf(agentlab.CodeInvalid, "%q is not one of the dotfiles", install).WithField(dotfilesInstallKey).

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // Dotfiles are sent without secrets and links, and within limits.
@@ -61,9 +63,9 @@ func TestDotfilesRepository(t *testing.T) {
 	home, repo := t.TempDir(), t.TempDir()
 	t.Setenv("AGENTLAB_HOME", home)
 	fill(t, repo, map[string]string{".zshrc": "one"})
-	userGit(t, repo, "init", "-q")
-	userGit(t, repo, "add", ".")
-	userGit(t, repo, "commit", "-qm", "dotfiles")
+	worktest.Git(t, repo, "init", "-q")
+	worktest.Git(t, repo, "add", ".")
+	worktest.Git(t, repo, "commit", "-qm", "dotfiles")
 	a := &App{Stderr: os.Stderr, Stdout: os.Stdout}
 	source := "file://" + repo
 	dir, err := a.dotfilesDir(t.Context(), source)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // agentHome is the home directory of the user agent in all images.
@@ -110,7 +111,7 @@ func (a *App) printCommand(e editor, host, dir string) error {
 		argv = []string{e.programs[0], e.argument(host, dir)}
 	}
 	return a.emit(map[string]any{"command": argv, "host": host, "dir": dir}, func() error {
-		_, err := fmt.Fprintln(a.Stdout, argv[0], shellQuote(argv[1]))
+		_, err := fmt.Fprintln(a.Stdout, argv[0], work.ShellQuote(argv[1]))
 		return err
 	})
 }

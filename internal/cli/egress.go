@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxEgressList limits a list of the daemon.
@@ -56,7 +57,7 @@ With --json each record is one line of JSON; 'agentlab egress log --limit 0
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if follow && flags.Changed("limit") {
-			return usageErrorf("--limit cannot be used with --follow").WithHint("use --since to choose the first record")
+			return work.UsageErrorf("--limit cannot be used with --follow").WithHint("use --since to choose the first record")
 		}
 		return list(cmd, args)
 	}
@@ -190,7 +191,7 @@ func (a *App) egressSummary(s *api.EgressSummary) error {
 func atMostOne(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 1 {
-			return usageErrorf("unexpected argument %q after %s", args[1], name).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q after %s", args[1], name).WithHint("usage: %s", cmd.UseLine())
 		}
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // ignoreFile names files of a repository that are not sent, in the syntax of
@@ -48,16 +49,16 @@ func (a *App) sendEnvFiles(ctx context.Context, c *client.Client, sandbox, repo,
 	}
 	root, err := os.OpenRoot(top)
 	if err != nil {
-		return sent, localFault(top, err)
+		return sent, work.LocalFault(top, err)
 	}
 	p := &packer{kind: "content", name: top, root: root, names: names, show: func() {}}
 	defer func() { _ = p.Close() }()
 	for _, name := range names {
 		switch st, err := root.Lstat(name); {
 		case err != nil:
-			return sent, localFault(name, err)
+			return sent, work.LocalFault(name, err)
 		case st.Size() > maxEnvFile:
-			return sent, agentlab.Errorf(agentlab.CodeLimit, "%s has %s, more than the %s of an environment file", name, byteSize(st.Size()), byteSize(maxEnvFile)).
+			return sent, agentlab.Errorf(agentlab.CodeLimit, "%s has %s, more than the %s of an environment file", name, work.ByteSize(st.Size()), work.ByteSize(maxEnvFile)).
 				WithHint("name it in %s, or copy it with 'agentlab cp'", ignoreFile)
 		}
 	}

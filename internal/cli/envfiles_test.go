@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 func TestFindEnvFiles(t *testing.T) {
@@ -19,11 +21,11 @@ func TestFindEnvFiles(t *testing.T) {
 		"link/.env": "-> ../.env", "odd [x]*/.env": "F=6",
 		".gitignore": "node_modules/\n.env\n.env.*\nbuild/*\n!.env.example\n", ignoreFile: "private/\nlink\n",
 	})
-	userGit(t, top, "init", "-q")
-	userGit(t, top, "add", "-f", ".gitignore", ".env.example")
+	worktest.Git(t, top, "init", "-q")
+	worktest.Git(t, top, "add", "-f", ".gitignore", ".env.example")
 	nested := filepath.Join(top, "nested")
 	fill(t, nested, map[string]string{".env": "no"})
-	userGit(t, nested, "init", "-q")
+	worktest.Git(t, nested, "init", "-q")
 
 	want := []string{".env", ".env.local", ".envrc", "app/.env.production", "app/sub/.env", "build/.env", "odd [x]*/.env"}
 	for _, dir := range []string{top, filepath.Join(top, "app")} {

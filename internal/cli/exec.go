@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/termfilter"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) execCmd() *cobra.Command {
@@ -88,7 +89,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 		sandbox, args = args[0], args[1:]
 	}
 	if sandbox == "" || len(args) == 0 {
-		return "", nil, usageErrorf("SANDBOX and COMMAND are required").WithHint("usage: %s", cmd.UseLine())
+		return "", nil, work.UsageErrorf("SANDBOX and COMMAND are required").WithHint("usage: %s", cmd.UseLine())
 	}
 	return sandbox, args, nil
 }
@@ -98,7 +99,7 @@ func envFlag(list []string) (map[string]string, error) {
 	for _, kv := range list {
 		k, v, ok := strings.Cut(kv, "=")
 		if k == "" {
-			return nil, usageErrorf("%q is not NAME=VALUE", kv)
+			return nil, work.UsageErrorf("%q is not NAME=VALUE", kv)
 		}
 		if !ok {
 			v = os.Getenv(k)
@@ -111,7 +112,7 @@ func envFlag(list []string) (map[string]string, error) {
 func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
 	if req.TTY {
 		if _, tty := terminal(a.Stdin); !tty && interactive {
-			return usageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
+			return work.UsageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
 		}
 		req.Rows, req.Cols, req.Term = a.windowSize()
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -54,15 +52,6 @@ func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 		}
 	}
 	return nil
-}
-
-// sanitizeLines is agentlab.WithoutControls for a text of several lines.
-func sanitizeLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i, line := range lines {
-		lines[i] = agentlab.WithoutControls(line)
-	}
-	return strings.Join(lines, "\n")
 }
 
 // sanitizeWriter writes a guest's log to a terminal without escape sequences. It
@@ -130,19 +119,4 @@ func shortDuration(d time.Duration) string {
 		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
-}
-
-// byteSize formats a size with binary units.
-func byteSize(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return strconv.FormatInt(n, 10) + " B"
-	}
-	f := float64(n)
-	i := -1
-	for f >= 1024 && i < len(units)-1 {
-		f /= 1024
-		i++
-	}
-	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }

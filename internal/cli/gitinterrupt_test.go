@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // slowGit replaces git by a script that, for the commands verb, runs code first.
@@ -73,10 +75,10 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 		}
 	})
 	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.ref("trunk"), j)
-	if got := userGit(t, w.user, "rev-parse", "HEAD"); got != head {
+	if got := worktest.Git(t, w.user, "rev-parse", "HEAD"); got != head {
 		t.Errorf("HEAD is %s, want %s", got, head)
 	}
-	if got := userGit(t, w.user, "status", "--porcelain"); got != "" {
+	if got := worktest.Git(t, w.user, "status", "--porcelain"); got != "" {
 		t.Errorf("the work tree has changes: %q", got)
 	}
 }

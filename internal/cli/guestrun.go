@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // guestRun runs a command in a sandbox with stdin, which may be nil. Its standard
@@ -108,7 +109,7 @@ func runLongScript(ctx context.Context, c *client.Client, sandbox string, req gu
 	req.Command = append([]string{"bash", "-c", script, name}, args...)
 	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
 	status, _, err := guestCapture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
-	return status.Code, strings.TrimSpace(sanitizeLines(said.String() + "\n" + status.Error)), err
+	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
 }
 
 // guestInput is an archive that a guest reads. The end of the guest ends it.

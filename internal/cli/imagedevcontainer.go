@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // buildContainerScript starts the dev container of the directory $1, which builds it,
@@ -116,7 +117,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 			err = errors.Join(err, derr)
 		}
 	}()
-	if _, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+	if _, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 		return img, err
 	}
 	if j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
@@ -151,11 +152,11 @@ func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandb
 		return agentlab.Errorf(agentlab.CodeConflict, "the dev container was not built (exit code %d): %s", code, agentlab.OneLine(text[max(0, len(text)-300):], 300)).
 			WithHint("correct the configuration; the profile's network policy must allow the registries")
 	}
-	r := requestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {
+	r := work.RequestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {
 		return c.StopSandbox(ctx, id, api.SandboxStop{})
 	})
-	if r.err == nil {
-		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isStopped)
+	if r.Err == nil {
+		_, r.Err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, work.IsStopped)
 	}
-	return r.err
+	return r.Err
 }

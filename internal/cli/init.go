@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostsetup"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // initFlags are the flags of 'agentlab init'.
@@ -88,7 +89,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 		return err
 	}
 	if !f.smoke && (f.profile != "" || f.site != "") {
-		return usageErrorf("--profile and --site require --smoke-test")
+		return work.UsageErrorf("--profile and --site require --smoke-test")
 	}
 	kit, err := hostsetup.Unpack("")
 	if err != nil {
@@ -126,7 +127,7 @@ func (h *hostInit) wholeMachine() (bool, error) {
 	own := os.Getenv("AGENTLAB_HOME") != "" || h.app.socket != ""
 	switch {
 	case h.flags.system && own:
-		return false, usageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
+		return false, work.UsageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
 	case h.flags.system && os.Geteuid() != 0:
 		return false, agentlab.Errorf(agentlab.CodeDenied, "only root can check the system installation").WithHint("run the command with sudo")
 	case own || os.Geteuid() != 0:
@@ -330,7 +331,7 @@ func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 	}
 	h.app.Progressf("smoke test: creating a sandbox for it")
 	if strings.ContainsAny(socket, " \t\n") {
-		return usageErrorf("the smoke test cannot use a socket with spaces in its path: %q", socket)
+		return work.UsageErrorf("the smoke test cannot use a socket with spaces in its path: %q", socket)
 	}
 	abs, err := filepath.Abs(socket)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobCmd() *cobra.Command {
@@ -144,7 +145,7 @@ func relation(j api.Job) (label, of string) {
 func (a *App) artifactTable(items []api.Artifact) error {
 	t := newTable(a.Stdout, "PATH", "SIZE", "TYPE", "SHA256")
 	for _, f := range items {
-		t.row(f.Path, byteSize(f.Size), f.MIME, fmt.Sprintf("%.12s", f.SHA256))
+		t.row(f.Path, work.ByteSize(f.Size), f.MIME, fmt.Sprintf("%.12s", f.SHA256))
 	}
 	return t.flush()
 }
@@ -205,9 +206,9 @@ func uncommitted(j api.Job) string {
 	case len(names) == 0:
 		return text
 	case text == "no":
-		return "inside submodules: " + joinSomeNames(names)
+		return "inside submodules: " + work.JoinNames(names)
 	}
-	return text + ", and inside submodules: " + joinSomeNames(names)
+	return text + ", and inside submodules: " + work.JoinNames(names)
 }
 
 func firstLine(s string, most int) string {

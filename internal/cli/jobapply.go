@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobApplyCmd() *cobra.Command {
@@ -127,8 +128,8 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 		return err
 	}
 	dirty := p.dirty()
-	if len(dirty) > 0 && !o.force && !a.Confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(dirty), of.kind)) {
-		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(dirty)).
+	if len(dirty) > 0 && !o.force && !a.Confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", work.JoinNames(dirty), of.kind)) {
+		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", work.JoinNames(dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.checkOut(ctx); err != nil {
@@ -193,16 +194,6 @@ func (p *applyPlan) pointers() (names []string) {
 	return names
 }
 
-// joinSomeNames joins the first names of a list.
-func joinSomeNames(names []string) string {
-	const most = 10
-	text := agentlab.WithoutControls(strings.Join(names[:min(most, len(names))], ", "))
-	if n := len(names) - most; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	return text
-}
-
 // Confirm asks for confirmation on the terminal. Without a terminal the answer is
 // no.
 func (a *App) Confirm(question string) bool {
@@ -212,6 +203,9 @@ func (a *App) Confirm(question string) bool {
 	answer, ok := a.Prompt(question + " [y/N] ")
 	return ok && (answer == "y" || answer == "yes")
 }
+
+// slow is work.SaySlow for sessionRepo.
+func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
 
 // Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
 // --no-input nor with --json.
@@ -356,7 +350,7 @@ func (w *workTree) relative(p string) (string, error) {
 	}
 	rel, err := filepath.Rel(w.top, p)
 	if err != nil || !filepath.IsLocal(rel) {
-		return "", usageErrorf("%s is not in the repository %s", p, w.top)
+		return "", work.UsageErrorf("%s is not in the repository %s", p, w.top)
 	}
 	return rel, nil
 }

@@ -3,10 +3,8 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,28 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
-
-// put writes files below dir; an empty text removes one, "-> X" makes a link.
-func put(t *testing.T, dir string, texts map[string]string) {
-	t.Helper()
-	for _, name := range slices.Backward(slices.Sorted(maps.Keys(texts))) { // files before their directory
-		p, text := filepath.Join(dir, name), texts[name]
-		_ = os.Remove(p)
-		target, isLink := strings.CutPrefix(text, "-> ")
-		err := os.MkdirAll(filepath.Dir(p), 0o750)
-		switch {
-		case err != nil || text == "":
-		case isLink:
-			err = os.Symlink(target, p)
-		default:
-			err = os.WriteFile(p, []byte(text), 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 const tenLines = "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"
 
@@ -50,28 +28,28 @@ func agentLeft(t *testing.T, changed map[string]string) (user, bundle string) {
 // newAgent gives a repository of the user, and the agent's, with one commit more.
 func newAgent(t *testing.T) (user, guest string) {
 	t.Helper()
-	user = sampleRepo(t)
-	put(t, user, map[string]string{"lines.txt": tenLines, "gone.txt": "gone\n", "dir/bin": "\x00\x01", "run.sh": "true\n"})
-	userGit(t, user, "add", ".")
-	userGit(t, user, "commit", "-q", "-m", "files")
+	user = worktest.Repo(t)
+	worktest.Put(t, user, map[string]string{"lines.txt": tenLines, "gone.txt": "gone\n", "dir/bin": "\x00\x01", "run.sh": "true\n"})
+	worktest.Git(t, user, "add", ".")
+	worktest.Git(t, user, "commit", "-q", "-m", "files")
 	guest = filepath.Join(t.TempDir(), "guest")
-	userGit(t, user, "clone", "-q", user, guest)
-	put(t, guest, map[string]string{"work.txt": "work\n"})
-	userGit(t, guest, "add", ".")
-	userGit(t, guest, "commit", "-q", "-m", "work")
-	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	worktest.Git(t, user, "clone", "-q", user, guest)
+	worktest.Put(t, guest, map[string]string{"work.txt": "work\n"})
+	worktest.Git(t, guest, "add", ".")
+	worktest.Git(t, guest, "commit", "-q", "-m", "work")
+	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
 	return user, guest
 }
 
 // leave makes uncommitted changes of an agent, and the bundle with them.
 func leave(t *testing.T, guest string, changed map[string]string) (bundle string) {
 	t.Helper()
-	put(t, guest, changed)
-	userGit(t, guest, "add", "-A")
-	commit := userGit(t, guest, "commit-tree", "-p", "HEAD", "-m", "changes", userGit(t, guest, "write-tree"))
-	userGit(t, guest, "update-ref", guestapi.RefChanges, commit)
+	worktest.Put(t, guest, changed)
+	worktest.Git(t, guest, "add", "-A")
+	commit := worktest.Git(t, guest, "commit-tree", "-p", "HEAD", "-m", "changes", worktest.Git(t, guest, "write-tree"))
+	worktest.Git(t, guest, "update-ref", guestapi.RefChanges, commit)
 	bundle = filepath.Join(t.TempDir(), "b")
-	userGit(t, guest, "bundle", "create", "-q", bundle, "agentlab/j", guestapi.RefChanges, "^origin/trunk")
+	worktest.Git(t, guest, "bundle", "create", "-q", bundle, "agentlab/j", guestapi.RefChanges, "^origin/trunk")
 	return bundle
 }
 
@@ -84,15 +62,15 @@ func TestApplyToSparseWorkTree(t *testing.T) {
 	for _, name := range names {
 		first[name], second[name] = "1\n", "2\n"
 	}
-	userGit(t, user, "update-index", "--skip-worktree", "run.sh")
-	put(t, user, map[string]string{"run.sh": ""})
+	worktest.Git(t, user, "update-index", "--skip-worktree", "run.sh")
+	worktest.Put(t, user, map[string]string{"run.sh": ""})
 	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
 		t.Fatal(err)
 	}
 	if got := tree(t, user); got["run.sh"] != "false\n" || got["line\nbreak"] != "1\n" || got[`"quoted"`] != "1\n" {
 		t.Errorf("files: %q", got)
 	}
-	put(t, user, map[string]string{"line\nbreak": "", `"quoted"`: ""}) // they can be new, but not merged
+	worktest.Put(t, user, map[string]string{"line\nbreak": "", `"quoted"`: ""}) // they can be new, but not merged
 	if _, err := apply(t, user, leave(t, guest, second), false); err != nil {
 		t.Fatal(err)
 	}
@@ -117,13 +95,13 @@ func TestApplyConverts(t *testing.T) {
 		return text
 	}
 	for _, dir := range []string{user, guest} {
-		put(t, dir, map[string]string{".gitattributes": "*.bat eol=crlf\n*.u16 working-tree-encoding=UTF-16LE-BOM\n*.id ident\n", "a.bat": "1\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "1\r\n", "c.u16": utf16("one\n"), "d.id": "$Id$\n"})
-		userGit(t, dir, "add", "-A")
-		userGit(t, dir, "commit", "-q", "-m", "converted", "--date=2020-01-01T00:00:00Z")
+		worktest.Put(t, dir, map[string]string{".gitattributes": "*.bat eol=crlf\n*.u16 working-tree-encoding=UTF-16LE-BOM\n*.id ident\n", "a.bat": "1\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "1\r\n", "c.u16": utf16("one\n"), "d.id": "$Id$\n"})
+		worktest.Git(t, dir, "add", "-A")
+		worktest.Git(t, dir, "commit", "-q", "-m", "converted", "--date=2020-01-01T00:00:00Z")
 	}
-	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
 	bundle := leave(t, guest, map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "d.id": "$Id$\nmore\n", "e.bat": "new\r\n"})
-	put(t, user, map[string]string{"a.bat": "1\r\n2\r\n3\r\n4\r\nfive\r\n"})
+	worktest.Put(t, user, map[string]string{"a.bat": "1\r\n2\r\n3\r\n4\r\nfive\r\n"})
 	if _, err := apply(t, user, bundle, true); err != nil {
 		t.Fatal(err)
 	}
@@ -136,9 +114,9 @@ func TestApplyConverts(t *testing.T) {
 	if !strings.HasPrefix(got["d.id"], "$Id: ") {
 		t.Errorf("d.id is %q", got["d.id"])
 	}
-	userGit(t, user, "add", "-A")
+	worktest.Git(t, user, "add", "-A")
 	for _, name := range []string{"b.bat", "c.u16", "d.id", "e.bat"} {
-		if mine, theirs := userGit(t, user, "rev-parse", ":"+name), userGit(t, guest, "rev-parse", guestapi.RefChanges+":"+name); mine != theirs {
+		if mine, theirs := worktest.Git(t, user, "rev-parse", ":"+name), worktest.Git(t, guest, "rev-parse", guestapi.RefChanges+":"+name); mine != theirs {
 			t.Errorf("%s: the next commit has %s, and the agent's %s", name, mine, theirs)
 		}
 	}
@@ -163,7 +141,7 @@ func TestApplyAgain(t *testing.T) {
 	if got := tree(t, user); got["lines.txt"] != second["lines.txt"] || got["fresh.txt"] != "2\n" || got["run.sh"] != "exit 1\n" {
 		t.Errorf("files: %q", got)
 	}
-	put(t, user, map[string]string{"lines.txt": second["lines.txt"] + "mine\n", "run.sh": "true\n"}) // a line more, and taken back
+	worktest.Put(t, user, map[string]string{"lines.txt": second["lines.txt"] + "mine\n", "run.sh": "true\n"}) // a line more, and taken back
 	third := leave(t, guest, map[string]string{"lines.txt": "due\n" + tenLines[2:], "run.sh": "exit 2\n"})
 	if _, err := apply(t, user, third, false); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would be changed: lines.txt") {
 		t.Errorf("changes of the user: %v", err)
@@ -171,7 +149,7 @@ func TestApplyAgain(t *testing.T) {
 	if _, err := apply(t, user, third, true); err != nil {
 		t.Fatal(err)
 	}
-	refs := func() string { return userGit(t, user, "for-each-ref", appliedRefs) }
+	refs := func() string { return worktest.Git(t, user, "for-each-ref", appliedRefs) }
 	if err := (repoLink{path: user}).forgetApplied(t.Context(), "other"); err != nil || refs() == "" {
 		t.Errorf("of another session: %v", err)
 	}
@@ -218,11 +196,11 @@ func TestApply(t *testing.T) {
 	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // not removed, because it belongs to the user
 		t.Fatal(err)
 	}
-	userGit(t, user, "config", "core.fileMode", "false")
+	worktest.Git(t, user, "config", "core.fileMode", "false")
 	// The user went on meanwhile: the file is merged.
-	put(t, user, map[string]string{"lines.txt": tenLines + "11\n"})
-	userGit(t, user, "commit", "-q", "-a", "-m", "eleven")
-	head, index := userGit(t, user, "rev-parse", "HEAD"), userGit(t, user, "ls-files", "--stage")
+	worktest.Put(t, user, map[string]string{"lines.txt": tenLines + "11\n"})
+	worktest.Git(t, user, "commit", "-q", "-a", "-m", "eleven")
+	head, index := worktest.Git(t, user, "rev-parse", "HEAD"), worktest.Git(t, user, "ls-files", "--stage")
 	out, err := apply(t, user, bundle, false)
 	if err != nil || out != "dir/bin\ngone.txt\nlines.txt\nlink\nnew/file\n" {
 		t.Fatalf("%q, %v", out, err)
@@ -237,11 +215,11 @@ func TestApply(t *testing.T) {
 	if target, err := os.Readlink(filepath.Join(user, "link")); err != nil || target != "dir/bin" {
 		t.Errorf("the link is %q, %v", target, err)
 	}
-	if userGit(t, user, "rev-parse", "HEAD") != head || userGit(t, user, "ls-files", "--stage") != index {
+	if worktest.Git(t, user, "rev-parse", "HEAD") != head || worktest.Git(t, user, "ls-files", "--stage") != index {
 		t.Error("HEAD or the index changed")
 	}
 	// Again: the merged file is dirty now, the others have the changes.
-	put(t, user, map[string]string{"lines.txt": "one\n" + tenLines[2:]})
+	worktest.Put(t, user, map[string]string{"lines.txt": "one\n" + tenLines[2:]})
 	if out, err := apply(t, user, bundle, false); err != nil || out != "" {
 		t.Errorf("the second time: %q, %v", out, err)
 	}
@@ -285,7 +263,7 @@ func TestApplyToDirtyFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			user, bundle := agentLeft(t, changed)
-			put(t, user, tt.mine)
+			worktest.Put(t, user, tt.mine)
 			before := tree(t, user)
 			_, err := apply(t, user, bundle, tt.force)
 			after := tree(t, user)
@@ -335,7 +313,7 @@ func TestApplyHostileChanges(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(user, "dir")); err != nil {
 		t.Fatal(err)
 	}
-	put(t, user, map[string]string{"dir": "-> " + outside})
+	worktest.Put(t, user, map[string]string{"dir": "-> " + outside})
 	if _, err := apply(t, user, bundle, true); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("below a link: got %v", err)
 	}
@@ -360,8 +338,8 @@ func TestApplyConflictReasons(t *testing.T) {
 		"dir/bin": "", "dir": "-> work.txt", // a directory became a link
 		"lines.txt": "one\n" + tenLines[2:], "run.sh": "", "gone.txt": "new\n", "fresh": "-> work.txt",
 	})
-	put(t, user, map[string]string{"run.sh": "mine\n", "gone.txt": "", "fresh": "mine\n"})
-	userGit(t, user, "rm", "-q", "gone.txt")
+	worktest.Put(t, user, map[string]string{"run.sh": "mine\n", "gone.txt": "", "fresh": "mine\n"})
+	worktest.Git(t, user, "rm", "-q", "gone.txt")
 	_, err := apply(t, user, bundle, true)
 	for _, want := range []string{
 		"dir (the path dir is a directory here)", "run.sh (it was deleted in the sandbox, but it differs from the version there)",
@@ -374,7 +352,7 @@ func TestApplyConflictReasons(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeConflict || strings.Contains(err.Error(), "lines.txt") {
 		t.Error(err)
 	}
-	put(t, user, map[string]string{"run.sh": "true\n", "lines.txt": "two\n" + tenLines[2:]})
+	worktest.Put(t, user, map[string]string{"run.sh": "true\n", "lines.txt": "two\n" + tenLines[2:]})
 	_, err = apply(t, user, bundle, true, "lines.txt")
 	if want := "lines.txt (its changes conflict with yours)"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%q is not in %v", want, err)

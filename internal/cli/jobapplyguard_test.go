@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // A link that seems to stay in the work tree, because another link of the
@@ -42,11 +43,11 @@ func TestApplyToHiddenChanges(t *testing.T) {
 	for _, flag := range []string{"--assume-unchanged", "--skip-worktree"} {
 		t.Run(flag, func(t *testing.T) {
 			user, bundle := agentLeft(t, map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n"})
-			userGit(t, user, "update-index", flag, "lines.txt", "run.sh")
+			worktest.Git(t, user, "update-index", flag, "lines.txt", "run.sh")
 			if _, err := apply(t, user, bundle, false, filepath.Join(user, "run.sh")); err != nil {
 				t.Errorf("a file that is as in the index: %v", err)
 			}
-			put(t, user, map[string]string{"lines.txt": tenLines + "mine\n"})
+			worktest.Put(t, user, map[string]string{"lines.txt": tenLines + "mine\n"})
 			if _, err := apply(t, user, bundle, false); agentlab.CodeOf(err) != agentlab.CodeConflict {
 				t.Errorf("got %v, want a conflict", err)
 			}
@@ -68,8 +69,8 @@ func TestApplyToHiddenChanges(t *testing.T) {
 func TestApplyAfterAnEdit(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(user string){
-		"changed": func(user string) { put(t, user, map[string]string{"lines.txt": "mine\n"}) },
-		"created": func(user string) { put(t, user, map[string]string{"new": "mine\n"}) },
+		"changed": func(user string) { worktest.Put(t, user, map[string]string{"lines.txt": "mine\n"}) },
+		"created": func(user string) { worktest.Put(t, user, map[string]string{"new": "mine\n"}) },
 		"deleted": func(user string) { _ = os.Remove(filepath.Join(user, "lines.txt")) },
 	} {
 		t.Run(name, func(t *testing.T) {

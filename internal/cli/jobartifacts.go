@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
@@ -60,7 +61,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		n, err := saveTo(name, body, force, 0o644)
+		n, err := work.SaveTo(name, body, force, 0o644)
 		if err != nil {
 			return err
 		}
@@ -68,7 +69,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if len(found) > 0 {
 			doc["findings"] = findingsJSON(found)
 		}
-		return a.done(doc, "wrote %s (%s)", name, byteSize(n))
+		return a.done(doc, "wrote %s (%s)", name, work.ByteSize(n))
 	})
 	return cmd
 }

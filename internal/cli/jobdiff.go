@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits on the uncommitted changes of a job.
@@ -96,7 +97,7 @@ func moduleDiffs(j api.Job) (names []string) {
 
 func (a *App) noteModuleDiffs(j api.Job) {
 	if names := moduleDiffs(j); len(names) > 0 {
-		a.Progressf("note: changes inside submodules are stored as artifacts: %s", joinSomeNames(names))
+		a.Progressf("note: changes inside submodules are stored as artifacts: %s", work.JoinNames(names))
 	}
 }
 

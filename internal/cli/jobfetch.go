@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobFetchCmd() *cobra.Command {
@@ -323,7 +324,7 @@ func download(ctx context.Context, c *client.Client, f api.Artifact, dir string)
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	_, err = saveTo(filepath.Join(dir, f.Path), body, true, 0o644)
+	_, err = work.SaveTo(filepath.Join(dir, f.Path), body, true, 0o644)
 	return err
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Modes of files in git's trees.
@@ -157,7 +158,7 @@ func (p *applyPlan) conflict(list []conflict) error {
 	for _, c := range list {
 		names = append(names, c.path+" ("+c.why+")")
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", joinSomeNames(names)).
+	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", work.JoinNames(names)).
 		WithHint("resolve it with git: %s; or name the other files", p.ch.of.merge)
 }
 
@@ -264,7 +265,7 @@ func (p *applyPlan) splitBlobs(r io.Reader, blobs map[string]int) error {
 		}
 		uses := int64(max(blobs[blob], 1))
 		if size < 0 || size > p.room/uses {
-			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", byteSize(maxApplied)).
+			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", work.ByteSize(maxApplied)).
 				WithHint("apply some of them: %s PATH; list them: %s --stat", p.ch.of.apply, p.ch.of.diff)
 		}
 		p.room -= size * uses

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 type jobRunFlags struct {
@@ -110,7 +110,7 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	if f.taskFile != "" {
 		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
-			return usageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
+			return work.UsageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
 		}
 		f.req.Task = text
 	}
@@ -142,11 +142,11 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	}
 	for _, j := range attemptsOf(check, f.req.Attempts) {
 		if err := j.Validate(); err != nil {
-			return usage(err)
+			return work.Usage(err)
 		}
 	}
 	if check.Agent == agentlab.AgentNone {
-		return usageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
+		return work.UsageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
 	}
 	return nil
 }
@@ -158,14 +158,6 @@ func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error)
 	}
 	f.identity, err = identify(ctx, f.repo)
 	return f.identity.workspaceName(), err
-}
-
-// usage returns a validation error as a usage error.
-func usage(err error) error {
-	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return usageError{err: e}
-	}
-	return err
 }
 
 // readInput reads a file of at most limit bytes; - is standard input.
@@ -323,7 +315,7 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 			break
 		}
 		sb, err := c.Sandbox(ctx, vmid)
-		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning) || isKept(sb)
+		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning) || work.IsKept(sb)
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && released {
 			return
 		}
@@ -343,13 +335,13 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	}
 	if !local {
 		if err := agentlab.ValidateRepoURL(f.repo); err != nil {
-			return usage(err)
+			return work.Usage(err)
 		}
 		f.req.RepoURL = f.repo
 		return nil
 	}
 	if f.req.Depth != 0 {
-		return usageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
+		return work.UsageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
 	}
 	src, err := findSource(ctx, path, f.req.Ref)
 	if err != nil {
@@ -419,7 +411,7 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 	if j.SandboxVMID == 0 || agentlab.JobStatus(j.Status) == agentlab.JobCompleted {
 		return
 	}
-	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && isKept(sb) && sb.JobID == j.ID {
+	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && work.IsKept(sb) && sb.JobID == j.ID {
 		a.Progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits of the objects of Git LFS that a guest sends at once. Others are left out.
@@ -114,7 +115,7 @@ func (l localLFS) names(of func(lfs.Pointer) bool) (names []string) {
 
 // lfsNames is a number of files with their names, for the middle of a sentence.
 func lfsNames(names []string) string {
-	return agentlab.Plural(len(names), "Git LFS file") + " (" + joinSomeNames(names) + ")"
+	return agentlab.Plural(len(names), "Git LFS file") + " (" + work.JoinNames(names) + ")"
 }
 
 // sendLFS sends the objects of the files of Git LFS of a commit that this machine has and
@@ -166,11 +167,11 @@ func (r sessionRepo) receiveLFS(ctx context.Context, a *App, store lfs.Store, al
 		total += p.Size
 	}
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	pr, pw := io.Pipe()
 	defer func() { _ = pr.Close() }()
 	go func() { _ = pw.CloseWithError(store.Send(pw, send)) }()
-	in, stop := r.slowAfterSent(io.MultiReader(bytes.NewReader(append(line, '\n')), &meterReader{r: pr, m: m, what: "sending Git LFS objects", total: total}), m, "lfs")
+	in, stop := r.slowAfterSent(io.MultiReader(bytes.NewReader(append(line, '\n')), &work.MeterReader{R: pr, M: m, What: "sending Git LFS objects", Total: total}), m, "lfs")
 	defer func() { stop() }()
 	err = r.callFor(ctx, in, &got, "lfs", "receive")
 	return got, err
@@ -324,7 +325,7 @@ func (a *App) checkOutLFS(ctx context.Context, path, from, to string) error {
 		_, err = store.Checkout(ctx, run, path, want, maxMerged)
 	}
 	if errors.Is(err, lfs.ErrTooLarge) {
-		a.Progressf("note: the new files of Git LFS have more than %s, and stay pointers\n  → git lfs checkout", byteSize(maxMerged))
+		a.Progressf("note: the new files of Git LFS have more than %s, and stay pointers\n  → git lfs checkout", work.ByteSize(maxMerged))
 		err = nil
 	}
 	if obeyed > 0 && err == nil {

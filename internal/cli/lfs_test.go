@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
 )
 
@@ -21,12 +22,12 @@ func lfsWorld(t *testing.T) (w *sessionWorld, object lfs.Pointer) {
 	t.Helper()
 	w = newSessionWorld(t)
 	object, text := fakelfs.Pointer("object of the guest")
-	put(t, w.user, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "attributes")
-	userGit(t, w.guest, "pull", "-q")
-	userGit(t, w.user, "config", "filter.lfs.smudge", "touch "+filepath.Join(t.TempDir(), "ran")+"; false")
-	userGit(t, w.user, "config", "filter.lfs.required", "true")
+	worktest.Put(t, w.user, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "attributes")
+	worktest.Git(t, w.guest, "pull", "-q")
+	worktest.Git(t, w.user, "config", "filter.lfs.smudge", "touch "+filepath.Join(t.TempDir(), "ran")+"; false")
+	worktest.Git(t, w.user, "config", "filter.lfs.required", "true")
 	w.commit(map[string]string{"new.bin": text})
 	return w, object
 }
@@ -62,7 +63,7 @@ func TestSyncBringsLFSObjects(t *testing.T) {
 		t.Errorf("the files are %v", files)
 	}
 	fakelfs.Install(t)
-	if got := userGit(t, w.user, "-c", "filter.lfs.clean=git-lfs clean -- %f", "status", "--porcelain"); got != "" {
+	if got := worktest.Git(t, w.user, "-c", "filter.lfs.clean=git-lfs clean -- %f", "status", "--porcelain"); got != "" {
 		t.Errorf("git takes it for a change: %s", got)
 	}
 }
@@ -143,12 +144,12 @@ func TestAutoSyncLimitsLFSObjects(t *testing.T) {
 
 // The bundle of a job has the objects of Git LFS that are here; the others are named.
 func TestBundleHasLFSObjects(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	one, oneText := fakelfs.Pointer("one")
 	_, goneText := fakelfs.Pointer("gone")
-	put(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n", "a.bin": oneText, "gone.bin": goneText})
-	userGit(t, repo, "add", "-A")
-	userGit(t, repo, "commit", "-q", "-m", "LFS")
+	worktest.Put(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n", "a.bin": oneText, "gone.bin": goneText})
+	worktest.Git(t, repo, "add", "-A")
+	worktest.Git(t, repo, "commit", "-q", "-m", "LFS")
 	if err := storeIn(repo).Put(one, strings.NewReader("one")); err != nil {
 		t.Fatal(err)
 	}
@@ -165,13 +166,13 @@ func TestBundleHasLFSObjects(t *testing.T) {
 	}
 	defer func() { _ = file.Close() }()
 	clone := filepath.Join(t.TempDir(), "clone")
-	userGit(t, repo, "clone", "-q", "--bare", file.Name(), clone)
-	heads := userGit(t, repo, "bundle", "list-heads", file.Name())
+	worktest.Git(t, repo, "clone", "-q", "--bare", file.Name(), clone)
+	heads := worktest.Git(t, repo, "bundle", "list-heads", file.Name())
 	if !strings.Contains(heads, guestapi.RefLFS+one.OID) || strings.Count(heads, guestapi.RefLFS) != 1 {
 		t.Errorf("the bundle has %s", heads)
 	}
 	id, _, _ := strings.Cut(heads[strings.Index(heads, guestapi.RefLFS)-41:], " ")
-	if got := userGit(t, clone, "cat-file", "blob", id); got != "one" {
+	if got := worktest.Git(t, clone, "cat-file", "blob", id); got != "one" {
 		t.Errorf("the object is %q", got)
 	}
 	var out bytes.Buffer

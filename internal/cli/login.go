@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // loginOptions are the flags of login.
@@ -86,7 +87,7 @@ A sandbox calls this machine ` + hostName + `.`,
 			return a.loginStatus(ctx, c, opt.bundle, args)
 		}
 		if len(args) == 0 {
-			return usageErrorf("SERVICE is missing").WithHint("use one of %s, or --status", strings.Join(vendorNames(), ", "))
+			return work.UsageErrorf("SERVICE is missing").WithHint("use one of %s, or --status", strings.Join(vendorNames(), ", "))
 		}
 		v, err := findVendor(args[0])
 		if err != nil {
@@ -149,24 +150,24 @@ func (a *App) login(ctx context.Context, c *client.Client, v vendor, opt loginOp
 func (v vendor) checkFlags(opt *loginOptions) (*url.URL, error) {
 	switch {
 	case opt.gh && v.name != "github":
-		return nil, usageErrorf("--gh is for github")
+		return nil, work.UsageErrorf("--gh is for github")
 	case opt.withCLI && v.own == nil:
-		return nil, usageErrorf("%s has no program that issues a credential", v.title)
+		return nil, work.UsageErrorf("%s has no program that issues a credential", v.title)
 	case opt.withCLI && opt.baseURL != "":
-		return nil, usageErrorf("--with-cli and --base-url cannot be used together")
+		return nil, work.UsageErrorf("--with-cli and --base-url cannot be used together")
 	case (opt.baseURL != "" || opt.model != "") && v.baseURL == "":
-		return nil, usageErrorf("--base-url and --model are for agents")
+		return nil, work.UsageErrorf("--base-url and --model are for agents")
 	case v.name == "opencode" && (opt.baseURL == "" || opt.model == ""):
-		return nil, usageErrorf("opencode requires --base-url and --model").WithHint("for a model of a vendor: agentlab login claude, codex or gemini")
+		return nil, work.UsageErrorf("opencode requires --base-url and --model").WithHint("for a model of a vendor: agentlab login claude, codex or gemini")
 	case opt.baseURL == "":
 		return nil, nil //nolint:nilnil // there is none
 	}
 	u, err := url.Parse(opt.baseURL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, usageErrorf("--base-url is not an http or https URL without user, query and fragment").WithHint("for example http://10.1.2.3:4000")
+		return nil, work.UsageErrorf("--base-url is not an http or https URL without user, query and fragment").WithHint("for example http://10.1.2.3:4000")
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified()) {
-		return nil, usageErrorf("in a sandbox, %s is the sandbox itself", u.Hostname()).
+		return nil, work.UsageErrorf("in a sandbox, %s is the sandbox itself", u.Hostname()).
 			WithHint("this machine is %s there: --base-url %s://%s:%s%s", hostName, u.Scheme, hostName, portOf(u), u.Path)
 	}
 	// Claude Code and Gemini CLI add the version of the API, the others do not.
@@ -215,7 +216,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		return strings.TrimSpace(value), err
 	}
 	if a.noInput {
-		return "", usageErrorf("--no-input requires the credential on standard input").WithHint("run: agentlab login %s < FILE", v.name)
+		return "", work.UsageErrorf("--no-input requires the credential on standard input").WithHint("run: agentlab login %s < FILE", v.name)
 	}
 	hint := ""
 	if opt.baseURL != "" {

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // mcpPlace is what tools may use of this machine.
@@ -26,14 +27,14 @@ func newMCPPlace(root string, paths config.Paths) (mcpPlace, error) {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
-		return mcpPlace{}, usageErrorf("--root: %v", err)
+		return mcpPlace{}, work.UsageErrorf("--root: %v", err)
 	}
 	at := mcpPlace{root: dir}
 	for _, own := range []string{paths.Config, paths.State, paths.Cache, paths.Run, paths.Log} {
 		at.own = append(at.own, withoutLinks(own))
 	}
 	if home, err := os.UserHomeDir(); root == "" && (dir == "/" || err == nil && isBelow(withoutLinks(home), dir)) {
-		return mcpPlace{}, usageErrorf("tools could use every file in %s, the current directory", dir).
+		return mcpPlace{}, work.UsageErrorf("tools could use every file in %s, the current directory", dir).
 			WithHint("choose the directory with your repositories: agentlab mcp --root DIR")
 	}
 	return at, nil
@@ -61,19 +62,19 @@ func isBelow(path, dir string) bool {
 // cannot become another one between the check and its use by another tool.
 func (p mcpPlace) check(ctx context.Context, tool, name, value string) (string, error) {
 	if value == "" {
-		return "", usageErrorf("%s must not be empty", paramName(name))
+		return "", work.UsageErrorf("%s must not be empty", paramName(name))
 	}
 	switch name {
 	case "destination":
 		if splitCopy(value).sandbox == "" {
-			return "", usageErrorf("destination must be SANDBOX:PATH")
+			return "", work.UsageErrorf("destination must be SANDBOX:PATH")
 		}
 		return value, nil
 	case "source":
 		return p.file(value)
 	case "repo":
 		if tool == "job run" && strings.Contains(value, "://") {
-			return value, usage(agentlab.ValidateRepoURL(value))
+			return value, work.Usage(agentlab.ValidateRepoURL(value))
 		}
 		return p.repo(ctx, value)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxModuleNotes limits the submodules that one command names.
@@ -35,7 +36,7 @@ func (a *App) noteModules(w *openedSession) {
 		}
 		up := strings.Repeat("../", strings.Count(path.Clean(here), "/")+1)
 		a.Progressf("note: a sync does not bring %s in the submodule %s; at the top of the repository:\n  → agentlab exec %s -- git -C %s bundle create - HEAD >agentlab.bundle\n  → git -C %s -c fetch.fsckObjects=true fetch %sagentlab.bundle HEAD:%s",
-			n, shownGuest(dir), w.session.Name, shellQuote(guestapi.ProjectDir+"/"+dir), shellQuote(here), up, moduleBranch)
+			n, shownGuest(dir), w.session.Name, work.ShellQuote(guestapi.ProjectDir+"/"+dir), work.ShellQuote(here), up, moduleBranch)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) msgCmd() *cobra.Command {
@@ -48,7 +49,7 @@ events. The daemon sets the author.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if data != "" {
 			if err := json.Unmarshal([]byte(data), &m.JSON); err != nil {
-				return usageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
+				return work.UsageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
 			}
 		}
 		posted, err := c.PostMessage(ctx, to, m)

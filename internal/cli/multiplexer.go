@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func multiplexerFlag(cmd *cobra.Command, name *string) {
@@ -27,7 +28,7 @@ func multiplexerFlag(cmd *cobra.Command, name *string) {
 // checkMultiplexer checks the value of --terminal.
 func checkMultiplexer(name string) error {
 	if name != "" && !slices.Contains(agentlab.Terminals, name) {
-		return usageErrorf("unknown terminal multiplexer %q", name).WithHint("use one of %s", strings.Join(agentlab.Terminals, ", "))
+		return work.UsageErrorf("unknown terminal multiplexer %q", name).WithHint("use one of %s", strings.Join(agentlab.Terminals, ", "))
 	}
 	return nil
 }
@@ -153,7 +154,7 @@ func waitPort(ctx context.Context, c *client.Client, sandbox string, port int) (
 			return "", agentlab.Errorf(agentlab.CodeTimeout, "port %d of the sandbox is not served on this machine", port).
 				WithHint("see the reason: agentlab port list; or forward it: agentlab port forward %s %d", sandbox, port)
 		}
-		if err := sleepOr(ctx, 200*time.Millisecond); err != nil {
+		if err := work.SleepOr(ctx, 200*time.Millisecond); err != nil {
 			return "", err
 		}
 	}

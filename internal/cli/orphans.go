@@ -7,6 +7,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
@@ -41,7 +42,7 @@ func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string
 
 func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, yes, force bool) error {
 	if !yes && !a.Confirm(fmt.Sprintf("Destroy the orphan %s, a VM that belongs to no sandbox, with its disk?", agentlab.WithoutControls(id))) {
-		return usageErrorf("orphan %s not destroyed: not confirmed", agentlab.WithoutControls(id)).
+		return work.UsageErrorf("orphan %s not destroyed: not confirmed", agentlab.WithoutControls(id)).
 			WithHint("destroy it without confirmation: agentlab sandbox destroy --orphan --yes %s", agentlab.WithoutControls(id))
 	}
 	o, err := c.DestroyOrphan(ctx, id)

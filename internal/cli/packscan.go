@@ -9,6 +9,8 @@ import (
 	"io"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits on the pack of a result bundle, for the sizes that its headers declare.
@@ -135,10 +137,10 @@ func (s *packScan) inflate(size int64, delta bool) error {
 // add adds size to the total.
 func (s *packScan) add(size, most int64) error {
 	if size > most {
-		return agentlab.Errorf(agentlab.CodeLimit, "an object has %s unpacked, more than %s", byteSize(size), byteSize(most))
+		return agentlab.Errorf(agentlab.CodeLimit, "an object has %s unpacked, more than %s", work.ByteSize(size), work.ByteSize(most))
 	}
 	if s.total += size; s.total > maxPackTotal {
-		return agentlab.Errorf(agentlab.CodeLimit, "its objects have more than %s unpacked", byteSize(maxPackTotal))
+		return agentlab.Errorf(agentlab.CodeLimit, "its objects have more than %s unpacked", work.ByteSize(maxPackTotal))
 	}
 	return nil
 }

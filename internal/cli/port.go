@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) portCmd() *cobra.Command {
@@ -74,7 +75,7 @@ func parseForwarding(text string) (f forwarding, err error) {
 	l, lerr := strconv.ParseUint(local, 10, 16)
 	r, rerr := strconv.ParseUint(remote, 10, 16)
 	if lerr != nil || rerr != nil || r == 0 {
-		return f, usageErrorf("%q is not [LOCAL:]REMOTE with two ports", text).WithHint("for example 5432, or 15432:5432; a LOCAL of 0 is a free port")
+		return f, work.UsageErrorf("%q is not [LOCAL:]REMOTE with two ports", text).WithHint("for example 5432, or 15432:5432; a LOCAL of 0 is a free port")
 	}
 	return forwarding{uint16(l), uint16(r)}, nil
 }
@@ -167,7 +168,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 	for {
 		near, err := l.Accept()
 		if err != nil {
-			if sleepOr(ctx, 100*time.Millisecond) != nil { // no file descriptor is free, or ctx has ended
+			if work.SleepOr(ctx, 100*time.Millisecond) != nil { // no file descriptor is free, or ctx has ended
 				return
 			}
 			continue

@@ -10,44 +10,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
-
-// steps is a clock that goes on by a second with every reading.
-func steps() func() time.Time {
-	now := time.Unix(0, 0)
-	return func() time.Time { now = now.Add(time.Second); return now }
-}
-
-func TestMeterOfAnUpload(t *testing.T) {
-	for _, tty := range []bool{false, true} {
-		var out bytes.Buffer
-		m := newMeter(&out, steps(), tty)
-		r := &meterReader{r: io.LimitReader(zeros{}, 100<<10), m: m, what: "sending", total: 100 << 10}
-		if n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, 1<<10)); n != 100<<10 || err != nil {
-			t.Fatal(n, err)
-		}
-		m.done()
-		text := out.String()
-		if !strings.Contains(text, "% of 100.0 KiB, ") || !strings.Contains(text, "/s") {
-			t.Errorf("terminal %v: %q", tty, text)
-		}
-		lines, rewritten := strings.Count(text, "\n"), strings.Count(text, "\r")
-		if tty && (lines != 0 || rewritten < 50 || !strings.HasSuffix(text, "\r\x1b[K")) {
-			t.Errorf("on a terminal: %d lines, %d rewritten", lines, rewritten)
-		}
-		if !tty && (rewritten != 0 || lines < 10 || lines > 50) {
-			t.Errorf("in a file: %d lines, %d rewritten", lines, rewritten)
-		}
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // Packing shows what git itself says, and a short step shows nothing.
 func TestMeterOfPacking(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	src, err := findSource(t.Context(), repo, "")
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +25,7 @@ func TestMeterOfPacking(t *testing.T) {
 	pack := func(now func() time.Time) string {
 		t.Helper()
 		var out bytes.Buffer
-		m := newMeter(&out, now, false)
+		m := work.NewMeter(&out, now, false)
 		file, err := packBundle(t.Context(), t.TempDir(), src, &gitProgress{m: m, what: "packing"})
 		if err != nil {
 			t.Fatal(err)
@@ -69,21 +39,6 @@ func TestMeterOfPacking(t *testing.T) {
 	}
 	if got := pack(func() time.Time { return time.Unix(0, 0) }); got != "" {
 		t.Errorf("a step that takes no time shows %q", got)
-	}
-}
-
-// A command that waits for long says so once; a short one says nothing.
-func TestSlowIsSaidOnce(t *testing.T) {
-	var out bytes.Buffer
-	a := &App{Stderr: &out}
-	slow := make(chan time.Time)
-	a.saySlowAfter(slow, "waiting")()
-	stop := a.saySlowAfter(slow, "waiting for it")
-	slow <- time.Time{}
-	stop()
-	stop()
-	if got := out.String(); got != "waiting for it\n" {
-		t.Errorf("it says %q", got)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits on the commands under setup of a session.
@@ -56,7 +57,7 @@ func projectAt(ctx context.Context, path, commit string) (projectfile.File, erro
 		return projectfile.File{}, err
 	}
 	if e := list[0]; e.kind != "blob" || !strings.HasPrefix(e.mode, "100") || e.size > projectfile.MaxBytes {
-		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", byteSize(projectfile.MaxBytes))
+		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", work.ByteSize(projectfile.MaxBytes))
 	}
 	text, err := gitInput{raw: true}.run(ctx, path, "cat-file", "blob", list[0].id)
 	if err != nil {

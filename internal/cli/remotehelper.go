@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // RemoteHelper is the name of the program that git runs for URLs with the scheme
@@ -51,13 +52,13 @@ func MainRemoteHelper(args []string) int {
 // serveGit answers git's commands until it ends.
 func (a *App) serveGit(ctx context.Context, args []string) error {
 	if len(args) != 2 {
-		return usageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
+		return work.UsageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
 			WithHint("in a repository: git fetch agentlab://SESSION; 'agentlab start' adds the remote agentlab")
 	}
 	name := strings.TrimSuffix(strings.TrimPrefix(args[1], remoteScheme), "/")
 	gitDir := os.Getenv("GIT_DIR")
 	if gitDir == "" {
-		return usageErrorf("GIT_DIR is not set").WithHint("run 'git fetch' instead of %s", RemoteHelper)
+		return work.UsageErrorf("GIT_DIR is not set").WithHint("run 'git fetch' instead of %s", RemoteHelper)
 	}
 	path, err := filepath.Abs(gitDir)
 	if err != nil {
@@ -112,7 +113,7 @@ func (h *remoteHelper) command(ctx context.Context, line string) (more bool, err
 	case "push":
 		return true, h.push(ctx, h.batch(rest, "push "))
 	}
-	return false, usageErrorf("git sent the unknown command %q", verb).WithHint("use git 2.30 or later")
+	return false, work.UsageErrorf("git sent the unknown command %q", verb).WithHint("use git 2.30 or later")
 }
 
 // batch returns the arguments of consecutive commands, which an empty line ends.
@@ -228,7 +229,7 @@ func (h *remoteHelper) push(ctx context.Context, specs []string) error {
 		p.updates = append(p.updates, u)
 	}
 	m := h.a.Meter()
-	defer m.done()
+	defer m.Done()
 	got, err := h.repo.push(ctx, p, knownTo(h.state), m)
 	if err != nil {
 		return err

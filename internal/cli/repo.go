@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // localRepo reports whether the argument of --repo is a directory of this
@@ -35,7 +34,7 @@ func localRepo(arg string) (path string, local bool, err error) {
 		path, err = filepath.Abs(arg)
 		return path, true, err
 	case looksLocal:
-		return "", false, usage(agentlab.Errorf(agentlab.CodeInvalid, "no directory %s", arg).WithField("repo").
+		return "", false, work.Usage(agentlab.Errorf(agentlab.CodeInvalid, "no directory %s", arg).WithField("repo").
 			WithHint("use the path of a git repository, or a URL such as https://host/org/repo"))
 	}
 	return "", false, nil
@@ -266,33 +265,4 @@ func withConfig(env []string, key, value string) []string {
 	last := len(env) - 1
 	n, _ := strconv.Atoi(strings.TrimPrefix(env[last], "GIT_CONFIG_COUNT="))
 	return append(slices.Clone(env[:last]), fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", n, key), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", n, value), fmt.Sprintf("GIT_CONFIG_COUNT=%d", n+1))
-}
-
-// saveTo copies r to a file, which appears under its name only when it is
-// complete.
-func saveTo(name string, r io.Reader, force bool, mode fs.FileMode) (int64, error) {
-	if _, err := os.Lstat(name); err == nil && !force {
-		return 0, agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
-	}
-	// Unlike os.CreateTemp, this applies the umask to the permissions.
-	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
-	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode) //nolint:gosec // the user's file
-	if err != nil {
-		if e, ok := errors.AsType[*fs.PathError](err); ok {
-			err = e.Err // the path is not the user's
-		}
-		return 0, agentlab.Errorf(agentlab.CodeInvalid, "cannot write %s: %w", name, err).WithHint("choose a file in a directory that exists and that you may write")
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	n, err := io.Copy(tmp, r)
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), name)
-	}
-	if err != nil {
-		return 0, agentlab.Errorf(agentlab.CodeUnavailable, "download of %s failed: %w", name, err)
-	}
-	return n, nil
 }

@@ -3,49 +3,24 @@ package cli
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
-
-// userGit runs git as a user would, in a fixed environment.
-func userGit(t *testing.T, dir string, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "git", args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_AUTHOR_NAME=T", "GIT_AUTHOR_EMAIL=t@example.com",
-		"GIT_COMMITTER_NAME=T", "GIT_COMMITTER_EMAIL=t@example.com")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("git %v: %v\n%s", args, err, out)
-	}
-	return strings.TrimSpace(string(out))
-}
-
-func sampleRepo(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	userGit(t, dir, "init", "-q", "-b", "trunk")
-	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("one\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	userGit(t, dir, "add", ".")
-	userGit(t, dir, "commit", "-q", "-m", "first")
-	return dir
-}
 
 // A bundle holds one branch with its history, for branches, tags and bare
 // commits alike, and packing changes nothing in the user's repository.
 func TestPackBundle(t *testing.T) {
-	repo := sampleRepo(t)
-	first := userGit(t, repo, "rev-parse", "HEAD")
-	userGit(t, repo, "tag", "v1")
-	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
-	head := userGit(t, repo, "rev-parse", "HEAD")
-	refsBefore := userGit(t, repo, "for-each-ref")
+	repo := worktest.Repo(t)
+	first := worktest.Git(t, repo, "rev-parse", "HEAD")
+	worktest.Git(t, repo, "tag", "v1")
+	worktest.Git(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
+	head := worktest.Git(t, repo, "rev-parse", "HEAD")
+	refsBefore := worktest.Git(t, repo, "for-each-ref")
 	tests := []struct{ ref, commit, branch string }{
 		{"HEAD", head, "trunk"},
 		{"trunk", head, "trunk"},
@@ -60,17 +35,17 @@ func TestPackBundle(t *testing.T) {
 			t.Fatalf("%s: %v", tt.ref, err)
 		}
 		_ = file.Close()
-		heads := userGit(t, dir, "bundle", "list-heads", file.Name())
+		heads := worktest.Git(t, dir, "bundle", "list-heads", file.Name())
 		if want := tt.commit + " HEAD\n" + tt.commit + " refs/heads/" + tt.branch; heads != want && heads != reverseLines(want) {
 			t.Errorf("%s: bundle heads are\n%s\nwant\n%s", tt.ref, heads, want)
 		}
 		clone := filepath.Join(dir, "clone")
-		userGit(t, dir, "clone", "-q", file.Name(), clone)
-		if got := userGit(t, clone, "rev-parse", "HEAD"); got != tt.commit {
+		worktest.Git(t, dir, "clone", "-q", file.Name(), clone)
+		if got := worktest.Git(t, clone, "rev-parse", "HEAD"); got != tt.commit {
 			t.Errorf("%s: clone is at %s", tt.ref, got)
 		}
 	}
-	if after := userGit(t, repo, "for-each-ref"); after != refsBefore {
+	if after := worktest.Git(t, repo, "for-each-ref"); after != refsBefore {
 		t.Errorf("packing changed the refs:\n%s\nbefore:\n%s", after, refsBefore)
 	}
 }
@@ -82,15 +57,15 @@ func reverseLines(s string) string {
 
 // Hooks, file system monitors and pagers that a repository names are not run.
 func TestGitRunsNothingOfTheRepository(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	marker := filepath.Join(t.TempDir(), "ran")
 	script := filepath.Join(t.TempDir(), "evil.sh")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755); err != nil { //nolint:gosec // it must be executable
 		t.Fatal(err)
 	}
-	userGit(t, repo, "config", "core.fsmonitor", script)
-	userGit(t, repo, "config", "core.hooksPath", filepath.Dir(script))
-	userGit(t, repo, "config", "core.alternateRefsCommand", script)
+	worktest.Git(t, repo, "config", "core.fsmonitor", script)
+	worktest.Git(t, repo, "config", "core.hooksPath", filepath.Dir(script))
+	worktest.Git(t, repo, "config", "core.alternateRefsCommand", script)
 	for _, hook := range []string{"post-index-change", "reference-transaction"} {
 		if err := os.Link(script, filepath.Join(filepath.Dir(script), hook)); err != nil {
 			t.Fatal(err)
@@ -136,15 +111,15 @@ func TestLocalRepo(t *testing.T) {
 // A local repository is sent at any revision that resolves to one commit.
 func TestFindSourceByRevision(t *testing.T) {
 	t.Parallel()
-	dir := sampleRepo(t)
+	dir := worktest.Repo(t)
 	for range 2 {
-		userGit(t, dir, "commit", "-q", "--allow-empty", "-m", "More")
+		worktest.Git(t, dir, "commit", "-q", "--allow-empty", "-m", "More")
 	}
-	userGit(t, dir, "tag", "v1")
-	head := userGit(t, dir, "rev-parse", "HEAD")
+	worktest.Git(t, dir, "tag", "v1")
+	head := worktest.Git(t, dir, "rev-parse", "HEAD")
 	for ref, want := range map[string]string{
 		"": head, "HEAD": head, "trunk": head, "v1": head, head[:10]: head, "@": head, "HEAD^0": head,
-		"HEAD~2": userGit(t, dir, "rev-parse", "HEAD~2"), "trunk^": userGit(t, dir, "rev-parse", "HEAD~1"), "v1~1": userGit(t, dir, "rev-parse", "HEAD~1"),
+		"HEAD~2": worktest.Git(t, dir, "rev-parse", "HEAD~2"), "trunk^": worktest.Git(t, dir, "rev-parse", "HEAD~1"), "v1~1": worktest.Git(t, dir, "rev-parse", "HEAD~1"),
 		"HEAD~9": "", "nope": "", "^HEAD": "", "HEAD~1..HEAD": "", "--all": "", "-n1": "", "--output=x": "", "HEAD:a.txt": "", "a\x1bb": "",
 	} {
 		src, err := findSource(t.Context(), dir, ref)
@@ -157,7 +132,7 @@ func TestFindSourceByRevision(t *testing.T) {
 			t.Errorf("%q travels as %q", ref, src.branch)
 		}
 	}
-	userGit(t, dir, "checkout", "-q", "--orphan", "empty")
+	worktest.Git(t, dir, "checkout", "-q", "--orphan", "empty")
 	if _, err := findSource(t.Context(), dir, ""); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
 		t.Errorf("a branch without a commit: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // repoIdentity is the repository that a workspace of --stateful or a session of --branch
@@ -168,7 +169,7 @@ func (a *App) branchSession(ctx context.Context, c *client.Client, repo string, 
 	}
 	s, err := c.CreateSession(ctx, r)
 	if err == nil && len(others) > 0 {
-		a.Progressf("note: created session %s for branch %s of %s; other sessions for a branch of that name: %s\n  → to continue one of them: --session %s", s.Name, branch, agentlab.WithoutControls(of.id), joinSomeNames(others), others[0])
+		a.Progressf("note: created session %s for branch %s of %s; other sessions for a branch of that name: %s\n  → to continue one of them: --session %s", s.Name, branch, agentlab.WithoutControls(of.id), work.JoinNames(others), others[0])
 	}
 	return s, err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // remoteName is the remote of the session of a repository. A session of another branch
@@ -41,7 +42,7 @@ func findLink(ctx context.Context, path, branch string) (repoLink, error) {
 		}
 		if bare, berr := git(ctx, path, "rev-parse", "--is-bare-repository"); berr == nil && bare == "true" {
 			return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is a bare repository, which has no work tree", path).
-				WithHint("clone it, and start there: git clone %s", shellQuote(path))
+				WithHint("clone it, and start there: git clone %s", work.ShellQuote(path))
 		}
 		return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not in the work tree of a git repository: %v", path, err).
 			WithHint("change to a repository, or create one: git init && git add . && git commit -m First")
@@ -319,7 +320,7 @@ func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock fun
 	}
 	f, err := os.Open(dir) //nolint:gosec // of the user's repository
 	if err != nil {
-		return nil, localFault(dir, err)
+		return nil, work.LocalFault(dir, err)
 	}
 	for tries := 0; ; tries++ {
 		held, err := lock.TryFile(f)
@@ -327,7 +328,7 @@ func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock fun
 			if tries == 0 && !quiet {
 				a.Progressf("waiting for another command in this repository")
 			}
-			err = sleepOr(ctx, 100*time.Millisecond)
+			err = work.SleepOr(ctx, 100*time.Millisecond)
 		}
 		if err != nil {
 			_ = f.Close()

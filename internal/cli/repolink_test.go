@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // sessionStore has the sessions of a daemon.
@@ -84,7 +85,7 @@ func (s *sessionStore) client(t *testing.T) *client.Client {
 func appRepo(t *testing.T) repoLink {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "app")
-	userGit(t, sampleRepo(t), "clone", "-q", ".", dir)
+	worktest.Git(t, worktest.Repo(t), "clone", "-q", ".", dir)
 	return repoLink{path: dir, remote: remoteName}
 }
 

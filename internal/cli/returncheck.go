@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // The values of agentlab.return in the configuration of git: what happens to files of a
@@ -181,7 +182,7 @@ func (a *App) noteNamed(found []returncheck.Finding) {
 	}
 	var parts []string
 	for _, why := range order[:min(4, len(order))] {
-		parts = append(parts, joinSomeNames(paths[why])+" ("+agentlab.WithoutControls(why)+")")
+		parts = append(parts, work.JoinNames(paths[why])+" ("+agentlab.WithoutControls(why)+")")
 	}
 	if n := len(order) - 4; n > 0 {
 		parts = append(parts, fmt.Sprintf("files with %d other reasons", n))
@@ -267,7 +268,7 @@ func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (j
 		abs, err = filepath.EvalSymlinks(abs)
 	}
 	if err != nil {
-		return got, localFault(parent, err)
+		return got, work.LocalFault(parent, err)
 	}
 	root, err := os.OpenRoot("/")
 	if err != nil {
@@ -292,7 +293,7 @@ func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (j
 		return err
 	})
 	if err != nil {
-		return got, localFault(parent, err)
+		return got, work.LocalFault(parent, err)
 	}
 	for _, f := range returncheck.Check(entries, placeHost(ctx, root, abs)) {
 		here := strings.TrimPrefix(strings.TrimPrefix(f.Path, place), "/")
@@ -317,7 +318,7 @@ func judgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) 
 		abs = filepath.Join(dir, filepath.Base(abs))
 	}
 	if err != nil {
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	}
 	root, err := os.OpenRoot("/")
 	if err != nil {
@@ -326,7 +327,7 @@ func judgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) 
 	defer func() { _ = root.Close() }()
 	e := returncheck.Entry{Path: strings.TrimPrefix(filepath.ToSlash(abs), "/"), Kind: returncheck.File}
 	if e.Was, _, err = fileKind(root, e.Path); err != nil {
-		return nil, localFault(name, err)
+		return nil, work.LocalFault(name, err)
 	}
 	found := returncheck.Check([]returncheck.Entry{e}, placeHost(ctx, root, filepath.Dir(abs)))
 	for i := range found {

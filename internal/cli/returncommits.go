@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits on a tree of a guest that is merged into a work tree.
@@ -222,7 +223,7 @@ func (m mergeTrial) sizes(ctx context.Context, list []change) (map[string]string
 			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", agentlab.WithoutControls(c.path))
 		}
 		if left -= size; left < 0 {
-			return nil, agentlab.Errorf(agentlab.CodeLimit, "the merge would write more than %s", byteSize(maxMerged)).
+			return nil, agentlab.Errorf(agentlab.CodeLimit, "the merge would write more than %s", work.ByteSize(maxMerged)).
 				WithHint("the commits are fetched; look at them, and merge them with git if you agree")
 		}
 		if c.newMode == modeLink && size <= returncheck.MaxLink {

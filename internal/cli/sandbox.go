@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) sandboxCmd() *cobra.Command {
@@ -87,9 +88,9 @@ the job in it has ended, and show its progress; the exit code is that of
 			return err
 		}
 		if f.wait {
-			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp)
 			// A short job may have ended, and its sandbox may be stopped or destroyed.
-			if short := sb.JobID != "" && (isStopped(sb) || isDestroyed(sb)); err != nil && !short {
+			if short := sb.JobID != "" && (work.IsStopped(sb) || work.IsDestroyed(sb)); err != nil && !short {
 				if ctx.Err() != nil {
 					a.Progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
 				}
@@ -134,14 +135,14 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFlags) error {
 	if f.repo == "" && f.task == "" {
 		if f.ref != "" || f.agent != "" {
-			return usageErrorf("--ref requires --repo, and --agent requires --task")
+			return work.UsageErrorf("--ref requires --repo, and --agent requires --task")
 		}
 		return nil
 	}
 	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Image: f.req.Image, Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight, NoSetup: f.noSetup}}
 	if f.task == "" {
 		if f.agent != "" {
-			return usageErrorf("--agent requires --task")
+			return work.UsageErrorf("--agent requires --task")
 		}
 		run.req.Agent = agentlab.AgentNone
 	}
@@ -189,7 +190,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
 	t.row("Nested VMs:", nestedText(sb))
 	if m := sb.Memory; m != nil {
-		t.row("Host memory:", byteSize(m.UniqueBytes)+" of its own, "+byteSize(m.SharedBytes)+" shared")
+		t.row("Host memory:", work.ByteSize(m.UniqueBytes)+" of its own, "+work.ByteSize(m.SharedBytes)+" shared")
 	}
 	t.row("Network:", sb.NetworkMode)
 	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
@@ -265,7 +266,7 @@ func (a *App) sandboxPowerCmds() []*cobra.Command {
 		return c.SuspendSandbox(ctx, sandbox, api.SandboxSuspend{ToDisk: toDisk})
 	}
 	suspended := func(sb api.Sandbox) bool {
-		return sb.State == string(agentlab.SandboxSuspended) && (sb.OnDisk || !toDisk) || isStopped(sb)
+		return sb.State == string(agentlab.SandboxSuspended) && (sb.OnDisk || !toDisk) || work.IsStopped(sb)
 	}
 	var cmds []*cobra.Command
 	for _, p := range []struct {
@@ -273,8 +274,8 @@ func (a *App) sandboxPowerCmds() []*cobra.Command {
 		request                func(*client.Client, context.Context, string) (api.Sandbox, error)
 		done                   func(api.Sandbox) bool
 	}{
-		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, isUp},
-		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, isStopped},
+		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, work.IsUp},
+		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, work.IsStopped},
 		{"pause", "Pause a sandbox and keep its memory", `Pause a READY sandbox: its CPUs stop, its memory and disk are kept, and its lease
 continues. Its state is then SUSPENDED. 'agentlab sandbox suspend' is the same
 command.
@@ -286,7 +287,7 @@ sandbox can be suspended to disk too. 'agentlab sandbox stop' discards the memor
 Not every backend supports this; all support 'agentlab sandbox stop'.`, "wait until the sandbox is suspended", suspend, suspended},
 		{"resume", "Resume a suspended sandbox", `Resume a sandbox that was paused or suspended to disk. If its memory cannot be
 loaded, because the host's processor or software was replaced, it stays
-SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
+SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wait until the sandbox is ready", (*client.Client).ResumeSandbox, work.IsUp},
 	} {
 		var wait bool
 		cmd := &cobra.Command{Use: p.use + " SANDBOX", Short: p.short, Long: p.long, Args: exactArgs("SANDBOX")}
@@ -296,7 +297,7 @@ SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wa
 		waitFlag(cmd, &wait, p.wait)
 		cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			request := func(ctx context.Context, sandbox string) (api.Sandbox, error) { return p.request(c, ctx, sandbox) }
-			return a.finishSandbox(ctx, c, requestChange(ctx, c, args[0], wait, request), wait, p.done)
+			return a.finishSandbox(ctx, c, work.RequestChange(ctx, c, args[0], wait, request), wait, p.done)
 		})
 		cmds = append(cmds, cmd)
 	}
@@ -327,7 +328,7 @@ mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'
 	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation; sandboxes never need one")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if orphan && !wait {
-			return usageErrorf("--orphan cannot be used with --no-wait").WithHint("remove --no-wait")
+			return work.UsageErrorf("--orphan cannot be used with --no-wait").WithHint("remove --no-wait")
 		}
 		if orphan {
 			return a.destroyOrphans(ctx, c, args, yes, force)

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxSecretBytes limits one secret value.
@@ -246,7 +247,7 @@ func (a *App) readSecret(key, file string) (string, error) {
 		return strings.TrimSuffix(v, "\n"), err
 	}
 	if a.noInput {
-		return "", usageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
+		return "", work.UsageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
 	}
 	fmt.Fprintf(a.Stderr, "%s: ", key)
 	v, err := term.ReadPassword(int(f.Fd())) //nolint:gosec // a file descriptor fits an int

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // newBundleText is the initial text when editing an empty or missing bundle.
@@ -105,7 +106,7 @@ func (a *App) confirmRetry(err error) bool {
 func (a *App) edit(ctx context.Context, file string) error {
 	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"))
 	if editor == "" {
-		return usageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")
+		return work.UsageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$@"`, editor, file) //nolint:gosec // the user's own editor
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = a.Stdin, a.Stderr, a.Stderr, filepath.Dir(file)

@@ -53,7 +53,7 @@ func (a *App) packFirst(ctx context.Context, l repoLink, src *startHead) (done f
 		p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
 	}
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	p.bundle, err = sessionRepo{path: l.path}.pack(ctx, tmp, p, nil, m)
 	if err != nil {
 		remove()
@@ -153,9 +153,9 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 		return nil
 	}
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	faults, err := r.push(ctx, p, knownTo(st), m)
-	m.done()
+	m.Done()
 	if err != nil {
 		return err
 	}

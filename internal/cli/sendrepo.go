@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // localSource is a commit of a local repository to send.
@@ -81,7 +81,7 @@ func gitRefuses(path string, err error) error {
 	switch {
 	case strings.Contains(text, "dubious ownership"):
 		return agentlab.Errorf(agentlab.CodeDenied, "git does not open %s: it has dubious ownership, because it belongs to another user", path).WithField("repo").
-			WithHint("if you trust it: git config --global --add safe.directory %s", shellQuote(path))
+			WithHint("if you trust it: git config --global --add safe.directory %s", work.ShellQuote(path))
 	case strings.Contains(text, "repository extension"), strings.Contains(text, "repo version"):
 		return agentlab.Errorf(agentlab.CodeUnsupported, "git does not open %s: %s", path, agentlab.WithoutControls(strings.ReplaceAll(text, "\t", ""))).WithField("repo").
 			WithHint("a newer git can: see 'git version', and update it")
@@ -98,17 +98,28 @@ func wholeHistory(ctx context.Context, path, commit string) error {
 	if _, err := git(ctx, path, "config", "--get-regexp", `^remote\..*\.(promisor|partialclonefilter)$`); err != nil {
 		return nil //nolint:nilerr // no remote has more objects
 	}
-	missing := false
-	out := &lineWriter{report: func(line string) { missing = missing || strings.HasPrefix(line, "?") }}
+	out := &missingObjects{}
 	_, err := gitInput{stdout: out}.run(ctx, path, "rev-list", "--objects", "--no-object-names", "--missing=print", commit)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err != nil || missing {
+	if err != nil || out.found {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s is a partial clone without some objects, which cannot be sent", path).WithField("repo").
 			WithHint("get them: git fetch --refetch --no-filter; or use the URL of the repository")
 	}
 	return nil
+}
+
+// missingObjects finds objects that git lists as missing: their lines begin with "?".
+type missingObjects struct{ inLine, found bool }
+
+// Write implements io.Writer.
+func (m *missingObjects) Write(p []byte) (int, error) {
+	for _, c := range p {
+		m.found = m.found || c == '?' && !m.inLine
+		m.inLine = c != '\n'
+	}
+	return len(p), nil
 }
 
 // shown returns the ref of the job: the requested one, or else the branch or
@@ -150,9 +161,9 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	}
 	defer remove()
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	file, err := packBundle(ctx, dir, src, &gitProgress{m: m, what: "packing " + src.path})
-	m.done()
+	m.Done()
 	if err != nil {
 		return "", cannotPack(src.path, err)
 	}
@@ -165,9 +176,9 @@ func (a *App) sendBundle(ctx context.Context, c *client.Client, src localSource)
 	if n := len(src.modules); n > 0 {
 		with = " with " + agentlab.Plural(n, "submodule")
 	}
-	a.Progressf("sending %s of %s (%.12s)%s", byteSize(st.Size()), src.path, src.commit, with)
-	m.start()
-	up, err := c.UploadBundle(ctx, &meterReader{r: file, m: m, what: "sending", total: st.Size()})
+	a.Progressf("sending %s of %s (%.12s)%s", work.ByteSize(st.Size()), src.path, src.commit, with)
+	m.Start()
+	up, err := c.UploadBundle(ctx, &work.MeterReader{R: file, M: m, What: "sending", Total: st.Size()})
 	return up.ID, err
 }
 
@@ -237,7 +248,7 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 	if returncheck.BadPath(name) != "" || strings.ContainsAny(name, "\n\r") {
 		return "its path is not allowed", ""
 	}
-	fix = "git submodule update --init --recursive -- " + shellQuote(name)
+	fix = "git submodule update --init --recursive -- " + work.ShellQuote(name)
 	at := dir
 	for part := range strings.SplitSeq(name, "/") {
 		at = filepath.Join(at, part)
@@ -260,7 +271,7 @@ func (m *submodule) locate(ctx context.Context, dir, name string) (why, fix stri
 		return fmt.Sprintf("it lacks commit %.12s", m.commit), fix
 	}
 	if shallow, _ := git(ctx, at, "rev-parse", "--is-shallow-repository"); shallow != "false" {
-		return "it is a shallow clone", "git -C " + shellQuote(name) + " fetch --unshallow"
+		return "it is a shallow clone", "git -C " + work.ShellQuote(name) + " fetch --unshallow"
 	}
 	return "", ""
 }
@@ -290,102 +301,15 @@ func (a *App) warnUnsent(ctx context.Context, src localSource) {
 	a.Progressf("  → git lfs fetch, and try again; or in the task: git -c lfs.url=%s/info/lfs lfs pull", agentlab.WithoutControls(server))
 }
 
-// How often progress is shown: on a terminal in one line that is rewritten,
-// otherwise in lines of their own.
-const (
-	meterRewrite = 200 * time.Millisecond
-	meterLines   = 5 * time.Second
-)
-
-// meter shows the progress of one step on standard error, if the step takes long
-// enough. It must not be used concurrently.
-type meter struct {
-	out   io.Writer
-	now   func() time.Time
-	tty   bool
-	began time.Time
-	next  time.Time // when it prints again
-	shown bool      // there is a line on the terminal to remove
-}
-
 // Meter returns a meter on standard error.
-func (a *App) Meter() *meter {
+func (a *App) Meter() *work.Meter {
 	_, tty := terminal(a.Stderr)
-	return newMeter(a.Stderr, time.Now, tty)
-}
-
-// newMeter returns a meter that writes to out, and starts it. On a terminal (tty) it
-// rewrites one line. now is the clock.
-func newMeter(out io.Writer, now func() time.Time, tty bool) *meter {
-	m := &meter{out: out, now: now, tty: tty}
-	m.start()
-	return m
-}
-
-func (m *meter) start() {
-	m.began = m.now()
-	m.next = m.began.Add(m.pause())
-}
-
-func (m *meter) pause() time.Duration {
-	if m.tty {
-		return meterRewrite
-	}
-	return meterLines
-}
-
-// show prints the text if it is time to; only then it calls text.
-func (m *meter) show(text func() string) {
-	now := m.now()
-	if now.Before(m.next) {
-		return
-	}
-	m.next = now.Add(m.pause())
-	if m.tty {
-		_, _ = fmt.Fprintf(m.out, "\r%s\x1b[K", text())
-		m.shown = true
-		return
-	}
-	_, _ = fmt.Fprintln(m.out, text())
-}
-
-// done ends the step and removes the line on a terminal.
-func (m *meter) done() {
-	if m.shown {
-		_, _ = io.WriteString(m.out, "\r\x1b[K")
-		m.shown = false
-	}
-}
-
-// bytes shows how many of all bytes are done, and the rate.
-func (m *meter) bytes(what string, n, total int64) {
-	m.show(func() string {
-		rate := ""
-		if s := m.now().Sub(m.began).Seconds(); s > 0 {
-			rate = ", " + byteSize(int64(float64(n)/s)) + "/s"
-		}
-		return fmt.Sprintf("%s: %d%% of %s%s", what, n*100/max(total, 1), byteSize(total), rate)
-	})
-}
-
-// meterReader shows how much of its reader has been read.
-type meterReader struct {
-	r        io.Reader
-	m        *meter
-	what     string
-	n, total int64
-}
-
-func (r *meterReader) Read(p []byte) (int, error) {
-	n, err := r.r.Read(p)
-	r.n += int64(n)
-	r.m.bytes(r.what, r.n, r.total)
-	return n, err
+	return work.NewMeter(a.Stderr, time.Now, tty)
 }
 
 // gitProgress shows the percentages that git writes to standard error.
 type gitProgress struct {
-	m    *meter
+	m    *work.Meter
 	what string
 	rest []byte
 }
@@ -400,7 +324,7 @@ func (g *gitProgress) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		if f := gitPercent.FindSubmatch(g.rest[:i]); f != nil {
-			g.m.show(func() string {
+			g.m.Show(func() string {
 				return fmt.Sprintf("%s: %s objects, %s%% of %s", g.what, bytes.ToLower(f[1]), f[2], f[4])
 			})
 		}

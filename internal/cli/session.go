@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) sessionCmd() *cobra.Command {
@@ -52,7 +53,7 @@ names another one.`,
 		if w.name == "" {
 			r.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage}
 		} else if (w.sizeGB != 0 || w.storage != "") && !strings.HasPrefix(w.name, "new:") {
-			return usageErrorf("--size and --storage are for a new workspace").WithHint("use --workspace new:%s, or remove them", w.name)
+			return work.UsageErrorf("--size and --storage are for a new workspace").WithHint("use --workspace new:%s, or remove them", w.name)
 		} else if r.WorkspaceSelection, err = w.selection("", ""); err != nil {
 			return err
 		}
@@ -70,7 +71,7 @@ names another one.`,
 
 // sessionWorkspace waits until the workspace of a new session has been created.
 func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Session) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
@@ -153,10 +154,10 @@ func (a *App) resumeSession(ctx context.Context, c *client.Client, cmd *cobra.Co
 	if cmd.Flags().Changed("keepalive") {
 		r.Keepalive = &f.keepalive
 	}
-	after := lastSessionEvent(ctx, c, name)
+	after := work.LastSessionEvent(ctx, c, name)
 	sb, err := c.ResumeSession(ctx, name, r)
-	if err == nil && f.wait && !isUp(sb) {
-		sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+	if err == nil && f.wait && !work.IsUp(sb) {
+		sb, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsUp)
 	}
 	if err != nil {
 		return err
@@ -190,14 +191,14 @@ then, or its lease ends, its processes are lost and its files are not.`,
 	cmd.Flags().BoolVar(&suspend, "suspend", false, "suspend the sandbox to disk; not every backend can")
 	waitFlag(cmd, &wait, "wait until the sandbox is destroyed or suspended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		done := isDestroyed
+		done := work.IsDestroyed
 		if suspend {
-			done = isOnDisk
+			done = work.IsOnDisk
 		}
-		after := lastSessionEvent(ctx, c, args[0])
+		after := work.LastSessionEvent(ctx, c, args[0])
 		sb, err := c.StopSession(ctx, args[0], suspend)
 		if err == nil && wait && !done(sb) {
-			sb, err = a.waitSandbox(ctx, c, sb, after, done)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, after, done)
 		}
 		if err != nil {
 			return err
@@ -309,7 +310,7 @@ for confirmation, unless it gets --yes.`,
 			question = fmt.Sprintf("Delete session %s?", args[0])
 		}
 		if !yes && !a.Confirm(question) {
-			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
+			return work.UsageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		if err := c.DeleteSession(ctx, s.ID, keep); err != nil {
 			return err

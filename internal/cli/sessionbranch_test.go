@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // real answers as 'agentlab-agent repo' does in a guest that has no further work trees.
@@ -19,10 +20,10 @@ func (w *sessionWorld) real(verb string, in []byte) (out []byte, errOut string, 
 	switch verb {
 	case "state":
 		st := guestapi.RepoState{Branches: map[string]string{}, Worktrees: []guestapi.RepoWorktree{{
-			Branch: userGit(w.T, w.guest, "branch", "--show-current"), Head: userGit(w.T, w.guest, "rev-parse", "HEAD"),
-			Uncommitted: len(strings.Fields(userGit(w.T, w.guest, "status", "--porcelain"))) / 2,
+			Branch: worktest.Git(w.T, w.guest, "branch", "--show-current"), Head: worktest.Git(w.T, w.guest, "rev-parse", "HEAD"),
+			Uncommitted: len(strings.Fields(worktest.Git(w.T, w.guest, "status", "--porcelain"))) / 2,
 		}}}
-		for line := range strings.Lines(userGit(w.T, w.guest, "for-each-ref", "--format=%(objectname) %(refname:strip=2)", "refs/heads")) {
+		for line := range strings.Lines(worktest.Git(w.T, w.guest, "for-each-ref", "--format=%(objectname) %(refname:strip=2)", "refs/heads")) {
 			commit, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 			st.Branches[name] = commit
 		}
@@ -34,10 +35,10 @@ func (w *sessionWorld) real(verb string, in []byte) (out []byte, errOut string, 
 		}
 		revs := append(p.Branches, "^origin/trunk")
 		if p.Changes {
-			userGit(w.T, w.guest, "add", "-A")
-			tree := userGit(w.T, w.guest, "write-tree")
-			userGit(w.T, w.guest, "update-ref", guestapi.RefChanges, userGit(w.T, w.guest, "commit-tree", tree, "-p", "HEAD", "-m", "x"))
-			userGit(w.T, w.guest, "reset", "-q")
+			worktest.Git(w.T, w.guest, "add", "-A")
+			tree := worktest.Git(w.T, w.guest, "write-tree")
+			worktest.Git(w.T, w.guest, "update-ref", guestapi.RefChanges, worktest.Git(w.T, w.guest, "commit-tree", tree, "-p", "HEAD", "-m", "x"))
+			worktest.Git(w.T, w.guest, "reset", "-q")
 			revs = append(revs, guestapi.RefChanges)
 		}
 		return w.bundle(revs...), "", 0
@@ -64,16 +65,16 @@ func TestSyncThatMergesNothing(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	s := w.opened()
-	userGit(t, w.user, "checkout", "-q", "-b", "topic")
-	before := userGit(t, w.user, "rev-parse", "HEAD")
+	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
+	before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 	for _, has := range []bool{false, true} {
 		if has {
-			userGit(t, w.guest, "branch", "-q", "topic", "origin/trunk")
-			userGit(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
+			worktest.Git(t, w.guest, "branch", "-q", "topic", "origin/trunk")
+			worktest.Git(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
 			s = w.opened()
 		}
 		m, _, err := w.app.mergeSession(t.Context(), s, "", "")
-		if m != nil || err != nil || userGit(t, w.user, "rev-parse", "HEAD") != before {
+		if m != nil || err != nil || worktest.Git(t, w.user, "rev-parse", "HEAD") != before {
 			t.Fatalf("another branch was merged: %+v, %v", m, err)
 		}
 		why, next := w.app.notMerged(t.Context(), s, "", "")
@@ -118,9 +119,9 @@ func TestSyncPrints(t *testing.T) {
 func TestConflictNamesFiles(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"both": "theirs"})
-	put(t, w.user, map[string]string{"both": "mine"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	worktest.Put(t, w.user, map[string]string{"both": "mine"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "mine")
 	if _, _, err := w.app.mergeSession(t.Context(), w.opened(), "", ""); err == nil || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in both") {
 		t.Error(err)
 	}
@@ -131,7 +132,7 @@ func TestAppliedChangesAreHere(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
-	put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
+	worktest.Put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
 	left := func(want int) {
 		t.Helper()
 		s := w.opened()
@@ -140,17 +141,17 @@ func TestAppliedChangesAreHere(t *testing.T) {
 		}
 	}
 	left(2)
-	put(t, w.user, map[string]string{"a.txt": "changed"})
+	worktest.Put(t, w.user, map[string]string{"a.txt": "changed"})
 	left(1)
-	put(t, w.user, map[string]string{"more": "2"})
+	worktest.Put(t, w.user, map[string]string{"more": "2"})
 	left(0)
-	put(t, w.user, map[string]string{"more": "3"})
+	worktest.Put(t, w.user, map[string]string{"more": "3"})
 	left(1)
 }
 
 // A branch with a session of its own uses that one.
 func TestCurrentLink(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	for _, session := range []string{"", "fix-9"} {
 		l, err := findLink(t.Context(), repo, session)
 		if err == nil {
@@ -160,10 +161,10 @@ func TestCurrentLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	userGit(t, repo, "branch", "other")
-	userGit(t, repo, "branch", "fix-9")
+	worktest.Git(t, repo, "branch", "other")
+	worktest.Git(t, repo, "branch", "fix-9")
 	for branch, want := range map[string]string{"trunk": "of-", "other": "of-", "fix-9": "of-fix-9"} {
-		userGit(t, repo, "checkout", "-q", branch)
+		worktest.Git(t, repo, "checkout", "-q", branch)
 		if l, err := currentLink(t.Context(), repo); err != nil || l.session != want {
 			t.Errorf("%s: %+v, %v", branch, l, err)
 		}
@@ -172,16 +173,16 @@ func TestCurrentLink(t *testing.T) {
 
 // --branch accepts a branch that does not exist yet, as --worktree does.
 func TestSourceOfANewBranch(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	var notes bytes.Buffer
 	a := &App{Stderr: &notes}
-	head := userGit(t, repo, "rev-parse", "HEAD")
+	head := worktest.Git(t, repo, "rev-parse", "HEAD")
 	src, err := a.sourceHead(t.Context(), repo, "fix-12")
 	if err != nil || src.branch != "fix-12" || src.commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
 		t.Errorf("%+v, %v, %s", src, err, notes.String())
 	}
-	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
-	userGit(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
+	worktest.Git(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
+	worktest.Git(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
 	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.branch != "fix-12" || src.commit != head {
 		t.Errorf("a branch of origin: %+v, %v", src, err)
 	}
@@ -191,8 +192,8 @@ func TestSourceOfANewBranch(t *testing.T) {
 func TestStartChecksOut(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	userGit(t, w.user, "checkout", "-q", "-b", "topic")
-	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
+	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
+	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
 	src, err := findSource(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +211,7 @@ func TestStartChecksOut(t *testing.T) {
 				t.Error(err)
 			}
 			if sent.Checkout != "" {
-				userGit(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
+				worktest.Git(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
 			}
 			return []byte(`{"errors":{}}`), "", 0
 		}
@@ -234,14 +235,14 @@ func TestStartChecksOut(t *testing.T) {
 			t.Errorf("checkout %q: %s", sent.Checkout, w.notes.String())
 		}
 	}
-	put(t, w.guest, map[string]string{"more": "2"})
+	worktest.Put(t, w.guest, map[string]string{"more": "2"})
 	start("", "/workspace stays on branch trunk: it has 1 file with uncommitted changes\n  → beside it: agentlab start --worktree topic\n")
 	w.commit(map[string]string{"more": "3"})
 	start("", "/workspace stays on branch trunk: it has commits that are not here; get them first: agentlab sync\n")
-	userGit(t, w.guest, "checkout", "-q", "-b", "of-the-agent", "origin/trunk")
+	worktest.Git(t, w.guest, "checkout", "-q", "-b", "of-the-agent", "origin/trunk")
 	start("", "/workspace stays on branch of-the-agent: that branch was made in the session")
-	userGit(t, w.guest, "checkout", "-q", "trunk")
-	userGit(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
+	worktest.Git(t, w.guest, "checkout", "-q", "trunk")
+	worktest.Git(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
 	running = []string{"claude"}
 	start("", "/workspace stays on branch trunk: in it runs: claude\n  → beside it: agentlab start --worktree topic\n")
 	running = nil
@@ -252,7 +253,7 @@ func TestStartChecksOut(t *testing.T) {
 // Changes that were carried are in the sandbox: a later start does not deny it.
 func TestCarriedChangesAreNotReported(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"local": "1"})
+	worktest.Put(t, w.user, map[string]string{"local": "1"})
 	l := &repoLink{path: w.user, remote: remoteName}
 	note := func() string {
 		t.Helper()
@@ -267,7 +268,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	}
 	commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
 	if err == nil {
-		err = l.setKey(t.Context(), carriedKey, userGit(t, w.user, "rev-parse", commit+"^{tree}"))
+		err = l.setKey(t.Context(), carriedKey, worktest.Git(t, w.user, "rev-parse", commit+"^{tree}"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +276,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	if got := note(); got != "" {
 		t.Errorf("it was carried, but: %s", got)
 	}
-	put(t, w.user, map[string]string{"local": "2"})
+	worktest.Put(t, w.user, map[string]string{"local": "2"})
 	if got := note(); !strings.Contains(got, "the sandbox does not have") {
 		t.Errorf("it has changed since: %q", got)
 	}
@@ -284,7 +285,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 // What is not a work tree of a repository gets a hint that fits.
 func TestLinkOfNoWorkTree(t *testing.T) {
 	bare := filepath.Join(t.TempDir(), "bare.git")
-	userGit(t, sampleRepo(t), "clone", "-q", "--bare", ".", bare)
+	worktest.Git(t, worktest.Repo(t), "clone", "-q", "--bare", ".", bare)
 	for path, want := range map[string]string{bare: "git clone " + bare, filepath.Join(bare, "none"): "check the path", t.TempDir(): "git init"} {
 		if _, err := findLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
 			t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
@@ -326,7 +327,7 @@ func TestPushNamesAndTimes(t *testing.T) {
 // neither are uncommitted changes, which would be carried or reported.
 func TestSentFilesAreNoChanges(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", ignoreFile: "private/\n.env.key\n/.agentlabignore\n"})
+	worktest.Put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", ignoreFile: "private/\n.env.key\n/.agentlabignore\n"})
 	carried := func() string {
 		t.Helper()
 		w.notes.Reset()
@@ -342,12 +343,12 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 		if commit == "" {
 			return note
 		}
-		return note + userGit(t, w.user, "diff", "--name-status", "HEAD", commit)
+		return note + worktest.Git(t, w.user, "diff", "--name-status", "HEAD", commit)
 	}
 	if got := carried(); got != "" {
 		t.Errorf("without changes: %s", got)
 	}
-	put(t, w.user, map[string]string{"new": "1"})
+	worktest.Put(t, w.user, map[string]string{"new": "1"})
 	if got := carried(); !strings.Contains(got, "does not have 1 file with") || !strings.HasSuffix(got, "start --with-changes\nA\tnew") {
 		t.Errorf("with a new file: %s", got)
 	}
@@ -357,7 +358,7 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 // --no-env leaves those of the last one.
 func TestSentFilesAreExcluded(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
+	worktest.Put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
 	src, err := findSource(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // sessionizerFlags are the flags of 'agentlab sessionizer'.
@@ -86,10 +87,10 @@ repository without a path is cloned to this machine first.`,
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 && (f.list || f.stop != "" || f.destroy != "") {
-			return usageErrorf("unexpected argument %q", args[0]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("usage: %s", cmd.UseLine())
 		}
 		if f.force && f.destroy == "" {
-			return usageErrorf("--force requires --destroy").WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("--force requires --destroy").WithHint("usage: %s", cmd.UseLine())
 		}
 		s := &sessionizer{App: a, c: c, f: f}
 		if err := s.load(); err != nil {
@@ -162,7 +163,7 @@ func (s *sessionizer) entry(ctx context.Context, r listedRepo, all []api.Session
 	for _, got := range all {
 		if l.session != "" && (got.ID == l.session || got.Name == l.session) {
 			e.at, e.Session, e.Sandbox, e.State = got, got.Name, got.Sandbox, got.State
-			e.Running = got.Sandbox != "" && isUp(api.Sandbox{State: got.State})
+			e.Running = got.Sandbox != "" && work.IsUp(api.Sandbox{State: got.State})
 		}
 	}
 	return e, nil
@@ -293,7 +294,7 @@ func (s *sessionizer) stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if e.Sandbox != "" && !isStopped(api.Sandbox{State: e.State}) {
+	if e.Sandbox != "" && !work.IsStopped(api.Sandbox{State: e.State}) {
 		sb, err := s.stopSandbox(ctx, s.c, e.at, false, true)
 		if err != nil {
 			return err
@@ -317,7 +318,7 @@ func (s *sessionizer) destroy(ctx context.Context, name string) error {
 		return err
 	}
 	if e.other {
-		return usageErrorf("session %s is of a repository that the sessionizer does not know", e.Session).WithHint("delete it in its repository: agentlab rm")
+		return work.UsageErrorf("session %s is of a repository that the sessionizer does not know", e.Session).WithHint("delete it in its repository: agentlab rm")
 	}
 	how := removal{yes: s.f.yes, force: s.f.force, command: "agentlab sessionizer --destroy " + e.Repo}
 	if err := s.removeSession(ctx, s.c, &e.link, how); err != nil {
@@ -343,7 +344,7 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 			return err
 		}
 		if len(entries) == 0 {
-			return usageErrorf("there are no repositories").WithHint("add one to %s, or name it: agentlab sessionizer OWNER/REPO", filepath.Join(s.dir, reposFile))
+			return work.UsageErrorf("there are no repositories").WithHint("add one to %s, or name it: agentlab sessionizer OWNER/REPO", filepath.Join(s.dir, reposFile))
 		}
 		if name, err = s.pick(ctx, menu(entries)); err != nil || name == "" {
 			return err
@@ -355,7 +356,7 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 		return err
 	}
 	if e.other && !e.Running {
-		return usageErrorf("session %s is of a repository that the sessionizer does not know, and does not run", e.Session).
+		return work.UsageErrorf("session %s is of a repository that the sessionizer does not know, and does not run", e.Session).
 			WithHint("start it in its repository: agentlab start; or attach to it: agentlab attach %s", e.Session)
 	}
 	if !e.Running {
@@ -429,7 +430,7 @@ func (s *sessionizer) checkConcurrent(ctx context.Context) error {
 	}
 	n := 0
 	for _, sb := range list.Items {
-		if !agentlab.SandboxState(sb.State).Final() && !isStopped(sb) && !sb.OnDisk {
+		if !agentlab.SandboxState(sb.State).Final() && !work.IsStopped(sb) && !sb.OnDisk {
 			n++
 		}
 	}
@@ -459,13 +460,13 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 	}
 	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return localFault(parent, err)
+		return work.LocalFault(parent, err)
 	}
 	const pattern = ".agentlab-clone-*"
 	removeKilled(parent, pattern)
 	tmp, remove, err := lockedDir(parent, pattern)
 	if err != nil {
-		return localFault(parent, err)
+		return work.LocalFault(parent, err)
 	}
 	defer remove()
 	s.Progressf("cloning %s", r.url())
@@ -474,7 +475,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 			WithHint("check that git can clone %s, or add its path or URL to %s", r.url(), filepath.Join(s.dir, reposFile))
 	}
 	if err := os.Rename(filepath.Join(tmp, "repo"), dir); err != nil {
-		return localFault(dir, err)
+		return work.LocalFault(dir, err)
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // The files of the sessionizer, below the user's configuration directory.
@@ -349,7 +350,7 @@ func writtenBySessionizer(text string) bool {
 func readSessionizerFile(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", localFault(dir, err)
+		return "", work.LocalFault(dir, err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the user's own directory
 	if err == nil {
@@ -359,21 +360,21 @@ func readSessionizerFile(dir, name string) (string, error) {
 		}
 		if err != nil {
 			_ = os.Remove(path)
-			return "", localFault(path, err)
+			return "", work.LocalFault(path, err)
 		}
 	} else if !os.IsExist(err) {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	st, err := os.Stat(path)
 	if err == nil && st.Size() > maxSessionizerFile {
-		return "", agentlab.Errorf(agentlab.CodeLimit, "%s has more than %s", path, byteSize(int64(maxSessionizerFile)))
+		return "", agentlab.Errorf(agentlab.CodeLimit, "%s has more than %s", path, work.ByteSize(int64(maxSessionizerFile)))
 	}
 	if err != nil {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	data, err := os.ReadFile(path) //nolint:gosec // the user's own directory
 	if err != nil {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	return string(data), nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // tmux is the name of the local tmux session.
@@ -25,7 +26,7 @@ func (e sessionizerEntry) tmux() string {
 // otherSession is the entry of a session that is listed by its own name.
 func otherSession(s api.Session) sessionizerEntry {
 	return sessionizerEntry{
-		Repo: s.Name, Session: s.Name, Sandbox: s.Sandbox, State: s.State, Running: s.Sandbox != "" && isUp(api.Sandbox{State: s.State}),
+		Repo: s.Name, Session: s.Name, Sandbox: s.Sandbox, State: s.State, Running: s.Sandbox != "" && work.IsUp(api.Sandbox{State: s.State}),
 		other: true, dir: os.Getenv("HOME"), at: s,
 	}
 }
@@ -246,7 +247,7 @@ func (a *App) pick(ctx context.Context, lines []string) (string, error) {
 		return "", err
 	}
 	if _, tty := terminal(a.Stdin); !tty {
-		return "", usageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
+		return "", work.UsageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
 	}
 	for {
 		cmd := exec.CommandContext(ctx, path, "--no-multi", "--no-sort", "--prompt=repository> ") //nolint:gosec // no shell

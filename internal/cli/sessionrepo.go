@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 const (
@@ -70,10 +71,10 @@ func (r sessionRepo) saySlow(verb string) (stop func()) {
 
 // slowAfterSent is a reader after whose end the user waits for the command that has read it.
 // Its meter shows nothing more.
-func (r sessionRepo) slowAfterSent(in io.Reader, m *meter, verb string) (reader io.Reader, stop func()) {
+func (r sessionRepo) slowAfterSent(in io.Reader, m *work.Meter, verb string) (reader io.Reader, stop func()) {
 	stopSlow := func() {}
 	end := readerFunc(func([]byte) (int, error) {
-		m.done()
+		m.Done()
 		stopSlow = r.saySlow(verb)
 		return 0, io.EOF
 	})
@@ -241,7 +242,7 @@ type pushed struct {
 
 // push sends commits and sets branches. known are commits that the session has. It
 // returns why branches were not updated; the name "" is for the submodules.
-func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *meter) (map[string]string, error) {
+func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work.Meter) (map[string]string, error) {
 	tmp, remove, err := tempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
@@ -264,8 +265,8 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 		if err != nil {
 			return nil, err
 		}
-		m.start()
-		in = io.MultiReader(in, &meterReader{r: bundle, m: m, what: "sending", total: st.Size()})
+		m.Start()
+		in = io.MultiReader(in, &work.MeterReader{R: bundle, M: m, What: "sending", Total: st.Size()})
 	}
 	in, stop := r.slowAfterSent(in, m, "receive")
 	defer stop()
@@ -277,7 +278,7 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *mete
 		return nil, err
 	}
 	stop()
-	m.done()
+	m.Done()
 	faults := map[string]string{}
 	for _, u := range p.updates { // only what was asked for
 		if fault, failed := got.Errors[u.Branch]; failed {
@@ -296,7 +297,7 @@ func knownTo(st guestapi.RepoState) []string {
 }
 
 // pack makes a bundle of what the sandbox lacks; nil if that is nothing.
-func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []string, m *meter) (*os.File, error) {
+func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []string, m *work.Meter) (*os.File, error) {
 	objects, err := git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // lsCmd is 'session list' for the interactive workflow.
@@ -51,16 +52,16 @@ and continue then. To delete a session, see 'agentlab rm'.`,
 
 // stopSandbox stops the sandbox of a session, or suspends it to disk.
 func (a *App) stopSandbox(ctx context.Context, c *client.Client, s api.Session, suspend, wait bool) (sb api.Sandbox, err error) {
-	after := lastSandboxEvent(ctx, c, s)
-	done := isStopped
+	after := work.LastSandboxEvent(ctx, c, s)
+	done := work.IsStopped
 	if suspend {
-		done = isOnDisk
+		done = work.IsOnDisk
 		sb, err = c.StopSession(ctx, s.ID, true)
 	} else {
 		sb, err = c.StopSandbox(ctx, fmt.Sprint(s.SandboxVMID), api.SandboxStop{})
 	}
 	if err == nil && wait && !done(sb) {
-		sb, err = a.waitSandbox(ctx, c, sb, after, done)
+		sb, err = work.WaitSandbox(ctx, a, c, sb, after, done)
 	}
 	return sb, err
 }
@@ -120,7 +121,7 @@ you attach again.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if _, tty := terminal(a.Stdin); !tty && !web {
 			name, _, _ := strings.Cut(firstOf(args), "/")
-			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
+			return work.UsageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
 		if err := checkMultiplexer(o.multiplexer); err != nil {
 			return err
@@ -131,7 +132,7 @@ you attach again.`,
 		}
 		if t.sandbox != "" {
 			if o.run != "" || web || o.multiplexer != "" {
-				return usageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.sandbox)
+				return work.UsageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.sandbox)
 			}
 			return a.attachSandbox(ctx, c, t.sandbox, o.terminal)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // programs returns what runs in a directory of the repository of a session, relative to
@@ -46,7 +47,7 @@ func (a *App) endPrograms(ctx context.Context, w *openedSession, t guestapi.Repo
 
 // newOpened returns a session, as it was before, with its running sandbox.
 func newOpened(c *client.Client, s api.Session, sb api.Sandbox, l repoLink) *openedSession {
-	stopped := s.Sandbox == "" || isStopped(api.Sandbox{State: s.State})
+	stopped := s.Sandbox == "" || work.IsStopped(api.Sandbox{State: s.State})
 	s.Sandbox, s.SandboxVMID, s.State = sb.Name, sb.VMID, sb.State
 	return &openedSession{sessionRepo: sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path}, session: s, link: l, wasStopped: stopped}
 }

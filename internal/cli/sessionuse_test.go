@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The error for the name of a branch names the flag, and no field of a request.
@@ -31,12 +32,12 @@ func TestBranchNamesAreChecked(t *testing.T) {
 func TestRenamedBranchGivesWay(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	userGit(t, w.guest, "checkout", "-q", "-b", "topic")
+	worktest.Git(t, w.guest, "checkout", "-q", "-b", "topic")
 	first := w.commit(map[string]string{"new": "1"})
 	w.opened()
 	for _, names := range [][2]string{{"topic", "topic/more"}, {"topic/more", "topic"}} {
-		userGit(t, w.guest, "branch", "-q", "-m", names[0], "passing")
-		userGit(t, w.guest, "branch", "-q", "-m", "passing", names[1])
+		worktest.Git(t, w.guest, "branch", "-q", "-m", names[0], "passing")
+		worktest.Git(t, w.guest, "branch", "-q", "-m", "passing", names[1])
 		head := w.commit(map[string]string{"new": names[1]})
 		w.opened()
 		refs := w.refs()
@@ -72,7 +73,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 				t.Errorf("%s has another session", branch)
 			}
 			ids[branch] = s.ID
-			userGit(t, at.path, "checkout", "-q", "-B", branch)
+			worktest.Git(t, at.path, "checkout", "-q", "-B", branch)
 			if got, err := currentLink(t.Context(), at.path); err != nil || got.session != s.ID || got.branch != branch {
 				t.Errorf("on %s: %+v, %v", branch, got, err)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) setupCmd() *cobra.Command {
@@ -33,7 +34,7 @@ func (a *App) setupListCmd() *cobra.Command {
 	return query(a, "list", "List snapshots after setup, the last used first", exactArgs(), all((*client.Client).Setups), func(list api.List[api.Setup]) error {
 		t := newTable(a.Stdout, "ID", "REPOSITORY", "BRANCH", "PROFILE", "IMAGE", "STATE", "DISK", "AGE", "USED")
 		for _, s := range list.Items {
-			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, cmp.Or(s.Ref, "(all)"), s.Profile, shortImage(s.Image), s.State, byteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
+			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, cmp.Or(s.Ref, "(all)"), s.Profile, shortImage(s.Image), s.State, work.ByteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
 		}
 		return t.flush()
 	})
@@ -52,7 +53,7 @@ next job runs the commands again. Running jobs do not change.`,
 	cmd.Flags().BoolVar(&every, "all", false, "remove all snapshots after setup")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if every == (len(args) == 1) {
-			return usageErrorf("give an ID or --all").WithHint("list snapshots after setup with 'agentlab setup list'")
+			return work.UsageErrorf("give an ID or --all").WithHint("list snapshots after setup with 'agentlab setup list'")
 		}
 		var list api.List[api.Setup]
 		var err error

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // sourceOf returns the SetupSource of HEAD.
@@ -33,7 +34,7 @@ func TestSetupSource(t *testing.T) {
 	repo := filepath.Join(t.TempDir(), "repo")
 	commit := func(files map[string]string) {
 		t.Helper()
-		put(t, repo, files)
+		worktest.Put(t, repo, files)
 		run(t, repo, "git", "add", "-A", "-f")
 		run(t, repo, "git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "--allow-empty", "-m", "x")
 	}

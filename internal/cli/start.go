@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -93,7 +94,7 @@ session persists until 'agentlab rm'.`,
 			n = len(args)
 		}
 		if n > 1 {
-			return usageErrorf("unexpected argument %q", args[1]).WithHint("arguments of the agent follow --")
+			return work.UsageErrorf("unexpected argument %q", args[1]).WithHint("arguments of the agent follow --")
 		}
 		o.path = "."
 		if n == 1 {
@@ -119,7 +120,7 @@ arguments of %[1]s. If it is running already, attach to it.`, name),
 	o.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if n := cmd.ArgsLenAtDash(); n != 0 && len(args) > 0 {
-			return usageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
+			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
 		}
 		o.args = args
 		return a.start(ctx, c, o)
@@ -136,10 +137,10 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 		}
 	}
 	if o.agent != shellOnly && !slices.Contains(interactiveAgents, o.agent) {
-		return usageErrorf("unknown agent %q", o.agent).WithHint("choose one of %s, or %s for a shell", strings.Join(interactiveAgents, ", "), shellOnly)
+		return work.UsageErrorf("unknown agent %q", o.agent).WithHint("choose one of %s, or %s for a shell", strings.Join(interactiveAgents, ", "), shellOnly)
 	}
 	if o.agent == shellOnly && (o.resume || len(o.args) > 0) {
-		return usageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
+		return work.UsageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
 	}
 	o.shell = o.agent == shellOnly
 	if err := checkBranch(o.worktree, "worktree"); err != nil {
@@ -268,7 +269,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
-	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.saySlow}
+	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.slow}
 	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return got, open, err
@@ -292,7 +293,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 			return got, open, err
 		}
 		if n := len(sent.Files); n > 0 {
-			a.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
+			a.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), work.JoinNames(sent.Files))
 		}
 	}
 	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, p.Services != "", o.devcontainer); err != nil {
@@ -368,7 +369,7 @@ const lossNoticed = time.Minute
 // then the session is resumed again.
 func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
 	return a.resumeFor(ctx, c, s, ttl, func(sandbox string) error {
-		defer a.saySlow("waiting for the sandbox to run a command")()
+		defer work.SaySlow(a, "waiting for the sandbox to run a command")()
 		return guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
 	})
 }
@@ -379,16 +380,16 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 	defer func(was bool) { a.brief = was }(a.brief)
 	a.brief = true
 	for began := time.Now(); ; {
-		after := lastSandboxEvent(ctx, c, s)
+		after := work.LastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
-		if err == nil && !isUp(sb) {
+		if err == nil && !work.IsUp(sb) {
 			switch {
-			case isStopped(sb) && sb.Reason != "":
+			case work.IsStopped(sb) && sb.Reason != "":
 				a.Progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, agentlab.WithoutControls(sb.Reason))
-			case isStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
+			case work.IsStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
 				a.Progressf("starting the VM of session %s", s.Name)
 			}
-			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsUp)
 		}
 		if err != nil && sb.Unbootable && s.SandboxVMID != 0 {
 			a.noteUnbootable(s, sb)
@@ -403,18 +404,8 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 			return sb, err
 		}
 		s.SandboxVMID = sb.VMID
-		if err := sleepOr(ctx, time.Second); err != nil {
+		if err := work.SleepOr(ctx, time.Second); err != nil {
 			return sb, err
 		}
-	}
-}
-
-// sleepOr waits, or returns the error of an ended context.
-func sleepOr(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // warnBeforeStart says what would disappoint the user minutes later: that the agent has
@@ -20,7 +21,7 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	profile := o.profile
 	if l.session != "" {
 		s, err := c.Session(ctx, l.session)
-		if err == nil && isUp(api.Sandbox{State: s.State}) {
+		if err == nil && work.IsUp(api.Sandbox{State: s.State}) {
 			return nil
 		}
 		if err == nil {
@@ -50,7 +51,7 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.Confirm("Start it nevertheless?") {
 		return nil
 	}
-	return usageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
+	return work.UsageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
 }
 
 // noteHost says what the last check of the host has found, such as that CPUs are
@@ -119,13 +120,13 @@ func (a *App) destroyFailed(ctx context.Context, c *client.Client, s api.Session
 		if sb.UID != h.SandboxUID || state != agentlab.SandboxFailed && state != agentlab.SandboxTimeout {
 			continue
 		}
-		r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
-		done := func(sb api.Sandbox) bool { return isDestroyed(sb) || isKept(sb) }
-		if r.err == nil && !done(r.sb) {
-			_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, done)
+		r := work.RequestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+		done := func(sb api.Sandbox) bool { return work.IsDestroyed(sb) || work.IsKept(sb) }
+		if r.Err == nil && !done(r.Sb) {
+			_, r.Err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, done)
 		}
-		if r.err != nil {
-			return r.err
+		if r.Err != nil {
+			return r.Err
 		}
 	}
 	return nil

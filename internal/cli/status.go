@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) statusCmd() *cobra.Command {
@@ -60,7 +61,7 @@ func (a *App) printStatus(s api.Status) error {
 		t.row("Warm pool:", fmt.Sprintf("%d of %d with image %s and profile %s", p.Ready, p.Count, p.Image, p.Profile))
 	}
 	if m := s.MemoryTotal; m.Sandboxes > 0 {
-		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", byteSize(m.UniqueBytes), agentlab.Plural(m.Sandboxes, "running sandbox")))
+		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", work.ByteSize(m.UniqueBytes), agentlab.Plural(m.Sandboxes, "running sandbox")))
 	}
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // synced is the output of 'agentlab sync' under --json.
@@ -97,19 +98,19 @@ everything is copied, or nothing.`,
 	cmd.Flags().BoolVar(&fetchOnly, "fetch-only", false, "fetch, and merge nothing")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if fetchOnly && into != "" {
-			return usageErrorf("--fetch-only and --into cannot be used together")
+			return work.UsageErrorf("--fetch-only and --into cannot be used together")
 		}
 		switch {
 		case artifacts && (fetchOnly || into != ""):
-			return usageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
+			return work.UsageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
 		case artifacts:
 			o.patterns, o.worktree, o.session = args, worktree, session
 			return a.syncArtifacts(ctx, c, o)
 		case o.force || cmd.Flags().Changed("max-size"):
-			return usageErrorf("--force and --max-size require --artifacts")
+			return work.UsageErrorf("--force and --max-size require --artifacts")
 		}
 		if session != "" && len(args) > 0 {
-			return usageErrorf("a session and --session cannot be used together")
+			return work.UsageErrorf("a session and --session cannot be used together")
 		}
 		w, err := a.openSession(ctx, c, cmp.Or(session, firstOf(args)))
 		if err != nil {
@@ -213,8 +214,8 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 		return nil, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.saySlow
-	if !isUp(api.Sandbox{State: s.State}) && !w.wasStopped {
+	w.slow = a.slow
+	if !work.IsUp(api.Sandbox{State: s.State}) && !w.wasStopped {
 		a.Progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}
 	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 const (
@@ -84,7 +85,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
 		a.noteNamed(got.found)
 	}
-	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), byteSize(got.Bytes), agentlab.WithoutControls(got.Directory), joinSomeNames(got.Files))
+	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
 }
 
 // artifactPatterns returns the patterns of the arguments, or else those that the project
@@ -122,7 +123,7 @@ func artifactPatterns(top string, args []string) ([]string, error) {
 func readProjectFile(top string) ([]byte, error) {
 	root, err := os.OpenRoot(top)
 	if err != nil {
-		return nil, localFault(top, err)
+		return nil, work.LocalFault(top, err)
 	}
 	defer func() { _ = root.Close() }()
 	st, err := root.Stat(projectFile)
@@ -130,14 +131,14 @@ func readProjectFile(top string) ([]byte, error) {
 		return nil, nil
 	}
 	if err == nil && (!st.Mode().IsRegular() || st.Size() > projectfile.MaxBytes) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file of at most %s", projectFile, byteSize(projectfile.MaxBytes))
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file of at most %s", projectFile, work.ByteSize(projectfile.MaxBytes))
 	}
 	var text []byte
 	if err == nil {
 		text, err = root.ReadFile(projectFile)
 	}
 	if err != nil {
-		return nil, localFault(projectFile, err)
+		return nil, work.LocalFault(projectFile, err)
 	}
 	return text, nil
 }
@@ -157,7 +158,7 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOpt
 	}
 	root, err := os.OpenRoot(w.path)
 	if err != nil {
-		return got, localFault(w.path, err)
+		return got, work.LocalFault(w.path, err)
 	}
 	defer func() { _ = root.Close() }()
 	all := copied{}
@@ -285,7 +286,7 @@ func trackedNames(ctx context.Context, top string) (map[string]bool, error) {
 func ignoredNames(ctx context.Context, top string, names []string) (map[string]bool, error) {
 	root, err := os.OpenRoot(top)
 	if err != nil {
-		return nil, localFault(top, err)
+		return nil, work.LocalFault(top, err)
 	}
 	defer func() { _ = root.Close() }()
 	rules, err := root.ReadFile(ignoreFile)
@@ -293,7 +294,7 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 		return map[string]bool{}, nil
 	}
 	if err != nil {
-		return nil, localFault(ignoreFile, err) // otherwise more would be copied than the user wants
+		return nil, work.LocalFault(ignoreFile, err) // otherwise more would be copied than the user wants
 	}
 	empty, remove, err := tempDir("agentlab-ignore-*")
 	if err != nil {
@@ -332,24 +333,24 @@ func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Ro
 	defer remove()
 	// After a crash git must not take the directory for work of the user.
 	if err := top.WriteFile(path.Join(stage, ".gitignore"), []byte("*\n"), 0o600); err != nil {
-		return nil, nil, localFault(top.Name(), err)
+		return nil, nil, work.LocalFault(top.Name(), err)
 	}
 	root, err := top.OpenRoot(stage)
 	if err != nil {
-		return nil, nil, localFault(top.Name(), err)
+		return nil, nil, work.LocalFault(top.Name(), err)
 	}
 	defer func() { _ = root.Close() }()
 	m := a.Meter()
-	defer m.done()
+	defer m.Done()
 	list := strings.NewReader(".\x00" + strings.Join(names, "\x00") + "\x00")
 	got.Changed, err = a.readArchive(ctx, c, from, "", artifactPullScript, []string{from.path}, list, func(archive io.Reader) error {
-		isDir, err := unpack(root, archive, int64(o.gib)<<30, got, func() { m.moved("receiving", *got) })
+		isDir, err := unpack(root, archive, int64(o.gib)<<30, got, func() { moved(m, "receiving", *got) })
 		if err == nil && !isDir {
 			err = errArchive("it is not a directory")
 		}
 		return err
 	})
-	m.done()
+	m.Done()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -379,7 +380,7 @@ func checkArtifacts(root *os.Root, names []string, got *copied) (files []string,
 	}
 	err = fs.WalkDir(root.FS(), "top", func(at string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return localFault(at, err)
+			return work.LocalFault(at, err)
 		}
 		name := strings.TrimPrefix(at, "top/")
 		switch {

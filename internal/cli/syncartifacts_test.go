@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // artifactSession returns the session of a guest whose files are those of w.guest. If
@@ -62,16 +63,16 @@ func (w *sessionWorld) userFiles() map[string]string {
 func TestSyncArtifacts(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"dist/tracked.js": "of the user", ".gitignore": "*.log\nbuild/\n", ".agentlabignore": "*.map\n/build/cache/\n", "vendor/lib/x": "1"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "files")
-	userGit(t, w.user, "init", "-q", "nested")
-	put(t, w.guest, map[string]string{
+	worktest.Put(t, w.user, map[string]string{"dist/tracked.js": "of the user", ".gitignore": "*.log\nbuild/\n", ".agentlabignore": "*.map\n/build/cache/\n", "vendor/lib/x": "1"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "files")
+	worktest.Git(t, w.user, "init", "-q", "nested")
+	worktest.Put(t, w.guest, map[string]string{
 		"dist/app.js": "new", "dist/app.js.map": "map", "dist/TRACKED.js": "evil", "build/a.out": "binary", "build/cache/x": "cache",
 		"build/.envrc": "evil", "build/.gitattributes": "evil", "nested/a.out": "evil", "-n.log": "log", "other.txt": "other",
 		"vendor/lib/x/evil": "evil", ".worktrees/fix/only.log": "of the work tree",
 	})
-	userGit(t, w.guest, "init", "-q", ".worktrees/fix")
+	worktest.Git(t, w.guest, "init", "-q", ".worktrees/fix")
 	if err := os.Symlink("/etc/passwd", filepath.Join(w.guest, "build", "link")); err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,7 @@ func TestSyncArtifacts(t *testing.T) {
 		t.Error(err)
 	}
 	// Existing files stay, all of them, unless they may be replaced.
-	put(t, w.guest, map[string]string{"dist/app.js": "newer", "dist/second.js": "2"})
+	worktest.Put(t, w.guest, map[string]string{"dist/app.js": "newer", "dist/second.js": "2"})
 	_, err = w.app.pullArtifacts(t.Context(), s, o)
 	if agentlab.CodeOf(err) != agentlab.CodeExists || !maps.Equal(w.userFiles(), before) {
 		t.Errorf("%v", err)
@@ -151,7 +152,7 @@ func TestHostileArtifacts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSessionWorld(t)
-			put(t, w.guest, map[string]string{"dist/app.js": "new"})
+			worktest.Put(t, w.guest, map[string]string{"dist/app.js": "new"})
 			var archive bytes.Buffer
 			out := tar.NewWriter(&archive)
 			for _, h := range entries {
@@ -181,7 +182,7 @@ func TestArtifactsDoNotFollowLinks(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(w.user, "dist")); err != nil {
 		t.Fatal(err)
 	}
-	put(t, w.guest, map[string]string{"dist/app.js": "new"})
+	worktest.Put(t, w.guest, map[string]string{"dist/app.js": "new"})
 	_, err := w.app.pullArtifacts(t.Context(), w.artifactSession(nil), artifactOptions{patterns: []string{"dist/**"}, force: true, gib: 1})
 	left, _ := os.ReadDir(outside)
 	if err == nil || len(left) != 0 {
@@ -210,7 +211,7 @@ func TestArtifactPatterns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			top := t.TempDir()
 			if c.file != "" {
-				put(t, top, map[string]string{projectFile: c.file})
+				worktest.Put(t, top, map[string]string{projectFile: c.file})
 			}
 			got, err := artifactPatterns(top, c.args)
 			if agentlab.CodeOf(err) != c.code && (c.code != "" || err != nil) || !slices.Equal(got, c.want) {

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // mergeSession merges a branch of a session into a local one, with the findings of the
@@ -160,7 +161,7 @@ func (a *App) conflicted(ctx context.Context, path string) string {
 	if err != nil || out == "" {
 		return ""
 	}
-	return " in " + joinSomeNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
+	return " in " + work.JoinNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
 }
 
 // identity is the variables of the user's environment that name the author and the
@@ -214,7 +215,7 @@ func idle(ctx context.Context, path string) error {
 
 // errInWay is the error of a merge that would lose files.
 func errInWay(branch string, files []string) error {
-	return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, joinSomeNames(files)).
+	return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, work.JoinNames(files)).
 		WithHint("the commits are fetched; commit, stash or move these files, and run the command again: git stash push --include-untracked -- FILE")
 }
 

@@ -9,10 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // plant runs git with input, to make objects that a user's git would not.
@@ -31,10 +32,10 @@ func plant(t *testing.T, dir, input string, args ...string) string {
 // guestBundle packs what comes after base, up to a commit of the tree.
 func guestBundle(t *testing.T, repo, tree, base string) string {
 	t.Helper()
-	commit := userGit(t, repo, "commit-tree", "-p", base, "-m", "work", tree)
-	userGit(t, repo, "update-ref", "refs/heads/agentlab/j", commit)
+	commit := worktest.Git(t, repo, "commit-tree", "-p", base, "-m", "work", tree)
+	worktest.Git(t, repo, "update-ref", "refs/heads/agentlab/j", commit)
 	file := filepath.Join(t.TempDir(), "b")
-	userGit(t, repo, "bundle", "create", "-q", file, base+"..agentlab/j")
+	worktest.Git(t, repo, "bundle", "create", "-q", file, base+"..agentlab/j")
 	return file
 }
 
@@ -55,10 +56,10 @@ func takeBundle(ctx context.Context, dir, bundle, repo string) (string, error) {
 
 func TestTakeBundle(t *testing.T) {
 	t.Parallel()
-	user := sampleRepo(t)
-	base := userGit(t, user, "rev-parse", "HEAD")
+	user := worktest.Repo(t)
+	base := worktest.Git(t, user, "rev-parse", "HEAD")
 	guest := filepath.Join(t.TempDir(), "guest")
-	userGit(t, user, "clone", "-q", user, guest)
+	worktest.Git(t, user, "clone", "-q", user, guest)
 	blob := plant(t, guest, "#!/bin/sh\n", "hash-object", "-w", "--stdin")
 	hooks := plant(t, guest, "100755 blob "+blob+"\tpost-checkout\n", "mktree")
 	dotgit := plant(t, guest, "040000 tree "+hooks+"\thooks\n", "mktree")
@@ -69,8 +70,8 @@ func TestTakeBundle(t *testing.T) {
 	}
 	for name, tree := range bad {
 		// What the user's repository says about checks does not matter.
-		userGit(t, user, "config", "fetch.fsckObjects", "false")
-		userGit(t, user, "config", "fetch.fsck.hasDotgit", "ignore")
+		worktest.Git(t, user, "config", "fetch.fsckObjects", "false")
+		worktest.Git(t, user, "config", "fetch.fsck.hasDotgit", "ignore")
 		_, err := take(t, guestBundle(t, guest, tree, base), user)
 		if err == nil || !strings.Contains(err.Error(), "objects are invalid") {
 			t.Errorf("%s: got %v, want a refusal", name, err)
@@ -81,25 +82,25 @@ func TestTakeBundle(t *testing.T) {
 	}
 	good := guestBundle(t, guest, plant(t, guest, "100644 blob "+blob+"\tb.txt\n", "mktree"), base)
 	commit, err := take(t, good, user)
-	if err != nil || commit != userGit(t, user, "rev-parse", "refs/agentlab/j") {
+	if err != nil || commit != worktest.Git(t, user, "rev-parse", "refs/agentlab/j") {
 		t.Fatalf("a sound bundle: %s, %v", commit, err)
 	}
-	userGit(t, user, "fsck", "--strict")
+	worktest.Git(t, user, "fsck", "--strict")
 	if _, err := take(t, good, user); err != nil {
 		t.Errorf("the same again: %v", err)
 	}
 	other := filepath.Join(t.TempDir(), "other")
-	userGit(t, user, "init", "-q", other)
+	worktest.Git(t, user, "init", "-q", other)
 	if _, err := take(t, good, other); !errors.Is(err, errLacksBase) {
 		t.Errorf("without its base: got %v", err)
 	}
 }
 
 func TestTakeBrokenBundle(t *testing.T) {
-	user := sampleRepo(t)
-	base := userGit(t, user, "rev-parse", "HEAD")
-	userGit(t, user, "commit", "-q", "--allow-empty", "-m", "second")
-	whole, err := os.ReadFile(guestBundle(t, user, userGit(t, user, "rev-parse", "HEAD^{tree}"), base))
+	user := worktest.Repo(t)
+	base := worktest.Git(t, user, "rev-parse", "HEAD")
+	worktest.Git(t, user, "commit", "-q", "--allow-empty", "-m", "second")
+	whole, err := os.ReadFile(guestBundle(t, user, worktest.Git(t, user, "rev-parse", "HEAD^{tree}"), base))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func TestTakeBrokenBundle(t *testing.T) {
 		"other branch": "# v2 git bundle\n" + id + " refs/heads/main\n\n",
 		"option as id": "# v2 git bundle\n--upload-pack=x refs/heads/agentlab/j\n\n",
 		"cut short":    string(whole[:len(whole)-5]),
-		"not whole":    strings.Replace(string(whole), userGit(t, user, "rev-parse", "agentlab/j"), id, 1),
+		"not whole":    strings.Replace(string(whole), worktest.Git(t, user, "rev-parse", "agentlab/j"), id, 1),
 	} {
 		file := filepath.Join(t.TempDir(), "b")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -121,16 +122,16 @@ func TestTakeBrokenBundle(t *testing.T) {
 			t.Errorf("%s: taken as %s", name, commit)
 		}
 	}
-	if refs := userGit(t, user, "for-each-ref", "refs/agentlab"); refs != "" {
+	if refs := worktest.Git(t, user, "for-each-ref", "refs/agentlab"); refs != "" {
 		t.Errorf("a broken bundle left %s", refs)
 	}
 }
 
 // A hook's GIT_DIR names the repository of the hook, not the one we mean.
 func TestGitIgnoresInheritedVariables(t *testing.T) {
-	repo, hooked := sampleRepo(t), sampleRepo(t)
-	before := userGit(t, hooked, "for-each-ref")
-	commit := userGit(t, repo, "rev-parse", "HEAD")
+	repo, hooked := worktest.Repo(t), worktest.Repo(t)
+	before := worktest.Git(t, hooked, "for-each-ref")
+	commit := worktest.Git(t, repo, "rev-parse", "HEAD")
 	t.Setenv("GIT_DIR", filepath.Join(hooked, ".git"))
 	t.Setenv("GIT_INDEX_FILE", filepath.Join(hooked, ".git", "index"))
 	t.Setenv("GIT_OBJECT_DIRECTORY", filepath.Join(hooked, ".git", "objects"))
@@ -148,7 +149,7 @@ func TestGitIgnoresInheritedVariables(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if after := userGit(t, hooked, "for-each-ref"); after != before {
+	if after := worktest.Git(t, hooked, "for-each-ref"); after != before {
 		t.Errorf("the hook's repository changed:\n%s\nbefore:\n%s", after, before)
 	}
 }
@@ -157,14 +158,14 @@ func TestGitIgnoresInheritedVariables(t *testing.T) {
 // the repository's configuration allows itself.
 func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	t.Parallel()
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	dir := t.TempDir()
 	marker, script := filepath.Join(dir, "ran"), filepath.Join(dir, "evil.sh")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\ncat\n"), 0o755); err != nil { //nolint:gosec // it must be executable
 		t.Fatal(err)
 	}
-	bundle := guestBundle(t, repo, userGit(t, repo, "rev-parse", "HEAD^{tree}"), userGit(t, repo, "rev-parse", "HEAD"))
-	userGit(t, repo, "update-ref", "-d", "refs/heads/agentlab/j")
+	bundle := guestBundle(t, repo, worktest.Git(t, repo, "rev-parse", "HEAD^{tree}"), worktest.Git(t, repo, "rev-parse", "HEAD"))
+	worktest.Git(t, repo, "update-ref", "-d", "refs/heads/agentlab/j")
 	write := func(name, text string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(repo, name), []byte(text), 0o600); err != nil {
@@ -173,9 +174,9 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	}
 	write("b.txt", "b\n")
 	write("c.txt", "c\n")
-	userGit(t, repo, "add", ".")
-	userGit(t, repo, "commit", "-q", "-m", "more")
-	blob := userGit(t, repo, "rev-parse", "HEAD:c.txt")
+	worktest.Git(t, repo, "add", ".")
+	worktest.Git(t, repo, "commit", "-q", "-m", "more")
+	blob := worktest.Git(t, repo, "rev-parse", "HEAD:c.txt")
 	write(".gitattributes", "a.txt filter=x diff=x\nb.txt filter=a=b.c\nc.txt filter=p\n")
 	for _, kv := range [][2]string{
 		{"filter.x.clean", script}, {"filter.x.required", "true"}, {"filter.a=b.c.clean", script}, {"filter.p.process", script},
@@ -188,13 +189,13 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 		{"remote.ext.url", "ext::" + script}, {"remote.ext.promisor", "true"},
 		{"core.repositoryFormatVersion", "1"}, {"extensions.partialClone", "origin"},
 	} {
-		userGit(t, repo, "config", kv[0], kv[1])
+		worktest.Git(t, repo, "config", kv[0], kv[1])
 	}
 	included := filepath.Join(dir, "included")
 	if err := os.WriteFile(included, []byte("[filter \"p\"]\nclean = "+script+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	userGit(t, repo, "config", "include.path", included)
+	worktest.Git(t, repo, "config", "include.path", included)
 	write("a.txt", "two\n") // changed in place, so that status has to read them
 	write("b.txt", "x\n")
 	write("c.txt", "y\n")
@@ -224,17 +225,5 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	}
 	if _, err := os.Stat(marker); err == nil {
 		t.Error("a program that the configuration names was run")
-	}
-}
-
-func TestSaveToKeepsUmask(t *testing.T) {
-	old := syscall.Umask(0o077)
-	defer syscall.Umask(old)
-	name := filepath.Join(t.TempDir(), "f")
-	if _, err := saveTo(name, strings.NewReader("x"), false, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("got %v, %v; want mode 0600", info.Mode(), err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // killedAge is how old a directory of a killed process is when another one removes it.
@@ -56,12 +57,12 @@ func stageDir(parent *os.Root) (name string, remove func(), err error) {
 	removeKilled(parent.Name(), stagePrefix+"*")
 	name = stagePrefix + rand.Text()
 	if err := parent.Mkdir(name, 0o700); err != nil {
-		return "", nil, localFault(parent.Name(), err)
+		return "", nil, work.LocalFault(parent.Name(), err)
 	}
 	held, err := lockDir(filepath.Join(parent.Name(), name))
 	if err != nil {
 		_ = parent.Remove(name)
-		return "", nil, localFault(parent.Name(), err)
+		return "", nil, work.LocalFault(parent.Name(), err)
 	}
 	return name, func() {
 		_ = parent.RemoveAll(name)

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits on the attempts to reconnect a terminal.
@@ -182,9 +183,9 @@ func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox strin
 			}
 		case err != nil:
 			return err
-		case isUp(sb):
+		case work.IsUp(sb):
 			return nil
-		case agentlab.SandboxState(sb.State).Final() || isStopped(sb) && sb.Desired != string(agentlab.DesiredRunning) || sb.State == string(agentlab.SandboxFailed):
+		case agentlab.SandboxState(sb.State).Final() || work.IsStopped(sb) && sb.Desired != string(agentlab.DesiredRunning) || sb.State == string(agentlab.SandboxFailed):
 			return agentlab.Errorf(agentlab.CodeConflict, "sandbox %s is %s", sb.Name, sb.State).WithHint("continue it: agentlab start")
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -12,8 +11,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 const (
@@ -249,21 +248,5 @@ func (u *unpacker) fault(at string, err error) error {
 	case errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errArchiveSize):
 		return errArchive("it is damaged or incomplete: %w", err)
 	}
-	return localFault(cmp.Or(name, "the file"), err)
-}
-
-// localFault returns the error for a file of this machine that cannot be read or
-// written.
-func localFault(name string, err error) error {
-	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return e
-	}
-	code := agentlab.CodeUnavailable
-	if fsfault.Full(err) {
-		code = agentlab.CodeNoSpace
-	}
-	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		err = e.Err
-	}
-	return agentlab.Errorf(code, "cannot copy %s: %w", fmt.Sprintf("%.200q", name), err)
+	return work.LocalFault(cmp.Or(name, "the file"), err)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // verifyTTL is the lease, in minutes, of a sandbox that is created for a
@@ -60,7 +61,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		}
 		sandbox = fmt.Sprint(sb.VMID)
 		defer func() { a.endVerified(ctx, c, sandbox) }()
-		if _, err := a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+		if _, err := work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 			return err
 		}
 	}
@@ -83,10 +84,10 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
 	request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	r := requestChange(request, c, sandbox, true, c.DestroySandbox)
-	err := r.err
+	r := work.RequestChange(request, c, sandbox, true, c.DestroySandbox)
+	err := r.Err
 	if err == nil && ctx.Err() == nil {
-		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
+		_, err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, work.IsDestroyed)
 	}
 	if err != nil && ctx.Err() == nil {
 		a.Progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // trick is what a guest leaves behind to run something on the host, in a directory of its
@@ -167,10 +168,10 @@ func newTrickWorld(t *testing.T) *sessionWorld {
 		}
 	}
 	host["keep"] = "1"
-	put(t, w.user, host)
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "host")
-	userGit(t, w.guest, "pull", "-q")
+	worktest.Put(t, w.user, host)
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "host")
+	worktest.Git(t, w.guest, "pull", "-q")
 	return w
 }
 
@@ -186,7 +187,7 @@ func (w *sessionWorld) leave(list []trick) (commit string) {
 		}
 	}
 	commit = gitIn(w.T, w.guest, "", "commit-tree", makeTree(w.T, w.guest, files, kept...), "-p", "origin/trunk", "-m", "tricks")
-	userGit(w.T, w.guest, "update-ref", "refs/heads/trunk", commit)
+	worktest.Git(w.T, w.guest, "update-ref", "refs/heads/trunk", commit)
 	return commit
 }
 
@@ -232,7 +233,7 @@ func TestTricksInCommits(t *testing.T) {
 	}
 	for _, ff := range []bool{true, false} {
 		if !ff {
-			userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+			worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 		}
 		w.leave(rest)
 		s := w.fetched()
@@ -242,13 +243,13 @@ func TestTricksInCommits(t *testing.T) {
 		}
 		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.found)
 		// What 'job fetch' and 'sync --fetch-only' name.
-		found, err := judgeFetched(t.Context(), w.user, userGit(t, w.user, "rev-parse", s.link.ref("trunk")))
+		found, err := judgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		checkFound(t, "fetch", rest, found)
 		h := &remoteHelper{a: w.app, repo: sessionRepo{path: filepath.Join(w.user, ".git")}}
-		if err := h.judge(t.Context(), userGit(t, w.user, "rev-parse", s.link.ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		if err := h.judge(t.Context(), worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
 			t.Errorf("git fetch: %v", err)
 		}
 	}
@@ -269,7 +270,7 @@ func TestSyncOfTricks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTrickWorld(t)
 			if tc.policy != "" {
-				userGit(t, w.user, "config", "agentlab.return", tc.policy)
+				worktest.Git(t, w.user, "config", "agentlab.return", tc.policy)
 			}
 			var list []trick
 			for _, tr := range tricksOf(tc.level) {
@@ -282,15 +283,15 @@ func TestSyncOfTricks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := userGit(t, w.user, "rev-parse", "HEAD")
+			before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 			auto := &autoSync{}
 			auto.once(t.Context(), w.app, s)
 			auto.report(w.app)
-			if is := userGit(t, w.user, "rev-parse", "HEAD") == commit; is != tc.merged || (auto.held == nil) != tc.merged || auto.err != nil {
+			if is := worktest.Git(t, w.user, "rev-parse", "HEAD") == commit; is != tc.merged || (auto.held == nil) != tc.merged || auto.err != nil {
 				t.Errorf("automatically: merged %v, held %v, %v", is, auto.held, auto.err)
 			}
 			for _, into := range []string{"", "review"} {
-				userGit(t, w.user, "reset", "-q", "--hard", before)
+				worktest.Git(t, w.user, "reset", "-q", "--hard", before)
 				_, found, err := w.app.mergeSession(t.Context(), s, into, "trunk")
 				if (err == nil) != tc.merged || err != nil && agentlab.CodeOf(err) != agentlab.CodeDenied {
 					t.Errorf("into %q: %v", into, err)
@@ -299,7 +300,7 @@ func TestSyncOfTricks(t *testing.T) {
 					checkFound(t, "sync", list, found)
 				}
 			}
-			if !tc.merged && (userGit(t, w.user, "status", "--porcelain") != "" || userGit(t, w.user, "rev-parse", "HEAD") != before) {
+			if !tc.merged && (worktest.Git(t, w.user, "status", "--porcelain") != "" || worktest.Git(t, w.user, "rev-parse", "HEAD") != before) {
 				t.Error("the work tree has changed")
 			}
 			if tc.level == returncheck.Named && !strings.Contains(w.notes.String(), "read before you run") {
@@ -323,7 +324,7 @@ func TestApplyOfTricks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTrickWorld(t)
 			if tc.policy != "" {
-				userGit(t, w.user, "config", "agentlab.return", tc.policy)
+				worktest.Git(t, w.user, "config", "agentlab.return", tc.policy)
 			}
 			var list []trick
 			for _, tr := range tricksOf(tc.level) {
@@ -332,7 +333,7 @@ func TestApplyOfTricks(t *testing.T) {
 				}
 			}
 			commit := w.leave(list)
-			userGit(t, w.guest, "update-ref", guestapi.RefChanges, commit)
+			worktest.Git(t, w.guest, "update-ref", guestapi.RefChanges, commit)
 			bundle := filepath.Join(t.TempDir(), "b")
 			if err := os.WriteFile(bundle, w.bundle(guestapi.RefChanges, "^origin/trunk"), 0o600); err != nil {
 				t.Fatal(err)
@@ -386,7 +387,7 @@ func TestCopyOfTricks(t *testing.T) {
 	for _, policy := range []string{"", "allow"} {
 		w := newTrickWorld(t)
 		if policy != "" {
-			userGit(t, w.user, "config", "agentlab.return", policy)
+			worktest.Git(t, w.user, "config", "agentlab.return", policy)
 		}
 		stageAt := t.TempDir()
 		got, _, err := unpackTo(t, stageAt, trickArchive(t, tricks), 1<<20)
@@ -482,20 +483,20 @@ func TestSyncOfBombs(t *testing.T) {
 	for range 9 {
 		paths = tree("040000 tree", paths, 10)
 	}
-	before := userGit(t, w.user, "rev-parse", "HEAD")
+	before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 	for name, bomb := range map[string]string{"paths": paths, "bytes": tree("100644 blob", blob, 40)} {
 		for _, ff := range []bool{true, false} {
-			userGit(t, w.user, "reset", "-q", "--hard", before)
+			worktest.Git(t, w.user, "reset", "-q", "--hard", before)
 			if !ff {
-				userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+				worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 			}
 			commit := gitIn(t, w.guest, "", "commit-tree", bomb, "-p", "origin/trunk", "-m", "bomb")
-			userGit(t, w.guest, "update-ref", "refs/heads/trunk", commit)
+			worktest.Git(t, w.guest, "update-ref", "refs/heads/trunk", commit)
 			s := w.fetched()
 			if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeLimit {
 				t.Errorf("%s, fast-forward %v: %v", name, ff, err)
 			}
-			if _, err := os.Stat(filepath.Join(w.user, ".git/index.lock")); err == nil || userGit(t, w.user, "status", "--porcelain") != "" {
+			if _, err := os.Stat(filepath.Join(w.user, ".git/index.lock")); err == nil || worktest.Git(t, w.user, "status", "--porcelain") != "" {
 				t.Errorf("%s: the repository has changed", name)
 			}
 		}
@@ -507,18 +508,18 @@ func TestSyncOfBombs(t *testing.T) {
 func TestReturnCheckSeesTheMergedTree(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"env.txt": tenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "files")
-	userGit(t, w.guest, "pull", "-q")
+	worktest.Put(t, w.user, map[string]string{"env.txt": tenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "files")
+	worktest.Git(t, w.guest, "pull", "-q")
 	w.commit(map[string]string{"env.txt": tenLines + "touch /tmp/x\n"})
-	userGit(t, w.user, "mv", "env.txt", ".envrc")
-	userGit(t, w.user, "commit", "-q", "-m", "rename")
+	worktest.Git(t, w.user, "mv", "env.txt", ".envrc")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "rename")
 	s := w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), ".envrc") {
 		t.Errorf("%v", err)
 	}
-	userGit(t, w.user, "config", "core.hooksPath", "tools")
+	worktest.Git(t, w.user, "config", "core.hooksPath", "tools")
 	w.commit(map[string]string{"env.txt": tenLines, "tools/anything": "x"})
 	s = w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "tools/anything (git runs it as a hook") {

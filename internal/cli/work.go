@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // The modes of synchronization while a terminal is attached.
@@ -53,7 +54,7 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 	case syncManual, syncOnCommit, syncOnIdle:
 		return mode, nil
 	}
-	return "", usageErrorf("unknown mode of synchronization %q", mode).WithHint("use one of %s, %s, %s", syncManual, syncOnCommit, syncOnIdle)
+	return "", work.UsageErrorf("unknown mode of synchronization %q", mode).WithHint("use one of %s, %s, %s", syncManual, syncOnCommit, syncOnIdle)
 }
 
 // work attaches to the terminal of a session until the user detaches.
@@ -97,7 +98,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if name != "" && len(args) > 0 {
-			return usageErrorf("a session and --session cannot be used together")
+			return work.UsageErrorf("a session and --session cannot be used together")
 		}
 		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *checkedBundle, of changeSource) error {
 			if b == nil {
@@ -207,17 +208,17 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	}
 	if !how.yes {
 		if !a.Confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
-			return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
+			return work.UsageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
 		}
 		if err := a.checkSynced(ctx, c, s, *l, how); err != nil { // its agent worked on while the question was open
 			return err
 		}
 	}
 	if s.Sandbox != "" {
-		after := lastSandboxEvent(ctx, c, s)
+		after := work.LastSandboxEvent(ctx, c, s)
 		sb, err := c.StopSession(ctx, s.ID, false)
-		if err == nil && !isDestroyed(sb) {
-			_, err = a.waitSandbox(ctx, c, sb, after, isDestroyed)
+		if err == nil && !work.IsDestroyed(sb) {
+			_, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsDestroyed)
 		}
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeConflict { // it has none
 			return err
@@ -280,7 +281,7 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 		return nil, st, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.saySlow
+	w.slow = a.slow
 	defer func() {
 		if err != nil || len(left) > 0 { // else the session is deleted
 			a.leave(ctx, w)

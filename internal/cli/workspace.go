@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) workspaceCmd() *cobra.Command {
@@ -29,7 +30,7 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 // workspaceChange requests a change of a workspace, waits until it is in one of the
 // states want if wait is set, and prints the outcome.
 func (a *App) workspaceChange(ctx context.Context, c *client.Client, wait bool, request func() (api.Workspace, error), want ...agentlab.WorkspaceState) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ func (a *App) waitWorkspace(ctx context.Context, c *client.Client, w api.Workspa
 			continue
 		}
 		a.ShowEvent(e)
-		if err := refusal(e); err != nil {
+		if err := work.Refusal(e); err != nil {
 			return w, err
 		}
 		text, _ := e.Data["state"].(string)
@@ -153,7 +154,7 @@ func usedBytes(n int64) string {
 	if n == 0 {
 		return "-"
 	}
-	return byteSize(n)
+	return work.ByteSize(n)
 }
 
 func (a *App) workspaceShowCmd() *cobra.Command {
@@ -227,7 +228,7 @@ asks for confirmation, unless it gets --yes.`,
 			question = fmt.Sprintf("Delete workspace %s with its content and its snapshots for good?", args[0])
 		}
 		if !yes && !a.Confirm(question) {
-			return usageErrorf("workspace %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
+			return work.UsageErrorf("workspace %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		done := []agentlab.WorkspaceState{agentlab.WorkspaceDeleted}
 		if !purge {

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // The host never reads the file system of a workspace. These commands run e2fsck and
@@ -45,7 +46,7 @@ func (a *App) maintain(ctx context.Context, c *client.Client, r api.SandboxCreat
 		return noWaitHint(ctx, c, r.Workspace, err)
 	}
 	defer func() { err = cmp.Or(err, a.endMaintenance(ctx, c, sb)) }()
-	if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+	if sb, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -90,12 +91,12 @@ func renewMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) {
 func (a *App) endMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
 	defer cancel()
-	r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
-	if r.err == nil && !isDestroyed(r.sb) {
-		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
+	r := work.RequestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+	if r.Err == nil && !work.IsDestroyed(r.Sb) {
+		_, r.Err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, work.IsDestroyed)
 	}
-	if r.err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(r.err), "the maintenance sandbox %s (%d) has the workspace until it is destroyed: %w", sb.Name, sb.VMID, r.err).
+	if r.Err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(r.Err), "the maintenance sandbox %s (%d) has the workspace until it is destroyed: %w", sb.Name, sb.VMID, r.Err).
 			WithHint("agentlab sandbox destroy %d", sb.VMID)
 	}
 	return nil
@@ -168,10 +169,10 @@ first. The command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if yes && !repair {
-			return usageErrorf("--yes requires --repair")
+			return work.UsageErrorf("--yes requires --repair")
 		}
 		if repair && !yes && !a.Confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
-			return usageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
+			return work.UsageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
 		}
 		return a.fsck(ctx, c, args[0], repair)
 	})
@@ -188,7 +189,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
 	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
 		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
-		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(sanitizeLines(out.String()))}
+		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(work.SanitizeLines(out.String()))}
 		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
 		switch {
 		case err != nil:
@@ -245,7 +246,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if _, tty := terminal(a.Stdout); tty && out == "-" {
-			return usageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
+			return work.UsageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
 		}
 		w, err := c.Workspace(ctx, args[0])
 		if err != nil {
@@ -264,7 +265,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 				return err
 			}
 			var entries int
-			n, err := saveTo(name, pipe(func(to io.Writer) (err error) {
+			n, err := work.SaveTo(name, pipe(func(to io.Writer) (err error) {
 				entries, err = a.export(ctx, c, sb, w, to, see)
 				return err
 			}), force, 0o600)
@@ -272,7 +273,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 				return err
 			}
 			a.noteArchive(see.findings())
-			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), byteSize(n))
+			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), work.ByteSize(n))
 		})
 	})
 	return cmd
@@ -381,7 +382,7 @@ func (a *App) importTo(ctx context.Context, c *client.Client, in io.Reader, use 
 
 // dropWorkspace deletes a workspace for good.
 func (a *App) dropWorkspace(ctx context.Context, c *client.Client, workspace string) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) worktreeCmd() *cobra.Command {
@@ -84,7 +85,7 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 			commit = src.commit
 		}
 		m := a.Meter()
-		defer m.done()
+		defer m.Done()
 		faults, err := r.push(ctx, pushed{updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, knownTo(st), m)
 		if err != nil {
 			return "", err
@@ -173,7 +174,7 @@ its agent, are ended after a confirmation or with --yes.`,
 			return err
 		}
 		if t.Dir == "" {
-			return usageErrorf("%s is checked out in /workspace itself", args[0]).WithHint("delete the session instead: agentlab rm")
+			return work.UsageErrorf("%s is checked out in /workspace itself", args[0]).WithHint("delete the session instead: agentlab rm")
 		}
 		if t.Uncommitted > 0 && !force {
 			return agentlab.Errorf(agentlab.CodeConflict, "the work tree of %s has %s with uncommitted changes", args[0], agentlab.Plural(t.Uncommitted, "file")).

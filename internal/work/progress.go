@@ -1,4 +1,4 @@
-package cli
+package work
 
 import (
 	"sync"
@@ -8,20 +8,20 @@ import (
 // slowAfter is how long a command waits in silence.
 const slowAfter = 2 * time.Second
 
-// saySlow prints what the command waits for, if it still does so after slowAfter, until stop
+// SaySlow prints what the command waits for, if it still does so after slowAfter, until stop
 // is called. Nothing else may be printed in between.
-func (a *App) saySlow(what string) (stop func()) {
-	return a.saySlowAfter(time.After(slowAfter), what)
+func SaySlow(ui UI, what string) (stop func()) {
+	return saySlowAfter(ui, time.After(slowAfter), what)
 }
 
-func (a *App) saySlowAfter(slow <-chan time.Time, what string) (stop func()) {
+func saySlowAfter(ui UI, slow <-chan time.Time, what string) (stop func()) {
 	ended, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		select {
 		case <-ended:
 		case <-slow:
-			a.Progressf("%s", what)
+			ui.Progressf("%s", what)
 		}
 	}()
 	return sync.OnceFunc(func() {
