@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // appliedRefs begins the refs for what commands have applied to a work tree. It is the base
@@ -27,7 +28,7 @@ func (s changeSource) appliedRef(top string) string {
 
 // appliedFile is a version of a file that was applied.
 type appliedFile struct {
-	indexEntry            // modeNone: it was deleted
+	indexEntry            // gitsafe.ModeNone: it was deleted
 	base       indexEntry // what the agent had changed: its commit's version
 }
 
@@ -41,10 +42,10 @@ const (
 
 // readApplied returns what was applied before, by path.
 func readApplied(ctx context.Context, repo, ref string) (map[string]appliedFile, error) {
-	if _, err := git(ctx, repo, "rev-parse", "--verify", "--quiet", ref); err != nil {
+	if _, err := gitsafe.Git(ctx, repo, "rev-parse", "--verify", "--quiet", ref); err != nil {
 		return nil, ctx.Err() // nothing was
 	}
-	bases, err := gitInput{raw: true}.run(ctx, repo, "cat-file", "blob", ref+":"+appliedBases)
+	bases, err := gitsafe.Command{Raw: true}.Run(ctx, repo, "cat-file", "blob", ref+":"+appliedBases)
 	if err != nil {
 		return nil, err
 	}
@@ -52,10 +53,10 @@ func readApplied(ctx context.Context, repo, ref string) (map[string]appliedFile,
 	for line := range strings.SplitSeq(bases, "\x00") {
 		info, name, _ := strings.Cut(line, "\t")
 		if mode, blob, ok := strings.Cut(info, " "); ok && returncheck.BadPath(name) == "" {
-			applied[name] = appliedFile{indexEntry{modeNone, noBlob}, indexEntry{mode, blob}}
+			applied[name] = appliedFile{indexEntry{gitsafe.ModeNone, gitsafe.NoBlob}, indexEntry{mode, blob}}
 		}
 	}
-	out, err := gitInput{raw: true}.run(ctx, repo, "ls-tree", "-r", "-z", "--full-tree", ref)
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, repo, "ls-tree", "-r", "-z", "--full-tree", ref)
 	if err != nil {
 		return nil, err
 	}
@@ -74,21 +75,21 @@ func readApplied(ctx context.Context, repo, ref string) (map[string]appliedFile,
 // rebase replaces the base of a change by what was applied before, if the agent's commit
 // is still the same and the file is not as there. own reports that the file has no changes
 // of the user.
-func (p *applyPlan) rebase(c change, ours fileVersion) (_ change, own bool) {
-	before, is := p.applied[c.path]
-	if !is || ours.blob == c.oldBlob || before.base != (indexEntry{c.oldMode, c.oldBlob}) {
+func (p *applyPlan) rebase(c gitsafe.Change, ours fileVersion) (_ gitsafe.Change, own bool) {
+	before, is := p.applied[c.Path]
+	if !is || ours.blob == c.OldBlob || before.base != (indexEntry{c.OldMode, c.OldBlob}) {
 		return c, false
 	}
-	c.oldMode, c.oldBlob = before.mode, before.blob
+	c.OldMode, c.OldBlob = before.mode, before.blob
 	return c, ours.blob == before.blob && ours.mode == before.mode
 }
 
 // record stores the versions that are in the work tree now.
 func (p *applyPlan) record(ctx context.Context) error {
 	ref := p.ch.of.appliedRef(p.w.top)
-	in := gitInput{env: append(identityOfAgentLab(), "GIT_INDEX_FILE="+filepath.Join(p.dir, "applied-index"))}
+	in := gitsafe.Command{Env: append(gitsafe.OwnIdentity(), "GIT_INDEX_FILE="+filepath.Join(p.dir, "applied-index"))}
 	if p.applied != nil {
-		if _, err := in.run(ctx, p.w.top, "read-tree", ref); err != nil {
+		if _, err := in.Run(ctx, p.w.top, "read-tree", ref); err != nil {
 			return err
 		}
 	} else {
@@ -97,19 +98,19 @@ func (p *applyPlan) record(ctx context.Context) error {
 	var files, entries, bases strings.Builder
 	stored := map[string]bool{}
 	for _, c := range p.took {
-		if _, err := os.Lstat(p.blobFile(c.newBlob)); err == nil && !stored[c.newBlob] {
-			stored[c.newBlob] = true
-			fmt.Fprintln(&files, p.blobFile(c.newBlob))
+		if _, err := os.Lstat(p.blobFile(c.NewBlob)); err == nil && !stored[c.NewBlob] {
+			stored[c.NewBlob] = true
+			fmt.Fprintln(&files, p.blobFile(c.NewBlob))
 		}
-		mode := c.newMode
+		mode := c.NewMode
 		switch {
-		case mode == modeNone:
+		case mode == gitsafe.ModeNone:
 			mode = "0"
-		case !stored[c.newBlob]:
+		case !stored[c.NewBlob]:
 			continue // the user had it already
 		}
-		fmt.Fprintf(&entries, "%s %s\t%s%s\x00", mode, c.newBlob, appliedNew, c.path)
-		p.applied[c.path] = appliedFile{indexEntry{c.newMode, c.newBlob}, indexEntry{c.oldMode, c.oldBlob}}
+		fmt.Fprintf(&entries, "%s %s\t%s%s\x00", mode, c.NewBlob, appliedNew, c.Path)
+		p.applied[c.Path] = appliedFile{indexEntry{c.NewMode, c.NewBlob}, indexEntry{c.OldMode, c.OldBlob}}
 	}
 	if entries.Len() == 0 {
 		return nil
@@ -117,34 +118,27 @@ func (p *applyPlan) record(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(p.applied)) {
 		fmt.Fprintf(&bases, "%s %s\t%s\x00", p.applied[name].base.mode, p.applied[name].base.blob, name)
 	}
-	id, err := (gitInput{stdin: strings.NewReader(bases.String())}).run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin")
+	id, err := (gitsafe.Command{Stdin: strings.NewReader(bases.String())}).Run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin")
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(&entries, "%s %s\t%s\x00", modeFile, id, appliedBases)
+	fmt.Fprintf(&entries, "%s %s\t%s\x00", gitsafe.ModeFile, id, appliedBases)
 	store, index := in, in
-	store.stdin, index.stdin = strings.NewReader(files.String()), strings.NewReader(entries.String())
-	if _, err := store.run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin-paths"); err != nil {
+	store.Stdin, index.Stdin = strings.NewReader(files.String()), strings.NewReader(entries.String())
+	if _, err := store.Run(ctx, p.w.top, "hash-object", "-w", "--no-filters", "--stdin-paths"); err != nil {
 		return err
 	}
-	if _, err := index.run(ctx, p.w.top, "update-index", "-z", "--index-info"); err != nil {
+	if _, err := index.Run(ctx, p.w.top, "update-index", "-z", "--index-info"); err != nil {
 		return err
 	}
-	tree, err := in.run(ctx, p.w.top, "write-tree")
+	tree, err := in.Run(ctx, p.w.top, "write-tree")
 	if err != nil {
 		return err
 	}
-	commit, err := in.run(ctx, p.w.top, "commit-tree", tree, "-m", "Applied changes of "+p.ch.of.kind+" "+p.ch.of.id)
+	commit, err := in.Run(ctx, p.w.top, "commit-tree", tree, "-m", "Applied changes of "+p.ch.of.kind+" "+p.ch.of.id)
 	if err != nil {
 		return err
 	}
-	_, err = git(ctx, p.w.top, "update-ref", "--no-deref", ref, commit)
+	_, err = gitsafe.Git(ctx, p.w.top, "update-ref", "--no-deref", ref, commit)
 	return err
-}
-
-// identityOfAgentLab is the environment for commits that no user sees.
-func identityOfAgentLab() []string {
-	return []string{
-		"GIT_AUTHOR_NAME=AgentLab", "GIT_AUTHOR_EMAIL=agentlab@localhost", "GIT_COMMITTER_NAME=AgentLab", "GIT_COMMITTER_EMAIL=agentlab@localhost",
-	}
 }

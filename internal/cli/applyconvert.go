@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // Git converts files on their way to and from a work tree: line endings, encodings and
@@ -27,46 +29,46 @@ type hashedFile struct {
 func (p *applyPlan) objects() string { return filepath.Join(p.dir, "objects") }
 
 // gitHere runs git in the work tree, with the same objects; new ones are temporary.
-func (p *applyPlan) gitHere(ctx context.Context, in gitInput, args ...string) (string, error) {
+func (p *applyPlan) gitHere(ctx context.Context, in gitsafe.Command, args ...string) (string, error) {
 	return p.gitIn(ctx, p.w.top, in, args...)
 }
 
 // gitIn is gitHere in another directory.
-func (p *applyPlan) gitIn(ctx context.Context, dir string, in gitInput, args ...string) (string, error) {
+func (p *applyPlan) gitIn(ctx context.Context, dir string, in gitsafe.Command, args ...string) (string, error) {
 	if p.env == nil {
-		env, err := disableFilters(ctx, p.w.top)
+		env, err := gitsafe.DisableFilters(ctx, p.w.top)
 		if err != nil {
 			return "", err
 		}
-		p.env = withConfig(withConfig(env, "core.safecrlf", "false"), "core.splitIndex", "false")
+		p.env = gitsafe.WithConfig(gitsafe.WithConfig(env, "core.safecrlf", "false"), "core.splitIndex", "false")
 	}
-	in.env = slices.Concat(in.env, p.env, []string{"GIT_OBJECT_DIRECTORY=" + p.objects()})
-	in.limited = true
-	return in.run(ctx, dir, args...)
+	in.Env = slices.Concat(in.Env, p.env, []string{"GIT_OBJECT_DIRECTORY=" + p.objects()})
+	in.Limited = true
+	return in.Run(ctx, dir, args...)
 }
 
 // hashOurs stores the user's versions of files that are not as in the index, as git add
 // would: in a copy of the index, because line endings in the index decide about others.
-func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
-	if err := addAlternate(p.objects(), filepath.Join(p.ch.bare, "objects")); err != nil {
+func (p *applyPlan) hashOurs(ctx context.Context, list []gitsafe.Change) error {
+	if err := gitsafe.AddAlternate(p.objects(), filepath.Join(p.ch.Bare, "objects")); err != nil {
 		return err
 	}
-	if err := addAlternate(filepath.Join(p.ch.bare, "objects"), p.objects()); err != nil {
+	if err := gitsafe.AddAlternate(filepath.Join(p.ch.Bare, "objects"), p.objects()); err != nil {
 		return err
 	}
 	p.ours = map[string]hashedFile{}
 	var names, hidden strings.Builder
 	for _, c := range list {
-		_, tracked := p.w.index[c.path]
-		st, err := p.w.root.Lstat(c.path)
-		if err != nil || !st.Mode().IsRegular() || tracked && !p.w.dirty[c.path] && !p.w.hidden[c.path] {
+		_, tracked := p.w.index[c.Path]
+		st, err := p.w.root.Lstat(c.Path)
+		if err != nil || !st.Mode().IsRegular() || tracked && !p.w.dirty[c.Path] && !p.w.hidden[c.Path] {
 			continue // version says what is wrong
 		}
-		fmt.Fprintf(&names, "%s\x00", c.path)
-		if p.w.hidden[c.path] {
-			fmt.Fprintf(&hidden, "%s\x00", c.path)
+		fmt.Fprintf(&names, "%s\x00", c.Path)
+		if p.w.hidden[c.Path] {
+			fmt.Fprintf(&hidden, "%s\x00", c.Path)
 		}
-		p.ours[c.path] = hashedFile{seen: st}
+		p.ours[c.Path] = hashedFile{seen: st}
 	}
 	if len(p.ours) == 0 {
 		return nil
@@ -87,13 +89,13 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
 			continue
 		}
 		update := in
-		update.stdin = strings.NewReader(run.names)
+		update.Stdin = strings.NewReader(run.names)
 		if _, err := p.gitHere(ctx, update, append([]string{"update-index"}, run.args...)...); err != nil {
 			return agentlab.Errorf(agentlab.CodeInvalid, "git cannot read the files of the work tree: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
 		}
 	}
 	all := in
-	all.raw = true
+	all.Raw = true
 	out, err := p.gitHere(ctx, all, "ls-files", "--stage", "-z")
 	if err != nil {
 		return err
@@ -114,9 +116,9 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []change) error {
 
 // copyOfIndex copies the index of the work tree to a temporary file, and returns the
 // environment that selects it.
-func (p *applyPlan) copyOfIndex(ctx context.Context, name string) (gitInput, error) {
-	env, err := copyIndex(ctx, p.w.top, filepath.Join(p.dir, name))
-	return gitInput{env: env}, err
+func (p *applyPlan) copyOfIndex(ctx context.Context, name string) (gitsafe.Command, error) {
+	env, err := gitsafe.CopyIndex(ctx, p.w.top, filepath.Join(p.dir, name))
+	return gitsafe.Command{Env: env}, err
 }
 
 // checkOut converts the content of all files that are written. It lets git check them out
@@ -126,16 +128,16 @@ func (p *applyPlan) checkOut(ctx context.Context) error {
 	var files, entries, names strings.Builder
 	var steps []*applyStep
 	for i := range p.steps {
-		if s := &p.steps[i]; regular(s.newMode) {
+		if s := &p.steps[i]; gitsafe.Regular(s.NewMode) {
 			steps = append(steps, s)
 			fmt.Fprintln(&files, s.content)
-			fmt.Fprintf(&names, "%s\x00", s.path)
+			fmt.Fprintf(&names, "%s\x00", s.Path)
 		}
 	}
 	if len(steps) == 0 {
 		return nil
 	}
-	out, err := p.gitHere(ctx, gitInput{stdin: strings.NewReader(files.String())}, "hash-object", "-w", "--no-filters", "--stdin-paths")
+	out, err := p.gitHere(ctx, gitsafe.Command{Stdin: strings.NewReader(files.String())}, "hash-object", "-w", "--no-filters", "--stdin-paths")
 	if err != nil {
 		return err
 	}
@@ -144,19 +146,19 @@ func (p *applyPlan) checkOut(ctx context.Context) error {
 		return fmt.Errorf("git printed %d names of %d files", len(ids), len(steps))
 	}
 	for i, s := range steps {
-		fmt.Fprintf(&entries, "%s %s\t%s\x00", s.newMode, ids[i], s.path)
+		fmt.Fprintf(&entries, "%s %s\t%s\x00", s.NewMode, ids[i], s.Path)
 	}
 	in, err := p.copyOfIndex(ctx, "index-new")
 	if err != nil {
 		return err
 	}
 	update, write := in, in
-	update.stdin, write.stdin = strings.NewReader(entries.String()), strings.NewReader(names.String())
+	update.Stdin, write.Stdin = strings.NewReader(entries.String()), strings.NewReader(names.String())
 	if _, err := p.gitHere(ctx, update, "update-index", "-z", "--index-info"); err != nil {
 		return err
 	}
 	// In an empty work tree, attributes come from the index.
-	dir, err := git(ctx, p.w.top, "rev-parse", "--absolute-git-dir")
+	dir, err := gitsafe.Git(ctx, p.w.top, "rev-parse", "--absolute-git-dir")
 	if err != nil {
 		return err
 	}
@@ -164,14 +166,14 @@ func (p *applyPlan) checkOut(ctx context.Context) error {
 	if err := os.Mkdir(empty, 0o700); err != nil {
 		return err
 	}
-	write.env = append(write.env, "GIT_DIR="+dir, "GIT_WORK_TREE="+empty)
+	write.Env = append(write.Env, "GIT_DIR="+dir, "GIT_WORK_TREE="+empty)
 	if _, err := p.gitIn(ctx, empty, write, "checkout-index", "--quiet", "--force", "--prefix="+to+"/", "-z", "--stdin"); err != nil {
 		return err
 	}
 	for _, s := range steps {
-		s.content = filepath.Join(to, filepath.FromSlash(s.path))
+		s.content = filepath.Join(to, filepath.FromSlash(s.Path))
 		if st, err := os.Lstat(s.content); err != nil || !st.Mode().IsRegular() {
-			return fmt.Errorf("git has not checked out %s", s.path)
+			return fmt.Errorf("git has not checked out %s", s.Path)
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // autoSync fetches the commits of a session in the background while a terminal is
@@ -80,9 +81,9 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		for _, h := range got.Fetched {
 			s.commits += h.Commits
 		}
-		current := currentBranch(ctx, w.path)
+		current := gitsafe.CurrentBranch(ctx, w.path)
 		if ref := w.link.ref(current); w.state.Branches[current] != "" {
-			if isAncestor(ctx, w.path, "HEAD", ref) {
+			if gitsafe.IsAncestor(ctx, w.path, "HEAD", ref) {
 				err = s.forward(ctx, a, w, current, ref)
 			}
 		}
@@ -99,15 +100,15 @@ func (s *autoSync) forward(ctx context.Context, a *App, w *openedSession, curren
 	if err := idle(ctx, w.path); err != nil {
 		return err
 	}
-	j, err := judgeCommit(ctx, w.path, w.path, true, "HEAD", ref)
+	j, err := gitsafe.JudgeCommit(ctx, w.path, w.path, true, "HEAD", ref)
 	if err != nil {
 		return err
 	}
-	if s.held = a.admit(ctx, j.found, w.admission("HEAD", ref, true)); s.held != nil {
+	if s.held = gitsafe.Admit(ctx, a, j.Found, w.admission("HEAD", ref, true)); s.held != nil {
 		return ctx.Err()
 	}
 	if _, err = a.mergeRef(ctx, w.path, current, ref, j); err == nil {
-		s.found = append(s.found, j.found...)
+		s.found = append(s.found, j.Found...)
 	}
 	return err
 }
@@ -122,7 +123,7 @@ func (s *autoSync) report(a *App) {
 	if s.commits > 0 {
 		a.Progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
 	}
-	a.noteNamed(s.found)
+	gitsafe.NoteNamed(a, s.found)
 	if s.held != nil {
 		a.Progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
 	}

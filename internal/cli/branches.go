@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // checkBranch checks the name of a branch in an argument, or in a flag if that is not "".
@@ -26,7 +27,7 @@ func checkBranch(branch, flag string) error {
 // linkedBranches returns the branches of the sessions of the repository in the current
 // directory that are for one, by the IDs of the sessions.
 func linkedBranches(ctx context.Context) map[string]string {
-	out, _ := git(ctx, ".", "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.(url|agentlabbranch)$`) // "" outside of a repository
+	out, _ := gitsafe.Git(ctx, ".", "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.(url|agentlabbranch)$`) // "" outside of a repository
 	ids, branches := map[string]string{}, map[string]string{}
 	for line := range strings.Lines(out) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -60,6 +61,6 @@ func (a *App) clearWay(ctx context.Context, w *openedSession, have map[string]st
 	if update.Len() == 0 {
 		return nil
 	}
-	_, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin")
+	_, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.path, "update-ref", "--no-deref", "--stdin")
 	return err
 }

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
@@ -20,7 +19,7 @@ func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error
 	if l.session != "" && !o.fresh || o.withChanges {
 		return nil
 	}
-	env, err := disableFilters(ctx, l.path)
+	env, err := gitsafe.DisableFilters(ctx, l.path)
 	if err != nil {
 		return err
 	}
@@ -36,7 +35,7 @@ func uncommittedFiles(n int) string { return agentlab.Plural(n, "file") + " with
 // carriedChanges returns a commit of the uncommitted changes that the user wants in
 // the sandbox.
 func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (commit string, err error) {
-	env, err := disableFilters(ctx, l.path)
+	env, err := gitsafe.DisableFilters(ctx, l.path)
 	if err != nil {
 		return "", err
 	}
@@ -65,7 +64,7 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 		a.Progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
 		return commit, nil
 	}
-	tree, err := git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
+	tree, err := gitsafe.Git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
 	if err == nil && l.key(ctx, carriedKey) != tree {
 		a.Progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
 	}
@@ -88,8 +87,8 @@ type changedFiles struct {
 // as changes: untracked environment files, which sendEnvFiles sends, and what
 // .agentlabignore names. env disables the filters.
 func changedNames(ctx context.Context, path string, env []string) (got changedFiles, err error) {
-	in := gitInput{env: env, raw: true}
-	status, err := in.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
+	in := gitsafe.Command{Env: env, Raw: true}
+	status, err := in.Run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
 	if err != nil {
 		return got, err
 	}
@@ -114,8 +113,8 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 	if len(all) == 0 {
 		return got, nil
 	}
-	in.stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
-	attrs, err := in.run(ctx, path, "check-attr", "-z", "--stdin", "filter")
+	in.Stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
+	attrs, err := in.Run(ctx, path, "check-attr", "-z", "--stdin", "filter")
 	if err != nil {
 		return got, err
 	}
@@ -133,7 +132,7 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 		}
 	}
 	if len(got.filtered) > 0 {
-		got.filtered, err = lfs.WithoutObjects(lfsGit(ctx, path), path, got.filtered)
+		got.filtered, err = lfs.WithoutObjects(gitsafe.LFSGit(ctx, path), path, got.filtered)
 	}
 	return got, err
 }
@@ -157,17 +156,17 @@ func withoutUnsent(ctx context.Context, path string, untracked []string) ([]stri
 // other files, so that it does not take them for changed ones, such as those of which the
 // user hides the local version (skip-worktree).
 func commitChanges(ctx context.Context, path string, env, names []string) (commit string, err error) {
-	dir, remove, err := tempDir("agentlab-changes-*")
+	dir, remove, err := gitsafe.TempDir("agentlab-changes-*")
 	if err != nil {
 		return "", err
 	}
 	defer remove()
-	index, err := copyIndex(ctx, path, filepath.Join(dir, "index"))
+	index, err := gitsafe.CopyIndex(ctx, path, filepath.Join(dir, "index"))
 	if err != nil {
 		return "", err
 	}
-	in := gitInput{env: slices.Concat(env, identityOfAgentLab(), index, []string{"GIT_LITERAL_PATHSPECS=1"})}
-	known, err := gitInput{env: in.env, raw: true}.run(ctx, path, "ls-files", "-z", "--cached")
+	in := gitsafe.Command{Env: slices.Concat(env, gitsafe.OwnIdentity(), index, []string{"GIT_LITERAL_PATHSPECS=1"})}
+	known, err := gitsafe.Command{Env: in.Env, Raw: true}.Run(ctx, path, "ls-files", "-z", "--cached")
 	if err != nil {
 		return "", err
 	}
@@ -184,40 +183,14 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 	}
 	if list.Len() > 0 {
 		add := in
-		add.stdin = strings.NewReader(list.String())
-		if _, err := add.run(ctx, path, "update-index", "--add", "--remove", "--replace", "-z", "--stdin"); err != nil {
+		add.Stdin = strings.NewReader(list.String())
+		if _, err := add.Run(ctx, path, "update-index", "--add", "--remove", "--replace", "-z", "--stdin"); err != nil {
 			return "", err
 		}
 	}
-	tree, err := in.run(ctx, path, "write-tree")
+	tree, err := in.Run(ctx, path, "write-tree")
 	if err != nil {
 		return "", err
 	}
-	return in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
-}
-
-// copyIndex copies the index of a work tree, which can be missing, and returns the
-// environment that selects the copy. The copy has the time of the index: git compares it
-// with the times of files to find changes right after the index was written.
-func copyIndex(ctx context.Context, top, to string) (env []string, err error) {
-	from, err := git(ctx, top, "rev-parse", "--path-format=absolute", "--git-path", "index")
-	if err != nil {
-		return nil, err
-	}
-	env = []string{"GIT_INDEX_FILE=" + to}
-	st, err := os.Stat(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		return env, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(from) //nolint:gosec // of the user's repository
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(to, text, 0o600); err != nil {
-		return nil, err
-	}
-	return env, os.Chtimes(to, st.ModTime(), st.ModTime())
+	return in.Run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // The values of agentlab.identity in the configuration of git: whose name and address
@@ -20,7 +21,7 @@ const (
 // user. Otherwise the guest has an identity of its own.
 func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) error {
 	get := func(key string) string {
-		value, _ := git(ctx, l.path, "config", "--get", key)
+		value, _ := gitsafe.Git(ctx, l.path, "config", "--get", key)
 		return value
 	}
 	name, email := get("user.name"), get("user.email")
@@ -39,7 +40,7 @@ func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) erro
 		if policy = identityAgent; answer == "y" || answer == "yes" {
 			policy = identityUser
 		}
-		if _, err := git(ctx, l.path, "config", "--global", "agentlab.identity", policy); err != nil {
+		if _, err := gitsafe.Git(ctx, l.path, "config", "--global", "agentlab.identity", policy); err != nil {
 			a.Progressf("note: the answer is not stored: %s", agentlab.WithoutControls(err.Error()))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // copyOptions are the flags of cp.
@@ -24,16 +25,16 @@ type copyOptions struct {
 
 // copied is what cp has copied.
 type copied struct {
-	Source      string         `json:"source"`
-	Destination string         `json:"destination"`
-	Files       int            `json:"files"`
-	Directories int            `json:"directories"`
-	Links       int            `json:"links"`
-	Bytes       int64          `json:"bytes"`
-	Skipped     []skippedEntry `json:"skipped"`            // the first maxSkipped
-	SkippedMore int            `json:"skipped_more"`       // the others
-	Changed     bool           `json:"changed_while"`      // the guest changed files during the copy
-	Findings    []finding      `json:"findings,omitempty"` // of the return check
+	Source      string            `json:"source"`
+	Destination string            `json:"destination"`
+	Files       int               `json:"files"`
+	Directories int               `json:"directories"`
+	Links       int               `json:"links"`
+	Bytes       int64             `json:"bytes"`
+	Skipped     []skippedEntry    `json:"skipped"`            // the first maxSkipped
+	SkippedMore int               `json:"skipped_more"`       // the others
+	Changed     bool              `json:"changed_while"`      // the guest changed files during the copy
+	Findings    []gitsafe.Finding `json:"findings,omitempty"` // of the return check
 }
 
 // skippedEntry is a file that cp does not copy.

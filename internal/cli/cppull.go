@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // pullScript writes an archive of a file or, if $2 is tree, of a directory. A link that
@@ -50,7 +51,7 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 		return work.LocalFault(target.parent, err)
 	}
 	defer func() { _ = parent.Close() }()
-	stage, remove, err := stageDir(parent)
+	stage, remove, err := gitsafe.StageDir(parent)
 	if err != nil {
 		return err
 	}
@@ -80,13 +81,13 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 	if err != nil {
 		return err
 	}
-	got.Findings = findingsJSON(found)
+	got.Findings = gitsafe.FindingsJSON(found)
 	if err := (installer{parent, opt.force}).install(path.Join(stage, "top"), name); err != nil {
 		return err
 	}
 	got.Destination = filepath.Join(target.parent, name)
 	if !a.json {
-		a.noteNamed(found)
+		gitsafe.NoteNamed(a, found)
 	}
 	return a.finishCopy(got)
 }
@@ -94,36 +95,36 @@ func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to stri
 // admitCopy is the return check of a copy in a staging directory. It leaves out what is
 // refused, unless that is everything, and asks about what must be confirmed.
 func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string, got *copied) ([]returncheck.Finding, error) {
-	j, err := judgeFiles(ctx, stage, "top", parent, name)
+	j, err := gitsafe.JudgeFiles(ctx, stage, "top", parent, name)
 	if err != nil {
 		return nil, err
 	}
-	bad := ofLevel(j.found, returncheck.Refused)
-	how := admission{dir: parent, verb: "copied"}
+	bad := gitsafe.OfLevel(j.Found, returncheck.Refused)
+	how := gitsafe.Admission{Dir: parent, Verb: "copied"}
 	above := "\x00" // what was left out last
 	for _, f := range bad {
-		at := j.staged[f.Path]
+		at := j.Staged[f.Path]
 		if strings.HasPrefix(at, above+"/") {
 			continue
 		}
 		if above = at; at == "top" {
-			return nil, a.admit(ctx, bad, how)
+			return nil, gitsafe.Admit(ctx, a, bad, how)
 		}
 		if err := stage.RemoveAll(at); err != nil {
 			return nil, work.LocalFault(f.Path, err)
 		}
 		got.skip(f.Path, "it "+strings.TrimPrefix(f.Why, "it "))
 	}
-	rest := j.found[len(bad):]
+	rest := j.Found[len(bad):]
 	if len(bad) > 0 {
 		if err := got.count(stage); err != nil {
 			return nil, err
 		}
 		if got.Files == 0 {
-			return nil, a.admit(ctx, bad, how)
+			return nil, gitsafe.Admit(ctx, a, bad, how)
 		}
 	}
-	return rest, a.admit(ctx, rest, how)
+	return rest, gitsafe.Admit(ctx, a, rest, how)
 }
 
 // count counts what is left of a copy in a staging directory.
@@ -268,7 +269,7 @@ func (i installer) install(from, to string) error {
 // can.
 func (i installer) check(from, to string) error {
 	return i.walk(from, to, func(from, to string, have fs.FileInfo) error {
-		if have != nil && !i.force && !sameContent(i.root, from, i.root, to) {
+		if have != nil && !i.force && !gitsafe.SameContent(i.root, from, i.root, to) {
 			return agentlab.Errorf(agentlab.CodeExists, "%s exists", to).WithHint("use --force to replace existing files")
 		}
 		return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // Git's settings for dotfiles. Only the user's own configuration counts, not that of a
@@ -98,11 +99,11 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 // userSetting returns a setting of the user's Git configuration, "" if it is not set. A
 // repository cannot set it.
 func userSetting(ctx context.Context, repo, key string) string {
-	in := gitInput{}
+	in := gitsafe.Command{}
 	if file, ok := os.LookupEnv("GIT_CONFIG_GLOBAL"); ok {
-		in.env = []string{"GIT_CONFIG_GLOBAL=" + file}
+		in.Env = []string{"GIT_CONFIG_GLOBAL=" + file}
 	}
-	value, _ := in.run(ctx, repo, "config", "--global", "--get", key) // fails if it is not set
+	value, _ := in.Run(ctx, repo, "config", "--global", "--get", key) // fails if it is not set
 	return value
 }
 
@@ -168,8 +169,8 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 		return err
 	}
 	const pattern = ".clone-*"
-	removeKilled(filepath.Dir(dir), pattern)
-	tmp, remove, err := lockedDir(filepath.Dir(dir), pattern)
+	gitsafe.RemoveKilled(filepath.Dir(dir), pattern)
+	tmp, remove, err := gitsafe.LockedDir(filepath.Dir(dir), pattern)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // agentHome is the home directory of the user agent in all images.
@@ -97,7 +98,7 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 			return err
 		}
 		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // from the table; host and dir are checked
-			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(lastLine(string(out))))
+			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(gitsafe.LastLine(string(out))))
 		}
 		return a.done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // ignoreFile names files of a repository that are not sent, in the syntax of
@@ -87,7 +88,7 @@ func excludeSent(ctx context.Context, c *client.Client, sent SentEnvFiles) error
 
 // findEnvFiles returns the top of a work tree and its environment files.
 func findEnvFiles(ctx context.Context, repo string) (top string, names []string, err error) {
-	if top, err = git(ctx, repo, "rev-parse", "--show-toplevel"); err != nil {
+	if top, err = gitsafe.Git(ctx, repo, "rev-parse", "--show-toplevel"); err != nil {
 		return "", nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not in the work tree of a git repository: %v", repo, err).WithField("repo")
 	}
 	var found []string
@@ -116,7 +117,7 @@ func findEnvFiles(ctx context.Context, repo string) (top string, names []string,
 // listFiles returns files that git does not track, without directories.
 func listFiles(ctx context.Context, top string, args, patterns []string) ([]string, error) {
 	args = slices.Concat([]string{"ls-files", "-z", "--others"}, args, []string{"--"}, patterns)
-	out, err := gitInput{raw: true}.run(ctx, top, args...)
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, top, args...)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "git cannot list the files of %s: %w", top, err)
 	}

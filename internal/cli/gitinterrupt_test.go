@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -62,7 +63,7 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 	w := newSessionWorld(t)
 	head := w.commit(map[string]string{"new": "1"})
 	s := w.fetched()
-	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func TestGitIsNotKilled(t *testing.T) {
 	dir, started := t.TempDir(), fifo(t, "started")
 	ended := filepath.Join(dir, "ended")
 	slowGit(t, "status", "trap 'touch "+ended+"; exit 1' TERM\necho > "+started+"\nwhile :; do :; done")
-	if _, err := git(cancelAt(t, started, func() {}), dir, "status"); err == nil {
+	if _, err := gitsafe.Git(cancelAt(t, started, func() {}), dir, "status"); err == nil {
 		t.Error("it succeeded")
 	}
 	if _, err := os.Lstat(ended); err != nil {

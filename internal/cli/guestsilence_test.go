@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -115,7 +116,7 @@ func TestRepositoryOfASilentGuest(t *testing.T) {
 		if _, err := r.state(t.Context()); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: state: %v", name, err)
 		}
-		err := r.fetch(t.Context(), []string{"trunk"}, true, "", func(*checkedBundle) error { return nil })
+		err := r.fetch(t.Context(), []string{"trunk"}, true, "", func(*gitsafe.Bundle) error { return nil })
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: fetch: %v", name, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // buildContainerScript starts the dev container of the directory $1, which builds it,
@@ -63,7 +64,7 @@ repository (default: this one).`,
 	flags.StringVar(&req.Image, "image", "dev", "image to start from; it needs Docker and @devcontainers/cli")
 	flags.StringVar(&req.Profile, "profile", "no-secrets", "profile of the sandbox; it has no secrets, and its network policy must allow the registries")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		top, err := git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
+		top, err := gitsafe.Git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
 		if err != nil {
 			return err
 		}
@@ -74,7 +75,7 @@ repository (default: this one).`,
 			return agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("name").WithHint("choose one with --name")
 		}
 		if !slices.ContainsFunc(containerFiles, func(f string) bool {
-			_, err := git(ctx, top, "cat-file", "-e", "HEAD:"+f)
+			_, err := gitsafe.Git(ctx, top, "cat-file", "-e", "HEAD:"+f)
 			return err == nil
 		}) {
 			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, containerFiles[0]).WithHint("commit it, and try again")
@@ -106,7 +107,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	f.req.Job.Devcontainer = agentlab.DevcontainerOff
 	sb, err := c.CreateSandbox(ctx, f.req)
 	if err != nil {
-		a.dropBundle(ctx, c, f.req.Job.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.req.Job.BundleID)
 		return img, err
 	}
 	id := fmt.Sprint(sb.VMID)

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) jobApplyCmd() *cobra.Command {
@@ -45,8 +46,8 @@ the changes are those of its last checkpoint.`,
 		if noChanges(j) && len(args) == 1 {
 			return a.nothingToApply(j, nil)
 		}
-		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
-			if b.withoutChanges(j) && len(args) == 1 {
+		return a.withResult(ctx, c, j, repo, func(b *gitsafe.Bundle, dir string) error {
+			if withoutChanges(b, j) && len(args) == 1 {
 				return a.nothingToApply(j, b)
 			}
 			o.paths = args[1:]
@@ -57,7 +58,7 @@ the changes are those of its last checkpoint.`,
 }
 
 // nothingToApply says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToApply(j api.Job, b *checkedBundle) error {
+func (a *App) nothingToApply(j api.Job, b *gitsafe.Bundle) error {
 	a.Progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
 	a.noteModuleDiffs(j)
 	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}, nil), silent)
@@ -79,7 +80,7 @@ func (o *applyOptions) flags(cmd *cobra.Command) {
 func (s changeSource) applied(files []string, unchanged int, skipped []string, found []returncheck.Finding) map[string]any {
 	out := map[string]any{s.kind + "_id": s.id, "applied": files, "unchanged": unchanged, "skipped": skipped}
 	if len(found) > 0 {
-		out["findings"] = findingsJSON(found)
+		out["findings"] = gitsafe.FindingsJSON(found)
 	}
 	if s.checkpoint != nil {
 		out["checkpoint"] = s.checkpoint
@@ -87,8 +88,8 @@ func (s changeSource) applied(files []string, unchanged int, skipped []string, f
 	return out
 }
 
-func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, o applyOptions) error {
-	unlock, err := a.lockRepo(ctx, b.path, false)
+func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of changeSource, dir string, o applyOptions) error {
+	unlock, err := a.lockRepo(ctx, b.Path, false)
 	if err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err != nil {
 		return err
 	}
-	w, err := openWorkTree(ctx, b.path)
+	w, err := openWorkTree(ctx, b.Path)
 	if err != nil {
 		return err
 	}
@@ -120,8 +121,8 @@ func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSourc
 	if err != nil {
 		return err
 	}
-	how := admission{dir: b.path, verb: "applied", show: of.diff, instead: "leave them out: " + of.apply + " --exclude PATH"}
-	if err := a.admit(ctx, found, how); err != nil {
+	how := gitsafe.Admission{Dir: b.Path, Verb: "applied", Show: of.diff, Instead: "leave them out: " + of.apply + " --exclude PATH"}
+	if err := gitsafe.Admit(ctx, a, found, how); err != nil {
 		return err
 	}
 	if err := p.merge(ctx); err != nil {
@@ -148,7 +149,7 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 	of := p.ch.of
 	names := []string{}
 	for _, s := range p.steps {
-		names = append(names, s.path)
+		names = append(names, s.Path)
 	}
 	doc := of.applied(names, p.same, append([]string{}, p.skipped...), found)
 	pointers := p.pointers()
@@ -165,9 +166,9 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 		for _, f := range p.left {
 			a.Progressf("note: %s is left out: it %s", agentlab.WithoutControls(f.Path), agentlab.WithoutControls(f.Why))
 		}
-		a.noteNamed(found)
+		gitsafe.NoteNamed(a, found)
 		if len(pointers) > 0 {
-			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", lfsNames(pointers))
+			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", gitsafe.LFSNames(pointers))
 		}
 		a.Progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
 		if n := of.newCommits; n > 0 {
@@ -181,13 +182,13 @@ func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
 // another file unless its filter runs, and no filter does.
 func (p *applyPlan) pointers() (names []string) {
 	for _, s := range p.steps {
-		st, err := p.w.root.Lstat(s.path)
+		st, err := p.w.root.Lstat(s.Path)
 		if err != nil || !st.Mode().IsRegular() || st.Size() > lfs.MaxPointer {
 			continue
 		}
-		if text, err := p.w.root.ReadFile(s.path); err == nil {
+		if text, err := p.w.root.ReadFile(s.Path); err == nil {
 			if _, is := lfs.Parse(text); is {
-				names = append(names, s.path)
+				names = append(names, s.Path)
 			}
 		}
 	}
@@ -248,16 +249,16 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 		}
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s has no usable work tree: %v", path, err).WithHint("set --repo to the path of a work tree")
 	}
-	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
+	top, err := gitsafe.Git(ctx, path, "rev-parse", "--show-toplevel")
 	if err != nil {
 		return fail(err)
 	}
-	env, err := disableFilters(ctx, top)
+	env, err := gitsafe.DisableFilters(ctx, top)
 	if err != nil {
 		return fail(err)
 	}
 	w := &workTree{top: top, index: map[string]indexEntry{}, dirty: map[string]bool{}, hidden: map[string]bool{}}
-	files, err := gitInput{raw: true}.run(ctx, top, "ls-files", "--stage", "-v", "-z")
+	files, err := gitsafe.Command{Raw: true}.Run(ctx, top, "ls-files", "--stage", "-v", "-z")
 	if err != nil {
 		return fail(err)
 	}
@@ -268,7 +269,7 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 			w.hidden[name] = f[0] == "S" || f[0] == strings.ToLower(f[0])
 		}
 	}
-	status, err := gitInput{env: env, raw: true}.run(ctx, top, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
+	status, err := gitsafe.Command{Env: env, Raw: true}.Run(ctx, top, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
 	if err != nil {
 		return fail(err)
 	}
@@ -285,10 +286,10 @@ func openWorkTree(ctx context.Context, path string) (*workTree, error) {
 
 // chosen checks the paths of all changes, and returns the changes of the files and
 // directories that are asked for. Names are relative to the current directory.
-func (w *workTree) chosen(list []change, o applyOptions, of changeSource) ([]change, error) {
+func (w *workTree) chosen(list []gitsafe.Change, o applyOptions, of changeSource) ([]gitsafe.Change, error) {
 	for _, c := range list {
-		if why := returncheck.BadPath(c.path); why != "" {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q, which %s; nothing was applied", of.kind, c.path, why)
+		if why := returncheck.BadPath(c.Path); why != "" {
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q, which %s; nothing was applied", of.kind, c.Path, why)
 		}
 	}
 	selected := make([]bool, len(list))
@@ -305,7 +306,7 @@ func (w *workTree) chosen(list []change, o applyOptions, of changeSource) ([]cha
 			return nil, err
 		}
 	}
-	var out []change
+	var out []gitsafe.Change
 	for i, c := range list {
 		if selected[i] {
 			out = append(out, c)
@@ -315,14 +316,14 @@ func (w *workTree) chosen(list []change, o applyOptions, of changeSource) ([]cha
 }
 
 // choose selects the changes of a file or directory, or leaves them out.
-func (w *workTree) choose(list []change, selected []bool, p string, take bool, of changeSource) error {
+func (w *workTree) choose(list []gitsafe.Change, selected []bool, p string, take bool, of changeSource) error {
 	rel, err := w.relative(p)
 	if err != nil {
 		return err
 	}
 	found := false
 	for i, c := range list {
-		if c.path == rel || strings.HasPrefix(c.path, rel+"/") || rel == "." {
+		if c.Path == rel || strings.HasPrefix(c.Path, rel+"/") || rel == "." {
 			selected[i], found = take, true
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -165,11 +166,11 @@ func TestApplyAgain(t *testing.T) {
 func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdout string, err error) {
 	t.Helper()
 	dir := t.TempDir()
-	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.close()
+	defer b.Close()
 	var out, notes bytes.Buffer
 	a := &App{Stdout: &out, Stderr: &notes, Stdin: strings.NewReader("y\n")}
 	err = a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{paths: paths, force: force})
@@ -180,7 +181,7 @@ func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdo
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	for name, text := range files(t, dir) {
+	for name, text := range worktest.Files(t, dir) {
 		if rel, _ := filepath.Rel(dir, name); !strings.HasPrefix(rel, ".git/") {
 			out[rel] = text
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -92,14 +93,14 @@ func TestApplyAfterAnEdit(t *testing.T) {
 }
 
 // newPlan returns an empty plan and the changes in a bundle.
-func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []change) {
+func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []gitsafe.Change) {
 	t.Helper()
 	dir := t.TempDir()
-	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.close)
+	t.Cleanup(b.Close)
 	ch, err := openChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b))
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
@@ -67,7 +68,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		}
 		doc := map[string]any{"file": name, "size": n}
 		if len(found) > 0 {
-			doc["findings"] = findingsJSON(found)
+			doc["findings"] = gitsafe.FindingsJSON(found)
 		}
 		return a.done(doc, "wrote %s (%s)", name, work.ByteSize(n))
 	})
@@ -90,21 +91,21 @@ func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, a
 	}
 	found := returncheck.Check(entries, returncheck.Host{})
 	if !a.json {
-		a.noteArchive(found)
+		gitsafe.NoteArchive(a, found)
 	}
 	return found, nil
 }
 
 // admitFile is the return check of one file of a guest that is about to be written.
 func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
-	found, err := judgeFile(ctx, name)
+	found, err := gitsafe.JudgeFile(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	if !a.json {
-		a.noteNamed(found)
+		gitsafe.NoteNamed(a, found)
 	}
-	return found, a.admit(ctx, found, admission{dir: filepath.Dir(name), verb: "written"})
+	return found, gitsafe.Admit(ctx, a, found, gitsafe.Admission{Dir: filepath.Dir(name), Verb: "written"})
 }
 
 // jobID returns the ID of the job with an ID or unique prefix of one.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -16,17 +15,15 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // Limits on the uncommitted changes of a job.
 const (
-	maxChanges   = 50000    // files
-	maxNames     = 16 << 20 // bytes of their names
+	maxChanges = 50000 // files
+
 	maxJSONPatch = 64 << 20 // bytes of a patch under --json
 )
-
-// emptyTree is the object name of a tree without entries.
-const emptyTree = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 func (a *App) jobDiffCmd() *cobra.Command {
 	var repo string
@@ -53,8 +50,8 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 		if noChanges(j) {
 			return a.nothingToDiff(j, nil, stat)
 		}
-		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
-			if b.withoutChanges(j) {
+		return a.withResult(ctx, c, j, repo, func(b *gitsafe.Bundle, _ string) error {
+			if withoutChanges(b, j) {
 				return a.nothingToDiff(j, b, stat)
 			}
 			return a.showChanges(ctx, b, jobSource(j, b), stat)
@@ -64,7 +61,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 }
 
 // nothingToDiff says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToDiff(j api.Job, b *checkedBundle, stat bool) error {
+func (a *App) nothingToDiff(j api.Job, b *gitsafe.Bundle, stat bool) error {
 	a.Progressf("job %s has no uncommitted changes", j.ID)
 	a.noteModuleDiffs(j)
 	return a.emit(jobSource(j, b).document([]changedFile{}, "", stat), silent)
@@ -81,8 +78,8 @@ func claimsChanges(j api.Job) bool { return j.Result.Uncommitted > 0 || j.Result
 
 // withoutChanges reports whether a bundle of j has no uncommitted changes. It is false for
 // a result that lacks the changes of which it says that there are some.
-func (b *checkedBundle) withoutChanges(j api.Job) bool {
-	return b.header.refs[guestapi.RefChanges] == "" && (b.checkpoint(j) != nil || !claimsChanges(j))
+func withoutChanges(b *gitsafe.Bundle, j api.Job) bool {
+	return b.Header.Refs[guestapi.RefChanges] == "" && (checkpointOf(b, j) != nil || !claimsChanges(j))
 }
 
 // moduleDiffs returns the artifacts with changes inside submodules.
@@ -113,7 +110,7 @@ type changeSource struct {
 	checkpoint  *checkpoint
 }
 
-func jobSource(j api.Job, b *checkedBundle) changeSource {
+func jobSource(j api.Job, b *gitsafe.Bundle) changeSource {
 	s := changeSource{
 		kind: "job", id: j.ID, commits: "agentlab job fetch " + j.ID,
 		apply: "agentlab job apply " + j.ID, diff: "agentlab job diff " + j.ID,
@@ -121,7 +118,7 @@ func jobSource(j api.Job, b *checkedBundle) changeSource {
 		newCommits: j.Result.Commits,
 	}
 	if b != nil {
-		s.checkpoint = b.checkpoint(j)
+		s.checkpoint = checkpointOf(b, j)
 	}
 	return s
 }
@@ -139,7 +136,7 @@ func (s changeSource) document(files []changedFile, patch string, stat bool) map
 }
 
 // showChanges prints the uncommitted changes in a bundle.
-func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource, stat bool) error {
+func (a *App) showChanges(ctx context.Context, b *gitsafe.Bundle, of changeSource, stat bool) error {
 	ch, err := openChanges(ctx, b, of)
 	if err != nil {
 		return err
@@ -159,20 +156,20 @@ func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource
 
 // changes are the uncommitted changes of a source: the difference of two trees.
 type changes struct {
-	*checkedBundle
+	*gitsafe.Bundle
 	from, to string
 	of       changeSource
 }
 
 // openChanges returns the uncommitted changes in a bundle.
-func openChanges(ctx context.Context, b *checkedBundle, of changeSource) (changes, error) {
-	commit := b.header.refs[guestapi.RefChanges]
+func openChanges(ctx context.Context, b *gitsafe.Bundle, of changeSource) (changes, error) {
+	commit := b.Header.Refs[guestapi.RefChanges]
 	if commit == "" {
 		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "%s %s has no uncommitted changes", of.kind, of.id).
 			WithHint("fetch its commits: %s", of.commits)
 	}
-	ch := changes{checkedBundle: b, from: emptyTree, to: commit, of: of}
-	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
+	ch := changes{Bundle: b, from: gitsafe.EmptyTree, to: commit, of: of}
+	if parent, err := b.Git(ctx, gitsafe.Command{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
 		ch.from = parent
 	} else if ctx.Err() != nil {
 		return changes{}, ctx.Err()
@@ -183,7 +180,7 @@ func openChanges(ctx context.Context, b *checkedBundle, of changeSource) (change
 // diff writes the changes in a format of git, without running programs that the
 // repository configures.
 func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
-	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
+	_, err := ch.Git(ctx, gitsafe.Command{Stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
 	if err != nil && ctx.Err() == nil {
 		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", agentlab.WithoutControls(err.Error()))
 	}
@@ -203,14 +200,14 @@ func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
 	if err != nil {
 		return err
 	}
-	counts := bounded.Head{Max: maxNames, Fail: errOutputTooLarge}
+	counts := bounded.Head{Max: gitsafe.MaxNames, Fail: gitsafe.ErrOutputTooLarge}
 	if err := ch.diff(ctx, &counts, "--numstat"); err != nil {
 		return err
 	}
 	lines := strings.Split(strings.TrimSpace(counts.String()), "\n")
 	files := []changedFile{}
 	for i, e := range list {
-		f := changedFile{Path: e.path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.status]}
+		f := changedFile{Path: e.Path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.Status]}
 		if f.Status == "" {
 			f.Status = "modified"
 		}
@@ -223,7 +220,7 @@ func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
 		}
 		files = append(files, f)
 	}
-	patch := bounded.Head{Max: maxJSONPatch, Fail: errOutputTooLarge}
+	patch := bounded.Head{Max: maxJSONPatch, Fail: gitsafe.ErrOutputTooLarge}
 	if !stat {
 		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
 			return err
@@ -232,50 +229,12 @@ func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
 	return a.printJSON(ch.of.document(files, patch.String(), stat))
 }
 
-// change is one file that differs.
-type change struct {
-	path             string
-	status           byte // A, D, M or T, see git-diff-tree(1)
-	oldMode, newMode string
-	oldBlob, newBlob string
-}
-
 // list returns the files that differ, ordered by path.
-func (ch changes) list(ctx context.Context) ([]change, error) {
-	list, err := rawDiff(ctx, ch.git, ch.from, ch.to, maxChanges)
+func (ch changes) list(ctx context.Context) ([]gitsafe.Change, error) {
+	list, err := gitsafe.RawDiff(ctx, ch.Git, ch.from, ch.to, maxChanges)
 	if err == nil && len(list) > maxChanges {
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
 			WithHint("merge them with git instead: %s", ch.of.merge)
 	}
 	return list, err
 }
-
-// rawDiff returns the files in which two trees differ, ordered by path. run runs git; the
-// output is limited to that of about most files.
-func rawDiff(ctx context.Context, run func(context.Context, gitInput, ...string) (string, error), from, to string, most int) ([]change, error) {
-	out := bounded.Head{Max: maxNames + most*100, Fail: errOutputTooLarge}
-	if _, err := run(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", from, to); err != nil {
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case out.Over:
-			return nil, agentlab.Errorf(agentlab.CodeLimit, "too many files have changed")
-		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", agentlab.WithoutControls(err.Error()))
-	}
-	if out.String() == "" {
-		return nil, nil
-	}
-	fields := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
-	var list []change
-	for i := 0; i+1 < len(fields); i += 2 {
-		f := strings.Fields(strings.TrimPrefix(fields[i], ":"))
-		if len(f) != 5 || len(f[4]) != 1 {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown format")
-		}
-		list = append(list, change{path: fields[i+1], status: f[4][0], oldMode: f[0], newMode: f[1], oldBlob: f[2], newBlob: f[3]})
-	}
-	return list, nil
-}
-
-var errOutputTooLarge = errors.New("the output of git is too large")

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) jobFetchCmd() *cobra.Command {
@@ -55,18 +56,18 @@ If the result or the checkpoint has no commits, the command says so and exits wi
 		if err != nil {
 			return err
 		}
-		if got.found, err = judgeFetched(ctx, repo, cmp.Or(got.Changes, got.Commit)); err != nil {
+		if got.found, err = gitsafe.JudgeFetched(ctx, repo, cmp.Or(got.Changes, got.Commit)); err != nil {
 			return agentlab.Errorf(agentlab.CodeOf(err), "the commits of job %s are fetched and cannot be checked: %w", j.ID, err).
 				WithHint("do not check them out before you have read them: git log --stat HEAD..%s", cmp.Or(got.ChangesRef, got.Ref))
 		}
-		got.Findings = findingsJSON(got.found)
+		got.Findings = gitsafe.FindingsJSON(got.found)
 		return a.emit(got, func() error { return a.printFetched(j, got) })
 	})
 	return cmd
 }
 
 func (a *App) printFetched(j api.Job, got fetched) error {
-	a.noteFetched(got.found, "git diff HEAD..."+cmp.Or(got.ChangesRef, got.Ref))
+	gitsafe.NoteFetched(a, got.found, "git diff HEAD..."+cmp.Or(got.ChangesRef, got.Ref))
 	if got.Ref != "" {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
 		a.Progressf("  → git log -p HEAD..%s\n  → git merge %s", got.Ref, got.Ref)
@@ -117,8 +118,8 @@ type fetched struct {
 	ChangesRef string `json:"changes_ref,omitempty"`
 	Changes    string `json:"changes_commit,omitempty"`
 
-	Checkpoint *checkpoint `json:"checkpoint,omitempty"` // nil: they are the result of the job
-	Findings   []finding   `json:"findings,omitempty"`   // of the return check, about a merge into HEAD
+	Checkpoint *checkpoint       `json:"checkpoint,omitempty"` // nil: they are the result of the job
+	Findings   []gitsafe.Finding `json:"findings,omitempty"`   // of the return check, about a merge into HEAD
 
 	found []returncheck.Finding
 	left  bool // the checkpoint has uncommitted changes, which were not asked for
@@ -130,12 +131,12 @@ type checkpoint struct {
 	JobStatus string    `json:"job_status"`
 }
 
-// checkpoint returns the description of the checkpoint; nil for a result.
-func (b *checkedBundle) checkpoint(j api.Job) *checkpoint {
-	if b.taken.IsZero() {
+// checkpointOf returns the description of the checkpoint; nil for a result.
+func checkpointOf(b *gitsafe.Bundle, j api.Job) *checkpoint {
+	if b.Taken.IsZero() {
 		return nil
 	}
-	return &checkpoint{b.taken, j.Status}
+	return &checkpoint{b.Taken, j.Status}
 }
 
 // fetchJob fetches the branch of the job's bundle into refs/agentlab/JOB, and
@@ -143,12 +144,12 @@ func (b *checkedBundle) checkpoint(j api.Job) *checkpoint {
 // nothing out.
 func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo string, withChanges bool) (fetched, error) {
 	var got fetched
-	err := a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) (err error) {
+	err := a.withResult(ctx, c, j, repo, func(b *gitsafe.Bundle, _ string) (err error) {
 		refs := map[string]string{}
-		got.Checkpoint = b.checkpoint(j)
-		commit, commits := b.header.refs[resultBranch(j)], j.Result.Commits
+		got.Checkpoint = checkpointOf(b, j)
+		commit, commits := b.Header.Refs[resultBranch(j)], j.Result.Commits
 		if commit != "" && got.Checkpoint != nil { // a checkpoint has the branch also without commits
-			if commits, err = b.countCommits(ctx, commit); err != nil {
+			if commits, err = b.CountCommits(ctx, commit); err != nil {
 				return bundleFault(ctx, j, err)
 			}
 			if commits == 0 {
@@ -159,12 +160,12 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 			got.Ref, got.Commit, got.Commits = "refs/agentlab/"+j.ID, commit, commits
 			refs[got.Ref] = resultBranch(j)
 		}
-		if commit := b.header.refs[guestapi.RefChanges]; commit != "" && withChanges {
+		if commit := b.Header.Refs[guestapi.RefChanges]; commit != "" && withChanges {
 			got.ChangesRef, got.Changes = "refs/agentlab/"+j.ID+"-changes", commit
 			refs[got.ChangesRef] = guestapi.RefChanges
 		}
 		if len(refs) == 0 && got.Checkpoint != nil {
-			got.left = b.header.refs[guestapi.RefChanges] != ""
+			got.left = b.Header.Refs[guestapi.RefChanges] != ""
 			return errNoCommits
 		}
 		if len(refs) == 0 {
@@ -173,7 +174,7 @@ func (a *App) fetchJob(ctx context.Context, c *client.Client, j api.Job, repo st
 		if err := a.fetchJobLFS(ctx, c, j, b); err != nil {
 			return err
 		}
-		return bundleFault(ctx, j, b.keep(ctx, refs))
+		return bundleFault(ctx, j, b.Keep(ctx, refs))
 	})
 	return got, err
 }
@@ -209,11 +210,11 @@ func noCommits(j api.Job) error {
 // withResult downloads the job's bundle, checks every object against the
 // repository, and calls fn with it and a temporary directory. An untrusted guest
 // wrote the bundle. A job without a result can have a checkpoint.
-func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *checkedBundle, dir string) error) error {
-	if _, err := git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
+func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo string, fn func(b *gitsafe.Bundle, dir string) error) error {
+	if _, err := gitsafe.Git(ctx, repo, "rev-parse", "--git-dir"); err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is not a git repository: %v", repo, err).WithHint("set --repo to the path of one")
 	}
-	dir, remove, err := tempDir("agentlab-fetch-*")
+	dir, remove, err := gitsafe.TempDir("agentlab-fetch-*")
 	if err != nil {
 		return err
 	}
@@ -223,31 +224,31 @@ func (a *App) withResult(ctx context.Context, c *client.Client, j api.Job, repo 
 		return err
 	}
 	refs := []string{resultBranch(j), guestapi.RefChanges}
-	b, err := openBundle(ctx, dir, filepath.Join(dir, work[0].Path), repo, refs...)
-	if errors.Is(err, errNoRefs) && work[0].Path == agentlab.ArtifactResult { // it has only other branches
+	b, err := gitsafe.OpenBundle(ctx, dir, filepath.Join(dir, work[0].Path), repo, refs...)
+	if errors.Is(err, gitsafe.ErrNoRefs) && work[0].Path == agentlab.ArtifactResult { // it has only other branches
 		return noCommits(j)
 	}
-	if missing, ok := errors.AsType[missingCommit](err); ok && ctx.Err() == nil {
+	if missing, ok := errors.AsType[gitsafe.MissingCommit](err); ok && ctx.Err() == nil {
 		return lacksCommit(ctx, c, j, missing)
 	}
 	if err != nil {
 		return bundleFault(ctx, j, err)
 	}
-	defer b.close()
+	defer b.Close()
 	if work[0].Path == agentlab.ArtifactCheckpoint {
-		b.taken = work[0].CreatedAt
+		b.Taken = work[0].CreatedAt
 		if len(work) > 1 {
-			err := b.add(ctx, filepath.Join(dir, work[1].Path), refs...)
+			err := b.Add(ctx, filepath.Join(dir, work[1].Path), refs...)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			if err == nil {
-				b.taken = work[1].CreatedAt
+				b.Taken = work[1].CreatedAt
 			} else {
 				a.Progressf("note: the newest part of the checkpoint is not used: %s", agentlab.WithoutControls(err.Error()))
 			}
 		}
-		a.Progressf("note: job %s is %s and has no result; this is the checkpoint of %s", j.ID, j.Status, localTime(b.taken))
+		a.Progressf("note: job %s is %s and has no result; this is the checkpoint of %s", j.ID, j.Status, localTime(b.Taken))
 	}
 	return fn(b, dir)
 }
@@ -344,7 +345,7 @@ func bundleFault(ctx context.Context, j api.Job, err error) error {
 
 // lacksCommit returns the error for a bundle that requires a commit which the repository
 // lacks. It can be of an earlier job on the same workspace.
-func lacksCommit(ctx context.Context, c *client.Client, j api.Job, missing missingCommit) error {
+func lacksCommit(ctx context.Context, c *client.Client, j api.Job, missing gitsafe.MissingCommit) error {
 	fault := agentlab.Errorf(agentlab.CodeConflict, "git rejects the bundle of job %s: %s", j.ID, missing.Error())
 	for earlier, err := range c.EachJob(ctx, client.JobQuery{}) {
 		if err != nil {

@@ -20,19 +20,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
-
-// Modes of files in git's trees.
-const (
-	modeNone    = "000000"
-	modeFile    = "100644"
-	modeProgram = "100755"
-	modeLink    = "120000"
-	modeModule  = "160000"
-)
-
-// noBlob is the object name of a file that does not exist.
-const noBlob = "0000000000000000000000000000000000000000"
 
 // maxApplied limits the bytes of files that one command unpacks. A guest sends
 // less than a third of it.
@@ -50,14 +39,14 @@ type applyPlan struct {
 	skipped []string               // submodules
 	left    []returncheck.Finding  // links that are left out
 	applied map[string]appliedFile // what was applied before; nil if nothing was
-	took    []change               // all changes that are in the work tree afterwards, as the agent has them
+	took    []gitsafe.Change       // all changes that are in the work tree afterwards, as the agent has them
 	ours    map[string]hashedFile  // files of the user that are not as in the index
 	env     []string               // of git in the work tree; see gitIn
 }
 
 // applyStep changes one file of the work tree.
 type applyStep struct {
-	change
+	gitsafe.Change
 	content string      // temporary file with the content, or a link's target; "" deletes
 	perm    fs.FileMode // 0 keeps the permissions of the file
 	ours    string      // temporary file with the user's version, if it must be merged
@@ -72,51 +61,49 @@ type fileVersion struct {
 	seen       fs.FileInfo // nil if it does not exist
 }
 
-func regular(mode string) bool { return mode == modeFile || mode == modeProgram }
-
 // make decides what to do for each change.
-func (p *applyPlan) make(ctx context.Context, list []change) error {
+func (p *applyPlan) make(ctx context.Context, list []gitsafe.Change) error {
 	if err := p.hashOurs(ctx, list); err != nil {
 		return err
 	}
 	var conflicts []conflict
 	blobs := map[string]int{} // how many files need them
 	for _, c := range list {
-		if c.oldMode == modeModule || c.newMode == modeModule {
-			p.skipped = append(p.skipped, c.path)
+		if c.OldMode == gitsafe.ModeModule || c.NewMode == gitsafe.ModeModule {
+			p.skipped = append(p.skipped, c.Path)
 			continue
 		}
-		if !slices.Contains([]string{modeNone, modeFile, modeProgram, modeLink}, c.newMode) {
-			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", agentlab.WithoutControls(c.path), c.newMode)
+		if !slices.Contains([]string{gitsafe.ModeNone, gitsafe.ModeFile, gitsafe.ModeProgram, gitsafe.ModeLink}, c.NewMode) {
+			return agentlab.Errorf(agentlab.CodeDenied, "%s has the unsupported mode %s; nothing was applied", agentlab.WithoutControls(c.Path), c.NewMode)
 		}
-		ours, err := p.version(c.path)
+		ours, err := p.version(c.Path)
 		switch {
 		case errors.Is(err, errInTheWay):
-			conflicts = append(conflicts, conflict{c.path, err.Error()})
+			conflicts = append(conflicts, conflict{c.Path, err.Error()})
 			continue
 		case err != nil:
-			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", agentlab.WithoutControls(c.path), err)
-		case ours.mode == c.newMode && ours.blob == c.newBlob:
+			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", agentlab.WithoutControls(c.Path), err)
+		case ours.mode == c.NewMode && ours.blob == c.NewBlob:
 			p.same++
 			continue
 		}
 		p.took = append(p.took, c)
 		based, own := p.rebase(c, ours)
 		c = based
-		step := applyStep{change: c, perm: permOf(c), seen: ours.seen}
-		if ours.blob != c.oldBlob || regular(ours.mode) != regular(c.oldMode) {
-			if !regular(ours.mode) || !regular(c.oldMode) || !regular(c.newMode) {
-				conflicts = append(conflicts, conflict{c.path, mismatch(c, ours)})
+		step := applyStep{Change: c, perm: permOf(c), seen: ours.seen}
+		if ours.blob != c.OldBlob || gitsafe.Regular(ours.mode) != gitsafe.Regular(c.OldMode) {
+			if !gitsafe.Regular(ours.mode) || !gitsafe.Regular(c.OldMode) || !gitsafe.Regular(c.NewMode) {
+				conflicts = append(conflicts, conflict{c.Path, mismatch(c, ours)})
 				continue
 			}
-			blobs[c.oldBlob]++
+			blobs[c.OldBlob]++
 			step.ours = p.blobFile(ours.blob)
 			blobs[ours.blob]++
 		}
 		step.dirty = ours.dirty && !own
-		if c.newMode != modeNone {
-			step.content = p.blobFile(c.newBlob)
-			blobs[c.newBlob]++
+		if c.NewMode != gitsafe.ModeNone {
+			step.content = p.blobFile(c.NewBlob)
+			blobs[c.NewBlob]++
 		}
 		p.steps = append(p.steps, step)
 	}
@@ -127,11 +114,11 @@ func (p *applyPlan) make(ctx context.Context, list []change) error {
 }
 
 // permOf returns the permissions that a change sets; 0 when it sets none.
-func permOf(c change) fs.FileMode {
-	switch c.newMode {
-	case c.oldMode:
+func permOf(c gitsafe.Change) fs.FileMode {
+	switch c.NewMode {
+	case c.OldMode:
 		return 0
-	case modeProgram:
+	case gitsafe.ModeProgram:
 		return 0o777 // the umask applies
 	}
 	return 0o666
@@ -141,13 +128,13 @@ func permOf(c change) fs.FileMode {
 type conflict struct{ path, why string }
 
 // mismatch returns why a change that cannot be merged does not fit.
-func mismatch(c change, ours fileVersion) string {
+func mismatch(c gitsafe.Change, ours fileVersion) string {
 	switch {
-	case ours.mode == modeNone:
+	case ours.mode == gitsafe.ModeNone:
 		return "the file does not exist"
-	case c.oldMode == modeNone:
+	case c.OldMode == gitsafe.ModeNone:
 		return "it was created in the sandbox, but the path exists"
-	case c.newMode == modeNone:
+	case c.NewMode == gitsafe.ModeNone:
 		return "it was deleted in the sandbox, but it differs from the version there"
 	}
 	return "it is not the regular file that was changed in the sandbox"
@@ -185,14 +172,14 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	case errors.Is(err, fs.ErrNotExist) && p.w.hidden[name]: // in a sparse work tree
 		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return fileVersion{mode: modeNone, blob: noBlob, dirty: isTracked}, nil
+		return fileVersion{mode: gitsafe.ModeNone, blob: gitsafe.NoBlob, dirty: isTracked}, nil
 	case err != nil:
 		return fileVersion{}, err
 	case isTracked && !p.w.dirty[name] && !p.w.hidden[name]:
 		return fileVersion{mode: tracked.mode, blob: tracked.blob, seen: st}, nil
 	case st.Mode()&fs.ModeSymlink != 0:
 		target, err := p.w.root.Readlink(name)
-		return fileVersion{mode: modeLink, blob: blobName([]byte(target)), dirty: true, seen: st}, err
+		return fileVersion{mode: gitsafe.ModeLink, blob: blobName([]byte(target)), dirty: true, seen: st}, err
 	case st.IsDir():
 		return fileVersion{}, inTheWay(name, "a directory here")
 	case !st.Mode().IsRegular():
@@ -202,9 +189,9 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	if !is {
 		return fileVersion{}, errors.New("it has changed since the command began")
 	}
-	v := fileVersion{mode: modeFile, blob: ours.blob, dirty: true, seen: ours.seen}
+	v := fileVersion{mode: gitsafe.ModeFile, blob: ours.blob, dirty: true, seen: ours.seen}
 	if st.Mode()&0o100 != 0 {
-		v.mode = modeProgram
+		v.mode = gitsafe.ModeProgram
 	}
 	if p.w.hidden[name] && v.blob == tracked.blob {
 		v.mode, v.dirty = tracked.mode, false
@@ -235,7 +222,7 @@ func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
 		_ = r.CloseWithError(err) // ends git
 		done <- err
 	}()
-	_, err := p.ch.git(ctx, gitInput{stdin: strings.NewReader(names.String()), stdout: w}, "cat-file", "--batch")
+	_, err := p.ch.Git(ctx, gitsafe.Command{Stdin: strings.NewReader(names.String()), Stdout: w}, "cat-file", "--batch")
 	_ = w.Close()
 	if readErr := <-done; err == nil || agentlab.CodeOf(readErr) == agentlab.CodeLimit {
 		err = readErr
@@ -295,13 +282,13 @@ func (p *applyPlan) merge(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, err = p.ch.git(ctx, gitInput{stdout: merged}, "merge-file", "-p", s.ours, p.blobFile(s.oldBlob), s.content)
+		_, err = p.ch.Git(ctx, gitsafe.Command{Stdout: merged}, "merge-file", "-p", s.ours, p.blobFile(s.OldBlob), s.content)
 		_ = merged.Close()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil { // conflicting lines, or a binary file
-			conflicts = append(conflicts, conflict{s.path, "its changes conflict with yours"})
+			conflicts = append(conflicts, conflict{s.Path, "its changes conflict with yours"})
 		}
 		p.steps[i].content = merged.Name()
 	}
@@ -315,7 +302,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 func (p *applyPlan) dirty() (names []string) {
 	for _, s := range p.steps {
 		if s.dirty {
-			names = append(names, s.path)
+			names = append(names, s.Path)
 		}
 	}
 	return names
@@ -349,25 +336,25 @@ func (p *applyPlan) dropMerged() error {
 func (p *applyPlan) judge(ctx context.Context) ([]returncheck.Finding, error) {
 	targets := map[string]string{}
 	var steps []applyStep
-	var list []change
+	var list []gitsafe.Change
 	for _, s := range p.steps {
-		if s.newMode == modeLink {
+		if s.NewMode == gitsafe.ModeLink {
 			target, err := readTarget(s.content)
 			if err != nil {
 				return nil, err
 			}
-			if why := returncheck.BadLink(s.path, target); why != "" {
-				p.left = append(p.left, returncheck.Finding{Path: s.path, Why: why, New: s.oldMode == modeNone})
+			if why := returncheck.BadLink(s.Path, target); why != "" {
+				p.left = append(p.left, returncheck.Finding{Path: s.Path, Why: why, New: s.OldMode == gitsafe.ModeNone})
 				continue
 			}
-			targets[s.path] = target
+			targets[s.Path] = target
 		}
-		steps, list = append(steps, s), append(list, s.change)
+		steps, list = append(steps, s), append(list, s.Change)
 	}
 	p.steps = steps
-	host := workTreeHost(ctx, p.w.top)
-	host.Names = func(dir string) []string { return dirNames(p.w.root, dir) }
-	return returncheck.Check(changeEntries(list, func(c change) string { return targets[c.path] }), host), nil
+	host := gitsafe.WorkTreeHost(ctx, p.w.top)
+	host.Names = func(dir string) []string { return gitsafe.DirNames(p.w.root, dir) }
+	return returncheck.Check(gitsafe.ChangeEntries(list, func(c gitsafe.Change) string { return targets[c.Path] }), host), nil
 }
 
 // readTarget reads the target of a link from a temporary file; one that is too long is "".
@@ -392,7 +379,7 @@ func (p *applyPlan) apply() error {
 			return err
 		}
 		if err := p.w.write(s); err != nil {
-			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", agentlab.WithoutControls(s.path), err).
+			return agentlab.Errorf(agentlab.CodeUnavailable, "cannot write %s: %w", agentlab.WithoutControls(s.Path), err).
 				WithHint("fix this and run the command again; it skips files that are already applied")
 		}
 	}
@@ -402,7 +389,7 @@ func (p *applyPlan) apply() error {
 // unchanged returns an error if the user has changed the file of a step since the plan
 // was made, as in an editor while a question waits for its answer.
 func (w *workTree) unchanged(s applyStep) error {
-	st, err := w.root.Lstat(s.path)
+	st, err := w.root.Lstat(s.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && s.seen == nil:
 		return nil
@@ -411,7 +398,7 @@ func (w *workTree) unchanged(s applyStep) error {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "%s has changed since the command began", agentlab.WithoutControls(s.path)).
+	return agentlab.Errorf(agentlab.CodeConflict, "%s has changed since the command began", agentlab.WithoutControls(s.Path)).
 		WithHint("run the command again; it skips files that are already applied")
 }
 
@@ -419,20 +406,20 @@ func (w *workTree) unchanged(s applyStep) error {
 // from leaving the work tree.
 func (w *workTree) write(s applyStep) error {
 	if s.content == "" {
-		if err := w.root.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := w.root.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		for dir := path.Dir(s.path); dir != "." && w.root.Remove(dir) == nil; dir = path.Dir(dir) {
+		for dir := path.Dir(s.Path); dir != "." && w.root.Remove(dir) == nil; dir = path.Dir(dir) {
 			continue // like git, remove directories with their last file
 		}
 		return nil
 	}
-	dir := path.Dir(s.path)
+	dir := path.Dir(s.Path)
 	if err := w.root.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // the umask applies
 		return err
 	}
 	tmp := path.Join(dir, ".agentlab-"+rand.Text())
-	if s.newMode == modeLink {
+	if s.NewMode == gitsafe.ModeLink {
 		target, err := os.ReadFile(s.content)
 		if err == nil {
 			err = w.root.Symlink(string(target), tmp)
@@ -444,7 +431,7 @@ func (w *workTree) write(s applyStep) error {
 		_ = w.root.Remove(tmp)
 		return err
 	}
-	if err := w.root.Rename(tmp, s.path); err != nil {
+	if err := w.root.Rename(tmp, s.Path); err != nil {
 		_ = w.root.Remove(tmp)
 		return err
 	}
@@ -453,7 +440,7 @@ func (w *workTree) write(s applyStep) error {
 
 func (w *workTree) copyIn(s applyStep, tmp string) error {
 	perm, keep := s.perm, false
-	if st, err := w.root.Lstat(s.path); perm == 0 && err == nil && st.Mode().IsRegular() {
+	if st, err := w.root.Lstat(s.Path); perm == 0 && err == nil && st.Mode().IsRegular() {
 		perm, keep = st.Mode().Perm(), true
 	}
 	if perm == 0 {

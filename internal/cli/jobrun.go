@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 type jobRunFlags struct {
@@ -26,7 +27,7 @@ type jobRunFlags struct {
 	attemptTasks   []string // files
 	workspace      workspaceChoice
 	branch         string
-	identity       repoIdentity // for --stateful
+	identity       gitsafe.Identity // for --stateful
 	req            api.JobCreate
 	run            bool // a job that 'job run' creates
 	noSetupCache   bool
@@ -133,7 +134,7 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 		Task: f.req.Task, Agent: cmp.Or(f.req.Agent, "shell"), Mode: cmp.Or(f.req.Mode, "dangerous"), Ref: f.req.Ref, Depth: f.req.Depth,
 	}
 	if f.repo != "" {
-		switch _, local, err := localRepo(f.repo); {
+		switch _, local, err := gitsafe.LocalRepo(f.repo); {
 		case err != nil:
 			return err
 		case local:
@@ -156,8 +157,8 @@ func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error)
 	if f.repo == "" || !f.workspace.stateful {
 		return "", nil
 	}
-	f.identity, err = identify(ctx, f.repo)
-	return f.identity.workspaceName(), err
+	f.identity, err = gitsafe.Identify(ctx, f.repo)
+	return f.identity.WorkspaceName(), err
 }
 
 // readInput reads a file of at most limit bytes; - is standard input.
@@ -201,7 +202,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		f.req.Session = s.ID
 	}
 	if f.workspace.stateful && f.workspace.name == "" {
-		if err := f.identity.checkStateful(ctx, c); err != nil {
+		if err := f.identity.CheckStateful(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -216,7 +217,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	}
 	j, err := c.CreateJob(ctx, f.req)
 	if err != nil {
-		a.dropBundle(ctx, c, f.req.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.req.BundleID)
 		return err
 	}
 	return a.followCreated(ctx, c, j, f.wait)
@@ -329,7 +330,7 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 // chooseRepo sets the repository of a request. A local one is uploaded, after
 // the daemon has validated check.
 func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, check api.JobCreate) error {
-	path, local, err := localRepo(f.repo)
+	path, local, err := gitsafe.LocalRepo(f.repo)
 	if err != nil {
 		return err
 	}
@@ -343,7 +344,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	if f.req.Depth != 0 {
 		return work.UsageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
 	}
-	src, err := findSource(ctx, path, f.req.Ref)
+	src, err := gitsafe.FindCommit(ctx, path, f.req.Ref)
 	if err != nil {
 		return err
 	}
@@ -356,17 +357,17 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 		return err
 	}
 	check.Image = f.req.Image
-	check.Ref = src.branch
+	check.Ref = src.Branch
 	if err := c.ValidateJob(ctx, check); err != nil {
 		return projectImage(err, asked != f.req.Image)
 	}
-	f.req.Ref = src.shown(ctx, f.req.Ref)
+	f.req.Ref = src.Shown(ctx, f.req.Ref)
 	if a.place != nil {
 		if err := a.place.sends(src); err != nil {
 			return err
 		}
 	}
-	f.req.BundleID, err = a.sendBundle(ctx, c, src)
+	f.req.BundleID, err = gitsafe.SendBundle(ctx, a, c, src)
 	return err
 }
 

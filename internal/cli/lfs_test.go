@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
 )
@@ -153,14 +154,14 @@ func TestBundleHasLFSObjects(t *testing.T) {
 	if err := storeIn(repo).Put(one, strings.NewReader("one")); err != nil {
 		t.Fatal(err)
 	}
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err == nil {
-		src.lfs, err = findLFS(t.Context(), repo, src.commit)
+		src.Lfs, err = gitsafe.FindLFS(t.Context(), repo, src.Commit)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := packBundle(t.Context(), t.TempDir(), src, nil)
+	file, err := gitsafe.PackBundle(t.Context(), t.TempDir(), src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +177,7 @@ func TestBundleHasLFSObjects(t *testing.T) {
 		t.Errorf("the object is %q", got)
 	}
 	var out bytes.Buffer
-	(&App{Stderr: &out}).warnUnsent(t.Context(), src)
+	gitsafe.WarnUnsent(t.Context(), (&App{Stderr: &out}), src)
 	if !strings.Contains(out.String(), "1 Git LFS file (gone.bin)") || strings.Contains(out.String(), "a.bin") {
 		t.Errorf("the note is %q", out.String())
 	}
@@ -189,11 +190,11 @@ func TestApplyNamesPointers(t *testing.T) {
 	_, text := fakelfs.Pointer("object of the guest")
 	bundle := leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
 	dir := t.TempDir()
-	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.close()
+	defer b.Close()
 	var notes bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
 	if err := a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{}); err != nil {

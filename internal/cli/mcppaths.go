@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // mcpPlace is what tools may use of this machine.
@@ -130,7 +131,7 @@ func (p mcpPlace) repo(ctx context.Context, value string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir", "--git-path", "objects")
+	out, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir", "--git-path", "objects")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if err != nil || len(lines) != 4 {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not the work tree of a git repository", value).WithField("repo")
@@ -166,11 +167,11 @@ func (p mcpPlace) objects(dir, of string) error {
 
 // sends checks a repository with the submodules that are sent with it. A file .git in a
 // submodule can name any repository.
-func (p mcpPlace) sends(src localSource) error {
-	err := p.objects(src.objects, "the repository "+src.path)
-	for _, m := range src.modules {
+func (p mcpPlace) sends(src gitsafe.LocalCommit) error {
+	err := p.objects(src.Objects, "the repository "+src.Path)
+	for _, m := range src.Modules {
 		if err == nil {
-			err = p.objects(m.objects, "the submodule "+m.path)
+			err = p.objects(m.Objects, "the submodule "+m.Path)
 		}
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -63,8 +64,8 @@ func TestOrdinaryRepositories(t *testing.T) {
 					write(w, w.user, "only-here.txt", "of the user")
 				}
 				s := w.fetched()
-				j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
-				if err != nil || len(j.found)+len(j.inWay) > 0 {
+				j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+				if err != nil || len(j.Found)+len(j.InWay) > 0 {
 					t.Errorf("diverged %v: %+v, %v", diverged, j, err)
 				}
 			}

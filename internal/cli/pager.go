@@ -9,6 +9,8 @@ import (
 	"os/signal"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // page calls fn with a writer for a patch of a guest. On a terminal it is shown with
@@ -48,7 +50,7 @@ func pager(ctx context.Context) string {
 	command, set := os.LookupEnv("GIT_PAGER")
 	if !set {
 		var err error
-		command, err = git(ctx, ".", "config", "--global", "--get", "core.pager")
+		command, err = gitsafe.Git(ctx, ".", "config", "--global", "--get", "core.pager")
 		set = err == nil
 	}
 	if !set {

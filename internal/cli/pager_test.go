@@ -25,7 +25,7 @@ func shownDiff(t *testing.T, files map[string]string, stat bool) string {
 	defer func() { _ = ptmx.Close() }()
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: tty, Stderr: io.Discard}).showChanges(t.Context(), p.ch.checkedBundle, jobSource(api.Job{ID: "j"}, p.ch.checkedBundle), stat)
+		done <- (&App{Stdout: tty, Stderr: io.Discard}).showChanges(t.Context(), p.ch.Bundle, jobSource(api.Job{ID: "j"}, p.ch.Bundle), stat)
 		_ = tty.Close()
 	}()
 	out, _ := io.ReadAll(ptmx) // ends with an error when the other side is closed
@@ -72,7 +72,7 @@ func TestDiffIntoClosedPipe(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: w, Stderr: io.Discard}).showChanges(t.Context(), p.ch.checkedBundle, jobSource(api.Job{ID: "j"}, p.ch.checkedBundle), false)
+		done <- (&App{Stdout: w, Stderr: io.Discard}).showChanges(t.Context(), p.ch.Bundle, jobSource(api.Job{ID: "j"}, p.ch.Bundle), false)
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 100)); err != nil {
 		t.Fatal(err)

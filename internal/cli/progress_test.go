@@ -1,46 +1,13 @@
 package cli
 
 import (
-	"bytes"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
-	"time"
-
-	"github.com/agentlab-vm/agentlab/internal/work"
-	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
-
-// Packing shows what git itself says, and a short step shows nothing.
-func TestMeterOfPacking(t *testing.T) {
-	repo := worktest.Repo(t)
-	src, err := findSource(t.Context(), repo, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pack := func(now func() time.Time) string {
-		t.Helper()
-		var out bytes.Buffer
-		m := work.NewMeter(&out, now, false)
-		file, err := packBundle(t.Context(), t.TempDir(), src, &gitProgress{m: m, what: "packing"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = file.Close()
-		return out.String()
-	}
-	hour := time.Unix(0, 0)
-	if got := pack(func() time.Time { hour = hour.Add(time.Hour); return hour }); !strings.Contains(got, "packing: writing objects, 100% of 3") {
-		t.Errorf("progress is %q", got)
-	}
-	if got := pack(func() time.Time { return time.Unix(0, 0) }); got != "" {
-		t.Errorf("a step that takes no time shows %q", got)
-	}
-}
 
 // Each command for the repository of a session says what it waits for.
 func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {

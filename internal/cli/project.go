@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // Limits on the commands under setup of a session.
@@ -33,7 +34,7 @@ type treeEntry struct {
 // treeOf lists the files of a commit: all, or those at paths.
 func treeOf(ctx context.Context, path, commit string, paths ...string) ([]treeEntry, error) {
 	args := append([]string{"ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--"}, paths...)
-	out, err := gitInput{raw: true}.run(ctx, path, args...)
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, path, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func projectAt(ctx context.Context, path, commit string) (projectfile.File, erro
 	if e := list[0]; e.kind != "blob" || !strings.HasPrefix(e.mode, "100") || e.size > projectfile.MaxBytes {
 		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", work.ByteSize(projectfile.MaxBytes))
 	}
-	text, err := gitInput{raw: true}.run(ctx, path, "cat-file", "blob", list[0].id)
+	text, err := gitsafe.Command{Raw: true}.Run(ctx, path, "cat-file", "blob", list[0].id)
 	if err != nil {
 		return projectfile.File{}, err
 	}
@@ -77,10 +78,10 @@ func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.Fi
 }
 
 // useProject completes the request for a job with the project file of its commit.
-func useProject(ctx context.Context, src localSource, r *api.JobCreate) (projectfile.File, error) {
-	p, err := projectAt(ctx, src.path, src.commit)
+func useProject(ctx context.Context, src gitsafe.LocalCommit, r *api.JobCreate) (projectfile.File, error) {
+	p, err := projectAt(ctx, src.Path, src.Commit)
 	if err != nil {
-		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
+		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.Commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
 	}
 	if r.Session == "" { // which has an image of its own
 		r.Image = cmp.Or(r.Image, p.Image)
@@ -130,7 +131,7 @@ func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string
 	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
 		return "", err
 	}
-	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: errOutputTooLarge}
+	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: gitsafe.ErrOutputTooLarge}
 	err = guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
 	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
 		return "", err

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // RemoteHelper is the name of the program that git runs for URLs with the scheme
@@ -158,7 +159,7 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 			branches = append(branches, branch)
 		}
 	}
-	err := h.repo.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+	err := h.repo.fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) error {
 		if b == nil {
 			return nil
 		}
@@ -166,14 +167,14 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 		if err != nil {
 			return err
 		}
-		h.a.noteLFS(missing)
-		return b.keep(ctx, nil)
+		gitsafe.NoteLFS(h.a, missing)
+		return b.Keep(ctx, nil)
 	})
 	if err != nil {
 		return err
 	}
 	for i, branch := range branches { // it may have been reset since the list
-		if _, err := git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
+		if _, err := gitsafe.Git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
 			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
 		}
 		if i == maxJudged {
@@ -193,14 +194,14 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 // judge is the return check of a commit. Git merges it next if the user has run git pull,
 // so files that are refused end the fetch; others are named.
 func (h *remoteHelper) judge(ctx context.Context, commit string) error {
-	found, err := judgeFetched(ctx, h.repo.path, commit)
+	found, err := gitsafe.JudgeFetched(ctx, h.repo.path, commit)
 	if err != nil {
 		return err
 	}
-	if bad := ofLevel(found, returncheck.Refused); len(bad) > 0 {
-		return h.a.admit(ctx, bad, admission{dir: h.repo.path, verb: "fetched", show: "agentlab sync --fetch-only"})
+	if bad := gitsafe.OfLevel(found, returncheck.Refused); len(bad) > 0 {
+		return gitsafe.Admit(ctx, h.a, bad, gitsafe.Admission{Dir: h.repo.path, Verb: "fetched", Show: "agentlab sync --fetch-only"})
 	}
-	h.a.noteFetched(found, "")
+	gitsafe.NoteFetched(h.a, found, "")
 	return nil
 }
 
@@ -219,12 +220,12 @@ func (h *remoteHelper) push(ctx context.Context, specs []string) error {
 		}
 		u.Branch = branch
 		if from != "" {
-			commit, err := git(ctx, h.repo.path, "rev-parse", "--verify", "--quiet", "--end-of-options", from+"^{commit}")
-			if err != nil || !isCommit(lastLine(commit)) {
+			commit, err := gitsafe.Git(ctx, h.repo.path, "rev-parse", "--verify", "--quiet", "--end-of-options", from+"^{commit}")
+			if err != nil || !gitsafe.IsCommit(gitsafe.LastLine(commit)) {
 				faults[to] = "not a commit"
 				continue
 			}
-			u.Commit = lastLine(commit)
+			u.Commit = gitsafe.LastLine(commit)
 		}
 		p.updates = append(p.updates, u)
 	}

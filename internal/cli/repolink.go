@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // remoteName is the remote of the session of a repository. A session of another branch
@@ -32,15 +33,15 @@ type repoLink struct {
 // findLink returns the link of the repository that contains path. With a branch, it
 // is that of the session of the branch.
 func findLink(ctx context.Context, path, branch string) (repoLink, error) {
-	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
+	top, err := gitsafe.Git(ctx, path, "rev-parse", "--show-toplevel")
 	if err != nil {
 		if _, serr := os.Stat(path); serr != nil {
 			return repoLink{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no directory %s", path).WithHint("check the path, or clone the repository first")
 		}
-		if fault := gitRefuses(path, err); fault != nil {
+		if fault := gitsafe.GitRefuses(path, err); fault != nil {
 			return repoLink{}, fault
 		}
-		if bare, berr := git(ctx, path, "rev-parse", "--is-bare-repository"); berr == nil && bare == "true" {
+		if bare, berr := gitsafe.Git(ctx, path, "rev-parse", "--is-bare-repository"); berr == nil && bare == "true" {
 			return repoLink{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is a bare repository, which has no work tree", path).
 				WithHint("clone it, and start there: git clone %s", work.ShellQuote(path))
 		}
@@ -88,7 +89,7 @@ func shortHash(text string) string {
 // currentLink is findLink for the branch that is checked out if that has a session of its
 // own, and otherwise for the repository.
 func currentLink(ctx context.Context, path string) (repoLink, error) {
-	if branch := currentBranch(ctx, path); branch != "" {
+	if branch := gitsafe.CurrentBranch(ctx, path); branch != "" {
 		if l, err := findLink(ctx, path, branch); err == nil && l.session != "" {
 			return l, nil
 		}
@@ -139,7 +140,7 @@ func (l *repoLink) set(ctx context.Context, session, profile string) error {
 }
 
 func (l *repoLink) setKey(ctx context.Context, name, value string) error {
-	if _, err := git(ctx, l.path, "config", "--local", "remote."+l.remote+"."+name, value); err != nil {
+	if _, err := gitsafe.Git(ctx, l.path, "config", "--local", "remote."+l.remote+"."+name, value); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the remote %s cannot be written to the configuration of %s: %w", l.remote, l.path, err)
 	}
 	return nil
@@ -159,7 +160,7 @@ func (l *repoLink) profile(ctx context.Context, c *client.Client) (string, error
 	if name := l.key(ctx, profileKey); name != "" {
 		return name, nil
 	}
-	if name, err := git(ctx, l.path, "config", "--get", "agentlab.profile"); err == nil && name != "" {
+	if name, err := gitsafe.Git(ctx, l.path, "config", "--get", "agentlab.profile"); err == nil && name != "" {
 		if _, err := c.Profile(ctx, name); agentlab.CodeOf(err) == agentlab.CodeNotFound {
 			return "", agentlab.Errorf(agentlab.CodeNotFound, "git config agentlab.profile: %w", err).WithField("profile").WithHint("%s", agentlab.HintOf(err))
 		}
@@ -180,7 +181,7 @@ const carriedKey = "agentlabCarried"
 
 // key returns a value of the remote in the configuration; "" if it is not there.
 func (l *repoLink) key(ctx context.Context, name string) string {
-	value, _ := git(ctx, l.path, "config", "--local", "--get", "remote."+l.remote+"."+name)
+	value, _ := gitsafe.Git(ctx, l.path, "config", "--local", "--get", "remote."+l.remote+"."+name)
 	return value
 }
 
@@ -202,18 +203,18 @@ func (l *repoLink) remove(ctx context.Context) error {
 	if err := deleteRefs(ctx, l.path, strings.TrimSuffix(l.ref(""), "/")); err != nil {
 		return err
 	}
-	_, err := git(ctx, l.path, "remote", "remove", l.remote) // which would run a hook for refs
+	_, err := gitsafe.Git(ctx, l.path, "remote", "remove", l.remote) // which would run a hook for refs
 	l.session = ""
 	return err
 }
 
 // deleteRefs deletes refs of a repository with a prefix.
 func deleteRefs(ctx context.Context, path, prefix string) error {
-	refs, err := git(ctx, path, "for-each-ref", "--format=delete %(refname)", prefix)
+	refs, err := gitsafe.Git(ctx, path, "for-each-ref", "--format=delete %(refname)", prefix)
 	if err != nil || refs == "" {
 		return err
 	}
-	_, err = gitInput{stdin: strings.NewReader(refs + "\n")}.run(ctx, path, "update-ref", "--no-deref", "--stdin")
+	_, err = gitsafe.Command{Stdin: strings.NewReader(refs + "\n")}.Run(ctx, path, "update-ref", "--no-deref", "--stdin")
 	return err
 }
 
@@ -227,7 +228,7 @@ func (l repoLink) ref(branch string) string { return "refs/remotes/" + l.remote 
 
 // heads are the commits of the branches of the session that were fetched.
 func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
-	out, err := git(ctx, l.path, "for-each-ref", "--format=%(objectname) %(refname:strip=3)", strings.TrimSuffix(l.ref(""), "/"))
+	out, err := gitsafe.Git(ctx, l.path, "for-each-ref", "--format=%(objectname) %(refname:strip=3)", strings.TrimSuffix(l.ref(""), "/"))
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +315,7 @@ func sameProfile(s api.Session, profile string) error {
 // lockRepo waits until no other command creates the session of a repository or changes its
 // work tree, with a note if that takes a while and quiet is not set.
 func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock func(), err error) {
-	dir, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-common-dir")
+	dir, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--git-common-dir")
 	if err != nil {
 		return nil, err
 	}
@@ -393,7 +394,7 @@ func (a *App) chosenSession(ctx context.Context, c *client.Client, arg string) (
 // otherLink returns the link of a repository with a session that is not its first.
 func (a *App) otherLink(ctx context.Context, l repoLink, id string) repoLink {
 	none := repoLink{path: l.path}
-	out, err := git(ctx, l.path, "config", "--local", "--get-regexp", `^remote\.agentlab(-.*)?\.url$`)
+	out, err := gitsafe.Git(ctx, l.path, "config", "--local", "--get-regexp", `^remote\.agentlab(-.*)?\.url$`)
 	if err != nil {
 		return none
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) sandboxCmd() *cobra.Command {
@@ -83,7 +84,7 @@ the job in it has ended, and show its progress; the exit code is that of
 		sb, err := c.CreateSandbox(ctx, f.req)
 		if err != nil {
 			if f.req.Job != nil {
-				a.dropBundle(ctx, c, f.req.Job.BundleID)
+				gitsafe.DropBundle(ctx, a, c, f.req.Job.BundleID)
 			}
 			return err
 		}

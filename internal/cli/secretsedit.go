@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // newBundleText is the initial text when editing an empty or missing bundle.
@@ -127,8 +128,8 @@ func privateMemory() (dir string, remove func(), err error) {
 		if !filepath.IsAbs(dir) || !inMemory(dir) {
 			continue
 		}
-		removeKilled(dir, privatePattern)
-		if tmp, remove, err := lockedDir(dir, privatePattern); err == nil {
+		gitsafe.RemoveKilled(dir, privatePattern)
+		if tmp, remove, err := gitsafe.LockedDir(dir, privatePattern); err == nil {
 			return tmp, remove, nil
 		}
 	}

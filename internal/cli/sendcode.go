@@ -10,29 +10,30 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // startHead is the commit that a start pushes.
 type startHead struct {
-	localSource
+	gitsafe.LocalCommit
 	first *pushed // what a new session gets; set by packFirst
 }
 
 // sourceHead returns the commit and branch that a start pushes.
-func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
+func (a *App) sourceHead(ctx context.Context, path, branch string) (gitsafe.LocalCommit, error) {
 	ref := branch
 	if branch != "" {
 		ref = "refs/heads/" + branch // and no tag of that name
 	}
-	src, err := findSource(ctx, path, ref)
+	src, err := gitsafe.FindCommit(ctx, path, ref)
 	if branch != "" && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		begin, what := "refs/remotes/origin/"+branch, "origin/"+branch
-		if src, err = findSource(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			src, err = findSource(ctx, path, "")
+		if src, err = gitsafe.FindCommit(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			src, err = gitsafe.FindCommit(ctx, path, "")
 			what = "the current commit"
 		}
-		if src.branch = branch; err == nil {
-			a.Progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.commit)
+		if src.Branch = branch; err == nil {
+			a.Progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.Commit)
 		}
 	}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
@@ -44,12 +45,12 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 // packFirst packs what a new session gets, before the session exists: a repository that
 // cannot be packed, for example because it is damaged, leaves nothing behind.
 func (a *App) packFirst(ctx context.Context, l repoLink, src *startHead) (done func(), err error) {
-	tmp, remove, err := tempDir("agentlab-push-*")
+	tmp, remove, err := gitsafe.TempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
 	}
-	p := pushed{modules: src.modules, updates: []guestapi.RepoUpdate{{Branch: src.branch, Commit: src.commit}}}
-	if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
+	p := pushed{modules: src.Modules, updates: []guestapi.RepoUpdate{{Branch: src.Branch, Commit: src.Commit}}}
+	if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.Branch {
 		p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
 	}
 	m := a.Meter()
@@ -60,7 +61,7 @@ func (a *App) packFirst(ctx context.Context, l repoLink, src *startHead) (done f
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, cannotPack(l.path, err)
+		return nil, gitsafe.CannotPack(l.path, err)
 	}
 	src.first = &p
 	return func() {
@@ -69,16 +70,11 @@ func (a *App) packFirst(ctx context.Context, l repoLink, src *startHead) (done f
 	}, nil
 }
 
-// cannotPack is the error of a repository that git cannot pack.
-func cannotPack(path string, err error) error {
-	return agentlab.Errorf(agentlab.CodeInvalid, "%s cannot be packed: %w", path, err).WithField("repo").WithHint("find what is damaged: git fsck")
-}
-
 // sendCode makes the repository in the guest and pushes a branch to it, which is checked
 // out there. Work in the guest is never overwritten: then the branch there stays, with a
 // note about the reason.
 func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src startHead, o startOptions) error {
-	if err := a.initGuestRepo(ctx, r, src.localSource, o); err != nil {
+	if err := a.initGuestRepo(ctx, r, src.LocalCommit, o); err != nil {
 		return err
 	}
 	st, err := r.state(ctx)
@@ -86,27 +82,27 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src start
 		return err
 	}
 	isNew := len(st.Branches) == 0
-	p := pushed{modules: slices.DeleteFunc(slices.Clone(src.modules), func(m submodule) bool { return slices.Contains(st.Modules, m.commit) })}
+	p := pushed{modules: slices.DeleteFunc(slices.Clone(src.Modules), func(m gitsafe.Submodule) bool { return slices.Contains(st.Modules, m.Commit) })}
 	if isNew && src.first != nil {
 		p = *src.first
-	} else if at := st.Branches[src.branch]; at != src.commit {
-		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
+	} else if at := st.Branches[src.Branch]; at != src.Commit {
+		switch note, next := a.behind(ctx, l, src.Branch, at, src.Commit); {
 		case note != "":
-			a.Progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
+			a.Progressf("note: %s of the session is kept: %s\n  → %s", src.Branch, note, next)
 		default:
-			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
+			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.Branch, Commit: src.Commit})
 		}
 	}
 	if isNew {
-		a.warnUnsent(ctx, src.localSource)
+		gitsafe.WarnUnsent(ctx, a, src.LocalCommit)
 	}
 	stays := ""
 	if o.worktree == "" {
-		if stays, err = a.checkoutFault(ctx, r, st, src.branch); err != nil {
+		if stays, err = a.checkoutFault(ctx, r, st, src.Branch); err != nil {
 			return err
 		}
 		if stays == "" {
-			p.checkout = src.branch
+			p.checkout = src.Branch
 		}
 	}
 	if p.changes, err = a.carriedChanges(ctx, &l, o); err != nil {
@@ -115,7 +111,7 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src start
 	if p.bundle != nil && p.changes != "" { // it does not have them
 		first := p
 		first.changes = ""
-		if err := a.pushCode(ctx, r, first, st, src.localSource); err != nil {
+		if err := a.pushCode(ctx, r, first, st, src.LocalCommit); err != nil {
 			return err
 		}
 		if st, err = r.state(ctx); err != nil {
@@ -123,14 +119,14 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src start
 		}
 		p = pushed{changes: p.changes}
 	}
-	if err := a.pushCode(ctx, r, p, st, src.localSource); err != nil {
+	if err := a.pushCode(ctx, r, p, st, src.LocalCommit); err != nil {
 		return err
 	}
-	if err := a.sendLFS(ctx, r, src.commit); err != nil {
+	if err := a.sendLFS(ctx, r, src.Commit); err != nil {
 		return err
 	}
 	if p.changes != "" {
-		tree, err := git(ctx, l.path, "rev-parse", "--verify", p.changes+"^{tree}")
+		tree, err := gitsafe.Git(ctx, l.path, "rev-parse", "--verify", p.changes+"^{tree}")
 		if err != nil {
 			return err
 		}
@@ -139,13 +135,13 @@ func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src start
 		}
 	}
 	if stays != "" {
-		a.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.branch)
+		a.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
 	}
 	return nil
 }
 
 // pushCode sends commits and changes to a session, if there are any to send.
-func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi.RepoState, src localSource) error {
+func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi.RepoState, src gitsafe.LocalCommit) error {
 	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
 		p.checkout = ""
 	}
@@ -170,7 +166,7 @@ func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi
 		a.Progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
 	if len(faults) < len(p.updates) {
-		a.Progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+		a.Progressf("pushed %s (%.12s) to /workspace", src.Branch, src.Commit)
 	}
 	if p.checkout == "" {
 		return nil
@@ -201,11 +197,11 @@ func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.Repo
 	case slices.ContainsFunc(st.Worktrees[1:], func(t guestapi.RepoWorktree) bool { return t.Branch == branch }):
 		return branch + " has a work tree of its own", nil
 	}
-	if _, err := git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
+	if _, err := gitsafe.Git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != gitsafe.DetachedBranch {
 		return "that branch was made in the session", nil //nolint:nilerr // git has found no such branch
 	}
 	if at.Head != "" {
-		if _, err := git(ctx, r.path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
+		if _, err := gitsafe.Git(ctx, r.path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
 			return "it has commits that are not here; get them first: agentlab sync", nil //nolint:nilerr // nor the commit
 		}
 	}
@@ -234,13 +230,13 @@ func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (wh
 	if at == "" {
 		return "", ""
 	}
-	if _, err := git(ctx, l.path, "cat-file", "-e", at+"^{commit}"); err != nil {
+	if _, err := gitsafe.Git(ctx, l.path, "cat-file", "-e", at+"^{commit}"); err != nil {
 		return "it has commits that are not here", "agentlab sync"
 	}
-	if isAncestor(ctx, l.path, at, to) {
+	if gitsafe.IsAncestor(ctx, l.path, at, to) {
 		return "", ""
 	}
-	if isAncestor(ctx, l.path, to, at) {
+	if gitsafe.IsAncestor(ctx, l.path, to, at) {
 		return "it has commits that are not merged here", "agentlab sync"
 	}
 	if replacedHere(ctx, l.path, branch, at) {
@@ -252,7 +248,7 @@ func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (wh
 // replacedHere reports whether a branch was at a commit before it was amended, rebased or
 // reset.
 func replacedHere(ctx context.Context, path, branch, commit string) bool {
-	out, err := git(ctx, path, "reflog", "show", "--format=%H", "refs/heads/"+branch, "--")
+	out, err := gitsafe.Git(ctx, path, "reflog", "show", "--format=%H", "refs/heads/"+branch, "--")
 	return err == nil && slices.Contains(strings.Fields(out), commit)
 }
 
@@ -266,9 +262,9 @@ func (l repoLink) forcePush(branch string) string {
 }
 
 // initGuestRepo makes the repository and the link /workspace.
-func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource, o startOptions) error {
-	in := guestapi.RepoInit{Branch: src.branch, UserName: o.userName, UserEmail: o.userEmail}
-	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src gitsafe.LocalCommit, o startOptions) error {
+	in := guestapi.RepoInit{Branch: src.Branch, UserName: o.userName, UserEmail: o.userEmail}
+	if url, err := gitsafe.Git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		in.Origin = url
 	}
 	if !o.noEnv {
@@ -292,13 +288,13 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource,
 // defaultBranch returns the default branch of the remote origin, which agents compare
 // their work with.
 func defaultBranch(ctx context.Context, path string) (name, commit string) {
-	ref, err := git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
+	ref, err := gitsafe.Git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
 	name, ok := strings.CutPrefix(ref, "refs/remotes/origin/")
 	if err != nil || !ok || agentlab.ValidateRef(name) != nil {
 		return "", ""
 	}
-	commit, err = git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil || !isCommit(commit) {
+	commit, err = gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil || !gitsafe.IsCommit(commit) {
 		return "", ""
 	}
 	return name, commit

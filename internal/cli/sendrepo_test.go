@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -77,12 +78,12 @@ func TestShownRef(t *testing.T) {
 		"": "trunk", "HEAD~1": "HEAD~1", "trunk": "trunk", "v1": "v1", "HEAD^{/sec}": "HEAD^{/sec}", first: first, first[:9]: first[:9],
 		"deadbeef00": "refs/tags/deadbeef00", "cafe0000": "refs/heads/cafe0000", annotated: first, "HEAD" + strings.Repeat("~0", 150) + "~1": first,
 	} {
-		src, err := findSource(t.Context(), repo, ref)
+		src, err := gitsafe.FindCommit(t.Context(), repo, ref)
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)
 			continue
 		}
-		if got := src.shown(t.Context(), ref); got != want || agentlab.ValidateRevision(got) != nil {
+		if got := src.Shown(t.Context(), ref); got != want || agentlab.ValidateRevision(got) != nil {
 			t.Errorf("%q is shown as %q, want %q", ref, got, want)
 		}
 	}

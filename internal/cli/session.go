@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) sessionCmd() *cobra.Command {
@@ -259,11 +260,11 @@ the name of the directory and a hash, too.`,
 	f.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		repo := ""
-		if _, err := git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
+		if _, err := gitsafe.Git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
 			repo = "."
 		}
 		image := ""
-		if commit, err := git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+		if commit, err := gitsafe.Git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
 			image = a.projectOf(ctx, ".", commit).Image
 		}
 		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})

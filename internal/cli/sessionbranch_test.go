@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -178,12 +179,12 @@ func TestSourceOfANewBranch(t *testing.T) {
 	a := &App{Stderr: &notes}
 	head := worktest.Git(t, repo, "rev-parse", "HEAD")
 	src, err := a.sourceHead(t.Context(), repo, "fix-12")
-	if err != nil || src.branch != "fix-12" || src.commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
+	if err != nil || src.Branch != "fix-12" || src.Commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
 		t.Errorf("%+v, %v, %s", src, err, notes.String())
 	}
 	worktest.Git(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
 	worktest.Git(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
-	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.branch != "fix-12" || src.commit != head {
+	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.Branch != "fix-12" || src.Commit != head {
 		t.Errorf("a branch of origin: %+v, %v", src, err)
 	}
 }
@@ -194,7 +195,7 @@ func TestStartChecksOut(t *testing.T) {
 	w := newSessionWorld(t)
 	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
 	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
-	src, err := findSource(t.Context(), w.user, "")
+	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +229,7 @@ func TestStartChecksOut(t *testing.T) {
 			return guest(command[2], in)
 		})
 		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{localSource: src}, startOptions{}); err != nil {
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{LocalCommit: src}, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
@@ -359,7 +360,7 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 func TestSentFilesAreExcluded(t *testing.T) {
 	w := newSessionWorld(t)
 	worktest.Put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
-	src, err := findSource(t.Context(), w.user, "")
+	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +378,7 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	start := func(o startOptions) {
 		t.Helper()
 		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{localSource: src}, o); err != nil {
+		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{LocalCommit: src}, o); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // sessionizerFlags are the flags of 'agentlab sessionizer'.
@@ -463,8 +464,8 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return work.LocalFault(parent, err)
 	}
 	const pattern = ".agentlab-clone-*"
-	removeKilled(parent, pattern)
-	tmp, remove, err := lockedDir(parent, pattern)
+	gitsafe.RemoveKilled(parent, pattern)
+	tmp, remove, err := gitsafe.LockedDir(parent, pattern)
 	if err != nil {
 		return work.LocalFault(parent, err)
 	}

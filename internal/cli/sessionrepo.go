@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 const (
@@ -98,7 +99,7 @@ func (r sessionRepo) callJSON(ctx context.Context, in, out any, args ...string) 
 
 // callFor is call with a document as output, unless that is nil.
 func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ...string) error {
-	got := bounded.Head{Max: guestapi.MaxRepoState, Fail: errOutputTooLarge}
+	got := bounded.Head{Max: guestapi.MaxRepoState, Fail: gitsafe.ErrOutputTooLarge}
 	if err := r.call(ctx, in, &got, args...); err != nil || out == nil {
 		return err
 	}
@@ -122,7 +123,7 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 || st.Stashes != nil && (*st.Stashes < 0 || *st.Stashes > st.Elsewhere) {
 		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
 	}
-	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !isCommit(id) }) {
+	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !gitsafe.IsCommit(id) }) {
 		return st, guestInvalid("%d submodules", len(st.Modules))
 	}
 	modules := st.Elsewhere
@@ -132,33 +133,29 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 		}
 	}
 	for name, commit := range st.Branches {
-		if name == "" || agentlab.ValidateRef(name) != nil || !isCommit(commit) {
+		if name == "" || agentlab.ValidateRef(name) != nil || !gitsafe.IsCommit(commit) {
 			return st, guestInvalid("branch %.100q is at %.50q", name, commit)
 		}
 	}
 	for i, w := range st.Worktrees {
 		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
 		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || returncheck.BadPath(inside) != "" || !agentlab.IsPrintable(inside))
-		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !isCommit(w.Head) || w.Uncommitted < 0 {
+		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !gitsafe.IsCommit(w.Head) || w.Uncommitted < 0 {
 			return st, guestInvalid("work tree %.100q", w.Dir)
 		}
 	}
 	return st, nil
 }
 
-// isCommit reports whether s has the format of a commit's ID. Bundles are limited to
-// repositories with SHA-1.
-func isCommit(s string) bool { return len(s) == 40 && agentlab.IsHex(s, 40) }
-
 // fetch gets the commits of branches, and with changes the uncommitted changes of the
 // work tree in dir. It calls fn with the checked bundle, or with nil if the user's
 // repository has everything.
-func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool, dir string, fn func(*checkedBundle) error) error {
+func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool, dir string, fn func(*gitsafe.Bundle) error) error {
 	have, err := knownCommits(ctx, r.path)
 	if err != nil {
 		return err
 	}
-	tmp, remove, err := tempDir("agentlab-sync-*")
+	tmp, remove, err := gitsafe.TempDir("agentlab-sync-*")
 	if err != nil {
 		return err
 	}
@@ -172,7 +169,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	if err := json.NewEncoder(&in).Encode(guestapi.RepoPack{Branches: branches, Have: have, Changes: changes, Dir: dir}); err != nil {
 		return err
 	}
-	limit := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: errOutputTooLarge}
+	limit := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: gitsafe.ErrOutputTooLarge}
 	if r.left != nil {
 		limit.Left, limit.Fail = *r.left, errSyncTotal
 	}
@@ -198,7 +195,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	for _, branch := range branches {
 		refs = append(refs, "refs/heads/"+branch)
 	}
-	b, err := openBundle(ctx, tmp, name, r.path, refs...)
+	b, err := gitsafe.OpenBundle(ctx, tmp, name, r.path, refs...)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -206,7 +203,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 		return agentlab.Errorf(agentlab.CodeDenied, "git rejects the commits of the sandbox: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("nothing was fetched")
 	}
-	defer b.close()
+	defer b.Close()
 	return fn(b)
 }
 
@@ -217,13 +214,13 @@ func errTooMuchToSync() error {
 
 // knownCommits returns the commits of the refs of a repository.
 func knownCommits(ctx context.Context, path string) ([]string, error) {
-	out, err := git(ctx, path, "for-each-ref", fmt.Sprintf("--count=%d", maxHave), "--sort=-creatordate",
+	out, err := gitsafe.Git(ctx, path, "for-each-ref", fmt.Sprintf("--count=%d", maxHave), "--sort=-creatordate",
 		"--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end)")
 	if err != nil {
 		return nil, err
 	}
 	ids := strings.Fields(out)
-	if head, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD"); err == nil && isCommit(head) {
+	if head, err := gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD"); err == nil && gitsafe.IsCommit(head) {
 		ids = append(ids, head)
 	}
 	slices.Sort(ids)
@@ -236,14 +233,14 @@ type pushed struct {
 	checkout string // branch to check out in the main work tree
 	changes  string // commit of uncommitted changes for the work tree in dir
 	dir      string
-	modules  []submodule // that the session does not have
-	bundle   *os.File    // of pack for a session without commits; nil means that push packs
+	modules  []gitsafe.Submodule // that the session does not have
+	bundle   *os.File            // of pack for a session without commits; nil means that push packs
 }
 
 // push sends commits and sets branches. known are commits that the session has. It
 // returns why branches were not updated; the name "" is for the submodules.
 func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work.Meter) (map[string]string, error) {
-	tmp, remove, err := tempDir("agentlab-push-*")
+	tmp, remove, err := gitsafe.TempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
 	}
@@ -298,15 +295,15 @@ func knownTo(st guestapi.RepoState) []string {
 
 // pack makes a bundle of what the sandbox lacks; nil if that is nothing.
 func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []string, m *work.Meter) (*os.File, error) {
-	objects, err := git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	objects, err := gitsafe.Git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err
 	}
 	all := []string{objects}
 	for _, module := range p.modules {
-		all = append(all, module.objects)
+		all = append(all, module.Objects)
 	}
-	bare, err := scratchRepo(ctx, tmp, all...)
+	bare, err := gitsafe.ScratchRepo(ctx, tmp, all...)
 	if err != nil {
 		return nil, err
 	}
@@ -326,28 +323,28 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []str
 		add(guestapi.RefChanges, p.changes)
 	}
 	for _, module := range p.modules {
-		if ref := guestapi.RefModules + module.commit; !slices.Contains(refs, ref) {
-			add(ref, module.commit)
+		if ref := guestapi.RefModules + module.Commit; !slices.Contains(refs, ref) {
+			add(ref, module.Commit)
 		}
 	}
 	if len(refs) == 0 {
 		return nil, nil
 	}
-	if _, err := (gitInput{stdin: strings.NewReader(set.String())}).run(ctx, bare, "--git-dir="+bare, "update-ref", "--stdin"); err != nil {
+	if _, err := (gitsafe.Command{Stdin: strings.NewReader(set.String())}).Run(ctx, bare, "--git-dir="+bare, "update-ref", "--stdin"); err != nil {
 		return nil, err
 	}
 	not, err := notRevs(ctx, bare, known)
 	if err != nil {
 		return nil, err
 	}
-	in := gitInput{stdin: strings.NewReader(revs.String() + not)}
-	if n, err := in.run(ctx, bare, "--git-dir="+bare, "rev-list", "--count", "--stdin"); err != nil || n == "0" {
+	in := gitsafe.Command{Stdin: strings.NewReader(revs.String() + not)}
+	if n, err := in.Run(ctx, bare, "--git-dir="+bare, "rev-list", "--count", "--stdin"); err != nil || n == "0" {
 		return nil, err
 	}
 	name := filepath.Join(tmp, "push.bundle")
-	in = gitInput{stdin: strings.NewReader(not), stderr: &gitProgress{m: m, what: "packing " + r.path}}
+	in = gitsafe.Command{Stdin: strings.NewReader(not), Stderr: &gitsafe.GitProgress{M: m, What: "packing " + r.path}}
 	args := append([]string{"--git-dir=" + bare, "bundle", "create", "--all-progress", name}, refs...)
-	if _, err := in.run(ctx, bare, append(args, "--stdin")...); err != nil {
+	if _, err := in.Run(ctx, bare, append(args, "--stdin")...); err != nil {
 		return nil, err
 	}
 	return os.Open(name) //nolint:gosec // our own temporary file
@@ -357,7 +354,7 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []str
 func notRevs(ctx context.Context, bare string, commits []string) (string, error) {
 	var ids strings.Builder
 	ids.WriteString(strings.Join(commits, "\n") + "\n")
-	out, err := gitInput{stdin: strings.NewReader(ids.String())}.run(ctx, bare, "--git-dir="+bare, "cat-file", "--batch-check=%(objectname) %(objecttype)")
+	out, err := gitsafe.Command{Stdin: strings.NewReader(ids.String())}.Run(ctx, bare, "--git-dir="+bare, "cat-file", "--batch-check=%(objectname) %(objecttype)")
 	if err != nil {
 		return "", err
 	}

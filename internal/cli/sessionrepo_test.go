@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
@@ -434,7 +435,7 @@ func TestHostileSession(t *testing.T) {
 // mktree writes a tree without git's checks of names.
 func mktree(w *sessionWorld, entries string) string {
 	w.Helper()
-	out, err := gitInput{stdin: strings.NewReader(entries)}.run(w.Context(), w.guest, "-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "mktree", "--missing")
+	out, err := gitsafe.Command{Stdin: strings.NewReader(entries)}.Run(w.Context(), w.guest, "-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "mktree", "--missing")
 	if err != nil {
 		w.Fatal(err)
 	}

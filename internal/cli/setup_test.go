@@ -8,17 +8,18 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // sourceOf returns the SetupSource of HEAD.
 func sourceOf(t *testing.T, repo string) (*api.SetupSource, string) {
 	t.Helper()
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := projectAt(t.Context(), repo, src.commit)
+	p, err := projectAt(t.Context(), repo, src.Commit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func TestSetupSource(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	run(t, repo, "git", "checkout", "-q", "--detach")
-	if s, _ := sourceOf(t, repo); !isCommit(s.Ref) {
+	if s, _ := sourceOf(t, repo); !gitsafe.IsCommit(s.Ref) {
 		t.Errorf("%+v", s)
 	}
 	commit(map[string]string{".devcontainer/go/devcontainer.json": "{}"})

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // sshForwards are options that OpenSSH adds up: no value before them prevents that the
@@ -39,7 +41,7 @@ func checkSSHOptions(ctx context.Context, host string, args []string) error {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, agentlab.WithoutControls(lastLine(strings.TrimSpace(stderr.String())))).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, agentlab.WithoutControls(gitsafe.LastLine(strings.TrimSpace(stderr.String())))).
 			WithHint("run: ssh -G %s", host)
 	}
 	return refusedSSHOption(host, string(out))

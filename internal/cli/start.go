@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -132,7 +133,7 @@ arguments of %[1]s. If it is running already, attach to it.`, name),
 func (o *startOptions) check(ctx context.Context, top string) error {
 	if o.agent == "" {
 		o.agent = "claude"
-		if configured, err := git(ctx, top, "config", "--get", "agentlab.agent"); err == nil && configured != "" {
+		if configured, err := gitsafe.Git(ctx, top, "config", "--get", "agentlab.agent"); err == nil && configured != "" {
 			o.agent = configured
 		}
 	}
@@ -186,7 +187,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err != nil {
 		return err
 	}
-	head := startHead{localSource: src}
+	head := startHead{LocalCommit: src}
 	if err := a.askIdentity(ctx, l, &o); err != nil {
 		return err
 	}
@@ -208,7 +209,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.warnBeforeStart(ctx, c, l, o); err != nil {
 		return err
 	}
-	p := a.projectOf(ctx, l.path, head.commit)
+	p := a.projectOf(ctx, l.path, head.Commit)
 	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.path, p))
 	err = projectImage(err, o.image == "" && p.Image != "")
 	if err == nil && created && cmp.Or(o.image, p.Image) == "" {
@@ -280,7 +281,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
 		return got, open, err
 	}
-	dir, err := a.worktreeDir(ctx, r, o.worktree, head.localSource)
+	dir, err := a.worktreeDir(ctx, r, o.worktree, head.LocalCommit)
 	if err != nil {
 		return got, open, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -32,18 +33,18 @@ func userModules(t *testing.T) (repo string) {
 func TestSubmodulesAreSent(t *testing.T) {
 	t.Parallel()
 	repo := userModules(t)
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var paths []string
-	for _, m := range src.modules {
-		paths = append(paths, m.path)
+	for _, m := range src.Modules {
+		paths = append(paths, m.Path)
 	}
-	if !slices.Equal(paths, []string{"lib/a", "lib/a/deep/b"}) || len(src.unsent) != 0 {
-		t.Fatalf("found %q, missing %v", paths, src.unsent)
+	if !slices.Equal(paths, []string{"lib/a", "lib/a/deep/b"}) || len(src.Unsent) != 0 {
+		t.Fatalf("found %q, missing %v", paths, src.Unsent)
 	}
-	file, err := packBundle(t.Context(), t.TempDir(), src, nil)
+	file, err := gitsafe.PackBundle(t.Context(), t.TempDir(), src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,8 +65,8 @@ func TestSubmodulesAreSent(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(repo, "sub"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	if src, err := findSource(t.Context(), filepath.Join(repo, "sub"), ""); err != nil || len(src.modules) != 2 {
-		t.Errorf("from a folder: %v, %v", src.modules, err)
+	if src, err := gitsafe.FindCommit(t.Context(), filepath.Join(repo, "sub"), ""); err != nil || len(src.Modules) != 2 {
+		t.Errorf("from a folder: %v, %v", src.Modules, err)
 	}
 }
 
@@ -74,12 +75,12 @@ func TestUnsentSubmodulesAreNamed(t *testing.T) {
 	t.Parallel()
 	notes := func(repo string) string {
 		t.Helper()
-		src, err := findSource(t.Context(), repo, "")
+		src, err := gitsafe.FindCommit(t.Context(), repo, "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
+		gitsafe.WarnUnsent(t.Context(), (&App{Stdout: io.Discard, Stderr: &out}), src)
 		return out.String()
 	}
 	repo := userModules(t)
@@ -102,9 +103,9 @@ func TestUnsentSubmodulesAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	worktest.Put(t, repo, map[string]string{"lib/a": "-> " + secret})
-	src, err := findSource(t.Context(), repo, "")
-	if err != nil || len(src.modules) != 0 || len(src.unsent) != 1 {
-		t.Errorf("a link to another repository: %+v, %v", src.modules, err)
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
+	if err != nil || len(src.Modules) != 0 || len(src.Unsent) != 1 {
+		t.Errorf("a link to another repository: %+v, %v", src.Modules, err)
 	}
 }
 
@@ -114,22 +115,22 @@ func TestLFSFilesAreNamed(t *testing.T) {
 	worktest.Put(t, repo, map[string]string{"assets/big.bin": pointer})
 	worktest.Git(t, repo, "add", ".")
 	worktest.Git(t, repo, "commit", "-q", "-m", "looks like a pointer, but nothing uses LFS")
-	if l, err := findLFS(t.Context(), repo, "HEAD"); err != nil || len(l.files) != 0 {
-		t.Errorf("without attributes: %v, %v", l.files, err)
+	if l, err := gitsafe.FindLFS(t.Context(), repo, "HEAD"); err != nil || len(l.Files) != 0 {
+		t.Errorf("without attributes: %v, %v", l.Files, err)
 	}
 	worktest.Put(t, repo, map[string]string{"assets/.gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
 	worktest.Git(t, repo, "add", "assets/.gitattributes")
 	worktest.Git(t, repo, "commit", "-q", "-m", "LFS")
 	worktest.Git(t, repo, "config", "remote.origin.url", "https://example.com/org/repo.git")
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err == nil {
-		src.lfs, err = findLFS(t.Context(), repo, src.commit)
+		src.Lfs, err = gitsafe.FindLFS(t.Context(), repo, src.Commit)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	(&App{Stdout: io.Discard, Stderr: &out}).warnUnsent(t.Context(), src)
+	gitsafe.WarnUnsent(t.Context(), (&App{Stdout: io.Discard, Stderr: &out}), src)
 	for _, want := range []string{"not sending the content of 1 Git LFS file (assets/big.bin),", "git -c lfs.url=https://example.com/org/repo.git/info/lfs lfs pull"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in %q", want, out.String())
@@ -141,8 +142,8 @@ func TestLFSFilesAreNamed(t *testing.T) {
 // must not hold another one.
 func TestSubmoduleFixIsQuoted(t *testing.T) {
 	for name, want := range map[string]string{"lib/a": "lib/a", "$(touch x)": "'$(touch x)'", "a'; x": `'a'\''; x'`} {
-		var m submodule
-		if _, fix := m.locate(t.Context(), t.TempDir(), name); fix != "git submodule update --init --recursive -- "+want {
+		var m gitsafe.Submodule
+		if _, fix := m.Locate(t.Context(), t.TempDir(), name); fix != "git submodule update --init --recursive -- "+want {
 			t.Errorf("%q: %s", name, fix)
 		}
 	}

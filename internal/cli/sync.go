@@ -17,17 +17,18 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // synced is the output of 'agentlab sync' under --json.
 type synced struct {
-	SessionID   string        `json:"session_id"`
-	Fetched     []fetchedHead `json:"fetched"` // branches that have changed
-	Merged      *merged       `json:"merged,omitempty"`
-	NotMerged   string        `json:"not_merged,omitempty"`  // why nothing was merged
-	Uncommitted int           `json:"uncommitted"`           // files in the session with uncommitted changes
-	Findings    []finding     `json:"findings,omitempty"`    // of the return check
-	MissingLFS  int           `json:"missing_lfs,omitempty"` // objects of Git LFS that were not fetched
+	SessionID   string            `json:"session_id"`
+	Fetched     []fetchedHead     `json:"fetched"` // branches that have changed
+	Merged      *merged           `json:"merged,omitempty"`
+	NotMerged   string            `json:"not_merged,omitempty"`  // why nothing was merged
+	Uncommitted int               `json:"uncommitted"`           // files in the session with uncommitted changes
+	Findings    []gitsafe.Finding `json:"findings,omitempty"`    // of the return check
+	MissingLFS  int               `json:"missing_lfs,omitempty"` // objects of Git LFS that were not fetched
 
 	next  string // command that merges
 	found []returncheck.Finding
@@ -147,7 +148,7 @@ func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree 
 			return err
 		}
 	}
-	got.Findings = findingsJSON(got.found)
+	got.Findings = gitsafe.FindingsJSON(got.found)
 	return a.emit(got, func() error { return a.printSynced(w, got) })
 }
 
@@ -157,7 +158,7 @@ const maxJudged = 100
 // judgeHeads is the return check of branches that were fetched and are not merged.
 func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (found []returncheck.Finding, err error) {
 	for _, h := range heads[:min(len(heads), maxJudged)] {
-		more, err := judgeFetched(ctx, w.path, h.Commit)
+		more, err := gitsafe.JudgeFetched(ctx, w.path, h.Commit)
 		if err != nil {
 			return nil, err
 		}
@@ -172,11 +173,11 @@ func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (fo
 
 // admission says how the return check treats commits of the session that are merged into a
 // branch. quiet is set while a program has the terminal.
-func (w *openedSession) admission(into, ref string, quiet bool) admission {
+func (w *openedSession) admission(into, ref string, quiet bool) gitsafe.Admission {
 	short := strings.TrimPrefix(ref, "refs/remotes/")
-	return admission{
-		dir: w.path, verb: "merged", show: "git diff " + into + "..." + short, quiet: quiet,
-		instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
+	return gitsafe.Admission{
+		Dir: w.path, Verb: "merged", Show: "git diff " + into + "..." + short, Quiet: quiet,
+		Instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
 	}
 }
 
@@ -257,7 +258,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return got, nil
 	}
 	branches := slices.Sorted(maps.Keys(heads))
-	err = w.fetch(ctx, branches, false, "", func(b *checkedBundle) (err error) {
+	err = w.fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) (err error) {
 		if b == nil {
 			return nil
 		}
@@ -265,11 +266,11 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 			return err
 		}
 		for _, branch := range branches { // they may have moved since the state was read
-			if commit := b.header.refs["refs/heads/"+branch]; commit != "" {
+			if commit := b.Header.Refs["refs/heads/"+branch]; commit != "" {
 				heads[branch] = commit
 			}
 		}
-		return b.keep(ctx, nil)
+		return b.Keep(ctx, nil)
 	})
 	if err != nil {
 		return got, err
@@ -290,7 +291,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	if len(got.Fetched) == 0 {
 		return got, nil
 	}
-	if _, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
+	if _, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
 		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("no ref was changed; run the command again")
 	}
@@ -299,7 +300,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 
 // countRevs returns the number of commits that the arguments of git rev-list select.
 func countRevs(ctx context.Context, path string, revs ...string) (n int, err error) {
-	out, err := git(ctx, path, append([]string{"rev-list", "--count"}, revs...)...)
+	out, err := gitsafe.Git(ctx, path, append([]string{"rev-list", "--count"}, revs...)...)
 	if err == nil {
 		n, err = strconv.Atoi(out)
 	}
@@ -317,11 +318,11 @@ func (a *App) printHeads(w *openedSession, got synced) {
 
 func (a *App) printSynced(w *openedSession, got synced) error {
 	a.printHeads(w, got)
-	a.noteLFS(got.MissingLFS)
+	gitsafe.NoteLFS(a, got.MissingLFS)
 	if got.Merged == nil {
-		a.noteFetched(got.found, "")
+		gitsafe.NoteFetched(a, got.found, "")
 	} else {
-		a.noteNamed(got.found)
+		gitsafe.NoteNamed(a, got.found)
 	}
 	switch m := got.Merged; {
 	case m != nil && m.old == "":
@@ -362,12 +363,12 @@ func (w *openedSession) option() string {
 // notMerged returns why a sync has merged nothing, and a command that merges what the
 // session has and the branch lacks; "" if there is none.
 func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
-	current := currentBranch(ctx, w.path)
+	current := gitsafe.CurrentBranch(ctx, w.path)
 	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
 	switch at := w.state.Branches[from]; {
 	case at == "":
 		why = "the session has no branch " + from
-	case replacedHere(ctx, w.path, target, at) && !isAncestor(ctx, w.path, at, "refs/heads/"+target):
+	case replacedHere(ctx, w.path, target, at) && !gitsafe.IsAncestor(ctx, w.path, at, "refs/heads/"+target):
 		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.remote + "/" + from + ")", w.link.forcePush(target + ":" + from)
 	default:
 		why = "branch " + target + " has all commits of " + from

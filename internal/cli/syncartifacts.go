@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 const (
@@ -51,13 +52,13 @@ type artifactOptions struct {
 
 // syncedArtifacts is the output of 'agentlab sync --artifacts' under --json.
 type syncedArtifacts struct {
-	SessionID string         `json:"session_id"`
-	Directory string         `json:"directory"` // on this machine
-	Files     []string       `json:"files"`     // sorted, relative to the directory
-	Bytes     int64          `json:"bytes"`
-	Skipped   []skippedEntry `json:"skipped"`
-	Changed   bool           `json:"changed_while"`      // the guest changed files during the copy
-	Findings  []finding      `json:"findings,omitempty"` // of the return check
+	SessionID string            `json:"session_id"`
+	Directory string            `json:"directory"` // on this machine
+	Files     []string          `json:"files"`     // sorted, relative to the directory
+	Bytes     int64             `json:"bytes"`
+	Skipped   []skippedEntry    `json:"skipped"`
+	Changed   bool              `json:"changed_while"`      // the guest changed files during the copy
+	Findings  []gitsafe.Finding `json:"findings,omitempty"` // of the return check
 
 	found []returncheck.Finding
 }
@@ -83,7 +84,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 	}
 	if !a.json {
 		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
-		a.noteNamed(got.found)
+		gitsafe.NoteNamed(a, got.found)
 	}
 	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
 }
@@ -176,7 +177,7 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOpt
 		return got, err
 	}
 	got.Bytes, got.Skipped, got.Changed = all.Bytes, append(got.Skipped, all.Skipped...), all.Changed
-	got.Findings = findingsJSON(got.found)
+	got.Findings = gitsafe.FindingsJSON(got.found)
 	return got, nil
 }
 
@@ -187,10 +188,10 @@ func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath
 		base, _ := doublestar.SplitPattern(p)
 		args = append(args, ":(literal)"+base)
 	}
-	list := bounded.Head{Max: maxArtifactList, Fail: errOutputTooLarge}
+	list := bounded.Head{Max: maxArtifactList, Fail: gitsafe.ErrOutputTooLarge}
 	code, text, err := copyScript(ctx, c, from.sandbox, "", artifactListScript, args, nil, &list)
 	switch {
-	case errors.Is(err, errOutputTooLarge):
+	case errors.Is(err, gitsafe.ErrOutputTooLarge):
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "the session has too many files that git does not carry").WithHint("choose patterns that begin with a directory")
 	case err != nil:
 		return nil, err
@@ -225,8 +226,8 @@ func wantedArtifacts(ctx context.Context, root *os.Root, top string, names []str
 	if err != nil {
 		return nil, err
 	}
-	host := workTreeHost(ctx, top)
-	host.Names = func(dir string) []string { return dirNames(root, dir) }
+	host := gitsafe.WorkTreeHost(ctx, top)
+	host.Names = func(dir string) []string { return gitsafe.DirNames(root, dir) }
 	entries := make([]returncheck.Entry, len(names))
 	for i, name := range names {
 		entries[i] = returncheck.Entry{Path: name, Kind: returncheck.File}
@@ -269,7 +270,7 @@ func wantedArtifacts(ctx context.Context, root *os.Root, top string, names []str
 // trackedNames returns the files that git tracks, in lower case: a file system can
 // ignore case.
 func trackedNames(ctx context.Context, top string) (map[string]bool, error) {
-	out, err := gitInput{raw: true}.run(ctx, top, "ls-files", "-z", "--cached", "--full-name")
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, top, "ls-files", "-z", "--cached", "--full-name")
 	if err != nil {
 		return nil, err
 	}
@@ -296,12 +297,12 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 	if err != nil {
 		return nil, work.LocalFault(ignoreFile, err) // otherwise more would be copied than the user wants
 	}
-	empty, remove, err := tempDir("agentlab-ignore-*")
+	empty, remove, err := gitsafe.TempDir("agentlab-ignore-*")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
-	if _, err := git(ctx, empty, "init", "--quiet", "--template="); err != nil {
+	if _, err := gitsafe.Git(ctx, empty, "init", "--quiet", "--template="); err != nil {
 		return nil, err
 	}
 	// The last rule has a file that is always named, so that git succeeds.
@@ -310,8 +311,8 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 	if err := os.WriteFile(path.Join(empty, ".gitignore"), rules, 0o600); err != nil {
 		return nil, err
 	}
-	in := gitInput{stdin: strings.NewReader(strings.Join(append(slices.Clone(names), sentinel), "\x00") + "\x00"), raw: true}
-	out, err := in.run(ctx, empty, "-c", "core.excludesFile="+os.DevNull, "check-ignore", "--no-index", "-z", "--stdin")
+	in := gitsafe.Command{Stdin: strings.NewReader(strings.Join(append(slices.Clone(names), sentinel), "\x00") + "\x00"), Raw: true}
+	out, err := in.Run(ctx, empty, "-c", "core.excludesFile="+os.DevNull, "check-ignore", "--no-index", "-z", "--stdin")
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "git cannot apply %s: %w", ignoreFile, err)
 	}
@@ -326,7 +327,7 @@ func ignoredNames(ctx context.Context, top string, names []string) (map[string]b
 // findings about them. They are complete and checked before the first one is moved to its
 // place.
 func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Root, from copyPath, names []string, o artifactOptions, got *copied) ([]string, []returncheck.Finding, error) {
-	stage, remove, err := stageDir(top)
+	stage, remove, err := gitsafe.StageDir(top)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -358,14 +359,14 @@ func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Ro
 	if err != nil {
 		return nil, nil, err
 	}
-	j, err := judgeFiles(ctx, root, "top", top.Name(), ".")
+	j, err := gitsafe.JudgeFiles(ctx, root, "top", top.Name(), ".")
 	if err == nil { // what it refuses or holds by name alone is left out before
-		err = a.admit(ctx, j.found, admission{dir: top.Name(), verb: "copied"})
+		err = gitsafe.Admit(ctx, a, j.Found, gitsafe.Admission{Dir: top.Name(), Verb: "copied"})
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	return files, j.found, (installer{top, o.force}).install(path.Join(stage, "top"), ".")
+	return files, j.Found, (installer{top, o.force}).install(path.Join(stage, "top"), ".")
 }
 
 // checkArtifacts checks that an extracted archive has nothing but what was asked for, and

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -163,11 +164,11 @@ func TestTableHasEachReason(t *testing.T) {
 	}
 	w.commit(files)
 	s := w.fetched()
-	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.app.listReturned(j.found, "title")
+	gitsafe.ListReturned(w.app, j.Found, "title")
 	if text := w.notes.String(); !strings.Contains(text, ".vscode/tasks.json") || strings.Count(text, "\n") > 12 {
 		t.Errorf("the table is\n%s", text)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -140,14 +141,14 @@ func makeTree(t *testing.T, repo string, files map[string]string, more ...string
 			below[dir][rest] = text
 			continue
 		}
-		mode := modeFile
+		mode := gitsafe.ModeFile
 		if target, is := strings.CutPrefix(text, "-> "); is {
-			mode, text = modeLink, target
+			mode, text = gitsafe.ModeLink, target
 		} else if text == "+x" {
-			mode = modeProgram
+			mode = gitsafe.ModeProgram
 		}
 		if text == "module" {
-			fmt.Fprintf(&lines, "%s commit %s\t%s\x00", modeModule, aCommit, name)
+			fmt.Fprintf(&lines, "%s commit %s\t%s\x00", gitsafe.ModeModule, aCommit, name)
 			continue
 		}
 		fmt.Fprintf(&lines, "%s blob %s\t%s\x00", mode, gitIn(t, repo, text, "hash-object", "-w", "--stdin"), name)
@@ -223,9 +224,9 @@ func TestTricksInCommits(t *testing.T) {
 		if err := os.WriteFile(bundle, w.bundle("trunk", "^origin/trunk"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b, err := openBundle(t.Context(), t.TempDir(), bundle, w.user, "refs/heads/trunk")
+		b, err := gitsafe.OpenBundle(t.Context(), t.TempDir(), bundle, w.user, "refs/heads/trunk")
 		if err == nil {
-			b.close()
+			b.Close()
 			rest = append(rest, tr)
 		} else if tr.level != returncheck.Refused {
 			t.Errorf("%s: %v", tr.name, err)
@@ -237,13 +238,13 @@ func TestTricksInCommits(t *testing.T) {
 		}
 		w.leave(rest)
 		s := w.fetched()
-		j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+		j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.found)
+		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.Found)
 		// What 'job fetch' and 'sync --fetch-only' name.
-		found, err := judgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk")))
+		found, err := gitsafe.JudgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,11 +340,11 @@ func TestApplyOfTricks(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			b, err := openBundle(t.Context(), dir, bundle, w.user, guestapi.RefChanges)
+			b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, w.user, guestapi.RefChanges)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer b.close()
+			defer b.Close()
 			var out bytes.Buffer
 			w.app.Stdout = &out
 			err = w.app.applyChanges(t.Context(), b, changeSource{kind: "session", id: "s", diff: "agentlab diff"}, dir, applyOptions{force: true})
@@ -413,11 +414,11 @@ func TestCopyOfTricks(t *testing.T) {
 		})
 		checkFound(t, "cp", others, found)
 	}
-	see := &archiveNames{}
-	if _, err := copyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.add); err != nil {
+	see := &gitsafe.ArchiveNames{}
+	if _, err := copyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.Add); err != nil {
 		t.Fatal(err)
 	}
-	found := see.findings()
+	found := see.Findings()
 	for _, tr := range tricks {
 		named := slices.ContainsFunc(found, func(f returncheck.Finding) bool {
 			return returncheck.Fold(f.Path) == returncheck.Fold(tr.path()) || strings.HasPrefix(tr.path(), f.Path+"/")

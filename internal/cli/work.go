@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // The modes of synchronization while a terminal is attached.
@@ -46,7 +47,7 @@ var errSyncTotal = errors.New("the session sent more than 1 GiB of commits")
 func syncMode(ctx context.Context, path, flag string) (string, error) {
 	mode := flag
 	if mode == "" {
-		mode, _ = git(ctx, path, "config", "--get", "agentlab.sync")
+		mode, _ = gitsafe.Git(ctx, path, "config", "--get", "agentlab.sync")
 	}
 	switch mode {
 	case "":
@@ -100,7 +101,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 		if name != "" && len(args) > 0 {
 			return work.UsageErrorf("a session and --session cannot be used together")
 		}
-		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *gitsafe.Bundle, of changeSource) error {
 			if b == nil {
 				a.Progressf("session %s has no uncommitted changes", of.name)
 				return a.emit(of.document([]changedFile{}, "", stat), silent)
@@ -127,13 +128,13 @@ Links that lead out of the work tree are left out.`,
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
 	o.flags(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
-		return a.withChanges(ctx, c, name, worktree, true, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, name, worktree, true, func(b *gitsafe.Bundle, of changeSource) error {
 			if b == nil {
 				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.name)
 				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
 			}
 			o.paths = paths
-			return a.applyChanges(ctx, b, of, b.dir(), o)
+			return a.applyChanges(ctx, b, of, b.Dir(), o)
 		})
 	})
 	return cmd
@@ -141,7 +142,7 @@ Links that lead out of the work tree are left out.`,
 
 // withChanges calls fn with the uncommitted changes of a work tree of a session; nil if
 // there are none. With lfs, it gets their objects of Git LFS.
-func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*checkedBundle, changeSource) error) error {
+func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*gitsafe.Bundle, changeSource) error) error {
 	w, err := a.openSession(ctx, c, name)
 	if err != nil {
 		return err
@@ -158,8 +159,8 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	if t.Uncommitted == 0 {
 		return fn(nil, of)
 	}
-	return w.fetchChanges(ctx, t, func(b *checkedBundle) error {
-		if b != nil && b.header.refs[guestapi.RefChanges] == "" {
+	return w.fetchChanges(ctx, t, func(b *gitsafe.Bundle) error {
+		if b != nil && b.Header.Refs[guestapi.RefChanges] == "" {
 			b = nil // they have been committed since
 		}
 		if b != nil && lfs {
@@ -167,7 +168,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 			if err != nil {
 				return err
 			}
-			a.noteLFS(missing)
+			gitsafe.NoteLFS(a, missing)
 		}
 		return fn(b, of)
 	})
@@ -175,7 +176,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 
 // fetchChanges is fetch for the uncommitted changes of a work tree, with the commits that
 // they are on top of.
-func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktree, fn func(*checkedBundle) error) error {
+func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktree, fn func(*gitsafe.Bundle) error) error {
 	var branches []string
 	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
 		branches = []string{t.Branch}
@@ -303,7 +304,7 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 		left = append(left, "more branches or work trees than are listed")
 	}
 	missing := func(what, commit string) {
-		found, err := git(ctx, l.path, "for-each-ref", "--format=%(refname)", "--contains", commit)
+		found, err := gitsafe.Git(ctx, l.path, "for-each-ref", "--format=%(refname)", "--contains", commit)
 		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.ref("")) })
 		switch {
 		case err == nil && elsewhere:
@@ -371,8 +372,8 @@ func (w *openedSession) leaveOutApplied(ctx context.Context) error {
 // the session differ from the user's. The content is compared, which the guest sends: a
 // guest that lies loses its own work.
 func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.RepoWorktree) (n int, err error) {
-	err = w.fetchChanges(ctx, t, func(b *checkedBundle) error {
-		if b == nil || b.header.refs[guestapi.RefChanges] == "" {
+	err = w.fetchChanges(ctx, t, func(b *gitsafe.Bundle) error {
+		if b == nil || b.Header.Refs[guestapi.RefChanges] == "" {
 			n = t.Uncommitted // the guest contradicts itself
 			return nil
 		}
@@ -384,7 +385,7 @@ func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.Rep
 		if err != nil {
 			return err
 		}
-		tree, err := openWorkTree(ctx, b.path)
+		tree, err := openWorkTree(ctx, b.Path)
 		if err != nil {
 			return err
 		}
@@ -392,12 +393,12 @@ func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.Rep
 		if list, err = tree.chosen(list, applyOptions{}, ch.of); err != nil {
 			return err
 		}
-		p := &applyPlan{ch: ch, w: tree, dir: b.dir()}
+		p := &applyPlan{ch: ch, w: tree, dir: b.Dir()}
 		if err := p.hashOurs(ctx, list); err != nil {
 			return err
 		}
 		for _, c := range list {
-			if ours, err := p.version(c.path); err != nil || ours.mode != c.newMode || ours.blob != c.newBlob {
+			if ours, err := p.version(c.Path); err != nil || ours.mode != c.NewMode || ours.blob != c.NewBlob {
 				n++
 			}
 		}

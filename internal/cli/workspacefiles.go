@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // The host never reads the file system of a workspace. These commands run e2fsck and
@@ -258,10 +259,10 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 		}
 		r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: w.ID}}
 		return a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
-			see := &archiveNames{}
+			see := &gitsafe.ArchiveNames{}
 			if out == "-" {
 				_, err := a.export(ctx, c, sb, w, a.Stdout, see)
-				a.noteArchive(see.findings())
+				gitsafe.NoteArchive(a, see.Findings())
 				return err
 			}
 			var entries int
@@ -272,7 +273,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 			if err != nil {
 				return err
 			}
-			a.noteArchive(see.findings())
+			gitsafe.NoteArchive(a, see.Findings())
 			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), work.ByteSize(n))
 		})
 	})
@@ -287,7 +288,7 @@ func pipe(fn func(io.Writer) error) io.Reader {
 }
 
 // export writes the archive of a workspace that a maintenance sandbox has mounted.
-func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *archiveNames) (entries int, err error) {
+func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *gitsafe.ArchiveNames) (entries int, err error) {
 	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return 0, err
@@ -296,7 +297,7 @@ func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w ap
 	checked := make(chan error, 1)
 	go func() {
 		var err error
-		entries, err = copyArchive(zw, from, maxArchive(w), see.add)
+		entries, err = copyArchive(zw, from, maxArchive(w), see.Add)
 		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		checked <- err
 	}()

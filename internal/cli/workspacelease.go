@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -83,19 +82,6 @@ func (w workspaceChoice) selection(name, from string) (out api.WorkspaceSelectio
 		out.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage, IfMissing: w.create}
 	}
 	return out, nil
-}
-
-// workspaceNameOf returns the name of the workspace of a repository: the last part of
-// its path, as a DNS label; "" if that has no letter or digit.
-func workspaceNameOf(repo string) string {
-	if path, local, err := localRepo(repo); err == nil && local {
-		repo = path
-	}
-	base := strings.TrimSuffix(filepath.Base(strings.TrimRight(repo, "/")), ".git")
-	if i := strings.LastIndexByte(base, ':'); i >= 0 {
-		base = base[i+1:]
-	}
-	return agentlab.SessionNameOf(base)
 }
 
 func (a *App) workspaceAttachCmd() *cobra.Command {

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) worktreeCmd() *cobra.Command {
@@ -62,7 +63,7 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 
 // worktreeDir returns the directory of the work tree of a branch in the guest, and adds
 // it if it is missing. "" is the main one.
-func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src localSource) (string, error) {
+func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src gitsafe.LocalCommit) (string, error) {
 	if branch == "" {
 		return guestapi.RepoDir, nil
 	}
@@ -80,9 +81,9 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 	}
 	commit := st.Branches[branch]
 	if commit == "" {
-		commit, err = git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
-		if err != nil || !isCommit(commit) {
-			commit = src.commit
+		commit, err = gitsafe.Git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
+		if err != nil || !gitsafe.IsCommit(commit) {
+			commit = src.Commit
 		}
 		m := a.Meter()
 		defer m.Done()
@@ -97,7 +98,7 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 	if err := r.call(ctx, nil, io.Discard, "worktree", "add", branch); err != nil {
 		return "", err
 	}
-	if _, err := git(ctx, r.path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
+	if _, err := gitsafe.Git(ctx, r.path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
 		if err := a.sendLFS(ctx, r, commit); err != nil {
 			return "", err
 		}

@@ -45,6 +45,7 @@ func Git(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// Repo creates a repository with one commit on the branch trunk.
 func Repo(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,4 +56,22 @@ func Repo(t *testing.T) string {
 	Git(t, dir, "add", ".")
 	Git(t, dir, "commit", "-q", "-m", "first")
 	return dir
+}
+
+// Files returns the contents of the regular files below dir, by their paths.
+func Files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		p, err := os.ReadFile(path)
+		out[path] = string(p)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

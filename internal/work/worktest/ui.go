@@ -1,3 +1,4 @@
+// Package worktest has the user and the repositories of tests of workflows.
 package worktest
 
 import (

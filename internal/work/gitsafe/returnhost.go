@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"context"
@@ -13,13 +13,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 )
 
-// workTreeHost describes the work tree in a directory for the return check, without its
+// WorkTreeHost describes the work tree in a directory for the return check, without its
 // names.
-func workTreeHost(ctx context.Context, top string) returncheck.Host {
+func WorkTreeHost(ctx context.Context, top string) returncheck.Host {
 	h := returncheck.Host{Links: map[string]string{}, Obeyed: map[string]string{}, FoldsNames: foldsNames(top)}
-	tracked, _ := gitInput{raw: true}.run(ctx, top, "ls-files", "--stage", "-z")
+	tracked, _ := Command{Raw: true}.Run(ctx, top, "ls-files", "--stage", "-z")
 	for line := range strings.SplitSeq(tracked, "\x00") {
-		if info, name, _ := strings.Cut(line, "\t"); strings.HasPrefix(info, modeLink+" ") {
+		if info, name, _ := strings.Cut(line, "\t"); strings.HasPrefix(info, ModeLink+" ") {
 			addLink(h.Links, top, name)
 		}
 	}
@@ -67,10 +67,10 @@ func below(dir, name string) string {
 func obeyedHooks(ctx context.Context, top string, obeyed map[string]string) {
 	const why = "git runs it as a hook of this repository"
 	dir := ""
-	if common, err := git(ctx, top, "rev-parse", "--path-format=absolute", "--git-common-dir"); err == nil {
+	if common, err := Git(ctx, top, "rev-parse", "--path-format=absolute", "--git-common-dir"); err == nil {
 		dir = filepath.Join(common, "hooks")
 	}
-	all, err := git(ctx, top, "config", "--type=path", "--get-all", "core.hooksPath")
+	all, err := Git(ctx, top, "config", "--type=path", "--get-all", "core.hooksPath")
 	if lines := strings.Split(all, "\n"); err == nil && len(lines) > 1 { // gitSafe sets the last value
 		if dir = lines[len(lines)-2]; !filepath.IsAbs(dir) {
 			dir = filepath.Join(top, dir)
@@ -110,7 +110,7 @@ func obeyedHooks(ctx context.Context, top string, obeyed map[string]string) {
 // obeyedConfig adds the files of a work tree that the configuration of git includes, or
 // that a value names, such as the program of a filter.
 func obeyedConfig(ctx context.Context, top string, obeyed map[string]string) {
-	out, err := gitInput{raw: true}.run(ctx, top, "config", "--list", "--show-origin", "-z", "--includes")
+	out, err := Command{Raw: true}.Run(ctx, top, "config", "--list", "--show-origin", "-z", "--includes")
 	if err != nil {
 		return
 	}
@@ -143,7 +143,7 @@ func obeyedConfig(ctx context.Context, top string, obeyed map[string]string) {
 // includePath returns the path of an included file, which need not exist, relative to the
 // directory of git's configuration of the repository.
 func includePath(ctx context.Context, top, value string) string {
-	common, err := git(ctx, top, "rev-parse", "--path-format=absolute", "--git-common-dir")
+	common, err := Git(ctx, top, "rev-parse", "--path-format=absolute", "--git-common-dir")
 	if err != nil || filepath.IsAbs(value) {
 		return value
 	}
@@ -152,31 +152,31 @@ func includePath(ctx context.Context, top, value string) string {
 
 // inWayOf returns the files that a merge would overwrite or delete although git does not
 // track them: git refuses that only for files that it does not ignore.
-func inWayOf(root *os.Root, list []change) (names []string) {
+func inWayOf(root *os.Root, list []Change) (names []string) {
 	gone := map[string]bool{}
 	for _, c := range list {
-		if c.oldMode != modeNone {
-			gone[c.path] = true
+		if c.OldMode != ModeNone {
+			gone[c.Path] = true
 		}
 	}
 	seen := map[string]bool{}
 	for _, c := range list {
-		if c.oldMode != modeNone || c.newMode == modeNone {
+		if c.OldMode != ModeNone || c.NewMode == ModeNone {
 			continue
 		}
-		for dir := path.Dir(c.path); dir != "." && !seen[dir]; dir = path.Dir(dir) {
+		for dir := path.Dir(c.Path); dir != "." && !seen[dir]; dir = path.Dir(dir) {
 			seen[dir] = true
 			if st, err := root.Lstat(dir); err == nil && !st.IsDir() && !gone[dir] {
 				names = append(names, dir)
 			}
 		}
-		st, err := root.Lstat(c.path)
+		st, err := root.Lstat(c.Path)
 		switch {
 		case err != nil:
 		case !st.IsDir():
-			names = append(names, c.path)
+			names = append(names, c.Path)
 		default:
-			names = append(names, untrackedBelow(root, c.path, gone)...)
+			names = append(names, untrackedBelow(root, c.Path, gone)...)
 		}
 		if len(names) > 100 {
 			break

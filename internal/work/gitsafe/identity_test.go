@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import "testing"
 

@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // FuzzBundleHeader reads the header of a result bundle, which a guest wrote:
@@ -26,7 +28,7 @@ func FuzzBundleHeader(f *testing.F) {
 			t.Fatalf("the header ends at %d of %d", h.size, len(p))
 		}
 		ids := append([]string(nil), h.needs...)
-		for _, id := range h.refs {
+		for _, id := range h.Refs {
 			ids = append(ids, id)
 		}
 		for _, id := range ids {
@@ -76,9 +78,9 @@ func FuzzTakeBundle(f *testing.F) {
 		if err := os.WriteFile(file, p, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		before := files(t, repo)
+		before := worktest.Files(t, repo)
 		_, err := takeBundle(t.Context(), scratch, file, repo)
-		for name, content := range files(t, repo) {
+		for name, content := range worktest.Files(t, repo) {
 			if old, had := before[name]; had && old == content {
 				continue
 			}
@@ -91,21 +93,4 @@ func FuzzTakeBundle(f *testing.F) {
 			}
 		}
 	})
-}
-
-func files(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
-		p, err := os.ReadFile(path)
-		out[path] = string(p)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }

@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"bufio"
@@ -26,58 +26,58 @@ const (
 	maxMerged    = 1 << 30   // bytes of the files that a merge writes
 )
 
-// mergeOptions makes a merge independent of the configuration of the user, of a
+// MergeOptions makes a merge independent of the configuration of the user, of a
 // repository, and of the limits that git gets for objects of a guest.
-var mergeOptions = []string{"-c", "merge.renames=true", "-c", "merge.directoryRenames=conflict", "-c", "merge.renormalize=false", "-c", "pull.twohead=ort"}
+var MergeOptions = []string{"-c", "merge.renames=true", "-c", "merge.directoryRenames=conflict", "-c", "merge.renormalize=false", "-c", "pull.twohead=ort"}
 
-// judgement is what the return check found out about a merge.
-type judgement struct {
-	found        []returncheck.Finding
-	inWay        []string // files that git does not track and that the merge would lose
-	ours, theirs string   // commits; ours is "" for a branch without commits
+// Judgement is what the return check found out about a merge.
+type Judgement struct {
+	Found        []returncheck.Finding
+	InWay        []string // files that git does not track and that the merge would lose
+	Ours, Theirs string   // commits; ours is "" for a branch without commits
 }
 
-// judgeCommit is the return check of a guest's commit: it judges what a merge would change
+// JudgeCommit is the return check of a guest's commit: it judges what a merge would change
 // in the user's commit, which is "" for a branch without commits. The files are counted
 // first. checkedOut says that the user's commit is checked out in the directory top, which
 // is "" if there is no work tree.
-func judgeCommit(ctx context.Context, repo, top string, checkedOut bool, ours, theirs string) (j judgement, err error) {
-	if j.theirs, err = git(ctx, repo, "rev-parse", "--verify", "--quiet", theirs+"^{commit}"); err != nil {
+func JudgeCommit(ctx context.Context, repo, top string, checkedOut bool, ours, theirs string) (j Judgement, err error) {
+	if j.Theirs, err = Git(ctx, repo, "rev-parse", "--verify", "--quiet", theirs+"^{commit}"); err != nil {
 		return j, err
 	}
 	if ours != "" {
-		if j.ours, err = git(ctx, repo, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
+		if j.Ours, err = Git(ctx, repo, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
 			return j, err
 		}
-		if isAncestor(ctx, repo, j.theirs, j.ours) {
+		if IsAncestor(ctx, repo, j.Theirs, j.Ours) {
 			return j, nil
 		}
 	}
-	if err := countTree(ctx, repo, j.theirs); err != nil {
+	if err := countTree(ctx, repo, j.Theirs); err != nil {
 		return j, err
 	}
-	dir, remove, err := tempDir("agentlab-return-*")
+	dir, remove, err := TempDir("agentlab-return-*")
 	if err != nil {
 		return j, err
 	}
 	defer remove()
-	objects, err := git(ctx, repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	objects, err := Git(ctx, repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return j, err
 	}
-	if err := addAlternate(dir, objects); err != nil {
+	if err := AddAlternate(dir, objects); err != nil {
 		return j, err
 	}
 	m := mergeTrial{repo: repo, env: []string{"GIT_OBJECT_DIRECTORY=" + dir}}
-	tree, err := m.result(ctx, j.ours, j.theirs)
+	tree, err := m.result(ctx, j.Ours, j.Theirs)
 	if err != nil {
 		return j, err
 	}
-	from := emptyTree
-	if j.ours != "" {
-		from = j.ours + "^{tree}"
+	from := EmptyTree
+	if j.Ours != "" {
+		from = j.Ours + "^{tree}"
 	}
-	list, err := rawDiff(ctx, m.git, from, tree, maxTreePaths)
+	list, err := RawDiff(ctx, m.git, from, tree, maxTreePaths)
 	if err != nil || len(list) == 0 {
 		return j, err
 	}
@@ -88,7 +88,7 @@ func judgeCommit(ctx context.Context, repo, top string, checkedOut bool, ours, t
 	host := returncheck.Host{}
 	var names func(string) []string
 	if top != "" {
-		host = workTreeHost(ctx, top)
+		host = WorkTreeHost(ctx, top)
 	}
 	if checkedOut && top != "" {
 		root, err := os.OpenRoot(top)
@@ -96,19 +96,19 @@ func judgeCommit(ctx context.Context, repo, top string, checkedOut bool, ours, t
 			return j, err
 		}
 		defer func() { _ = root.Close() }()
-		names = func(dir string) []string { return dirNames(root, dir) }
-		j.inWay = inWayOf(root, list)
+		names = func(dir string) []string { return DirNames(root, dir) }
+		j.InWay = inWayOf(root, list)
 	}
-	if host.Names, err = m.names(ctx, j.ours, list, names); err != nil {
+	if host.Names, err = m.names(ctx, j.Ours, list, names); err != nil {
 		return j, err
 	}
-	j.found = returncheck.Check(changeEntries(list, func(c change) string { return targets[c.newBlob] }), host)
+	j.Found = returncheck.Check(ChangeEntries(list, func(c Change) string { return targets[c.NewBlob] }), host)
 	return j, ctx.Err()
 }
 
-// addAlternate lets a directory of objects use those of another one. The variable of the
+// AddAlternate lets a directory of objects use those of another one. The variable of the
 // environment cannot have paths with colons.
-func addAlternate(objects, other string) error {
+func AddAlternate(objects, other string) error {
 	info := filepath.Join(objects, "info")
 	if err := os.MkdirAll(info, 0o700); err != nil {
 		return err
@@ -129,16 +129,16 @@ type mergeTrial struct {
 }
 
 // git runs git under the limits for a guest's objects.
-func (m mergeTrial) git(ctx context.Context, in gitInput, args ...string) (string, error) {
-	in.env, in.limited = append(in.env, m.env...), true
-	return in.run(ctx, m.repo, args...)
+func (m mergeTrial) git(ctx context.Context, in Command, args ...string) (string, error) {
+	in.Env, in.Limited = append(in.Env, m.env...), true
+	return in.Run(ctx, m.repo, args...)
 }
 
 // countTree returns an error with code limit if a tree has too many paths: twelve objects
 // can have 10^10.
 func countTree(ctx context.Context, repo, tree string) error {
 	count := &pathCounter{}
-	_, err := gitInput{stdout: count, limited: true}.run(ctx, repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
+	_, err := Command{Stdout: count, Limited: true}.Run(ctx, repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
 	if count.over() {
 		return agentlab.Errorf(agentlab.CodeLimit, "the commit %.12s has more than %d files", tree, maxTreePaths).
 			WithHint("look at it: git ls-tree %.12s", tree)
@@ -156,7 +156,7 @@ func (c *pathCounter) Write(p []byte) (int, error) {
 	c.paths += bytes.Count(p, []byte{0})
 	c.bytes += len(p)
 	if c.over() {
-		return 0, errOutputTooLarge
+		return 0, ErrOutputTooLarge
 	}
 	return len(p), nil
 }
@@ -167,21 +167,21 @@ func (m mergeTrial) result(ctx context.Context, ours, theirs string) (string, er
 	if ours == "" {
 		return theirs + "^{tree}", nil
 	}
-	if isAncestor(ctx, m.repo, ours, theirs) {
+	if IsAncestor(ctx, m.repo, ours, theirs) {
 		return theirs + "^{tree}", nil
 	}
-	env, err := disableFilters(ctx, m.repo)
+	env, err := DisableFilters(ctx, m.repo)
 	if err != nil {
 		return "", err
 	}
-	drivers, err := plainMergeDrivers(ctx, m.repo)
+	drivers, err := PlainMergeDrivers(ctx, m.repo)
 	if err != nil {
 		return "", err
 	}
 	out := bounded.Head{Max: maxTreeNames}
-	args := slices.Concat(drivers, mergeOptions, []string{"merge-tree", "--write-tree", "--no-messages", "--name-only", ours, theirs})
-	_, err = m.git(ctx, gitInput{stdout: &out, env: env}, args...)
-	if tree, _, _ := strings.Cut(out.String(), "\n"); isCommit(tree) { // with conflicts, git fails
+	args := slices.Concat(drivers, MergeOptions, []string{"merge-tree", "--write-tree", "--no-messages", "--name-only", ours, theirs})
+	_, err = m.git(ctx, Command{Stdout: &out, Env: env}, args...)
+	if tree, _, _ := strings.Cut(out.String(), "\n"); IsCommit(tree) { // with conflicts, git fails
 		return tree, nil
 	}
 	switch {
@@ -196,22 +196,22 @@ func (m mergeTrial) result(ctx context.Context, ours, theirs string) (string, er
 
 // sizes checks how much a merge writes, and returns the targets of links by the name of
 // their blob. The same content counts for each file.
-func (m mergeTrial) sizes(ctx context.Context, list []change) (map[string]string, error) {
+func (m mergeTrial) sizes(ctx context.Context, list []Change) (map[string]string, error) {
 	var ids, links strings.Builder
 	for _, c := range list {
-		if c.newMode != modeNone && c.newMode != modeModule {
-			fmt.Fprintln(&ids, c.newBlob)
+		if c.NewMode != ModeNone && c.NewMode != ModeModule {
+			fmt.Fprintln(&ids, c.NewBlob)
 		}
 	}
-	out := bounded.Head{Max: maxTreePaths * 64, Fail: errOutputTooLarge}
-	if _, err := m.git(ctx, gitInput{stdin: strings.NewReader(ids.String()), stdout: &out}, "cat-file", "--batch-check=%(objecttype) %(objectsize)"); err != nil {
+	out := bounded.Head{Max: maxTreePaths * 64, Fail: ErrOutputTooLarge}
+	if _, err := m.git(ctx, Command{Stdin: strings.NewReader(ids.String()), Stdout: &out}, "cat-file", "--batch-check=%(objecttype) %(objectsize)"); err != nil {
 		return nil, err
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	left, n := int64(maxMerged), 0
 	count := 0
 	for _, c := range list {
-		if c.newMode == modeNone || c.newMode == modeModule {
+		if c.NewMode == ModeNone || c.NewMode == ModeModule {
 			continue
 		}
 		var kind string
@@ -220,14 +220,14 @@ func (m mergeTrial) sizes(ctx context.Context, list []change) (map[string]string
 			_, _ = fmt.Sscanf(lines[n], "%s %d", &kind, &size)
 		}
 		if n++; kind != "blob" || size < 0 {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", agentlab.WithoutControls(c.path))
+			return nil, agentlab.Errorf(agentlab.CodeDenied, "%s is not a file in the commit", agentlab.WithoutControls(c.Path))
 		}
 		if left -= size; left < 0 {
 			return nil, agentlab.Errorf(agentlab.CodeLimit, "the merge would write more than %s", work.ByteSize(maxMerged)).
 				WithHint("the commits are fetched; look at them, and merge them with git if you agree")
 		}
-		if c.newMode == modeLink && size <= returncheck.MaxLink {
-			fmt.Fprintln(&links, c.newBlob)
+		if c.NewMode == ModeLink && size <= returncheck.MaxLink {
+			fmt.Fprintln(&links, c.NewBlob)
 			count++
 		}
 	}
@@ -239,8 +239,8 @@ func (m mergeTrial) links(ctx context.Context, ids string, count int) (map[strin
 	if count == 0 {
 		return nil, nil
 	}
-	out := bounded.Head{Max: count * (returncheck.MaxLink + 128), Fail: errOutputTooLarge}
-	if _, err := m.git(ctx, gitInput{stdin: strings.NewReader(ids), stdout: &out}, "cat-file", "--batch"); err != nil {
+	out := bounded.Head{Max: count * (returncheck.MaxLink + 128), Fail: ErrOutputTooLarge}
+	if _, err := m.git(ctx, Command{Stdin: strings.NewReader(ids), Stdout: &out}, "cat-file", "--batch"); err != nil {
 		return nil, err
 	}
 	targets := map[string]string{}
@@ -263,15 +263,15 @@ func (m mergeTrial) links(ctx context.Context, ids string, count int) (map[strin
 
 // names returns what a tree has in the directories of changes, together with more, which
 // may be nil.
-func (m mergeTrial) names(ctx context.Context, tree string, list []change, more func(string) []string) (func(string) []string, error) {
+func (m mergeTrial) names(ctx context.Context, tree string, list []Change, more func(string) []string) (func(string) []string, error) {
 	known := map[string]map[string]bool{}
 	for _, c := range list {
-		for dir := path.Dir(c.path); known[dir] == nil; dir = path.Dir(dir) {
+		for dir := path.Dir(c.Path); known[dir] == nil; dir = path.Dir(dir) {
 			known[dir] = map[string]bool{}
 		}
 	}
 	if tree != "" {
-		out, err := gitInput{raw: true}.run(ctx, m.repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
+		out, err := Command{Raw: true}.Run(ctx, m.repo, "ls-tree", "-r", "-z", "--name-only", "--full-tree", tree)
 		if err != nil {
 			return nil, err
 		}
@@ -295,9 +295,9 @@ func (m mergeTrial) names(ctx context.Context, tree string, list []change, more 
 	}, nil
 }
 
-// changeEntries returns changes of git for the return check.
-func changeEntries(list []change, target func(change) string) []returncheck.Entry {
-	kinds := map[string]returncheck.Kind{modeNone: returncheck.None, modeProgram: returncheck.Program, modeLink: returncheck.Link, modeModule: returncheck.Module}
+// ChangeEntries returns changes of git for the return check.
+func ChangeEntries(list []Change, target func(Change) string) []returncheck.Entry {
+	kinds := map[string]returncheck.Kind{ModeNone: returncheck.None, ModeProgram: returncheck.Program, ModeLink: returncheck.Link, ModeModule: returncheck.Module}
 	kind := func(mode string) returncheck.Kind {
 		if k, is := kinds[mode]; is {
 			return k
@@ -306,18 +306,18 @@ func changeEntries(list []change, target func(change) string) []returncheck.Entr
 	}
 	entries := make([]returncheck.Entry, len(list))
 	for i, c := range list {
-		entries[i] = returncheck.Entry{Path: c.path, Kind: kind(c.newMode), Was: kind(c.oldMode)}
-		if c.newMode == modeLink {
+		entries[i] = returncheck.Entry{Path: c.Path, Kind: kind(c.NewMode), Was: kind(c.OldMode)}
+		if c.NewMode == ModeLink {
 			entries[i].Target = target(c)
 		}
 	}
 	return entries
 }
 
-// judgeFetched is the return check of a commit that was fetched, against the branch that
+// JudgeFetched is the return check of a commit that was fetched, against the branch that
 // is checked out in a repository, which may be given as its directory of git.
-func judgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
-	top, _ := git(ctx, repo, "rev-parse", "--show-toplevel")
+func JudgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
+	top, _ := Git(ctx, repo, "rev-parse", "--show-toplevel")
 	if top == "" { // for a remote helper
 		if linked, err := os.ReadFile(filepath.Join(repo, "gitdir")); err == nil { //nolint:gosec // of git
 			top = filepath.Dir(strings.TrimSpace(string(linked)))
@@ -326,9 +326,9 @@ func judgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Findi
 		}
 	}
 	head := "HEAD"
-	if _, err := git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err != nil {
+	if _, err := Git(ctx, repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err != nil {
 		head = ""
 	}
-	j, err := judgeCommit(ctx, repo, top, true, head, commit)
-	return j.found, err
+	j, err := JudgeCommit(ctx, repo, top, true, head, commit)
+	return j.Found, err
 }

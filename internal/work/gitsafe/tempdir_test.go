@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"errors"
@@ -13,11 +13,11 @@ import (
 func TestTempDirRemovesWhatKilledCommandsLeft(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
-	used, remove, err := tempDir("agentlab-sync-*")
+	used, remove, err := TempDir("agentlab-sync-*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-2 * killedAge)
+	old := time.Now().Add(-2 * KilledAge)
 	if err := os.Chtimes(used, old, old); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestTempDirRemovesWhatKilledCommandsLeft(t *testing.T) {
 		}
 		left[dir] = true
 	}
-	_, removeOther, err := tempDir("agentlab-push-*")
+	_, removeOther, err := TempDir("agentlab-push-*")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +73,12 @@ func TestStageDirRemovesWhatKilledCopiesLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer parent.Close()
-	used, remove, err := stageDir(parent)
+	used, remove, err := StageDir(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer remove()
-	old := time.Now().Add(-2 * killedAge)
+	old := time.Now().Add(-2 * KilledAge)
 	for _, name := range []string{stagePrefix + "killed", "mine"} {
 		if err := errors.Join(parent.MkdirAll(name+"/top", 0o700), parent.Chtimes(name, old, old)); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestStageDirRemovesWhatKilledCopiesLeft(t *testing.T) {
 	if err := parent.Chtimes(used, old, old); err != nil {
 		t.Fatal(err)
 	}
-	_, removeOther, err := stageDir(parent)
+	_, removeOther, err := StageDir(parent)
 	if err != nil {
 		t.Fatal(err)
 	}

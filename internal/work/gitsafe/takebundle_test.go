@@ -1,10 +1,9 @@
-package cli
+package gitsafe
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,12 +45,12 @@ func take(t *testing.T, bundle, repo string) (string, error) {
 
 // takeBundle checks a bundle and takes its one branch.
 func takeBundle(ctx context.Context, dir, bundle, repo string) (string, error) {
-	b, err := openBundle(ctx, dir, bundle, repo, "refs/heads/agentlab/j")
+	b, err := OpenBundle(ctx, dir, bundle, repo, "refs/heads/agentlab/j")
 	if err != nil {
 		return "", err
 	}
-	defer b.close()
-	return b.header.refs["refs/heads/agentlab/j"], b.keep(ctx, map[string]string{"refs/agentlab/j": "refs/heads/agentlab/j"})
+	defer b.Close()
+	return b.Header.Refs["refs/heads/agentlab/j"], b.Keep(ctx, map[string]string{"refs/agentlab/j": "refs/heads/agentlab/j"})
 }
 
 func TestTakeBundle(t *testing.T) {
@@ -76,7 +75,7 @@ func TestTakeBundle(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "objects are invalid") {
 			t.Errorf("%s: got %v, want a refusal", name, err)
 		}
-		if _, err := git(t.Context(), user, "cat-file", "-e", tree); err == nil {
+		if _, err := Git(t.Context(), user, "cat-file", "-e", tree); err == nil {
 			t.Errorf("%s: its objects are in the user's repository", name)
 		}
 	}
@@ -136,12 +135,12 @@ func TestGitIgnoresInheritedVariables(t *testing.T) {
 	t.Setenv("GIT_INDEX_FILE", filepath.Join(hooked, ".git", "index"))
 	t.Setenv("GIT_OBJECT_DIRECTORY", filepath.Join(hooked, ".git", "objects"))
 	t.Setenv("GIT_CONFIG_PARAMETERS", "'core.bare=true'")
-	file, err := packBundle(t.Context(), t.TempDir(), localSource{objects: filepath.Join(repo, ".git", "objects"), commit: commit, branch: "evil"}, nil)
+	file, err := PackBundle(t.Context(), t.TempDir(), LocalCommit{Objects: filepath.Join(repo, ".git", "objects"), Commit: commit, Branch: "evil"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = file.Close()
-	if dir, err := git(t.Context(), repo, "rev-parse", "--absolute-git-dir"); err != nil || dir != filepath.Join(repo, ".git") {
+	if dir, err := Git(t.Context(), repo, "rev-parse", "--absolute-git-dir"); err != nil || dir != filepath.Join(repo, ".git") {
 		t.Errorf("git works in %s, %v", dir, err)
 	}
 	for _, name := range []string{"GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_CONFIG_PARAMETERS"} {
@@ -204,19 +203,19 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	}
 	_ = os.Remove(marker)
 	var notes bytes.Buffer
-	a := &App{Stdout: io.Discard, Stderr: &notes}
-	a.warnUncommitted(t.Context(), repo)
+	a := worktest.UI{Out: &notes}
+	warnUncommitted(t.Context(), a, repo)
 	if !strings.Contains(notes.String(), "4 uncommitted change") {
 		t.Errorf("the note is %q", notes.String())
 	}
-	if _, err := findSource(t.Context(), repo, ""); agentlab.CodeOf(err) != agentlab.CodeUnsupported {
+	if _, err := FindCommit(t.Context(), repo, ""); agentlab.CodeOf(err) != agentlab.CodeUnsupported {
 		t.Errorf("a repository that lacks an object: %v", err)
 	}
-	if _, err := git(t.Context(), repo, "cat-file", "-p", blob); err == nil {
+	if _, err := Git(t.Context(), repo, "cat-file", "-p", blob); err == nil {
 		t.Error("the missing object was fetched")
 	}
 	for _, url := range []string{"ext::" + script, dir, "origin", "ext"} {
-		if _, err := git(t.Context(), repo, "fetch", url); err == nil {
+		if _, err := Git(t.Context(), repo, "fetch", url); err == nil {
 			t.Errorf("a fetch from %s was allowed", url)
 		}
 	}

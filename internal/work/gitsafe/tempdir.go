@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"crypto/rand"
@@ -12,27 +12,27 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// killedAge is how old a directory of a killed process is when another one removes it.
+// KilledAge is how old a directory of a killed process is when another one removes it.
 // A younger one may not be locked yet.
-const killedAge = time.Minute
+const KilledAge = time.Minute
 
-// tempPatterns are the names of the directories of tempDir in the temporary folder.
+// tempPatterns are the names of the directories of TempDir in the temporary folder.
 //
 //nolint:gochecknoglobals // constants
 var tempPatterns = []string{"agentlab-sync-*", "agentlab-push-*", "agentlab-fetch-*", "agentlab-bundle-*", "agentlab-changes-*", "agentlab-ignore-*"}
 
-// tempDir creates a private directory in the temporary folder, with the name of one of
+// TempDir creates a private directory in the temporary folder, with the name of one of
 // tempPatterns, and removes all that killed processes have left there.
-func tempDir(pattern string) (dir string, remove func(), err error) {
+func TempDir(pattern string) (dir string, remove func(), err error) {
 	for _, p := range tempPatterns {
-		removeKilled(os.TempDir(), p)
+		RemoveKilled(os.TempDir(), p)
 	}
-	return lockedDir(os.TempDir(), pattern)
+	return LockedDir(os.TempDir(), pattern)
 }
 
-// lockedDir creates a private directory that removeKilled does not remove while this
+// LockedDir creates a private directory that RemoveKilled does not remove while this
 // process runs.
-func lockedDir(parent, pattern string) (dir string, remove func(), err error) {
+func LockedDir(parent, pattern string) (dir string, remove func(), err error) {
 	dir, err = os.MkdirTemp(parent, pattern) // mode 0700
 	if err != nil {
 		return "", nil, err
@@ -51,10 +51,10 @@ func lockedDir(parent, pattern string) (dir string, remove func(), err error) {
 // stagePrefix begins the names of directories beside the destination of a copy.
 const stagePrefix = ".agentlab-cp-"
 
-// stageDir creates a directory in the destination of a copy, as lockedDir does, and
+// StageDir creates a directory in the destination of a copy, as LockedDir does, and
 // removes those that killed processes have left there.
-func stageDir(parent *os.Root) (name string, remove func(), err error) {
-	removeKilled(parent.Name(), stagePrefix+"*")
+func StageDir(parent *os.Root) (name string, remove func(), err error) {
+	RemoveKilled(parent.Name(), stagePrefix+"*")
 	name = stagePrefix + rand.Text()
 	if err := parent.Mkdir(name, 0o700); err != nil {
 		return "", nil, work.LocalFault(parent.Name(), err)
@@ -87,16 +87,16 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// removeKilled removes the directories of lockedDir whose process does not run. It leaves
+// RemoveKilled removes the directories of LockedDir whose process does not run. It leaves
 // those of other users.
-func removeKilled(parent, pattern string) {
+func RemoveKilled(parent, pattern string) {
 	entries, _ := os.ReadDir(parent)
 	for _, e := range entries {
 		if match, err := filepath.Match(pattern, e.Name()); err != nil || !match || !e.IsDir() {
 			continue
 		}
 		fi, err := e.Info()
-		if err != nil || time.Since(fi.ModTime()) < killedAge {
+		if err != nil || time.Since(fi.ModTime()) < KilledAge {
 			continue
 		}
 		if sys, ok := fi.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() {

@@ -1,14 +1,17 @@
-package cli
+package gitsafe
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 
+	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -30,7 +33,7 @@ func TestPackBundle(t *testing.T) {
 	for _, tt := range tests {
 		dir := t.TempDir()
 		branch := branchName(t.Context(), repo, tt.ref)
-		file, err := packBundle(t.Context(), dir, localSource{objects: filepath.Join(repo, ".git", "objects"), commit: tt.commit, branch: branch}, nil)
+		file, err := PackBundle(t.Context(), dir, LocalCommit{Objects: filepath.Join(repo, ".git", "objects"), Commit: tt.commit, Branch: branch}, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", tt.ref, err)
 		}
@@ -77,7 +80,7 @@ func TestGitRunsNothingOfTheRepository(t *testing.T) {
 		{"rev-parse", "--verify", "HEAD^{commit}"},
 		{"update-ref", "refs/agentlab/test", "HEAD"},
 	} {
-		if _, err := git(context.Background(), repo, args...); err != nil {
+		if _, err := Git(context.Background(), repo, args...); err != nil {
 			t.Fatalf("git %v: %v", args, err)
 		}
 		if _, err := os.Stat(marker); err == nil {
@@ -101,7 +104,7 @@ func TestLocalRepo(t *testing.T) {
 		{"/no/such/folder", false, false},
 	}
 	for _, tt := range tests {
-		_, local, err := localRepo(tt.arg)
+		_, local, err := LocalRepo(tt.arg)
 		if local != tt.local || (err == nil) != tt.ok {
 			t.Errorf("localRepo(%q) = %v, %v", tt.arg, local, err)
 		}
@@ -122,18 +125,45 @@ func TestFindSourceByRevision(t *testing.T) {
 		"HEAD~2": worktest.Git(t, dir, "rev-parse", "HEAD~2"), "trunk^": worktest.Git(t, dir, "rev-parse", "HEAD~1"), "v1~1": worktest.Git(t, dir, "rev-parse", "HEAD~1"),
 		"HEAD~9": "", "nope": "", "^HEAD": "", "HEAD~1..HEAD": "", "--all": "", "-n1": "", "--output=x": "", "HEAD:a.txt": "", "a\x1bb": "",
 	} {
-		src, err := findSource(t.Context(), dir, ref)
+		src, err := FindCommit(t.Context(), dir, ref)
 		switch {
 		case want == "" && agentlab.CodeOf(err) != agentlab.CodeNotFound:
 			t.Errorf("%q: %+v, %v", ref, src, err)
-		case want != "" && (err != nil || src.commit != want):
-			t.Errorf("%q: %s, %v; want %s", ref, src.commit, err, want)
-		case err == nil && agentlab.ValidateRef(src.branch) != nil:
-			t.Errorf("%q travels as %q", ref, src.branch)
+		case want != "" && (err != nil || src.Commit != want):
+			t.Errorf("%q: %s, %v; want %s", ref, src.Commit, err, want)
+		case err == nil && agentlab.ValidateRef(src.Branch) != nil:
+			t.Errorf("%q travels as %q", ref, src.Branch)
 		}
 	}
 	worktest.Git(t, dir, "checkout", "-q", "--orphan", "empty")
-	if _, err := findSource(t.Context(), dir, ""); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
+	if _, err := FindCommit(t.Context(), dir, ""); agentlab.CodeOf(err) != agentlab.CodeInvalid || agentlab.HintOf(err) == "" {
 		t.Errorf("a branch without a commit: %v", err)
+	}
+}
+
+// Packing shows what git itself says, and a short step shows nothing.
+func TestMeterOfPacking(t *testing.T) {
+	repo := worktest.Repo(t)
+	src, err := FindCommit(t.Context(), repo, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pack := func(now func() time.Time) string {
+		t.Helper()
+		var out bytes.Buffer
+		m := work.NewMeter(&out, now, false)
+		file, err := PackBundle(t.Context(), t.TempDir(), src, &GitProgress{M: m, What: "packing"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = file.Close()
+		return out.String()
+	}
+	hour := time.Unix(0, 0)
+	if got := pack(func() time.Time { hour = hour.Add(time.Hour); return hour }); !strings.Contains(got, "packing: writing objects, 100% of 3") {
+		t.Errorf("progress is %q", got)
+	}
+	if got := pack(func() time.Time { return time.Unix(0, 0) }); got != "" {
+		t.Errorf("a step that takes no time shows %q", got)
 	}
 }

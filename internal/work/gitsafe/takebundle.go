@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"bufio"
@@ -16,14 +16,17 @@ import (
 // errLacksBase means that the repository lacks commits that a bundle requires.
 var errLacksBase = errors.New("commits that it requires are missing")
 
-// missingCommit is errLacksBase with the ID of such a commit.
-type missingCommit string
+// MissingCommit is errLacksBase with the ID of such a commit.
+type MissingCommit string
 
-func (missingCommit) Error() string        { return errLacksBase.Error() }
-func (missingCommit) Is(target error) bool { return target == errLacksBase }
+// Error implements error.
+func (MissingCommit) Error() string { return errLacksBase.Error() }
 
-// errNoRefs means that a bundle has none of the refs that are wanted.
-var errNoRefs = errors.New("it does not have")
+// Is makes each MissingCommit an errLacksBase.
+func (MissingCommit) Is(target error) bool { return target == errLacksBase }
+
+// ErrNoRefs means that a bundle has none of the refs that are wanted.
+var ErrNoRefs = errors.New("it does not have")
 
 // maxBundleHeader limits the header of a bundle.
 const maxBundleHeader = 1 << 20
@@ -31,14 +34,14 @@ const maxBundleHeader = 1 << 20
 // bundleHeader is the part of a git bundle before its pack.
 type bundleHeader struct {
 	needs []string          // commits that the repository must have
-	refs  map[string]string // commits by their refs
+	Refs  map[string]string // commits by their refs
 	size  int64
 }
 
 // readBundleHeader reads the header of a bundle of version 2, which git creates
 // for repositories with SHA-1.
 func readBundleHeader(r io.Reader) (bundleHeader, error) {
-	h := bundleHeader{refs: map[string]string{}}
+	h := bundleHeader{Refs: map[string]string{}}
 	in := bufio.NewReader(io.LimitReader(r, maxBundleHeader))
 	for first := true; ; first = false {
 		line, err := in.ReadString('\n')
@@ -58,26 +61,26 @@ func readBundleHeader(r io.Reader) (bundleHeader, error) {
 		}
 		need, isNeed := strings.CutPrefix(line, "-")
 		id, name, _ := strings.Cut(need, " ")
-		if !isCommit(id) {
+		if !IsCommit(id) {
 			return h, errors.New("its header is malformed")
 		}
 		if isNeed {
 			h.needs = append(h.needs, id)
 		} else {
-			h.refs[name] = id
+			h.Refs[name] = id
 		}
 	}
 }
 
-// checkedBundle is a guest's bundle with checked objects, or a bundle and the one
+// Bundle is a guest's bundle with checked objects, or a bundle and the one
 // that continues it. The objects are in a scratch repository that uses the user's
 // repository as its alternate.
-type checkedBundle struct {
+type Bundle struct {
 	files  []bundleFile
-	header bundleHeader // of the last file
-	bare   string       // the scratch repository
-	path   string       // the user's repository
-	taken  time.Time    // when the checkpoint was stored; zero for a result
+	Header bundleHeader // of the last file
+	Bare   string       // the scratch repository
+	Path   string       // the user's repository
+	Taken  time.Time    // when the checkpoint was stored; zero for a result
 }
 
 type bundleFile struct {
@@ -85,23 +88,23 @@ type bundleFile struct {
 	header bundleHeader
 }
 
-// openBundle checks the objects of a bundle in a scratch repository in dir. The
+// OpenBundle checks the objects of a bundle in a scratch repository in dir. The
 // bundle must contain at least one of refs. The user's repository at path is
 // not changed.
-func openBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*checkedBundle, error) {
-	b := &checkedBundle{path: path}
-	objects, err := git(ctx, b.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+func OpenBundle(ctx context.Context, dir, bundle, path string, refs ...string) (*Bundle, error) {
+	b := &Bundle{Path: path}
+	objects, err := Git(ctx, b.Path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err
 	}
-	if b.bare, err = scratchRepo(ctx, dir, objects); err != nil {
+	if b.Bare, err = ScratchRepo(ctx, dir, objects); err != nil {
 		return nil, err
 	}
-	return b, b.add(ctx, bundle, refs...)
+	return b, b.Add(ctx, bundle, refs...)
 }
 
-// add checks a bundle that continues those that were added before.
-func (b *checkedBundle) add(ctx context.Context, bundle string, refs ...string) error {
+// Add checks a bundle that continues those that were added before.
+func (b *Bundle) Add(ctx context.Context, bundle string, refs ...string) error {
 	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
 	if err != nil {
 		return err
@@ -111,34 +114,35 @@ func (b *checkedBundle) add(ctx context.Context, bundle string, refs ...string) 
 		_ = file.Close()
 		return err
 	}
-	b.files, b.header = append(b.files, f), f.header
+	b.files, b.Header = append(b.files, f), f.header
 	return nil
 }
 
-func (b *checkedBundle) close() {
+// Close closes the files of a bundle.
+func (b *Bundle) Close() {
 	for _, f := range b.files {
 		_ = f.Close()
 	}
 }
 
-// dir is a directory for temporary files, which is deleted after use.
-func (b *checkedBundle) dir() string { return filepath.Dir(b.bare) }
+// Dir is a directory for temporary files, which is deleted after use.
+func (b *Bundle) Dir() string { return filepath.Dir(b.Bare) }
 
 // base returns the commits that the user's repository must have.
-func (b *checkedBundle) base() []string { return b.files[0].header.needs }
+func (b *Bundle) base() []string { return b.files[0].header.needs }
 
-func (b *checkedBundle) check(ctx context.Context, f *bundleFile, refs []string) (err error) {
+func (b *Bundle) check(ctx context.Context, f *bundleFile, refs []string) (err error) {
 	if f.header, err = readBundleHeader(f); err != nil {
 		return err
 	}
 	var commits []string
 	for _, ref := range refs {
-		if commit := f.header.refs[ref]; commit != "" {
+		if commit := f.header.Refs[ref]; commit != "" {
 			commits = append(commits, commit)
 		}
 	}
 	if len(commits) == 0 {
-		return fmt.Errorf("%w %s", errNoRefs, strings.Join(refs, " or "))
+		return fmt.Errorf("%w %s", ErrNoRefs, strings.Join(refs, " or "))
 	}
 	if _, err := f.Seek(f.header.size, io.SeekStart); err != nil {
 		return err
@@ -151,47 +155,47 @@ func (b *checkedBundle) check(ctx context.Context, f *bundleFile, refs []string)
 	if len(b.files) > 0 {
 		base = b.base()
 	}
-	return checkBundle(ctx, b.bare, f.File, f.header, base, commits)
+	return checkBundle(ctx, b.Bare, f.File, f.header, base, commits)
 }
 
-// countCommits returns the number of commits up to commit that the bundle adds.
-func (b *checkedBundle) countCommits(ctx context.Context, commit string) (int, error) {
+// CountCommits returns the number of commits up to commit that the bundle adds.
+func (b *Bundle) CountCommits(ctx context.Context, commit string) (int, error) {
 	in := commit + "\n"
 	for _, id := range b.base() {
 		in += "^" + id + "\n"
 	}
-	out, err := b.git(ctx, gitInput{stdin: strings.NewReader(in)}, "rev-list", "--count", "--stdin")
+	out, err := b.Git(ctx, Command{Stdin: strings.NewReader(in)}, "rev-list", "--count", "--stdin")
 	if err != nil {
 		return 0, err
 	}
 	return strconv.Atoi(strings.TrimSpace(out))
 }
 
-// git runs git on the checked objects, under the limits for guests' objects.
-func (b *checkedBundle) git(ctx context.Context, in gitInput, args ...string) (string, error) {
-	in.limited = true
-	return in.run(ctx, b.bare, append([]string{"--git-dir=" + b.bare}, args...)...)
+// Git runs git on the checked objects, under the limits for guests' objects.
+func (b *Bundle) Git(ctx context.Context, in Command, args ...string) (string, error) {
+	in.Limited = true
+	return in.Run(ctx, b.Bare, append([]string{"--git-dir=" + b.Bare}, args...)...)
 }
 
-// keep adds the objects to the user's repository and sets refs there: the keys
+// Keep adds the objects to the user's repository and sets refs there: the keys
 // are names in the user's repository, the values names in the bundle.
 //
 // It indexes the pack instead of fetching the bundle: git does not check objects
 // that it fetches from a bundle (up to 2.45 at least), and other fetches need a
 // transport, for which the user's repository can configure programs.
-func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error {
+func (b *Bundle) Keep(ctx context.Context, refs map[string]string) error {
 	// In a subdirectory, index-pack takes the git directory for a relative one.
-	dir, err := git(ctx, b.path, "rev-parse", "--absolute-git-dir")
+	dir, err := Git(ctx, b.Path, "rev-parse", "--absolute-git-dir")
 	if err != nil {
 		return err
 	}
 	for _, f := range b.files {
-		if err := indexPack(ctx, f.File, f.header.size, b.path, "--git-dir="+strings.TrimSuffix(dir, "\n"), "index-pack"); err != nil {
+		if err := indexPack(ctx, f.File, f.header.size, b.Path, "--git-dir="+strings.TrimSuffix(dir, "\n"), "index-pack"); err != nil {
 			return err
 		}
 	}
 	for name, from := range refs {
-		if _, err := git(ctx, b.path, "update-ref", "--no-deref", name, b.header.refs[from]); err != nil {
+		if _, err := Git(ctx, b.Path, "update-ref", "--no-deref", name, b.Header.Refs[from]); err != nil {
 			return err
 		}
 	}
@@ -203,13 +207,13 @@ func (b *checkedBundle) keep(ctx context.Context, refs map[string]string) error 
 // to the commits of base.
 func checkBundle(ctx context.Context, bare string, file *os.File, h bundleHeader, base, commits []string) error {
 	limited := func(stdin string, args ...string) error {
-		in := gitInput{stdin: strings.NewReader(stdin), limited: true}
-		_, err := in.run(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
+		in := Command{Stdin: strings.NewReader(stdin), Limited: true}
+		_, err := in.Run(ctx, bare, append([]string{"--git-dir=" + bare}, args...)...)
 		return err
 	}
 	for _, id := range h.needs {
 		if err := limited("", "cat-file", "-e", id+"^{commit}"); err != nil {
-			return missingCommit(id)
+			return MissingCommit(id)
 		}
 	}
 	if err := indexPack(ctx, file, h.size, bare, "--git-dir="+bare, "index-pack", "--strict"); err != nil {
@@ -236,6 +240,6 @@ func indexPack(ctx context.Context, bundle *os.File, offset int64, dir string, a
 	if _, err := bundle.Seek(offset, io.SeekStart); err != nil {
 		return err
 	}
-	_, err := gitInput{stdin: bundle, limited: true}.run(ctx, dir, append(args, "--stdin", "--fix-thin")...)
+	_, err := Command{Stdin: bundle, Limited: true}.Run(ctx, dir, append(args, "--stdin", "--fix-thin")...)
 	return err
 }

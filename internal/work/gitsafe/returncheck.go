@@ -1,4 +1,4 @@
-package cli
+package gitsafe
 
 import (
 	"archive/tar"
@@ -29,8 +29,8 @@ const (
 	returnAllow = "allow"
 )
 
-// finding is a finding of the return check under --json.
-type finding struct {
+// Finding is a finding of the return check under --json.
+type Finding struct {
 	Path   string `json:"path"`
 	Level  string `json:"level"` // refused, held or named
 	New    bool   `json:"new"`
@@ -41,58 +41,59 @@ type finding struct {
 // levelNames are the names of returncheck's levels under --json.
 var levelNames = map[returncheck.Level]string{returncheck.Refused: "refused", returncheck.Held: "held", returncheck.Named: "named"}
 
-func findingsJSON(found []returncheck.Finding) (list []finding) {
+// FindingsJSON returns findings for output under --json.
+func FindingsJSON(found []returncheck.Finding) (list []Finding) {
 	for _, f := range found {
-		list = append(list, finding{f.Path, levelNames[f.Level], f.New, f.Why, f.Source})
+		list = append(list, Finding{f.Path, levelNames[f.Level], f.New, f.Why, f.Source})
 	}
 	return list
 }
 
-// ofLevel returns the findings of a level.
-func ofLevel(found []returncheck.Finding, level returncheck.Level) []returncheck.Finding {
+// OfLevel returns the findings of a level.
+func OfLevel(found []returncheck.Finding, level returncheck.Level) []returncheck.Finding {
 	return slices.DeleteFunc(slices.Clone(found), func(f returncheck.Finding) bool { return f.Level != level })
 }
 
-// admission is what happens to files of a guest that the return check has judged.
-type admission struct {
-	dir     string // whose configuration of git counts
-	verb    string // what happens to the files: merged, applied, copied
-	show    string // command that shows the files; may be ""
-	instead string // how to get the files if they are held; may be ""
-	quiet   bool   // do not ask: a program has the terminal
+// Admission is what happens to files of a guest that the return check has judged.
+type Admission struct {
+	Dir     string // whose configuration of git counts
+	Verb    string // what happens to the files: merged, applied, copied
+	Show    string // command that shows the files; may be ""
+	Instead string // how to get the files if they are held; may be ""
+	Quiet   bool   // do not ask: a program has the terminal
 }
 
-// admit returns an error if files must not reach the work tree, because they are refused
+// Admit returns an error if files must not reach the work tree, because they are refused
 // or because the user has not agreed.
-func (a *App) admit(ctx context.Context, found []returncheck.Finding, how admission) error {
-	if bad := ofLevel(found, returncheck.Refused); len(bad) > 0 {
-		return agentlab.Errorf(agentlab.CodeDenied, "the return check refuses %s: %s; nothing was %s", agentlab.Plural(len(bad), "file"), reasons(bad), how.verb).
-			WithHint("%s", joinHints(how.show, "remove the files in the sandbox"))
+func Admit(ctx context.Context, ui work.UI, found []returncheck.Finding, how Admission) error {
+	if bad := OfLevel(found, returncheck.Refused); len(bad) > 0 {
+		return agentlab.Errorf(agentlab.CodeDenied, "the return check refuses %s: %s; nothing was %s", agentlab.Plural(len(bad), "file"), reasons(bad), how.Verb).
+			WithHint("%s", joinHints(how.Show, "remove the files in the sandbox"))
 	}
-	held := ofLevel(found, returncheck.Held)
+	held := OfLevel(found, returncheck.Held)
 	if len(held) == 0 {
 		return nil
 	}
-	policy, err := returnPolicy(ctx, how.dir)
+	policy, err := returnPolicy(ctx, how.Dir)
 	if err != nil {
 		return err
 	}
 	if policy == returnAllow {
 		return nil
 	}
-	if policy == returnAsk && !how.quiet {
-		if a.Asks() {
-			a.listReturned(held, "programs of this machine execute or obey these files of the sandbox without a command of yours:")
-			if how.show != "" {
-				a.Progressf("  → %s", how.show)
+	if policy == returnAsk && !how.Quiet {
+		if ui.Asks() {
+			ListReturned(ui, held, "programs of this machine execute or obey these files of the sandbox without a command of yours:")
+			if how.Show != "" {
+				ui.Progressf("  → %s", how.Show)
 			}
-			if a.Confirm("Accept them?") {
+			if ui.Confirm("Accept them?") {
 				return nil
 			}
 		}
 	}
-	return agentlab.Errorf(agentlab.CodeDenied, "%s must be confirmed: %s; nothing was %s", agentlab.Plural(len(held), "file"), reasons(held), how.verb).
-		WithHint("%s", joinHints(how.show, how.instead, "confirm on a terminal; accept such files always: git config agentlab.return allow"))
+	return agentlab.Errorf(agentlab.CodeDenied, "%s must be confirmed: %s; nothing was %s", agentlab.Plural(len(held), "file"), reasons(held), how.Verb).
+		WithHint("%s", joinHints(how.Show, how.Instead, "confirm on a terminal; accept such files always: git config agentlab.return allow"))
 }
 
 func joinHints(hints ...string) string {
@@ -101,7 +102,7 @@ func joinHints(hints ...string) string {
 
 // returnPolicy returns the value of agentlab.return.
 func returnPolicy(ctx context.Context, dir string) (string, error) {
-	policy, err := git(ctx, dir, "config", "--get", "agentlab.return")
+	policy, err := Git(ctx, dir, "config", "--get", "agentlab.return")
 	if err != nil && ctx.Err() != nil {
 		return "", ctx.Err()
 	}
@@ -115,11 +116,11 @@ func returnPolicy(ctx context.Context, dir string) (string, error) {
 		WithHint("use one of %s, %s, %s: git config agentlab.return %s", returnAsk, returnHold, returnAllow, returnAsk)
 }
 
-// listReturned prints a table of findings under a title. A guest chooses the names: each
+// ListReturned prints a table of findings under a title. A guest chooses the names: each
 // reason has a line, so that many harmless files cannot hide one.
-func (a *App) listReturned(found []returncheck.Finding, title string) {
+func ListReturned(ui work.UI, found []returncheck.Finding, title string) {
 	const shown = 5 // of each reason
-	a.Progressf("%s", title)
+	ui.Progressf("%s", title)
 	width := 0
 	for _, f := range found {
 		width = min(max(width, len(agentlab.WithoutControls(f.Path))), 60)
@@ -138,18 +139,18 @@ func (a *App) listReturned(found []returncheck.Finding, title string) {
 				continue
 			}
 			if n++; n > shown {
-				a.Progressf("  and %d more: %s", count[why]-shown, agentlab.WithoutControls(why))
+				ui.Progressf("  and %d more: %s", count[why]-shown, agentlab.WithoutControls(why))
 				break
 			}
 			state := "changed"
 			if f.New {
 				state = "new"
 			}
-			a.Progressf("  %-*s  %-7s  %s", width, agentlab.WithoutControls(f.Path), state, agentlab.WithoutControls(why))
+			ui.Progressf("  %-*s  %-7s  %s", width, agentlab.WithoutControls(f.Path), state, agentlab.WithoutControls(why))
 		}
 	}
 	if n := len(order) - maxReasons; n > 0 {
-		a.Progressf("  and files with %d other reasons", n)
+		ui.Progressf("  and files with %d other reasons", n)
 	}
 }
 
@@ -170,11 +171,11 @@ func reasons(found []returncheck.Finding) string {
 	return text
 }
 
-// noteNamed names, in one line, files that the user should read before they run.
-func (a *App) noteNamed(found []returncheck.Finding) {
+// NoteNamed names, in one line, files that the user should read before they run.
+func NoteNamed(ui work.UI, found []returncheck.Finding) {
 	var order []string
 	paths := map[string][]string{}
-	for _, f := range ofLevel(found, returncheck.Named) {
+	for _, f := range OfLevel(found, returncheck.Named) {
 		if paths[f.Why] == nil {
 			order = append(order, f.Why)
 		}
@@ -188,24 +189,24 @@ func (a *App) noteNamed(found []returncheck.Finding) {
 		parts = append(parts, fmt.Sprintf("files with %d other reasons", n))
 	}
 	if len(parts) > 0 {
-		a.Progressf("note: read before you run: %s", strings.Join(parts, "; "))
+		ui.Progressf("note: read before you run: %s", strings.Join(parts, "; "))
 	}
 }
 
-// noteFetched names all findings about commits that were fetched and not merged.
-func (a *App) noteFetched(found []returncheck.Finding, show string) {
-	list := append(ofLevel(found, returncheck.Refused), ofLevel(found, returncheck.Held)...)
+// NoteFetched names all findings about commits that were fetched and not merged.
+func NoteFetched(ui work.UI, found []returncheck.Finding, show string) {
+	list := append(OfLevel(found, returncheck.Refused), OfLevel(found, returncheck.Held)...)
 	if len(list) > 0 {
-		a.listReturned(list, "note: these commits have files that do harm in a work tree, or that programs of this machine execute or obey without a command of yours:")
+		ListReturned(ui, list, "note: these commits have files that do harm in a work tree, or that programs of this machine execute or obey without a command of yours:")
 		if show != "" {
-			a.Progressf("  → %s", show)
+			ui.Progressf("  → %s", show)
 		}
 	}
-	a.noteNamed(found)
+	NoteNamed(ui, found)
 }
 
-// dirNames returns the names in a directory; none if it cannot be read.
-func dirNames(root *os.Root, dir string) []string {
+// DirNames returns the names in a directory; none if it cannot be read.
+func DirNames(root *os.Root, dir string) []string {
 	f, err := root.Open(dir)
 	if err != nil {
 		return nil
@@ -255,14 +256,14 @@ func topOf(dir string) string {
 
 // judgedFiles are files of a guest in a staging directory, with the findings about them.
 type judgedFiles struct {
-	found  []returncheck.Finding // their paths are relative to the destination
-	staged map[string]string     // where the files and directories are, by the paths of findings
+	Found  []returncheck.Finding // their paths are relative to the destination
+	Staged map[string]string     // where the files and directories are, by the paths of findings
 }
 
-// judgeFiles is the return check of the files from in a staging directory, which are about
+// JudgeFiles is the return check of the files from in a staging directory, which are about
 // to become to in the directory parent.
-func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (judgedFiles, error) {
-	got := judgedFiles{staged: map[string]string{}}
+func JudgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (judgedFiles, error) {
+	got := judgedFiles{Staged: map[string]string{}}
 	abs, err := filepath.Abs(parent)
 	if err == nil {
 		abs, err = filepath.EvalSymlinks(abs)
@@ -289,7 +290,7 @@ func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (j
 		if e.Kind, e.Target, err = fileKind(stage, name); err == nil {
 			e.Was, _, err = fileKind(root, e.Path)
 		}
-		entries, got.staged[here] = append(entries, e), name
+		entries, got.Staged[here] = append(entries, e), name
 		return err
 	})
 	if err != nil {
@@ -297,18 +298,18 @@ func judgeFiles(ctx context.Context, stage *os.Root, from, parent, to string) (j
 	}
 	for _, f := range returncheck.Check(entries, placeHost(ctx, root, abs)) {
 		here := strings.TrimPrefix(strings.TrimPrefix(f.Path, place), "/")
-		if f.Level != returncheck.Refused && sameContent(stage, got.staged[here], root, f.Path) {
+		if f.Level != returncheck.Refused && SameContent(stage, got.Staged[here], root, f.Path) {
 			continue
 		}
 		f.Path = here
-		got.found = append(got.found, f)
+		got.Found = append(got.Found, f)
 	}
 	return got, nil
 }
 
-// judgeFile is the return check of one file of a guest that is about to be written. It
+// JudgeFile is the return check of one file of a guest that is about to be written. It
 // finds nothing in a directory that does not exist.
-func judgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
+func JudgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
 	abs, err := filepath.Abs(name)
 	if err == nil {
 		var dir string
@@ -341,7 +342,7 @@ func judgeFile(ctx context.Context, name string) ([]returncheck.Finding, error) 
 func placeHost(ctx context.Context, root *os.Root, dir string) returncheck.Host {
 	host := returncheck.Host{FoldsNames: foldsNames(dir)}
 	if top := topOf(dir); top != "" {
-		host = workTreeHost(ctx, top)
+		host = WorkTreeHost(ctx, top)
 		host.Top = strings.TrimPrefix(filepath.ToSlash(top), "/")
 		obeyed := map[string]string{}
 		for name, why := range host.Obeyed {
@@ -349,29 +350,29 @@ func placeHost(ctx context.Context, root *os.Root, dir string) returncheck.Host 
 		}
 		host.Obeyed = obeyed
 	}
-	host.Names = func(dir string) []string { return dirNames(root, dir) }
+	host.Names = func(dir string) []string { return DirNames(root, dir) }
 	return host
 }
 
-// noteArchive names, in one line, what an archive of a guest has for those who extract it.
-func (a *App) noteArchive(found []returncheck.Finding) {
-	if list := append(ofLevel(found, returncheck.Refused), ofLevel(found, returncheck.Held)...); len(list) > 0 {
-		a.Progressf("note: programs execute or obey files of the archive where it is extracted: %s", reasons(list))
+// NoteArchive names, in one line, what an archive of a guest has for those who extract it.
+func NoteArchive(ui work.UI, found []returncheck.Finding) {
+	if list := append(OfLevel(found, returncheck.Refused), OfLevel(found, returncheck.Held)...); len(list) > 0 {
+		ui.Progressf("note: programs execute or obey files of the archive where it is extracted: %s", reasons(list))
 	}
 }
 
 // maxArchiveNames limits the names that are kept of an archive of a guest, in bytes.
 const maxArchiveNames = 64 << 20
 
-// archiveNames collects the entries of an archive for the return check.
-type archiveNames struct {
+// ArchiveNames collects the entries of an archive for the return check.
+type ArchiveNames struct {
 	entries []returncheck.Entry
 	bytes   int
 	git     map[string]bool // directories of git, which count once
 }
 
-// add adds an entry, unless there are too many.
-func (n *archiveNames) add(h *tar.Header) {
+// Add adds an entry, unless there are too many.
+func (n *ArchiveNames) Add(h *tar.Header) {
 	name := path.Clean(h.Name)
 	if h.Typeflag == tar.TypeDir || n.bytes > maxArchiveNames {
 		return
@@ -394,8 +395,8 @@ func (n *archiveNames) add(h *tar.Header) {
 	n.entries = append(n.entries, e)
 }
 
-// findings judges what was collected.
-func (n *archiveNames) findings() []returncheck.Finding {
+// Findings judges what was collected.
+func (n *ArchiveNames) Findings() []returncheck.Finding {
 	found := returncheck.Check(n.entries, returncheck.Host{})
 	if n.bytes > maxArchiveNames {
 		found = append(found, returncheck.Finding{Path: "other files", Level: returncheck.Held, Why: "there are too many to check"})
@@ -425,8 +426,8 @@ func fileKind(root *os.Root, name string) (returncheck.Kind, string, error) {
 	return returncheck.File, "", nil
 }
 
-// sameContent reports whether two files are equal.
-func sameContent(a *os.Root, aName string, b *os.Root, bName string) bool {
+// SameContent reports whether two files are equal.
+func SameContent(a *os.Root, aName string, b *os.Root, bName string) bool {
 	aKind, aTarget, aErr := fileKind(a, aName)
 	bKind, bTarget, bErr := fileKind(b, bName)
 	if aErr != nil || bErr != nil || aKind != bKind || aTarget != bTarget || aKind == returncheck.None || aKind == returncheck.Dir {

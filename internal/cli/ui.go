@@ -1,0 +1,13 @@
+package cli
+
+import (
+	"time"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
+)
+
+// Meter returns a meter on standard error.
+func (a *App) Meter() *work.Meter {
+	_, tty := terminal(a.Stderr)
+	return work.NewMeter(a.Stderr, time.Now, tty)
+}
