@@ -38,14 +38,14 @@ func TestAttachIsOneCommand(t *testing.T) {
 	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	})
-	mux.HandleFunc("POST /v1/sandboxes/8/exec", commandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
+	mux.HandleFunc("POST /v1/sandboxes/8/exec", worktest.CommandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
 		commands = append(commands, strings.Join(command, " "))
 		return []byte("shown"), "", 0
 	}))
 	var out strings.Builder
 	var notes strings.Builder
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now}
-	err := a.attachSession(t.Context(), handlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
+	err := a.attachSession(t.Context(), worktest.HandlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
 	if err != nil || out.String() != "shown" || resumed != 2 {
 		t.Errorf("%v, %q, resumed %d times", err, out.String(), resumed)
 	}
@@ -136,7 +136,7 @@ func TestChosenTarget(t *testing.T) {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
 	})
-	c, a := handlerClient(t, mux), &App{Stderr: io.Discard}
+	c, a := worktest.HandlerClient(t, mux), &App{Stderr: io.Discard}
 	for _, dir := range []string{repo, t.TempDir()} {
 		t.Chdir(dir)
 		for arg, want := range map[string]string{

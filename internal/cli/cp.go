@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // copyOptions are the flags of cp.
@@ -187,9 +188,9 @@ func (a *App) finishCopy(r copied) error {
 	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), work.ByteSize(r.Bytes))
 }
 
-// copyScript runs a script of cp, as runScript does.
+// copyScript runs a script of cp, as guestrun.Script does.
 func copyScript(ctx context.Context, c *client.Client, sandbox, user, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return runScript(ctx, c, sandbox, guestapi.ExecRequest{User: user}, "agentlab-cp", script, args, in, out)
+	return guestrun.Script(ctx, c, sandbox, guestapi.ExecRequest{User: user}, "agentlab-cp", script, args, in, out)
 }
 
 // The exit codes of the scripts of cp. Those of tar are below.

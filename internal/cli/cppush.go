@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // pushScript extracts an archive beside its destination, and then moves what it has. Its
@@ -127,15 +128,15 @@ func (a *App) sendArchive(ctx context.Context, c *client.Client, to copyPath, us
 		done <- err
 		_ = raw.CloseWithError(err) // the guest refuses an archive without its last entry
 	}()
-	code, text, err := copyScript(ctx, c, to.sandbox, user, pushScript, args, guestInput{out}, &bytes.Buffer{})
-	_ = out.CloseWithError(errGuestEnded) // if it did not run
+	code, text, err := copyScript(ctx, c, to.sandbox, user, pushScript, args, guestrun.Input{PipeReader: out}, &bytes.Buffer{})
+	_ = out.CloseWithError(guestrun.ErrEnded) // if it did not run
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil || code != 0 {
 		select {
 		case bad := <-done:
-			if bad != nil && !errors.Is(bad, errGuestEnded) {
+			if bad != nil && !errors.Is(bad, guestrun.ErrEnded) {
 				return bad // this is why the guest failed
 			}
 		default: // it may wait for standard input

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Git's settings for dotfiles. Only the user's own configuration counts, not that of a
@@ -78,14 +79,14 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 	home := agentHome
 	have := &bounded.Head{Max: 128}
 	req := guestapi.ExecRequest{Command: []string{"sh", "-c", `cat -- "$1" 2>/dev/null || true`, "sh", home + "/" + dotfilesGuestKey}}
-	if err := guestRun(ctx, c, sandbox, req, nil, have); err != nil || strings.TrimSpace(have.String()) == d.sum {
+	if err := guestrun.Run(ctx, c, sandbox, req, nil, have); err != nil || strings.TrimSpace(have.String()) == d.sum {
 		return err
 	}
 	if err := a.copyDotfiles(ctx, c, sandbox, home, d); err != nil {
 		return err
 	}
 	mark := guestapi.ExecRequest{Command: []string{"sh", "-c", `mkdir -p "${1%/*}" && printf '%s\n' "$2" >"$1"`, "sh", home + "/" + dotfilesGuestKey, d.sum}}
-	if err := guestRun(ctx, c, sandbox, mark, nil, &bytes.Buffer{}); err != nil {
+	if err := guestrun.Run(ctx, c, sandbox, mark, nil, &bytes.Buffer{}); err != nil {
 		return err
 	}
 	text := "sent " + agentlab.Plural(len(d.names), "dotfile")
@@ -113,7 +114,7 @@ func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home 
 	if d.install != "" {
 		to.path = home + "/" + dotfilesInGuest + "/."
 		clean := guestapi.ExecRequest{Command: []string{"sh", "-c", `rm -rf -- "$1" && mkdir -- "$1"`, "sh", path.Dir(to.path)}}
-		if err := guestRun(ctx, c, sandbox, clean, nil, &bytes.Buffer{}); err != nil {
+		if err := guestrun.Run(ctx, c, sandbox, clean, nil, &bytes.Buffer{}); err != nil {
 			return err
 		}
 	}
@@ -128,7 +129,7 @@ func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home 
 	}
 	a.Progressf("running %s in the sandbox", d.install)
 	run := guestapi.ExecRequest{Command: []string{"./" + d.install}, Dir: path.Dir(to.path)}
-	return guestRun(ctx, c, sandbox, run, nil, &bounded.Tail{Max: 4 << 10})
+	return guestrun.Run(ctx, c, sandbox, run, nil, &bounded.Tail{Max: 4 << 10})
 }
 
 // dotfilesDir returns the directory with the dotfiles; a repository is cloned, and

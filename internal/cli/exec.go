@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/termfilter"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 func (a *App) execCmd() *cobra.Command {
@@ -164,7 +165,7 @@ func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty boo
 		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
 	}
 	stdout, stderr := guestWriter(a.Stdout), guestWriter(a.Stderr)
-	status, err := readOutput(conn, outputWriter{stdout}, outputWriter{stderr})
+	status, err := guestrun.ReadOutput(conn, outputWriter{stdout}, outputWriter{stderr})
 	for _, w := range []io.Writer{stdout, stderr} { // the guest's program may still run, or be lost
 		if f, ok := w.(*termfilter.Writer); ok {
 			_ = f.Reset() // the terminal is gone
@@ -192,16 +193,7 @@ func guestStatus(code int) error {
 	if code == 0 {
 		return nil
 	}
-	return statusError(exitByte(code))
-}
-
-// exitByte returns an exit code of a guest. Those that no process can have become 255:
-// truncated, 256 would mean success.
-func exitByte(code int) int {
-	if code < 0 || code > 255 {
-		return 255
-	}
-	return code
+	return statusError(guestrun.ExitByte(code))
 }
 
 func pumpStdin(in io.Reader, conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {

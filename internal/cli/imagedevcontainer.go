@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // buildContainerScript starts the dev container of the directory $1, which builds it,
@@ -143,7 +144,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
 	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
-	code, text, err := runLongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
+	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
 	switch {
 	case err != nil:
 		return err

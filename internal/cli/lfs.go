@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // sendLFS sends the objects of the files of Git LFS of a commit that this machine has and
@@ -115,10 +116,10 @@ func (r sessionRepo) fetchLFS(ctx context.Context, b *gitsafe.Bundle) (missing i
 	err = r.call(ctx, bytes.NewReader(append(line, '\n')), limit, "lfs", "pack")
 	_ = pw.CloseWithError(err)
 	if bad := <-stored; bad != nil && (err == nil || errors.Is(err, io.ErrClosedPipe)) {
-		return 0, guestInvalid("%w", bad)
+		return 0, guestrun.Invalid("%w", bad)
 	}
 	if errors.Is(err, gitsafe.ErrOutputTooLarge) {
-		return 0, guestInvalid("more objects of Git LFS than the command has asked for")
+		return 0, guestrun.Invalid("more objects of Git LFS than the command has asked for")
 	}
 	if err != nil {
 		return 0, err

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -17,8 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 func multiplexerFlag(cmd *cobra.Command, name *string) {
@@ -57,12 +55,12 @@ func (a *App) chooseMultiplexer(ctx context.Context, c *client.Client, s api.Ses
 		return nil
 	}
 	var got guestapi.TerminalChoice
-	if err := guestDocument(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got, io.Discard); err != nil {
+	if err := guestrun.Document(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got, io.Discard); err != nil {
 		return err
 	}
 	switch {
 	case !slices.Contains(agentlab.Terminals, got.Name) || got.Running != "" && !slices.Contains(agentlab.Terminals, got.Running):
-		return guestInvalid("unknown multiplexer")
+		return guestrun.Invalid("unknown multiplexer")
 	case got.Missing:
 		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox does not have %s", got.Name).
 			WithHint("use another one: --terminal %s; or add it to the image, see docs/images.md", otherMultiplexer(got.Name))
@@ -78,22 +76,6 @@ func otherMultiplexer(name string) string {
 		return agentlab.TerminalZellij
 	}
 	return agentlab.TerminalTmux
-}
-
-// maxGuestDocument limits a document of a guest about its terminals, in bytes.
-const maxGuestDocument = 4 << 10
-
-// guestDocument runs a command in a sandbox and decodes its output. Its standard error
-// also goes to progress.
-func guestDocument(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
-	got := bounded.Head{Max: maxGuestDocument, Fail: errors.New("the answer is too large")}
-	if err := guestRunShown(ctx, c, sandbox, req, anySilence, nil, &got, progress); err != nil {
-		return err
-	}
-	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
-		return guestInvalid("the answer is not valid JSON")
-	}
-	return nil
 }
 
 // webShown limits the time until the daemon serves the port of a new web server.
@@ -116,7 +98,7 @@ func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Sessi
 	open.TTY = false
 	open.Command = slices.Insert(open.Command, 2, "--web")
 	var w guestapi.TerminalWeb
-	if err := guestDocument(ctx, c, sandbox, open, &w, io.Discard); err != nil {
+	if err := guestrun.Document(ctx, c, sandbox, open, &w, io.Discard); err != nil {
 		return err
 	}
 	if w.Port == 0 {
@@ -124,7 +106,7 @@ func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Sessi
 			WithHint("use Zellij: agentlab stop %s; agentlab start --terminal zellij", s.Name)
 	}
 	if !webSessionName.MatchString(w.Session) || !webLoginToken.MatchString(w.Token) {
-		return guestInvalid("session %.100q of its web server", w.Session)
+		return guestrun.Invalid("session %.100q of its web server", w.Session)
 	}
 	url, err := waitPort(ctx, c, sandbox, int(w.Port))
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // Each command for the repository of a session says what it waits for.
@@ -18,7 +20,7 @@ func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
 		said = append(said, what)
 		return func() { ended++ }
 	}}
-	r.c = commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+	r.c = worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 		if verb := command[2]; verb == "receive" {
 			return []byte(`{"errors":{}}`), "", 0
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Limits on the commands under setup of a session.
@@ -132,7 +133,7 @@ func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string
 		return "", err
 	}
 	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: gitsafe.ErrOutputTooLarge}
-	err = guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
+	err = guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
 	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
 		return "", err
 	}

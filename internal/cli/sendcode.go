@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // startHead is the commit that a start pushes.
@@ -279,7 +280,7 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src gitsafe.Loca
 	}
 	// The link is convenience: an image without it works, too.
 	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
-	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
+	if err := guestrun.Run(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
 		a.Progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
 	}
 	return nil

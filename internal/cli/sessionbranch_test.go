@@ -222,7 +222,7 @@ func TestStartChecksOut(t *testing.T) {
 		t.Helper()
 		sent = guestapi.RepoReceive{}
 		w.notes.Reset()
-		c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+		c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 			if command[0] != "agentlab-agent" {
 				return nil, "", 0
 			}
@@ -365,7 +365,7 @@ func TestSentFilesAreExcluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var inits []string
-	c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+	c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 		switch {
 		case command[0] != "agentlab-agent" || command[1] != "repo":
 			return nil, "", 0

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 const (
@@ -34,8 +35,8 @@ const (
 type sessionRepo struct {
 	c       *client.Client
 	sandbox string
-	path    string  // the user's repository
-	silence silence // zero means repoSilence
+	path    string           // the user's repository
+	silence guestrun.Silence // zero means guestrun.RepoSilence
 	// slow, unless it is nil, is called when a command begins and says what the user waits
 	// for if the command takes long; stop ends that.
 	slow func(what string) (stop func())
@@ -48,7 +49,7 @@ func (r sessionRepo) call(ctx context.Context, in io.Reader, out io.Writer, args
 		defer r.saySlow(args[0])()
 	}
 	req := guestapi.ExecRequest{Command: append([]string{"agentlab-agent", "repo"}, args...)}
-	return guestRunShown(ctx, r.c, r.sandbox, req, cmp.Or(r.silence, repoSilence), in, out, io.Discard)
+	return guestrun.RunShown(ctx, r.c, r.sandbox, req, cmp.Or(r.silence, guestrun.RepoSilence), in, out, io.Discard)
 }
 
 // slowWork is what the user waits for, by the command of 'agentlab-agent repo'.
@@ -104,15 +105,9 @@ func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ..
 		return err
 	}
 	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
-		return guestInvalid("the answer is not valid JSON")
+		return guestrun.Invalid("the answer is not valid JSON")
 	}
 	return nil
-}
-
-// guestInvalid is the error for an answer of a guest that no AgentLab gives.
-func guestInvalid(format string, args ...any) error {
-	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data: %w", fmt.Errorf(format, args...)).
-		WithHint("nothing was changed; inspect the sandbox: agentlab attach, or delete it")
 }
 
 // state returns the checked state of the repository.
@@ -121,27 +116,27 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 		return st, err
 	}
 	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 || st.Stashes != nil && (*st.Stashes < 0 || *st.Stashes > st.Elsewhere) {
-		return st, guestInvalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
+		return st, guestrun.Invalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
 	}
 	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !gitsafe.IsCommit(id) }) {
-		return st, guestInvalid("%d submodules", len(st.Modules))
+		return st, guestrun.Invalid("%d submodules", len(st.Modules))
 	}
 	modules := st.Elsewhere
 	for dir, n := range st.ModuleWork {
 		if modules -= n; n <= 0 || modules < 0 || !filepath.IsLocal(dir) {
-			return st, guestInvalid("%d commits in submodule %.100q", n, dir)
+			return st, guestrun.Invalid("%d commits in submodule %.100q", n, dir)
 		}
 	}
 	for name, commit := range st.Branches {
 		if name == "" || agentlab.ValidateRef(name) != nil || !gitsafe.IsCommit(commit) {
-			return st, guestInvalid("branch %.100q is at %.50q", name, commit)
+			return st, guestrun.Invalid("branch %.100q is at %.50q", name, commit)
 		}
 	}
 	for i, w := range st.Worktrees {
 		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
 		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || returncheck.BadPath(inside) != "" || !agentlab.IsPrintable(inside))
 		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !gitsafe.IsCommit(w.Head) || w.Uncommitted < 0 {
-			return st, guestInvalid("work tree %.100q", w.Dir)
+			return st, guestrun.Invalid("work tree %.100q", w.Dir)
 		}
 	}
 	return st, nil

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
@@ -30,61 +27,7 @@ type guestFunc func(verb string, in []byte) (out []byte, errOut string, code int
 // guestClient returns a client whose sandboxes all are guest.
 func guestClient(t *testing.T, guest guestFunc) *client.Client {
 	t.Helper()
-	return commandClient(t, func(command []string, in []byte) ([]byte, string, int) { return guest(command[2], in) })
-}
-
-// commandClient returns a client whose sandboxes all run commands with guest.
-func commandClient(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) *client.Client {
-	t.Helper()
-	return handlerClient(t, commandHandler(t, guest))
-}
-
-// handlerClient returns a client of an HTTP handler.
-func handlerClient(t *testing.T, h http.Handler) *client.Client {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "al")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: h} //nolint:gosec // a test
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return client.New(filepath.Join(dir, "s"))
-}
-
-// commandHandler runs the commands of requests with guest.
-func commandHandler(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var req guestapi.ExecRequest
-		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
-			t.Error(err)
-		}
-		conn, rw, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer func() { _ = conn.Close() }()
-		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guestapi.StreamProtocol+"\r\n\r\n")
-		var in []byte
-		for frames := stream.NewReader(rw.Reader); ; {
-			kind, p, err := frames.Next()
-			if err != nil || kind == stream.StdinEOF {
-				break
-			}
-			in = append(in, p...)
-		}
-		out, errOut, code := guest(req.Command, in)
-		answer := stream.NewWriter(conn)
-		_, _ = answer.Data(stream.Stdout).Write(out)
-		_, _ = answer.Data(stream.Stderr).Write([]byte(errOut))
-		_ = answer.JSON(stream.Exit, stream.ExitStatus{Code: code})
-	}
+	return worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) { return guest(command[2], in) })
 }
 
 // sessionWorld is a repository of the user and the one of a session.

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // programs returns what runs in a directory of the repository of a session, relative to
@@ -20,7 +21,7 @@ func (r sessionRepo) programs(ctx context.Context, dir string) (p guestapi.RepoP
 		return p, err
 	}
 	if len(p.Names) > guestapi.MaxRepoPrograms || p.Shells < 0 {
-		return p, guestInvalid("%d programs and %d shells", len(p.Names), p.Shells)
+		return p, guestrun.Invalid("%d programs and %d shells", len(p.Names), p.Shells)
 	}
 	for i, name := range p.Names {
 		p.Names[i] = agentlab.Cut(agentlab.WithoutControls(name), 100)

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -99,7 +100,7 @@ func TestMissingProgramIsNamed(t *testing.T) {
 		"agentlab-agent repo":           {"", "another version of AgentLab"},
 		"agentlab-agent repo programs ": {"", "another version of AgentLab"},
 	} {
-		err := guestFault(guestapi.ExecRequest{Command: strings.Fields(command)}, 127, test[0])
+		err := guestrun.GuestFault(guestapi.ExecRequest{Command: strings.Fields(command)}, 127, test[0])
 		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || !strings.Contains(err.Error(), test[1]) || agentlab.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", command, err, agentlab.HintOf(err))
 		}
@@ -183,7 +184,7 @@ func TestSessionizerOtherSessions(t *testing.T) {
 // More VMs than max_concurrent are started only after a confirmation or with --yes.
 func TestSessionizerConcurrent(t *testing.T) {
 	running := 2
-	c := handlerClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	c := worktest.HandlerClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		list := api.List[api.Sandbox]{Items: []api.Sandbox{{State: "STOPPED"}, {State: "DESTROYED"}}}
 		for range running {
 			list.Items = append(list.Items, api.Sandbox{State: "RUNNING"})
@@ -208,8 +209,8 @@ func TestSessionizerConcurrent(t *testing.T) {
 // A sandbox that a command has started is stopped again at its end, unless it ran before.
 func TestStoppedSessionIsStoppedAgain(t *testing.T) {
 	w, stops := newSessionWorld(t), 0
-	guest := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte(`{"names":[],"shells":0}`), "", 0 })
-	c := handlerClient(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	guest := worktest.CommandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte(`{"names":[],"shells":0}`), "", 0 })
+	c := worktest.HandlerClient(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/exec"):
 			guest(rw, r)

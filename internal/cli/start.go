@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -313,7 +314,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 func (a *App) startDetached(ctx context.Context, c *client.Client, got started, open guestapi.ExecRequest, o startOptions) error {
 	open.TTY = false
 	open.Command = slices.Insert(open.Command, 2, "--detach")
-	if err := guestRun(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
+	if err := guestrun.Run(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
 		return err
 	}
 	terminal := got.Session.Name
@@ -371,7 +372,7 @@ const lossNoticed = time.Minute
 func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
 	return a.resumeFor(ctx, c, s, ttl, func(sandbox string) error {
 		defer work.SaySlow(a, "waiting for the sandbox to run a command")()
-		return guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
+		return guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 const (
@@ -204,7 +205,7 @@ func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath
 			continue
 		}
 		if len(name) > maxEntryName || !localName(name) || path.Clean(name) != name {
-			return nil, guestInvalid("the file %.200q", name)
+			return nil, guestrun.Invalid("the file %.200q", name)
 		}
 		if names = append(names, name); len(names) > maxArtifacts {
 			return nil, agentlab.Errorf(agentlab.CodeLimit, "more than %d files of the session match", maxArtifacts).WithHint("choose narrower patterns, or archive the files in the session")

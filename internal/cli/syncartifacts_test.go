@@ -21,7 +21,7 @@ import (
 // archive is not nil, it is what the guest sends instead of the files.
 func (w *sessionWorld) artifactSession(archive []byte) *openedSession {
 	w.Helper()
-	c := commandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
+	c := worktest.CommandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
 		if archive != nil && command[2] == artifactPullScript {
 			return archive, "", 0
 		}

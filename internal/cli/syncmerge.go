@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // mergeSession merges a branch of a session into a local one, with the findings of the
@@ -125,7 +126,7 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j gitsafe.
 	env = gitsafe.WithConfig(env, "branch."+branch+".mergeOptions", "") // it can resolve conflicts: -X theirs
 	in := gitsafe.Command{Env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), Whole: true, Limited: true, Patient: true}
 	var said bounded.Tail
-	said.Max, in.Stderr = maxToolOutput, &said
+	said.Max, in.Stderr = guestrun.MaxToolOutput, &said
 	_, err = in.Run(ctx, path, slices.Concat(drivers, gitsafe.MergeOptions, []string{
 		"merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash",
 		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", "-m", fmt.Sprintf("Merge remote-tracking branch '%s' into %s", ref, branch), j.Theirs,

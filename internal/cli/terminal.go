@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Limits on the attempts to reconnect a terminal.
@@ -92,7 +93,7 @@ func (a *App) connectTerminal(ctx context.Context, c *client.Client, sandbox str
 // bootID returns the identifier of the current boot of a guest; "" if it is unknown.
 func bootID(ctx context.Context, c *client.Client, sandbox string) string {
 	out := &bounded.Tail{Max: 64}
-	if err := guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"cat", "/proc/sys/kernel/random/boot_id"}, Dir: "/"}, nil, out); err != nil {
+	if err := guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"cat", "/proc/sys/kernel/random/boot_id"}, Dir: "/"}, nil, out); err != nil {
 		return ""
 	}
 	return out.String()

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -95,7 +96,7 @@ func TestTerminalReconnects(t *testing.T) {
 		states++
 		_ = json.NewEncoder(w).Encode(api.Sandbox{VMID: 7, State: string(state), Desired: string(agentlab.DesiredRunning)})
 	})
-	again := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte("again"), "", 0 })
+	again := worktest.CommandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte("again"), "", 0 })
 	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, r *http.Request) {
 		if commands++; commands > 3 {
 			again(w, r)
@@ -112,7 +113,7 @@ func TestTerminalReconnects(t *testing.T) {
 	})
 	var out, notes strings.Builder
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now, socket: filepath.Join(t.TempDir(), "none")}
-	err := a.openTerminal(t.Context(), handlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
+	err := a.openTerminal(t.Context(), worktest.HandlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
 	if err != nil || out.String() != "first first first again" || states != len(seen)+2 || strings.Count(notes.String(), "connecting again") != 1 {
 		t.Errorf("%v, %q after %d states, %s", err, out.String(), states, notes.String())
 	}

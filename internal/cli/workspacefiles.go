@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // The host never reads the file system of a workspace. These commands run e2fsck and
@@ -34,8 +35,6 @@ const (
 	maintenanceLease = 15 * time.Minute
 	// maintenanceEnd limits the wait for the destruction of a maintenance sandbox.
 	maintenanceEnd = 3 * time.Minute
-	// maxToolOutput bounds the output of a tool that is shown, in bytes.
-	maxToolOutput = 64 << 10
 )
 
 // maintain runs fn while a new maintenance sandbox has a workspace, and destroys the
@@ -104,9 +103,9 @@ func (a *App) endMaintenance(ctx context.Context, c *client.Client, sb api.Sandb
 }
 
 // guestTool runs a script as root in a maintenance sandbox. name is its name in
-// messages, args are its arguments; the rest is as in runScript.
+// messages, args are its arguments; the rest is as in guestrun.Script.
 func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return runScript(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
+	return guestrun.Script(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
 }
 
 // toolError is the error of a tool that has failed.
@@ -185,7 +184,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 	if repair {
 		option = "-y"
 	}
-	out := &bounded.Tail{Max: maxToolOutput}
+	out := &bounded.Tail{Max: guestrun.MaxToolOutput}
 	var res fsckResult
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
 	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
@@ -408,11 +407,11 @@ func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in 
 		_ = raw.CloseWithError(err)
 		checked <- err
 	}()
-	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestInput{to}, &bytes.Buffer{})
-	_ = to.CloseWithError(errGuestEnded) // if it did not run
+	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestrun.Input{PipeReader: to}, &bytes.Buffer{})
+	_ = to.CloseWithError(guestrun.ErrEnded) // if it did not run
 	bad := <-checked
 	switch {
-	case bad != nil && !errors.Is(bad, errGuestEnded):
+	case bad != nil && !errors.Is(bad, guestrun.ErrEnded):
 		return bad // the guest may have succeeded with what it got
 	case err != nil:
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 func (a *App) worktreeCmd() *cobra.Command {
@@ -190,7 +191,7 @@ its agent, are ended after a confirmation or with --yes.`,
 		}
 		// A terminal of the work tree would keep its directory in use.
 		end := guestapi.ExecRequest{Command: []string{"agentlab-agent", "close", "--session", terminalName(args[0])}}
-		if err := guestRun(ctx, w.c, w.sandbox, end, nil, io.Discard); err != nil {
+		if err := guestrun.Run(ctx, w.c, w.sandbox, end, nil, io.Discard); err != nil {
 			return err
 		}
 		if err := w.call(ctx, nil, io.Discard, append(command, strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/"))...); err != nil {

@@ -1,10 +1,13 @@
-package cli
+// Package guestrun runs commands in a sandbox for workflows: their output is limited and
+// their text is without control characters, and a guest that goes silent ends them.
+package guestrun
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -17,17 +20,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// guestRun runs a command in a sandbox with stdin, which may be nil. Its standard
+// Run runs a command in a sandbox with stdin, which may be nil. Its standard
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
-func guestRun(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
-	return guestRunShown(ctx, c, sandbox, req, anySilence, stdin, stdout, io.Discard)
+func Run(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
+	return RunShown(ctx, c, sandbox, req, anySilence, stdin, stdout, io.Discard)
 }
 
-// guestRunShown is guestRun with its own limits, that also copies standard error to progress.
-func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits silence, stdin io.Reader, stdout, progress io.Writer) error {
+// RunShown is Run with its own limits, that also copies standard error to progress.
+func RunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits Silence, stdin io.Reader, stdout, progress io.Writer) error {
 	errOut := &bounded.Tail{Max: 4 << 10}
-	status, inErr, err := guestCapture(ctx, c, sandbox, req, limits, stdin, stdout, io.MultiWriter(errOut, progress))
+	status, inErr, err := Capture(ctx, c, sandbox, req, limits, stdin, stdout, io.MultiWriter(errOut, progress))
 	if err != nil || status.Code == 0 {
 		return err
 	}
@@ -35,14 +38,14 @@ func guestRunShown(ctx context.Context, c *client.Client, sandbox string, req gu
 	if text == "" && inErr != nil {
 		text = inErr.Error()
 	}
-	return guestFault(req, status.Code, text)
+	return GuestFault(req, status.Code, text)
 }
 
-// guestCapture runs a command in a sandbox, and returns how it ended and the error of
+// Capture runs a command in a sandbox, and returns how it ended and the error of
 // stdin, which may be nil. It returns after the last read of stdin: a stdin
 // that can block is an io.Closer, which it closes. It ends a command that makes no
 // progress.
-func guestCapture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits silence, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
+func Capture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits Silence, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
 	var moved atomic.Int64
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -78,13 +81,13 @@ func guestCapture(ctx context.Context, c *client.Client, sandbox string, req gue
 		_ = w.Frame(stream.StdinEOF, nil)
 		sent <- err
 	}()
-	status, err = readOutput(movingReader{conn, &moved}, stdout, stderr)
+	status, err = ReadOutput(movingReader{conn, &moved}, stdout, stderr)
 	_ = conn.Close() // ends the goroutine
 	if in, ok := stdin.(io.Closer); ok {
 		_ = in.Close()
 	}
 	inErr = <-sent
-	status.Code = exitByte(status.Code)
+	status.Code = ExitByte(status.Code)
 	switch {
 	case caller.Err() != nil:
 		err = caller.Err()
@@ -96,29 +99,30 @@ func guestCapture(ctx context.Context, c *client.Client, sandbox string, req gue
 	return status, inErr, err
 }
 
-// runScript runs a script with bash, as the user and in the directory of req. in is as
-// in guestCapture. It returns the exit code and the end of what the script wrote to
+// Script runs a script with bash, as the user and in the directory of req. in is as
+// in Capture. It returns the exit code and the end of what the script wrote to
 // standard error, without control characters.
-func runScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return runLongScript(ctx, c, sandbox, req, name, script, args, in, out, io.Discard)
+func Script(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return LongScript(ctx, c, sandbox, req, name, script, args, in, out, io.Discard)
 }
 
-// runLongScript is runScript that also copies standard error to progress.
-func runLongScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
-	said := &bounded.Tail{Max: maxToolOutput}
+// LongScript is Script that also copies standard error to progress.
+func LongScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
+	said := &bounded.Tail{Max: MaxToolOutput}
 	req.Command = append([]string{"bash", "-c", script, name}, args...)
 	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
-	status, _, err := guestCapture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
+	status, _, err := Capture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
 	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
 }
 
-// guestInput is an archive that a guest reads. The end of the guest ends it.
-type guestInput struct{ *io.PipeReader }
+// Input is an archive that a guest reads. The end of the guest ends it.
+type Input struct{ *io.PipeReader }
 
-func (g guestInput) Close() error { return g.CloseWithError(errGuestEnded) }
+// Close ends the guest's input with ErrEnded.
+func (g Input) Close() error { return g.CloseWithError(ErrEnded) }
 
-// errGuestEnded ends the transfer of an archive that the guest no longer reads.
-var errGuestEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
+// ErrEnded ends the transfer of an archive that the guest no longer reads.
+var ErrEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
 
 // lastMessage returns the last message of agentlab-agent in text, which other programs
 // have written to as well, or text if there is none.
@@ -132,8 +136,8 @@ func lastMessage(text string) string {
 // agentMessage begins each message of agentlab-agent.
 const agentMessage = "agentlab-agent: "
 
-// guestFault is the error for a command of a guest that failed.
-func guestFault(req guestapi.ExecRequest, code int, text string) error {
+// GuestFault is the error for a command of a guest that failed.
+func GuestFault(req guestapi.ExecRequest, code int, text string) error {
 	program := ""
 	if len(req.Command) > 0 {
 		program = req.Command[0]
@@ -159,8 +163,8 @@ func guestFault(req guestapi.ExecRequest, code int, text string) error {
 	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", agentlab.WithoutControls(strings.Join(req.Command, " ")), code, text)
 }
 
-// readOutput copies the output of a command until it ends.
-func readOutput(conn io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, err error) {
+// ReadOutput copies the output of a command until it ends.
+func ReadOutput(conn io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, err error) {
 	r := stream.NewReader(conn)
 	for {
 		t, p, err := r.Next()
@@ -180,3 +184,37 @@ func readOutput(conn io.Reader, stdout, stderr io.Writer) (status stream.ExitSta
 		}
 	}
 }
+
+// ExitByte returns an exit code of a guest. Those that no process can have become 255:
+// truncated, 256 would mean success.
+func ExitByte(code int) int {
+	if code < 0 || code > 255 {
+		return 255
+	}
+	return code
+}
+
+// MaxGuestDocument limits a document of a guest about its terminals, in bytes.
+const MaxGuestDocument = 4 << 10
+
+// Document runs a command in a sandbox and decodes its output. Its standard error
+// also goes to progress.
+func Document(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
+	got := bounded.Head{Max: MaxGuestDocument, Fail: errors.New("the answer is too large")}
+	if err := RunShown(ctx, c, sandbox, req, anySilence, nil, &got, progress); err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
+		return Invalid("the answer is not valid JSON")
+	}
+	return nil
+}
+
+// Invalid is the error for an answer of a guest that no AgentLab gives.
+func Invalid(format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data: %w", fmt.Errorf(format, args...)).
+		WithHint("nothing was changed; inspect the sandbox: agentlab attach, or delete it")
+}
+
+// MaxToolOutput bounds the output of a tool that is shown, in bytes.
+const MaxToolOutput = 64 << 10

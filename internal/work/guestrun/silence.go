@@ -1,4 +1,4 @@
-package cli
+package guestrun
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// silence limits how long a command of a guest may make no progress: without output, and
+// Silence limits how long a command of a guest may make no progress: without output, and
 // without reading its input. It does not limit the time of a command as a whole.
-type silence struct {
-	quiet  time.Duration // after it, the guest is asked for a sign of life
-	answer time.Duration // limit of the time for that sign
-	most   time.Duration // limit of the time without progress, although the guest lives; 0 is none
+type Silence struct {
+	Quiet  time.Duration // after it, the guest is asked for a sign of life
+	Answer time.Duration // limit of the time for that sign
+	Most   time.Duration // limit of the time without progress, although the guest lives; 0 is none
 }
 
 // The limits of all commands, and of those for the repository of a session. Git says
@@ -25,15 +25,15 @@ type silence struct {
 //
 //nolint:gochecknoglobals // constants
 var (
-	anySilence  = silence{quiet: 30 * time.Second, answer: 2 * time.Minute}
-	repoSilence = silence{quiet: 30 * time.Second, answer: 2 * time.Minute, most: 20 * time.Minute}
+	anySilence  = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute}
+	RepoSilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute, Most: 20 * time.Minute}
 )
 
 // watch returns an error as soon as a command has made no progress for too long, and nil
 // when ctx ends. moved changes with each progress. alive returns nil if the guest gives a
 // sign of life.
-func (s silence) watch(ctx context.Context, sandbox string, moved *atomic.Int64, alive func(context.Context) error) error {
-	tick := time.NewTicker(s.quiet)
+func (s Silence) watch(ctx context.Context, sandbox string, moved *atomic.Int64, alive func(context.Context) error) error {
+	tick := time.NewTicker(s.Quiet)
 	defer tick.Stop()
 	last, since := moved.Load(), time.Now()
 	for {
@@ -46,10 +46,10 @@ func (s silence) watch(ctx context.Context, sandbox string, moved *atomic.Int64,
 			last, since = now, time.Now()
 			continue
 		}
-		if s.most > 0 && time.Since(since) >= s.most {
+		if s.Most > 0 && time.Since(since) >= s.Most {
 			return s.fault(sandbox, "a command in the sandbox makes no progress", time.Since(since))
 		}
-		asked, cancel := context.WithTimeout(ctx, s.answer)
+		asked, cancel := context.WithTimeout(ctx, s.Answer)
 		err := alive(asked)
 		late := err != nil && errors.Is(asked.Err(), context.DeadlineExceeded)
 		cancel()
@@ -59,7 +59,7 @@ func (s silence) watch(ctx context.Context, sandbox string, moved *atomic.Int64,
 	}
 }
 
-func (s silence) fault(sandbox, what string, since time.Duration) error {
+func (s Silence) fault(sandbox, what string, since time.Duration) error {
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s: nothing for %s", what, since.Round(time.Second)).
 		WithHint("see its console: agentlab sandbox logs %s; restart it: agentlab stop, then agentlab start; a sandbox without a session: agentlab sandbox stop %s, then agentlab sandbox start %s", sandbox, sandbox, sandbox)
 }
@@ -73,7 +73,7 @@ func guestAlive(ctx context.Context, c *client.Client, sandbox string) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	_, err = readOutput(conn, io.Discard, io.Discard)
+	_, err = ReadOutput(conn, io.Discard, io.Discard)
 	return err
 }
 
