@@ -125,13 +125,27 @@ func olderVersion(daemon, own string) bool {
 // daemon removes it.
 func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
 
-// stoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
-func (a *App) stoppedByUser() bool {
+// StoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
+func (a *App) StoppedByUser() bool {
 	socket, err := a.socketPath()
 	if err == nil {
 		_, err = os.Stat(stoppedMark(socket))
 	}
 	return err == nil && !a.explicitDaemon()
+}
+
+// Restart starts the daemon if it is not selected explicitly and the user has not stopped
+// it.
+func (a *App) Restart(ctx context.Context) (*client.Client, error) {
+	if a.explicitDaemon() || a.StoppedByUser() {
+		return nil, nil //nolint:nilnil // it is started elsewhere
+	}
+	return a.connect(ctx)
+}
+
+// attached returns the terminal of the user.
+func (a *App) attached() userTerminal {
+	return userTerminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of

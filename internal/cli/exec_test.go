@@ -37,7 +37,7 @@ func TestExecEndsBeforeItsInput(t *testing.T) {
 			if stdin {
 				in = app.Stdin
 			}
-			err = app.interact(t.Context(), stream.Unread(conn, ahead), in, false)
+			err = app.attached().interact(t.Context(), stream.Unread(conn, ahead), in, false)
 			if code := statusError(0); !errors.As(err, &code) || code != 7 || out.String() != "out" {
 				t.Errorf("%v, output %q", err, out.String())
 			}

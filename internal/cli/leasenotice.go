@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 	"strconv"
 	"sync"
 
@@ -11,11 +12,11 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 )
 
-// noticeLease prints a line to the terminal when the lease of a sandbox ends soon,
-// until stop is called. It prints nothing without a terminal, and to callers that
+// noticeLease prints a line to out when the lease of a sandbox ends soon,
+// until stop is called. It prints nothing unless that is a terminal, and to callers that
 // may not read events.
-func (a *App) noticeLease(ctx context.Context, c *client.Client, sandbox string) (stop func()) {
-	if _, tty := terminal(a.Stderr); !tty {
+func noticeLease(ctx context.Context, c *client.Client, sandbox string, out io.Writer) (stop func()) {
+	if _, tty := terminal(out); !tty {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -26,7 +27,7 @@ func (a *App) noticeLease(ctx context.Context, c *client.Client, sandbox string)
 				return
 			}
 			if line := leaseNotice(e); line != "" {
-				_, _ = fmt.Fprintf(a.Stderr, "\r\n%s\r\n", line) // the terminal is in raw mode
+				_, _ = fmt.Fprintf(out, "\r\n%s\r\n", line) // the terminal is in raw mode
 			}
 		}
 	})

@@ -50,7 +50,7 @@ func multiplexerChoice(ctx context.Context, c *client.Client, s api.Session, nam
 }
 
 // chooseMultiplexer runs a multiplexerChoice. The guest remembers it on the workspace.
-func (a *App) chooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox string, choice []string) error {
+func chooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox string, choice []string) error {
 	if choice == nil {
 		return nil
 	}
@@ -92,32 +92,40 @@ type terminalWeb struct {
 	Token string `json:"token"` // for the login
 }
 
-// openTerminalWeb starts the web server of the terminals of a session, and prints the
-// URL of a terminal with the token for the login.
+// openTerminalWeb prints the URL of a terminal of a session with the token for the login.
 func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Session, sandbox string, open guestapi.ExecRequest) error {
-	open.TTY = false
-	open.Command = slices.Insert(open.Command, 2, "--web")
-	var w guestapi.TerminalWeb
-	if err := guestrun.Document(ctx, c, sandbox, open, &w, io.Discard); err != nil {
-		return err
-	}
-	if w.Port == 0 {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the terminals of session %s are in tmux, which has no web server", s.Name).
-			WithHint("use Zellij: agentlab stop %s; agentlab start --terminal zellij", s.Name)
-	}
-	if !webSessionName.MatchString(w.Session) || !webLoginToken.MatchString(w.Token) {
-		return guestrun.Invalid("session %.100q of its web server", w.Session)
-	}
-	url, err := waitPort(ctx, c, sandbox, int(w.Port))
+	got, err := startTerminalWeb(ctx, c, s, sandbox, open)
 	if err != nil {
 		return err
 	}
-	got := terminalWeb{URL: strings.TrimSuffix(url, "/") + "/" + w.Session, Token: w.Token}
 	return a.emit(got, func() error {
 		a.Progressf("log in with the token; it is not shown again, and every call makes a new one")
 		_, err := fmt.Fprintf(a.Stdout, "%s\ntoken: %s\n", got.URL, got.Token)
 		return err
 	})
+}
+
+// startTerminalWeb starts the web server of the terminals of a session, and returns the
+// URL of a terminal with the token for the login.
+func startTerminalWeb(ctx context.Context, c *client.Client, s api.Session, sandbox string, open guestapi.ExecRequest) (got terminalWeb, err error) {
+	open.TTY = false
+	open.Command = slices.Insert(open.Command, 2, "--web")
+	var w guestapi.TerminalWeb
+	if err := guestrun.Document(ctx, c, sandbox, open, &w, io.Discard); err != nil {
+		return got, err
+	}
+	if w.Port == 0 {
+		return got, agentlab.Errorf(agentlab.CodeUnsupported, "the terminals of session %s are in tmux, which has no web server", s.Name).
+			WithHint("use Zellij: agentlab stop %s; agentlab start --terminal zellij", s.Name)
+	}
+	if !webSessionName.MatchString(w.Session) || !webLoginToken.MatchString(w.Token) {
+		return got, guestrun.Invalid("session %.100q of its web server", w.Session)
+	}
+	url, err := waitPort(ctx, c, sandbox, int(w.Port))
+	if err != nil {
+		return got, err
+	}
+	return terminalWeb{URL: strings.TrimSuffix(url, "/") + "/" + w.Session, Token: w.Token}, nil
 }
 
 // waitPort waits until the daemon serves a port of a sandbox, and returns its URL.

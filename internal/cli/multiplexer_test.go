@@ -54,7 +54,7 @@ func TestChooseMultiplexer(t *testing.T) {
 		s := api.Session{Name: "app", Profile: "interactive"}
 		choice, err := multiplexerChoice(t.Context(), c, s, tc.flag)
 		if err == nil {
-			err = (&App{}).chooseMultiplexer(t.Context(), c, s, "7", choice)
+			err = chooseMultiplexer(t.Context(), c, s, "7", choice)
 		}
 		text := ""
 		if err != nil {

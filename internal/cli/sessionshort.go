@@ -197,7 +197,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if choice == nil && o.worktree == "" && !web { // the terminal is the first command: the user waits for it
 		var conn net.Conn
 		sb, err := a.resumeFor(ctx, c, s, 0, func(sandbox string) (err error) {
-			conn, err = a.connectTerminal(ctx, c, sandbox, open)
+			conn, err = a.attached().connectTerminal(ctx, c, sandbox, open)
 			return err
 		})
 		if err != nil {
@@ -214,7 +214,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if err != nil {
 		return err
 	}
-	if err := a.chooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
+	if err := chooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
 		return err
 	}
 	open.Command = openCommand(o, dir)
@@ -226,7 +226,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 
 // attachTerminal is openTerminal for a session, with what follows.
 func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, open guestapi.ExecRequest, conn net.Conn) error {
-	err := a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+	err := a.attached().openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
 	if err == nil {
 		a.noteKeepsRunning(s, l.session == s.ID)
 	}
@@ -236,14 +236,14 @@ func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Sessio
 // attachSandbox attaches to a terminal of a sandbox that has no session.
 func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name string) error {
 	req := guestapi.AttachRequest{Session: name}
-	req.Rows, req.Cols, req.Term = a.windowSize()
+	req.Rows, req.Cols, req.Term = a.attached().windowSize()
 	conn, err := c.Attach(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
 	a.Progressf("attached to terminal %q; detach with Ctrl-]", name)
-	defer a.noticeLease(ctx, c, sandbox)()
-	if err := a.interact(ctx, conn, a.Stdin, true); err != nil {
+	defer noticeLease(ctx, c, sandbox, a.Stderr)()
+	if err := a.attached().interact(ctx, conn, a.Stdin, true); err != nil {
 		return err
 	}
 	a.Progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)

@@ -76,7 +76,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		if show {
 			return a.printSSH(sb, argv, dir)
 		}
-		defer a.noticeLease(ctx, c, strconv.Itoa(sb.VMID))()
+		defer noticeLease(ctx, c, strconv.Itoa(sb.VMID), a.Stderr)()
 		return a.runSSH(ctx, argv)
 	})
 	return cmd

@@ -276,7 +276,7 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
-	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
+	if err := chooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
 		return got, open, err
 	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {

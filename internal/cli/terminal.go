@@ -29,15 +29,33 @@ const (
 // connections and ends them, all of which are one loss for the user.
 const settledAfter = 10 * time.Second
 
+// Daemon is the daemon that an attached terminal can lose.
+type Daemon interface {
+	// StoppedByUser reports whether the user has stopped the daemon.
+	StoppedByUser() bool
+	// Restart starts the daemon. It returns nil for one that is started elsewhere.
+	Restart(ctx context.Context) (*client.Client, error)
+}
+
+// userTerminal is the terminal of the user, or the files in its place, for a process in a
+// sandbox.
+type userTerminal struct {
+	In       io.Reader
+	Out, Err io.Writer
+	UI       work.UI
+	Daemon   Daemon
+	Now      func() time.Time
+}
+
 // errDetached is the end of a wait by the detach key.
 var errDetached = errors.New("detached")
 
 // openTerminal attaches to a terminal of a sandbox until the user detaches or the
 // terminal ends. A lost connection is made again: the terminal keeps running in the
 // sandbox. conn is the first connection; nil makes it.
-func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest, conn net.Conn) error {
-	in := newRelay(a.Stdin)
-	defer a.noticeLease(ctx, c, sandbox)()
+func (t userTerminal) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest, conn net.Conn) error {
+	in := newRelay(t.In)
+	defer noticeLease(ctx, c, sandbox, t.Err)()
 	agent := slices.Contains(open.Command, "--agent") // only it depends on the boot, see reopen
 	boot := ""
 	if agent {
@@ -46,24 +64,24 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 	for told := ""; ; conn = nil {
 		var err error
 		if conn == nil {
-			conn, err = a.connectTerminal(ctx, c, sandbox, open)
+			conn, err = t.connectTerminal(ctx, c, sandbox, open)
 		}
 		if err == nil {
-			done, began := make(chan struct{}), a.Now()
-			err = a.interact(ctx, conn, in.reader(done), true)
+			done, began := make(chan struct{}), t.Now()
+			err = t.interact(ctx, conn, in.reader(done), true)
 			close(done)
-			if a.Now().Sub(began) >= settledAfter {
+			if t.Now().Sub(began) >= settledAfter {
 				told = ""
 			}
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || ctx.Err() != nil {
 			return err
 		}
-		if why := a.lossReason(); why != told {
-			a.Progressf("%s", why)
+		if why := t.lossReason(); why != told {
+			t.UI.Progressf("%s", why)
 			told = why
 		}
-		if err := a.awaitSandbox(ctx, c, sandbox, in); err != nil {
+		if err := t.awaitSandbox(ctx, c, sandbox, in); err != nil {
 			if errors.Is(err, errDetached) {
 				return nil
 			}
@@ -77,16 +95,16 @@ func (a *App) openTerminal(ctx context.Context, c *client.Client, sandbox string
 }
 
 // lossReason describes a lost connection for the user.
-func (a *App) lossReason() string {
-	if a.stoppedByUser() {
+func (t userTerminal) lossReason() string {
+	if t.Daemon.StoppedByUser() {
 		return "the daemon was stopped; the terminal keeps running in the sandbox, and is connected again when the daemon runs (Ctrl-C or Ctrl-] ends this)\n  → in another terminal: agentlab daemon start"
 	}
 	return "the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)"
 }
 
 // connectTerminal runs the command of a terminal with the size of the user's.
-func (a *App) connectTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) (net.Conn, error) {
-	open.Rows, open.Cols, open.Term = a.windowSize()
+func (t userTerminal) connectTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) (net.Conn, error) {
+	open.Rows, open.Cols, open.Term = t.windowSize()
 	return c.Exec(ctx, sandbox, open)
 }
 
@@ -115,8 +133,8 @@ func reopen(command []string, rebooted bool) []string {
 
 // awaitSandbox is waitReachable with the keys of an attached terminal: Ctrl-C and the
 // detach key end it. Other keys are dropped: the screen that they are for is not shown.
-func (a *App) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
-	restore, err := a.rawMode(func() {})
+func (t userTerminal) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
+	restore, err := t.rawMode(func() {})
 	if err != nil {
 		return err
 	}
@@ -143,7 +161,7 @@ func (a *App) awaitSandbox(ctx context.Context, c *client.Client, sandbox string
 	defer keys.Wait()
 	defer cancel(nil)
 	defer close(done)
-	err = a.waitReachable(ctx, c, sandbox)
+	err = t.waitReachable(ctx, c, sandbox)
 	if errors.Is(context.Cause(ctx), errDetached) {
 		return errDetached
 	}
@@ -153,7 +171,7 @@ func (a *App) awaitSandbox(ctx context.Context, c *client.Client, sandbox string
 // waitReachable waits until a sandbox is up, as after a restart of the daemon or while
 // it is suspended. It starts the daemon if necessary and if that was not selected
 // explicitly. It fails if the sandbox has ended.
-func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox string) error {
+func (t userTerminal) waitReachable(ctx context.Context, c *client.Client, sandbox string) error {
 	limit := time.NewTimer(reconnectMax)
 	defer limit.Stop()
 	tick := time.NewTicker(reconnectEvery)
@@ -172,14 +190,11 @@ func (a *App) waitReachable(ctx context.Context, c *client.Client, sandbox strin
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case agentlab.CodeOf(err) == agentlab.CodeUnavailable:
-			if a.explicitDaemon() || a.stoppedByUser() {
-				continue // it is started elsewhere
-			}
-			now, err := a.connect(ctx)
+			now, err := t.Daemon.Restart(ctx)
 			if err != nil {
 				return cmp.Or(ctx.Err(), err)
 			}
-			if now.Socket() != c.Socket() {
+			if now != nil && now.Socket() != c.Socket() {
 				return agentlab.Errorf(agentlab.CodeUnavailable, "the daemon runs on %s now", now.Socket()).WithHint("run the command again; the terminal keeps running in the sandbox")
 			}
 		case err != nil:

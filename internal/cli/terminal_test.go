@@ -58,7 +58,7 @@ func TestReconnectStartsTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.waitReachable(guard.Context(t), c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if err := a.attached().waitReachable(guard.Context(t), c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("%v; the daemon does not answer that there is no such sandbox", err)
 	}
 }
@@ -70,7 +70,7 @@ func TestKeysEndTheWait(t *testing.T) {
 		r, w := io.Pipe()
 		a.Stdin = r
 		go func() { _, _ = io.WriteString(w, keys) }()
-		err := a.awaitSandbox(t.Context(), client.New(a.socket), "1000", newRelay(r))
+		err := a.attached().awaitSandbox(t.Context(), client.New(a.socket), "1000", newRelay(r))
 		if !errors.Is(err, want) {
 			t.Errorf("%q: %v, want %v", keys, err, want)
 		}
@@ -78,7 +78,7 @@ func TestKeysEndTheWait(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := a.waitReachable(ctx, client.New(a.socket), "1000"); exitCode(err) != exitInterrupted {
+	if err := a.attached().waitReachable(ctx, client.New(a.socket), "1000"); exitCode(err) != exitInterrupted {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -113,7 +113,7 @@ func TestTerminalReconnects(t *testing.T) {
 	})
 	var out, notes strings.Builder
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now, socket: filepath.Join(t.TempDir(), "none")}
-	err := a.openTerminal(t.Context(), worktest.HandlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
+	err := a.attached().openTerminal(t.Context(), worktest.HandlerClient(t, mux), "7", guestapi.ExecRequest{Command: []string{"open"}, TTY: true}, nil)
 	if err != nil || out.String() != "first first first again" || states != len(seen)+2 || strings.Count(notes.String(), "connecting again") != 1 {
 		t.Errorf("%v, %q after %d states, %s", err, out.String(), states, notes.String())
 	}
