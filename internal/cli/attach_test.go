@@ -76,7 +76,7 @@ func TestTerminalAfterStop(t *testing.T) {
 	here, there := net.Pipe()
 	defer func() { _ = there.Close() }()
 	a := &App{Stdin: tty, Stdout: tty, Stderr: io.Discard}
-	restore, err := a.attached().rawTerminal(stream.NewWriter(here))
+	restore, err := a.attached().RawTerminal(stream.NewWriter(here))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 				fetched = st.Branches
 			}
 			if s.left <= 0 {
-				if _, tty := terminal(a.Stderr); tty { // it is in raw mode
+				if _, tty := work.TerminalOf(a.Stderr); tty { // it is in raw mode
 					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", errSyncTotal)
 				}
 				return

@@ -22,7 +22,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
@@ -366,15 +365,6 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	}
 	_, err := io.WriteString(w, agentlab.EscapeJSON(b.String()))
 	return err
-}
-
-// terminal returns r as a file and reports whether it is a terminal.
-func terminal(r any) (*os.File, bool) {
-	f, ok := r.(*os.File)
-	if !ok {
-		return nil, false
-	}
-	return f, term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
 }
 
 // exactArgs is cobra.ExactArgs with an error that names the missing argument.

@@ -362,7 +362,7 @@ func (a *App) noDaemonStatus(socket string) error {
 	if err := a.emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
 		return err
 	}
-	return statusError(exitFailure)
+	return work.ExitStatus(exitFailure)
 }
 
 func (a *App) daemonLogsCmd() *cobra.Command {

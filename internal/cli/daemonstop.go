@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -144,8 +145,8 @@ func (a *App) Restart(ctx context.Context) (*client.Client, error) {
 }
 
 // attached returns the terminal of the user.
-func (a *App) attached() userTerminal {
-	return userTerminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
+func (a *App) attached() attach.Terminal {
+	return attach.Terminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of

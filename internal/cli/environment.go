@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
@@ -43,7 +44,7 @@ func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Sess
 	}
 	a.Progressf("starting the environment of the repository")
 	var e guestapi.Environment
-	if err := guestrun.Document(ctx, c, sandbox, req, &e, guestWriter(a.Stderr)); err != nil {
+	if err := guestrun.Document(ctx, c, sandbox, req, &e, attach.FilteredWriter(a.Stderr)); err != nil {
 		return err
 	}
 	if e.Notice != "" {

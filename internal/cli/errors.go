@@ -87,14 +87,9 @@ type contentError struct{ error }
 
 func (e contentError) Unwrap() error { return e.error }
 
-// statusError is an exit code without a message.
-type statusError int
-
-func (s statusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
-
 // exitCode maps errors to exit codes; nothing else does.
 func exitCode(err error) int {
-	var status statusError
+	var status work.ExitStatus
 	var usage work.UsageError
 	switch {
 	case err == nil:
@@ -131,7 +126,7 @@ func toErrorJSON(err error) errorJSON {
 }
 
 func (a *App) printError(err error) {
-	if _, ok := errors.AsType[statusError](err); ok {
+	if _, ok := errors.AsType[work.ExitStatus](err); ok {
 		return
 	}
 	out := toErrorJSON(err)

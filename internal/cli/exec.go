@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 func (a *App) execCmd() *cobra.Command {
@@ -102,21 +103,21 @@ func envFlag(list []string) (map[string]string, error) {
 
 func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
 	if req.TTY {
-		if _, tty := terminal(a.Stdin); !tty && interactive {
+		if _, tty := work.TerminalOf(a.Stdin); !tty && interactive {
 			return work.UsageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
 		}
-		req.Rows, req.Cols, req.Term = a.attached().windowSize()
+		req.Rows, req.Cols, req.Term = a.attached().Size()
 	}
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
 	if req.TTY {
-		defer noticeLease(ctx, c, sandbox, a.Stderr)()
+		defer attach.NoticeLease(ctx, c, sandbox, a.Stderr)()
 	}
 	var in io.Reader
 	if interactive {
 		in = a.Stdin
 	}
-	return a.attached().interact(ctx, conn, in, req.TTY)
+	return a.attached().Run(ctx, conn, in, req.TTY)
 }

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // table writes aligned columns. Some cells come from guests, so it replaces
@@ -84,7 +86,7 @@ func (p *sanitizeWriter) Write(b []byte) (int, error) {
 
 // logWriter returns w, without control characters if it is a terminal.
 func logWriter(w io.Writer) io.Writer {
-	if _, tty := terminal(w); tty {
+	if _, tty := work.TerminalOf(w); tty {
 		return &sanitizeWriter{w: w}
 	}
 	return w

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
@@ -144,7 +145,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
 	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
-	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
+	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, attach.FilteredWriter(a.Stderr))
 	switch {
 	case err != nil:
 		return err

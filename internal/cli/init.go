@@ -103,7 +103,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 	h.report.OK = h.ok()
 	err = a.emit(h.report, func() error { h.print(); return nil })
 	if err == nil && !h.report.OK {
-		err = statusError(exitFailure)
+		err = work.ExitStatus(exitFailure)
 	}
 	return err
 }

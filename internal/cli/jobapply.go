@@ -211,14 +211,14 @@ func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
 // Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
 // --no-input nor with --json.
 func (a *App) Asks() bool {
-	_, tty := terminal(a.Stdin)
+	_, tty := work.TerminalOf(a.Stdin)
 	return tty && !a.noInput && !a.json
 }
 
 // Prompt asks a question on the terminal and returns the answer in lower case.
 // ok is false without a terminal and with --no-input.
 func (a *App) Prompt(question string) (answer string, ok bool) {
-	if _, tty := terminal(a.Stdin); !tty || a.noInput {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput {
 		return "", false
 	}
 	fmt.Fprint(a.Stderr, question)

@@ -121,7 +121,7 @@ func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 // it is printed only if it is text, without control characters, unless force is
 // set.
 func copyOut(w io.Writer, r io.Reader, force bool) error {
-	if _, tty := terminal(w); tty && !force {
+	if _, tty := work.TerminalOf(w); tty && !force {
 		in := bufio.NewReader(r)
 		head, err := in.Peek(in.Size())
 		if err != nil && !errors.Is(err, io.EOF) {

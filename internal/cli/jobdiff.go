@@ -145,7 +145,7 @@ func (a *App) showChanges(ctx context.Context, b *gitsafe.Bundle, of changeSourc
 		return a.diffJSON(ctx, ch, stat)
 	}
 	format := "--binary" // a patch that can be applied
-	if _, tty := terminal(a.Stdout); tty {
+	if _, tty := work.TerminalOf(a.Stdout); tty {
 		format = "--patch"
 	}
 	if stat {

@@ -377,9 +377,9 @@ func jobStatusError(j api.Job) error {
 	case agentlab.JobCompleted:
 		return nil
 	case agentlab.JobTimeout:
-		return statusError(exitTimeout)
+		return work.ExitStatus(exitTimeout)
 	default:
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 }
 

@@ -39,7 +39,7 @@ passed, it is 124, and the job continues.`,
 			if err := a.done(j, "job %s is %s after %s", j.ID, j.Status, shortDuration(a.Now().Sub(j.CreatedAt))); err != nil {
 				return err
 			}
-			return statusError(exitTimeout)
+			return work.ExitStatus(exitTimeout)
 		}
 		return a.finishJob(ctx, c, j, goneWithin(limit, a.Now().Sub(began)))
 	})

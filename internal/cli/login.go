@@ -195,7 +195,7 @@ func hostPort(u *url.URL) string { return net.JoinHostPort(u.Hostname(), portOf(
 // readCredential gets a credential from the service's own program, if the user agrees,
 // or else from a prompt or standard input.
 func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (string, error) {
-	in, tty := terminal(a.Stdin)
+	in, tty := work.TerminalOf(a.Stdin)
 	run := opt.withCLI
 	if tty && !a.noInput {
 		fmt.Fprintf(a.Stderr, "%s\n\n", v.steps)
@@ -431,7 +431,7 @@ func (a *App) loginStatus(ctx context.Context, c *client.Client, bundle string, 
 		return t.flush()
 	})
 	if err == nil && len(args) > 0 && !all.Items[0].SignedIn {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return err
 }

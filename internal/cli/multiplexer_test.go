@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
@@ -52,9 +53,9 @@ func TestChooseMultiplexer(t *testing.T) {
 	} {
 		c, commands := terminalDaemon(t, api.Profile{Terminal: tc.profile}, tc.answer, 0)
 		s := api.Session{Name: "app", Profile: "interactive"}
-		choice, err := multiplexerChoice(t.Context(), c, s, tc.flag)
+		choice, err := attach.MultiplexerChoice(t.Context(), c, s, tc.flag)
 		if err == nil {
-			err = chooseMultiplexer(t.Context(), c, s, "7", choice)
+			err = attach.ChooseMultiplexer(t.Context(), c, s, "7", choice)
 		}
 		text := ""
 		if err != nil {
@@ -71,7 +72,7 @@ func TestChooseMultiplexer(t *testing.T) {
 			t.Errorf("%+v: ran %q", tc, got)
 		}
 	}
-	if err := checkMultiplexer("screen"); agentlab.CodeOf(err) == "" {
+	if err := attach.CheckMultiplexer("screen"); agentlab.CodeOf(err) == "" {
 		t.Error("screen is accepted")
 	}
 }

@@ -34,7 +34,7 @@ func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string
 		}
 		if err != nil {
 			a.printError(err)
-			failed = errors.Join(failed, statusError(exitFailure))
+			failed = errors.Join(failed, work.ExitStatus(exitFailure))
 		}
 	}
 	return failed

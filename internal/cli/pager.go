@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
@@ -23,7 +24,7 @@ func (a *App) page(ctx context.Context, colour bool, fn func(w io.Writer) error)
 	signal.Notify(pipe, unix.SIGPIPE)
 	defer signal.Stop(pipe)
 	out := &shownOutput{w: a.Stdout}
-	file, tty := terminal(a.Stdout)
+	file, tty := work.TerminalOf(a.Stdout)
 	if !tty {
 		return out.ended(fn(out))
 	}

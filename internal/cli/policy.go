@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) policyCmd() *cobra.Command {
@@ -136,7 +137,7 @@ func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, t
 		return err
 	}
 	if !r.Allow {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -349,7 +350,7 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 		return err
 	}
 	if slices.ContainsFunc(list.Items, func(r api.PolicyReload) bool { return r.Problem != "" }) {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }

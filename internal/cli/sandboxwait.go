@@ -78,7 +78,7 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 			return err
 		default:
 			a.printError(err)
-			failed = errors.Join(failed, statusError(exitFailure))
+			failed = errors.Join(failed, work.ExitStatus(exitFailure))
 		}
 	}
 	return failed

@@ -230,7 +230,7 @@ func (a *App) printCheck(check api.SecretCheck) error {
 		return err
 	}
 	if len(check.Findings) > 0 {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -238,7 +238,7 @@ func (a *App) printCheck(check api.SecretCheck) error {
 // readSecret reads a file, or a prompt on a terminal without echo, or standard
 // input. It removes one newline at the end.
 func (a *App) readSecret(key, file string) (string, error) {
-	f, tty := terminal(a.Stdin)
+	f, tty := work.TerminalOf(a.Stdin)
 	if file != "" || !tty {
 		if file == "" {
 			file = "-"

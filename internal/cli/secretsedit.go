@@ -87,7 +87,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			a.Progressf("your changes are discarded")
 			return err
 		}
-		if _, tty := terminal(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
+		if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
 			a.Progressf("your changes are discarded; bundle %s not changed", bundle)
 			return err
 		}

@@ -201,7 +201,7 @@ func (a *App) switchTmux(ctx context.Context, name string) error {
 		_, err := localTmux(ctx, "switch-client", "-t", "="+name)
 		return err
 	}
-	tty, ok := terminal(a.Stdin)
+	tty, ok := work.TerminalOf(a.Stdin)
 	if !ok {
 		a.Progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
 		return nil
@@ -246,7 +246,7 @@ func (a *App) pick(ctx context.Context, lines []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, tty := terminal(a.Stdin); !tty {
+	if _, tty := work.TerminalOf(a.Stdin); !tty {
 		return "", work.UsageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
 	}
 	for {

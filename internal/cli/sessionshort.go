@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // lsCmd is 'session list' for the interactive workflow.
@@ -119,11 +120,11 @@ you attach again.`,
 	cmd.Flags().BoolVar(&web, "web", false, "print the URL and the token for a browser instead of attaching")
 	multiplexerFlag(cmd, &o.multiplexer)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if _, tty := terminal(a.Stdin); !tty && !web {
+		if _, tty := work.TerminalOf(a.Stdin); !tty && !web {
 			name, _, _ := strings.Cut(firstOf(args), "/")
 			return work.UsageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
-		if err := checkMultiplexer(o.multiplexer); err != nil {
+		if err := attach.CheckMultiplexer(o.multiplexer); err != nil {
 			return err
 		}
 		t, err := a.chosenTarget(ctx, c, firstOf(args))
@@ -189,7 +190,7 @@ func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbo
 
 // attachSession attaches to a terminal of a session, or with web prints its URL.
 func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l repoLink, o startOptions, web bool) error {
-	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return err
 	}
@@ -197,7 +198,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if choice == nil && o.worktree == "" && !web { // the terminal is the first command: the user waits for it
 		var conn net.Conn
 		sb, err := a.resumeFor(ctx, c, s, 0, func(sandbox string) (err error) {
-			conn, err = a.attached().connectTerminal(ctx, c, sandbox, open)
+			conn, err = a.attached().Connect(ctx, c, sandbox, open)
 			return err
 		})
 		if err != nil {
@@ -214,7 +215,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if err != nil {
 		return err
 	}
-	if err := chooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
+	if err := attach.ChooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
 		return err
 	}
 	open.Command = openCommand(o, dir)
@@ -226,7 +227,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 
 // attachTerminal is openTerminal for a session, with what follows.
 func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, open guestapi.ExecRequest, conn net.Conn) error {
-	err := a.attached().openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+	err := a.attached().Open(ctx, c, fmt.Sprint(sb.VMID), open, conn)
 	if err == nil {
 		a.noteKeepsRunning(s, l.session == s.ID)
 	}
@@ -236,14 +237,14 @@ func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Sessio
 // attachSandbox attaches to a terminal of a sandbox that has no session.
 func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name string) error {
 	req := guestapi.AttachRequest{Session: name}
-	req.Rows, req.Cols, req.Term = a.attached().windowSize()
+	req.Rows, req.Cols, req.Term = a.attached().Size()
 	conn, err := c.Attach(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
 	a.Progressf("attached to terminal %q; detach with Ctrl-]", name)
-	defer noticeLease(ctx, c, sandbox, a.Stderr)()
-	if err := a.attached().interact(ctx, conn, a.Stdin, true); err != nil {
+	defer attach.NoticeLease(ctx, c, sandbox, a.Stderr)()
+	if err := a.attached().Run(ctx, conn, a.Stdin, true); err != nil {
 		return err
 	}
 	a.Progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)

@@ -209,7 +209,7 @@ that. The exit code is 1 if one of the new sandboxes does not become ready.`,
 			}
 			if err != nil {
 				a.printError(err)
-				failed = errors.Join(failed, statusError(exitFailure))
+				failed = errors.Join(failed, work.ExitStatus(exitFailure))
 			}
 		}
 		if err := a.emit(made, func() error { return a.sandboxesTable(made.Items) }); err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // sshKeySeconds is how long an ephemeral key is valid for new connections;
@@ -76,7 +77,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		if show {
 			return a.printSSH(sb, argv, dir)
 		}
-		defer noticeLease(ctx, c, strconv.Itoa(sb.VMID), a.Stderr)()
+		defer attach.NoticeLease(ctx, c, strconv.Itoa(sb.VMID), a.Stderr)()
 		return a.runSSH(ctx, argv)
 	})
 	return cmd
@@ -237,7 +238,7 @@ func (a *App) runSSH(ctx context.Context, argv []string) error {
 		return context.Canceled
 	}
 	if code := cmd.ProcessState.ExitCode(); code > 0 {
-		return statusError(code)
+		return work.ExitStatus(code)
 	}
 	return err
 }
@@ -273,7 +274,7 @@ func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port 
 	}()
 	_, err = io.Copy(a.Stdout, conn)
 	if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
-		return statusError(exitInterrupted)
+		return work.ExitStatus(exitInterrupted)
 	}
 	return err
 }

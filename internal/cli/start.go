@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
@@ -148,7 +149,7 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 	if err := checkBranch(o.worktree, "worktree"); err != nil {
 		return err
 	}
-	if err := checkMultiplexer(o.multiplexer); err != nil {
+	if err := attach.CheckMultiplexer(o.multiplexer); err != nil {
 		return err
 	}
 	var err error
@@ -228,7 +229,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 		return err
 	}
 	got.Created = created
-	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || o.detach || a.json {
 		if !tty && !o.detach && !a.json {
 			a.Progressf("note: standard input is not a terminal, so nothing is attached")
 		}
@@ -272,11 +273,11 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 		return got, open, err
 	}
 	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.slow}
-	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return got, open, err
 	}
-	if err := chooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
+	if err := attach.ChooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
 		return got, open, err
 	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {

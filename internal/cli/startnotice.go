@@ -48,7 +48,7 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	}
 	hint, _, _ := strings.Cut(agentlab.HintOf(err), "; --no-preflight") // which is an option of jobs
 	a.Progressf("warning: %s\n  → %s", agentlab.WithoutControls(err.Error()), agentlab.WithoutControls(hint))
-	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.Confirm("Start it nevertheless?") {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || o.detach || a.json || a.noInput || a.Confirm("Start it nevertheless?") {
 		return nil
 	}
 	return work.UsageErrorf("nothing was started: not confirmed").WithHint("%s", hint)

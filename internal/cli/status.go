@@ -41,7 +41,7 @@ is 0 if there are only warnings.`,
 // findingsError returns the exit code for findings.
 func findingsError(all []api.Finding) error {
 	if slices.ContainsFunc(all, func(f api.Finding) bool { return f.Level == levelError }) {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }

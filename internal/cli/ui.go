@@ -8,6 +8,6 @@ import (
 
 // Meter returns a meter on standard error.
 func (a *App) Meter() *work.Meter {
-	_, tty := terminal(a.Stderr)
+	_, tty := work.TerminalOf(a.Stderr)
 	return work.NewMeter(a.Stderr, time.Now, tty)
 }

@@ -74,7 +74,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		return err
 	}
 	if !rep.OK {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }

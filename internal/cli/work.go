@@ -63,7 +63,7 @@ func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got starte
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
 	a.Progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, newOpened(c, got.Session, got.Sandbox, l), mode)
-	err := a.attached().openTerminal(ctx, c, sandbox, open, nil)
+	err := a.attached().Open(ctx, c, sandbox, open, nil)
 	auto.stop()
 	if err != nil {
 		return err

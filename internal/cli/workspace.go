@@ -297,7 +297,7 @@ there is a difference.`,
 			return nil
 		})
 		if err == nil && slices.ContainsFunc(list.Items, func(f api.Finding) bool { return f.Level != "ok" }) {
-			err = statusError(exitFailure)
+			err = work.ExitStatus(exitFailure)
 		}
 		return err
 	})

@@ -219,7 +219,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 		if !repair {
 			a.Progressf("  → agentlab workspace fsck %s --repair", workspace)
 		}
-		err = statusError(exitFailure)
+		err = work.ExitStatus(exitFailure)
 	}
 	return err
 }
@@ -245,7 +245,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: WORKSPACE.tar.zst)")
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if _, tty := terminal(a.Stdout); tty && out == "-" {
+		if _, tty := work.TerminalOf(a.Stdout); tty && out == "-" {
 			return work.UsageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
 		}
 		w, err := c.Workspace(ctx, args[0])

@@ -2,6 +2,7 @@ package work
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/agentlab-vm/agentlab"
 )
@@ -40,3 +41,9 @@ func Usage(err error) error {
 	}
 	return err
 }
+
+// ExitStatus is an exit code without a message.
+type ExitStatus int
+
+// Error implements error.
+func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }

@@ -1,4 +1,4 @@
-package cli
+package attach
 
 import (
 	"context"
@@ -10,13 +10,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// noticeLease prints a line to out when the lease of a sandbox ends soon,
+// NoticeLease prints a line to out when the lease of a sandbox ends soon,
 // until stop is called. It prints nothing unless that is a terminal, and to callers that
 // may not read events.
-func noticeLease(ctx context.Context, c *client.Client, sandbox string, out io.Writer) (stop func()) {
-	if _, tty := terminal(out); !tty {
+func NoticeLease(ctx context.Context, c *client.Client, sandbox string, out io.Writer) (stop func()) {
+	if _, tty := work.TerminalOf(out); !tty {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)

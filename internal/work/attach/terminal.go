@@ -1,4 +1,6 @@
-package cli
+// Package attach connects the terminal of the user with a process in a sandbox, and
+// connects it again when the connection is lost.
+package attach
 
 import (
 	"bytes"
@@ -37,9 +39,9 @@ type Daemon interface {
 	Restart(ctx context.Context) (*client.Client, error)
 }
 
-// userTerminal is the terminal of the user, or the files in its place, for a process in a
+// Terminal is the terminal of the user, or the files in its place, for a process in a
 // sandbox.
-type userTerminal struct {
+type Terminal struct {
 	In       io.Reader
 	Out, Err io.Writer
 	UI       work.UI
@@ -50,12 +52,12 @@ type userTerminal struct {
 // errDetached is the end of a wait by the detach key.
 var errDetached = errors.New("detached")
 
-// openTerminal attaches to a terminal of a sandbox until the user detaches or the
+// Open attaches to a terminal of a sandbox until the user detaches or the
 // terminal ends. A lost connection is made again: the terminal keeps running in the
 // sandbox. conn is the first connection; nil makes it.
-func (t userTerminal) openTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest, conn net.Conn) error {
+func (t Terminal) Open(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest, conn net.Conn) error {
 	in := newRelay(t.In)
-	defer noticeLease(ctx, c, sandbox, t.Err)()
+	defer NoticeLease(ctx, c, sandbox, t.Err)()
 	agent := slices.Contains(open.Command, "--agent") // only it depends on the boot, see reopen
 	boot := ""
 	if agent {
@@ -64,11 +66,11 @@ func (t userTerminal) openTerminal(ctx context.Context, c *client.Client, sandbo
 	for told := ""; ; conn = nil {
 		var err error
 		if conn == nil {
-			conn, err = t.connectTerminal(ctx, c, sandbox, open)
+			conn, err = t.Connect(ctx, c, sandbox, open)
 		}
 		if err == nil {
 			done, began := make(chan struct{}), t.Now()
-			err = t.interact(ctx, conn, in.reader(done), true)
+			err = t.Run(ctx, conn, in.reader(done), true)
 			close(done)
 			if t.Now().Sub(began) >= settledAfter {
 				told = ""
@@ -95,16 +97,16 @@ func (t userTerminal) openTerminal(ctx context.Context, c *client.Client, sandbo
 }
 
 // lossReason describes a lost connection for the user.
-func (t userTerminal) lossReason() string {
+func (t Terminal) lossReason() string {
 	if t.Daemon.StoppedByUser() {
 		return "the daemon was stopped; the terminal keeps running in the sandbox, and is connected again when the daemon runs (Ctrl-C or Ctrl-] ends this)\n  → in another terminal: agentlab daemon start"
 	}
 	return "the connection to the sandbox was lost; connecting again (Ctrl-C or Ctrl-] ends this)"
 }
 
-// connectTerminal runs the command of a terminal with the size of the user's.
-func (t userTerminal) connectTerminal(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) (net.Conn, error) {
-	open.Rows, open.Cols, open.Term = t.windowSize()
+// Connect runs the command of a terminal with the size of the user's.
+func (t Terminal) Connect(ctx context.Context, c *client.Client, sandbox string, open guestapi.ExecRequest) (net.Conn, error) {
+	open.Rows, open.Cols, open.Term = t.Size()
 	return c.Exec(ctx, sandbox, open)
 }
 
@@ -131,9 +133,9 @@ func reopen(command []string, rebooted bool) []string {
 	return append(command[:i+2:i+2], "--resume")
 }
 
-// awaitSandbox is waitReachable with the keys of an attached terminal: Ctrl-C and the
+// awaitSandbox is WaitReachable with the keys of an attached terminal: Ctrl-C and the
 // detach key end it. Other keys are dropped: the screen that they are for is not shown.
-func (t userTerminal) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
+func (t Terminal) awaitSandbox(ctx context.Context, c *client.Client, sandbox string, in *relay) error {
 	restore, err := t.rawMode(func() {})
 	if err != nil {
 		return err
@@ -161,17 +163,17 @@ func (t userTerminal) awaitSandbox(ctx context.Context, c *client.Client, sandbo
 	defer keys.Wait()
 	defer cancel(nil)
 	defer close(done)
-	err = t.waitReachable(ctx, c, sandbox)
+	err = t.WaitReachable(ctx, c, sandbox)
 	if errors.Is(context.Cause(ctx), errDetached) {
 		return errDetached
 	}
 	return err
 }
 
-// waitReachable waits until a sandbox is up, as after a restart of the daemon or while
+// WaitReachable waits until a sandbox is up, as after a restart of the daemon or while
 // it is suspended. It starts the daemon if necessary and if that was not selected
 // explicitly. It fails if the sandbox has ended.
-func (t userTerminal) waitReachable(ctx context.Context, c *client.Client, sandbox string) error {
+func (t Terminal) WaitReachable(ctx context.Context, c *client.Client, sandbox string) error {
 	limit := time.NewTimer(reconnectMax)
 	defer limit.Stop()
 	tick := time.NewTicker(reconnectEvery)

@@ -1,4 +1,4 @@
-package cli
+package attach
 
 import (
 	"cmp"
@@ -16,15 +16,17 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/termfilter"
+	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // detachKey is Ctrl-], as in telnet and virsh console.
 const detachKey = 0x1d
 
-func (t userTerminal) windowSize() (rows, cols uint16, name string) {
+// Size returns the size of the terminal and the name of its type, or usual ones.
+func (t Terminal) Size() (rows, cols uint16, name string) {
 	rows, cols = 24, 80
-	if f, tty := terminal(t.Out); tty {
+	if f, tty := work.TerminalOf(t.Out); tty {
 		if w, h, err := term.GetSize(int(f.Fd())); err == nil { //nolint:gosec // a file descriptor fits an int
 			rows, cols = uint16(h), uint16(w) //nolint:gosec // the kernel's own type
 		}
@@ -32,15 +34,15 @@ func (t userTerminal) windowSize() (rows, cols uint16, name string) {
 	return rows, cols, cmp.Or(os.Getenv("TERM"), "xterm-256color")
 }
 
-// interact connects in, unless it is nil, and the standard output streams with a
+// Run connects in, unless it is nil, and the standard output streams with a
 // process over conn, and returns its exit code as an error.
-func (t userTerminal) interact(ctx context.Context, conn net.Conn, in io.Reader, tty bool) error {
+func (t Terminal) Run(ctx context.Context, conn net.Conn, in io.Reader, tty bool) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	w := stream.NewWriter(conn)
 	if tty {
-		restore, err := t.rawTerminal(w)
+		restore, err := t.RawTerminal(w)
 		if err != nil {
 			return err
 		}
@@ -52,7 +54,7 @@ func (t userTerminal) interact(ctx context.Context, conn net.Conn, in io.Reader,
 	} else {
 		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
 	}
-	stdout, stderr := guestWriter(t.Out), guestWriter(t.Err)
+	stdout, stderr := FilteredWriter(t.Out), FilteredWriter(t.Err)
 	status, err := guestrun.ReadOutput(conn, outputWriter{stdout}, outputWriter{stderr})
 	for _, w := range []io.Writer{stdout, stderr} { // the guest's program may still run, or be lost
 		if f, ok := w.(*termfilter.Writer); ok {
@@ -73,15 +75,15 @@ func (t userTerminal) interact(ctx context.Context, conn net.Conn, in io.Reader,
 	if status.Error != "" {
 		t.UI.Progressf("agentlab: %s", agentlab.WithoutControls(status.Error))
 	}
-	return guestStatus(status.Code)
+	return GuestStatus(status.Code)
 }
 
-// guestStatus returns the exit code of a guest's process as an error, nil for 0.
-func guestStatus(code int) error {
+// GuestStatus returns the exit code of a guest's process as an error, nil for 0.
+func GuestStatus(code int) error {
 	if code == 0 {
 		return nil
 	}
-	return statusError(guestrun.ExitByte(code))
+	return work.ExitStatus(guestrun.ExitByte(code))
 }
 
 func pumpStdin(in io.Reader, conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {
@@ -117,10 +119,10 @@ func (w outputWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// guestWriter returns w for the output of a guest. A terminal gets no sequence that makes
+// FilteredWriter returns w for the output of a guest. A terminal gets no sequence that makes
 // it act for the guest; other files get each byte.
-func guestWriter(w io.Writer) io.Writer {
-	if _, tty := terminal(w); tty {
+func FilteredWriter(w io.Writer) io.Writer {
+	if _, tty := work.TerminalOf(w); tty {
 		return termfilter.New(w, termfilter.Options{Clipboard: true})
 	}
 	return w
@@ -129,8 +131,8 @@ func guestWriter(w io.Writer) io.Writer {
 // rawMode sets the terminal to raw mode, also again when this process continues after a
 // stop: the shell has used the terminal in between. Then it calls resumed. Without a
 // terminal it does nothing.
-func (t userTerminal) rawMode(resumed func()) (restore func(), err error) {
-	in, tty := terminal(t.In)
+func (t Terminal) rawMode(resumed func()) (restore func(), err error) {
+	in, tty := work.TerminalOf(t.In)
 	if !tty {
 		return func() {}, nil
 	}
@@ -156,9 +158,9 @@ func (t userTerminal) rawMode(resumed func()) (restore func(), err error) {
 	}, nil
 }
 
-// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
+// RawTerminal sets the terminal to raw mode and forwards size changes. Without a
 // terminal it does nothing.
-func (t userTerminal) rawTerminal(w *stream.Writer) (restore func(), err error) {
+func (t Terminal) RawTerminal(w *stream.Writer) (restore func(), err error) {
 	redraw := make(chan struct{}, 1)
 	leave, err := t.rawMode(func() {
 		select {
@@ -166,7 +168,7 @@ func (t userTerminal) rawTerminal(w *stream.Writer) (restore func(), err error) 
 		default:
 		}
 	})
-	if _, tty := terminal(t.In); err != nil || !tty {
+	if _, tty := work.TerminalOf(t.In); err != nil || !tty {
 		return leave, err
 	}
 	changes := make(chan os.Signal, 1)
@@ -174,12 +176,12 @@ func (t userTerminal) rawTerminal(w *stream.Writer) (restore func(), err error) 
 	ended := make(chan struct{})
 	go func() {
 		for {
-			rows, cols, _ := t.windowSize()
+			rows, cols, _ := t.Size()
 			_ = w.JSON(stream.Resize, stream.WindowSize{Rows: rows, Cols: cols})
 			select {
 			case <-changes:
 			case <-redraw: // programs draw when the size changes
-				rows, cols, _ := t.windowSize()
+				rows, cols, _ := t.Size()
 				_ = w.JSON(stream.Resize, stream.WindowSize{Rows: max(rows, 2) - 1, Cols: cols})
 			case <-ended:
 				return

@@ -1,4 +1,4 @@
-package cli
+package attach
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 func TestGuestOutputIsFilteredOnATerminal(t *testing.T) {
 	const text = "a\x1b]52;c;?\a\x1b[21tb"
 	var file bytes.Buffer
-	_, _ = guestWriter(&file).Write([]byte(text))
+	_, _ = FilteredWriter(&file).Write([]byte(text))
 	if file.String() != text {
 		t.Errorf("a file has %q", &file)
 	}
@@ -21,7 +21,7 @@ func TestGuestOutputIsFilteredOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = ptmx.Close() }()
-	_, _ = guestWriter(tty).Write([]byte(text))
+	_, _ = FilteredWriter(tty).Write([]byte(text))
 	got := make([]byte, 2)
 	if _, err := io.ReadFull(ptmx, got); err != nil || string(got) != "ab" {
 		t.Errorf("a terminal has %q, %v", got, err)
