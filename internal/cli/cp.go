@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
@@ -36,6 +37,8 @@ type copied struct {
 	SkippedMore int               `json:"skipped_more"`       // the others
 	Changed     bool              `json:"changed_while"`      // the guest changed files during the copy
 	Findings    []gitsafe.Finding `json:"findings,omitempty"` // of the return check
+
+	found []returncheck.Finding
 }
 
 // skippedEntry is a file that cp does not copy.
@@ -106,13 +109,13 @@ directory, or larger than --max-size, is refused.`,
 		}
 		switch {
 		case to.sandbox != "":
-			return a.push(ctx, c, from.path, to, opt)
+			return a.finishCopy(push(ctx, a, c, a.Stdin, from.path, to, opt))
 		case to.path == "-" && a.json:
 			return work.UsageErrorf("--json cannot be used with - as the destination")
 		case to.path == "-":
-			return a.pullFile(ctx, c, from, opt)
+			return pullFile(ctx, c, from, opt, func(r io.Reader) error { return copyOut(a.Stdout, r, opt.force) })
 		}
-		return a.pull(ctx, c, from, to.path, opt)
+		return a.finishCopy(pull(ctx, a, c, from, to.path, opt))
 	})
 	return cmd
 }
@@ -163,27 +166,31 @@ func (a *App) completeCopy(cmd *cobra.Command, given []string, begin string) ([]
 }
 
 // copyNotes reports what was left out of a copy, on standard error.
-func (a *App) copyNotes(r copied) {
+func copyNotes(ui work.UI, r copied) {
 	const shown = 10
 	for i, s := range r.Skipped {
 		if i == shown {
-			a.Progressf("note: %d more are not copied; --json lists them", len(r.Skipped)-shown+r.SkippedMore)
+			ui.Progressf("note: %d more are not copied; --json lists them", len(r.Skipped)-shown+r.SkippedMore)
 			break
 		}
-		a.Progressf("note: %s is not copied: %s", agentlab.WithoutControls(s.Path), agentlab.WithoutControls(s.Reason))
+		ui.Progressf("note: %s is not copied: %s", agentlab.WithoutControls(s.Path), agentlab.WithoutControls(s.Reason))
 	}
 	if r.Changed {
-		a.Progressf("note: files changed in the sandbox during the copy")
+		ui.Progressf("note: files changed in the sandbox during the copy")
 	}
 }
 
 // finishCopy prints the result of a copy.
-func (a *App) finishCopy(r copied) error {
+func (a *App) finishCopy(r copied, err error) error {
+	if err != nil {
+		return err
+	}
 	if r.Skipped == nil {
 		r.Skipped = []skippedEntry{}
 	}
 	if !a.json {
-		a.copyNotes(r)
+		gitsafe.NoteNamed(a, r.found)
+		copyNotes(a, r)
 	}
 	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), work.ByteSize(r.Bytes))
 }

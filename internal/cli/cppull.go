@@ -38,63 +38,60 @@ p=$1
 case $p in "~"|"~/"*) p=$HOME${p#"~"};; esac`
 
 // pull copies a file or a directory of a sandbox to a local path.
-func (a *App) pull(ctx context.Context, c *client.Client, from copyPath, to string, opt copyOptions) error {
+func pull(ctx context.Context, ui work.UI, c *client.Client, from copyPath, to string, opt copyOptions) (got copied, err error) {
 	target, err := findTarget(from, to)
 	if err == nil {
 		err = target.free(from, opt.force)
 	}
 	if err != nil {
-		return err
+		return got, err
 	}
 	parent, err := os.OpenRoot(target.parent)
 	if err != nil {
-		return work.LocalFault(target.parent, err)
+		return got, work.LocalFault(target.parent, err)
 	}
 	defer func() { _ = parent.Close() }()
 	stage, remove, err := gitsafe.StageDir(parent)
 	if err != nil {
-		return err
+		return got, err
 	}
 	defer remove()
 	root, err := parent.OpenRoot(stage)
 	if err != nil {
-		return work.LocalFault(target.parent, err)
+		return got, work.LocalFault(target.parent, err)
 	}
 	defer func() { _ = root.Close() }()
-	got := copied{Source: from.String()}
+	got.Source = from.String()
 	isDir := false
-	m := a.Meter()
+	m := ui.Meter()
 	defer m.Done()
-	got.Changed, err = a.fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
+	got.Changed, err = fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
 		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { moved(m, "receiving", got) })
 		return err
 	})
 	m.Done()
 	if err != nil {
-		return err
+		return got, err
 	}
 	name, err := target.name(from, isDir)
 	if err != nil {
-		return err
+		return got, err
 	}
-	found, err := a.admitCopy(ctx, root, target.parent, name, &got)
+	got.found, err = admitCopy(ctx, ui, root, target.parent, name, &got)
 	if err != nil {
-		return err
+		return got, err
 	}
-	got.Findings = gitsafe.FindingsJSON(found)
+	got.Findings = gitsafe.FindingsJSON(got.found)
 	if err := (installer{parent, opt.force}).install(path.Join(stage, "top"), name); err != nil {
-		return err
+		return got, err
 	}
 	got.Destination = filepath.Join(target.parent, name)
-	if !a.json {
-		gitsafe.NoteNamed(a, found)
-	}
-	return a.finishCopy(got)
+	return got, nil
 }
 
 // admitCopy is the return check of a copy in a staging directory. It leaves out what is
 // refused, unless that is everything, and asks about what must be confirmed.
-func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string, got *copied) ([]returncheck.Finding, error) {
+func admitCopy(ctx context.Context, ui work.UI, stage *os.Root, parent, name string, got *copied) ([]returncheck.Finding, error) {
 	j, err := gitsafe.JudgeFiles(ctx, stage, "top", parent, name)
 	if err != nil {
 		return nil, err
@@ -108,7 +105,7 @@ func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string
 			continue
 		}
 		if above = at; at == "top" {
-			return nil, gitsafe.Admit(ctx, a, bad, how)
+			return nil, gitsafe.Admit(ctx, ui, bad, how)
 		}
 		if err := stage.RemoveAll(at); err != nil {
 			return nil, work.LocalFault(f.Path, err)
@@ -121,10 +118,10 @@ func (a *App) admitCopy(ctx context.Context, stage *os.Root, parent, name string
 			return nil, err
 		}
 		if got.Files == 0 {
-			return nil, gitsafe.Admit(ctx, a, bad, how)
+			return nil, gitsafe.Admit(ctx, ui, bad, how)
 		}
 	}
-	return rest, gitsafe.Admit(ctx, a, rest, how)
+	return rest, gitsafe.Admit(ctx, ui, rest, how)
 }
 
 // count counts what is left of a copy in a staging directory.
@@ -160,12 +157,12 @@ func moved(m *work.Meter, what string, got copied) {
 
 // fetchArchive runs pullScript, and read with the archive that it writes. read ends at
 // the end of the archive. changed reports that files changed while they were read.
-func (a *App) fetchArchive(ctx context.Context, c *client.Client, from copyPath, user, kind string, read func(io.Reader) error) (changed bool, err error) {
-	return a.readArchive(ctx, c, from, user, pullScript, []string{from.path, kind}, nil, read)
+func fetchArchive(ctx context.Context, c *client.Client, from copyPath, user, kind string, read func(io.Reader) error) (changed bool, err error) {
+	return readArchive(ctx, c, from, user, pullScript, []string{from.path, kind}, nil, read)
 }
 
 // readArchive runs a script, and read with the archive that it writes, like fetchArchive.
-func (a *App) readArchive(ctx context.Context, c *client.Client, from copyPath, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
+func readArchive(ctx context.Context, c *client.Client, from copyPath, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
 	in, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -189,10 +186,10 @@ func (a *App) readArchive(ctx context.Context, c *client.Client, from copyPath, 
 	return code == copyChanged, err
 }
 
-// pullFile copies a file of a sandbox to standard output.
-func (a *App) pullFile(ctx context.Context, c *client.Client, from copyPath, opt copyOptions) error {
-	_, err := a.fetchArchive(ctx, c, from, opt.user, "file", func(archive io.Reader) error {
-		return readOneFile(archive, int64(opt.gib)<<30, func(r io.Reader) error { return copyOut(a.Stdout, r, opt.force) })
+// pullFile calls read with the content of a file of a sandbox.
+func pullFile(ctx context.Context, c *client.Client, from copyPath, opt copyOptions, read func(io.Reader) error) error {
+	_, err := fetchArchive(ctx, c, from, opt.user, "file", func(archive io.Reader) error {
+		return readOneFile(archive, int64(opt.gib)<<30, read)
 	})
 	return err
 }

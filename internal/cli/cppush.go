@@ -86,11 +86,11 @@ cp --recursive --no-dereference --link --remove-destination --no-target-director
 // known, and the end of an archive shows that it is complete.
 const maxPart = 256 << 10
 
-// push copies a local file or directory, or standard input, to a sandbox.
-func (a *App) push(ctx context.Context, c *client.Client, from string, to copyPath, opt copyOptions) error {
-	p, err := openPacker(from, a.Stdin)
+// push copies a local file or directory, or standard input (from is "-"), to a sandbox.
+func push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, from string, to copyPath, opt copyOptions) (copied, error) {
+	p, err := openPacker(from, stdin)
 	if err != nil {
-		return err
+		return copied{}, err
 	}
 	defer func() { _ = p.Close() }()
 	p.got = copied{Source: from, Destination: to.String()}
@@ -102,25 +102,25 @@ func (a *App) push(ctx context.Context, c *client.Client, from string, to copyPa
 	if from == "-" {
 		base = path.Base(to.path)
 	}
-	m := a.Meter()
+	m := ui.Meter()
 	var mu sync.Mutex // after an error of the guest, pack can still run
 	p.show = func() {
 		mu.Lock()
 		defer mu.Unlock()
 		moved(m, "sending", p.got)
 	}
-	err = a.sendArchive(ctx, c, to, opt.user, []string{to.path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
+	err = sendArchive(ctx, c, to, opt.user, []string{to.path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
 	mu.Lock()
 	defer mu.Unlock()
 	m.Done()
 	if err != nil {
-		return err
+		return copied{}, err
 	}
-	return a.finishCopy(p.got)
+	return p.got, nil
 }
 
 // sendArchive runs pushScript with an archive that pack writes.
-func (a *App) sendArchive(ctx context.Context, c *client.Client, to copyPath, user string, args []string, pack func(io.Writer) error) error {
+func sendArchive(ctx context.Context, c *client.Client, to copyPath, user string, args []string, pack func(io.Writer) error) error {
 	out, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {

@@ -124,7 +124,7 @@ func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home 
 	}
 	defer func() { _ = p.Close() }()
 	p.names = d.names
-	if err := a.sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
+	if err := sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
 		return err
 	}
 	a.Progressf("running %s in the sandbox", d.install)
@@ -176,7 +176,7 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 		return err
 	}
 	defer remove()
-	err = a.usersGit(ctx, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
+	err = usersGit(ctx, a, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
 	if err != nil {
 		if _, old := os.Stat(dir); old == nil && ctx.Err() == nil {
 			a.Progressf("note: the dotfiles were not brought up to date: %s", agentlab.WithoutControls(err.Error()))

@@ -65,7 +65,7 @@ func (a *App) sendEnvFiles(ctx context.Context, c *client.Client, sandbox, repo,
 	}
 	// The dot at the end requires that the directory exists.
 	to := copyPath{sandbox, strings.TrimRight(dir, "/") + "/."}
-	if err := a.sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil {
+	if err := sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil {
 		return sent, err
 	}
 	sent.Files = names

@@ -454,7 +454,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return nil
 	}
 	if _, err := os.Stat(dir); err == nil {
-		if err := s.usersGit(ctx, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
+		if err := usersGit(ctx, s, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
 			s.Progressf("note: the clone in %s is not up to date: %v", dir, err)
 		}
 		return nil
@@ -471,7 +471,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 	}
 	defer remove()
 	s.Progressf("cloning %s", r.url())
-	if err := s.usersGit(ctx, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
+	if err := usersGit(ctx, s, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be cloned: %w", r.name, err).
 			WithHint("check that git can clone %s, or add its path or URL to %s", r.url(), filepath.Join(s.dir, reposFile))
 	}
@@ -483,12 +483,12 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 
 // usersGit runs git as the user does: with the user's credentials and configuration. It
 // is not for anything that a guest has sent.
-func (a *App) usersGit(ctx context.Context, args ...string) error {
+func usersGit(ctx context.Context, ui work.UI, args ...string) error {
 	path, err := needProgram("git", "clones repositories")
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
+	ui.Attach(cmd)
 	return cmd.Run()
 }

@@ -84,7 +84,7 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 		return err
 	}
 	if !a.json {
-		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
+		copyNotes(a, copied{Skipped: got.Skipped, Changed: got.Changed})
 		gitsafe.NoteNamed(a, got.found)
 	}
 	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
@@ -345,7 +345,7 @@ func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Ro
 	m := a.Meter()
 	defer m.Done()
 	list := strings.NewReader(".\x00" + strings.Join(names, "\x00") + "\x00")
-	got.Changed, err = a.readArchive(ctx, c, from, "", artifactPullScript, []string{from.path}, list, func(archive io.Reader) error {
+	got.Changed, err = readArchive(ctx, c, from, "", artifactPullScript, []string{from.path}, list, func(archive io.Reader) error {
 		isDir, err := unpack(root, archive, int64(o.gib)<<30, got, func() { moved(m, "receiving", *got) })
 		if err == nil && !isDir {
 			err = errArchive("it is not a directory")

@@ -400,7 +400,7 @@ func TestCopyOfTricks(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = stage.Close() }()
-		found, err := w.app.admitCopy(t.Context(), stage, w.user, ".", &got)
+		found, err := admitCopy(t.Context(), w.app, stage, w.user, ".", &got)
 		if policy == "" && agentlab.CodeOf(err) != agentlab.CodeDenied || policy != "" && err != nil {
 			t.Fatalf("policy %q: %v", policy, err)
 		}

@@ -174,20 +174,36 @@ first. The command asks for confirmation, unless it gets --yes.`,
 		if repair && !yes && !a.Confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
 			return work.UsageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
 		}
-		return a.fsck(ctx, c, args[0], repair)
+		res, err := a.fsck(ctx, c, args[0], repair)
+		if err == nil {
+			err = a.emit(res, func() error {
+				_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, args[0], res.State)
+				return err
+			})
+		}
+		if err != nil || res.State != fsckDamaged {
+			return err
+		}
+		if !repair {
+			a.Progressf("  → agentlab workspace fsck %s --repair", args[0])
+		}
+		return work.ExitStatus(exitFailure)
 	})
 	return cmd
 }
 
-func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repair bool) error {
+// fsckDamaged is the state of a file system with errors.
+const fsckDamaged = "damaged"
+
+// fsck checks the file system of a workspace, and corrects all errors with repair.
+func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repair bool) (res fsckResult, err error) {
 	option := "-n"
 	if repair {
 		option = "-y"
 	}
 	out := &bounded.Tail{Max: guestrun.MaxToolOutput}
-	var res fsckResult
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
-	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
+	err = a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
 		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
 		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(work.SanitizeLines(out.String()))}
 		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
@@ -200,7 +216,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 		case code&^7 != 0:
 			return toolError("e2fsck", code, cmp.Or(said, res.Output))
 		case code&4 != 0:
-			res.State = "damaged"
+			res.State = fsckDamaged
 		case code != 0:
 			res.State = "repaired"
 		default:
@@ -208,20 +224,7 @@ func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repa
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	err = a.emit(res, func() error {
-		_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, workspace, res.State)
-		return err
-	})
-	if err == nil && res.State == "damaged" {
-		if !repair {
-			a.Progressf("  → agentlab workspace fsck %s --repair", workspace)
-		}
-		err = work.ExitStatus(exitFailure)
-	}
-	return err
+	return res, err
 }
 
 // exportScript writes an archive of the workspace. Devices and sockets are not in it.

@@ -6,7 +6,11 @@
 // Guests are hostile. What they send is checked before anything of it is used.
 package work
 
-import "github.com/agentlab-vm/agentlab/api"
+import (
+	"os/exec"
+
+	"github.com/agentlab-vm/agentlab/api"
+)
 
 // UI shows the progress of a workflow, and asks the user. Its methods are not safe for
 // concurrent use, except Progressf.
@@ -18,6 +22,8 @@ type UI interface {
 	ShowEvent(e api.Event)
 	// Meter returns a display of the progress of one step, which has begun.
 	Meter() *Meter
+	// Attach connects a program of the user with the terminal, if there is one.
+	Attach(cmd *exec.Cmd)
 	// Asks reports whether the user can answer.
 	Asks() bool
 	// Confirm asks a question, and reports whether the answer is yes. It is no if the

@@ -4,6 +4,7 @@ package worktest
 import (
 	"fmt"
 	"io"
+	"os/exec"
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
@@ -25,6 +26,9 @@ func (u UI) ShowEvent(e api.Event) { u.Progressf("%s", e.Message) }
 
 // Meter implements work.UI.
 func (u UI) Meter() *work.Meter { return work.NewMeter(u.Out, time.Now, false) }
+
+// Attach implements work.UI.
+func (u UI) Attach(cmd *exec.Cmd) { cmd.Stdout, cmd.Stderr = u.Out, u.Out }
 
 // Asks implements work.UI.
 func (u UI) Asks() bool { return u.Yes }
