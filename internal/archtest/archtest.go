@@ -112,7 +112,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the client implements the control API and is the only package that other programs need",
 	},
 	{
-		Name: "work", Packages: []string{"internal/work/..."}, May: and([]string{".", "api", "guestapi", "client"}, leaves),
+		Name: "work", Packages: []string{"internal/work/..."}, May: and([]string{".", "api", "guestapi", "client", "internal/config"}, leaves),
 		Why: "workflows on the machine of the user call the daemon through the client, and the user through work.UI, so that every user interface can have them",
 	},
 	{

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
@@ -84,7 +85,7 @@ type changedFiles struct {
 }
 
 // changedNames returns the files with uncommitted changes, without those that are not sent
-// as changes: untracked environment files, which sendEnvFiles sends, and what
+// as changes: untracked environment files, which transfer.SendEnvFiles sends, and what
 // .agentlabignore names. env disables the filters.
 func changedNames(ctx context.Context, path string, env []string) (got changedFiles, err error) {
 	in := gitsafe.Command{Env: env, Raw: true}
@@ -140,11 +141,11 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 // withoutUnsent returns the untracked files without environment files and what
 // .agentlabignore names.
 func withoutUnsent(ctx context.Context, path string, untracked []string) ([]string, error) {
-	env, err := listFiles(ctx, path, []string{"--exclude-standard"}, envPatterns)
+	env, err := transfer.ListFiles(ctx, path, []string{"--exclude-standard"}, transfer.EnvPatterns)
 	if err != nil {
 		return nil, err
 	}
-	ignored, err := ignoredNames(ctx, path, untracked)
+	ignored, err := transfer.IgnoredNames(ctx, path, untracked)
 	if err != nil {
 		return nil, err
 	}

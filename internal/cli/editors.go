@@ -13,10 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
-
-// agentHome is the home directory of the user agent in all images.
-const agentHome = "/home/agent"
 
 // editor is a program of this machine that works on files of a sandbox over ssh.
 type editor struct {
@@ -125,7 +123,7 @@ func (a *App) editorTarget(ctx context.Context, c *client.Client, arg string) (h
 	case err != nil:
 		return "", "", err
 	case t.sandbox != "":
-		return t.sandbox + sshSuffix, agentHome, nil
+		return t.sandbox + sshSuffix, transfer.AgentHome, nil
 	}
 	sb, err := a.resumeForWork(ctx, c, t.session, 0)
 	if err != nil {

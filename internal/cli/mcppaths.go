@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // mcpPlace is what tools may use of this machine.
@@ -67,7 +68,7 @@ func (p mcpPlace) check(ctx context.Context, tool, name, value string) (string, 
 	}
 	switch name {
 	case "destination":
-		if splitCopy(value).sandbox == "" {
+		if transfer.SplitCopy(value).Sandbox == "" {
 			return "", work.UsageErrorf("destination must be SANDBOX:PATH")
 		}
 		return value, nil

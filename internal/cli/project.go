@@ -54,7 +54,7 @@ func treeOf(ctx context.Context, path, commit string, paths ...string) ([]treeEn
 
 // projectAt returns the project file of a commit; a missing one is empty.
 func projectAt(ctx context.Context, path, commit string) (projectfile.File, error) {
-	list, err := treeOf(ctx, path, commit, projectFile)
+	list, err := treeOf(ctx, path, commit, projectfile.Name)
 	if err != nil || len(list) == 0 {
 		return projectfile.File{}, err
 	}
@@ -73,7 +73,7 @@ func projectAt(ctx context.Context, path, commit string) (projectfile.File, erro
 func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.File {
 	p, err := projectAt(ctx, path, commit)
 	if err != nil && ctx.Err() == nil {
-		a.Progressf("warning: %s of commit %.12s is not used: %s", projectFile, commit, agentlab.WithoutControls(agentlab.TextWithHint(err)))
+		a.Progressf("warning: %s of commit %.12s is not used: %s", projectfile.Name, commit, agentlab.WithoutControls(agentlab.TextWithHint(err)))
 	}
 	return p
 }
@@ -82,7 +82,7 @@ func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.Fi
 func useProject(ctx context.Context, src gitsafe.LocalCommit, r *api.JobCreate) (projectfile.File, error) {
 	p, err := projectAt(ctx, src.Path, src.Commit)
 	if err != nil {
-		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.Commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
+		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectfile.Name, src.Commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
 	}
 	if r.Session == "" { // which has an image of its own
 		r.Image = cmp.Or(r.Image, p.Image)
@@ -97,7 +97,7 @@ func projectImage(err error, fromProject bool) error {
 	if !ok || !fromProject || e.Field != "image" {
 		return err
 	}
-	return agentlab.Errorf(e.Code, "image in %s: %s", projectFile, e.Message).
+	return agentlab.Errorf(e.Code, "image in %s: %s", projectfile.Name, e.Message).
 		WithHint("%s; correct the file and commit it, or choose an image with --image", cmp.Or(e.Hint, "there is no such image"))
 }
 
@@ -109,7 +109,7 @@ func (a *App) sameImage(s api.Session, asked, project string) error {
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), agentlab.WithoutControls(asked)).
 			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", agentlab.WithoutControls(asked))
 	case asked == "" && project != "" && project != s.Image:
-		a.Progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectFile, project, s.Name, imageOf(s))
+		a.Progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectfile.Name, project, s.Name, imageOf(s))
 	}
 	return nil
 }
@@ -141,6 +141,6 @@ func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		why = agentlab.WithoutControls(e.Message)
 	}
-	a.Progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectFile, why)
+	a.Progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectfile.Name, why)
 	return why, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // startHead is the commit that a start pushes.
@@ -269,7 +270,7 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src gitsafe.Loca
 		in.Origin = url
 	}
 	if !o.noEnv {
-		_, names, err := findEnvFiles(ctx, r.path)
+		_, names, err := transfer.FindEnvFiles(ctx, r.path)
 		if err != nil {
 			return err
 		}

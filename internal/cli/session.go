@@ -78,7 +78,7 @@ func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Sess
 	}
 	w, err := c.Workspace(ctx, s.WorkspaceID)
 	if err == nil && w.State == string(agentlab.WorkspaceCreating) {
-		w, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
+		w, err = work.WaitWorkspace(ctx, a, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
 	}
 	if err == nil && w.State == string(agentlab.WorkspaceFailed) {
 		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, agentlab.WithoutControls(w.Reason))

@@ -3,15 +3,14 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -302,33 +301,11 @@ func TestShownPath(t *testing.T) {
 	}
 }
 
-// A conflict names the whole file, and copies have the times of their sources.
-func TestPushNamesAndTimes(t *testing.T) {
-	host, guest := t.TempDir(), t.TempDir()
-	fill(t, host, map[string]string{"tree/a\nb": "1", "tree/sub/x": "1"})
-	old := time.Date(2020, 2, 3, 4, 5, 6, 0, time.UTC)
-	if err := os.Chtimes(filepath.Join(host, "tree/sub/x"), old, old); err != nil {
-		t.Fatal(err)
-	}
-	if _, code, text := pushTo(t, guest, filepath.Join(host, "tree"), "copy", "", nil); code != 0 {
-		t.Fatal(code, text)
-	}
-	if st, err := os.Stat(filepath.Join(guest, "copy/sub/x")); err != nil || !st.ModTime().Equal(old) {
-		t.Errorf("%v, %v", st, err)
-	}
-	if err := os.Remove(filepath.Join(host, "tree/sub/x")); err != nil {
-		t.Fatal(err)
-	}
-	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != copyExists || !strings.Contains(text, `a\nb`) || strings.Contains(strings.TrimSpace(text), "\n") {
-		t.Errorf("%d, %q", code, text)
-	}
-}
-
 // Environment files are sent by themselves, and what .agentlabignore names is not sent:
 // neither are uncommitted changes, which would be carried or reported.
 func TestSentFilesAreNoChanges(t *testing.T) {
 	w := newSessionWorld(t)
-	worktest.Put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", ignoreFile: "private/\n.env.key\n/.agentlabignore\n"})
+	worktest.Put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", transfer.IgnoreFile: "private/\n.env.key\n/.agentlabignore\n"})
 	carried := func() string {
 		t.Helper()
 		w.notes.Reset()
@@ -385,7 +362,7 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	start(startOptions{})
 	start(startOptions{noEnv: true})
 	for _, dir := range []string{"/home/agent", guestapi.ProjectDir, guestapi.RepoDir + "/"} {
-		if err := excludeSent(t.Context(), c, SentEnvFiles{Sandbox: "1", Directory: dir, Files: []string{}}); err != nil {
+		if err := excludeSent(t.Context(), c, transfer.SentEnvFiles{Sandbox: "1", Directory: dir, Files: []string{}}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -336,7 +335,7 @@ func (s *sessionizer) destroy(ctx context.Context, name string) error {
 
 // open starts a repository that does not run, and switches to its tmux session.
 func (s *sessionizer) open(ctx context.Context, name string) error {
-	if _, err := needProgram("tmux", "has the windows of a session"); err != nil {
+	if _, err := gitsafe.NeedProgram("tmux", "has the windows of a session"); err != nil {
 		return err
 	}
 	if name == "" {
@@ -454,7 +453,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return nil
 	}
 	if _, err := os.Stat(dir); err == nil {
-		if err := usersGit(ctx, s, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
+		if err := gitsafe.UsersGit(ctx, s, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
 			s.Progressf("note: the clone in %s is not up to date: %v", dir, err)
 		}
 		return nil
@@ -471,7 +470,7 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 	}
 	defer remove()
 	s.Progressf("cloning %s", r.url())
-	if err := usersGit(ctx, s, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
+	if err := gitsafe.UsersGit(ctx, s, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be cloned: %w", r.name, err).
 			WithHint("check that git can clone %s, or add its path or URL to %s", r.url(), filepath.Join(s.dir, reposFile))
 	}
@@ -479,16 +478,4 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return work.LocalFault(dir, err)
 	}
 	return nil
-}
-
-// usersGit runs git as the user does: with the user's credentials and configuration. It
-// is not for anything that a guest has sent.
-func usersGit(ctx context.Context, ui work.UI, args ...string) error {
-	path, err := needProgram("git", "clones repositories")
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
-	ui.Attach(cmd)
-	return cmd.Run()
 }

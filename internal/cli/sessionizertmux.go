@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // tmux is the name of the local tmux session.
@@ -103,16 +104,6 @@ func tmuxCommands(name, dir string, exists bool, have []string, windows []tmuxWi
 	return cmds
 }
 
-// needProgram returns the path of a program, or how to install it.
-func needProgram(name, why string) (string, error) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s is not installed; it %s", name, why).
-			WithHint("install it, e.g. with: sudo apt install %[1]s, or: brew install %[1]s", name)
-	}
-	return path, nil
-}
-
 // localTmux runs the user's own tmux with one command: a semicolon at the end of an
 // argument does not begin another one.
 func localTmux(ctx context.Context, args ...string) (string, error) {
@@ -122,7 +113,7 @@ func localTmux(ctx context.Context, args ...string) (string, error) {
 			args[i] = rest + `\;`
 		}
 	}
-	path, err := needProgram("tmux", "has the windows of a session")
+	path, err := gitsafe.NeedProgram("tmux", "has the windows of a session")
 	if err != nil {
 		return "", err
 	}
@@ -206,7 +197,7 @@ func (a *App) switchTmux(ctx context.Context, name string) error {
 		a.Progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
 		return nil
 	}
-	path, err := needProgram("tmux", "has the windows of a session")
+	path, err := gitsafe.NeedProgram("tmux", "has the windows of a session")
 	if err != nil {
 		return err
 	}
@@ -242,7 +233,7 @@ func (a *App) selfCommand() ([]string, error) {
 
 // pick shows the selection in fzf. "" means that the user left it.
 func (a *App) pick(ctx context.Context, lines []string) (string, error) {
-	path, err := needProgram("fzf", "shows the selection")
+	path, err := gitsafe.NeedProgram("fzf", "shows the selection")
 	if err != nil {
 		return "", err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -287,11 +288,11 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
-	if err := a.sendDotfiles(ctx, c, r.sandbox, l.path); err != nil {
+	if err := transfer.SendDotfiles(ctx, a, c, r.sandbox, l.path); err != nil {
 		return got, open, err
 	}
 	if !o.noEnv {
-		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
+		sent, err := transfer.SendEnvFiles(ctx, a, c, r.sandbox, l.path, dir)
 		if err != nil {
 			return got, open, err
 		}

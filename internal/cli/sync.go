@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // synced is the output of 'agentlab sync' under --json.
@@ -55,7 +56,7 @@ type merged struct {
 func (a *App) syncCmd() *cobra.Command {
 	var into, worktree, session string
 	var fetchOnly, artifacts bool
-	o := artifactOptions{gib: 16}
+	o := transfer.ArtifactOptions{Gib: 16}
 	cmd := &cobra.Command{
 		Use:   "sync [SESSION] | sync --artifacts [PATTERN...]",
 		Short: "Fetch the commits or the artifacts of a session",
@@ -91,8 +92,8 @@ everything is copied, or nothing.`,
 		},
 	}
 	cmd.Flags().BoolVar(&artifacts, "artifacts", false, "copy files that git does not carry, and no commits")
-	cmd.Flags().BoolVar(&o.force, "force", false, "with --artifacts: replace existing files that git does not track")
-	between(cmd.Flags(), &o.gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "with --artifacts: replace existing files that git does not track")
+	between(cmd.Flags(), &o.Gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
 	cmd.Flags().StringVar(&into, "into", "", "branch to merge into; it is created if it is missing (default: the current one)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "merge this branch of the session, or copy artifacts from its work tree (default: the one with the name of the current branch; for artifacts /workspace)")
 	cmd.Flags().StringVar(&session, "session", "", "session, instead of the argument (default: that of this repository)")
@@ -105,9 +106,9 @@ everything is copied, or nothing.`,
 		case artifacts && (fetchOnly || into != ""):
 			return work.UsageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
 		case artifacts:
-			o.patterns, o.worktree, o.session = args, worktree, session
+			o.Patterns, o.Worktree, o.Session = args, worktree, session
 			return a.syncArtifacts(ctx, c, o)
-		case o.force || cmd.Flags().Changed("max-size"):
+		case o.Force || cmd.Flags().Changed("max-size"):
 			return work.UsageErrorf("--force and --max-size require --artifacts")
 		}
 		if session != "" && len(args) > 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -22,12 +22,12 @@ import (
 func (w *sessionWorld) artifactSession(archive []byte) *openedSession {
 	w.Helper()
 	c := worktest.CommandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
-		if archive != nil && command[2] == artifactPullScript {
+		if archive != nil && command[2] == transfer.ArtifactPullScript {
 			return archive, "", 0
 		}
 		args := slices.Clone(command[4:])
 		args[0] = w.guest + strings.TrimPrefix(args[0], guestapi.RepoDir)
-		out, code, text := guestScript(w.T, w.guest, command[2], bytes.NewReader(in), args...)
+		out, code, text := worktest.GuestScript(w.T, w.guest, command[2], bytes.NewReader(in), args...)
 		return out, text, code
 	})
 	return &openedSession{
@@ -78,7 +78,7 @@ func TestSyncArtifacts(t *testing.T) {
 	}
 	before := w.userFiles()
 	s := w.artifactSession(nil)
-	o := artifactOptions{patterns: []string{"{dist,nested,vendor}/**", "build/**", "*.log"}, gib: 1}
+	o := transfer.ArtifactOptions{Patterns: []string{"{dist,nested,vendor}/**", "build/**", "*.log"}, Gib: 1}
 	got, err := w.app.pullArtifacts(t.Context(), s, o)
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestSyncArtifacts(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeExists || !maps.Equal(w.userFiles(), before) {
 		t.Errorf("%v", err)
 	}
-	o.force = true
+	o.Force = true
 	if _, err = w.app.pullArtifacts(t.Context(), s, o); err != nil {
 		t.Error(err)
 	}
@@ -118,15 +118,15 @@ func TestSyncArtifacts(t *testing.T) {
 		t.Errorf("files: %v", after)
 	}
 
-	o.worktree, o.patterns = "fix", []string{"*.log"}
+	o.Worktree, o.Patterns = "fix", []string{"*.log"}
 	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Equal(got.Files, []string{"only.log"}) {
 		t.Errorf("%+v %v", got, err)
 	}
-	o.patterns = []string{"**"}
+	o.Patterns = []string{"**"}
 	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Contains(got.Files, "only.log") {
 		t.Errorf("%+v %v", got, err)
 	}
-	o.patterns = []string{"nothing/**"}
+	o.Patterns = []string{"nothing/**"}
 	if _, err = w.app.pullArtifacts(t.Context(), s, o); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Error(err)
 	}
@@ -164,7 +164,7 @@ func TestHostileArtifacts(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := w.userFiles()
-			got, err := w.app.pullArtifacts(t.Context(), w.artifactSession(archive.Bytes()), artifactOptions{patterns: []string{"dist/**"}, force: true, gib: 1})
+			got, err := w.app.pullArtifacts(t.Context(), w.artifactSession(archive.Bytes()), transfer.ArtifactOptions{Patterns: []string{"dist/**"}, Force: true, Gib: 1})
 			if err == nil {
 				t.Errorf("accepted: %+v", got)
 			}
@@ -183,43 +183,9 @@ func TestArtifactsDoNotFollowLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	worktest.Put(t, w.guest, map[string]string{"dist/app.js": "new"})
-	_, err := w.app.pullArtifacts(t.Context(), w.artifactSession(nil), artifactOptions{patterns: []string{"dist/**"}, force: true, gib: 1})
+	_, err := w.app.pullArtifacts(t.Context(), w.artifactSession(nil), transfer.ArtifactOptions{Patterns: []string{"dist/**"}, Force: true, Gib: 1})
 	left, _ := os.ReadDir(outside)
 	if err == nil || len(left) != 0 {
 		t.Errorf("%v, %d files", err, len(left))
-	}
-}
-
-func TestArtifactPatterns(t *testing.T) {
-	for name, c := range map[string]struct {
-		file string
-		args []string
-		want []string
-		code agentlab.Code
-	}{
-		"declared":         {"outputs: [dist/**, ./a.log]\nsetup: [make]\nnetwork: {mode: nat}\n", nil, []string{"dist/**", "a.log"}, ""},
-		"arguments":        {"outputs: [dist/**]\n", []string{"*.log"}, []string{"*.log"}, ""},
-		"no file":          {"", nil, nil, agentlab.CodeNotFound},
-		"no outputs":       {"setup: [make]\n", nil, nil, agentlab.CodeNotFound},
-		"unknown key":      {"output: [dist/**]\n", nil, nil, agentlab.CodeInvalid},
-		"outside":          {"outputs: [../x]\n", nil, nil, agentlab.CodeInvalid},
-		"absolute":         {"", []string{"/etc/*"}, nil, agentlab.CodeInvalid},
-		"not a pattern":    {"", []string{"[a"}, nil, agentlab.CodeInvalid},
-		"hidden parent":    {"", []string{"a/../../b"}, nil, agentlab.CodeInvalid},
-		"too large a file": {strings.Repeat("#", projectfile.MaxBytes+1), nil, nil, agentlab.CodeInvalid},
-	} {
-		t.Run(name, func(t *testing.T) {
-			top := t.TempDir()
-			if c.file != "" {
-				worktest.Put(t, top, map[string]string{projectFile: c.file})
-			}
-			got, err := artifactPatterns(top, c.args)
-			if agentlab.CodeOf(err) != c.code && (c.code != "" || err != nil) || !slices.Equal(got, c.want) {
-				t.Errorf("%q %v", got, err)
-			}
-			if err != nil && c.code == agentlab.CodeNotFound && agentlab.HintOf(err) == "" {
-				t.Error("there is no next step")
-			}
-		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -378,7 +379,7 @@ func trickArchive(t *testing.T, list []trick) []byte {
 		}
 		entries = append(entries, h)
 	}
-	return archiveOf(t, append([]tar.Header{dirEntry("./")}, entries...)...)
+	return worktest.ArchiveOf(t, append([]tar.Header{worktest.DirEntry("./")}, entries...)...)
 }
 
 // cp leaves out what is refused, asks about what must be confirmed, and names the rest; an
@@ -391,16 +392,16 @@ func TestCopyOfTricks(t *testing.T) {
 			worktest.Git(t, w.user, "config", "agentlab.return", policy)
 		}
 		stageAt := t.TempDir()
-		got, _, err := unpackTo(t, stageAt, trickArchive(t, tricks), 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
 		stage, err := os.OpenRoot(stageAt)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = stage.Close() }()
-		found, err := admitCopy(t.Context(), w.app, stage, w.user, ".", &got)
+		var got transfer.Copied
+		if _, err := transfer.Unpack(stage, bytes.NewReader(trickArchive(t, tricks)), 1<<20, &got, nil); err != nil {
+			t.Fatal(err)
+		}
+		found, err := transfer.AdmitCopy(t.Context(), w.app, stage, w.user, ".", &got)
 		if policy == "" && agentlab.CodeOf(err) != agentlab.CodeDenied || policy != "" && err != nil {
 			t.Fatalf("policy %q: %v", policy, err)
 		}
@@ -415,7 +416,7 @@ func TestCopyOfTricks(t *testing.T) {
 		checkFound(t, "cp", others, found)
 	}
 	see := &gitsafe.ArchiveNames{}
-	if _, err := copyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.Add); err != nil {
+	if _, err := transfer.CopyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.Add); err != nil {
 		t.Fatal(err)
 	}
 	found := see.Findings()
@@ -445,7 +446,7 @@ func TestArtifactsOfTricks(t *testing.T) {
 			names = append(names, tr.dir()+"/"+name)
 		}
 	}
-	wanted, err := wantedArtifacts(t.Context(), root, w.user, names, &copied{})
+	wanted, err := transfer.WantedArtifacts(t.Context(), root, w.user, names, &transfer.Copied{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,42 +36,12 @@ func (a *App) workspaceChange(ctx context.Context, c *client.Client, wait bool, 
 	}
 	w, err := request()
 	if err == nil && wait && !slices.Contains(want, agentlab.WorkspaceState(w.State)) {
-		w, err = a.waitWorkspace(ctx, c, w, after, want)
+		w, err = work.WaitWorkspace(ctx, a, c, w, after, want)
 	}
 	if err != nil {
 		return err
 	}
 	return a.done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
-}
-
-// waitWorkspace shows the events of a workspace after the given ID until it is in one
-// of the states want.
-func (a *App) waitWorkspace(ctx context.Context, c *client.Client, w api.Workspace, after int64, want []agentlab.WorkspaceState) (api.Workspace, error) {
-	for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceState, After: after}) {
-		if err != nil {
-			return w, err
-		}
-		if e.Data["workspace"] != w.ID {
-			continue
-		}
-		a.ShowEvent(e)
-		if err := work.Refusal(e); err != nil {
-			return w, err
-		}
-		text, _ := e.Data["state"].(string)
-		state := agentlab.WorkspaceState(text)
-		switch {
-		case slices.Contains(want, state):
-			w.State = text
-			if state == agentlab.WorkspaceDeleted {
-				return w, nil
-			}
-			return c.Workspace(ctx, w.ID)
-		case state == agentlab.WorkspaceFailed:
-			return w, agentlab.Errorf(agentlab.CodeUnavailable, "%s", agentlab.WithoutControls(e.Message)).WithHint("see 'agentlab workspace check %s'", w.ID)
-		}
-	}
-	return w, context.Cause(ctx)
 }
 
 func (a *App) workspaceCreateCmd() *cobra.Command {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -250,4 +251,34 @@ func SleepOr(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
+}
+
+// WaitWorkspace shows the events of a workspace after the given ID until it is in one
+// of the states want.
+func WaitWorkspace(ctx context.Context, ui UI, c *client.Client, w api.Workspace, after int64, want []agentlab.WorkspaceState) (api.Workspace, error) {
+	for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceState, After: after}) {
+		if err != nil {
+			return w, err
+		}
+		if e.Data["workspace"] != w.ID {
+			continue
+		}
+		ui.ShowEvent(e)
+		if err := Refusal(e); err != nil {
+			return w, err
+		}
+		text, _ := e.Data["state"].(string)
+		state := agentlab.WorkspaceState(text)
+		switch {
+		case slices.Contains(want, state):
+			w.State = text
+			if state == agentlab.WorkspaceDeleted {
+				return w, nil
+			}
+			return c.Workspace(ctx, w.ID)
+		case state == agentlab.WorkspaceFailed:
+			return w, agentlab.Errorf(agentlab.CodeUnavailable, "%s", agentlab.WithoutControls(e.Message)).WithHint("see 'agentlab workspace check %s'", w.ID)
+		}
+	}
+	return w, context.Cause(ctx)
 }

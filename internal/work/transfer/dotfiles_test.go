@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"os"
@@ -14,8 +14,8 @@ import (
 // Dotfiles are sent without secrets and links, and within limits.
 func TestDotfiles(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
-	fill(t, outside, map[string]string{"private": "no", "sub/file": "no"})
-	fill(t, dir, map[string]string{
+	worktest.Fill(t, outside, map[string]string{"private": "no", "sub/file": "no"})
+	worktest.Fill(t, dir, map[string]string{
 		".zshrc": "a", ".config/nvim/init.lua": "b", "install.sh": "c", "README.md": "d",
 		".ssh/config": "no", ".git/config": "no", ".netrc": "no", ".aws/config": "no", ".config/gh/hosts.yml": "no", ".env.local": "no",
 		".config/app/Credentials.json": "no", "keys/id_ed25519": "no", "keys/ID_RSA.pub": "no", "server.PEM": "no", ".zsh_history": "no",
@@ -33,7 +33,7 @@ func TestDotfiles(t *testing.T) {
 	if d.left != 15+3 {
 		t.Errorf("%d files are left out", d.left)
 	}
-	fill(t, dir, map[string]string{".zshrc": "changed"})
+	worktest.Fill(t, dir, map[string]string{".zshrc": "changed"})
 	if other, err := readDotfiles(dir, "install.sh"); err != nil || other.sum == d.sum {
 		t.Errorf("a change is not noticed: %v", err)
 	}
@@ -42,12 +42,12 @@ func TestDotfiles(t *testing.T) {
 			t.Errorf("the script %q: %v", install, err)
 		}
 	}
-	fill(t, dir, map[string]string{"large": string(make([]byte, maxDotfile+1))})
+	worktest.Fill(t, dir, map[string]string{"large": string(make([]byte, maxDotfile+1))})
 	if more, err := readDotfiles(dir, ""); err != nil || slices.Contains(more.names, "large") {
 		t.Errorf("a large file: %v", err)
 	}
 	for i := range maxDotfileBytes/maxDotfile + 1 {
-		fill(t, dir, map[string]string{filepath.Join("many", string(rune('a'+i))): string(make([]byte, maxDotfile))})
+		worktest.Fill(t, dir, map[string]string{filepath.Join("many", string(rune('a'+i))): string(make([]byte, maxDotfile))})
 	}
 	if _, err := readDotfiles(dir, ""); agentlab.CodeOf(err) != agentlab.CodeLimit {
 		t.Errorf("too many bytes: %v", err)
@@ -62,13 +62,13 @@ func TestDotfiles(t *testing.T) {
 func TestDotfilesRepository(t *testing.T) {
 	home, repo := t.TempDir(), t.TempDir()
 	t.Setenv("AGENTLAB_HOME", home)
-	fill(t, repo, map[string]string{".zshrc": "one"})
+	worktest.Fill(t, repo, map[string]string{".zshrc": "one"})
 	worktest.Git(t, repo, "init", "-q")
 	worktest.Git(t, repo, "add", ".")
 	worktest.Git(t, repo, "commit", "-qm", "dotfiles")
-	a := &App{Stderr: os.Stderr, Stdout: os.Stdout}
+	a := worktest.UI{Out: os.Stderr}
 	source := "file://" + repo
-	dir, err := a.dotfilesDir(t.Context(), source)
+	dir, err := dotfilesDir(t.Context(), a, source)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,14 +78,14 @@ func TestDotfilesRepository(t *testing.T) {
 	if err := os.RemoveAll(repo); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.cloneDotfiles(t.Context(), source, dir); err != nil {
+	if err := cloneDotfiles(t.Context(), a, source, dir); err != nil {
 		t.Errorf("the repository is away: %v", err)
 	}
-	if err := a.cloneDotfiles(t.Context(), source, filepath.Join(home, "cache", "other")); agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
+	if err := cloneDotfiles(t.Context(), a, source, filepath.Join(home, "cache", "other")); agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
 		t.Errorf("no clone: %v", err)
 	}
 	for _, bad := range []string{"dotfiles", "-u:x", "ext::sh -c true"} {
-		if _, err := a.dotfilesDir(t.Context(), bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+		if _, err := dotfilesDir(t.Context(), a, bad); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

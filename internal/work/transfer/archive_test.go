@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"archive/tar"
@@ -8,61 +8,35 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
-// archiveOf returns a tar archive with the entries, each with the text "text" if it is
-// a file.
-func archiveOf(t testing.TB, entries ...tar.Header) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	for _, h := range entries {
-		if h.Typeflag == 0 {
-			h.Typeflag = tar.TypeReg
-		}
-		if h.Typeflag == tar.TypeReg {
-			h.Size = 4
-		}
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
-		if h.Size > 0 {
-			if _, err := io.WriteString(w, "text"); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
-}
-
 func TestArchiveIsCopiedUnchanged(t *testing.T) {
-	whole := archiveOf(t, tar.Header{Name: "./", Typeflag: tar.TypeDir}, tar.Header{Name: "./a b\n"}, tar.Header{Name: "./..x/-y"},
+	whole := worktest.ArchiveOf(t, tar.Header{Name: "./", Typeflag: tar.TypeDir}, tar.Header{Name: "./a b\n"}, tar.Header{Name: "./..x/-y"},
 		tar.Header{Name: "./link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}, tar.Header{Name: "./hard", Typeflag: tar.TypeLink, Linkname: "./a b\n"},
 		tar.Header{Name: "./" + strings.Repeat("long/", 60) + "x", PAXRecords: map[string]string{"SCHILY.xattr.user.x": "y"}}, tar.Header{Name: "./pipe", Typeflag: tar.TypeFifo})
 	whole = append(whole, make([]byte, 10240)...) // as GNU tar does
 	for name, from := range map[string]io.Reader{"at once": bytes.NewReader(whole), "byte by byte": iotest.OneByteReader(bytes.NewReader(whole)), "with the end": iotest.DataErrReader(bytes.NewReader(whole))} {
 		var out bytes.Buffer
-		if n, err := copyArchive(&out, from, int64(len(whole)), nil); err != nil || n != 7 || !bytes.Equal(out.Bytes(), whole) {
+		if n, err := CopyArchive(&out, from, int64(len(whole)), nil); err != nil || n != 7 || !bytes.Equal(out.Bytes(), whole) {
 			t.Errorf("%s: %d entries, %v", name, n, err)
 		}
 	}
 }
 
 func TestBadArchivesAreRefused(t *testing.T) {
-	good := archiveOf(t, tar.Header{Name: "./a"})
+	good := worktest.ArchiveOf(t, tar.Header{Name: "./a"})
 	lost := errors.New("the connection was lost")
 	for name, tc := range map[string]struct {
 		from io.Reader
 		want string
 	}{
-		"parent":        {bytes.NewReader(archiveOf(t, tar.Header{Name: "../a"})), "leaves its directory"},
-		"deep parent":   {bytes.NewReader(archiveOf(t, tar.Header{Name: "./a/../../b"})), "leaves its directory"},
-		"absolute":      {bytes.NewReader(archiveOf(t, tar.Header{Name: "/etc/passwd"})), "leaves its directory"},
-		"hard link":     {bytes.NewReader(archiveOf(t, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "../../etc/passwd"})), "outside"},
-		"device":        {bytes.NewReader(archiveOf(t, tar.Header{Name: "./sda", Typeflag: tar.TypeBlock})), "no workspace has"},
+		"parent":        {bytes.NewReader(worktest.ArchiveOf(t, tar.Header{Name: "../a"})), "leaves its directory"},
+		"deep parent":   {bytes.NewReader(worktest.ArchiveOf(t, tar.Header{Name: "./a/../../b"})), "leaves its directory"},
+		"absolute":      {bytes.NewReader(worktest.ArchiveOf(t, tar.Header{Name: "/etc/passwd"})), "leaves its directory"},
+		"hard link":     {bytes.NewReader(worktest.ArchiveOf(t, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "../../etc/passwd"})), "outside"},
+		"device":        {bytes.NewReader(worktest.ArchiveOf(t, tar.Header{Name: "./sda", Typeflag: tar.TypeBlock})), "no workspace has"},
 		"cut off":       {bytes.NewReader(good[:1024]), "incomplete"},
 		"cut in a file": {bytes.NewReader(good[:514]), "incomplete"},
 		"empty":         {bytes.NewReader(nil), "incomplete"},
@@ -70,13 +44,13 @@ func TestBadArchivesAreRefused(t *testing.T) {
 		"more data":     {io.MultiReader(bytes.NewReader(good), strings.NewReader("more")), "after its end"},
 		"endless":       {io.MultiReader(bytes.NewReader(good), zeros{}), "too long"},
 		"lost":          {io.MultiReader(bytes.NewReader(good), iotest.ErrReader(lost)), lost.Error()},
-		"too large":     {bytes.NewReader(archiveOf(t, make([]tar.Header, 0)...)), "more than"},
+		"too large":     {bytes.NewReader(worktest.ArchiveOf(t, make([]tar.Header, 0)...)), "more than"},
 	} {
 		limit := int64(1 << 20)
 		if name == "too large" {
 			limit = 100
 		}
-		if _, err := copyArchive(io.Discard, tc.from, limit, nil); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := CopyArchive(io.Discard, tc.from, limit, nil); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v does not contain %q", name, err, tc.want)
 		}
 	}
@@ -85,12 +59,12 @@ func TestBadArchivesAreRefused(t *testing.T) {
 // FuzzArchive copies what a guest could send as an archive. What is accepted is copied
 // unchanged, has only names in its directory, and is within the limit.
 func FuzzArchive(f *testing.F) {
-	f.Add(archiveOf(f, tar.Header{Name: "./a"}, tar.Header{Name: "./b", Typeflag: tar.TypeLink, Linkname: "./a"}))
-	f.Add(archiveOf(f, tar.Header{Name: "../a", PAXRecords: map[string]string{"path": "x"}}))
+	f.Add(worktest.ArchiveOf(f, tar.Header{Name: "./a"}, tar.Header{Name: "./b", Typeflag: tar.TypeLink, Linkname: "./a"}))
+	f.Add(worktest.ArchiveOf(f, tar.Header{Name: "../a", PAXRecords: map[string]string{"path": "x"}}))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		const limit = 1 << 16
 		var out bytes.Buffer
-		n, err := copyArchive(&out, bytes.NewReader(p), limit, nil)
+		n, err := CopyArchive(&out, bytes.NewReader(p), limit, nil)
 		if out.Len() > limit || !bytes.HasPrefix(p, out.Bytes()) {
 			t.Fatalf("%d bytes were copied of %d", out.Len(), len(p))
 		}

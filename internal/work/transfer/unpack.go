@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"archive/tar"
@@ -38,7 +38,7 @@ const (
 type unpacker struct {
 	root *os.Root
 	left int64 // bytes of files that are still allowed
-	got  *copied
+	got  *Copied
 	show func() // progress; may be nil
 
 	links     []tar.Header
@@ -52,9 +52,9 @@ func errArchive(format string, args ...any) error {
 	return agentlab.Errorf(agentlab.CodeInvalid, "the sandbox sent an archive that is refused: "+format, args...)
 }
 
-// unpack extracts an archive as the name "top" in root: a directory if the first entry
+// Unpack extracts an archive as the name "top" in root: a directory if the first entry
 // is one, and else the only file. It reads the archive to its end.
-func unpack(root *os.Root, from io.Reader, maxBytes int64, got *copied, show func()) (isDir bool, err error) {
+func Unpack(root *os.Root, from io.Reader, maxBytes int64, got *Copied, show func()) (isDir bool, err error) {
 	u := unpacker{root: root, left: maxBytes, got: got, show: show, dirs: map[string]bool{}}
 	bounded := &limitedArchive{r: from, left: maxBytes + maxBytes/8 + maxEntries*maxEntryHeader}
 	in := tar.NewReader(bounded)

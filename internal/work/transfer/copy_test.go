@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"bytes"
@@ -12,31 +12,17 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
-// guestScript runs a script of cp with home as the guest's home.
-func guestScript(t testing.TB, home, script string, in io.Reader, args ...string) (out []byte, code int, text string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", script, "agentlab-cp"}, args...)...) //nolint:gosec // the script under test
-	cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), "LC_ALL=C", "CDPATH=/tmp"}
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &stdout, &stderr
-	err := cmd.Run()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return stdout.Bytes(), exit.ExitCode(), stderr.String()
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	return stdout.Bytes(), 0, stderr.String()
-}
-
 // pushTo sends a local file or directory to a directory as to a guest.
-func pushTo(t testing.TB, home, from, to, force string, stdin io.Reader) (got copied, code int, text string) {
+func pushTo(t testing.TB, home, from, to, force string, stdin io.Reader) (got Copied, code int, text string) {
 	t.Helper()
 	archive, p := archived(t, from, stdin)
-	_, code, text = guestScript(t, home, pushScript, bytes.NewReader(archive), to, p.kind, filepath.Base(from), fmt.Sprintf("%o", p.mode), force)
+	_, code, text = worktest.GuestScript(t, home, pushScript, bytes.NewReader(archive), to, p.kind, filepath.Base(from), fmt.Sprintf("%o", p.mode), force)
 	return p.got, code, text
 }
 
@@ -55,33 +41,10 @@ func archived(t testing.TB, from string, stdin io.Reader) ([]byte, *packer) {
 	return archive.Bytes(), p
 }
 
-// fill makes files below dir: a name that ends with a slash is a directory, and a
-// content that begins with "-> " the target of a link.
-func fill(t testing.TB, dir string, files map[string]string) {
-	t.Helper()
-	for name, text := range files {
-		at := filepath.Join(dir, name)
-		err := os.MkdirAll(filepath.Dir(at), 0o755) //nolint:gosec // a test directory
-		to, isLink := strings.CutPrefix(text, "-> ")
-		switch {
-		case err != nil:
-		case strings.HasSuffix(name, "/"):
-			err = os.MkdirAll(at, 0o755) //nolint:gosec // a test directory
-		case isLink:
-			err = os.Symlink(to, at)
-		default:
-			err = os.WriteFile(at, []byte(text), 0o644) //nolint:gosec // a test file
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A directory comes back from a guest as it was sent.
 func TestCopyToAndFrom(t *testing.T) {
 	host, guest := t.TempDir(), t.TempDir()
-	fill(t, host, map[string]string{
+	worktest.Fill(t, host, map[string]string{
 		"src/a": "text", "src/empty": "", "src/dir./b": "b", "src/none/": "", "src/odd\nname": "odd", "src/-rf": "x", "src/ünï": "u", "src/link": "-> dir./b",
 		"src/" + strings.Repeat("long", 50): "long", "src/.git/config": "no", "src/dir./.git": "no", "src/.hidden": "h",
 	})
@@ -95,7 +58,7 @@ func TestCopyToAndFrom(t *testing.T) {
 	if code != 0 || got.Files != 9 || got.Links != 1 || got.Directories != 3 || len(got.Skipped) != 2 {
 		t.Fatalf("%d, %s, %+v", code, text, got)
 	}
-	archive, code, text := guestScript(t, guest, pullScript, nil, "~/new", "tree")
+	archive, code, text := worktest.GuestScript(t, guest, pullScript, nil, "~/new", "tree")
 	if code != 0 {
 		t.Fatalf("%d: %s", code, text)
 	}
@@ -153,8 +116,8 @@ func TestPushDestinations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			host, guest := t.TempDir(), t.TempDir()
-			fill(t, host, map[string]string{"file": "new", "dirname/file": "new", "tree/x": "new", "tree/sub/y": "y"})
-			fill(t, guest, map[string]string{"dir/": "", "taken": "old", "dangling": "-> nothing", "dir2/file/": "", "full/x": "old", "full/sub/z": "z", "todir": "-> dir"})
+			worktest.Fill(t, host, map[string]string{"file": "new", "dirname/file": "new", "tree/x": "new", "tree/sub/y": "y"})
+			worktest.Fill(t, guest, map[string]string{"dir/": "", "taken": "old", "dangling": "-> nothing", "dir2/file/": "", "full/x": "old", "full/sub/z": "z", "todir": "-> dir"})
 			before := listing(t, guest)
 			from := tc.from
 			if from != "-" {
@@ -192,8 +155,8 @@ func TestPushDestinations(t *testing.T) {
 func TestCutPushChangesNothing(t *testing.T) {
 	t.Parallel()
 	host, guest := t.TempDir(), t.TempDir()
-	fill(t, host, map[string]string{"tree/a": "a", "tree/b": strings.Repeat("b", 600), "file": strings.Repeat("c", 700)})
-	fill(t, guest, map[string]string{"tree/a": "old", "file": "old"})
+	worktest.Fill(t, host, map[string]string{"tree/a": "a", "tree/b": strings.Repeat("b", 600), "file": strings.Repeat("c", 700)})
+	worktest.Fill(t, guest, map[string]string{"tree/a": "old", "file": "old"})
 	before := listing(t, guest)
 	for _, from := range []string{"tree", "file", "-"} {
 		source := filepath.Join(host, from)
@@ -204,7 +167,7 @@ func TestCutPushChangesNothing(t *testing.T) {
 		to := map[string]string{"tree": ".", "file": "file", "-": "file"}[from]
 		complete := len(archive) - 1024 // the two blocks at the end may miss
 		for n := 0; n < complete; n += max(512, len(archive)/20/512*512) {
-			if _, code, _ := guestScript(t, guest, pushScript, bytes.NewReader(archive[:n]), to, p.kind, from, "644", "force"); code == 0 {
+			if _, code, _ := worktest.GuestScript(t, guest, pushScript, bytes.NewReader(archive[:n]), to, p.kind, from, "644", "force"); code == 0 {
 				t.Errorf("%s: %d of %d bytes were taken for all", from, n, len(archive))
 			}
 		}
@@ -225,7 +188,7 @@ func TestPackFailsWithItsSource(t *testing.T) {
 		t.Error(err)
 	}
 	guest := t.TempDir()
-	if _, code, _ := guestScript(t, guest, pushScript, &archive, "x", "file", "x", "644", ""); code == 0 {
+	if _, code, _ := worktest.GuestScript(t, guest, pushScript, &archive, "x", "file", "x", "644", ""); code == 0 {
 		t.Error("an incomplete file was taken for all")
 	}
 	short, err := openPacker(os.Args[0], nil)
@@ -248,7 +211,7 @@ func TestPackFailsWithItsSource(t *testing.T) {
 // A link of the local tree is sent as a link: what it leads to is not read.
 func TestPushDoesNotFollowLinks(t *testing.T) {
 	host, guest := t.TempDir(), t.TempDir()
-	fill(t, host, map[string]string{"secret/key": "hidden", "tree/out": "-> ../secret", "tree/key": "-> " + filepath.Join(host, "secret/key"), "top": "-> tree"})
+	worktest.Fill(t, host, map[string]string{"secret/key": "hidden", "tree/out": "-> ../secret", "tree/key": "-> " + filepath.Join(host, "secret/key"), "top": "-> tree"})
 	archive, _ := archived(t, filepath.Join(host, "top"), nil)
 	if bytes.Contains(archive, []byte("hidden")) {
 		t.Error("a file outside of the directory was sent")
@@ -260,7 +223,7 @@ func TestPushDoesNotFollowLinks(t *testing.T) {
 
 func TestPullScript(t *testing.T) {
 	guest := t.TempDir()
-	fill(t, guest, map[string]string{"dir/x": "text", "dir/.git/config": "no", "link": "-> dir", "flink": "-> dir/x", "-rf": "text", "odd\n": "text", "dangling": "-> none"})
+	worktest.Fill(t, guest, map[string]string{"dir/x": "text", "dir/.git/config": "no", "link": "-> dir", "flink": "-> dir/x", "-rf": "text", "odd\n": "text", "dangling": "-> none"})
 	if err := os.WriteFile(filepath.Join(guest, "empty"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +247,7 @@ func TestPullScript(t *testing.T) {
 		"odd name":    {"odd\n", "file", 0},
 		"absolute":    {filepath.Join(guest, "dir/x"), "tree", 0},
 	} {
-		archive, code, text := guestScript(t, guest, pullScript, nil, tc.path, tc.kind)
+		archive, code, text := worktest.GuestScript(t, guest, pullScript, nil, tc.path, tc.kind)
 		if code != tc.code {
 			t.Errorf("%s: exit code %d, not %d: %s", name, code, tc.code, text)
 			continue
@@ -303,15 +266,15 @@ func TestPullScript(t *testing.T) {
 }
 
 func TestSplitCopy(t *testing.T) {
-	for arg, want := range map[string]copyPath{
+	for arg, want := range map[string]Place{
 		"play:x": {"play", "x"}, "play:/a:b": {"play", "/a:b"}, "play:": {"play", ""}, "x": {"", "x"}, "./a:b": {"", "./a:b"}, "/a:b": {"", "/a:b"}, ":x": {"", ":x"}, "-": {"", "-"}, "1001:~": {"1001", "~"},
 	} {
-		if got := splitCopy(arg); got != want || got.String() != arg {
+		if got := SplitCopy(arg); got != want || got.String() != arg {
 			t.Errorf("%s: %+v", arg, got)
 		}
 	}
 	for arg, want := range map[string]bool{"p:a": false, "p:a/.": true, "p:.": true, "p:/": true, "p:~": true, "p:~/": true, "p:~/a": false, "~": false, "a/..": true, "p:a/~": false} {
-		if got := splitCopy(arg).content(); got != want {
+		if got := SplitCopy(arg).content(); got != want {
 			t.Errorf("%s: %v", arg, got)
 		}
 	}
@@ -337,7 +300,7 @@ func TestInstall(t *testing.T) {
 		"directory for x":   {"turned", true, "turned/x is a directory", nil},
 	} {
 		dir := t.TempDir()
-		fill(t, dir, map[string]string{
+		worktest.Fill(t, dir, map[string]string{
 			"stage/top/x": "new", "stage/top/sub/y": "y", "outside/sub/": "", "other/z": "old", "full/sub/y": "old", "full/sub/z": "old", "file": "old",
 			"todir": "-> other", "linked/sub": "-> ../outside/sub", "turned/x/": "",
 		})
@@ -371,7 +334,7 @@ func TestInstall(t *testing.T) {
 // A copy from a sandbox never becomes git's files, whatever the user types.
 func TestPullRefusesGitNames(t *testing.T) {
 	dir := t.TempDir()
-	from := copyPath{"play", "/workspace/config"}
+	from := Place{"play", "/workspace/config"}
 	if _, err := findTarget(from, filepath.Join(dir, ".git")); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Error(err)
 	}
@@ -379,7 +342,7 @@ func TestPullRefusesGitNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := into.name(copyPath{"play", "/workspace/.git"}, true); agentlab.CodeOf(err) != agentlab.CodeDenied {
+	if _, err := into.name(Place{"play", "/workspace/.git"}, true); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Error(err)
 	}
 	if _, err := findTarget(from, filepath.Join(dir, "no/x")); agentlab.CodeOf(err) != agentlab.CodeNotFound {
@@ -399,7 +362,7 @@ func TestPullRefusesGitNames(t *testing.T) {
 
 // The error of a copy names what tar could not do.
 func TestCopyFault(t *testing.T) {
-	at := copyPath{"play", "/a b/c"}
+	at := Place{"play", "/a b/c"}
 	for text, want := range map[string]struct {
 		code         int
 		is           agentlab.Code
@@ -415,5 +378,27 @@ func TestCopyFault(t *testing.T) {
 		if agentlab.CodeOf(err) != want.is || !strings.Contains(err.Error(), want.message) || !strings.Contains(agentlab.HintOf(err), want.tip) {
 			t.Errorf("%q: %v (%s), %s", text, err, agentlab.CodeOf(err), agentlab.HintOf(err))
 		}
+	}
+}
+
+// A conflict names the whole file, and copies have the times of their sources.
+func TestPushNamesAndTimes(t *testing.T) {
+	host, guest := t.TempDir(), t.TempDir()
+	worktest.Fill(t, host, map[string]string{"tree/a\nb": "1", "tree/sub/x": "1"})
+	old := time.Date(2020, 2, 3, 4, 5, 6, 0, time.UTC)
+	if err := os.Chtimes(filepath.Join(host, "tree/sub/x"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if _, code, text := pushTo(t, guest, filepath.Join(host, "tree"), "copy", "", nil); code != 0 {
+		t.Fatal(code, text)
+	}
+	if st, err := os.Stat(filepath.Join(guest, "copy/sub/x")); err != nil || !st.ModTime().Equal(old) {
+		t.Errorf("%v, %v", st, err)
+	}
+	if err := os.Remove(filepath.Join(host, "tree/sub/x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != copyExists || !strings.Contains(text, `a\nb`) || strings.Contains(strings.TrimSpace(text), "\n") {
+		t.Errorf("%d, %q", code, text)
 	}
 }

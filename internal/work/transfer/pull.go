@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"cmp"
@@ -37,11 +37,11 @@ const homePath = `set -euo pipefail
 p=$1
 case $p in "~"|"~/"*) p=$HOME${p#"~"};; esac`
 
-// pull copies a file or a directory of a sandbox to a local path.
-func pull(ctx context.Context, ui work.UI, c *client.Client, from copyPath, to string, opt copyOptions) (got copied, err error) {
+// Pull copies a file or a directory of a sandbox to a local path.
+func Pull(ctx context.Context, ui work.UI, c *client.Client, from Place, to string, opt Options) (got Copied, err error) {
 	target, err := findTarget(from, to)
 	if err == nil {
-		err = target.free(from, opt.force)
+		err = target.free(from, opt.Force)
 	}
 	if err != nil {
 		return got, err
@@ -65,8 +65,8 @@ func pull(ctx context.Context, ui work.UI, c *client.Client, from copyPath, to s
 	isDir := false
 	m := ui.Meter()
 	defer m.Done()
-	got.Changed, err = fetchArchive(ctx, c, from, opt.user, "tree", func(archive io.Reader) (err error) {
-		isDir, err = unpack(root, archive, int64(opt.gib)<<30, &got, func() { moved(m, "receiving", got) })
+	got.Changed, err = fetchArchive(ctx, c, from, opt.User, "tree", func(archive io.Reader) (err error) {
+		isDir, err = Unpack(root, archive, int64(opt.Gib)<<30, &got, func() { moved(m, "receiving", got) })
 		return err
 	})
 	m.Done()
@@ -77,21 +77,21 @@ func pull(ctx context.Context, ui work.UI, c *client.Client, from copyPath, to s
 	if err != nil {
 		return got, err
 	}
-	got.found, err = admitCopy(ctx, ui, root, target.parent, name, &got)
+	got.Found, err = AdmitCopy(ctx, ui, root, target.parent, name, &got)
 	if err != nil {
 		return got, err
 	}
-	got.Findings = gitsafe.FindingsJSON(got.found)
-	if err := (installer{parent, opt.force}).install(path.Join(stage, "top"), name); err != nil {
+	got.Findings = gitsafe.FindingsJSON(got.Found)
+	if err := (installer{parent, opt.Force}).install(path.Join(stage, "top"), name); err != nil {
 		return got, err
 	}
 	got.Destination = filepath.Join(target.parent, name)
 	return got, nil
 }
 
-// admitCopy is the return check of a copy in a staging directory. It leaves out what is
+// AdmitCopy is the return check of a copy in a staging directory. It leaves out what is
 // refused, unless that is everything, and asks about what must be confirmed.
-func admitCopy(ctx context.Context, ui work.UI, stage *os.Root, parent, name string, got *copied) ([]returncheck.Finding, error) {
+func AdmitCopy(ctx context.Context, ui work.UI, stage *os.Root, parent, name string, got *Copied) ([]returncheck.Finding, error) {
 	j, err := gitsafe.JudgeFiles(ctx, stage, "top", parent, name)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func admitCopy(ctx context.Context, ui work.UI, stage *os.Root, parent, name str
 }
 
 // count counts what is left of a copy in a staging directory.
-func (r *copied) count(stage *os.Root) error {
+func (r *Copied) count(stage *os.Root) error {
 	r.Files, r.Directories, r.Links, r.Bytes = 0, 0, 0, 0
 	return fs.WalkDir(stage.FS(), "top", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -148,7 +148,7 @@ func (r *copied) count(stage *os.Root) error {
 }
 
 // moved shows how much of a copy of unknown size was sent or received.
-func moved(m *work.Meter, what string, got copied) {
+func moved(m *work.Meter, what string, got Copied) {
 	m.Show(func() string {
 		rate := int64(float64(got.Bytes) / max(m.Now().Sub(m.Began).Seconds(), 0.001))
 		return fmt.Sprintf("%s: %s, %s/s", what, work.ByteSize(got.Bytes), work.ByteSize(rate))
@@ -157,12 +157,12 @@ func moved(m *work.Meter, what string, got copied) {
 
 // fetchArchive runs pullScript, and read with the archive that it writes. read ends at
 // the end of the archive. changed reports that files changed while they were read.
-func fetchArchive(ctx context.Context, c *client.Client, from copyPath, user, kind string, read func(io.Reader) error) (changed bool, err error) {
-	return readArchive(ctx, c, from, user, pullScript, []string{from.path, kind}, nil, read)
+func fetchArchive(ctx context.Context, c *client.Client, from Place, user, kind string, read func(io.Reader) error) (changed bool, err error) {
+	return readArchive(ctx, c, from, user, pullScript, []string{from.Path, kind}, nil, read)
 }
 
 // readArchive runs a script, and read with the archive that it writes, like fetchArchive.
-func readArchive(ctx context.Context, c *client.Client, from copyPath, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
+func readArchive(ctx context.Context, c *client.Client, from Place, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
 	in, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -170,7 +170,7 @@ func readArchive(ctx context.Context, c *client.Client, from copyPath, user, scr
 		_ = in.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		done <- err
 	}()
-	code, text, err := copyScript(ctx, c, from.sandbox, user, script, args, list, raw)
+	code, text, err := copyScript(ctx, c, from.Sandbox, user, script, args, list, raw)
 	_ = raw.CloseWithError(cmp.Or(err, io.EOF))
 	bad := <-done
 	switch {
@@ -186,10 +186,10 @@ func readArchive(ctx context.Context, c *client.Client, from copyPath, user, scr
 	return code == copyChanged, err
 }
 
-// pullFile calls read with the content of a file of a sandbox.
-func pullFile(ctx context.Context, c *client.Client, from copyPath, opt copyOptions, read func(io.Reader) error) error {
-	_, err := fetchArchive(ctx, c, from, opt.user, "file", func(archive io.Reader) error {
-		return readOneFile(archive, int64(opt.gib)<<30, read)
+// PullFile calls read with the content of a file of a sandbox.
+func PullFile(ctx context.Context, c *client.Client, from Place, opt Options, read func(io.Reader) error) error {
+	_, err := fetchArchive(ctx, c, from, opt.User, "file", func(archive io.Reader) error {
+		return readOneFile(archive, int64(opt.Gib)<<30, read)
 	})
 	return err
 }
@@ -202,7 +202,7 @@ type target struct {
 }
 
 // findTarget looks up a local destination, which need not exist.
-func findTarget(from copyPath, to string) (target, error) {
+func findTarget(from Place, to string) (target, error) {
 	st, err := os.Stat(to)
 	switch {
 	case err == nil && st.IsDir():
@@ -223,7 +223,7 @@ func findTarget(from copyPath, to string) (target, error) {
 }
 
 // free returns an error, before anything is copied, if a file has the name of the copy.
-func (t target) free(from copyPath, force bool) error {
+func (t target) free(from Place, force bool) error {
 	at := filepath.Join(t.parent, cmp.Or(t.last, from.base()))
 	if st, err := os.Lstat(at); force || err != nil || st.IsDir() {
 		return nil //nolint:nilerr // there is none
@@ -232,7 +232,7 @@ func (t target) free(from copyPath, force bool) error {
 }
 
 // name returns the path of the copy in the parent directory.
-func (t target) name(from copyPath, isDir bool) (string, error) {
+func (t target) name(from Place, isDir bool) (string, error) {
 	switch {
 	case t.last != "" && t.slash && !isDir:
 		return "", agentlab.Errorf(agentlab.CodeNotFound, "the directory %s does not exist", filepath.Join(t.parent, t.last)).WithHint("create it, or remove the slash")

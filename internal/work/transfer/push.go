@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"archive/tar"
@@ -86,21 +86,21 @@ cp --recursive --no-dereference --link --remove-destination --no-target-director
 // known, and the end of an archive shows that it is complete.
 const maxPart = 256 << 10
 
-// push copies a local file or directory, or standard input (from is "-"), to a sandbox.
-func push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, from string, to copyPath, opt copyOptions) (copied, error) {
+// Push copies a local file or directory, or standard input (from is "-"), to a sandbox.
+func Push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, from string, to Place, opt Options) (Copied, error) {
 	p, err := openPacker(from, stdin)
 	if err != nil {
-		return copied{}, err
+		return Copied{}, err
 	}
 	defer func() { _ = p.Close() }()
-	p.got = copied{Source: from, Destination: to.String()}
+	p.got = Copied{Source: from, Destination: to.String()}
 	force := ""
-	if opt.force {
+	if opt.Force {
 		force = "force"
 	}
 	base := filepath.Base(from)
 	if from == "-" {
-		base = path.Base(to.path)
+		base = path.Base(to.Path)
 	}
 	m := ui.Meter()
 	var mu sync.Mutex // after an error of the guest, pack can still run
@@ -109,18 +109,18 @@ func push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, fr
 		defer mu.Unlock()
 		moved(m, "sending", p.got)
 	}
-	err = sendArchive(ctx, c, to, opt.user, []string{to.path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
+	err = sendArchive(ctx, c, to, opt.User, []string{to.Path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
 	mu.Lock()
 	defer mu.Unlock()
 	m.Done()
 	if err != nil {
-		return copied{}, err
+		return Copied{}, err
 	}
 	return p.got, nil
 }
 
 // sendArchive runs pushScript with an archive that pack writes.
-func sendArchive(ctx context.Context, c *client.Client, to copyPath, user string, args []string, pack func(io.Writer) error) error {
+func sendArchive(ctx context.Context, c *client.Client, to Place, user string, args []string, pack func(io.Writer) error) error {
 	out, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -128,7 +128,7 @@ func sendArchive(ctx context.Context, c *client.Client, to copyPath, user string
 		done <- err
 		_ = raw.CloseWithError(err) // the guest refuses an archive without its last entry
 	}()
-	code, text, err := copyScript(ctx, c, to.sandbox, user, pushScript, args, guestrun.Input{PipeReader: out}, &bytes.Buffer{})
+	code, text, err := copyScript(ctx, c, to.Sandbox, user, pushScript, args, guestrun.Input{PipeReader: out}, &bytes.Buffer{})
 	_ = out.CloseWithError(guestrun.ErrEnded) // if it did not run
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -152,7 +152,7 @@ type packer struct {
 	kind  string // file, tree or content
 	name  string
 	mode  fs.FileMode
-	got   copied
+	got   Copied
 	show  func() // progress
 	file  io.ReadCloser
 	size  int64 // of the file; negative if it is not known
@@ -174,7 +174,7 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 	case err != nil:
 		return nil, work.LocalFault(name, err)
 	case st.IsDir():
-		if p.kind = "tree"; (copyPath{path: name}).content() {
+		if p.kind = "tree"; (Place{Path: name}).content() {
 			p.kind = "content"
 		}
 		if p.root, err = os.OpenRoot(name); err != nil {

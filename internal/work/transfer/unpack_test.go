@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"archive/tar"
@@ -14,17 +14,18 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // unpackTo extracts an archive to a new directory below dir.
-func unpackTo(t testing.TB, dir string, archive []byte, limit int64) (got copied, isDir bool, err error) {
+func unpackTo(t testing.TB, dir string, archive []byte, limit int64) (got Copied, isDir bool, err error) {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = root.Close() }()
-	isDir, err = unpack(root, bytes.NewReader(archive), limit, &got, nil)
+	isDir, err = Unpack(root, bytes.NewReader(archive), limit, &got, nil)
 	return got, isDir, err
 }
 
@@ -58,10 +59,6 @@ func listing(t testing.TB, dir string) (all []string) {
 	return all
 }
 
-func dirEntry(name string) tar.Header {
-	return tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}
-}
-
 func link(name, to string) tar.Header {
 	return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to}
 }
@@ -69,33 +66,33 @@ func link(name, to string) tar.Header {
 // A hostile guest cannot make cp write outside of the new directory, replace what it
 // has extracted, or use more space than is allowed. Each archive is refused as a whole.
 func TestHostileArchivesAreRefused(t *testing.T) {
-	top := dirEntry("./")
-	whole := archiveOf(t, top, tar.Header{Name: "./a"})
+	top := worktest.DirEntry("./")
+	whole := worktest.ArchiveOf(t, top, tar.Header{Name: "./a"})
 	for name, tc := range map[string]struct {
 		archive []byte
 		want    string
 	}{
-		"parent":              {archiveOf(t, top, tar.Header{Name: "../out"}), "leaves"},
-		"deep parent":         {archiveOf(t, top, tar.Header{Name: "./a/../../out"}), "leaves"},
-		"absolute":            {archiveOf(t, top, tar.Header{Name: "/tmp/out"}), "leaves"},
-		"parent directory":    {archiveOf(t, top, dirEntry("../out/")), "leaves"},
-		"parent link":         {archiveOf(t, top, link("../out", "a")), "leaves"},
-		"long name":           {archiveOf(t, top, tar.Header{Name: "./" + strings.Repeat("a/", maxEntryName) + "x"}), "leaves"},
-		"file over link":      {archiveOf(t, top, link("./a", "b"), tar.Header{Name: "./a"}), "twice"},
-		"file through link":   {archiveOf(t, top, link("./a", "."), tar.Header{Name: "./a/x"}), "twice"},
-		"link through link":   {archiveOf(t, top, dirEntry("./b/c"), link("./b/c/up", "../.."), link("./b/c/up/l", "../../..")), "twice"},
-		"file twice":          {archiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "a"}), "twice"},
-		"directory over file": {archiveOf(t, top, tar.Header{Name: "./a"}, dirEntry("./a")), "twice"},
-		"file in a file":      {archiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "./a/b"}), "twice"},
-		"file as top":         {archiveOf(t, top, tar.Header{Name: "."}), "something else"},
-		"link as top":         {archiveOf(t, top, link(".", "/tmp")), "something else"},
-		"hard link":           {archiveOf(t, top, tar.Header{Name: "./h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}), "hard link"},
-		"hard link inside":    {archiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "./h", Typeflag: tar.TypeLink, Linkname: "./a"}), "hard link"},
-		"unknown type":        {archiveOf(t, top, tar.Header{Name: "./x", Typeflag: '7'}), "type"},
-		"only a link":         {archiveOf(t, link("x", "/etc/passwd")), "neither"},
-		"only a device":       {archiveOf(t, tar.Header{Name: "x", Typeflag: tar.TypeChar}), "neither"},
-		"two files":           {archiveOf(t, tar.Header{Name: "a"}, tar.Header{Name: "b"}), "neither"},
-		"nothing":             {archiveOf(t), "empty"},
+		"parent":              {worktest.ArchiveOf(t, top, tar.Header{Name: "../out"}), "leaves"},
+		"deep parent":         {worktest.ArchiveOf(t, top, tar.Header{Name: "./a/../../out"}), "leaves"},
+		"absolute":            {worktest.ArchiveOf(t, top, tar.Header{Name: "/tmp/out"}), "leaves"},
+		"parent directory":    {worktest.ArchiveOf(t, top, worktest.DirEntry("../out/")), "leaves"},
+		"parent link":         {worktest.ArchiveOf(t, top, link("../out", "a")), "leaves"},
+		"long name":           {worktest.ArchiveOf(t, top, tar.Header{Name: "./" + strings.Repeat("a/", maxEntryName) + "x"}), "leaves"},
+		"file over link":      {worktest.ArchiveOf(t, top, link("./a", "b"), tar.Header{Name: "./a"}), "twice"},
+		"file through link":   {worktest.ArchiveOf(t, top, link("./a", "."), tar.Header{Name: "./a/x"}), "twice"},
+		"link through link":   {worktest.ArchiveOf(t, top, worktest.DirEntry("./b/c"), link("./b/c/up", "../.."), link("./b/c/up/l", "../../..")), "twice"},
+		"file twice":          {worktest.ArchiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "a"}), "twice"},
+		"directory over file": {worktest.ArchiveOf(t, top, tar.Header{Name: "./a"}, worktest.DirEntry("./a")), "twice"},
+		"file in a file":      {worktest.ArchiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "./a/b"}), "twice"},
+		"file as top":         {worktest.ArchiveOf(t, top, tar.Header{Name: "."}), "something else"},
+		"link as top":         {worktest.ArchiveOf(t, top, link(".", "/tmp")), "something else"},
+		"hard link":           {worktest.ArchiveOf(t, top, tar.Header{Name: "./h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}), "hard link"},
+		"hard link inside":    {worktest.ArchiveOf(t, top, tar.Header{Name: "./a"}, tar.Header{Name: "./h", Typeflag: tar.TypeLink, Linkname: "./a"}), "hard link"},
+		"unknown type":        {worktest.ArchiveOf(t, top, tar.Header{Name: "./x", Typeflag: '7'}), "type"},
+		"only a link":         {worktest.ArchiveOf(t, link("x", "/etc/passwd")), "neither"},
+		"only a device":       {worktest.ArchiveOf(t, tar.Header{Name: "x", Typeflag: tar.TypeChar}), "neither"},
+		"two files":           {worktest.ArchiveOf(t, tar.Header{Name: "a"}, tar.Header{Name: "b"}), "neither"},
+		"nothing":             {worktest.ArchiveOf(t), "empty"},
 		"no bytes":            {nil, "incomplete"},
 		"text":                {[]byte(strings.Repeat("text", 1000)), "damaged"},
 		"cut in a file":       {whole[:1026], "damaged"},
@@ -192,13 +189,13 @@ func pax(key, value string) string {
 
 // Files that could harm this machine later are left out and named; the rest is copied.
 func TestUnsafeFilesAreLeftOut(t *testing.T) {
-	archive := archiveOf(t, dirEntry("./"),
+	archive := worktest.ArchiveOf(t, worktest.DirEntry("./"),
 		tar.Header{Name: "./file", Mode: 0o7755}, tar.Header{Name: "./private"}, tar.Header{Name: "./d/deep/x", Mode: 0o644},
 		tar.Header{Name: "./closed/", Typeflag: tar.TypeDir, Mode: 0o7000}, tar.Header{Name: "./closed/x"},
 		link("./good", "d/deep/x"), link("./d/up", "../file"), link("./dangling", "nothing"),
 		link("./absolute", "/etc/passwd"), link("./out", ".."), link("./d/out", "../../x"), link("./trick", "d/../file"), link("./hooks", ".git/hooks"),
 		tar.Header{Name: "./pipe", Typeflag: tar.TypeFifo}, tar.Header{Name: "./null", Typeflag: tar.TypeChar}, tar.Header{Name: "./sda", Typeflag: tar.TypeBlock},
-		dirEntry("./.git"), tar.Header{Name: "./.git/config"}, tar.Header{Name: "./d/.GIT/hooks/post-checkout"}, tar.Header{Name: "./d/git~1"}, tar.Header{Name: "./d/.g\u200cit"}, tar.Header{Name: "./deep/.git. /config"},
+		worktest.DirEntry("./.git"), tar.Header{Name: "./.git/config"}, tar.Header{Name: "./d/.GIT/hooks/post-checkout"}, tar.Header{Name: "./d/git~1"}, tar.Header{Name: "./d/.g\u200cit"}, tar.Header{Name: "./deep/.git. /config"},
 		tar.Header{Name: "./HEAD"},
 	)
 	dir := t.TempDir()
@@ -230,7 +227,7 @@ func TestUnsafeFilesAreLeftOut(t *testing.T) {
 }
 
 func TestListOfSkippedFilesIsLimited(t *testing.T) {
-	var r copied
+	var r Copied
 	for range maxSkipped + 5 {
 		r.skip("x", "y")
 	}
@@ -240,7 +237,7 @@ func TestListOfSkippedFilesIsLimited(t *testing.T) {
 }
 
 func TestLinksOfAnArchiveAreLimited(t *testing.T) {
-	u := unpacker{got: &copied{}, dirs: map[string]bool{"top": true}, linkBytes: maxLinkBytes}
+	u := unpacker{got: &Copied{}, dirs: map[string]bool{"top": true}, linkBytes: maxLinkBytes}
 	h := link("a", "b")
 	if err := u.entry(&h, nil); err == nil || !strings.Contains(err.Error(), "too many links") {
 		t.Error(err)
@@ -252,14 +249,14 @@ func TestReadOneFile(t *testing.T) {
 		archive []byte
 		want    string
 	}{
-		"file":       {archiveOf(t, tar.Header{Name: "/any/../name"}), ""},
-		"directory":  {archiveOf(t, dirEntry("./")), "not one file"},
-		"link":       {archiveOf(t, link("x", "y")), "not one file"},
-		"two files":  {archiveOf(t, tar.Header{Name: "a"}, tar.Header{Name: "b"}), "not one file"},
-		"cut off":    {archiveOf(t, tar.Header{Name: "a"})[:1024], "incomplete"},
-		"cut inside": {archiveOf(t, tar.Header{Name: "a"})[:514], "unexpected EOF"},
+		"file":       {worktest.ArchiveOf(t, tar.Header{Name: "/any/../name"}), ""},
+		"directory":  {worktest.ArchiveOf(t, worktest.DirEntry("./")), "not one file"},
+		"link":       {worktest.ArchiveOf(t, link("x", "y")), "not one file"},
+		"two files":  {worktest.ArchiveOf(t, tar.Header{Name: "a"}, tar.Header{Name: "b"}), "not one file"},
+		"cut off":    {worktest.ArchiveOf(t, tar.Header{Name: "a"})[:1024], "incomplete"},
+		"cut inside": {worktest.ArchiveOf(t, tar.Header{Name: "a"})[:514], "unexpected EOF"},
 		"nothing":    {nil, "incomplete"},
-		"empty":      {archiveOf(t), "empty"},
+		"empty":      {worktest.ArchiveOf(t), "empty"},
 		"large":      {largeArchive(t, 1<<20)[512:], "limit"},
 	} {
 		var out strings.Builder
@@ -276,8 +273,8 @@ func TestReadOneFile(t *testing.T) {
 // FuzzUnpack extracts what a guest could send. Nothing is written outside, no link leads
 // out, and no more is written than allowed.
 func FuzzUnpack(f *testing.F) {
-	f.Add(archiveOf(f, dirEntry("./"), tar.Header{Name: "./a"}, link("./b", "a"), link("./c/d", "../a")))
-	f.Add(archiveOf(f, tar.Header{Name: "../a", PAXRecords: map[string]string{"path": "x"}}))
+	f.Add(worktest.ArchiveOf(f, worktest.DirEntry("./"), tar.Header{Name: "./a"}, link("./b", "a"), link("./c/d", "../a")))
+	f.Add(worktest.ArchiveOf(f, tar.Header{Name: "../a", PAXRecords: map[string]string{"path": "x"}}))
 	f.Add(sparseArchive(f, 1<<12))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		dir := t.TempDir()
@@ -324,10 +321,10 @@ func FuzzUnpack(f *testing.F) {
 
 // An archive without entries is read to its end: then tar can say why it is empty.
 func TestEmptyArchiveIsReadToItsEnd(t *testing.T) {
-	whole := append(archiveOf(t), make([]byte, 10240-1024)...)
+	whole := append(worktest.ArchiveOf(t), make([]byte, 10240-1024)...)
 	for name, read := range map[string]func(io.Reader) error{
 		"file": func(r io.Reader) error { return readOneFile(r, 1, nil) },
-		"tree": func(r io.Reader) error { _, err := unpack(nil, r, 1, &copied{}, nil); return err },
+		"tree": func(r io.Reader) error { _, err := Unpack(nil, r, 1, &Copied{}, nil); return err },
 	} {
 		in := bytes.NewReader(whole)
 		if err := read(in); err == nil || in.Len() > 0 {

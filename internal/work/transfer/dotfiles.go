@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"bytes"
@@ -61,14 +61,14 @@ type dotfiles struct {
 	left    int      // files that are not sent
 }
 
-// sendDotfiles applies the user's dotfiles to a sandbox that does not have them yet.
-func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo string) error {
+// SendDotfiles applies the user's dotfiles to a sandbox that does not have them yet.
+func SendDotfiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, repo string) error {
 	source := userSetting(ctx, repo, dotfilesKey)
 	if source == "" {
 		return nil
 	}
 	install := userSetting(ctx, repo, dotfilesInstallKey)
-	dir, err := a.dotfilesDir(ctx, source)
+	dir, err := dotfilesDir(ctx, ui, source)
 	if err != nil {
 		return err
 	}
@@ -76,13 +76,13 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 	if err != nil || len(d.names) == 0 {
 		return err
 	}
-	home := agentHome
+	home := AgentHome
 	have := &bounded.Head{Max: 128}
 	req := guestapi.ExecRequest{Command: []string{"sh", "-c", `cat -- "$1" 2>/dev/null || true`, "sh", home + "/" + dotfilesGuestKey}}
 	if err := guestrun.Run(ctx, c, sandbox, req, nil, have); err != nil || strings.TrimSpace(have.String()) == d.sum {
 		return err
 	}
-	if err := a.copyDotfiles(ctx, c, sandbox, home, d); err != nil {
+	if err := copyDotfiles(ctx, ui, c, sandbox, home, d); err != nil {
 		return err
 	}
 	mark := guestapi.ExecRequest{Command: []string{"sh", "-c", `mkdir -p "${1%/*}" && printf '%s\n' "$2" >"$1"`, "sh", home + "/" + dotfilesGuestKey, d.sum}}
@@ -93,7 +93,7 @@ func (a *App) sendDotfiles(ctx context.Context, c *client.Client, sandbox, repo 
 	if d.left > 0 {
 		text += fmt.Sprintf("; %d links, large files and files that can contain secrets are not sent", d.left)
 	}
-	a.Progressf("%s", text)
+	ui.Progressf("%s", text)
 	return nil
 }
 
@@ -109,11 +109,11 @@ func userSetting(ctx context.Context, repo, key string) string {
 }
 
 // copyDotfiles sends the files, and runs the script.
-func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home string, d dotfiles) error {
-	to := copyPath{sandbox, home + "/."}
+func copyDotfiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, home string, d dotfiles) error {
+	to := Place{sandbox, home + "/."}
 	if d.install != "" {
-		to.path = home + "/" + dotfilesInGuest + "/."
-		clean := guestapi.ExecRequest{Command: []string{"sh", "-c", `rm -rf -- "$1" && mkdir -- "$1"`, "sh", path.Dir(to.path)}}
+		to.Path = home + "/" + dotfilesInGuest + "/."
+		clean := guestapi.ExecRequest{Command: []string{"sh", "-c", `rm -rf -- "$1" && mkdir -- "$1"`, "sh", path.Dir(to.Path)}}
 		if err := guestrun.Run(ctx, c, sandbox, clean, nil, &bytes.Buffer{}); err != nil {
 			return err
 		}
@@ -124,17 +124,17 @@ func (a *App) copyDotfiles(ctx context.Context, c *client.Client, sandbox, home 
 	}
 	defer func() { _ = p.Close() }()
 	p.names = d.names
-	if err := sendArchive(ctx, c, to, "", []string{to.path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
+	if err := sendArchive(ctx, c, to, "", []string{to.Path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
 		return err
 	}
-	a.Progressf("running %s in the sandbox", d.install)
-	run := guestapi.ExecRequest{Command: []string{"./" + d.install}, Dir: path.Dir(to.path)}
+	ui.Progressf("running %s in the sandbox", d.install)
+	run := guestapi.ExecRequest{Command: []string{"./" + d.install}, Dir: path.Dir(to.Path)}
 	return guestrun.Run(ctx, c, sandbox, run, nil, &bounded.Tail{Max: 4 << 10})
 }
 
 // dotfilesDir returns the directory with the dotfiles; a repository is cloned, and
 // brought up to date once an hour.
-func (a *App) dotfilesDir(ctx context.Context, source string) (string, error) {
+func dotfilesDir(ctx context.Context, ui work.UI, source string) (string, error) {
 	if rest, ok := strings.CutPrefix(source, "~/"); ok {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -158,12 +158,12 @@ func (a *App) dotfilesDir(ctx context.Context, source string) (string, error) {
 	if st, err := os.Stat(dir); err == nil && time.Since(st.ModTime()) < dotfilesAge {
 		return dir, nil
 	}
-	return dir, a.cloneDotfiles(ctx, source, dir)
+	return dir, cloneDotfiles(ctx, ui, source, dir)
 }
 
 // cloneDotfiles replaces dir by a clone of a repository. Without the repository, an
 // older clone is used.
-func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
+func cloneDotfiles(ctx context.Context, ui work.UI, source, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, dotfilesLimit)
 	defer cancel()
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
@@ -176,10 +176,10 @@ func (a *App) cloneDotfiles(ctx context.Context, source, dir string) error {
 		return err
 	}
 	defer remove()
-	err = usersGit(ctx, a, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
+	err = gitsafe.UsersGit(ctx, ui, "clone", "--quiet", "--depth=1", "--no-tags", "--config", "core.symlinks=false", "--", source, filepath.Join(tmp, "work"))
 	if err != nil {
 		if _, old := os.Stat(dir); old == nil && ctx.Err() == nil {
-			a.Progressf("note: the dotfiles were not brought up to date: %s", agentlab.WithoutControls(err.Error()))
+			ui.Progressf("note: the dotfiles were not brought up to date: %s", agentlab.WithoutControls(err.Error()))
 			return nil
 		}
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the dotfiles cannot be cloned: %w", err).WithField(dotfilesKey).
@@ -267,3 +267,6 @@ func sameFile(a, b string) bool {
 	two, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
+
+// AgentHome is the home directory of the user agent in all images.
+const AgentHome = "/home/agent"

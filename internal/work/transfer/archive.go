@@ -1,4 +1,4 @@
-package cli
+package transfer
 
 import (
 	"archive/tar"
@@ -16,11 +16,11 @@ import (
 // many small files can need more than the files.
 func maxArchive(w api.Workspace) int64 { return int64(w.SizeGB) << 31 }
 
-// copyArchive copies a tar archive unchanged up to limit bytes and checks it: it is
+// CopyArchive copies a tar archive unchanged up to limit bytes and checks it: it is
 // complete, and its entries are files, directories, links and pipes with names that
 // stay in the directory to which it is extracted. It calls see, which may be nil, with each
 // entry, and returns their number.
-func copyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header)) (entries int, err error) {
+func CopyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header)) (entries int, err error) {
 	bad := func(format string, args ...any) (int, error) {
 		return entries, agentlab.Errorf(agentlab.CodeInvalid, "the archive "+format, args...)
 	}
