@@ -26,6 +26,11 @@ func (s changeSource) appliedRef(top string) string {
 	return appliedRefs + s.id + "/" + hex.EncodeToString(sum[:4])
 }
 
+// forgetApplied deletes the refs for what was applied from a source with an ID.
+func forgetApplied(ctx context.Context, path, id string) error {
+	return deleteRefs(ctx, path, appliedRefs+id)
+}
+
 // appliedFile is a version of a file that was applied.
 type appliedFile struct {
 	indexEntry            // gitsafe.ModeNone: it was deleted

@@ -343,11 +343,6 @@ func (a *App) done(v any, format string, args ...any) error {
 	return a.emit(v, func() error { a.Progressf(format, args...); return nil })
 }
 
-// Progressf writes one line of progress to standard error.
-func (a *App) Progressf(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, format+"\n", args...)
-}
-
 // printJSON writes v as one indented JSON document.
 func (a *App) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
 

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -37,7 +36,7 @@ the changes are those of its last checkpoint.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
-	o.flags(cmd)
+	applyFlags(cmd, &o)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
@@ -71,7 +70,7 @@ type applyOptions struct {
 	force   bool     // merge into files with uncommitted changes
 }
 
-func (o *applyOptions) flags(cmd *cobra.Command) {
+func applyFlags(cmd *cobra.Command, o *applyOptions) {
 	cmd.Flags().BoolVar(&o.force, "force", false, "merge into files with uncommitted changes without confirmation")
 	cmd.Flags().StringSliceVar(&o.exclude, "exclude", nil, "leave out a file or directory (repeatable)")
 }
@@ -88,94 +87,116 @@ func (s changeSource) applied(files []string, unchanged int, skipped []string, f
 	return out
 }
 
-func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of changeSource, dir string, o applyOptions) error {
-	unlock, err := a.lockRepo(ctx, b.Path, false)
+// applyOutcome says what was applied to a work tree.
+type applyOutcome struct {
+	files    []string              // that were written or removed
+	same     int                   // files that had the changes already
+	skipped  []string              // submodules
+	left     []returncheck.Finding // links that are left out
+	found    []returncheck.Finding // all findings, with left
+	pointers []string              // files of Git LFS of which only the pointer is written
+}
+
+// applyChanges applies the uncommitted changes in a bundle to the work tree of the user.
+// dir is for temporary files. If a file cannot be merged, or the user does not agree,
+// nothing is applied.
+func applyChanges(ctx context.Context, ui work.UI, b *gitsafe.Bundle, of changeSource, dir string, o applyOptions) (got applyOutcome, err error) {
+	unlock, err := lockRepo(ctx, ui, b.Path, false)
 	if err != nil {
-		return err
+		return got, err
 	}
 	defer unlock()
 	ch, err := openChanges(ctx, b, of)
 	if err != nil {
-		return err
+		return got, err
 	}
 	list, err := ch.list(ctx)
 	if err != nil {
-		return err
+		return got, err
 	}
 	w, err := openWorkTree(ctx, b.Path)
 	if err != nil {
-		return err
+		return got, err
 	}
 	defer func() { _ = w.root.Close() }()
 	if list, err = w.chosen(list, o, of); err != nil {
-		return err
+		return got, err
 	}
 	p := &applyPlan{ch: ch, w: w, dir: dir, room: maxApplied}
 	if p.applied, err = readApplied(ctx, w.top, of.appliedRef(w.top)); err != nil {
-		return err
+		return got, err
 	}
 	if err := p.make(ctx, list); err != nil {
-		return err
+		return got, err
 	}
 	found, err := p.judge(ctx)
 	if err != nil {
-		return err
+		return got, err
 	}
 	how := gitsafe.Admission{Dir: b.Path, Verb: "applied", Show: of.diff, Instead: "leave them out: " + of.apply + " --exclude PATH"}
-	if err := gitsafe.Admit(ctx, a, found, how); err != nil {
-		return err
+	if err := gitsafe.Admit(ctx, ui, found, how); err != nil {
+		return got, err
 	}
 	if err := p.merge(ctx); err != nil {
-		return err
+		return got, err
 	}
 	dirty := p.dirty()
-	if len(dirty) > 0 && !o.force && !a.Confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", work.JoinNames(dirty), of.kind)) {
-		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", work.JoinNames(dirty)).
+	if len(dirty) > 0 && !o.force && !ui.Confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", work.JoinNames(dirty), of.kind)) {
+		return got, agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", work.JoinNames(dirty)).
 			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
 	}
 	if err := p.checkOut(ctx); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
+		return got, agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", agentlab.WithoutControls(err.Error()))
 	}
 	if err := p.apply(); err != nil {
-		return err
+		return got, err
 	}
 	if err := p.record(ctx); err != nil {
-		a.Progressf("note: a later command cannot know what was applied, and may find conflicts: %s", agentlab.WithoutControls(err.Error()))
+		ui.Progressf("note: a later command cannot know what was applied, and may find conflicts: %s", agentlab.WithoutControls(err.Error()))
 	}
-	return a.printApplied(p, append(p.left, found...))
+	return p.outcome(found), nil
 }
 
-func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
-	of := p.ch.of
-	names := []string{}
-	for _, s := range p.steps {
-		names = append(names, s.Path)
+// applyChanges applies the uncommitted changes in a bundle to the work tree, and prints
+// what was applied.
+func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of changeSource, dir string, o applyOptions) error {
+	got, err := applyChanges(ctx, a, b, of, dir, o)
+	if err != nil {
+		return err
 	}
-	doc := of.applied(names, p.same, append([]string{}, p.skipped...), found)
-	pointers := p.pointers()
-	if len(pointers) > 0 {
-		doc["lfs_pointers"] = pointers
+	doc := of.applied(got.files, got.same, got.skipped, got.found)
+	if len(got.pointers) > 0 {
+		doc["lfs_pointers"] = got.pointers
 	}
 	return a.emit(doc, func() error {
-		for _, name := range names {
+		for _, name := range got.files {
 			fmt.Fprintln(a.Stdout, agentlab.WithoutControls(name))
 		}
-		for _, name := range p.skipped {
+		for _, name := range got.skipped {
 			a.Progressf("note: the submodule %s is not changed", agentlab.WithoutControls(name))
 		}
-		for _, f := range p.left {
+		for _, f := range got.left {
 			a.Progressf("note: %s is left out: it %s", agentlab.WithoutControls(f.Path), agentlab.WithoutControls(f.Why))
 		}
-		gitsafe.NoteNamed(a, found)
-		if len(pointers) > 0 {
-			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", gitsafe.LFSNames(pointers))
+		gitsafe.NoteNamed(a, got.found)
+		if len(got.pointers) > 0 {
+			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", gitsafe.LFSNames(got.pointers))
 		}
-		a.Progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
+		a.Progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(got.files), "file"), got.same)
 		if n := of.newCommits; n > 0 {
 			a.Progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
 		}
 		return nil
 	})
+}
+
+// outcome returns what the plan has applied.
+func (p *applyPlan) outcome(found []returncheck.Finding) applyOutcome {
+	got := applyOutcome{files: []string{}, same: p.same, skipped: append([]string{}, p.skipped...), left: p.left, found: append(p.left, found...), pointers: p.pointers()}
+	for _, s := range p.steps {
+		got.files = append(got.files, s.Path)
+	}
+	return got
 }
 
 // pointers returns the files of Git LFS that were written. Git takes the content itself for
@@ -193,40 +214,6 @@ func (p *applyPlan) pointers() (names []string) {
 		}
 	}
 	return names
-}
-
-// Confirm asks for confirmation on the terminal. Without a terminal the answer is
-// no.
-func (a *App) Confirm(question string) bool {
-	if a.json {
-		return false
-	}
-	answer, ok := a.Prompt(question + " [y/N] ")
-	return ok && (answer == "y" || answer == "yes")
-}
-
-// slow is work.SaySlow for sessionRepo.
-func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
-
-// Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
-// --no-input nor with --json.
-func (a *App) Asks() bool {
-	_, tty := work.TerminalOf(a.Stdin)
-	return tty && !a.noInput && !a.json
-}
-
-// Prompt asks a question on the terminal and returns the answer in lower case.
-// ok is false without a terminal and with --no-input.
-func (a *App) Prompt(question string) (answer string, ok bool) {
-	if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput {
-		return "", false
-	}
-	fmt.Fprint(a.Stderr, question)
-	line, err := bufio.NewReader(a.Stdin).ReadString('\n')
-	if err != nil {
-		fmt.Fprintln(a.Stderr)
-	}
-	return strings.ToLower(strings.TrimSpace(line)), err == nil
 }
 
 // workTree is the work tree of the user's repository.

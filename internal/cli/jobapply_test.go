@@ -151,10 +151,10 @@ func TestApplyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	refs := func() string { return worktest.Git(t, user, "for-each-ref", appliedRefs) }
-	if err := (repoLink{path: user}).forgetApplied(t.Context(), "other"); err != nil || refs() == "" {
+	if err := forgetApplied(t.Context(), user, "other"); err != nil || refs() == "" {
 		t.Errorf("of another session: %v", err)
 	}
-	if err := (repoLink{path: user}).forgetApplied(t.Context(), "j"); err != nil || refs() != "" {
+	if err := forgetApplied(t.Context(), user, "j"); err != nil || refs() != "" {
 		t.Errorf("%v: %s", err, refs())
 	}
 	if got := tree(t, user); got["lines.txt"] != "due\n"+tenLines[2:]+"mine\n" || got["run.sh"] != "exit 2\n" {

@@ -218,11 +218,6 @@ func deleteRefs(ctx context.Context, path, prefix string) error {
 	return err
 }
 
-// forgetApplied deletes the refs for what was applied from a session.
-func (l repoLink) forgetApplied(ctx context.Context, session string) error {
-	return deleteRefs(ctx, l.path, appliedRefs+session)
-}
-
 // ref is the local ref of a branch of the session.
 func (l repoLink) ref(branch string) string { return "refs/remotes/" + l.remote + "/" + branch }
 
@@ -245,7 +240,7 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
 func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch string, want api.SessionCreate) (s api.Session, created bool, err error) {
-	unlock, err := a.lockRepo(ctx, l.path, false)
+	unlock, err := lockRepo(ctx, a, l.path, false)
 	if err != nil {
 		return s, false, err
 	}
@@ -314,7 +309,7 @@ func sameProfile(s api.Session, profile string) error {
 
 // lockRepo waits until no other command creates the session of a repository or changes its
 // work tree, with a note if that takes a while and quiet is not set.
-func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock func(), err error) {
+func lockRepo(ctx context.Context, ui work.UI, path string, quiet bool) (unlock func(), err error) {
 	dir, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--git-common-dir")
 	if err != nil {
 		return nil, err
@@ -327,7 +322,7 @@ func (a *App) lockRepo(ctx context.Context, path string, quiet bool) (unlock fun
 		held, err := lock.TryFile(f)
 		if err == nil && !held {
 			if tries == 0 && !quiet {
-				a.Progressf("waiting for another command in this repository")
+				ui.Progressf("waiting for another command in this repository")
 			}
 			err = work.SleepOr(ctx, 100*time.Millisecond)
 		}

@@ -10,22 +10,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// ShowEvent prints an event on standard error, unless it is of a brief command's routine.
-func (a *App) ShowEvent(e api.Event) {
-	a.shown = e.ID
-	if a.brief && isRoutine(e) {
-		return
-	}
-	a.Progressf("%s  %s", e.Time.Local().Format("15:04:05"), agentlab.WithoutControls(e.Message))
-}
-
-// isRoutine reports whether an event is one of each start of a sandbox. The error of a wait
-// has the reason of a failure.
-func isRoutine(e api.Event) bool {
-	_, refused := e.Data["refused"]
-	return e.Kind == agentlab.EventSession || e.Kind == agentlab.EventSandboxNested || e.Kind == agentlab.EventSandboxState && !refused
-}
-
 // finishSandbox waits for a requested change and prints the outcome.
 func (a *App) finishSandbox(ctx context.Context, c *client.Client, r work.ChangeRequest, wait bool, done func(api.Sandbox) bool) error {
 	sb, err := r.Sb, r.Err

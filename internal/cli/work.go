@@ -126,7 +126,7 @@ Links that lead out of the work tree are left out.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
-	o.flags(cmd)
+	applyFlags(cmd, &o)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
 		return a.withChanges(ctx, c, name, worktree, true, func(b *gitsafe.Bundle, of changeSource) error {
 			if b == nil {
@@ -235,7 +235,7 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if l.remote == "" {
 		return nil
 	}
-	err = l.forgetApplied(ctx, s.ID)
+	err = forgetApplied(ctx, l.path, s.ID)
 	if how.keepLink {
 		return err
 	}
