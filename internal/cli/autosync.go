@@ -70,7 +70,7 @@ func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest
 
 // once fetches and forwards. It reports whether the commits were fetched.
 func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
-	unlock, err := lockRepo(ctx, a, w.path, true)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.path, true)
 	if err != nil {
 		s.err = err
 		return false

@@ -118,9 +118,9 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 func (a *App) confirmClockCmd() *cobra.Command {
 	cmd := query(a, "confirm-clock", "Confirm that the clock is right after it jumped", exactArgs(), all((*client.Client).ConfirmClock), func(clock api.Clock) error {
 		if clock.Suspended {
-			a.Progressf("retention continues; the time is %s", localTime(clock.Now))
+			a.Progressf("retention continues; the time is %s", work.LocalTime(clock.Now))
 		} else {
-			a.Progressf("retention was not suspended; the time is %s", localTime(clock.Now))
+			a.Progressf("retention was not suspended; the time is %s", work.LocalTime(clock.Now))
 		}
 		return nil
 	})

@@ -121,10 +121,10 @@ func (a *App) printEgress(r api.EgressRecord) error {
 		return a.printJSONLine(r)
 	}
 	if r.Seq == 0 {
-		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", localTime(r.Time), r.VMID, r.Dropped)
+		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", work.LocalTime(r.Time), r.VMID, r.Dropped)
 		return err
 	}
-	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", localTime(r.Time), r.VMID, verdict(r.Allow), r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
+	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", work.LocalTime(r.Time), r.VMID, verdict(r.Allow), r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
 	if r.Count > 1 {
 		line += fmt.Sprintf("  %d times in %s", r.Count, r.Last.Sub(r.Time).Round(100*time.Millisecond))
 	}

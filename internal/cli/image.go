@@ -87,7 +87,7 @@ func (a *App) imageShowCmd() *cobra.Command {
 		t.row("Architecture:", i.Arch)
 		t.row("Root disk:", work.ByteSize(i.Size))
 		t.row("On this machine:", work.ByteSize(i.DiskUsage))
-		t.row("Built:", localTime(i.CreatedAt))
+		t.row("Built:", work.LocalTime(i.CreatedAt))
 		for _, k := range slices.Sorted(maps.Keys(i.Versions)) {
 			t.row("  "+k, i.Versions[k])
 		}

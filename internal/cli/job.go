@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 func (a *App) jobCmd() *cobra.Command {
@@ -83,7 +83,7 @@ func (a *App) showJob(j api.Job) error {
 	if j.SandboxVMID != 0 {
 		t.row("Sandbox:", j.SandboxVMID)
 	}
-	t.row("Created:", localTime(j.CreatedAt))
+	t.row("Created:", work.LocalTime(j.CreatedAt))
 	if j.FinishedAt != nil {
 		t.row("Took:", shortDuration(j.FinishedAt.Sub(j.CreatedAt)))
 	} else if j.DeadlineAt != nil {
@@ -94,7 +94,7 @@ func (a *App) showJob(j api.Job) error {
 		t.row("Pushed:", yesNo(r.Pushed))
 		t.row("Uncommitted changes:", uncommitted(j))
 	}
-	t.optional("Checkpoint:", checkpointTime(j))
+	t.optional("Checkpoint:", source.CheckpointTime(j))
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (a *App) showJob(j api.Job) error {
 	if len(j.Events) > 0 {
 		fmt.Fprintln(a.Stdout, "\nLast events:")
 		for _, e := range j.Events {
-			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), agentlab.WithoutControls(e.Message))
+			fmt.Fprintf(a.Stdout, "  %s  %s\n", work.LocalTime(e.Time), agentlab.WithoutControls(e.Message))
 		}
 	}
 	return nil
@@ -124,7 +124,7 @@ func (a *App) showJob(j api.Job) error {
 // noteCheckpoint names the commands for the work of a job that ended without a result,
 // if there is a checkpoint.
 func (a *App) noteCheckpoint(j api.Job) {
-	taken := checkpointTime(j)
+	taken := source.CheckpointTime(j)
 	if taken == "" || !agentlab.JobStatus(j.Status).Final() {
 		return
 	}
@@ -201,7 +201,7 @@ func uncommitted(j api.Job) string {
 	if n := j.Result.Uncommitted; n > 0 {
 		text = agentlab.Plural(n, "file")
 	}
-	names := moduleDiffs(j)
+	names := source.ModuleDiffs(j)
 	switch {
 	case len(names) == 0:
 		return text
@@ -221,5 +221,3 @@ func firstLine(s string, most int) string {
 	}
 	return s
 }
-
-func localTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }

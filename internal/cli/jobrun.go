@@ -413,7 +413,7 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 		return
 	}
 	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && work.IsKept(sb) && sb.JobID == j.ID {
-		a.Progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
+		a.Progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", work.LocalTime(sb.LeaseExpiresAt), j.ID)
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"slices"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
@@ -125,26 +123,4 @@ func (r sessionRepo) fetchLFS(ctx context.Context, b *gitsafe.Bundle) (missing i
 		return 0, err
 	}
 	return gitsafe.Lacks(store, list), nil
-}
-
-// fetchJobLFS is sessionRepo.fetchLFS for the commits of a job, which has its objects in
-// an artifact.
-func (a *App) fetchJobLFS(ctx context.Context, c *client.Client, j api.Job, b *gitsafe.Bundle) error {
-	list, store, err := b.NewLFS(ctx)
-	if err != nil || gitsafe.Lacks(store, list) == 0 {
-		return bundleFault(ctx, j, err)
-	}
-	if slices.ContainsFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.ArtifactLFS }) {
-		body, err := c.Artifact(ctx, j.ID, agentlab.ArtifactLFS)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = body.Close() }()
-		want, _ := gitsafe.BoundedLFS(list)
-		if _, err := store.Receive(body, want); err != nil {
-			return bundleFault(ctx, j, err)
-		}
-	}
-	gitsafe.NoteLFS(a, gitsafe.Lacks(store, list))
-	return nil
 }

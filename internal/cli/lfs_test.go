@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
 )
@@ -60,7 +61,7 @@ func TestSyncBringsLFSObjects(t *testing.T) {
 	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m == nil {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if files := tree(t, w.user); files["new.bin"] != "object of the guest" {
+	if files := worktest.Tree(t, w.user); files["new.bin"] != "object of the guest" {
 		t.Errorf("the files are %v", files)
 	}
 	fakelfs.Install(t)
@@ -186,9 +187,9 @@ func TestBundleHasLFSObjects(t *testing.T) {
 // An apply names the files of Git LFS of which it writes the pointers.
 func TestApplyNamesPointers(t *testing.T) {
 	fakelfs.Install(t)
-	user, guest := newAgent(t)
+	user, guest := worktest.NewAgent(t)
 	_, text := fakelfs.Pointer("object of the guest")
-	bundle := leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
+	bundle := worktest.Leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
 	dir := t.TempDir()
 	b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
@@ -197,7 +198,7 @@ func TestApplyNamesPointers(t *testing.T) {
 	defer b.Close()
 	var notes bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
-	if err := a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{}); err != nil {
+	if err := a.applyChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), dir, source.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "note: only the pointers of 2 Git LFS files (new.bin, run.sh) are written; to get the content, commit them, then:\n  → git lfs checkout\n"; !strings.Contains(notes.String(), want) {

@@ -105,6 +105,6 @@ func (a *App) printMessage(m api.Message) error {
 		}
 		text += " " + string(data)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, localTime(m.Time), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind), agentlab.WithoutControls(text))
+	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, work.LocalTime(m.Time), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind), agentlab.WithoutControls(text))
 	return err
 }

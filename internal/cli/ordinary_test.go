@@ -124,11 +124,11 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 		for _, diverged := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d, diverged %v", i, diverged), func(t *testing.T) {
 				w := newSessionWorld(t)
-				worktest.Put(t, w.user, map[string]string{"old-name": tenLines})
+				worktest.Put(t, w.user, map[string]string{"old-name": worktest.TenLines})
 				worktest.Git(t, w.user, "add", "-A")
 				worktest.Git(t, w.user, "commit", "-q", "-m", "file")
 				worktest.Git(t, w.guest, "pull", "-q")
-				commit := w.commit(map[string]string{"old-name": "one\n" + tenLines[2:], "new": "1"})
+				commit := w.commit(map[string]string{"old-name": "one\n" + worktest.TenLines[2:], "new": "1"})
 				if diverged {
 					worktest.Git(t, w.user, "mv", "old-name", "new-name")
 					worktest.Git(t, w.user, "commit", "-q", "-m", "of the user")
@@ -162,7 +162,7 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 				if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in new") {
 					t.Errorf("a conflict: %v", err)
 				}
-				if files := tree(t, w.user); files[name] != "one\n"+tenLines[2:] || !strings.Contains(files["new"], "<<<<<<<") {
+				if files := worktest.Tree(t, w.user); files[name] != "one\n"+worktest.TenLines[2:] || !strings.Contains(files["new"], "<<<<<<<") {
 					t.Errorf("files: %v", files)
 				}
 			})

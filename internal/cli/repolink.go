@@ -7,12 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
@@ -200,21 +198,11 @@ func (l *repoLink) keepProfile(ctx context.Context, c *client.Client) error {
 
 // remove deletes the remote from the configuration of the repository, and its refs.
 func (l *repoLink) remove(ctx context.Context) error {
-	if err := deleteRefs(ctx, l.path, strings.TrimSuffix(l.ref(""), "/")); err != nil {
+	if err := gitsafe.DeleteRefs(ctx, l.path, strings.TrimSuffix(l.ref(""), "/")); err != nil {
 		return err
 	}
 	_, err := gitsafe.Git(ctx, l.path, "remote", "remove", l.remote) // which would run a hook for refs
 	l.session = ""
-	return err
-}
-
-// deleteRefs deletes refs of a repository with a prefix.
-func deleteRefs(ctx context.Context, path, prefix string) error {
-	refs, err := gitsafe.Git(ctx, path, "for-each-ref", "--format=delete %(refname)", prefix)
-	if err != nil || refs == "" {
-		return err
-	}
-	_, err = gitsafe.Command{Stdin: strings.NewReader(refs + "\n")}.Run(ctx, path, "update-ref", "--no-deref", "--stdin")
 	return err
 }
 
@@ -240,7 +228,7 @@ func (l repoLink) heads(ctx context.Context) (map[string]string, error) {
 // The name is written to the repository first: after a crash in between, the next call
 // creates that session instead of a second one.
 func (a *App) ensureSession(ctx context.Context, c *client.Client, l *repoLink, branch string, want api.SessionCreate) (s api.Session, created bool, err error) {
-	unlock, err := lockRepo(ctx, a, l.path, false)
+	unlock, err := gitsafe.LockRepo(ctx, a, l.path, false)
 	if err != nil {
 		return s, false, err
 	}
@@ -305,35 +293,6 @@ func sameProfile(s api.Session, profile string) error {
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "session %s has the profile %s, not %s", s.Name, s.Profile, agentlab.WithoutControls(profile)).
 		WithHint("continue it without --profile, or replace it by a new one with --fresh --profile %s", agentlab.WithoutControls(profile))
-}
-
-// lockRepo waits until no other command creates the session of a repository or changes its
-// work tree, with a note if that takes a while and quiet is not set.
-func lockRepo(ctx context.Context, ui work.UI, path string, quiet bool) (unlock func(), err error) {
-	dir, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--git-common-dir")
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.Open(dir) //nolint:gosec // of the user's repository
-	if err != nil {
-		return nil, work.LocalFault(dir, err)
-	}
-	for tries := 0; ; tries++ {
-		held, err := lock.TryFile(f)
-		if err == nil && !held {
-			if tries == 0 && !quiet {
-				ui.Progressf("waiting for another command in this repository")
-			}
-			err = work.SleepOr(ctx, 100*time.Millisecond)
-		}
-		if err != nil {
-			_ = f.Close()
-			return nil, err
-		}
-		if held {
-			return func() { _ = f.Close() }, nil
-		}
-	}
 }
 
 // owns reports whether a session that was found by the link is that of this repository.

@@ -196,7 +196,7 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.row("Network:", sb.NetworkMode)
 	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
 	t.row("Keepalive:", yesNo(sb.Keepalive))
-	t.row("Created:", localTime(sb.CreatedAt))
+	t.row("Created:", work.LocalTime(sb.CreatedAt))
 	return t.flush()
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 // finishSandbox waits for a requested change and prints the outcome.
@@ -47,7 +48,7 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		err := a.finishSandbox(ctx, c, r, wait, done)
 		if sb := r.Sb; err == nil && sb.Salvage && !purge {
 			a.Progressf("sandbox %s (%d) is kept until %s: its job has work that is not stored\n  → agentlab job salvage %s\n  → agentlab sandbox destroy --purge %[2]d",
-				sb.Name, sb.VMID, localTime(sb.LeaseExpiresAt), sb.JobID)
+				sb.Name, sb.VMID, work.LocalTime(sb.LeaseExpiresAt), sb.JobID)
 		}
 		switch {
 		case err == nil:
@@ -88,7 +89,7 @@ func (a *App) nameUnshipped(ctx context.Context, c *client.Client, sandbox strin
 		return
 	}
 	stored := "and has no checkpoint"
-	if at := checkpointTime(j); at != "" {
+	if at := source.CheckpointTime(j); at != "" {
 		stored = "and has a checkpoint of " + at
 	}
 	a.Progressf("note: job %s is %s %s; other work on the disk of sandbox %s is deleted", j.ID, j.Status, stored, sb.Name)

@@ -121,7 +121,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 		t := newTable(a.Stdout, "Session:", s.Name)
 		for _, r := range [][2]string{
 			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Image:", s.Image}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
-			{"State:", s.State}, {"Created:", localTime(s.CreatedAt)},
+			{"State:", s.State}, {"Created:", work.LocalTime(s.CreatedAt)},
 		} {
 			t.optional(r[0], r[1])
 		}
@@ -131,7 +131,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 		fmt.Fprintln(a.Stdout)
 		t = newTable(a.Stdout, "SANDBOX", "VMID", "JOB", "CREATED")
 		for _, h := range s.History {
-			t.row(h.Sandbox, strconv.Itoa(h.SandboxVMID), orDash(h.JobID), localTime(h.CreatedAt))
+			t.row(h.Sandbox, strconv.Itoa(h.SandboxVMID), orDash(h.JobID), work.LocalTime(h.CreatedAt))
 		}
 		return t.flush()
 	})

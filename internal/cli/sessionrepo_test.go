@@ -172,7 +172,7 @@ func TestSyncNamesWhatIsInTheWay(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), ": new") {
 		t.Errorf("%v", err)
 	}
-	unlock, err := lockRepo(t.Context(), w.app, w.user, false)
+	unlock, err := gitsafe.LockRepo(t.Context(), w.app, w.user, false)
 	if err != nil {
 		t.Fatal(err)
 	}

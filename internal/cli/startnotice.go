@@ -101,7 +101,7 @@ func (a *App) noteUnbootable(s api.Session, sb api.Sandbox) {
   a new VM gets its /workspace; everything else is on the disk of sandbox %d, which is kept until %s
   → its log: agentlab sandbox logs %[3]d
   → try it once more: agentlab sandbox stop %[3]d, then agentlab sandbox start %[3]d
-  → read its disk: docs/interactive.md, "After a crash"`, s.Name, agentlab.WithoutControls(sb.Reason), sb.VMID, localTime(sb.LeaseExpiresAt))
+  → read its disk: docs/interactive.md, "After a crash"`, s.Name, agentlab.WithoutControls(sb.Reason), sb.VMID, work.LocalTime(sb.LeaseExpiresAt))
 }
 
 // destroyFailed destroys the former sandboxes of a session that have failed: a resume

@@ -136,6 +136,6 @@ func (a *App) printEvent(e api.Event) error {
 	if e.JobID == "" && e.SandboxVMID != 0 {
 		about = fmt.Sprint(e.SandboxVMID)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, agentlab.WithoutControls(e.Message))
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", work.LocalTime(e.Time), e.Kind, about, agentlab.WithoutControls(e.Message))
 	return err
 }

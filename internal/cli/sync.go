@@ -126,7 +126,7 @@ everything is copied, or nothing.`,
 
 // syncCommits fetches the commits of a session, and merges a branch of it.
 func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree string, fetchOnly bool) error {
-	unlock, err := lockRepo(ctx, a, w.path, false)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.path, false)
 	if err != nil {
 		return err
 	}

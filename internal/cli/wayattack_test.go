@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -71,7 +70,7 @@ func TestSyncKeepsIgnoredFiles(t *testing.T) {
 			if m, err := w.sync(""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would overwrite") {
 				t.Errorf("%s, diverged %v: %+v, %v", name, diverged, m, err)
 			}
-			got := tree(t, w.user)
+			got := worktest.Tree(t, w.user)
 			for file, want := range mine {
 				if got[file] != want {
 					t.Errorf("%s, diverged %v: %s is %q", name, diverged, file, got[file])
@@ -186,70 +185,5 @@ func TestSyncBelowAColon(t *testing.T) {
 	w.commit(map[string]string{"new": "1"})
 	if m, err := w.sync(""); err != nil || m == nil {
 		t.Errorf("%+v, %v", m, err)
-	}
-}
-
-// What was applied is the base only while the agent's commit is the same.
-func TestApplyAfterCommits(t *testing.T) {
-	t.Parallel()
-	user, guest := newAgent(t)
-	text := func(first, middle, last string) string {
-		return first + "2\n3\n4\n5\n" + middle + "6\n7\n8\n9\n" + last
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("1\n", "L\n", "10\n")}), false); err != nil {
-		t.Fatal(err)
-	}
-	worktest.Put(t, guest, map[string]string{"lines.txt": text("1\n", "", "ten\n")})
-	worktest.Git(t, guest, "commit", "-q", "-a", "-m", "without L")
-	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	worktest.Git(t, user, "checkout", "-q", "--", ".")
-	worktest.Git(t, user, "pull", "-q", guest, "agentlab/j")
-	worktest.Put(t, user, map[string]string{"lines.txt": text("1\n", "L\n", "ten\n")})
-	worktest.Git(t, user, "commit", "-q", "-a", "-m", "with L")
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("one\n", "", "ten\n")}), false); err != nil {
-		t.Fatal(err)
-	}
-	if got := tree(t, user)["lines.txt"]; got != text("one\n", "L\n", "ten\n") {
-		t.Errorf("lines.txt is %q", got)
-	}
-	// A file that was deleted and is there again.
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": ""}), false); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": "back\n"}), false); err != nil || tree(t, user)["gone.txt"] != "back\n" {
-		t.Errorf("gone.txt: %v", err)
-	}
-}
-
-// Line endings in the index decide about others, and attributes that arrive count.
-func TestApplyWithAttributes(t *testing.T) {
-	t.Parallel()
-	user, guest := newAgent(t)
-	crlf := "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8\r\n"
-	for _, dir := range []string{user, guest} {
-		worktest.Put(t, dir, map[string]string{"w.txt": crlf})
-		worktest.Git(t, dir, "add", "-A")
-		worktest.Git(t, dir, "commit", "-q", "-m", "crlf", "--date=2020-01-01T00:00:00Z")
-		worktest.Put(t, dir, map[string]string{".gitattributes": "* text=auto\n"})
-		worktest.Git(t, dir, "add", ".gitattributes")
-		worktest.Git(t, dir, "commit", "-q", "-m", "attributes", "--date=2020-01-01T00:00:00Z")
-	}
-	worktest.Git(t, user, "config", "agentlab.return", "allow")
-	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	first := map[string]string{"w.txt": "one\r\n" + crlf, ".gitattributes": "* text=auto\n*.bat eol=crlf\n", "new.bat": "x\r\n"}
-	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
-		t.Fatal(err)
-	}
-	if got := tree(t, user); got["new.bat"] != "x\r\n" || got["w.txt"] != first["w.txt"] {
-		t.Errorf("files: %q", got)
-	}
-	if out, err := apply(t, user, leave(t, guest, nil), false); err != nil || out != "" {
-		t.Errorf("nothing has changed: %q, %v", out, err)
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"w.txt": "ONE\r\n" + crlf}), false); err != nil {
-		t.Errorf("the agent continues: %v", err)
-	}
-	if names := worktest.Git(t, user, "diff", "--name-only"); !slices.Contains(strings.Fields(names), "w.txt") {
-		t.Errorf("git diff has %s", names)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
@@ -348,7 +349,7 @@ func TestApplyOfTricks(t *testing.T) {
 			defer b.Close()
 			var out bytes.Buffer
 			w.app.Stdout = &out
-			err = w.app.applyChanges(t.Context(), b, changeSource{kind: "session", id: "s", diff: "agentlab diff"}, dir, applyOptions{force: true})
+			err = w.app.applyChanges(t.Context(), b, source.Source{Kind: "session", ID: "s", Diff: "agentlab diff"}, dir, source.Options{Force: true})
 			if agentlab.CodeOf(err) != tc.code {
 				t.Fatal(err)
 			}
@@ -510,11 +511,11 @@ func TestSyncOfBombs(t *testing.T) {
 func TestReturnCheckSeesTheMergedTree(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	worktest.Put(t, w.user, map[string]string{"env.txt": tenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
+	worktest.Put(t, w.user, map[string]string{"env.txt": worktest.TenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
 	worktest.Git(t, w.user, "add", "-A")
 	worktest.Git(t, w.user, "commit", "-q", "-m", "files")
 	worktest.Git(t, w.guest, "pull", "-q")
-	w.commit(map[string]string{"env.txt": tenLines + "touch /tmp/x\n"})
+	w.commit(map[string]string{"env.txt": worktest.TenLines + "touch /tmp/x\n"})
 	worktest.Git(t, w.user, "mv", "env.txt", ".envrc")
 	worktest.Git(t, w.user, "commit", "-q", "-m", "rename")
 	s := w.fetched()
@@ -522,7 +523,7 @@ func TestReturnCheckSeesTheMergedTree(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	worktest.Git(t, w.user, "config", "core.hooksPath", "tools")
-	w.commit(map[string]string{"env.txt": tenLines, "tools/anything": "x"})
+	w.commit(map[string]string{"env.txt": worktest.TenLines, "tools/anything": "x"})
 	s = w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "tools/anything (git runs it as a hook") {
 		t.Errorf("the directory of hooks: %v", err)

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 // The modes of synchronization while a terminal is attached.
@@ -101,10 +102,10 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 		if name != "" && len(args) > 0 {
 			return work.UsageErrorf("a session and --session cannot be used together")
 		}
-		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *gitsafe.Bundle, of changeSource) error {
+		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
-				a.Progressf("session %s has no uncommitted changes", of.name)
-				return a.emit(of.document([]changedFile{}, "", stat), silent)
+				a.Progressf("session %s has no uncommitted changes", of.Name)
+				return a.emit(of.Document([]source.ChangedFile{}, "", stat), silent)
 			}
 			return a.showChanges(ctx, b, of, stat)
 		})
@@ -114,7 +115,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 
 func (a *App) sessionApplyCmd() *cobra.Command {
 	var name, worktree string
-	var o applyOptions
+	var o source.Options
 	cmd := &cobra.Command{
 		Use: "apply [PATH...]", Short: "Apply the uncommitted changes in a session to the work tree",
 		Long: `Apply the uncommitted changes in the session of this repository to the work tree here;
@@ -128,12 +129,12 @@ Links that lead out of the work tree are left out.`,
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
 	applyFlags(cmd, &o)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
-		return a.withChanges(ctx, c, name, worktree, true, func(b *gitsafe.Bundle, of changeSource) error {
+		return a.withChanges(ctx, c, name, worktree, true, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
-				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.name)
-				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
+				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.Name)
+				return a.emit(of.Applied([]string{}, 0, []string{}, nil), silent)
 			}
-			o.paths = paths
+			o.Paths = paths
 			return a.applyChanges(ctx, b, of, b.Dir(), o)
 		})
 	})
@@ -142,7 +143,7 @@ Links that lead out of the work tree are left out.`,
 
 // withChanges calls fn with the uncommitted changes of a work tree of a session; nil if
 // there are none. With lfs, it gets their objects of Git LFS.
-func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*gitsafe.Bundle, changeSource) error) error {
+func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*gitsafe.Bundle, source.Source) error) error {
 	w, err := a.openSession(ctx, c, name)
 	if err != nil {
 		return err
@@ -152,9 +153,9 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	if err != nil {
 		return err
 	}
-	of := changeSource{
-		kind: "session", id: w.session.ID, name: w.session.Name, dir: t.Dir, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
-		merge: "commit the changes in the session, then agentlab sync",
+	of := source.Source{
+		Kind: "session", ID: w.session.ID, Name: w.session.Name, Dir: t.Dir, Commits: "agentlab sync", Apply: "agentlab apply", Diff: "agentlab diff",
+		Merge: "commit the changes in the session, then agentlab sync",
 	}
 	if t.Uncommitted == 0 {
 		return fn(nil, of)
@@ -235,7 +236,7 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if l.remote == "" {
 		return nil
 	}
-	err = forgetApplied(ctx, l.path, s.ID)
+	err = source.ForgetApplied(ctx, l.path, s.ID)
 	if how.keepLink {
 		return err
 	}
@@ -377,32 +378,8 @@ func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.Rep
 			n = t.Uncommitted // the guest contradicts itself
 			return nil
 		}
-		ch, err := openChanges(ctx, b, changeSource{kind: "session", id: w.session.ID})
-		if err != nil {
-			return err
-		}
-		list, err := ch.list(ctx)
-		if err != nil {
-			return err
-		}
-		tree, err := openWorkTree(ctx, b.Path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tree.root.Close() }()
-		if list, err = tree.chosen(list, applyOptions{}, ch.of); err != nil {
-			return err
-		}
-		p := &applyPlan{ch: ch, w: tree, dir: b.Dir()}
-		if err := p.hashOurs(ctx, list); err != nil {
-			return err
-		}
-		for _, c := range list {
-			if ours, err := p.version(c.Path); err != nil || ours.mode != c.NewMode || ours.blob != c.NewBlob {
-				n++
-			}
-		}
-		return nil
+		n, err = source.Differing(ctx, b)
+		return err
 	})
 	return n, err
 }

@@ -103,7 +103,7 @@ func timeOrDash(t *time.Time) string {
 	if t == nil {
 		return "-"
 	}
-	return localTime(*t)
+	return work.LocalTime(*t)
 }
 
 // workspaceUser returns the name of the sandbox that has a workspace, with the number
@@ -135,10 +135,10 @@ func (a *App) workspaceShowCmd() *cobra.Command {
 		}
 		rows := [][2]string{
 			{"ID:", w.ID}, {"State:", w.State}, {"Reason:", w.Reason}, {"Size:", size}, {"Used:", usedBytes(w.Bytes)}, {"Sandbox:", workspaceUser(w)},
-			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", localTime(w.CreatedAt)},
+			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", work.LocalTime(w.CreatedAt)},
 		}
 		if w.TrashedAt != nil {
-			rows = append(rows, [2]string{"Deleted:", localTime(*w.TrashedAt)}, [2]string{"Kept until:", timeOrDash(w.DeleteAfter)})
+			rows = append(rows, [2]string{"Deleted:", work.LocalTime(*w.TrashedAt)}, [2]string{"Kept until:", timeOrDash(w.DeleteAfter)})
 		}
 		t := newTable(a.Stdout, "Workspace:", w.Name)
 		for _, r := range rows {

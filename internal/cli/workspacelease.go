@@ -279,7 +279,7 @@ func (a *App) printLeases(w api.Workspace) error {
 		case l.AcquiredAt == nil:
 			state = "waits"
 			if l.WaitUntil != nil {
-				until = localTime(*l.WaitUntil)
+				until = work.LocalTime(*l.WaitUntil)
 			}
 		case l.Release != "":
 			state = "is detached"
@@ -288,9 +288,9 @@ func (a *App) printLeases(w api.Workspace) error {
 			since = *l.AcquiredAt
 		}
 		if l.ExpiresAt != nil && l.AcquiredAt != nil {
-			until = localTime(*l.ExpiresAt)
+			until = work.LocalTime(*l.ExpiresAt)
 		}
-		t.row(strconv.Itoa(l.Number), orDash(l.Sandbox), strconv.Itoa(l.SandboxVMID), orDash(l.JobID), state, localTime(since), until)
+		t.row(strconv.Itoa(l.Number), orDash(l.Sandbox), strconv.Itoa(l.SandboxVMID), orDash(l.JobID), state, work.LocalTime(since), until)
 	}
 	return t.flush()
 }

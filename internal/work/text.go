@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
@@ -68,3 +69,5 @@ func LocalFault(name string, err error) error {
 	}
 	return agentlab.Errorf(code, "cannot copy %s: %w", fmt.Sprintf("%.200q", name), err)
 }
+
+func LocalTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }

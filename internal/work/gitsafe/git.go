@@ -335,3 +335,13 @@ func PlainMergeDrivers(ctx context.Context, path string) ([]string, error) {
 	}
 	return options, nil
 }
+
+// DeleteRefs deletes refs of a repository with a prefix.
+func DeleteRefs(ctx context.Context, path, prefix string) error {
+	refs, err := Git(ctx, path, "for-each-ref", "--format=delete %(refname)", prefix)
+	if err != nil || refs == "" {
+		return err
+	}
+	_, err = Command{Stdin: strings.NewReader(refs + "\n")}.Run(ctx, path, "update-ref", "--no-deref", "--stdin")
+	return err
+}

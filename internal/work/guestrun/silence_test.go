@@ -29,7 +29,7 @@ func TestSilenceIsLimited(t *testing.T) {
 		ends   time.Duration // when watch returns an error; 0 is never
 		what   string
 	}{
-		{"no answer", limits, hangs, 0, 150 * time.Second, "does not Answer: nothing for 2m30s"},
+		{"no answer", limits, hangs, 0, 150 * time.Second, "does not answer: nothing for 2m30s"},
 		{"no answer, any command", anySilence, hangs, 0, 150 * time.Second, "does not answer"},
 		{"no progress", limits, lives, 0, 20 * time.Minute, "no progress: nothing for 20m0s"},
 		{"refused", limits, refuses, 0, 20 * time.Minute, "no progress"},

@@ -1,4 +1,4 @@
-package cli
+package source
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type hashedFile struct {
 }
 
 // objects is a temporary directory for the objects of the user's files.
-func (p *applyPlan) objects() string { return filepath.Join(p.dir, "objects") }
+func (p *applyPlan) objects() string { return filepath.Join(p.Dir, "objects") }
 
 // gitHere runs git in the work tree, with the same objects; new ones are temporary.
 func (p *applyPlan) gitHere(ctx context.Context, in gitsafe.Command, args ...string) (string, error) {
@@ -117,7 +117,7 @@ func (p *applyPlan) hashOurs(ctx context.Context, list []gitsafe.Change) error {
 // copyOfIndex copies the index of the work tree to a temporary file, and returns the
 // environment that selects it.
 func (p *applyPlan) copyOfIndex(ctx context.Context, name string) (gitsafe.Command, error) {
-	env, err := gitsafe.CopyIndex(ctx, p.w.top, filepath.Join(p.dir, name))
+	env, err := gitsafe.CopyIndex(ctx, p.w.top, filepath.Join(p.Dir, name))
 	return gitsafe.Command{Env: env}, err
 }
 
@@ -162,7 +162,7 @@ func (p *applyPlan) checkOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	empty, to := filepath.Join(p.dir, "empty"), filepath.Join(p.dir, "out")
+	empty, to := filepath.Join(p.Dir, "empty"), filepath.Join(p.Dir, "out")
 	if err := os.Mkdir(empty, 0o700); err != nil {
 		return err
 	}

@@ -1,10 +1,12 @@
-package cli
+package source
 
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,48 +18,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
-const tenLines = "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n"
-
-// agentLeft gives a repository of the user, and a bundle in which an agent
-// committed work.txt and left the given changes uncommitted.
-func agentLeft(t *testing.T, changed map[string]string) (user, bundle string) {
-	t.Helper()
-	user, guest := newAgent(t)
-	return user, leave(t, guest, changed)
-}
-
-// newAgent gives a repository of the user, and the agent's, with one commit more.
-func newAgent(t *testing.T) (user, guest string) {
-	t.Helper()
-	user = worktest.Repo(t)
-	worktest.Put(t, user, map[string]string{"lines.txt": tenLines, "gone.txt": "gone\n", "dir/bin": "\x00\x01", "run.sh": "true\n"})
-	worktest.Git(t, user, "add", ".")
-	worktest.Git(t, user, "commit", "-q", "-m", "files")
-	guest = filepath.Join(t.TempDir(), "guest")
-	worktest.Git(t, user, "clone", "-q", user, guest)
-	worktest.Put(t, guest, map[string]string{"work.txt": "work\n"})
-	worktest.Git(t, guest, "add", ".")
-	worktest.Git(t, guest, "commit", "-q", "-m", "work")
-	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	return user, guest
-}
-
-// leave makes uncommitted changes of an agent, and the bundle with them.
-func leave(t *testing.T, guest string, changed map[string]string) (bundle string) {
-	t.Helper()
-	worktest.Put(t, guest, changed)
-	worktest.Git(t, guest, "add", "-A")
-	commit := worktest.Git(t, guest, "commit-tree", "-p", "HEAD", "-m", "changes", worktest.Git(t, guest, "write-tree"))
-	worktest.Git(t, guest, "update-ref", guestapi.RefChanges, commit)
-	bundle = filepath.Join(t.TempDir(), "b")
-	worktest.Git(t, guest, "bundle", "create", "-q", bundle, "agentlab/j", guestapi.RefChanges, "^origin/trunk")
-	return bundle
-}
-
 // A file that a sparse work tree leaves out is written; names can have any characters.
 func TestApplyToSparseWorkTree(t *testing.T) {
 	t.Parallel()
-	user, guest := newAgent(t)
+	user, guest := worktest.NewAgent(t)
 	names := []string{" lead", "a b", "tab\there", "\u00e4", "line\nbreak", `"quoted"`, "-n", ":x", "a*b"}
 	first, second := map[string]string{"run.sh": "false\n"}, map[string]string{}
 	for _, name := range names {
@@ -65,17 +29,17 @@ func TestApplyToSparseWorkTree(t *testing.T) {
 	}
 	worktest.Git(t, user, "update-index", "--skip-worktree", "run.sh")
 	worktest.Put(t, user, map[string]string{"run.sh": ""})
-	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
+	if _, err := apply(t, user, worktest.Leave(t, guest, first), false); err != nil {
 		t.Fatal(err)
 	}
-	if got := tree(t, user); got["run.sh"] != "false\n" || got["line\nbreak"] != "1\n" || got[`"quoted"`] != "1\n" {
+	if got := worktest.Tree(t, user); got["run.sh"] != "false\n" || got["line\nbreak"] != "1\n" || got[`"quoted"`] != "1\n" {
 		t.Errorf("files: %q", got)
 	}
 	worktest.Put(t, user, map[string]string{"line\nbreak": "", `"quoted"`: ""}) // they can be new, but not merged
-	if _, err := apply(t, user, leave(t, guest, second), false); err != nil {
+	if _, err := apply(t, user, worktest.Leave(t, guest, second), false); err != nil {
 		t.Fatal(err)
 	}
-	got := tree(t, user)
+	got := worktest.Tree(t, user)
 	for _, name := range names {
 		if got[name] != "2\n" {
 			t.Errorf("%q is %q", name, got[name])
@@ -87,7 +51,7 @@ func TestApplyToSparseWorkTree(t *testing.T) {
 // attributes, and compared and merged as git stores them.
 func TestApplyConverts(t *testing.T) {
 	t.Parallel()
-	user, guest := newAgent(t)
+	user, guest := worktest.NewAgent(t)
 	utf16 := func(s string) string {
 		text := "\xff\xfe"
 		for _, c := range s {
@@ -101,12 +65,12 @@ func TestApplyConverts(t *testing.T) {
 		worktest.Git(t, dir, "commit", "-q", "-m", "converted", "--date=2020-01-01T00:00:00Z")
 	}
 	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	bundle := leave(t, guest, map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "d.id": "$Id$\nmore\n", "e.bat": "new\r\n"})
+	bundle := worktest.Leave(t, guest, map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\n5\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "d.id": "$Id$\nmore\n", "e.bat": "new\r\n"})
 	worktest.Put(t, user, map[string]string{"a.bat": "1\r\n2\r\n3\r\n4\r\nfive\r\n"})
 	if _, err := apply(t, user, bundle, true); err != nil {
 		t.Fatal(err)
 	}
-	got := tree(t, user)
+	got := worktest.Tree(t, user)
 	for name, want := range map[string]string{"a.bat": "one\r\n2\r\n3\r\n4\r\nfive\r\n", "b.bat": "2\r\n", "c.u16": utf16("two\n"), "e.bat": "new\r\n"} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
@@ -130,20 +94,20 @@ func TestApplyConverts(t *testing.T) {
 // lines, and the user in others.
 func TestApplyAgain(t *testing.T) {
 	t.Parallel()
-	user, guest := newAgent(t)
-	first := map[string]string{"lines.txt": "one\n" + tenLines[2:], "fresh.txt": "1\n", "run.sh": "false\n"}
-	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
+	user, guest := worktest.NewAgent(t)
+	first := map[string]string{"lines.txt": "one\n" + worktest.TenLines[2:], "fresh.txt": "1\n", "run.sh": "false\n"}
+	if _, err := apply(t, user, worktest.Leave(t, guest, first), false); err != nil {
 		t.Fatal(err)
 	}
-	second := map[string]string{"lines.txt": "uno\n" + tenLines[2:], "fresh.txt": "2\n", "run.sh": "exit 1\n"}
-	if out, err := apply(t, user, leave(t, guest, second), false); err != nil || out != "fresh.txt\nlines.txt\nrun.sh\n" {
+	second := map[string]string{"lines.txt": "uno\n" + worktest.TenLines[2:], "fresh.txt": "2\n", "run.sh": "exit 1\n"}
+	if out, err := apply(t, user, worktest.Leave(t, guest, second), false); err != nil || out != "fresh.txt\nlines.txt\nrun.sh\n" {
 		t.Fatalf("again: %q, %v", out, err)
 	}
-	if got := tree(t, user); got["lines.txt"] != second["lines.txt"] || got["fresh.txt"] != "2\n" || got["run.sh"] != "exit 1\n" {
+	if got := worktest.Tree(t, user); got["lines.txt"] != second["lines.txt"] || got["fresh.txt"] != "2\n" || got["run.sh"] != "exit 1\n" {
 		t.Errorf("files: %q", got)
 	}
 	worktest.Put(t, user, map[string]string{"lines.txt": second["lines.txt"] + "mine\n", "run.sh": "true\n"}) // a line more, and taken back
-	third := leave(t, guest, map[string]string{"lines.txt": "due\n" + tenLines[2:], "run.sh": "exit 2\n"})
+	third := worktest.Leave(t, guest, map[string]string{"lines.txt": "due\n" + worktest.TenLines[2:], "run.sh": "exit 2\n"})
 	if _, err := apply(t, user, third, false); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would be changed: lines.txt") {
 		t.Errorf("changes of the user: %v", err)
 	}
@@ -151,18 +115,18 @@ func TestApplyAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	refs := func() string { return worktest.Git(t, user, "for-each-ref", appliedRefs) }
-	if err := forgetApplied(t.Context(), user, "other"); err != nil || refs() == "" {
+	if err := ForgetApplied(t.Context(), user, "other"); err != nil || refs() == "" {
 		t.Errorf("of another session: %v", err)
 	}
-	if err := forgetApplied(t.Context(), user, "j"); err != nil || refs() != "" {
+	if err := ForgetApplied(t.Context(), user, "j"); err != nil || refs() != "" {
 		t.Errorf("%v: %s", err, refs())
 	}
-	if got := tree(t, user); got["lines.txt"] != "due\n"+tenLines[2:]+"mine\n" || got["run.sh"] != "exit 2\n" {
+	if got := worktest.Tree(t, user); got["lines.txt"] != "due\n"+worktest.TenLines[2:]+"mine\n" || got["run.sh"] != "exit 2\n" {
 		t.Errorf("files: %q", got)
 	}
 }
 
-// apply runs the command's work without a daemon.
+// apply applies the changes in a bundle, and returns the files in lines.
 func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdout string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -171,43 +135,32 @@ func apply(t *testing.T, user, bundle string, force bool, paths ...string) (stdo
 		t.Fatal(err)
 	}
 	defer b.Close()
-	var out, notes bytes.Buffer
-	a := &App{Stdout: &out, Stderr: &notes, Stdin: strings.NewReader("y\n")}
-	err = a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{paths: paths, force: force})
-	return out.String(), err
-}
-
-// tree reads the files of a work tree.
-func tree(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	for name, text := range worktest.Files(t, dir) {
-		if rel, _ := filepath.Rel(dir, name); !strings.HasPrefix(rel, ".git/") {
-			out[rel] = text
-		}
+	got, err := Apply(t.Context(), worktest.UI{Out: io.Discard}, b, OfJob(api.Job{ID: "j"}, b), dir, Options{Paths: paths, Force: force})
+	for _, name := range got.Files {
+		stdout += name + "\n"
 	}
-	return out
+	return stdout, err
 }
 
 func TestApply(t *testing.T) {
 	t.Parallel()
-	user, bundle := agentLeft(t, map[string]string{
-		"lines.txt": "one\n" + tenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
+	user, bundle := worktest.AgentLeft(t, map[string]string{
+		"lines.txt": "one\n" + worktest.TenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
 	})
 	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // not removed, because it belongs to the user
 		t.Fatal(err)
 	}
 	worktest.Git(t, user, "config", "core.fileMode", "false")
 	// The user went on meanwhile: the file is merged.
-	worktest.Put(t, user, map[string]string{"lines.txt": tenLines + "11\n"})
+	worktest.Put(t, user, map[string]string{"lines.txt": worktest.TenLines + "11\n"})
 	worktest.Git(t, user, "commit", "-q", "-a", "-m", "eleven")
 	head, index := worktest.Git(t, user, "rev-parse", "HEAD"), worktest.Git(t, user, "ls-files", "--stage")
 	out, err := apply(t, user, bundle, false)
 	if err != nil || out != "dir/bin\ngone.txt\nlines.txt\nlink\nnew/file\n" {
 		t.Fatalf("%q, %v", out, err)
 	}
-	got := tree(t, user)
-	if got["lines.txt"] != "one\n"+tenLines[2:]+"11\n" || got["dir/bin"] != "\x00\x02" || got["new/file"] != "new\n" || got["run.sh"] != "true\n" {
+	got := worktest.Tree(t, user)
+	if got["lines.txt"] != "one\n"+worktest.TenLines[2:]+"11\n" || got["dir/bin"] != "\x00\x02" || got["new/file"] != "new\n" || got["run.sh"] != "true\n" {
 		t.Errorf("the work tree holds %q", got)
 	}
 	if _, there := got["gone.txt"]; there {
@@ -220,14 +173,14 @@ func TestApply(t *testing.T) {
 		t.Error("HEAD or the index changed")
 	}
 	// Again: the merged file is dirty now, the others have the changes.
-	worktest.Put(t, user, map[string]string{"lines.txt": "one\n" + tenLines[2:]})
+	worktest.Put(t, user, map[string]string{"lines.txt": "one\n" + worktest.TenLines[2:]})
 	if out, err := apply(t, user, bundle, false); err != nil || out != "" {
 		t.Errorf("the second time: %q, %v", out, err)
 	}
 }
 
 func TestApplyPaths(t *testing.T) {
-	user, bundle := agentLeft(t, map[string]string{"run.sh": "false\n", "dir/bin": "\x00\x02", "dir/x": "x\n"})
+	user, bundle := worktest.AgentLeft(t, map[string]string{"run.sh": "false\n", "dir/bin": "\x00\x02", "dir/x": "x\n"})
 	t.Chdir(filepath.Join(user, "dir"))
 	for _, bad := range []string{"../../elsewhere", "/etc/passwd", "../lines.txt"} {
 		if _, err := apply(t, user, bundle, false, bad); err == nil {
@@ -237,7 +190,7 @@ func TestApplyPaths(t *testing.T) {
 	if out, err := apply(t, user, bundle, false, "x", "."); err != nil || out != "dir/bin\ndir/x\n" {
 		t.Errorf("%q, %v", out, err)
 	}
-	if got := tree(t, user)["run.sh"]; got != "true\n" {
+	if got := worktest.Tree(t, user)["run.sh"]; got != "true\n" {
 		t.Errorf("a file that was not named is %q", got)
 	}
 }
@@ -247,15 +200,15 @@ func TestApplyPaths(t *testing.T) {
 // none is changed.
 func TestApplyToDirtyFiles(t *testing.T) {
 	t.Parallel()
-	changed := map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n", "new.txt": "new\n"}
+	changed := map[string]string{"lines.txt": "one\n" + worktest.TenLines[2:], "run.sh": "false\n", "new.txt": "new\n"}
 	for name, tt := range map[string]struct {
 		mine  map[string]string
 		force bool
 		want  map[string]string // nil: nothing changes
 	}{
-		"dirty":           {mine: map[string]string{"lines.txt": tenLines + "11\n"}},
-		"dirty, force":    {mine: map[string]string{"lines.txt": tenLines + "11\n"}, force: true, want: map[string]string{"lines.txt": "one\n" + tenLines[2:] + "11\n", "new.txt": "new\n", "run.sh": "false\n"}},
-		"conflict":        {mine: map[string]string{"lines.txt": "eins\n" + tenLines[2:]}, force: true},
+		"dirty":           {mine: map[string]string{"lines.txt": worktest.TenLines + "11\n"}},
+		"dirty, force":    {mine: map[string]string{"lines.txt": worktest.TenLines + "11\n"}, force: true, want: map[string]string{"lines.txt": "one\n" + worktest.TenLines[2:] + "11\n", "new.txt": "new\n", "run.sh": "false\n"}},
+		"conflict":        {mine: map[string]string{"lines.txt": "eins\n" + worktest.TenLines[2:]}, force: true},
 		"untracked":       {mine: map[string]string{"new.txt": "mine\n"}, force: true},
 		"deleted":         {mine: map[string]string{"run.sh": ""}, force: true},
 		"other is dirty":  {mine: map[string]string{"a.txt": "mine\n"}, want: map[string]string{"a.txt": "mine\n", "new.txt": "new\n", "run.sh": "false\n"}},
@@ -263,11 +216,11 @@ func TestApplyToDirtyFiles(t *testing.T) {
 		"a folder":        {mine: map[string]string{"new.txt/file": "mine\n"}, force: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			user, bundle := agentLeft(t, changed)
+			user, bundle := worktest.AgentLeft(t, changed)
 			worktest.Put(t, user, tt.mine)
-			before := tree(t, user)
+			before := worktest.Tree(t, user)
 			_, err := apply(t, user, bundle, tt.force)
-			after := tree(t, user)
+			after := worktest.Tree(t, user)
 			if tt.want == nil {
 				if agentlab.CodeOf(err) != agentlab.CodeConflict || tt.force && !strings.Contains(agentlab.HintOf(err), "job fetch --with-changes j,") {
 					t.Errorf("got %v (%s), want a conflict", err, agentlab.HintOf(err))
@@ -298,7 +251,7 @@ func TestApplyHostileChanges(t *testing.T) {
 		"link outside":  {"a-new": "x\n", "dir/link": "-> ../../outside"},
 		"link to .git":  {"a-new": "x\n", "dir/link": "-> ../.git/config"},
 	} {
-		user, bundle := agentLeft(t, changed)
+		user, bundle := worktest.AgentLeft(t, changed)
 		if out, err := apply(t, user, bundle, true); err != nil || out != "a-new\n" {
 			t.Errorf("%s: applied %q, %v", name, out, err)
 		}
@@ -309,7 +262,7 @@ func TestApplyHostileChanges(t *testing.T) {
 		}
 	}
 	// A folder of the user that is a link now.
-	user, bundle := agentLeft(t, map[string]string{"dir/new": "x\n"})
+	user, bundle := worktest.AgentLeft(t, map[string]string{"dir/new": "x\n"})
 	outside := t.TempDir()
 	if err := os.RemoveAll(filepath.Join(user, "dir")); err != nil {
 		t.Fatal(err)
@@ -335,9 +288,9 @@ func TestApplyHostileChanges(t *testing.T) {
 
 // The error for changes that do not fit says why, for each file.
 func TestApplyConflictReasons(t *testing.T) {
-	user, bundle := agentLeft(t, map[string]string{
+	user, bundle := worktest.AgentLeft(t, map[string]string{
 		"dir/bin": "", "dir": "-> work.txt", // a directory became a link
-		"lines.txt": "one\n" + tenLines[2:], "run.sh": "", "gone.txt": "new\n", "fresh": "-> work.txt",
+		"lines.txt": "one\n" + worktest.TenLines[2:], "run.sh": "", "gone.txt": "new\n", "fresh": "-> work.txt",
 	})
 	worktest.Put(t, user, map[string]string{"run.sh": "mine\n", "gone.txt": "", "fresh": "mine\n"})
 	worktest.Git(t, user, "rm", "-q", "gone.txt")
@@ -353,9 +306,74 @@ func TestApplyConflictReasons(t *testing.T) {
 	if agentlab.CodeOf(err) != agentlab.CodeConflict || strings.Contains(err.Error(), "lines.txt") {
 		t.Error(err)
 	}
-	worktest.Put(t, user, map[string]string{"run.sh": "true\n", "lines.txt": "two\n" + tenLines[2:]})
+	worktest.Put(t, user, map[string]string{"run.sh": "true\n", "lines.txt": "two\n" + worktest.TenLines[2:]})
 	_, err = apply(t, user, bundle, true, "lines.txt")
 	if want := "lines.txt (its changes conflict with yours)"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%q is not in %v", want, err)
+	}
+}
+
+// What was applied is the base only while the agent's commit is the same.
+func TestApplyAfterCommits(t *testing.T) {
+	t.Parallel()
+	user, guest := worktest.NewAgent(t)
+	text := func(first, middle, last string) string {
+		return first + "2\n3\n4\n5\n" + middle + "6\n7\n8\n9\n" + last
+	}
+	if _, err := apply(t, user, worktest.Leave(t, guest, map[string]string{"lines.txt": text("1\n", "L\n", "10\n")}), false); err != nil {
+		t.Fatal(err)
+	}
+	worktest.Put(t, guest, map[string]string{"lines.txt": text("1\n", "", "ten\n")})
+	worktest.Git(t, guest, "commit", "-q", "-a", "-m", "without L")
+	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	worktest.Git(t, user, "checkout", "-q", "--", ".")
+	worktest.Git(t, user, "pull", "-q", guest, "agentlab/j")
+	worktest.Put(t, user, map[string]string{"lines.txt": text("1\n", "L\n", "ten\n")})
+	worktest.Git(t, user, "commit", "-q", "-a", "-m", "with L")
+	if _, err := apply(t, user, worktest.Leave(t, guest, map[string]string{"lines.txt": text("one\n", "", "ten\n")}), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := worktest.Tree(t, user)["lines.txt"]; got != text("one\n", "L\n", "ten\n") {
+		t.Errorf("lines.txt is %q", got)
+	}
+	// A file that was deleted and is there again.
+	if _, err := apply(t, user, worktest.Leave(t, guest, map[string]string{"gone.txt": ""}), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := apply(t, user, worktest.Leave(t, guest, map[string]string{"gone.txt": "back\n"}), false); err != nil || worktest.Tree(t, user)["gone.txt"] != "back\n" {
+		t.Errorf("gone.txt: %v", err)
+	}
+}
+
+// Line endings in the index decide about others, and attributes that arrive count.
+func TestApplyWithAttributes(t *testing.T) {
+	t.Parallel()
+	user, guest := worktest.NewAgent(t)
+	crlf := "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8\r\n"
+	for _, dir := range []string{user, guest} {
+		worktest.Put(t, dir, map[string]string{"w.txt": crlf})
+		worktest.Git(t, dir, "add", "-A")
+		worktest.Git(t, dir, "commit", "-q", "-m", "crlf", "--date=2020-01-01T00:00:00Z")
+		worktest.Put(t, dir, map[string]string{".gitattributes": "* text=auto\n"})
+		worktest.Git(t, dir, "add", ".gitattributes")
+		worktest.Git(t, dir, "commit", "-q", "-m", "attributes", "--date=2020-01-01T00:00:00Z")
+	}
+	worktest.Git(t, user, "config", "agentlab.return", "allow")
+	worktest.Git(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
+	first := map[string]string{"w.txt": "one\r\n" + crlf, ".gitattributes": "* text=auto\n*.bat eol=crlf\n", "new.bat": "x\r\n"}
+	if _, err := apply(t, user, worktest.Leave(t, guest, first), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := worktest.Tree(t, user); got["new.bat"] != "x\r\n" || got["w.txt"] != first["w.txt"] {
+		t.Errorf("files: %q", got)
+	}
+	if out, err := apply(t, user, worktest.Leave(t, guest, nil), false); err != nil || out != "" {
+		t.Errorf("nothing has changed: %q, %v", out, err)
+	}
+	if _, err := apply(t, user, worktest.Leave(t, guest, map[string]string{"w.txt": "ONE\r\n" + crlf}), false); err != nil {
+		t.Errorf("the agent continues: %v", err)
+	}
+	if names := worktest.Git(t, user, "diff", "--name-only"); !slices.Contains(strings.Fields(names), "w.txt") {
+		t.Errorf("git diff has %s", names)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package source
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func TestApplyLinkThroughLink(t *testing.T) {
 		"to the top":        "x/y/top/../../..",
 		"up from a file":    "./lines.txt/../../outside",
 	} {
-		user, bundle := agentLeft(t, map[string]string{"a-new": "x\n", "x/y/top": "-> ../..", "zlink": "-> " + target})
+		user, bundle := worktest.AgentLeft(t, map[string]string{"a-new": "x\n", "x/y/top": "-> ../..", "zlink": "-> " + target})
 		if out, err := apply(t, user, bundle, true); err != nil || out != "a-new\nx/y/top\n" {
 			t.Errorf("%s: applied %q, %v", name, out, err)
 		}
@@ -32,7 +32,7 @@ func TestApplyLinkThroughLink(t *testing.T) {
 			t.Errorf("%s: there is a link to %q", name, to)
 		}
 	}
-	user, bundle := agentLeft(t, map[string]string{"x/y/top": "-> ../..", "x/up": "-> ./../dir//bin"})
+	user, bundle := worktest.AgentLeft(t, map[string]string{"x/y/top": "-> ../..", "x/up": "-> ./../dir//bin"})
 	if _, err := apply(t, user, bundle, true); err != nil {
 		t.Errorf("links that stay inside: %v", err)
 	}
@@ -43,22 +43,22 @@ func TestApplyToHiddenChanges(t *testing.T) {
 	t.Parallel()
 	for _, flag := range []string{"--assume-unchanged", "--skip-worktree"} {
 		t.Run(flag, func(t *testing.T) {
-			user, bundle := agentLeft(t, map[string]string{"lines.txt": "one\n" + tenLines[2:], "run.sh": "false\n"})
+			user, bundle := worktest.AgentLeft(t, map[string]string{"lines.txt": "one\n" + worktest.TenLines[2:], "run.sh": "false\n"})
 			worktest.Git(t, user, "update-index", flag, "lines.txt", "run.sh")
 			if _, err := apply(t, user, bundle, false, filepath.Join(user, "run.sh")); err != nil {
 				t.Errorf("a file that is as in the index: %v", err)
 			}
-			worktest.Put(t, user, map[string]string{"lines.txt": tenLines + "mine\n"})
+			worktest.Put(t, user, map[string]string{"lines.txt": worktest.TenLines + "mine\n"})
 			if _, err := apply(t, user, bundle, false); agentlab.CodeOf(err) != agentlab.CodeConflict {
 				t.Errorf("got %v, want a conflict", err)
 			}
-			if got := tree(t, user)["lines.txt"]; got != tenLines+"mine\n" {
+			if got := worktest.Tree(t, user)["lines.txt"]; got != worktest.TenLines+"mine\n" {
 				t.Errorf("without --force the file became %q", got)
 			}
 			if _, err := apply(t, user, bundle, true); err != nil {
 				t.Error(err)
 			}
-			if got := tree(t, user)["lines.txt"]; got != "one\n"+tenLines[2:]+"mine\n" {
+			if got := worktest.Tree(t, user)["lines.txt"]; got != "one\n"+worktest.TenLines[2:]+"mine\n" {
 				t.Errorf("with --force the file became %q", got)
 			}
 		})
@@ -75,15 +75,15 @@ func TestApplyAfterAnEdit(t *testing.T) {
 		"deleted": func(user string) { _ = os.Remove(filepath.Join(user, "lines.txt")) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			user, bundle := agentLeft(t, map[string]string{"a": "agent\n", "lines.txt": "agent\n", "new": "agent\n"})
+			user, bundle := worktest.AgentLeft(t, map[string]string{"a": "agent\n", "lines.txt": "agent\n", "new": "agent\n"})
 			p, list := newPlan(t, user, bundle, maxApplied)
 			if err := errors.Join(p.make(t.Context(), list), p.merge(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 			edit(user)
-			before := tree(t, user)
-			if err := p.apply(); agentlab.CodeOf(err) != agentlab.CodeConflict || !maps.Equal(tree(t, user), before) {
-				t.Errorf("got %v; the work tree is %q", err, tree(t, user))
+			before := worktest.Tree(t, user)
+			if err := p.apply(); agentlab.CodeOf(err) != agentlab.CodeConflict || !maps.Equal(worktest.Tree(t, user), before) {
+				t.Errorf("got %v; the work tree is %q", err, worktest.Tree(t, user))
 			}
 			if _, err := apply(t, user, bundle, true, filepath.Join(user, "a")); err != nil {
 				t.Error(err)
@@ -101,11 +101,11 @@ func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []gitsa
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
-	ch, err := openChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b))
+	ch, err := Open(t.Context(), b, OfJob(api.Job{ID: "j"}, b))
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := ch.list(t.Context())
+	list, err := ch.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,18 +114,18 @@ func newPlan(t *testing.T, user, bundle string, room int64) (*applyPlan, []gitsa
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.root.Close() })
-	return &applyPlan{ch: ch, w: w, dir: dir, room: room}, list
+	return &applyPlan{ch: ch, w: w, Dir: dir, room: room}, list
 }
 
 // A small pack must not fill the disk with what it unpacks to.
 func TestApplyBounded(t *testing.T) {
 	t.Parallel()
-	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("x", 4<<20)})
+	user, bundle := worktest.AgentLeft(t, map[string]string{"big": strings.Repeat("x", 4<<20)})
 	p, list := newPlan(t, user, bundle, 4<<20-1)
 	if err := p.make(t.Context(), list); agentlab.CodeOf(err) != agentlab.CodeLimit || agentlab.HintOf(err) == "" {
 		t.Errorf("got %v, want the code limit", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(p.dir, "blob-*")); len(left) != 0 {
+	if left, _ := filepath.Glob(filepath.Join(p.Dir, "blob-*")); len(left) != 0 {
 		t.Errorf("it was unpacked to %v", left)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package source
 
 import (
 	"context"
@@ -21,14 +21,14 @@ import (
 const appliedRefs = "refs/agentlab/applied/"
 
 // appliedRef returns the ref for what a source has applied to a work tree.
-func (s changeSource) appliedRef(top string) string {
-	sum := sha256.Sum256([]byte(top + "\x00" + s.dir))
-	return appliedRefs + s.id + "/" + hex.EncodeToString(sum[:4])
+func (s Source) appliedRef(top string) string {
+	sum := sha256.Sum256([]byte(top + "\x00" + s.Dir))
+	return appliedRefs + s.ID + "/" + hex.EncodeToString(sum[:4])
 }
 
-// forgetApplied deletes the refs for what was applied from a source with an ID.
-func forgetApplied(ctx context.Context, path, id string) error {
-	return deleteRefs(ctx, path, appliedRefs+id)
+// ForgetApplied deletes the refs for what was applied from a source with an ID.
+func ForgetApplied(ctx context.Context, path, id string) error {
+	return gitsafe.DeleteRefs(ctx, path, appliedRefs+id)
 }
 
 // appliedFile is a version of a file that was applied.
@@ -82,17 +82,17 @@ func readApplied(ctx context.Context, repo, ref string) (map[string]appliedFile,
 // of the user.
 func (p *applyPlan) rebase(c gitsafe.Change, ours fileVersion) (_ gitsafe.Change, own bool) {
 	before, is := p.applied[c.Path]
-	if !is || ours.blob == c.OldBlob || before.base != (indexEntry{c.OldMode, c.OldBlob}) {
+	if !is || ours.Blob == c.OldBlob || before.base != (indexEntry{c.OldMode, c.OldBlob}) {
 		return c, false
 	}
 	c.OldMode, c.OldBlob = before.mode, before.blob
-	return c, ours.blob == before.blob && ours.mode == before.mode
+	return c, ours.Blob == before.blob && ours.Mode == before.mode
 }
 
 // record stores the versions that are in the work tree now.
 func (p *applyPlan) record(ctx context.Context) error {
-	ref := p.ch.of.appliedRef(p.w.top)
-	in := gitsafe.Command{Env: append(gitsafe.OwnIdentity(), "GIT_INDEX_FILE="+filepath.Join(p.dir, "applied-index"))}
+	ref := p.ch.Of.appliedRef(p.w.top)
+	in := gitsafe.Command{Env: append(gitsafe.OwnIdentity(), "GIT_INDEX_FILE="+filepath.Join(p.Dir, "applied-index"))}
 	if p.applied != nil {
 		if _, err := in.Run(ctx, p.w.top, "read-tree", ref); err != nil {
 			return err
@@ -140,7 +140,7 @@ func (p *applyPlan) record(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	commit, err := in.Run(ctx, p.w.top, "commit-tree", tree, "-m", "Applied changes of "+p.ch.of.kind+" "+p.ch.of.id)
+	commit, err := in.Run(ctx, p.w.top, "commit-tree", tree, "-m", "Applied changes of "+p.ch.Of.Kind+" "+p.ch.Of.ID)
 	if err != nil {
 		return err
 	}

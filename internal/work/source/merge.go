@@ -1,4 +1,4 @@
-package cli
+package source
 
 import (
 	"bufio"
@@ -30,9 +30,9 @@ const maxApplied = 1 << 30
 // applyPlan is the plan for applying changes to a work tree. Making it changes
 // nothing in the work tree.
 type applyPlan struct {
-	ch      changes
+	ch      Changes
 	w       *workTree
-	dir     string // for temporary files
+	Dir     string // for temporary files
 	room    int64  // bytes that may still be unpacked there
 	steps   []applyStep
 	same    int                    // files that already have the changes
@@ -56,7 +56,7 @@ type applyStep struct {
 
 // fileVersion is a file of the work tree.
 type fileVersion struct {
-	mode, blob string
+	Mode, Blob string
 	dirty      bool
 	seen       fs.FileInfo // nil if it does not exist
 }
@@ -83,7 +83,7 @@ func (p *applyPlan) make(ctx context.Context, list []gitsafe.Change) error {
 			continue
 		case err != nil:
 			return agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", agentlab.WithoutControls(c.Path), err)
-		case ours.mode == c.NewMode && ours.blob == c.NewBlob:
+		case ours.Mode == c.NewMode && ours.Blob == c.NewBlob:
 			p.same++
 			continue
 		}
@@ -91,14 +91,14 @@ func (p *applyPlan) make(ctx context.Context, list []gitsafe.Change) error {
 		based, own := p.rebase(c, ours)
 		c = based
 		step := applyStep{Change: c, perm: permOf(c), seen: ours.seen}
-		if ours.blob != c.OldBlob || gitsafe.Regular(ours.mode) != gitsafe.Regular(c.OldMode) {
-			if !gitsafe.Regular(ours.mode) || !gitsafe.Regular(c.OldMode) || !gitsafe.Regular(c.NewMode) {
+		if ours.Blob != c.OldBlob || gitsafe.Regular(ours.Mode) != gitsafe.Regular(c.OldMode) {
+			if !gitsafe.Regular(ours.Mode) || !gitsafe.Regular(c.OldMode) || !gitsafe.Regular(c.NewMode) {
 				conflicts = append(conflicts, conflict{c.Path, mismatch(c, ours)})
 				continue
 			}
 			blobs[c.OldBlob]++
-			step.ours = p.blobFile(ours.blob)
-			blobs[ours.blob]++
+			step.ours = p.blobFile(ours.Blob)
+			blobs[ours.Blob]++
 		}
 		step.dirty = ours.dirty && !own
 		if c.NewMode != gitsafe.ModeNone {
@@ -130,7 +130,7 @@ type conflict struct{ path, why string }
 // mismatch returns why a change that cannot be merged does not fit.
 func mismatch(c gitsafe.Change, ours fileVersion) string {
 	switch {
-	case ours.mode == gitsafe.ModeNone:
+	case ours.Mode == gitsafe.ModeNone:
 		return "the file does not exist"
 	case c.OldMode == gitsafe.ModeNone:
 		return "it was created in the sandbox, but the path exists"
@@ -146,7 +146,7 @@ func (p *applyPlan) conflict(list []conflict) error {
 		names = append(names, c.path+" ("+c.why+")")
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "cannot apply the changes of %s; nothing was applied", work.JoinNames(names)).
-		WithHint("resolve it with git: %s; or name the other files", p.ch.of.merge)
+		WithHint("resolve it with git: %s; or name the other files", p.ch.Of.Merge)
 }
 
 // errInTheWay means that the path of a change, or a parent, has another type.
@@ -170,16 +170,16 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	st, err := p.w.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && p.w.hidden[name]: // in a sparse work tree
-		return fileVersion{mode: tracked.mode, blob: tracked.blob}, nil
+		return fileVersion{Mode: tracked.mode, Blob: tracked.blob}, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return fileVersion{mode: gitsafe.ModeNone, blob: gitsafe.NoBlob, dirty: isTracked}, nil
+		return fileVersion{Mode: gitsafe.ModeNone, Blob: gitsafe.NoBlob, dirty: isTracked}, nil
 	case err != nil:
 		return fileVersion{}, err
 	case isTracked && !p.w.dirty[name] && !p.w.hidden[name]:
-		return fileVersion{mode: tracked.mode, blob: tracked.blob, seen: st}, nil
+		return fileVersion{Mode: tracked.mode, Blob: tracked.blob, seen: st}, nil
 	case st.Mode()&fs.ModeSymlink != 0:
 		target, err := p.w.root.Readlink(name)
-		return fileVersion{mode: gitsafe.ModeLink, blob: blobName([]byte(target)), dirty: true, seen: st}, err
+		return fileVersion{Mode: gitsafe.ModeLink, Blob: blobName([]byte(target)), dirty: true, seen: st}, err
 	case st.IsDir():
 		return fileVersion{}, inTheWay(name, "a directory here")
 	case !st.Mode().IsRegular():
@@ -189,12 +189,12 @@ func (p *applyPlan) version(name string) (fileVersion, error) {
 	if !is {
 		return fileVersion{}, errors.New("it has changed since the command began")
 	}
-	v := fileVersion{mode: gitsafe.ModeFile, blob: ours.blob, dirty: true, seen: ours.seen}
+	v := fileVersion{Mode: gitsafe.ModeFile, Blob: ours.blob, dirty: true, seen: ours.seen}
 	if st.Mode()&0o100 != 0 {
-		v.mode = gitsafe.ModeProgram
+		v.Mode = gitsafe.ModeProgram
 	}
-	if p.w.hidden[name] && v.blob == tracked.blob {
-		v.mode, v.dirty = tracked.mode, false
+	if p.w.hidden[name] && v.Blob == tracked.blob {
+		v.Mode, v.dirty = tracked.mode, false
 	}
 	return v, nil
 }
@@ -207,7 +207,7 @@ func blobName(text []byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-func (p *applyPlan) blobFile(blob string) string { return filepath.Join(p.dir, "blob-"+blob) }
+func (p *applyPlan) blobFile(blob string) string { return filepath.Join(p.Dir, "blob-"+blob) }
 
 // readBlobs writes blobs to temporary files.
 func (p *applyPlan) readBlobs(ctx context.Context, blobs map[string]int) error {
@@ -253,7 +253,7 @@ func (p *applyPlan) splitBlobs(r io.Reader, blobs map[string]int) error {
 		uses := int64(max(blobs[blob], 1))
 		if size < 0 || size > p.room/uses {
 			return agentlab.Errorf(agentlab.CodeLimit, "the changed files have more than %s; nothing was applied", work.ByteSize(maxApplied)).
-				WithHint("apply some of them: %s PATH; list them: %s --stat", p.ch.of.apply, p.ch.of.diff)
+				WithHint("apply some of them: %s PATH; list them: %s --stat", p.ch.Of.Apply, p.ch.Of.Diff)
 		}
 		p.room -= size * uses
 		f, err := os.OpenFile(p.blobFile(blob), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -278,7 +278,7 @@ func (p *applyPlan) merge(ctx context.Context) error {
 		if s.ours == "" {
 			continue
 		}
-		merged, err := os.Create(filepath.Join(p.dir, "merged-"+rand.Text()))
+		merged, err := os.Create(filepath.Join(p.Dir, "merged-"+rand.Text()))
 		if err != nil {
 			return err
 		}
