@@ -70,4 +70,5 @@ func LocalFault(name string, err error) error {
 	return agentlab.Errorf(code, "cannot copy %s: %w", fmt.Sprintf("%.200q", name), err)
 }
 
+// LocalTime formats a time for the user, to the second and in the local time zone.
 func LocalTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }

@@ -57,7 +57,7 @@ func HandlerClient(t *testing.T, h http.Handler) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	l, err := net.Listen("unix", filepath.Join(dir, "s")) //nolint:noctx // a test
 	if err != nil {
 		t.Fatal(err)
 	}

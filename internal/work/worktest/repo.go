@@ -66,7 +66,7 @@ func Files(t *testing.T, dir string) map[string]string {
 		if err != nil || !e.Type().IsRegular() {
 			return err
 		}
-		p, err := os.ReadFile(path)
+		p, err := os.ReadFile(path) //nolint:gosec // a directory of the test
 		out[path] = string(p)
 		return err
 	})
