@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -45,7 +46,7 @@ func TestAttachIsOneCommand(t *testing.T) {
 	var out strings.Builder
 	var notes strings.Builder
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now}
-	err := a.attachSession(t.Context(), worktest.HandlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
+	err := a.attachSession(t.Context(), worktest.HandlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, session.Link{}, startOptions{agent: shellOnly}, false)
 	if err != nil || out.String() != "shown" || resumed != 2 {
 		t.Errorf("%v, %q, resumed %d times", err, out.String(), resumed)
 	}
@@ -121,9 +122,9 @@ func TestTerminalAfterStop(t *testing.T) {
 // session of the repository: the first of them that exists.
 func TestChosenTarget(t *testing.T) {
 	repo := worktest.Repo(t)
-	l, err := findLink(t.Context(), repo, "")
+	l, err := session.FindLink(t.Context(), repo, "")
 	if err == nil {
-		err = l.set(t.Context(), "s1", "")
+		err = l.Set(t.Context(), "s1", "")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // autoSync fetches the commits of a session in the background while a terminal is
@@ -32,14 +33,14 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 	if mode == syncManual {
 		return s
 	}
-	w.left = &s.left
+	w.Left = &s.left
 	s.left = syncTotal
 	s.done.Go(func() {
 		wait := syncEvery
 		var seen, fetched map[string]string
 		same := 0
 		for work.SleepOr(ctx, wait) == nil {
-			st, err := w.sessionRepo.state(ctx)
+			st, err := w.Repo.State(ctx)
 			if err != nil { // the sandbox may be away for a while
 				continue
 			}
@@ -55,7 +56,7 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 			}
 			if s.left <= 0 {
 				if _, tty := work.TerminalOf(a.Stderr); tty { // it is in raw mode
-					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", errSyncTotal)
+					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", session.ErrSyncTotal)
 				}
 				return
 			}
@@ -70,7 +71,7 @@ func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest
 
 // once fetches and forwards. It reports whether the commits were fetched.
 func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
-	unlock, err := gitsafe.LockRepo(ctx, a, w.path, true)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.Path, true)
 	if err != nil {
 		s.err = err
 		return false
@@ -81,9 +82,9 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		for _, h := range got.Fetched {
 			s.commits += h.Commits
 		}
-		current := gitsafe.CurrentBranch(ctx, w.path)
-		if ref := w.link.ref(current); w.state.Branches[current] != "" {
-			if gitsafe.IsAncestor(ctx, w.path, "HEAD", ref) {
+		current := gitsafe.CurrentBranch(ctx, w.Path)
+		if ref := w.link.Ref(current); w.state.Branches[current] != "" {
+			if gitsafe.IsAncestor(ctx, w.Path, "HEAD", ref) {
 				err = s.forward(ctx, a, w, current, ref)
 			}
 		}
@@ -97,17 +98,17 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 // forward merges a ref that has all commits of the current branch, unless the return check
 // finds something that the user must see first.
 func (s *autoSync) forward(ctx context.Context, a *App, w *openedSession, current, ref string) error {
-	if err := idle(ctx, w.path); err != nil {
+	if err := idle(ctx, w.Path); err != nil {
 		return err
 	}
-	j, err := gitsafe.JudgeCommit(ctx, w.path, w.path, true, "HEAD", ref)
+	j, err := gitsafe.JudgeCommit(ctx, w.Path, w.Path, true, "HEAD", ref)
 	if err != nil {
 		return err
 	}
 	if s.held = gitsafe.Admit(ctx, a, j.Found, w.admission("HEAD", ref, true)); s.held != nil {
 		return ctx.Err()
 	}
-	if _, err = a.mergeRef(ctx, w.path, current, ref, j); err == nil {
+	if _, err = a.mergeRef(ctx, w.Path, current, ref, j); err == nil {
 		s.found = append(s.found, j.Found...)
 	}
 	return err

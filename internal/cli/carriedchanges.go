@@ -11,20 +11,21 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lfs"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
 // created.
-func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error {
-	if l.session != "" && !o.fresh || o.withChanges {
+func (a *App) askChanges(ctx context.Context, l session.Link, o *startOptions) error {
+	if l.Session != "" && !o.fresh || o.withChanges {
 		return nil
 	}
-	env, err := gitsafe.DisableFilters(ctx, l.path)
+	env, err := gitsafe.DisableFilters(ctx, l.Path)
 	if err != nil {
 		return err
 	}
-	changed, err := changedNames(ctx, l.path, env)
+	changed, err := changedNames(ctx, l.Path, env)
 	if err == nil && len(changed.names) > 0 {
 		o.withChanges = a.Confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
 	}
@@ -35,12 +36,12 @@ func uncommittedFiles(n int) string { return agentlab.Plural(n, "file") + " with
 
 // carriedChanges returns a commit of the uncommitted changes that the user wants in
 // the sandbox.
-func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (commit string, err error) {
-	env, err := gitsafe.DisableFilters(ctx, l.path)
+func (a *App) carriedChanges(ctx context.Context, l *session.Link, o startOptions) (commit string, err error) {
+	env, err := gitsafe.DisableFilters(ctx, l.Path)
 	if err != nil {
 		return "", err
 	}
-	changed, err := changedNames(ctx, l.path, env)
+	changed, err := changedNames(ctx, l.Path, env)
 	if err != nil {
 		return "", err
 	}
@@ -57,7 +58,7 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 		}
 		return "", nil
 	}
-	commit, err = commitChanges(ctx, l.path, env, names)
+	commit, err = commitChanges(ctx, l.Path, env, names)
 	if err != nil {
 		return "", err
 	}
@@ -65,8 +66,8 @@ func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (
 		a.Progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
 		return commit, nil
 	}
-	tree, err := gitsafe.Git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
-	if err == nil && l.key(ctx, carriedKey) != tree {
+	tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", commit+"^{tree}")
+	if err == nil && l.Key(ctx, session.CarriedKey) != tree {
 		a.Progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
 	}
 	return "", err

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -37,7 +38,7 @@ func TestCarriedChangesHaveNoSecrets(t *testing.T) {
 	worktest.Git(t, filepath.Join(repo, "nested"), "commit", "-q", "--allow-empty", "-m", "of its own")
 	var notes strings.Builder
 	app := &App{Stdin: strings.NewReader(""), Stderr: &notes}
-	commit, err := app.carriedChanges(t.Context(), &repoLink{path: repo, remote: remoteName}, startOptions{withChanges: true})
+	commit, err := app.carriedChanges(t.Context(), &session.Link{Path: repo, Remote: session.RemoteName}, startOptions{withChanges: true})
 	if err != nil {
 		t.Fatal(err)
 	}

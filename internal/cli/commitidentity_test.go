@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -28,17 +29,17 @@ func TestIdentityIsAskedOnce(t *testing.T) {
 		}
 		stderr := answering{when: map[string]string{"Ada <ada@example.com>, instead of \"AgentLab agent\"? [y/N] ": answer}, send: func(s string) { _, _ = ptmx.WriteString(s) }}
 		a := App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
-		ask := func(l repoLink) (o startOptions) {
+		ask := func(l session.Link) (o startOptions) {
 			if err := a.askIdentity(t.Context(), l, &o); err != nil {
 				t.Fatal(err)
 			}
 			return o
 		}
-		if o := ask(repoLink{path: repo, session: "app"}); o.userName != "" || stderr.buf.Len() > 0 {
+		if o := ask(session.Link{Path: repo, Session: "app"}); o.userName != "" || stderr.buf.Len() > 0 {
 			t.Errorf("a session that exists: %+v, %s", o, stderr.buf.String())
 		}
 		for range 2 {
-			if o := ask(repoLink{path: repo}); o.userName != want || (o.userEmail != "") != (want != "") {
+			if o := ask(session.Link{Path: repo}); o.userName != want || (o.userEmail != "") != (want != "") {
 				t.Errorf("%q: %+v", answer, o)
 			}
 		}
@@ -60,7 +61,7 @@ func TestIdentityWithoutTerminal(t *testing.T) {
 			worktest.Git(t, repo, "config", "agentlab.identity", policy)
 		}
 		var o startOptions
-		if err := a.askIdentity(t.Context(), repoLink{path: repo}, &o); err != nil || o.userName != want {
+		if err := a.askIdentity(t.Context(), session.Link{Path: repo}, &o); err != nil || o.userName != want {
 			t.Errorf("%q: %+v, %v", policy, o, err)
 		}
 		if policy != "" {
@@ -68,7 +69,7 @@ func TestIdentityWithoutTerminal(t *testing.T) {
 		}
 	}
 	worktest.Git(t, repo, "config", "agentlab.identity", "me")
-	if err := a.askIdentity(t.Context(), repoLink{path: repo}, &startOptions{}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
+	if err := a.askIdentity(t.Context(), session.Link{Path: repo}, &startOptions{}); agentlab.CodeOf(err) != agentlab.CodeInvalid {
 		t.Errorf("an unknown value: %v", err)
 	}
 }

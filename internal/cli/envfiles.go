@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -19,12 +20,12 @@ func excludeSent(ctx context.Context, c *client.Client, sent transfer.SentEnvFil
 	if in := path.Clean(sent.Directory); in != guestapi.RepoDir && in != guestapi.ProjectDir {
 		return nil
 	}
-	r := sessionRepo{c: c, sandbox: sent.Sandbox}
-	st, err := r.state(ctx)
+	r := session.Repo{C: c, Sandbox: sent.Sandbox}
+	st, err := r.State(ctx)
 	if err != nil || len(st.Worktrees) == 0 {
 		return nil //nolint:nilerr // it has no repository of a session
 	}
-	return r.callJSON(ctx, guestapi.RepoInit{Branch: st.Worktrees[0].Branch, Exclude: sent.Files}, nil, "init")
+	return r.CallJSON(ctx, guestapi.RepoInit{Branch: st.Worktrees[0].Branch, Exclude: sent.Files}, nil, "init")
 }
 
 func (a *App) syncEnvCmd() *cobra.Command {

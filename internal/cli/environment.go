@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // containerFiles describe the dev container of a repository, see docs/environments.md.
@@ -30,8 +31,8 @@ func hasContainer(dir string) bool {
 // sandbox, which opening the terminal would do later. It is called if the work tree here
 // has an environment, so that the user sees what happens. services reports whether there
 // are services; mode is the one of the flag.
-func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, services bool, mode string) error {
-	if !services && mode == "" && !hasContainer(l.path) {
+func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l session.Link, services bool, mode string) error {
+	if !services && mode == "" && !hasContainer(l.Path) {
 		return nil
 	}
 	p, err := c.Profile(ctx, s.Profile)

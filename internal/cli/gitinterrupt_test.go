@@ -63,7 +63,7 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 	w := newSessionWorld(t)
 	head := w.commit(map[string]string{"new": "1"})
 	s := w.fetched()
-	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 			t.Cleanup(func() { _ = p.Close() })
 		}
 	})
-	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.ref("trunk"), j)
+	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.Ref("trunk"), j)
 	if got := worktest.Git(t, w.user, "rev-parse", "HEAD"); got != head {
 		t.Errorf("HEAD is %s, want %s", got, head)
 	}

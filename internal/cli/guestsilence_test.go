@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -28,11 +29,11 @@ func TestRepositoryOfASilentGuest(t *testing.T) {
 		"no command answers":    {worktest.SilentGuest(t, true, nil), guestrun.Silence{Quiet: time.Millisecond, Answer: time.Millisecond, Most: guard.Patience}, "does not answer"},
 		"only this one is mute": {worktest.SilentGuest(t, true, lives), guestrun.Silence{Quiet: time.Millisecond, Answer: guard.Patience, Most: 20 * time.Millisecond}, "makes no progress"},
 	} {
-		r := sessionRepo{c: worktest.HandlerClient(t, test.handler), sandbox: "7", path: w.user, silence: test.limits}
-		if _, err := r.state(t.Context()); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.want) {
+		r := session.Repo{C: worktest.HandlerClient(t, test.handler), Sandbox: "7", Path: w.user, Silence: test.limits}
+		if _, err := r.State(t.Context()); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: state: %v", name, err)
 		}
-		err := r.fetch(t.Context(), []string{"trunk"}, true, "", func(*gitsafe.Bundle) error { return nil })
+		err := r.Fetch(t.Context(), []string{"trunk"}, true, "", func(*gitsafe.Bundle) error { return nil })
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: fetch: %v", name, err)
 		}

@@ -132,11 +132,11 @@ func TestAutoSyncLimitsLFSObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := int64(1000)
-	s.left = &left
+	s.Left = &left
 	before := w.refs()
 	_, big := fakelfs.Pointer("x")
 	w.commit(map[string]string{"big.bin": strings.Replace(big, "size 1\n", "size 5000\n", 1)})
-	if s.state, err = s.sessionRepo.state(t.Context()); err != nil {
+	if s.state, err = s.Repo.State(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.app.fetchSession(t.Context(), s); agentlab.CodeOf(err) != agentlab.CodeLimit || left != 0 || w.refs() != before {

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // maxModuleNotes limits the submodules that one command names.
@@ -25,7 +26,7 @@ func (a *App) noteModules(w *openedSession) {
 		}
 		n := agentlab.Plural(w.state.ModuleWork[dir], "commit")
 		if !agentlab.IsPrintable(dir) { // no command would be right
-			a.Progressf("note: a sync does not bring %s in the submodule %s", n, agentlab.WithoutControls(shownGuest(dir)))
+			a.Progressf("note: a sync does not bring %s in the submodule %s", n, agentlab.WithoutControls(session.ShownGuest(dir)))
 			continue
 		}
 		here := dir
@@ -36,7 +37,7 @@ func (a *App) noteModules(w *openedSession) {
 		}
 		up := strings.Repeat("../", strings.Count(path.Clean(here), "/")+1)
 		a.Progressf("note: a sync does not bring %s in the submodule %s; at the top of the repository:\n  → agentlab exec %s -- git -C %s bundle create - HEAD >agentlab.bundle\n  → git -C %s -c fetch.fsckObjects=true fetch %sagentlab.bundle HEAD:%s",
-			n, shownGuest(dir), w.session.Name, work.ShellQuote(guestapi.ProjectDir+"/"+dir), work.ShellQuote(here), up, moduleBranch)
+			n, session.ShownGuest(dir), w.session.Name, work.ShellQuote(guestapi.ProjectDir+"/"+dir), work.ShellQuote(here), up, moduleBranch)
 	}
 }
 

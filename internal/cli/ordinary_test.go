@@ -64,7 +64,7 @@ func TestOrdinaryRepositories(t *testing.T) {
 					write(w, w.user, "only-here.txt", "of the user")
 				}
 				s := w.fetched()
-				j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+				j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 				if err != nil || len(j.Found)+len(j.InWay) > 0 {
 					t.Errorf("diverged %v: %+v, %v", diverged, j, err)
 				}

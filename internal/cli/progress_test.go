@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -16,19 +17,19 @@ func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
 	a := &App{Stderr: io.Discard}
 	var said []string
 	ended := 0
-	r := sessionRepo{sandbox: "1", slow: func(what string) func() {
+	r := session.Repo{Sandbox: "1", Slow: func(what string) func() {
 		said = append(said, what)
 		return func() { ended++ }
 	}}
-	r.c = worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+	r.C = worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 		if verb := command[2]; verb == "receive" {
 			return []byte(`{"errors":{}}`), "", 0
 		}
 		return nil, "", 0
 	})
-	for verb := range slowWork {
+	for verb := range session.SlowWork {
 		if verb != "receive" {
-			if err := r.call(t.Context(), nil, io.Discard, verb); err != nil {
+			if err := r.Call(t.Context(), nil, io.Discard, verb); err != nil {
 				t.Error(verb, err)
 			}
 		}
@@ -38,10 +39,10 @@ func TestSlowCommandsSayWhatTheyWaitFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = bundle.Close() }()
-	if _, err := r.push(t.Context(), pushed{bundle: bundle}, nil, a.Meter()); err != nil {
+	if _, err := r.Push(t.Context(), session.Pushed{Bundle: bundle}, nil, a.Meter()); err != nil {
 		t.Error(err)
 	}
-	if slices.Sort(said); !slices.Equal(said, slices.Sorted(maps.Values(slowWork))) || ended < len(said) {
+	if slices.Sort(said); !slices.Equal(said, slices.Sorted(maps.Values(session.SlowWork))) || ended < len(said) {
 		t.Errorf("commands say %q, and %d have ended", said, ended)
 	}
 }

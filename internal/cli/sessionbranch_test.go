@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
@@ -152,10 +153,10 @@ func TestAppliedChangesAreHere(t *testing.T) {
 // A branch with a session of its own uses that one.
 func TestCurrentLink(t *testing.T) {
 	repo := worktest.Repo(t)
-	for _, session := range []string{"", "fix-9"} {
-		l, err := findLink(t.Context(), repo, session)
+	for _, branch := range []string{"", "fix-9"} {
+		l, err := session.FindLink(t.Context(), repo, branch)
 		if err == nil {
-			err = l.set(t.Context(), "of-"+session, "")
+			err = l.Set(t.Context(), "of-"+branch, "")
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -165,7 +166,7 @@ func TestCurrentLink(t *testing.T) {
 	worktest.Git(t, repo, "branch", "fix-9")
 	for branch, want := range map[string]string{"trunk": "of-", "other": "of-", "fix-9": "of-fix-9"} {
 		worktest.Git(t, repo, "checkout", "-q", branch)
-		if l, err := currentLink(t.Context(), repo); err != nil || l.session != want {
+		if l, err := session.CurrentLink(t.Context(), repo); err != nil || l.Session != want {
 			t.Errorf("%s: %+v, %v", branch, l, err)
 		}
 	}
@@ -227,8 +228,8 @@ func TestStartChecksOut(t *testing.T) {
 			}
 			return guest(command[2], in)
 		})
-		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{LocalCommit: src}, startOptions{}); err != nil {
+		r := session.Repo{C: c, Sandbox: "1", Path: w.user}
+		if err := w.app.sendCode(t.Context(), r, session.Link{Path: w.user, Remote: session.RemoteName}, startHead{LocalCommit: src}, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
@@ -254,7 +255,7 @@ func TestStartChecksOut(t *testing.T) {
 func TestCarriedChangesAreNotReported(t *testing.T) {
 	w := newSessionWorld(t)
 	worktest.Put(t, w.user, map[string]string{"local": "1"})
-	l := &repoLink{path: w.user, remote: remoteName}
+	l := &session.Link{Path: w.user, Remote: session.RemoteName}
 	note := func() string {
 		t.Helper()
 		w.notes.Reset()
@@ -268,7 +269,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	}
 	commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
 	if err == nil {
-		err = l.setKey(t.Context(), carriedKey, worktest.Git(t, w.user, "rev-parse", commit+"^{tree}"))
+		err = l.SetKey(t.Context(), session.CarriedKey, worktest.Git(t, w.user, "rev-parse", commit+"^{tree}"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +288,7 @@ func TestLinkOfNoWorkTree(t *testing.T) {
 	bare := filepath.Join(t.TempDir(), "bare.git")
 	worktest.Git(t, worktest.Repo(t), "clone", "-q", "--bare", ".", bare)
 	for path, want := range map[string]string{bare: "git clone " + bare, filepath.Join(bare, "none"): "check the path", t.TempDir(): "git init"} {
-		if _, err := findLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
+		if _, err := session.FindLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
 			t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
 		}
 	}
@@ -295,7 +296,7 @@ func TestLinkOfNoWorkTree(t *testing.T) {
 
 func TestShownPath(t *testing.T) {
 	for dir, want := range map[string]string{"/work/repo": "/workspace", "/work/repo/.worktrees/a": "/workspace/.worktrees/a", "/srv": "/srv"} {
-		if got := shownPath(dir); got != want {
+		if got := session.ShownPath(dir); got != want {
 			t.Errorf("%s: %s", dir, got)
 		}
 	}
@@ -309,7 +310,7 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 	carried := func() string {
 		t.Helper()
 		w.notes.Reset()
-		l := &repoLink{path: w.user, remote: remoteName}
+		l := &session.Link{Path: w.user, Remote: session.RemoteName}
 		if _, err := w.app.carriedChanges(t.Context(), l, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -354,8 +355,8 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	})
 	start := func(o startOptions) {
 		t.Helper()
-		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, startHead{LocalCommit: src}, o); err != nil {
+		r := session.Repo{C: c, Sandbox: "1", Path: w.user}
+		if err := w.app.sendCode(t.Context(), r, session.Link{Path: w.user, Remote: session.RemoteName}, startHead{LocalCommit: src}, o); err != nil {
 			t.Fatal(err)
 		}
 	}

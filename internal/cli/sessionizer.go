@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // sessionizerFlags are the flags of 'agentlab sessionizer'.
@@ -50,7 +51,7 @@ type sessionizerEntry struct {
 	other bool // a session of a repository that the sessionizer does not know
 	repo  listedRepo
 	dir   string // the repository on this machine
-	link  repoLink
+	link  session.Link
 	at    api.Session
 }
 
@@ -155,13 +156,13 @@ func (s *sessionizer) entry(ctx context.Context, r listedRepo, all []api.Session
 	if _, err := os.Stat(e.dir); os.IsNotExist(err) {
 		return e, nil
 	}
-	l, err := findLink(ctx, e.dir, "")
+	l, err := session.FindLink(ctx, e.dir, "")
 	if err != nil {
 		return e, err
 	}
 	e.link = l
 	for _, got := range all {
-		if l.session != "" && (got.ID == l.session || got.Name == l.session) {
+		if l.Session != "" && (got.ID == l.Session || got.Name == l.Session) {
 			e.at, e.Session, e.Sandbox, e.State = got, got.Name, got.Sandbox, got.State
 			e.Running = got.Sandbox != "" && work.IsUp(api.Sandbox{State: got.State})
 		}
@@ -231,7 +232,7 @@ func (s *sessionizer) findWorktrees(ctx context.Context, entries []sessionizerEn
 // worktrees returns the branches of the work trees of a running session, without the
 // main one. They have been checked: a branch is printable and has no space.
 func (s *sessionizer) worktrees(ctx context.Context, e sessionizerEntry) ([]string, error) {
-	st, err := sessionRepo{c: s.c, sandbox: fmt.Sprint(e.at.SandboxVMID), path: e.dir}.state(ctx)
+	st, err := session.Repo{C: s.c, Sandbox: fmt.Sprint(e.at.SandboxVMID), Path: e.dir}.State(ctx)
 	if err != nil || len(st.Worktrees) == 0 {
 		return nil, err
 	}
@@ -401,11 +402,11 @@ func (s *sessionizer) start(ctx context.Context, e *sessionizerEntry) error {
 	if err != nil {
 		return err
 	}
-	if e.link, err = findLink(ctx, e.dir, ""); err != nil {
+	if e.link, err = session.FindLink(ctx, e.dir, ""); err != nil {
 		return err
 	}
 	if e.Session == "" { // also after the session of the link was deleted
-		if err := e.link.set(ctx, e.repo.sessionName(), profile); err != nil {
+		if err := e.link.Set(ctx, e.repo.sessionName(), profile); err != nil {
 			return err
 		}
 	} else {

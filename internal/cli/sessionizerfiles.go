@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // The files of the sessionizer, below the user's configuration directory.
@@ -96,7 +97,7 @@ func (r listedRepo) sessionName() string {
 	name := strings.ToLower(r.name)
 	slug := agentlab.SessionNameOf(name)
 	slug = strings.Trim(slug[:min(len(slug), 40-len("agent--123456"))], "-")
-	return "agent-" + slug + "-" + shortHash(name)
+	return "agent-" + slug + "-" + session.ShortHash(name)
 }
 
 // checkRepoName checks OWNER/REPO, which becomes a path.

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // tmux is the name of the local tmux session.
@@ -83,7 +84,7 @@ func worktreeWindow(branch string) string {
 		return '_'
 	}, branch)
 	if safe != branch {
-		safe += "-" + shortHash(branch)
+		safe += "-" + session.ShortHash(branch)
 	}
 	return "worktree/" + safe
 }

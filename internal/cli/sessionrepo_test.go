@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
@@ -88,12 +89,12 @@ func (w *sessionWorld) commit(files map[string]string) string {
 func (w *sessionWorld) open(guest guestFunc) (*openedSession, error) {
 	w.Helper()
 	s := &openedSession{
-		sessionRepo: sessionRepo{c: guestClient(w.T, guest), sandbox: "1", path: w.user},
-		session:     api.Session{ID: "se-1", Name: "s"},
-		link:        repoLink{path: w.user, remote: remoteName, session: "se-1"},
+		Repo:    session.Repo{C: guestClient(w.T, guest), Sandbox: "1", Path: w.user},
+		session: api.Session{ID: "se-1", Name: "s"},
+		link:    session.Link{Path: w.user, Remote: session.RemoteName, Session: "se-1"},
 	}
 	var err error
-	s.state, err = s.sessionRepo.state(w.Context())
+	s.state, err = s.Repo.State(w.Context())
 	return s, err
 }
 
@@ -253,7 +254,7 @@ func TestSyncOfNothingIsShort(t *testing.T) {
 // which are removed with it.
 func TestWorkOnlyInSession(t *testing.T) {
 	w := newSessionWorld(t)
-	l := repoLink{path: w.user, remote: remoteName}
+	l := session.Link{Path: w.user, Remote: session.RemoteName}
 	st := guestapi.RepoState{
 		Branches:  map[string]string{"trunk": worktest.Git(t, w.user, "rev-parse", "trunk")},
 		Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}},
@@ -446,7 +447,7 @@ func TestPushAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	head := worktest.Git(t, w.user, "rev-parse", "HEAD")
-	got, err := s.push(t.Context(), pushed{updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, knownTo(s.state), w.app.Meter())
+	got, err := s.Push(t.Context(), session.Pushed{Updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, session.KnownTo(s.state), w.app.Meter())
 	if err != nil || len(got) != 1 || strings.ContainsAny(got["trunk"], "\x1b\n") || !strings.HasPrefix(got["trunk"], "no") {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // lsCmd is 'session list' for the interactive workflow.
@@ -83,7 +84,7 @@ deleted without --force; the sandbox is started to find out.`,
 		if err != nil {
 			return err
 		}
-		l.session = s.ID
+		l.Session = s.ID
 		if err := a.removeSession(ctx, c, &l, how); err != nil {
 			return err
 		}
@@ -146,7 +147,7 @@ you attach again.`,
 // openTarget is what a terminal or an editor opens: a session, or a sandbox without one.
 type openTarget struct {
 	session  api.Session
-	link     repoLink
+	link     session.Link
 	worktree string // its branch; "" means the main one
 	sandbox  string // name
 }
@@ -165,8 +166,8 @@ func (a *App) chosenTarget(ctx context.Context, c *client.Client, arg string) (o
 			return openTarget{sandbox: sb.Name}, err
 		}
 	}
-	if l.session != "" {
-		if s, serr := c.Session(ctx, l.session); serr == nil {
+	if l.Session != "" {
+		if s, serr := c.Session(ctx, l.Session); serr == nil {
 			return openTarget{session: s, link: l, worktree: arg}, nil
 		}
 	}
@@ -175,21 +176,21 @@ func (a *App) chosenTarget(ctx context.Context, c *client.Client, arg string) (o
 
 // workDir returns the directory of a work tree in the running sandbox of a session; ""
 // means the main one.
-func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, worktree string) (string, error) {
+func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l session.Link, worktree string) (string, error) {
 	if worktree == "" {
 		return guestapi.RepoDir, nil
 	}
 	w := newOpened(c, s, sb, l)
 	var err error
-	if w.state, err = w.sessionRepo.state(ctx); err != nil {
+	if w.state, err = w.Repo.State(ctx); err != nil {
 		return "", err
 	}
 	t, err := w.worktree(worktree)
-	return joinGuest(t.Dir), err
+	return session.JoinGuest(t.Dir), err
 }
 
 // attachSession attaches to a terminal of a session, or with web prints its URL.
-func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l repoLink, o startOptions, web bool) error {
+func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l session.Link, o startOptions, web bool) error {
 	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return err
@@ -226,10 +227,10 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 }
 
 // attachTerminal is openTerminal for a session, with what follows.
-func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, open guestapi.ExecRequest, conn net.Conn) error {
+func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l session.Link, open guestapi.ExecRequest, conn net.Conn) error {
 	err := a.attached().Open(ctx, c, fmt.Sprint(sb.VMID), open, conn)
 	if err == nil {
-		a.noteKeepsRunning(s, l.session == s.ID)
+		a.noteKeepsRunning(s, l.Session == s.ID)
 	}
 	return err
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The error for the name of a branch names the flag, and no field of a request.
 func TestBranchNamesAreChecked(t *testing.T) {
 	for flag, want := range map[string]string{"": `"a..b" is`, "worktree": `--worktree: "a..b" is`} {
-		if err := checkBranch("a..b", flag); exitCode(err) != exitUsage || !strings.HasPrefix(err.Error(), want) {
+		if err := session.CheckBranch("a..b", flag); exitCode(err) != exitUsage || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v", flag, err)
 		}
 	}
-	if err := errors.Join(checkBranch("", "worktree"), checkBranch("fix/12", "worktree")); err != nil {
+	if err := errors.Join(session.CheckBranch("", "worktree"), session.CheckBranch("fix/12", "worktree")); err != nil {
 		t.Error(err)
 	}
 }
@@ -62,7 +63,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 	ids := map[string]string{}
 	for range 2 { // the second time they are found
 		for _, branch := range []string{"feature/a", "feature-a", "feature_a"} {
-			l, err := findLink(t.Context(), at.path, branch)
+			l, err := session.FindLink(t.Context(), at.Path, branch)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,8 +75,8 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 				t.Errorf("%s has another session", branch)
 			}
 			ids[branch] = s.ID
-			worktest.Git(t, at.path, "checkout", "-q", "-B", branch)
-			if got, err := currentLink(t.Context(), at.path); err != nil || got.session != s.ID || got.branch != branch {
+			worktest.Git(t, at.Path, "checkout", "-q", "-B", branch)
+			if got, err := session.CurrentLink(t.Context(), at.Path); err != nil || got.Session != s.ID || got.Branch != branch {
 				t.Errorf("on %s: %+v, %v", branch, got, err)
 			}
 		}
@@ -83,7 +84,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 	if len(store.all) != 3 {
 		t.Errorf("the sessions are %+v", store.all)
 	}
-	t.Chdir(at.path)
+	t.Chdir(at.Path)
 	got := linkedBranches(t.Context())
 	for branch, id := range ids {
 		if got[id] != branch {
@@ -124,9 +125,9 @@ func TestAutomaticSyncIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := int64(100)
-	s.left = &left
+	s.Left = &left
 	_, err = w.app.fetchSession(t.Context(), s)
-	if agentlab.CodeOf(err) != agentlab.CodeLimit || !errors.Is(err, errSyncTotal) || left != 0 {
+	if agentlab.CodeOf(err) != agentlab.CodeLimit || !errors.Is(err, session.ErrSyncTotal) || left != 0 {
 		t.Errorf("%v, %d bytes left", err, left)
 	}
 	left = 1 << 20
@@ -228,7 +229,7 @@ func TestStoppedSessionIsStoppedAgain(t *testing.T) {
 		}
 		stops = 0
 		w.notes.Reset()
-		w.app.leave(t.Context(), newOpened(c, before, api.Sandbox{VMID: 7, Name: "s", State: "READY"}, repoLink{path: w.user}))
+		w.app.leave(t.Context(), newOpened(c, before, api.Sandbox{VMID: 7, Name: "s", State: "READY"}, session.Link{Path: w.user}))
 		if stops != want || want == 1 != strings.Contains(w.notes.String(), "is stopped again") {
 			t.Errorf("%q before: %d stops, %q", state, stops, &w.notes)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -45,10 +46,6 @@ type startOptions struct {
 	userName, userEmail           string // of commits; "" means the agent's
 	devcontainer                  string
 }
-
-// defaultProfile is the profile of a session that is created without one, if the daemon
-// names none.
-const defaultProfile = "interactive"
 
 // shellOnly is the value of --agent for a shell instead of an agent.
 const shellOnly = "none"
@@ -147,7 +144,7 @@ func (o *startOptions) check(ctx context.Context, top string) error {
 		return work.UsageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
 	}
 	o.shell = o.agent == shellOnly
-	if err := checkBranch(o.worktree, "worktree"); err != nil {
+	if err := session.CheckBranch(o.worktree, "worktree"); err != nil {
 		return err
 	}
 	if err := attach.CheckMultiplexer(o.multiplexer); err != nil {
@@ -171,7 +168,7 @@ type started struct {
 func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error {
 	l, err := a.startLink(ctx, &o)
 	if err == nil {
-		err = o.check(ctx, l.path)
+		err = o.check(ctx, l.Path)
 	}
 	if err != nil {
 		return err
@@ -186,7 +183,7 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 				WithHint("set backend in config.yaml, or use --host for another daemon")
 		}
 	}
-	src, err := a.sourceHead(ctx, l.path, o.branch)
+	src, err := a.sourceHead(ctx, l.Path, o.branch)
 	if err != nil {
 		return err
 	}
@@ -197,14 +194,14 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.askChanges(ctx, l, &o); err != nil {
 		return err
 	}
-	if l.session == "" || o.fresh {
+	if l.Session == "" || o.fresh {
 		done, err := a.packFirst(ctx, l, &head)
 		if err != nil {
 			return err
 		}
 		defer done()
 	}
-	if o.fresh && l.session != "" {
+	if o.fresh && l.Session != "" {
 		if err := a.removeForFresh(ctx, c, &l, o); err != nil {
 			return err
 		}
@@ -212,8 +209,8 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.warnBeforeStart(ctx, c, l, o); err != nil {
 		return err
 	}
-	p := a.projectOf(ctx, l.path, head.Commit)
-	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.path, p))
+	p := a.projectOf(ctx, l.Path, head.Commit)
+	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.Path, p))
 	err = projectImage(err, o.image == "" && p.Image != "")
 	if err == nil && created && cmp.Or(o.image, p.Image) == "" {
 		a.noteQuick(ctx, c, s)
@@ -241,26 +238,26 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 
 // startLink returns the link of the session that is started: with --branch that of the
 // branch, and without it the one that the other commands use in this repository, too.
-func (a *App) startLink(ctx context.Context, o *startOptions) (repoLink, error) {
+func (a *App) startLink(ctx context.Context, o *startOptions) (session.Link, error) {
 	if o.branch != "" || o.main {
-		return findLink(ctx, o.path, o.branch)
+		return session.FindLink(ctx, o.path, o.branch)
 	}
-	l, err := currentLink(ctx, o.path)
-	if o.branch = l.branch; l.branch != "" {
-		a.Progressf("branch %s has a session of its own", l.branch)
+	l, err := session.CurrentLink(ctx, o.path)
+	if o.branch = l.Branch; l.Branch != "" {
+		a.Progressf("branch %s has a session of its own", l.Branch)
 	}
 	return l, err
 }
 
 // removeForFresh deletes a session that a new one replaces. The link stays: with it the
 // profile survives an interrupt before the new session exists.
-func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink, o startOptions) error {
+func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *session.Link, o startOptions) error {
 	if o.profile != "" {
 		if _, err := c.Profile(ctx, o.profile); err != nil {
 			return err
 		}
 	}
-	if err := l.keepProfile(ctx, c); err != nil {
+	if err := l.KeepProfile(ctx, c); err != nil {
 		return err
 	}
 	return a.removeSession(ctx, c, l, removal{yes: o.yes, keepLink: true})
@@ -268,17 +265,17 @@ func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink,
 
 // prepareWork starts the sandbox of a session and sends it the repository. It returns
 // the command of its terminal.
-func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head startHead, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
+func (a *App) prepareWork(ctx context.Context, c *client.Client, l session.Link, head startHead, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
 	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
 	if err != nil {
 		return got, open, err
 	}
-	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.slow}
+	r := session.Repo{C: c, Sandbox: fmt.Sprint(sb.VMID), Path: l.Path, Slow: a.slow}
 	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return got, open, err
 	}
-	if err := attach.ChooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
+	if err := attach.ChooseMultiplexer(ctx, c, s, r.Sandbox, choice); err != nil {
 		return got, open, err
 	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
@@ -288,11 +285,11 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 	if err != nil {
 		return got, open, err
 	}
-	if err := transfer.SendDotfiles(ctx, a, c, r.sandbox, l.path); err != nil {
+	if err := transfer.SendDotfiles(ctx, a, c, r.Sandbox, l.Path); err != nil {
 		return got, open, err
 	}
 	if !o.noEnv {
-		sent, err := transfer.SendEnvFiles(ctx, a, c, r.sandbox, l.path, dir)
+		sent, err := transfer.SendEnvFiles(ctx, a, c, r.Sandbox, l.Path, dir)
 		if err != nil {
 			return got, open, err
 		}
@@ -300,12 +297,12 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 			a.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), work.JoinNames(sent.Files))
 		}
 	}
-	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, p.Services != "", o.devcontainer); err != nil {
+	if err := a.startEnvironment(ctx, c, s, r.Sandbox, l, p.Services != "", o.devcontainer); err != nil {
 		return got, open, err
 	}
 	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
 	if !o.noSetup {
-		if got.Setup, err = a.setUpSession(ctx, c, r.sandbox, p.Setup); err != nil {
+		if got.Setup, err = a.setUpSession(ctx, c, r.Sandbox, p.Setup); err != nil {
 			return got, open, err
 		}
 	}
@@ -323,7 +320,7 @@ func (a *App) startDetached(ctx context.Context, c *client.Client, got started, 
 	if got.Worktree != "" {
 		terminal += "/" + got.Worktree
 	}
-	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, shownPath(got.Dir), terminal)
+	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, session.ShownPath(got.Dir), terminal)
 }
 
 // openCommand returns the command that attaches to the terminal of a work tree.

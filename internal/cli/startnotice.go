@@ -12,15 +12,16 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // warnBeforeStart says what would disappoint the user minutes later: that the agent has
 // no access to a model, and what is wrong with the host. On a terminal the user decides
 // whether to go on without a model, because agents have a login of their own.
-func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink, o startOptions) error {
+func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l session.Link, o startOptions) error {
 	profile := o.profile
-	if l.session != "" {
-		s, err := c.Session(ctx, l.session)
+	if l.Session != "" {
+		s, err := c.Session(ctx, l.Session)
 		if err == nil && work.IsUp(api.Sandbox{State: s.State}) {
 			return nil
 		}
@@ -36,7 +37,7 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	}
 	if profile == "" {
 		var err error
-		if profile, err = l.profile(ctx, c); err != nil {
+		if profile, err = l.Profile(ctx, c); err != nil {
 			return err
 		}
 	}

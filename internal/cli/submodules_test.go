@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -165,7 +166,7 @@ func TestCommitsOfSubmodules(t *testing.T) {
 		Worktrees: []guestapi.RepoWorktree{{}, {Dir: ".worktrees/fix"}}, Elsewhere: 3, Stashes: new(int),
 		ModuleWork: map[string]int{"lib/a": 1, ".worktrees/fix/lib/a/deep/b": 2},
 	}
-	left := strings.Join(onlyInSession(t.Context(), repoLink{path: user}, st), "; ")
+	left := strings.Join(onlyInSession(t.Context(), session.Link{Path: user}, st), "; ")
 	if left != "2 commits in the submodule /workspace/.worktrees/fix/lib/a/deep/b; 1 commit in the submodule /workspace/lib/a" {
 		t.Errorf("rm: %s", left)
 	}

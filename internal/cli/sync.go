@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -126,7 +127,7 @@ everything is copied, or nothing.`,
 
 // syncCommits fetches the commits of a session, and merges a branch of it.
 func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree string, fetchOnly bool) error {
-	unlock, err := gitsafe.LockRepo(ctx, a, w.path, false)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.Path, false)
 	if err != nil {
 		return err
 	}
@@ -159,7 +160,7 @@ const maxJudged = 100
 // judgeHeads is the return check of branches that were fetched and are not merged.
 func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (found []returncheck.Finding, err error) {
 	for _, h := range heads[:min(len(heads), maxJudged)] {
-		more, err := gitsafe.JudgeFetched(ctx, w.path, h.Commit)
+		more, err := gitsafe.JudgeFetched(ctx, w.Path, h.Commit)
 		if err != nil {
 			return nil, err
 		}
@@ -177,7 +178,7 @@ func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (fo
 func (w *openedSession) admission(into, ref string, quiet bool) gitsafe.Admission {
 	short := strings.TrimPrefix(ref, "refs/remotes/")
 	return gitsafe.Admission{
-		Dir: w.path, Verb: "merged", Show: "git diff " + into + "..." + short, Quiet: quiet,
+		Dir: w.Path, Verb: "merged", Show: "git diff " + into + "..." + short, Quiet: quiet,
 		Instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
 	}
 }
@@ -191,10 +192,10 @@ func firstOf(args []string) string {
 
 // openedSession is a session with its running sandbox and the user's repository.
 type openedSession struct {
-	sessionRepo
+	session.Repo
 
 	session api.Session
-	link    repoLink
+	link    session.Link
 	state   guestapi.RepoState
 	// wasStopped is set if the sandbox was stopped or missing before, see leave.
 	wasStopped bool
@@ -207,20 +208,20 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 	if err != nil {
 		return nil, err
 	}
-	if l.remote == "" {
+	if l.Remote == "" {
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "session %s is not one of the repository in the current directory", s.Name).
-			WithHint("change to its repository, or fetch its commits: git fetch %s%s", remoteScheme, s.ID)
+			WithHint("change to its repository, or fetch its commits: git fetch %s%s", session.RemoteScheme, s.ID)
 	}
 	sb, err := a.resumeForWork(ctx, c, s, 0)
 	if err != nil {
 		return nil, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.slow
+	w.Slow = a.slow
 	if !work.IsUp(api.Sandbox{State: s.State}) && !w.wasStopped {
 		a.Progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}
-	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
+	if w.state, err = w.Repo.State(ctx); err == nil && len(w.state.Worktrees) == 0 {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")
 	}
 	if err != nil {
@@ -249,7 +250,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	for _, t := range w.state.Worktrees {
 		got.Uncommitted += t.Uncommitted
 	}
-	have, err := w.link.heads(ctx)
+	have, err := w.link.Heads(ctx)
 	if err != nil {
 		return got, err
 	}
@@ -259,11 +260,11 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return got, nil
 	}
 	branches := slices.Sorted(maps.Keys(heads))
-	err = w.fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) (err error) {
+	err = w.Fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) (err error) {
 		if b == nil {
 			return nil
 		}
-		if got.MissingLFS, err = w.fetchLFS(ctx, b); err != nil {
+		if got.MissingLFS, err = w.FetchLFS(ctx, b); err != nil {
 			return err
 		}
 		for _, branch := range branches { // they may have moved since the state was read
@@ -281,18 +282,18 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	}
 	var update strings.Builder
 	for _, branch := range branches {
-		h := fetchedHead{Branch: branch, Ref: w.link.ref(branch), Commit: heads[branch]}
+		h := fetchedHead{Branch: branch, Ref: w.link.Ref(branch), Commit: heads[branch]}
 		if have[branch] == h.Commit { // it was reset there
 			continue
 		}
-		h.Commits, _ = countRevs(ctx, w.path, h.Commit, "--not", "--all") // 0 if it is unknown
+		h.Commits, _ = countRevs(ctx, w.Path, h.Commit, "--not", "--all") // 0 if it is unknown
 		fmt.Fprintf(&update, "update %s %s\n", h.Ref, h.Commit)
 		got.Fetched = append(got.Fetched, h)
 	}
 	if len(got.Fetched) == 0 {
 		return got, nil
 	}
-	if _, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
+	if _, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.Path, "update-ref", "--no-deref", "--stdin"); err != nil {
 		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("no ref was changed; run the command again")
 	}
@@ -312,7 +313,7 @@ func countRevs(ctx context.Context, path string, revs ...string) (n int, err err
 func (a *App) printHeads(w *openedSession, got synced) {
 	for _, h := range got.Fetched {
 		if !a.json {
-			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
+			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.Remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
 		}
 	}
 }
@@ -347,7 +348,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 		if t.Dir != "" {
 			of += " --worktree " + strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/")
 		}
-		a.Progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), shownGuest(t.Dir), of, of)
+		a.Progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), session.ShownGuest(t.Dir), of, of)
 	}
 	return nil
 }
@@ -355,7 +356,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 // option returns the option that selects the session in a command, if one is needed: ""
 // for the session that commands use by themselves.
 func (w *openedSession) option() string {
-	if w.link.remote == remoteName {
+	if w.link.Remote == session.RemoteName {
 		return ""
 	}
 	return " --session " + w.session.Name
@@ -364,13 +365,13 @@ func (w *openedSession) option() string {
 // notMerged returns why a sync has merged nothing, and a command that merges what the
 // session has and the branch lacks; "" if there is none.
 func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
-	current := gitsafe.CurrentBranch(ctx, w.path)
+	current := gitsafe.CurrentBranch(ctx, w.Path)
 	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
 	switch at := w.state.Branches[from]; {
 	case at == "":
 		why = "the session has no branch " + from
-	case replacedHere(ctx, w.path, target, at) && !gitsafe.IsAncestor(ctx, w.path, at, "refs/heads/"+target):
-		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.remote + "/" + from + ")", w.link.forcePush(target + ":" + from)
+	case replacedHere(ctx, w.Path, target, at) && !gitsafe.IsAncestor(ctx, w.Path, at, "refs/heads/"+target):
+		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.Remote + "/" + from + ")", w.link.ForcePush(target + ":" + from)
 	default:
 		why = "branch " + target + " has all commits of " + from
 	}
@@ -378,7 +379,7 @@ func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree st
 		if t.Branch == "" || t.Branch == from || w.state.Branches[t.Branch] == "" {
 			continue
 		}
-		n, err := countRevs(ctx, w.path, w.link.ref(t.Branch), "--not", "refs/heads/"+target)
+		n, err := countRevs(ctx, w.Path, w.link.Ref(t.Branch), "--not", "refs/heads/"+target)
 		if err != nil || n == 0 {
 			continue
 		}

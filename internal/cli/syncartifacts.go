@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -29,11 +30,11 @@ type syncedArtifacts struct {
 // syncArtifacts copies files that git does not carry from the session of the repository
 // in the current directory to its work tree here.
 func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o transfer.ArtifactOptions) error {
-	l, err := findLink(ctx, ".", "")
+	l, err := session.FindLink(ctx, ".", "")
 	if err != nil {
 		return err
 	}
-	if o.Patterns, err = transfer.ArtifactPatterns(l.path, o.Patterns); err != nil { // before a VM is started
+	if o.Patterns, err = transfer.ArtifactPatterns(l.Path, o.Patterns); err != nil { // before a VM is started
 		return err
 	}
 	w, err := a.openSession(ctx, c, o.Session)
@@ -55,23 +56,23 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o transfer.Ar
 // pullArtifacts copies the files that match. It changes nothing if one of them cannot be
 // copied.
 func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o transfer.ArtifactOptions) (syncedArtifacts, error) {
-	got := syncedArtifacts{SessionID: w.session.ID, Directory: w.path, Files: []string{}, Skipped: []transfer.SkippedEntry{}}
+	got := syncedArtifacts{SessionID: w.session.ID, Directory: w.Path, Files: []string{}, Skipped: []transfer.SkippedEntry{}}
 	tree, err := w.worktree(o.Worktree)
 	if err != nil {
 		return got, err
 	}
-	from := transfer.Place{Sandbox: w.sandbox, Path: joinGuest(tree.Dir)}
-	names, err := transfer.ListArtifacts(ctx, a, w.c, from, o.Patterns)
+	from := transfer.Place{Sandbox: w.Sandbox, Path: session.JoinGuest(tree.Dir)}
+	names, err := transfer.ListArtifacts(ctx, a, w.C, from, o.Patterns)
 	if err != nil {
 		return got, err
 	}
-	root, err := os.OpenRoot(w.path)
+	root, err := os.OpenRoot(w.Path)
 	if err != nil {
-		return got, work.LocalFault(w.path, err)
+		return got, work.LocalFault(w.Path, err)
 	}
 	defer func() { _ = root.Close() }()
 	all := transfer.Copied{}
-	if names, err = transfer.WantedArtifacts(ctx, root, w.path, names, &all); err != nil {
+	if names, err = transfer.WantedArtifacts(ctx, root, w.Path, names, &all); err != nil {
 		return got, err
 	}
 	if len(names) == 0 {
@@ -81,7 +82,7 @@ func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o transfer.Ar
 		}
 		return got, e.WithHint("build them in the session first, or choose other patterns; commits come with 'agentlab sync'")
 	}
-	if got.Files, got.found, err = transfer.InstallArtifacts(ctx, a, w.c, root, from, names, o, &all); err != nil {
+	if got.Files, got.found, err = transfer.InstallArtifacts(ctx, a, w.C, root, from, names, o, &all); err != nil {
 		return got, err
 	}
 	got.Bytes, got.Skipped, got.Changed = all.Bytes, append(got.Skipped, all.Skipped...), all.Changed

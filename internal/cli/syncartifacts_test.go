@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
@@ -31,10 +32,10 @@ func (w *sessionWorld) artifactSession(archive []byte) *openedSession {
 		return out, text, code
 	})
 	return &openedSession{
-		sessionRepo: sessionRepo{c: c, sandbox: "1", path: w.user},
-		session:     api.Session{ID: "se-1", Name: "s"},
-		link:        repoLink{path: w.user, remote: remoteName, session: "se-1"},
-		state:       guestapi.RepoState{Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}, {Branch: "fix", Dir: ".worktrees/fix"}}},
+		Repo:    session.Repo{C: c, Sandbox: "1", Path: w.user},
+		session: api.Session{ID: "se-1", Name: "s"},
+		link:    session.Link{Path: w.user, Remote: session.RemoteName, Session: "se-1"},
+		state:   guestapi.RepoState{Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}, {Branch: "fix", Dir: ".worktrees/fix"}}},
 	}
 }
 

@@ -14,46 +14,47 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // mergeSession merges a branch of a session into a local one, with the findings of the
 // return check; nil means that it had everything.
 func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, []returncheck.Finding, error) {
-	current := gitsafe.CurrentBranch(ctx, w.path)
+	current := gitsafe.CurrentBranch(ctx, w.Path)
 	from := w.mergeSource(current, into, worktree)
 	if w.state.Branches[from] == "" {
 		if worktree == "" && into == "" && current != "" {
 			return nil, nil, nil // notMerged says that the session has no such branch
 		}
 		return nil, nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
-			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
+			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.Remote)
 	}
 	if into == "" && current == "" {
-		return nil, nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
+		return nil, nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.Path).
 			WithHint("the commits are fetched; merge them with --into BRANCH")
 	}
-	ref, elsewhere := w.link.ref(from), into != "" && into != current
+	ref, elsewhere := w.link.Ref(from), into != "" && into != current
 	ours := "HEAD"
 	if elsewhere {
-		if err := checkBranch(into, "into"); err != nil {
+		if err := session.CheckBranch(into, "into"); err != nil {
 			return nil, nil, err
 		}
-		if _, err := gitsafe.Git(ctx, w.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
+		if _, err := gitsafe.Git(ctx, w.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
 			ours = "refs/heads/" + into
 		}
 	}
-	if _, err := gitsafe.Git(ctx, w.path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
+	if _, err := gitsafe.Git(ctx, w.Path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
 		ours = ""
 	}
-	if at := w.state.Branches[from]; ours != "" && !gitsafe.IsAncestor(ctx, w.path, ours, at) && replacedHere(ctx, w.path, cmp.Or(into, current), at) {
+	if at := w.state.Branches[from]; ours != "" && !gitsafe.IsAncestor(ctx, w.Path, ours, at) && replacedHere(ctx, w.Path, cmp.Or(into, current), at) {
 		return nil, nil, nil // notMerged says so
 	}
 	if !elsewhere {
-		if err := idle(ctx, w.path); err != nil {
+		if err := idle(ctx, w.Path); err != nil {
 			return nil, nil, err
 		}
 	}
-	j, err := gitsafe.JudgeCommit(ctx, w.path, w.path, !elsewhere, ours, ref)
+	j, err := gitsafe.JudgeCommit(ctx, w.Path, w.Path, !elsewhere, ours, ref)
 	if err == nil {
 		err = gitsafe.Admit(ctx, a, j.Found, w.admission(cmp.Or(into, "HEAD"), ref, false))
 	}
@@ -62,9 +63,9 @@ func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree
 	}
 	var m *merged
 	if elsewhere {
-		m, err = a.forwardBranch(ctx, w.path, into, ref, j)
+		m, err = a.forwardBranch(ctx, w.Path, into, ref, j)
 	} else {
-		m, err = a.mergeRef(ctx, w.path, current, ref, j)
+		m, err = a.mergeRef(ctx, w.Path, current, ref, j)
 	}
 	if m != nil {
 		m.From = from

@@ -34,7 +34,7 @@ func (a *App) Confirm(question string) bool {
 	return ok && (answer == "y" || answer == "yes")
 }
 
-// slow is work.SaySlow for sessionRepo.
+// slow is work.SaySlow for session.Repo.
 func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
 
 // Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with

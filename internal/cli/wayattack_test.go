@@ -163,7 +163,7 @@ func TestTableHasEachReason(t *testing.T) {
 	}
 	w.commit(files)
 	s := w.fetched()
-	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}

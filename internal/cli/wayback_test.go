@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
@@ -240,19 +241,19 @@ func TestTricksInCommits(t *testing.T) {
 		}
 		w.leave(rest)
 		s := w.fetched()
-		j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+		j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.Found)
 		// What 'job fetch' and 'sync --fetch-only' name.
-		found, err := gitsafe.JudgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk")))
+		found, err := gitsafe.JudgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.Ref("trunk")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		checkFound(t, "fetch", rest, found)
-		h := &remoteHelper{a: w.app, repo: sessionRepo{path: filepath.Join(w.user, ".git")}}
-		if err := h.judge(t.Context(), worktest.Git(t, w.user, "rev-parse", s.link.ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		h := &remoteHelper{a: w.app, repo: session.Repo{Path: filepath.Join(w.user, ".git")}}
+		if err := h.judge(t.Context(), worktest.Git(t, w.user, "rev-parse", s.link.Ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
 			t.Errorf("git fetch: %v", err)
 		}
 	}

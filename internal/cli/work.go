@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
@@ -41,9 +42,6 @@ const (
 	syncTotal = 1 << 30
 )
 
-// errSyncTotal ends the fetch that exceeds syncTotal.
-var errSyncTotal = errors.New("the session sent more than 1 GiB of commits")
-
 // syncMode returns the mode of a flag, or else of the configuration of a repository.
 func syncMode(ctx context.Context, path, flag string) (string, error) {
 	mode := flag
@@ -60,9 +58,9 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 }
 
 // work attaches to the terminal of a session until the user detaches.
-func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
+func (a *App) work(ctx context.Context, c *client.Client, l session.Link, got started, open guestapi.ExecRequest, mode string) error {
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
-	a.Progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
+	a.Progressf("attaching to %s of session %s; detach with Ctrl-]", session.ShownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, newOpened(c, got.Session, got.Sandbox, l), mode)
 	err := a.attached().Open(ctx, c, sandbox, open, nil)
 	auto.stop()
@@ -165,7 +163,7 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 			b = nil // they have been committed since
 		}
 		if b != nil && lfs {
-			missing, err := w.fetchLFS(ctx, b)
+			missing, err := w.FetchLFS(ctx, b)
 			if err != nil {
 				return err
 			}
@@ -182,7 +180,7 @@ func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktre
 	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
 		branches = []string{t.Branch}
 	}
-	return w.fetch(ctx, branches, true, t.Dir, fn)
+	return w.Fetch(ctx, branches, true, t.Dir, fn)
 }
 
 // removal says how a session is removed. command is the one that the user runs for it.
@@ -194,8 +192,8 @@ type removal struct {
 
 // removeSession deletes a session with its sandbox, after a check for work that is only
 // there. Its workspace goes to the trash.
-func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, how removal) error {
-	s, err := c.Session(ctx, l.session)
+func (a *App) removeSession(ctx context.Context, c *client.Client, l *session.Link, how removal) error {
+	s, err := c.Session(ctx, l.Session)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil
 	}
@@ -233,19 +231,19 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		return err
 	}
 	a.Progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
-	if l.remote == "" {
+	if l.Remote == "" {
 		return nil
 	}
-	err = source.ForgetApplied(ctx, l.path, s.ID)
+	err = source.ForgetApplied(ctx, l.Path, s.ID)
 	if how.keepLink {
 		return err
 	}
-	return errors.Join(err, l.remove(ctx))
+	return errors.Join(err, l.Remove(ctx))
 }
 
 // checkSynced returns an error if a session has work that the user's repository does not
 // have, unless it is removed with force.
-func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, l repoLink, how removal) error {
+func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, l session.Link, how removal) error {
 	if how.force {
 		return nil
 	}
@@ -263,7 +261,7 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 			more += "; and commits of submodules, with the commands that 'agentlab sync' prints"
 		}
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, more, how.command)
+			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.Path, s.Name, s.Name, more, how.command)
 	}
 	return nil
 }
@@ -271,8 +269,8 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 // unsynced lists the work of a session that the user's repository does not have, and
 // returns the state of its repository. The sandbox is started for that if necessary:
 // unknown is not absent.
-func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) (left []string, st guestapi.RepoState, err error) {
-	if l.remote == "" {
+func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l session.Link) (left []string, st guestapi.RepoState, err error) {
+	if l.Remote == "" {
 		return nil, st, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
 	}
 	if w, err := c.Workspace(ctx, s.WorkspaceID); err != nil || w.Unused {
@@ -283,13 +281,13 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 		return nil, st, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.slow
+	w.Slow = a.slow
 	defer func() {
 		if err != nil || len(left) > 0 { // else the session is deleted
 			a.leave(ctx, w)
 		}
 	}()
-	if w.state, err = w.sessionRepo.state(ctx); err != nil {
+	if w.state, err = w.Repo.State(ctx); err != nil {
 		return nil, st, err
 	}
 	if err := w.leaveOutApplied(ctx); err != nil {
@@ -300,17 +298,17 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 
 // onlyInSession lists the work in a session that its repository here does not have. Refs
 // of the session do not count: they are deleted with it.
-func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left []string) {
+func onlyInSession(ctx context.Context, l session.Link, st guestapi.RepoState) (left []string) {
 	if len(st.Branches) == guestapi.MaxRepoBranches || len(st.Worktrees) == guestapi.MaxWorktrees {
 		left = append(left, "more branches or work trees than are listed")
 	}
 	missing := func(what, commit string) {
-		found, err := gitsafe.Git(ctx, l.path, "for-each-ref", "--format=%(refname)", "--contains", commit)
-		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.ref("")) })
+		found, err := gitsafe.Git(ctx, l.Path, "for-each-ref", "--format=%(refname)", "--contains", commit)
+		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.Ref("")) })
 		switch {
 		case err == nil && elsewhere:
 		case err == nil && found != "":
-			left = append(left, "commits of "+what+", which only "+l.ref("*")+" has")
+			left = append(left, "commits of "+what+", which only "+l.Ref("*")+" has")
 		default:
 			left = append(left, "commits of "+what)
 		}
@@ -320,10 +318,10 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	}
 	for _, t := range st.Worktrees {
 		if t.Branch == "" && t.Head != "" {
-			missing("the detached HEAD of "+shownGuest(t.Dir), t.Head)
+			missing("the detached HEAD of "+session.ShownGuest(t.Dir), t.Head)
 		}
 		if t.Uncommitted > 0 {
-			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), shownGuest(t.Dir)))
+			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), session.ShownGuest(t.Dir)))
 		}
 	}
 	stashes := 0
@@ -337,7 +335,7 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	for i, dir := range slices.Sorted(maps.Keys(st.ModuleWork)) {
 		n := st.ModuleWork[dir]
 		if others -= n; i < maxModuleNotes {
-			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), agentlab.WithoutControls(shownGuest(dir))))
+			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), agentlab.WithoutControls(session.ShownGuest(dir))))
 		}
 	}
 	if n := len(st.ModuleWork) - maxModuleNotes; n > 0 {

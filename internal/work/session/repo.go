@@ -1,4 +1,6 @@
-package cli
+// Package session connects a repository of the user with its session: the link in the
+// configuration of git, and the repository in the sandbox, with which bundles are exchanged.
+package session
 
 import (
 	"bytes"
@@ -29,31 +31,31 @@ const (
 	maxHave        = 5000    // commits that are offered as known
 )
 
-// sessionRepo is the repository of a session, in its running sandbox. Git on this
+// Repo is the repository of a session, in its running sandbox. Git on this
 // machine never talks to the guest: bundles are exchanged, and those of the guest are
 // checked before anything of them is used.
-type sessionRepo struct {
-	c       *client.Client
-	sandbox string
-	path    string           // the user's repository
-	silence guestrun.Silence // zero means guestrun.RepoSilence
+type Repo struct {
+	C       *client.Client
+	Sandbox string
+	Path    string           // the user's repository
+	Silence guestrun.Silence // zero means guestrun.RepoSilence
 	// slow, unless it is nil, is called when a command begins and says what the user waits
 	// for if the command takes long; stop ends that.
-	slow func(what string) (stop func())
-	left *int64 // bytes that fetches may get in total; nil means that only each is limited
+	Slow func(what string) (stop func())
+	Left *int64 // bytes that fetches may get in total; nil means that only each is limited
 }
 
-// call runs a command of 'agentlab-agent repo'.
-func (r sessionRepo) call(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
+// Call runs a command of 'agentlab-agent repo'.
+func (r Repo) Call(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
 	if args[len(args)-1] != "receive" { // which shows what is sent
 		defer r.saySlow(args[0])()
 	}
 	req := guestapi.ExecRequest{Command: append([]string{"agentlab-agent", "repo"}, args...)}
-	return guestrun.RunShown(ctx, r.c, r.sandbox, req, cmp.Or(r.silence, guestrun.RepoSilence), in, out, io.Discard)
+	return guestrun.RunShown(ctx, r.C, r.Sandbox, req, cmp.Or(r.Silence, guestrun.RepoSilence), in, out, io.Discard)
 }
 
-// slowWork is what the user waits for, by the command of 'agentlab-agent repo'.
-var slowWork = map[string]string{ //nolint:gochecknoglobals // a constant
+// SlowWork is what the user waits for, by the command of 'agentlab-agent repo'.
+var SlowWork = map[string]string{ //nolint:gochecknoglobals // a constant
 	"init":     "preparing the repository in the sandbox",
 	"lfs":      "waiting for the objects of Git LFS",
 	"pack":     "waiting for the sandbox to pack its work",
@@ -64,16 +66,16 @@ var slowWork = map[string]string{ //nolint:gochecknoglobals // a constant
 }
 
 // saySlow is slow for a command.
-func (r sessionRepo) saySlow(verb string) (stop func()) {
-	if r.slow == nil {
+func (r Repo) saySlow(verb string) (stop func()) {
+	if r.Slow == nil {
 		return func() {}
 	}
-	return r.slow(slowWork[verb])
+	return r.Slow(SlowWork[verb])
 }
 
 // slowAfterSent is a reader after whose end the user waits for the command that has read it.
 // Its meter shows nothing more.
-func (r sessionRepo) slowAfterSent(in io.Reader, m *work.Meter, verb string) (reader io.Reader, stop func()) {
+func (r Repo) slowAfterSent(in io.Reader, m *work.Meter, verb string) (reader io.Reader, stop func()) {
 	stopSlow := func() {}
 	end := readerFunc(func([]byte) (int, error) {
 		m.Done()
@@ -87,8 +89,8 @@ type readerFunc func(p []byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// callJSON is call with documents as input and output.
-func (r sessionRepo) callJSON(ctx context.Context, in, out any, args ...string) error {
+// CallJSON is call with documents as input and output.
+func (r Repo) CallJSON(ctx context.Context, in, out any, args ...string) error {
 	var stdin bytes.Buffer
 	if in != nil {
 		if err := json.NewEncoder(&stdin).Encode(in); err != nil {
@@ -99,9 +101,9 @@ func (r sessionRepo) callJSON(ctx context.Context, in, out any, args ...string) 
 }
 
 // callFor is call with a document as output, unless that is nil.
-func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ...string) error {
+func (r Repo) callFor(ctx context.Context, in io.Reader, out any, args ...string) error {
 	got := bounded.Head{Max: guestapi.MaxRepoState, Fail: gitsafe.ErrOutputTooLarge}
-	if err := r.call(ctx, in, &got, args...); err != nil || out == nil {
+	if err := r.Call(ctx, in, &got, args...); err != nil || out == nil {
 		return err
 	}
 	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
@@ -110,8 +112,8 @@ func (r sessionRepo) callFor(ctx context.Context, in io.Reader, out any, args ..
 	return nil
 }
 
-// state returns the checked state of the repository.
-func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err error) {
+// State returns the checked state of the repository.
+func (r Repo) State(ctx context.Context) (st guestapi.RepoState, err error) {
 	if err := r.callFor(ctx, nil, &st, "state"); err != nil {
 		return st, err
 	}
@@ -142,11 +144,11 @@ func (r sessionRepo) state(ctx context.Context) (st guestapi.RepoState, err erro
 	return st, nil
 }
 
-// fetch gets the commits of branches, and with changes the uncommitted changes of the
+// Fetch gets the commits of branches, and with changes the uncommitted changes of the
 // work tree in dir. It calls fn with the checked bundle, or with nil if the user's
 // repository has everything.
-func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool, dir string, fn func(*gitsafe.Bundle) error) error {
-	have, err := knownCommits(ctx, r.path)
+func (r Repo) Fetch(ctx context.Context, branches []string, changes bool, dir string, fn func(*gitsafe.Bundle) error) error {
+	have, err := knownCommits(ctx, r.Path)
 	if err != nil {
 		return err
 	}
@@ -165,15 +167,15 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 		return err
 	}
 	limit := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: gitsafe.ErrOutputTooLarge}
-	if r.left != nil {
-		limit.Left, limit.Fail = *r.left, errSyncTotal
+	if r.Left != nil {
+		limit.Left, limit.Fail = *r.Left, ErrSyncTotal
 	}
 	most := limit.Left
-	err = r.call(ctx, &in, limit, "pack")
-	if r.left != nil {
-		*r.left = limit.Left
-		if errors.Is(err, errSyncTotal) {
-			*r.left = 0
+	err = r.Call(ctx, &in, limit, "pack")
+	if r.Left != nil {
+		*r.Left = limit.Left
+		if errors.Is(err, ErrSyncTotal) {
+			*r.Left = 0
 			err = errTooMuchToSync()
 		}
 	}
@@ -190,7 +192,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 	for _, branch := range branches {
 		refs = append(refs, "refs/heads/"+branch)
 	}
-	b, err := gitsafe.OpenBundle(ctx, tmp, name, r.path, refs...)
+	b, err := gitsafe.OpenBundle(ctx, tmp, name, r.Path, refs...)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -204,7 +206,7 @@ func (r sessionRepo) fetch(ctx context.Context, branches []string, changes bool,
 
 // errTooMuchToSync is the error of a fetch that exceeds the total of a terminal.
 func errTooMuchToSync() error {
-	return agentlab.Errorf(agentlab.CodeLimit, "%w", errSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
+	return agentlab.Errorf(agentlab.CodeLimit, "%w", ErrSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
 }
 
 // knownCommits returns the commits of the refs of a repository.
@@ -222,32 +224,32 @@ func knownCommits(ctx context.Context, path string) ([]string, error) {
 	return slices.Compact(ids), nil
 }
 
-// pushed is what a push sends.
-type pushed struct {
-	updates  []guestapi.RepoUpdate
-	checkout string // branch to check out in the main work tree
-	changes  string // commit of uncommitted changes for the work tree in dir
+// Pushed is what a push sends.
+type Pushed struct {
+	Updates  []guestapi.RepoUpdate
+	Checkout string // branch to check out in the main work tree
+	Changes  string // commit of uncommitted changes for the work tree in dir
 	dir      string
-	modules  []gitsafe.Submodule // that the session does not have
-	bundle   *os.File            // of pack for a session without commits; nil means that push packs
+	Modules  []gitsafe.Submodule // that the session does not have
+	Bundle   *os.File            // of pack for a session without commits; nil means that push packs
 }
 
-// push sends commits and sets branches. known are commits that the session has. It
+// Push sends commits and sets branches. known are commits that the session has. It
 // returns why branches were not updated; the name "" is for the submodules.
-func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work.Meter) (map[string]string, error) {
+func (r Repo) Push(ctx context.Context, p Pushed, known []string, m *work.Meter) (map[string]string, error) {
 	tmp, remove, err := gitsafe.TempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
-	bundle := p.bundle
+	bundle := p.Bundle
 	if bundle == nil {
-		if bundle, err = r.pack(ctx, tmp, p, known, m); err != nil {
+		if bundle, err = r.Pack(ctx, tmp, p, known, m); err != nil {
 			return nil, err
 		}
 		defer func() { _ = bundle.Close() }()
 	}
-	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.updates, Changes: p.changes, Dir: p.dir, Checkout: p.checkout})
+	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.Updates, Changes: p.Changes, Dir: p.dir, Checkout: p.Checkout})
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +266,7 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work
 	defer stop()
 	var got guestapi.RepoReceived
 	if err := r.callFor(ctx, in, &got, "receive"); err != nil {
-		if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.changes != "" {
+		if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.Changes != "" {
 			err = e.WithHint("if the work tree in the sandbox has changes in the same files, see them with 'agentlab diff', and get them with 'agentlab apply' or discard them in the sandbox")
 		}
 		return nil, err
@@ -272,7 +274,7 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work
 	stop()
 	m.Done()
 	faults := map[string]string{}
-	for _, u := range p.updates { // only what was asked for
+	for _, u := range p.Updates { // only what was asked for
 		if fault, failed := got.Errors[u.Branch]; failed {
 			faults[u.Branch] = agentlab.Cut(agentlab.WithoutControls(fault), 300)
 		}
@@ -283,19 +285,19 @@ func (r sessionRepo) push(ctx context.Context, p pushed, known []string, m *work
 	return faults, nil
 }
 
-// knownTo are the commits that a session has.
-func knownTo(st guestapi.RepoState) []string {
+// KnownTo are the commits that a session has.
+func KnownTo(st guestapi.RepoState) []string {
 	return slices.AppendSeq(slices.Clone(st.Modules), maps.Values(st.Branches))
 }
 
-// pack makes a bundle of what the sandbox lacks; nil if that is nothing.
-func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []string, m *work.Meter) (*os.File, error) {
-	objects, err := gitsafe.Git(ctx, r.path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+// Pack makes a bundle of what the sandbox lacks; nil if that is nothing.
+func (r Repo) Pack(ctx context.Context, tmp string, p Pushed, known []string, m *work.Meter) (*os.File, error) {
+	objects, err := gitsafe.Git(ctx, r.Path, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
 		return nil, err
 	}
 	all := []string{objects}
-	for _, module := range p.modules {
+	for _, module := range p.Modules {
 		all = append(all, module.Objects)
 	}
 	bare, err := gitsafe.ScratchRepo(ctx, tmp, all...)
@@ -309,15 +311,15 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []str
 		fmt.Fprintf(&set, "update %s %s\n", ref, commit)
 		revs.WriteString(commit + "\n")
 	}
-	for _, u := range p.updates {
+	for _, u := range p.Updates {
 		if u.Commit != "" {
 			add("refs/heads/"+u.Branch, u.Commit)
 		}
 	}
-	if p.changes != "" {
-		add(guestapi.RefChanges, p.changes)
+	if p.Changes != "" {
+		add(guestapi.RefChanges, p.Changes)
 	}
-	for _, module := range p.modules {
+	for _, module := range p.Modules {
 		if ref := guestapi.RefModules + module.Commit; !slices.Contains(refs, ref) {
 			add(ref, module.Commit)
 		}
@@ -337,7 +339,7 @@ func (r sessionRepo) pack(ctx context.Context, tmp string, p pushed, known []str
 		return nil, err
 	}
 	name := filepath.Join(tmp, "push.bundle")
-	in = gitsafe.Command{Stdin: strings.NewReader(not), Stderr: &gitsafe.GitProgress{M: m, What: "packing " + r.path}}
+	in = gitsafe.Command{Stdin: strings.NewReader(not), Stderr: &gitsafe.GitProgress{M: m, What: "packing " + r.Path}}
 	args := append([]string{"--git-dir=" + bare, "bundle", "create", "--all-progress", name}, refs...)
 	if _, err := in.Run(ctx, bare, append(args, "--stdin")...); err != nil {
 		return nil, err
@@ -360,4 +362,60 @@ func notRevs(ctx context.Context, bare string, commits []string) (string, error)
 		}
 	}
 	return not.String(), nil
+}
+
+// CheckBranch checks the name of a branch in an argument, or in a flag if that is not "".
+// An empty name is valid.
+func CheckBranch(branch, flag string) error {
+	e, ok := errors.AsType[*agentlab.Error](agentlab.ValidateRef(branch))
+	if !ok {
+		return nil
+	}
+	return work.UsageError{Err: e.WithField(""), Flag: flag}.WithHint("git check-ref-format has the rules for names of branches")
+}
+
+// RemoteScheme begins the URL of a session: agentlab://SESSION.
+const RemoteScheme = "agentlab://"
+
+// ForcePush returns the command that sets a branch of the session to the branch here.
+func (l Link) ForcePush(branch string) string {
+	return fmt.Sprintf("git push --force %s %s", l.Remote, branch)
+}
+
+// Programs returns what runs in a directory of the repository of a session, relative to
+// its top.
+func (r Repo) Programs(ctx context.Context, dir string) (p guestapi.RepoPrograms, err error) {
+	if err := r.callFor(ctx, nil, &p, "programs", dir); err != nil {
+		return p, err
+	}
+	if len(p.Names) > guestapi.MaxRepoPrograms || p.Shells < 0 {
+		return p, guestrun.Invalid("%d programs and %d shells", len(p.Names), p.Shells)
+	}
+	for i, name := range p.Names {
+		p.Names[i] = agentlab.Cut(agentlab.WithoutControls(name), 100)
+	}
+	return p, nil
+}
+
+// defaultProfile is the profile of a session that is created without one, if the daemon
+// names none.
+const defaultProfile = "interactive"
+
+// ErrSyncTotal ends the fetch that exceeds syncTotal.
+var ErrSyncTotal = errors.New("the session sent more than 1 GiB of commits")
+
+// JoinGuest returns the absolute path of a checked directory of the repository.
+func JoinGuest(dir string) string {
+	return strings.TrimSuffix(guestapi.RepoDir+"/"+dir, "/")
+}
+
+// ShownGuest is JoinGuest with the name that users see.
+func ShownGuest(dir string) string { return ShownPath(JoinGuest(dir)) }
+
+// ShownPath returns a path in the repository of a session with the name that users see.
+func ShownPath(dir string) string {
+	if rest, ok := strings.CutPrefix(dir, guestapi.RepoDir); ok {
+		return guestapi.ProjectDir + rest
+	}
+	return dir
 }
