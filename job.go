@@ -58,6 +58,7 @@ type Job struct {
 	Task      string // the agent's prompt; for agent "shell", the script
 	Agent     string // one of Agents, or AgentNone
 	Profile   string
+	Backend   string // requested for its sandboxes; see JobRequest
 	Image     string // requested image name; "" means the profile's or the default
 	Mode      string // "dangerous" (every permission granted) is the only mode today
 	TTL       time.Duration

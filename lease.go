@@ -9,6 +9,7 @@ type WorkspaceSelection struct {
 	Ensure    bool          // create it unless it exists
 	SizeGB    int           // of a new one, in GiB; 0 means the default
 	Storage   string        // of a new one; "" means the backend's default
+	Backend   string        // its backend; "" means any, and for a new one the default
 	Wait      time.Duration // how long to wait for it while another sandbox has it, 0 to MaxWorkspaceWait
 }
 
@@ -18,6 +19,7 @@ const MaxWorkspaceWait = 24 * time.Hour
 // WorkspaceUse is the selected workspace of a new sandbox.
 type WorkspaceUse struct {
 	ID      string
+	Backend string     // its backend
 	New     *Workspace // it is created with the sandbox; nil means that it exists
 	Created Event      // of New
 	Quota   WorkspaceQuota

@@ -10,6 +10,7 @@ const WorkspaceRequired = "attach"
 // bundle and behaviour. Package internal/profile parses and validates profiles.
 type Profile struct {
 	Name            string
+	Backend         string // of sandboxes and new workspaces; "" means the default
 	Image           string // image name; "" means the default image for the job's agent
 	Resources       Resources
 	Options         Options

@@ -13,6 +13,7 @@ type JobRequest struct {
 	Ref       string
 	Depth     int
 	Profile   string
+	Backend   string // of its sandboxes; "" means the one of its workspace, else the profile's, else the default
 	Image     string
 	Task      string
 	Agent     string
@@ -52,6 +53,7 @@ const (
 type SandboxRequest struct {
 	Name      string // generated when empty
 	Profile   string
+	Backend   string // "" means the one of its snapshot or workspace, else the profile's, else the default
 	Image     string // image name; when empty, that of the profile, then the default
 	Keepalive *bool
 	TTL       time.Duration

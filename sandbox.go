@@ -127,7 +127,7 @@ type Sandbox struct {
 	VMID    int    // allocated by AgentLab, never reused while a row with it exists
 	UID     string // random ownership mark (NewUID), set on the backend's object
 	Name    string // ValidateName holds
-	Backend string // name of its driver
+	Backend string // its name in the configuration
 	Profile string
 	Image   string // image reference, resolved at creation: name@digest
 

@@ -87,6 +87,7 @@ func SessionNameOf(branch string) string {
 type SessionRequest struct {
 	Name      string // "" means one that is made of Branch
 	Profile   string // "" means the default
+	Backend   string // of its workspace; "" means any, and for a new one the profile's or the default
 	Image     string // name of an image; "" means the profile's or the default
 	Branch    string
 	IfMissing bool // return the session with Name, or without a name that of Branch, if there is one

@@ -48,6 +48,7 @@ type Sandbox struct {
 type SandboxCreate struct {
 	Name       string     `json:"name,omitempty" doc:"DNS label; generated if empty"`
 	Profile    string     `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Backend    string     `json:"backend,omitempty" doc:"Name of a backend of the configuration; default: the one of the workspace or snapshot, else the profile's, else the configured default"`
 	Image      string     `json:"image,omitempty"`
 	Keepalive  *bool      `json:"keepalive,omitempty" doc:"Default: the profile's"`
 	TTLMinutes int        `json:"ttl_minutes,omitempty" doc:"Lease; default: the profile's"`
@@ -89,6 +90,7 @@ type Job struct {
 	Task         string     `json:"task"`
 	Agent        string     `json:"agent"`
 	Profile      string     `json:"profile"`
+	Backend      string     `json:"backend,omitempty" doc:"The one that was requested"`
 	Image        string     `json:"image,omitempty"`
 	Mode         string     `json:"mode"`
 	TTLMinutes   int        `json:"ttl_minutes"`
@@ -177,6 +179,7 @@ type JobCreate struct {
 	Ref        string `json:"ref,omitempty" doc:"Branch, tag or commit. With bundle_id any revision; if it is neither a ref nor a commit ID in the bundle, it means the HEAD of the bundle"`
 	Depth      int    `json:"depth,omitempty"`
 	Profile    string `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Backend    string `json:"backend,omitempty" doc:"Name of a backend of the configuration; default: the one of the workspace, else the profile's, else the configured default"`
 	Image      string `json:"image,omitempty"`
 	Task       string `json:"task"`
 	Agent      string `json:"agent,omitempty" doc:"claude, codex, opencode, gemini or shell; default: the configured default agent. With a new sandbox also none: the repository is cloned and no task runs"`
@@ -234,6 +237,7 @@ type Profile struct {
 	RootSizeGB int    `json:"root_size_gb"`
 	Nested     string `json:"nested" enum:"off,auto,on"`
 	Network    string `json:"network_mode"`
+	Backend    string `json:"backend,omitempty" doc:"Where its sandboxes and new workspaces are; default: the configured default"`
 	Workspace  string `json:"workspace"`
 	Keepalive  bool   `json:"keepalive"`
 	TTLMinutes int    `json:"ttl_minutes"`

@@ -32,6 +32,7 @@ type SessionSandbox struct {
 type SessionCreate struct {
 	Name      string `json:"name,omitempty" doc:"DNS label; default: made of branch"`
 	Profile   string `json:"profile,omitempty" doc:"Default: the configured default profile"`
+	Backend   string `json:"backend,omitempty" doc:"Name of a backend of the configuration; default: the one of its workspace, else the profile's, else the configured default"`
 	Image     string `json:"image,omitempty" doc:"Image of its sandboxes; default: the profile's"`
 	Branch    string `json:"branch,omitempty" doc:"Git branch that its jobs work on"`
 	IfMissing bool   `json:"if_missing,omitempty" doc:"Return the session with the name, or without a name that of the branch, if there is one"`

@@ -11,6 +11,7 @@ type ImageLayer struct {
 
 // Template is a booted guest of which sandboxes start as copies.
 type Template struct {
+	Backend   string    `json:"backend"`
 	Key       string    `json:"key" doc:"Identifies everything that a sandbox must share to start from it"`
 	Image     string    `json:"image" doc:"name@digest; empty if its files cannot be read"`
 	Cores     int       `json:"cores"`
@@ -23,6 +24,7 @@ type Template struct {
 
 // TemplateWarm is the request to make a template of an image.
 type TemplateWarm struct {
+	Backend string `json:"backend,omitempty" doc:"Name of a backend of the configuration; default: the profile's, else the configured default"`
 	Profile string `json:"profile,omitempty" doc:"Profile whose resources the template has; default: the configured default profile"`
 }
 

@@ -82,6 +82,7 @@ type WorkspaceCreate struct {
 	Name    string `json:"name" doc:"DNS label"`
 	SizeGB  int    `json:"size_gb,omitempty" minimum:"0" maximum:"65536" doc:"Size in GiB; default 20"`
 	Storage string `json:"storage,omitempty" doc:"One of the backend's storages; default: the one for volumes in its configuration"`
+	Backend string `json:"backend,omitempty" doc:"Name of a backend of the configuration; default: the configured default"`
 }
 
 // WorkspaceRename is a request for another name.

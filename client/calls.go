@@ -20,6 +20,16 @@ func (c *Client) Status(ctx context.Context) (api.Status, error) {
 	return get[api.Status](ctx, c, nil, "status")
 }
 
+// Backends lists the backends of the daemon, the default first.
+func (c *Client) Backends(ctx context.Context) (api.List[api.Backend], error) {
+	return get[api.List[api.Backend]](ctx, c, nil, "backends")
+}
+
+// CheckBackend checks a backend now and returns all results.
+func (c *Client) CheckBackend(ctx context.Context, name string) (api.HostChecks, error) {
+	return get[api.HostChecks](ctx, c, nil, "backends", name, "checks")
+}
+
 // BackupDatabase makes a backup of the daemon's database.
 func (c *Client) BackupDatabase(ctx context.Context) (api.Backup, error) {
 	return post[api.Backup](ctx, c, nil, "daemon", "backup")

@@ -47,7 +47,7 @@ var leaves = []string{
 
 // doubles are the packages below internal that only tests link.
 var doubles = []string{
-	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/store/storetest", "internal/stream/streamtest", "internal/work/worktest",
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest", "internal/work/worktest",
 }
 
 func and(lists ...[]string) []string {
@@ -249,6 +249,13 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "an empty database for the tests of services",
 	},
 	{
+		Name: "service of tests", Packages: []string{"internal/sandbox/sandboxtest"},
+		May: and([]string{
+			".", "guestapi", "internal/backend", "internal/backend/fake", "internal/control", "internal/fleet", "internal/store", "internal/store/storetest",
+		}, serviceNames, leaves),
+		Why: "the tests of the service of sandboxes and of its parts run all of them, on the fake backend",
+	},
+	{
 		Name: "checks", Packages: []string{"internal/archtest"},
 		Why: "the rules do not depend on the packages that they check",
 	},
@@ -261,7 +268,7 @@ var Layers = append(driverLayers(), []Layer{
 // serviceNames are the service packages.
 var serviceNames = []string{
 	"internal/artifact", "internal/audit", "internal/bootstrap", "internal/devproxy", "internal/gc", "internal/job",
-	"internal/message", "internal/sandbox", "internal/session", "internal/verify", "internal/workspace",
+	"internal/message", "internal/sandbox", "internal/session", "internal/snapshot", "internal/verify", "internal/warmpool", "internal/workspace",
 }
 
 // matches reports whether the package pkg, relative to the module, matches a

@@ -41,6 +41,8 @@ type Store interface {
 	// DeleteArtifacts deletes the rows with the paths, or without paths all
 	// rows of the job.
 	DeleteArtifacts(ctx context.Context, jobID string, paths ...string) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Limits are the limits on the files of one job. Zero means the default.
@@ -146,6 +148,13 @@ func New(cfg Config) (*Service, error) {
 	if err := s.files.Mkdir(tmpDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errors.Join(fault(err, "create the directory for uploads"), s.Close())
 	}
+	cfg.Store.Subscribe(func(c agentlab.Commit) {
+		for _, e := range c.Events {
+			if e.Kind == agentlab.EventJobStatus {
+				s.wakeLog(e.JobID)
+			}
+		}
+	})
 	return s, nil
 }
 

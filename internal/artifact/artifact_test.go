@@ -48,6 +48,8 @@ func (m *memStore) Job(_ context.Context, id string) (agentlab.Job, error) {
 	return j, err
 }
 
+func (m *memStore) Subscribe(func(agentlab.Commit)) {}
+
 func (m *memStore) PutArtifact(_ context.Context, a agentlab.Artifact, evs ...agentlab.Event) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

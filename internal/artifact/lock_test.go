@@ -26,7 +26,7 @@ func (s slowStore) Artifacts(ctx context.Context, jobID string) ([]agentlab.Arti
 	return s.memStore.Artifacts(ctx, jobID)
 }
 
-// WakeLog is called after a commit: it does not wait for an upload that reads
+// wakeLog is called after a commit: it does not wait for an upload that reads
 // rows. An upload whose rows could not be read does not stop the next one.
 func TestCommitsDoNotWaitForRows(t *testing.T) {
 	st := slowStore{&memStore{rows: map[string]agentlab.Artifact{}}, make(chan struct{}), make(chan error)}
@@ -45,13 +45,13 @@ func TestCommitsDoNotWaitForRows(t *testing.T) {
 		<-st.reading
 		woken := make(chan struct{})
 		go func() {
-			s.WakeLog(job1)
+			s.wakeLog(job1)
 			close(woken)
 		}()
 		select {
 		case <-woken:
 		case <-time.After(guard.Patience):
-			t.Error("WakeLog waits for the rows")
+			t.Error("wakeLog waits for the rows")
 		}
 		st.answer <- want
 		if err := <-put; !errors.Is(err, want) {

@@ -121,9 +121,9 @@ func (s *Service) AppendLog(_ context.Context, jobID string, offset int64, p []b
 	return size + int64(n), full, fault(err, "write the agent log")
 }
 
-// WakeLog makes readers that follow a job's log check again whether the job
+// wakeLog makes readers that follow a job's log check again whether the job
 // has ended.
-func (s *Service) WakeLog(jobID string) {
+func (s *Service) wakeLog(jobID string) {
 	s.mu.Lock()
 	t := s.topics[jobID]
 	s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *Service) WakeLog(jobID string) {
 // Log returns a reader of a job's agent log from offset. Without follow it
 // ends at the current end of the log; otherwise Read waits for more until the
 // job or ctx has ended. It checks whether the job has ended at the end of the
-// log, at WakeLog, and about every second.
+// log, at wakeLog, and about every second.
 func (s *Service) Log(ctx context.Context, jobID string, offset int64, follow bool) (io.ReadCloser, error) {
 	if err := agentlab.ValidateJobID(jobID); err != nil {
 		return nil, err

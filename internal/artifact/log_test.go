@@ -124,7 +124,7 @@ func TestFollowLog(t *testing.T) {
 		t.Errorf("got %q", s)
 	}
 	ended.Store(true)
-	f.WakeLog(job1)
+	f.wakeLog(job1)
 	if err := <-done; err != io.EOF {
 		t.Errorf("got %v", err)
 	}

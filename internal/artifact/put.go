@@ -46,7 +46,7 @@ func (s *Service) acquire(ctx context.Context, jobID string) (*usage, error) {
 }
 
 // readUsage reads the rows of a job into u, if no upload has done it. It does
-// not hold s.mu in the meantime, which WakeLog takes after a commit.
+// not hold s.mu in the meantime, which wakeLog takes after a commit.
 func (s *Service) readUsage(ctx context.Context, jobID string, u *usage) error {
 	u.commit.Lock()
 	defer u.commit.Unlock()

@@ -33,6 +33,8 @@ type Store interface {
 	AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limit int) (int, error)
 	Egress(ctx context.Context, f agentlab.EgressFilter) ([]agentlab.EgressEntry, error)
 	EgressSummary(ctx context.Context, f agentlab.EgressFilter, targets int) (agentlab.EgressSummary, error)
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Limits are the limits on the work. Zero means the default.
@@ -139,6 +141,7 @@ func New(cfg Config) *Service {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	cfg.Store.Subscribe(s.Committed)
 	return s
 }
 
@@ -150,7 +153,7 @@ func (s *Service) Run(ctx context.Context) error {
 			return ignoreCanceled(ctx, err)
 		}
 		for _, sb := range rows {
-			s.SandboxChanged(sb)
+			s.sandboxChanged(sb)
 			f.AfterVMID = sb.VMID
 		}
 		if len(rows) < page {
@@ -178,9 +181,15 @@ func ignoreCanceled(ctx context.Context, err error) error {
 	return err
 }
 
-// SandboxChanged handles a sandbox that is new or has changed. The daemon calls
-// it after the commit.
-func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
+// Committed handles the sandboxes of a commit. The store calls it.
+func (s *Service) Committed(c agentlab.Commit) {
+	for _, sb := range c.Sandboxes {
+		s.sandboxChanged(sb)
+	}
+}
+
+// sandboxChanged handles a sandbox that is new or has changed.
+func (s *Service) sandboxChanged(sb agentlab.Sandbox) {
 	if !s.cfg.Log.Logs(sb.Backend) {
 		return
 	}

@@ -198,7 +198,7 @@ func TestRecordsOfAJobEndWithIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := w.service(audit.Limits{})
-	s.SandboxChanged(w.sb)
+	s.Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{w.sb}})
 	w.add(allowed("during.example"))
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func (s *scripted) EgressLog(_ context.Context, _ backend.Ref, after int64, limi
 func TestBackendWithoutLog(t *testing.T) {
 	w := newWorld(t, nil)
 	s := audit.New(audit.Config{Store: w.store, Log: oneLog{}})
-	s.SandboxChanged(w.sb)
+	s.Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{w.sb}})
 	if err := s.Drain(t.Context(), w.sb); err != nil {
 		t.Error(err)
 	}

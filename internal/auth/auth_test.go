@@ -48,11 +48,12 @@ func newLab(t *testing.T, l auth.Limits) *lab {
 	// Expiry runs on a timer of the real clock, so the day of these tests is today.
 	lab := &lab{clock: &clock{t: time.Now()}, path: filepath.Join(t.TempDir(), "agentlab.db")}
 	storetest.Create(t, lab.path)
-	st, err := store.Open(t.Context(), lab.path, store.Options{Clock: lab.clock.now, OnCommit: func(c store.Commit) { lab.events = append(lab.events, c.Events...) }})
+	st, err := store.Open(t.Context(), lab.path, store.Options{Clock: lab.clock.now})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
+	st.Subscribe(func(c agentlab.Commit) { lab.events = append(lab.events, c.Events...) })
 	lab.store = st
 	lab.Service = auth.New(auth.Config{Store: st, Clock: lab.clock.now, Limits: l})
 	return lab

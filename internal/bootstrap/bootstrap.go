@@ -46,6 +46,8 @@ type Store interface {
 	CheckBootstrap(ctx context.Context, hash string, vmid int) error
 	ConsumeBootstrap(ctx context.Context, hash string, vmid int, grants []agentlab.Grant,
 		fn func(*agentlab.Sandbox, *agentlab.Job) ([]agentlab.Event, error)) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Profiles returns a profile, or an error with the reason why it cannot be used.
@@ -133,6 +135,13 @@ func New(cfg Config) *Service {
 	if s.clock == nil {
 		s.clock = time.Now
 	}
+	cfg.Store.Subscribe(func(c agentlab.Commit) {
+		for _, sb := range c.Sandboxes {
+			if sb.State == agentlab.SandboxDestroyed {
+				s.forget(sb)
+			}
+		}
+	})
 	return s
 }
 
@@ -332,9 +341,8 @@ func mayLackAnswer(sb agentlab.Sandbox, j *agentlab.Job) bool {
 // delivered the last time, "" if they could.
 func (s *Service) Trouble(uid string) string { return s.deliveryTo(uid).trouble }
 
-// Forget deletes the in-memory state of a sandbox that is DESTROYED. The
-// daemon calls it after the commit.
-func (s *Service) Forget(sb agentlab.Sandbox) {
+// forget deletes the in-memory state of a sandbox that is DESTROYED.
+func (s *Service) forget(sb agentlab.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.deliveries, sb.UID)

@@ -30,7 +30,7 @@ var _ Secrets = (*secret.Vault)(nil)
 // A sandbox that continues the memory of another one has its secrets: they are
 // redacted from what its guest sends, also if a redactor was built before.
 func TestInherit(t *testing.T) {
-	s := New(Config{Secrets: deliveries{values: map[string][]string{"a": {"hunter2-hunter2"}}}})
+	s := New(Config{Store: noStore{}, Secrets: deliveries{values: map[string][]string{"a": {"hunter2-hunter2"}}}})
 	from, to, clean := agentlab.Sandbox{UID: "a"}, agentlab.Sandbox{UID: "b"}, agentlab.Sandbox{UID: "c"}
 	text := "it is hunter2-hunter2"
 	if got := s.RedactFunc(t.Context(), "b")(text); got != text {
@@ -52,3 +52,8 @@ func TestInherit(t *testing.T) {
 		t.Errorf("after: %q", got)
 	}
 }
+
+// noStore is the store of a service that does not run.
+type noStore struct{ Store }
+
+func (noStore) Subscribe(func(agentlab.Commit)) {}

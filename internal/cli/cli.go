@@ -186,7 +186,7 @@ Or unattended:
 	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())
 	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.sshConfigCmd(), a.logsCmd(), a.mcpCmd())
 	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.setupCmd(), a.cacheCmd(), a.profileCmd(), a.secretsCmd(), a.loginCmd(), a.logoutCmd())
-	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
+	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.backendCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
 	root.AddCommand(a.proxyCmd(), a.sshProxyCmd(), a.versionCmd())
 	if !a.internal {
 		a.complete(root)

@@ -51,9 +51,12 @@ var (
 	})
 	listProfiles = listOf((*client.Client).Profiles, func(p api.Profile) cobra.Completion { return p.Name })
 	listImages   = listOf((*client.Client).Images, func(i api.Image) cobra.Completion { return i.Name })
-	listBundles  = listOf((*client.Client).Secrets, func(b api.SecretBundle) cobra.Completion { return b.Name })
-	listTokens   = listOf((*client.Client).Tokens, func(t api.Token) cobra.Completion { return t.Name })
-	listPresets  = listOf((*client.Client).PolicyPresets, func(p api.PolicyPreset) cobra.Completion {
+	listBackends = listOf((*client.Client).Backends, func(b api.Backend) cobra.Completion {
+		return cobra.CompletionWithDesc(b.Name, "driver "+b.Driver)
+	})
+	listBundles = listOf((*client.Client).Secrets, func(b api.SecretBundle) cobra.Completion { return b.Name })
+	listTokens  = listOf((*client.Client).Tokens, func(t api.Token) cobra.Completion { return t.Name })
+	listPresets = listOf((*client.Client).PolicyPresets, func(p api.PolicyPreset) cobra.Completion {
 		return cobra.CompletionWithDesc(p.Name, p.About)
 	})
 	listTemplates = listOf((*client.Client).Templates, func(t api.Template) cobra.Completion {
@@ -86,7 +89,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "SETUP": listSetups, "WORKSPACE": listWorkspaces,
+	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "BACKEND": listBackends, "SETUP": listSetups, "WORKSPACE": listWorkspaces,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 
@@ -127,7 +130,7 @@ var sessionAgents = words(append(slices.Clone(interactiveAgents), shellOnly)...)
 // flagListers complete the values of flags, by the name of the flag, and of those of one
 // command that has other values; nil means that there are none to complete.
 var flagListers = map[string]lister{
-	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles,
+	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles, "backend": listBackends,
 	"workspace": listWorkspaces, "session": listSessions, "agent": words(agentlab.Agents...),
 	"agentlab start --agent": sessionAgents, "agentlab sessionizer --agent": sessionAgents,
 	"agentlab attach --session": nil,

@@ -68,12 +68,17 @@ installation instead.
 		if err != nil {
 			return err
 		}
-		if err := a.emit(checks, func() error { return a.printFindings(checks.Checks) }); err != nil {
-			return err
-		}
-		return findingsError(checks.Checks)
+		return a.emitChecks(checks)
 	})
 	return cmd
+}
+
+// emitChecks prints the results of checks, and returns an error if one of them is an error.
+func (a *App) emitChecks(checks api.HostChecks) error {
+	if err := a.emit(checks, func() error { return a.printFindings(checks.Checks) }); err != nil {
+		return err
+	}
+	return findingsError(checks.Checks)
 }
 
 // doctorOf returns a command that writes the doctor bundle of one object. what is the

@@ -59,6 +59,11 @@ func (f choiceFlag) Set(s string) error {
 	return nil
 }
 
+// backendFlag adds --backend, for the backend of what a command creates.
+func backendFlag(flags *pflag.FlagSet, to *string, of string) {
+	flags.StringVar(to, "backend", "", "backend of "+of)
+}
+
 // countFlag is a number from least to most.
 type countFlag struct {
 	to          *int

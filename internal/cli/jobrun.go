@@ -76,6 +76,7 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
 	flags.StringVar(&f.taskFile, "task-file", "", "read the task from this file; - means standard input")
 	flags.StringVar(&f.req.Agent, "agent", "", "claude, codex, opencode, gemini or shell")
 	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
+	backendFlag(flags, &f.req.Backend, "the sandbox (default: the one of its workspace, or the profile's, or the configured default)")
 	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
 	flags.StringVar(&f.req.Mode, "mode", "", "permission mode; dangerous, the default, is the only one: the agent may do everything inside its sandbox")
 	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")

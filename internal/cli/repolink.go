@@ -31,6 +31,9 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *session.Li
 			if err := session.SameProfile(s, want.Profile); err != nil {
 				return s, false, err
 			}
+			if err := sameBackend(ctx, c, s, want.Backend); err != nil {
+				return s, false, err
+			}
 			return s, false, l.Set(ctx, s.ID, s.Profile)
 		case err == nil: // of another repository, since this one was interrupted
 			name = ""
@@ -71,6 +74,20 @@ func (a *App) ensureSession(ctx context.Context, c *client.Client, l *session.Li
 		return s, false, err
 	}
 	return s, true, l.Set(ctx, s.ID, s.Profile)
+}
+
+// sameBackend returns an error if the workspace of a session is not on the backend that
+// the command names; "" names none.
+func sameBackend(ctx context.Context, c *client.Client, s api.Session, want string) error {
+	if want == "" {
+		return nil
+	}
+	w, err := c.Workspace(ctx, s.WorkspaceID)
+	if err != nil || w.Backend == want {
+		return err
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "session %s is on backend %s, not %s", s.Name, w.Backend, want).WithField("backend").
+		WithHint("leave out --backend, or replace the session: agentlab start --fresh --backend %s", want)
 }
 
 // chosenSession returns the session that an argument names, or without one that of the

@@ -53,6 +53,7 @@ the job in it has ended, and show its progress; the exit code is that of
 	flags.StringVar(&f.req.Name, "name", "", "name (default: generated)")
 	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
 	flags.StringVar(&f.req.FromSnapshot, "from-snapshot", "", "snapshot SANDBOX/NAME to start from; its profile, image, cores and memory are the default")
+	backendFlag(flags, &f.req.Backend, "the sandbox (default: the one of its workspace or snapshot, or the profile's, or the configured default)")
 	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
 	count(flags, &f.req.Cores, "cores", "number of virtual CPUs (default: the profile's)")
 	count(flags, &f.req.MemoryMB, "memory-mb", "MiB of memory (default: the profile's)")

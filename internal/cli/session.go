@@ -45,6 +45,7 @@ names another one.`,
 	setName := nameOrFlag(cmd, &r.Name, "session")
 	flags := cmd.Flags()
 	flags.StringVar(&r.Profile, "profile", "", "profile of its sandboxes and jobs (see 'agentlab profile list')")
+	backendFlag(flags, &r.Backend, "its workspace and sandboxes (default: the one of the workspace, or the profile's, or the configured default)")
 	flags.StringVar(&r.Branch, "branch", "", "Git branch that its jobs work on")
 	flags.StringVar(&w.name, "workspace", "", "workspace: ID, name, or new:NAME (default: a new one with the name of the session)")
 	flags.Func("size", "size of a new workspace in GiB (default: 20)", gibFlag(&w.sizeGB))

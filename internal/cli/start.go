@@ -55,7 +55,7 @@ func (o *startOptions) add(cmd *cobra.Command) {
 	f.StringVar(&o.profile, "profile", "", "profile of a new session (default: git config agentlab.profile, or session_profile in config.yaml; with --fresh that of the old session; see 'agentlab profile list')")
 	f.StringVar(&o.image, "image", "", "image of a new session (default: image in .agentlab.yaml of the repository, or else the profile's)")
 	f.BoolVar(&o.noSetup, "no-setup", false, "do not run the commands under setup in .agentlab.yaml of the repository")
-	f.StringVar(&o.backend, "backend", "", "fail unless the daemon uses this backend")
+	backendFlag(f, &o.backend, "a new session (default: the profile's, or the configured default)")
 	f.StringVar(&o.branch, "branch", "", "use the session of this branch, with its own VM, and check the branch out in it")
 	f.StringVar(&o.worktree, "worktree", "", "work in the work tree of this branch, in the VM of the session; it is created if it is missing")
 	f.BoolVar(&o.fresh, "fresh", false, "delete the session with its sandbox first, and start a new one")
@@ -172,16 +172,6 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	}
 	if err != nil {
 		return err
-	}
-	if o.backend != "" {
-		st, err := c.Status(ctx)
-		if err != nil {
-			return err
-		}
-		if st.Backend != o.backend {
-			return agentlab.Errorf(agentlab.CodeUnsupported, "the daemon uses the backend %s, not %s", st.Backend, o.backend).
-				WithHint("set backend in config.yaml, or use --host for another daemon")
-		}
 	}
 	src, err := a.sourceHead(ctx, l.Path, o.branch)
 	if err != nil {

@@ -74,7 +74,7 @@ func (a *App) noteHost(all []api.Finding) {
 // Docker.
 func (o *startOptions) newSession(dir string, p projectfile.File) api.SessionCreate {
 	docker := p.Services != "" || o.devcontainer == agentlab.DevcontainerOn || o.devcontainer != agentlab.DevcontainerOff && hasContainer(dir)
-	return api.SessionCreate{Profile: o.profile, Image: cmp.Or(o.image, p.Image), Quick: !docker}
+	return api.SessionCreate{Profile: o.profile, Backend: o.backend, Image: cmp.Or(o.image, p.Image), Quick: !docker}
 }
 
 // noteQuick says that a new session has not the image of its profile, because that is

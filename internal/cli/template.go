@@ -25,6 +25,7 @@ sandbox has booted.`,
   agentlab image warm base --profile large`,
 	}
 	cmd.Flags().StringVar(&w.Profile, "profile", "", "profile with the resources of the sandboxes (default: the configured one)")
+	backendFlag(cmd.Flags(), &w.Backend, "the template (default: the profile's, or the configured default)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil {
@@ -51,9 +52,9 @@ which AgentLab fills by itself; docs/templates.md describes them.`,
 
 func (a *App) templateListCmd() *cobra.Command {
 	return query(a, "list", "List templates, the last used first", exactArgs(), all((*client.Client).Templates), func(list api.List[api.Template]) error {
-		t := newTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "AGE", "USED")
+		t := newTable(a.Stdout, "KEY", "BACKEND", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "AGE", "USED")
 		for _, i := range list.Items {
-			t.row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), yesNo(i.Stale), a.age(i.CreatedAt), a.age(i.UsedAt))
+			t.row(i.Key, i.Backend, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), yesNo(i.Stale), a.age(i.CreatedAt), a.age(i.UsedAt))
 		}
 		return t.flush()
 	})

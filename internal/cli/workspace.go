@@ -54,6 +54,7 @@ func (a *App) workspaceCreateCmd() *cobra.Command {
 	setName := nameOrFlag(cmd, &r.Name, "workspace")
 	cmd.Flags().Func("size", "size in GiB (default: 20)", gibFlag(&r.SizeGB))
 	cmd.Flags().StringVar(&r.Storage, "storage", "", "one of the backend's storages (default: the configured one)")
+	backendFlag(cmd.Flags(), &r.Backend, "the workspace (default: the configured one)")
 	waitFlag(cmd, &wait, "wait until the workspace is ready")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		setName(args)

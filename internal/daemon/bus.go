@@ -20,11 +20,11 @@ type bus struct {
 func newBus() *bus { return &bus{subs: map[chan agentlab.Event]struct{}{}} }
 
 // publish is called by the store after each commit, in the order of commits.
-func (b *bus) publish(events []agentlab.Event) {
+func (b *bus) publish(c agentlab.Commit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for ch := range b.subs {
-		for _, e := range events {
+		for _, e := range c.Events {
 			select {
 			case ch <- e:
 				continue

@@ -8,11 +8,11 @@ import (
 
 func TestBus(t *testing.T) {
 	b := newBus()
-	b.publish([]agentlab.Event{{ID: 1}}) // no listener
+	b.publish(agentlab.Commit{Events: []agentlab.Event{{ID: 1}}}) // no listener
 	quick, stopQuick := b.Subscribe()
 	slow, stopSlow := b.Subscribe()
 	for i := range busBuffer + 10 {
-		b.publish([]agentlab.Event{{ID: int64(i) + 2}})
+		b.publish(agentlab.Commit{Events: []agentlab.Event{{ID: int64(i) + 2}}})
 		if e := <-quick; e.ID != int64(i)+2 {
 			t.Fatalf("event %d, want %d", e.ID, i+2)
 		}
@@ -29,7 +29,7 @@ func TestBus(t *testing.T) {
 	stopSlow()
 	stopQuick()
 	stopQuick()
-	b.publish([]agentlab.Event{{ID: 9999}})
+	b.publish(agentlab.Commit{Events: []agentlab.Event{{ID: 9999}}})
 	select {
 	case e, ok := <-quick:
 		t.Errorf("after the end: %v %t", e, ok)
@@ -45,7 +45,7 @@ func TestBusBatch(t *testing.T) {
 	b := newBus()
 	ch, stop := b.Subscribe()
 	defer stop()
-	b.publish(make([]agentlab.Event, 3*busBuffer))
+	b.publish(agentlab.Commit{Events: make([]agentlab.Event, 3*busBuffer)})
 	n := 0
 	for range ch {
 		n++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/profile"
 	"github.com/agentlab-vm/agentlab/internal/regcache"
@@ -41,6 +42,11 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 		return err
 	}
 	undo.add(s.cache.Close)
+	s.store.Subscribe(func(c agentlab.Commit) {
+		for _, sb := range c.Sandboxes {
+			s.cache.SandboxChanged(sb)
+		}
+	})
 	s.doctor.Add(s.cache)
 	return nil
 }

@@ -305,7 +305,7 @@ func (d *Daemon) Status(ctx context.Context) (api.Status, error) {
 	if err != nil {
 		return s, err
 	}
-	pool, err := d.services.sandboxes.Pool(ctx)
+	pool, err := d.services.pool.Status(ctx)
 	for _, e := range pool {
 		s.WarmPool = append(s.WarmPool, api.PoolStatus{Image: e.Image, Profile: cmp.Or(e.Profile, d.services.settings.DefaultProfile), Count: e.Count, Ready: e.Ready, Problem: e.Problem})
 	}

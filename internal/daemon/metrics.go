@@ -18,7 +18,7 @@ const maxScrapers = 16
 func (s *services) openMetrics(context.Context, *cleanup) error {
 	from := metrics.Sources{Store: s.store, Sandboxes: s.sandboxes, Jobs: s.jobs, Messages: s.messages, Boots: s.sandboxes, VMs: s.doctor, Workspaces: s.workspaces,
 		ImageUse: s.imageUse, Fleet: s.fleet, State: s.cfg.Paths.State, Images: s.cfg.Paths.Images(), Database: s.cfg.Paths.Database()}
-	for _, e := range s.pool() {
+	for _, e := range s.poolEntries() {
 		from.PoolWanted += e.Count
 	}
 	s.metrics.Start(metrics.Config{Sources: from, Version: version.Get().Version, Backend: s.fleet.Default().Name(), Logger: s.log.With("part", "metrics")})

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
@@ -60,6 +62,8 @@ type services struct {
 	clock        *hostclock.Watch
 	bootstrap    *bootstrap.Service
 	sandboxes    *sandbox.Service
+	pool         *warmpool.Pool
+	snapshots    *snapshot.Service
 	workspaces   *workspace.Service
 	sessions     *session.Service
 	ports        *devproxy.Service
@@ -93,12 +97,14 @@ func (s *services) openStore(ctx context.Context, undo *cleanup) (err error) {
 	s.clock = hostclock.New(s.cfg.Clock, s.log.With("part", "clock"))
 	s.cfg.Clock = s.clock.Now // from here on all services use the same clock
 	s.store, s.installation, err = recovery.Open(ctx, s.cfg.Paths, store.Options{
-		Clock: s.cfg.Clock, OnCommit: s.committed, OnWrite: s.metrics.Written, OnRead: s.metrics.Read, Full: s.space.Release,
+		Clock: s.cfg.Clock, OnWrite: s.metrics.Written, OnRead: s.metrics.Read, Full: s.space.Release,
 	})
 	if err != nil {
 		return s.space.AddHint(err)
 	}
 	undo.add(s.store.Close)
+	s.store.Subscribe(s.bus.publish)
+	s.store.Subscribe(s.metrics.Committed)
 	s.records = recovery.NewRecords(recovery.RecordsConfig{
 		Dir: s.cfg.Paths.Records(), Store: s.store, Keep: config.Days(s.settings.Retention.ArtifactsDays), Clock: s.cfg.Clock, Logger: s.log.With("part", "records"),
 	})
@@ -148,7 +154,7 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return config.At(s.cfg.Paths.ConfigFile(), err)
 	}
-	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Infos()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
+	s.profiles = profile.NewLibrary(s.cfg.Paths.Profiles(), s.fleet.Infos()...).Names(s.fleet.Names()...).Options(s.cfg.Backends.Options()).AllowPrivate(private).ReservePorts(s.settings.APIPorts()...).TrustCertificates(certificates)
 	return nil
 }
 
@@ -218,7 +224,7 @@ func (s *services) bundles() *doctor.Bundles {
 func (s *services) openJobs(context.Context, *cleanup) error {
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
-		Store: s.store, Sandboxes: s.sandboxes, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
+		Store: s.store, Sandboxes: s.sandboxes, Snapshots: s.snapshots, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
 		DefaultProfile: s.settings.DefaultProfile, DefaultAgent: s.settings.DefaultAgent,
 		ShellImage: s.settings.Images.Base, AgentsImage: s.settings.Images.Agents,
 		Egress: s.audit,
@@ -233,19 +239,34 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 	s.sandboxes.ServeGuests(s.guests)
 	s.sandboxes.KeepWork(s.jobs)
 	s.sessions = session.New(session.Config{
-		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Images: s.fleet.Default().Images, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
+		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Fleet: s.fleet, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
 	s.ports = devproxy.New(devproxy.Config{
-		Sandboxes: s.sandboxes, Sessions: s.sessions, Off: !s.settings.DevServers.Enabled,
+		Sandboxes: s.sandboxes, Sessions: s.sessions, Commits: s.store, Off: !s.settings.DevServers.Enabled,
 		File: s.cfg.Paths.Ports(), Clock: s.cfg.Clock, Logger: s.log.With("part", "ports"),
 	})
-	s.doctor.Add(s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
+	s.doctor.Add(s.snapshots, s.pool, s.sandboxes, s.workspaces, s.backups, s.clock, defaultProfile{s.profiles.Use, s.settings, s.cfg.Paths.ConfigFile()})
 	return nil
 }
 
 func (s *services) openSandboxes() {
+	core := sandbox.NewCore(sandbox.Config{
+		Secrets: s.vault,
+		Store:   s.store, Sessions: s.store, Fleet: s.fleet, Profiles: s.profiles,
+		Bootstrap: s.bootstrap, Artifacts: s.artifacts,
+		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
+		Limits: sandbox.Limits{
+			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
+			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
+			Salvage: time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
+		},
+		Audit: s.audit, Host: s.doctor,
+		IntentsDir: s.cfg.Paths.Ending(),
+		Clock:      s.cfg.Clock,
+		Logger:     s.log.With("part", "sandboxes"),
+	})
 	s.workspaces = workspace.New(workspace.Config{
-		Store: s.store, Fleet: s.fleet,
+		Core: core, Store: s.store, Leases: s.store, Fleet: s.fleet,
 		Limits: workspace.Limits{
 			Quota:  agentlab.WorkspaceQuota{Count: s.settings.Limits.MaxWorkspaces, TotalGB: s.settings.Limits.WorkspacesGB},
 			SizeGB: s.settings.Limits.WorkspaceGB,
@@ -253,31 +274,20 @@ func (s *services) openSandboxes() {
 		Metrics: s.metrics,
 		Clock:   s.cfg.Clock, Logger: s.log.With("part", "workspaces"),
 	})
-	s.sandboxes = sandbox.New(sandbox.Config{
-		Secrets: s.vault,
-		Store:   s.store, Fleet: s.fleet, Profiles: s.profiles,
-		Bootstrap: s.bootstrap, Artifacts: s.artifacts, Workspaces: s.workspaces,
-		DefaultProfile: s.settings.DefaultProfile, DefaultImage: s.settings.Images.Base,
-		Limits: sandbox.Limits{
-			VMIDFirst: s.settings.VMIDRange.First, VMIDLast: s.settings.VMIDRange.Last,
-			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
-			Snapshots: agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30}, SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
-			Salvage: time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
-		},
-		Pool:  s.pool(),
-		Audit: s.audit, Host: s.doctor,
-		IntentsDir: s.cfg.Paths.Ending(),
-		Clock:      s.cfg.Clock,
-		Logger:     s.log.With("part", "sandboxes"),
+	s.pool = warmpool.New(core, s.store, s.poolEntries()...)
+	s.snapshots = snapshot.New(snapshot.Config{
+		Core: core, Store: s.store, Profiles: s.profiles, Bootstrap: s.bootstrap, Pool: s.pool,
+		Quota:      agentlab.SnapshotQuota{Count: s.settings.Limits.MaxSnapshots, Bytes: int64(s.settings.Limits.SnapshotsGB) << 30},
+		SetupBytes: int64(s.settings.Limits.SetupCacheGB) << 30,
 	})
-	s.workspaces.UseGuests(s.sandboxes)
+	s.sandboxes = sandbox.New(core, sandbox.Parts{Pool: s.pool, Snapshots: s.snapshots, Workspaces: s.workspaces})
 }
 
-// pool returns the entries of the warm pool.
-func (s *services) pool() (out []sandbox.PoolEntry) {
+// poolEntries returns the entries of the warm pool.
+func (s *services) poolEntries() (out []warmpool.Entry) {
 	list, _ := s.settings.Pool() // valid: the file was checked when it was read
 	for _, e := range list {
-		out = append(out, sandbox.PoolEntry(e))
+		out = append(out, warmpool.Entry(e))
 	}
 	return out
 }
@@ -289,56 +299,13 @@ func (s *services) openGC(context.Context, *cleanup) error {
 		Artifacts: config.Days(s.settings.Retention.ArtifactsDays), Bundles: config.Days(s.settings.Retention.BundlesDays),
 		Events:    config.Days(s.settings.Retention.EventsDays),
 		Egress:    config.Days(s.settings.Retention.EgressDays),
-		Snapshots: s.sandboxes, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
+		Snapshots: s.snapshots, SnapshotAge: config.Days(s.settings.Retention.SnapshotsDays),
 		Workspaces: s.workspaces, Trash: config.Days(s.settings.Retention.TrashDays),
 		Rows:   config.Days(s.settings.Retention.JobsDays),
 		Clock:  s.cfg.Clock,
 		Logger: s.log.With("part", "gc"),
 	})
 	return nil
-}
-
-// committed passes a commit to the services. It must be quick, and a service
-// must not hold a lock of its own during a write.
-func (s *services) committed(c store.Commit) {
-	s.bus.publish(c.Events)
-	s.metrics.Committed(c)
-	if s.jobs == nil { // the daemon is still starting: the loops begin with all rows
-		return
-	}
-	for _, e := range c.Events {
-		if e.JobID != "" {
-			s.records.Changed(e.JobID)
-		}
-		switch e.Kind {
-		case agentlab.EventJobStatus:
-			s.artifacts.WakeLog(e.JobID)
-			s.jobs.StatusChanged(e)
-		case agentlab.EventSandboxSnapshot:
-			s.jobs.Wake(e.JobID)
-		case agentlab.EventSession:
-			s.ports.Wake()
-			s.messages.SessionChanged(e)
-		case agentlab.EventWorkspaceLease: // acquired, or to be released
-			s.sandboxes.LeaseChanged(e)
-		case agentlab.EventWorkspaceState: // it may be that of a new sandbox
-			s.sandboxes.WorkspaceChanged(s.workspaces.Changed(e))
-		}
-	}
-	if len(c.Sandboxes) > 0 {
-		s.ports.Wake()
-	}
-	for _, sb := range c.Sandboxes {
-		s.audit.SandboxChanged(sb)
-		s.jobs.SandboxChanged(sb)
-		s.cache.SandboxChanged(sb)
-		if sb.State == agentlab.SandboxDestroyed {
-			s.bootstrap.Forget(sb)
-		}
-	}
-	for _, id := range c.Records {
-		s.jobs.Wake(id)
-	}
 }
 
 // start runs the loops until ctx ends. The channel is closed when all have
@@ -349,6 +316,8 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 		wg.Go(func() { fail(part, loop(ctx)) })
 	}
 	run("sandboxes", s.sandboxes.Run)
+	run("warm pool", s.pool.Run)
+	run("snapshots", s.snapshots.Run)
 	run("workspaces", s.workspaces.Run)
 	run("jobs", s.jobs.Run)
 	run("gc", s.gc.Run)
@@ -371,20 +340,24 @@ func (s *services) start(ctx context.Context, fail func(part string, err error))
 // events are the stored events and the ones to come.
 type events struct {
 	*store.Store
-	*bus
+	bus *bus
 }
+
+// Subscribe implements server.Events.
+func (e events) Subscribe() (<-chan agentlab.Event, func()) { return e.bus.Subscribe() }
 
 // forAPI returns the services that the control API calls.
 func (s *services) forAPI(d *Daemon) server.Services {
 	return server.Services{
 		Jobs:        s.jobs,
 		Sandboxes:   s.sandboxes,
+		Snapshots:   s.snapshots,
 		Artifacts:   s.artifacts,
 		Profiles:    s.profiles,
 		Secrets:     s.vault,
 		Images:      s.images,
 		ImageUse:    s.store,
-		Templates:   s.sandboxes,
+		Templates:   s.snapshots,
 		Workspaces:  s.workspaces,
 		Sessions:    s.sessions,
 		Ports:       s.ports,

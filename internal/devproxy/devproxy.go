@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,13 +69,19 @@ type Sessions interface {
 	List(ctx context.Context) ([]agentlab.Session, error)
 }
 
+// Commits are the changes of the database; *store.Store implements it.
+type Commits interface {
+	Subscribe(fn func(agentlab.Commit))
+}
+
 // Config is the configuration of a Service. Sandboxes, Sessions and Logger are
 // required.
 type Config struct {
 	Sandboxes Sandboxes
 	Sessions  Sessions
-	Off       bool   // serve nothing
-	File      string // where the ports are recorded; "" is nowhere
+	Commits   Commits // nil: changes are noticed by looking only
+	Off       bool    // serve nothing
+	File      string  // where the ports are recorded; "" is nowhere
 	// First is how long after a guest was found it is asked for the first time, so that
 	// the processor of one that has just started is left to its user; 0 is 3 seconds.
 	First  time.Duration
@@ -130,11 +137,18 @@ func New(cfg Config) *Service {
 	}
 	s.newProxy()
 	s.load()
+	if cfg.Commits != nil {
+		cfg.Commits.Subscribe(func(c agentlab.Commit) {
+			if len(c.Sandboxes) > 0 || slices.ContainsFunc(c.Events, func(e agentlab.Event) bool { return e.Kind == agentlab.EventSession }) {
+				s.changed()
+			}
+		})
+	}
 	return s
 }
 
-// Wake makes Run read the sandboxes and sessions again. It does not block.
-func (s *Service) Wake() {
+// changed makes Run read the sandboxes and sessions again. It does not block.
+func (s *Service) changed() {
 	s.stale.Store(true)
 	s.kick()
 }

@@ -359,7 +359,7 @@ func TestStoppedSandbox(t *testing.T) {
 		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err == nil {
 			_ = c.Close()
-			w.s.Wake()
+			w.s.changed()
 		}
 		return err != nil
 	})

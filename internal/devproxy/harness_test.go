@@ -120,7 +120,7 @@ func (w *world) change(fn func()) {
 	close(w.changed)
 	w.changed = make(chan struct{})
 	w.mu.Unlock()
-	w.s.Wake()
+	w.s.changed()
 }
 
 // add adds a running sandbox; serve gives it a server.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,6 +43,15 @@ func (c *checked) now(ctx context.Context) []backend.Finding {
 		})
 	default:
 		c.set(found)
+	}
+	return found
+}
+
+// withDown returns a copy of findings, with one more if the backend does not answer.
+func (c *checked) withDown(found []backend.Finding) []backend.Finding {
+	found = slices.Clone(found)
+	if down, ok := c.b.Finding(); ok {
+		found = append(found, down)
 	}
 	return found
 }

@@ -146,10 +146,7 @@ func (s *Service) Checks(ctx context.Context) (api.HostChecks, error) {
 // named returns the findings of a backend, and whether it answers; if there are several
 // backends, with its name.
 func (s *Service) named(c *checked, found []backend.Finding) []backend.Finding {
-	found = slices.Clone(found)
-	if down, ok := c.b.Finding(); ok {
-		found = append(found, down)
-	}
+	found = c.withDown(found)
 	if len(s.backends) == 1 {
 		return found
 	}

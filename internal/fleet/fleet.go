@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -124,6 +125,12 @@ type Instance struct {
 	Backend string
 }
 
+// Template is a template, and the name of its backend.
+type Template struct {
+	backend.Template
+	Backend string
+}
+
 // Fleet has the backends of a daemon.
 type Fleet struct {
 	list []*Backend
@@ -141,14 +148,15 @@ func (f *Fleet) Default() *Backend { return f.list[0] }
 // Observe sets what observes the calls of all backends, and returns f. Call it before the
 // first of them.
 func (f *Fleet) Observe(o Observer) *Fleet {
-	o.Backends(f.names())
+	o.Backends(f.Names())
 	for _, b := range f.list {
 		b.watch.observer = o
 	}
 	return f
 }
 
-func (f *Fleet) names() (names []string) {
+// Names returns the names of all backends, the default first.
+func (f *Fleet) Names() (names []string) {
 	for _, b := range f.list {
 		names = append(names, b.name)
 	}
@@ -167,9 +175,45 @@ func (f *Fleet) Of(name string) *Backend {
 			return b
 		}
 	}
-	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the daemon has only %s", name, strings.Join(f.names(), ", ")).
+	err := agentlab.Errorf(agentlab.CodeConflict, "it belongs to backend %s, and the daemon has only %s", name, strings.Join(f.Names(), ", ")).
 		WithHint("add backend %s to config.yaml and restart agentlabd", name)
 	return &Backend{Driver: absent{name, err}, Images: noImages{err}, name: name, missing: err}
+}
+
+// Choose returns the backend with the name in a request, for "" the default. The error has
+// code invalid, and the names of all backends.
+func (f *Fleet) Choose(name string) (*Backend, error) {
+	if name == "" {
+		return f.Default(), nil
+	}
+	if b := f.Of(name); b.missing == nil {
+		return b, nil
+	}
+	return nil, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name).WithField("backend").
+		WithHint("use one of %s, or add it to config.yaml and restart agentlabd", strings.Join(f.Names(), ", "))
+}
+
+// Supported adds to an error with code unsupported, of the backend with the name not, the
+// names of the other backends for which supports returns nil.
+func (f *Fleet) Supported(err error, not string, supports func(*Backend) error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeUnsupported {
+		return err
+	}
+	var names []string
+	for _, b := range f.list {
+		if b.name != not && supports(b) == nil {
+			names = append(names, b.name)
+		}
+	}
+	if len(names) == 0 {
+		return err
+	}
+	hint := "use a backend that supports it: --backend " + strings.Join(names, " or ")
+	if e.Hint != "" {
+		hint = e.Hint + "; or " + hint
+	}
+	return agentlab.Errorf(e.Code, "%w", err).WithField(e.Field).WithHint("%s", hint)
 }
 
 // Info describes the driver of the backend with that name.

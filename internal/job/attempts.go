@@ -46,16 +46,16 @@ func (s *Service) planAttempts(ctx context.Context, r agentlab.JobRequest, prof 
 		return p, invalid("agent", "a job without an agent has one attempt")
 	}
 	p.attempts = a.Split(p.job)
-	images := map[string]bool{}
+	images, on := map[string]bool{}, ""
 	for i := range p.attempts {
 		p.attempts[i].ID = agentlab.NewJobID()
 		_, sb, _, err := s.checkJob(ctx, p.attempts[i], r, prof)
 		if err != nil {
 			return p, err
 		}
-		images[sb.Image] = true
+		images[sb.Image], on = true, sb.Backend
 	}
-	s.planFork(&p, images)
+	s.planFork(&p, on, images)
 	return p, nil
 }
 

@@ -33,6 +33,7 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 		clash bool
 	}{
 		{"profile", r.Profile != "" && q.Profile != "" && r.Profile != q.Profile},
+		{"backend", r.Backend != "" && q.Backend != "" && r.Backend != q.Backend},
 		{"image", r.Image != "" && q.Image != "" && r.Image != q.Image},
 		{"ttl_minutes", r.TTL != 0 && q.TTL != 0 && r.TTL != q.TTL},
 		{"keepalive", r.Keepalive != nil && q.Keepalive != nil && *r.Keepalive != *q.Keepalive},
@@ -42,7 +43,8 @@ func (s *Service) CreateWithSandbox(ctx context.Context, r agentlab.SandboxReque
 				WithField("job." + both.field).WithHint("set it only once")
 		}
 	}
-	q.Profile, q.Image, q.TTL, q.Keepalive = cmp.Or(q.Profile, r.Profile), cmp.Or(q.Image, r.Image), cmp.Or(q.TTL, r.TTL), cmp.Or(q.Keepalive, r.Keepalive)
+	q.Profile, q.Backend = cmp.Or(q.Profile, r.Profile), cmp.Or(q.Backend, r.Backend)
+	q.Image, q.TTL, q.Keepalive = cmp.Or(q.Image, r.Image), cmp.Or(q.TTL, r.TTL), cmp.Or(q.Keepalive, r.Keepalive)
 	q.Sandbox = &r
 	j, err := s.Create(ctx, q)
 	if err != nil {
@@ -122,7 +124,7 @@ func (s *Service) checkJob(ctx context.Context, j agentlab.Job, r agentlab.JobRe
 func (s *Service) newJob(r agentlab.JobRequest, prof agentlab.Profile) agentlab.Job {
 	j := agentlab.Job{
 		ID: agentlab.NewJobID(), RepoURL: r.RepoURL, Bundled: r.BundleID != "", Ref: r.Ref, Depth: r.Depth,
-		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Image: r.Image,
+		Task: r.Task, Agent: cmp.Or(r.Agent, s.cfg.DefaultAgent), Profile: prof.Name, Backend: r.Backend, Image: r.Image,
 		Mode: cmp.Or(r.Mode, prof.Mode, "dangerous"), TTL: cmp.Or(r.TTL, prof.TTL, s.lim.DefaultTTL), Keepalive: prof.Keepalive,
 		NoSetup: r.NoSetup, Devcontainer: r.Devcontainer, Branch: r.Branch, Status: agentlab.JobQueued, CreatedAt: s.clock().UTC(),
 	}
@@ -148,11 +150,11 @@ func (s *Service) sandboxRequest(j agentlab.Job) agentlab.SandboxRequest {
 		image = s.cfg.ShellImage
 	}
 	r := agentlab.SandboxRequest{
-		Name: j.ID, Profile: j.Profile, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
+		Name: j.ID, Profile: j.Profile, Backend: j.Backend, Image: j.Image, DefaultImage: image, Keepalive: &j.Keepalive,
 		TTL: j.TTL, Extra: s.lim.UploadWindow + LeaseSlack, JobID: j.ID,
 	}
 	if j.Salvages != "" { // the image is that of the copied disk
-		r.Image, r.Maintenance = "", agentlab.MaintenanceSalvage
+		r.Backend, r.Image, r.Maintenance = "", "", agentlab.MaintenanceSalvage
 	}
 	return r
 }

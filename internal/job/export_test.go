@@ -22,7 +22,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 		t.Fatalf("message %q", r.Message)
 	}
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s := New(Config{Clock: func() time.Time { return now }})
+	s := New(Config{Store: noStore{}, Clock: func() time.Time { return now }})
 	for _, j := range []agentlab.Job{
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(time.Hour)},
 		{Status: agentlab.JobRunning, DeadlineAt: now.Add(-time.Hour)},
@@ -57,7 +57,7 @@ func CheckVerdict(t *testing.T, r guestapi.Report) {
 // of the process, and only then.
 func CheckDaemonPause(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s := New(Config{Clock: func() time.Time { return now }})
+	s := New(Config{Store: noStore{}, Clock: func() time.Time { return now }})
 	lastHeard := func() time.Time { return s.track("job").lastHeard }
 	begin := lastHeard()
 	now = now.Add(time.Hour)
@@ -77,3 +77,8 @@ func CheckDaemonPause(t *testing.T) {
 		t.Errorf("heard %s ago", now.Sub(lastHeard()))
 	}
 }
+
+// noStore is the store of a service that does not run.
+type noStore struct{ Store }
+
+func (noStore) Subscribe(func(agentlab.Commit)) {}

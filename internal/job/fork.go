@@ -19,13 +19,14 @@ import (
 // and run the setup commands themselves.
 
 // planFork adds the job that prepares the sandbox of the attempts to a planned
-// job, or the event with the reason why there is none. images are those of the attempts.
-func (s *Service) planFork(p *planned, images map[string]bool) {
+// job, or the event with the reason why there is none. on is the backend of the attempts,
+// images are theirs.
+func (s *Service) planFork(p *planned, on string, images map[string]bool) {
 	if p.job.RepoURL == "" && !p.job.Bundled {
 		return // there is nothing to prepare
 	}
 	why := ""
-	if err := s.cfg.Sandboxes.CanFork(); err != nil {
+	if err := s.cfg.Snapshots.CanFork(on); err != nil {
 		why = err.Error()
 	} else if len(images) > 1 {
 		why = "they have different images: " + strings.Join(slices.Sorted(maps.Keys(images)), ", ")
@@ -90,7 +91,7 @@ func (s *Service) handOver(ctx context.Context, prep agentlab.Job) (done bool, e
 	case err == nil && prep.Result.BaseCommit == "":
 		err = agentlab.Errorf(agentlab.CodeInvalid, "the runner reported no commit")
 	case err == nil:
-		err = s.cfg.Sandboxes.SaveForAttempts(ctx, sb.VMID, p.ID, keepable(p, prep), s.recordFork)
+		err = s.cfg.Snapshots.SaveForAttempts(ctx, sb.VMID, p.ID, keepable(p, prep), s.recordFork)
 	}
 	switch {
 	case errors.Is(err, errNotNeeded):
@@ -134,7 +135,7 @@ func (s *Service) dropFork(ctx context.Context, id, why string) error {
 		return err
 	}
 	if uid := p.Snapshot(); uid != "" { // first, because afterwards it is not known
-		if err := s.cfg.Sandboxes.DropFork(ctx, uid); err != nil {
+		if err := s.cfg.Snapshots.DropFork(ctx, uid); err != nil {
 			return err
 		}
 	}
@@ -214,5 +215,5 @@ func (s *Service) releaseFork(ctx context.Context, p agentlab.Job, attempts []ag
 	if p.Snapshot() == "" || needed && p.StopRequested == "" && p.Winner == 0 {
 		return nil
 	}
-	return s.cfg.Sandboxes.DropFork(ctx, p.Snapshot())
+	return s.cfg.Snapshots.DropFork(ctx, p.Snapshot())
 }

@@ -227,7 +227,7 @@ func TestUselessForkOfAttempts(t *testing.T) {
 			w.Errorf("setup ran %d times", n)
 		}
 		p := w.job(id)
-		if err := w.sandboxes.DropFork(ctx, p.Snapshot()); err != nil {
+		if err := w.snapshots.DropFork(ctx, p.Snapshot()); err != nil {
 			w.Fatal(err)
 		}
 		w.wantWinner(id)

@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/fleet"
+	"github.com/agentlab-vm/agentlab/internal/snapshot"
+	"github.com/agentlab-vm/agentlab/internal/warmpool"
+	"github.com/agentlab-vm/agentlab/internal/workspace"
 
 	"go.uber.org/goleak"
 
@@ -152,14 +155,16 @@ type world struct {
 
 	egress job.Egress // given to daemons that begin
 
-	store     *store.Store
-	sandboxes *sandbox.Service
-	jobs      *job.Service
-	boot      *bootstrap.Service
-	artifacts *artifact.Service
-	vault     *secret.Vault
-	guests    *guestserver.Server
-	kill      func()
+	store      *store.Store
+	sandboxes  *sandbox.Service
+	snapshots  *snapshot.Service
+	workspaces *workspace.Service
+	jobs       *job.Service
+	boot       *bootstrap.Service
+	artifacts  *artifact.Service
+	vault      *secret.Vault
+	guests     *guestserver.Server
+	kill       func()
 
 	mu   sync.Mutex
 	seen []agentlab.Event
@@ -215,14 +220,7 @@ func (w *world) begin() {
 	// What a request of a guest calls is not read from w: it may outlast its daemon.
 	var boot *bootstrap.Service
 	var jobs *job.Service
-	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{OnCommit: func(c store.Commit) {
-		committed(c, jobs, boot)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.seen = append(w.seen, c.Events...)
-		close(w.next)
-		w.next = make(chan struct{})
-	}})
+	w.store, err = store.Open(ctx, filepath.Join(w.dir, "agentlab.db"), store.Options{})
 	fatal(err)
 	w.artifacts, err = artifact.New(artifact.Config{Dir: w.dir, Store: w.store})
 	fatal(err)
@@ -230,14 +228,28 @@ func (w *world) begin() {
 	driver := w.host.Open()
 	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Backends: fleet.Single(driver, nil)})
 	w.boot = boot
-	w.sandboxes = sandbox.New(sandbox.Config{
-		Store: w.store, Fleet: fleet.Single(driver, fake.Images{}), Profiles: w.profiles,
-		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30, SetupBytes: cmp.Or(w.setupBytes, 1<<40)},
+	backends := fleet.Single(driver, fake.Images{})
+	core := sandbox.NewCore(sandbox.Config{
+		Store: w.store, Sessions: w.store, Fleet: backends, Profiles: w.profiles,
+		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
 	})
+	pool := warmpool.New(core, w.store)
+	w.snapshots = snapshot.New(snapshot.Config{
+		Core: core, Store: w.store, Profiles: w.profiles, Bootstrap: w.boot, Pool: pool, SetupBytes: cmp.Or(w.setupBytes, 1<<40),
+	})
+	w.workspaces = workspace.New(workspace.Config{Core: core, Store: w.store, Leases: w.store, Fleet: backends})
+	w.sandboxes = sandbox.New(core, sandbox.Parts{Pool: pool, Snapshots: w.snapshots, Workspaces: w.workspaces})
 	jobs = job.New(job.Config{
-		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
+		Store: jobDB{w.store, w}, Sandboxes: w.sandboxes, Snapshots: w.snapshots, Profiles: w.profiles, Secrets: w.vault, Bootstrap: w.boot, Artifacts: w.artifacts,
 		Egress: w.egress, DefaultProfile: "plain", DefaultAgent: "shell", ShellImage: "base", AgentsImage: "agents",
+	})
+	w.store.Subscribe(func(c agentlab.Commit) { // the last one: the services have seen what wakes a test
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.seen = append(w.seen, c.Events...)
+		close(w.next)
+		w.next = make(chan struct{})
 	})
 	w.jobs = jobs
 	w.guests = guestserver.New(guestserver.Config{
@@ -247,7 +259,7 @@ func (w *world) begin() {
 	w.sandboxes.ServeGuests(w.guests)
 	w.sandboxes.KeepWork(w.jobs)
 	var wg sync.WaitGroup
-	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.jobs.Run} {
+	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.snapshots.Run, w.jobs.Run} {
 		wg.Go(func() {
 			if err := run(ctx); err != nil {
 				w.Error(err)
@@ -261,27 +273,6 @@ func (w *world) begin() {
 			w.Error(err)
 		}
 	})
-}
-
-// committed is what the daemon does after a commit.
-func committed(c store.Commit, jobs *job.Service, boot *bootstrap.Service) {
-	for _, e := range c.Events {
-		switch e.Kind {
-		case agentlab.EventJobStatus:
-			jobs.StatusChanged(e)
-		case agentlab.EventSandboxSnapshot:
-			jobs.Wake(e.JobID)
-		}
-	}
-	for _, sb := range c.Sandboxes {
-		jobs.SandboxChanged(sb)
-		if sb.State == agentlab.SandboxDestroyed {
-			boot.Forget(sb)
-		}
-	}
-	for _, id := range c.Records {
-		jobs.Wake(id)
-	}
 }
 
 func (w *world) restart() {

@@ -44,7 +44,7 @@ func TestSandboxStoppedAndStartedAgain(t *testing.T) {
 		w.phase(j.ID, "agent")
 		sb := w.sandbox(j.ID) // as it was told of in between
 		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"
-		w.jobs.SandboxChanged(sb)
+		w.jobs.Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{sb}})
 		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "the host was restarted") {
 			t.Errorf("%s, %q", j.Status, j.Reason)
 		}
@@ -61,7 +61,7 @@ func TestSandboxStoppedBeforeTheJobBegins(t *testing.T) {
 		w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
 		sb := w.sandbox(j.ID) // as it was in between
 		sb.State, sb.Desired, sb.Reason = agentlab.SandboxStopped, agentlab.DesiredRunning, "the host was restarted"
-		w.jobs.SandboxChanged(sb)
+		w.jobs.Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{sb}})
 		close(release)
 		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
 			t.Errorf("%s: %s", j.Status, j.Reason)

@@ -37,6 +37,8 @@ type Store interface {
 	Snapshot(ctx context.Context, uid string) (agentlab.Snapshot, error)
 	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Sandboxes manages sandboxes; *sandbox.Service implements it.
@@ -50,15 +52,20 @@ type Sandboxes interface {
 	Release(ctx context.Context, vmid int, o sandbox.Outcome) (agentlab.Sandbox, error)
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Unheard(vmid int) bool // whether the guest of a sandbox cannot report now
-	CanFork() error
-	CanKeepSetups() error
-	FindSetup(ctx context.Context, image string, keys ...string) (agentlab.Snapshot, bool, error)
-	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
-	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
-	DropFork(ctx context.Context, uid string) error
 	// SalvageEnded is called after the end of a job that extracted the work of another.
 	SalvageEnded()
 	Wake(vmid int)
+}
+
+// Snapshots manages the snapshots from which sandboxes of jobs are created;
+// *snapshot.Service implements it.
+type Snapshots interface {
+	CanFork(backend string) error
+	CanKeepSetups(backend string) error
+	FindSetup(ctx context.Context, backend, image string, keys ...string) (agentlab.Snapshot, bool, error)
+	SaveForAttempts(ctx context.Context, vmid int, jobID string, entry agentlab.SetupEntry, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
+	SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error
+	DropFork(ctx context.Context, uid string) error
 }
 
 // Profiles are the profiles of the daemon.
@@ -135,6 +142,7 @@ func (l Limits) withDefaults() Limits {
 type Config struct {
 	Store     Store
 	Sandboxes Sandboxes
+	Snapshots Snapshots
 	Profiles  Profiles
 	Secrets   Secrets
 	Bootstrap Bootstrap
@@ -152,8 +160,6 @@ type Config struct {
 }
 
 // Service manages jobs. Its methods may be called from any goroutine.
-// The daemon calls StatusChanged and SandboxChanged after each commit with such a
-// change, in the order of the commits.
 type Service struct {
 	cfg   Config
 	lim   Limits
@@ -193,6 +199,7 @@ func New(cfg Config) *Service {
 		s.clock = time.Now
 	}
 	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: reconcile.LogFailed[string](s.log, "job", "job")})
+	cfg.Store.Subscribe(s.Committed)
 	return s
 }
 
@@ -293,9 +300,26 @@ func neverBooted(sb agentlab.Sandbox) bool {
 // Queue returns what the loop of the jobs has to do now.
 func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
 
-// Wake runs the step of a job whose records changed, and wakes a pending
-// Directive call. The daemon calls it after the commit.
-func (s *Service) Wake(id string) {
+// Committed runs the steps of the jobs that a commit is about. The store calls it.
+func (s *Service) Committed(c agentlab.Commit) {
+	for _, e := range c.Events {
+		switch e.Kind {
+		case agentlab.EventJobStatus:
+			s.statusChanged(e)
+		case agentlab.EventSandboxSnapshot:
+			s.wake(e.JobID)
+		}
+	}
+	for _, sb := range c.Sandboxes {
+		s.sandboxChanged(sb)
+	}
+	for _, id := range c.Records {
+		s.wake(id)
+	}
+}
+
+// wake runs the step of a job, and wakes a pending Directive call.
+func (s *Service) wake(id string) {
 	s.mu.Lock()
 	if l := s.runtimes[id]; l != nil {
 		close(l.changed)
@@ -305,9 +329,8 @@ func (s *Service) Wake(id string) {
 	s.loop.Wake(id)
 }
 
-// StatusChanged handles an event of a job's status. The daemon calls it after
-// the commit.
-func (s *Service) StatusChanged(e agentlab.Event) {
+// statusChanged handles an event of a job's status.
+func (s *Service) statusChanged(e agentlab.Event) {
 	var data struct{ Status, Stop string }
 	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Status == string(agentlab.JobRunning) && data.Stop == "" {
 		s.mu.Lock()
@@ -316,12 +339,11 @@ func (s *Service) StatusChanged(e agentlab.Event) {
 		}
 		s.mu.Unlock()
 	}
-	s.Wake(e.JobID)
+	s.wake(e.JobID)
 }
 
-// SandboxChanged handles a change of a sandbox. The daemon calls it after the
-// commit.
-func (s *Service) SandboxChanged(sb agentlab.Sandbox) {
+// sandboxChanged handles a change of a sandbox.
+func (s *Service) sandboxChanged(sb agentlab.Sandbox) {
 	if sb.JobID != "" {
 		s.loop.Wake(sb.JobID)
 	}

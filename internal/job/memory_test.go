@@ -14,7 +14,7 @@ import (
 
 // killsStore has one job, and keeps the messages of events.
 type killsStore struct {
-	Store
+	noStore
 	job      agentlab.Job
 	messages []string
 }

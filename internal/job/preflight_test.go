@@ -159,7 +159,7 @@ func (w *world) claude(task string) agentlab.Job {
 	}
 	j := w.run(agentlab.JobRequest{Profile: "secrets", Agent: "claude", Task: task, RepoURL: "https://git.example.com:3000/x/y"})
 	w.eventually("running", func() bool { return w.job(j.ID).Status == agentlab.JobRunning })
-	w.egress.(*lateAudit).SandboxChanged(w.sandbox(j.ID))
+	w.egress.(*lateAudit).Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{w.sandbox(j.ID)}})
 	return w.job(j.ID)
 }
 
@@ -244,13 +244,13 @@ func TestDeniedModelIsRememberedAfterRestart(t *testing.T) {
 		if err != nil || len(again) != 4 {
 			t.Fatalf("%d records, %v", len(again), err)
 		}
-		w.jobs.Wake(j.ID)
+		w.jobs.Committed(agentlab.Commit{Records: []string{j.ID}})
 		time.Sleep(time.Minute)
 		if j = w.job(j.ID); j.StopRequested != "" || j.Status != agentlab.JobRunning {
 			t.Fatalf("%s: %s", j.Status, j.Reason)
 		}
 		w.wanted(j, dns, dns)
-		w.egress.(*lateAudit).SandboxChanged(w.sandbox(j.ID))
+		w.egress.(*lateAudit).Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{w.sandbox(j.ID)}})
 		if j = w.final(j.ID); j.Status != agentlab.JobFailed || !strings.Contains(j.Reason, "api.anthropic.com:443") {
 			t.Errorf("%s: %q", j.Status, j.Reason)
 		}

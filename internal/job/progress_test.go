@@ -13,7 +13,7 @@ import (
 
 // eventStore keeps the messages of events.
 type eventStore struct {
-	Store
+	noStore
 	messages []string
 }
 

@@ -155,7 +155,7 @@ func TestStopBeforeTheJobBegan(t *testing.T) {
 		w.eventually("booting", func() bool { return w.sandbox(j.ID).State == agentlab.SandboxBooting })
 		sb := w.sandbox(j.ID)
 		sb.State, sb.Reason, sb.UpdatedAt = agentlab.SandboxStopped, "the host was restarted", time.Now().Add(time.Hour)
-		w.jobs.SandboxChanged(sb)
+		w.jobs.Committed(agentlab.Commit{Sandboxes: []agentlab.Sandbox{sb}})
 		if j = w.final(j.ID); j.Status != agentlab.JobCompleted {
 			w.Errorf("%s: %s", j.Status, j.Reason)
 		}

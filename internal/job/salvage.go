@@ -102,7 +102,7 @@ func (s *Service) salvageOrigin(ctx context.Context, j agentlab.Job) (uid string
 	}
 	from, err := s.cfg.Store.Job(ctx, j.Salvages)
 	if err == nil {
-		err = s.cfg.Sandboxes.SaveForSalvage(ctx, from.SandboxVMID, j.ID, func(j *agentlab.Job, uid string) ([]agentlab.Event, error) {
+		err = s.cfg.Snapshots.SaveForSalvage(ctx, from.SandboxVMID, j.ID, func(j *agentlab.Job, uid string) ([]agentlab.Event, error) {
 			if j.Status.Final() || j.Fork != "" {
 				return nil, errNotNeeded
 			}

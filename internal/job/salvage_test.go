@@ -66,7 +66,7 @@ func TestSalvage(t *testing.T) {
 			if _, err := w.sandboxes.Start(ctx, sb.VMID); agentlab.CodeOf(err) != agentlab.CodeConflict {
 				w.Errorf("it can be started: %v", err)
 			}
-			if _, err := w.sandboxes.AttachWorkspace(ctx, sb.VMID, agentlab.WorkspaceSelection{Workspace: "data"}); agentlab.CodeOf(err) != agentlab.CodeConflict {
+			if _, err := w.workspaces.Attach(ctx, sb.VMID, agentlab.WorkspaceSelection{Workspace: "data"}); agentlab.CodeOf(err) != agentlab.CodeConflict {
 				w.Errorf("it can get a workspace: %v", err)
 			}
 			if again, err := w.sandboxes.Destroy(ctx, sb.VMID); err != nil || !again.Salvage || again.Desired != agentlab.DesiredStopped {

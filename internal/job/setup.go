@@ -32,7 +32,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 		return err
 	}
 	why := ""
-	if err := s.cfg.Sandboxes.CanKeepSetups(); err != nil {
+	if err := s.cfg.Snapshots.CanKeepSetups(sb.Backend); err != nil {
 		why = err.Error()
 	}
 	switch { // with a workspace, its results are there
@@ -52,7 +52,7 @@ func (s *Service) planSetup(ctx context.Context, p *planned, r agentlab.JobReque
 			return err
 		}
 	}
-	snap, found, err := s.cfg.Sandboxes.FindSetup(ctx, sb.Image, own.Key, shared.Key)
+	snap, found, err := s.cfg.Snapshots.FindSetup(ctx, sb.Backend, sb.Image, own.Key, shared.Key)
 	switch {
 	case err != nil:
 		return err
@@ -128,5 +128,5 @@ func (s *Service) dropOwn(ctx context.Context, j agentlab.Job) error {
 	case err != nil:
 		return err
 	}
-	return s.cfg.Sandboxes.DropFork(ctx, snap.UID)
+	return s.cfg.Snapshots.DropFork(ctx, snap.UID)
 }

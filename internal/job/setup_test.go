@@ -61,7 +61,7 @@ func (w *world) setUp(r agentlab.JobRequest) (j agentlab.Job, reused bool) {
 
 func (w *world) entries(want int) []agentlab.Snapshot {
 	w.Helper()
-	list, err := w.sandboxes.Setups(context.Background())
+	list, err := w.snapshots.Setups(context.Background())
 	if err != nil || len(list) != want {
 		w.Fatalf("%d entries, want %d: %+v %v", len(list), want, list, err)
 	}
@@ -131,7 +131,7 @@ func TestUnusableSetup(t *testing.T) {
 		spoil func(w *world)
 		fault fake.Fault
 	}{
-		"deleted":   {spoil: func(w *world) { _, _ = w.sandboxes.DeleteSetups(context.Background(), "") }},
+		"deleted":   {spoil: func(w *world) { _, _ = w.snapshots.DeleteSetups(context.Background(), "") }},
 		"lost":      {spoil: func(w *world) { _ = w.host.Open().DeleteSnapshot(context.Background(), snapshotRefOf(w.entries(1)[0])) }},
 		"no forks":  {cfg: fake.Config{NoForks: true}},
 		"not saved": {fault: fake.Fault{Op: fake.OpSaveSnapshot, Err: agentlab.Errorf(agentlab.CodeInternal, "odd"), Times: 1}},
@@ -178,7 +178,7 @@ func TestFailedJobDropsSetup(t *testing.T) {
 		}
 		w.gone(j.ID)
 		w.eventually("the entry is deleted", func() bool {
-			list, err := w.sandboxes.Setups(context.Background())
+			list, err := w.snapshots.Setups(context.Background())
 			return err == nil && len(list) == 0
 		})
 		if _, reused := w.setUp(w.setupJob("h:/a", "main", true, 1)); reused {
@@ -245,11 +245,11 @@ func TestSetupExpires(t *testing.T) {
 		w.setUp(w.setupJob("h:/a", "main", true, 1))
 		time.Sleep(time.Hour)
 		w.setUp(w.setupJob("h:/b", "main", true, 1))
-		if n, err := w.sandboxes.ExpireSnapshots(context.Background(), time.Now().Add(-30*time.Minute)); n != 1 || err != nil {
+		if n, err := w.snapshots.ExpireSnapshots(context.Background(), time.Now().Add(-30*time.Minute)); n != 1 || err != nil {
 			w.Error(n, err)
 		}
 		w.eventually("one is left", func() bool {
-			list, err := w.sandboxes.Setups(context.Background())
+			list, err := w.snapshots.Setups(context.Background())
 			return err == nil && len(list) == 1 && list[0].Setup.Repo == "h:/b"
 		})
 	})
@@ -269,7 +269,7 @@ func TestSetupsAreBounded(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		w.eventually("two are left", func() bool {
-			list, err := w.sandboxes.Setups(context.Background())
+			list, err := w.snapshots.Setups(context.Background())
 			return err == nil && len(list) == 2 && list[0].Setup.Repo == "h:/c" && list[1].Setup.Repo == "h:/a"
 		})
 		if saved, err := w.host.Open().Snapshots(context.Background()); err != nil || len(saved) != 2 {

@@ -335,7 +335,7 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	}
 	if j.Salvages != "" {
 		if j.Fork != "" {
-			if err := s.cfg.Sandboxes.DropFork(ctx, j.Fork); err != nil {
+			if err := s.cfg.Snapshots.DropFork(ctx, j.Fork); err != nil {
 				return err
 			}
 		}

@@ -21,6 +21,8 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Session(ctx context.Context, id string) (agentlab.Session, error)
 	SessionOfWorkspace(ctx context.Context, workspaceID string) (v agentlab.Session, ok bool, err error)
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
 // Service posts and reads messages.
@@ -41,7 +43,9 @@ type feed struct {
 
 // New returns a Service.
 func New(store Store, limits agentlab.MessageLimits) *Service {
-	return &Service{store: store, limits: limits, feeds: map[agentlab.MessageScope]*feed{}}
+	s := &Service{store: store, limits: limits, feeds: map[agentlab.MessageScope]*feed{}}
+	store.Subscribe(s.Committed)
+	return s
 }
 
 // Post checks and appends a message; an empty kind becomes "note". Codes: invalid,
@@ -61,15 +65,17 @@ func (s *Service) Post(ctx context.Context, m agentlab.Message) (agentlab.Messag
 	return m, nil
 }
 
-// SessionChanged ends the waits for messages of a session that was deleted, of which e is
-// the event.
-func (s *Service) SessionChanged(e agentlab.Event) {
-	var data struct {
-		Session string                 `json:"session"`
-		Action  agentlab.SessionAction `json:"action"`
-	}
-	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Action == agentlab.SessionDeleted {
-		s.wake(agentlab.MessageScope{Kind: agentlab.MessageScopeSession, ID: data.Session})
+// Committed ends the waits for messages of sessions that a commit deleted. The store
+// calls it.
+func (s *Service) Committed(c agentlab.Commit) {
+	for _, e := range c.Events {
+		var data struct {
+			Session string                 `json:"session"`
+			Action  agentlab.SessionAction `json:"action"`
+		}
+		if e.Kind == agentlab.EventSession && json.Unmarshal([]byte(e.Data), &data) == nil && data.Action == agentlab.SessionDeleted {
+			s.wake(agentlab.MessageScope{Kind: agentlab.MessageScopeSession, ID: data.Session})
+		}
 	}
 }
 

@@ -107,7 +107,7 @@ func TestWaitEndsWithItsSession(t *testing.T) {
 	if err := st.RemoveSession(t.Context(), v.ID, nil); err != nil {
 		t.Fatal(err)
 	}
-	s.SessionChanged(agentlab.NewEvent(agentlab.EventSession, map[string]any{"session": v.ID, "action": agentlab.SessionDeleted}, "deleted"))
+	s.Committed(agentlab.Commit{Events: []agentlab.Event{agentlab.NewEvent(agentlab.EventSession, map[string]any{"session": v.ID, "action": agentlab.SessionDeleted}, "deleted")}})
 	if err := <-ended; agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("%v", err)
 	}

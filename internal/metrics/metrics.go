@@ -23,7 +23,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/store"
 )
 
 // ContentType is the media type of the text.
@@ -155,7 +154,7 @@ func (r *recorder) add(value string, n float64) {
 }
 
 // Committed counts what a transaction changed. It is quick and never blocks.
-func (s *Set) Committed(c store.Commit) {
+func (s *Set) Committed(c agentlab.Commit) {
 	s.countEvents(c.Events)
 	s.add(egressDecisions, "allow", float64(c.Egress.Allowed))
 	s.add(egressDecisions, "deny", float64(c.Egress.Denied))

@@ -191,8 +191,8 @@ func TestBackendCalls(t *testing.T) {
 func TestCommits(t *testing.T) {
 	s := newSet(t, &counts{})
 	event := agentlab.NewEvent
-	s.Committed(store.Commit{
-		Egress:   store.EgressCount{Allowed: 10, Denied: 3, Dropped: 2},
+	s.Committed(agentlab.Commit{
+		Egress:   agentlab.EgressCount{Allowed: 10, Denied: 3, Dropped: 2},
 		Messages: []agentlab.MessageScopeKind{agentlab.MessageScopeJob, agentlab.MessageScopeSession, agentlab.MessageScopeJob, "x"},
 		Events: []agentlab.Event{
 			event(agentlab.EventSandboxCreated, nil, "created"),
@@ -362,11 +362,12 @@ func TestReadToken(t *testing.T) {
 func TestCardinality(t *testing.T) {
 	const canary = "canary9d3f"
 	s := New()
-	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{OnCommit: s.Committed, OnWrite: s.Written, OnRead: s.Read})
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "agentlab.db"), store.Options{OnWrite: s.Written, OnRead: s.Read})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.Close() //nolint:errcheck // nothing is written after the last check
+	st.Subscribe(s.Committed)
 	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, Fleet: host{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
 	seriesOf := func() (n int) {
 		for name, f := range scrape(t, s) {

@@ -20,8 +20,9 @@ import (
 // Doc is the parsed text of a profile, without the keys that only some backends
 // have. A pointer is nil, and an Any false, if the key is missing.
 type Doc struct {
-	Name          string    `yaml:"name"`  // required; the name of the file without .yaml
-	Image         string    `yaml:"image"` // default: the configured image for the job's agent; a key of the backend may name it instead
+	Name          string    `yaml:"name"`    // required; the name of the file without .yaml
+	Backend       string    `yaml:"backend"` // default: the configured default
+	Image         string    `yaml:"image"`   // default: the configured image for the job's agent; a key of the backend may name it instead
 	Network       network   `yaml:"network"`
 	Resources     resources `yaml:"resources"`
 	Storage       storage   `yaml:"storage"`
@@ -137,7 +138,7 @@ func (d *Doc) validate() error {
 	if d.Name == "" {
 		return invalid("name", "a profile needs a name")
 	}
-	for _, n := range []struct{ key, value string }{{"name", d.Name}, {"image", d.Image}, {"secrets_bundle", d.SecretsBundle}} {
+	for _, n := range []struct{ key, value string }{{"name", d.Name}, {"backend", d.Backend}, {"image", d.Image}, {"secrets_bundle", d.SecretsBundle}} {
 		if n.value == "" {
 			continue
 		}
@@ -203,6 +204,7 @@ func invalid(key, format string, args ...any) *agentlab.Error {
 func (d *Doc) Profile() agentlab.Profile {
 	return agentlab.Profile{
 		Name:            d.Name,
+		Backend:         d.Backend,
 		Image:           d.Image,
 		Resources:       d.resources(),
 		Options:         d.options,

@@ -32,6 +32,7 @@ const shipped = "built-in"
 type Library struct {
 	dir      string
 	infos    []backend.Info // of the backends, the default first
+	names    []string       // of the backends, in the same order
 	keys     optionKeys
 	private  []agentlab.PrivateTarget
 	reserved []uint16
@@ -45,7 +46,15 @@ func NewLibrary(dir string, infos ...backend.Info) *Library {
 	l := &Library{dir: dir, infos: infos, keys: optionKeys{}}
 	for _, info := range infos {
 		l.keys.add(info.Name, info.Options)
+		l.names = append(l.names, info.Name)
 	}
+	return l
+}
+
+// Names sets the names of the backends, by default those of their drivers. It must be
+// called before the library is used.
+func (l *Library) Names(names ...string) *Library {
+	l.names = names
 	return l
 }
 
@@ -278,8 +287,21 @@ func (l *Library) parse(name, source, text string) Entry {
 		return e
 	}
 	d.trustCertificates(l.trusted)
-	e.Name, e.Profile, e.Err = d.Name, d.Profile(), d.Usable(l.infos...)
+	e.Name, e.Profile, e.Err = d.Name, d.Profile(), l.usable(d)
 	return e
+}
+
+// usable is Usable for the backend that a profile names, or for all.
+func (l *Library) usable(d *Doc) error {
+	if d.Backend == "" {
+		return d.Usable(l.infos...)
+	}
+	i := slices.Index(l.names, d.Backend)
+	if i < 0 {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "profile %s names backend %s, which the daemon does not have", d.Name, d.Backend).WithField("backend").
+			WithHint("use one of %s, or add it to config.yaml and restart agentlabd", strings.Join(l.names, ", "))
+	}
+	return d.Usable(l.infos[i])
 }
 
 // readFile reads a regular file of at most the maximum size of a profile.

@@ -45,7 +45,15 @@ type RecordsConfig struct {
 
 // NewRecords returns Records of which none is due.
 func NewRecords(cfg RecordsConfig) *Records {
-	return &Records{cfg: cfg, due: map[string]bool{}, wake: make(chan struct{}, 1)}
+	r := &Records{cfg: cfg, due: map[string]bool{}, wake: make(chan struct{}, 1)}
+	cfg.Store.Subscribe(func(c agentlab.Commit) {
+		for _, e := range c.Events {
+			if e.JobID != "" {
+				r.changed(e.JobID)
+			}
+		}
+	})
+	return r
 }
 
 func recordFile(dir, jobID string) string { return filepath.Join(dir, jobID+".json") }
@@ -98,8 +106,8 @@ func recorded(dir string) ([]artifact.RecoveredJob, error) {
 	return out, nil
 }
 
-// Changed records that the row of a job has changed. It is quick.
-func (r *Records) Changed(jobID string) {
+// changed records that the row of a job has changed. It is quick.
+func (r *Records) changed(jobID string) {
 	r.mu.Lock()
 	r.due[jobID] = true
 	r.mu.Unlock()
@@ -165,7 +173,7 @@ func (r *Records) catchUp(ctx context.Context) error {
 		for _, j := range jobs {
 			st, err := os.Stat(recordFile(r.cfg.Dir, j.ID))
 			if err != nil || st.ModTime().Before(j.UpdatedAt) {
-				r.Changed(j.ID)
+				r.changed(j.ID)
 			}
 			f.Before = j.Key()
 		}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,26 +15,21 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 )
 
-// imageResolved reports whether the row has an image reference name@digest;
+// ImageResolved reports whether the row has an image reference name@digest;
 // before, it has the requested name.
-func imageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
+func ImageResolved(sb agentlab.Sandbox) bool { return strings.Contains(sb.Image, "@") }
 
 // provision creates image, disk and VM of a sandbox and starts it.
 func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !imageResolved(sb) {
+	if !ImageResolved(sb) {
 		return s.resolveImage(ctx, sb)
 	}
 	if sb.From.Snapshot != "" {
-		switch ready, refusal, err := s.originReady(ctx, sb); {
+		switch ready, refusal, err := s.snaps.OriginReady(ctx, sb); {
 		case refusal != nil:
-			return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
+			return 0, false, s.MarkFailed(ctx, sb, "it could not be created: %w", refusal)
 		case err != nil || !ready:
 			return 0, true, err
-		}
-		if sb.JobID != "" {
-			if err := s.inherit(ctx, sb); err != nil {
-				return 0, true, err
-			}
 		}
 	}
 	wait, refusal, err := s.tryPowerOn(ctx, sb)
@@ -41,9 +37,9 @@ func (s *Service) provision(ctx context.Context, sb agentlab.Sandbox) (time.Dura
 	case wait || err != nil:
 		return 0, true, err
 	case refusal != nil:
-		return 0, false, s.markFailed(ctx, sb, "it could not be created: %w", refusal)
+		return 0, false, s.MarkFailed(ctx, sb, "it could not be created: %w", refusal)
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
+	return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
 }
 
 // tryPowerOn runs powerOn if a slot for booting is free. wait means that the
@@ -53,23 +49,23 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 	isCopy := s.copies(ctx, sb)
 	if sb.Pooled() { // without a slot
 		if s.boots.busy(sb.Backend) {
-			s.dropPooled(ctx, sb.VMID, "another sandbox starts")
+			s.pool.Drop(ctx, sb.VMID, "another sandbox starts")
 			return true, nil, nil
 		}
 	} else {
-		s.poolGivesWay(ctx, sb)
+		s.pool.GiveWay(ctx, sb)
 		if !s.acquireSlots(sb, isCopy) {
 			return true, nil, nil
 		}
 	}
-	s.triedFor(sb.VMID)
+	s.TriedFor(sb.VMID)
 	err = s.powerOn(ctx, sb)
 	if err == nil {
 		s.vmStarted(sb.VMID, isCopy)
 		return false, nil, nil
 	}
-	s.releaseSlots(sb.VMID) // another sandbox may succeed
-	if ctx.Err() != nil || (backend.IsTransient(err) && s.triedFor(sb.VMID) < s.lim.ProvisionTimeout) {
+	s.ReleaseSlots(sb.VMID) // another sandbox may succeed
+	if ctx.Err() != nil || (backend.IsTransient(err) && s.TriedFor(sb.VMID) < s.lim.ProvisionTimeout) {
 		return true, nil, err
 	}
 	return false, err, nil
@@ -78,7 +74,7 @@ func (s *Service) tryPowerOn(ctx context.Context, sb agentlab.Sandbox) (wait boo
 // powerOn creates the VM as far as it is missing, opens the guest plane, and
 // starts the VM. Each of these may already be done.
 func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
-	if err := s.room(); err != nil { // there may be space later
+	if err := s.Room(); err != nil { // there may be space later
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
 	if sb.NetworkPending { // an existing VM has the old policy
@@ -87,7 +83,7 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 			return err
 		}
 	}
-	if err := s.on(sb).Create(ctx, spec(sb)); err != nil {
+	if err := s.On(sb).Create(ctx, SpecOf(sb)); err != nil {
 		return err
 	}
 	if sb.NetworkPending {
@@ -103,15 +99,15 @@ func (s *Service) powerOn(ctx context.Context, sb agentlab.Sandbox) error {
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return err
 	}
-	if err := s.attachWorkspace(ctx, sb); err != nil {
+	if err := s.workspaces.AttachVolume(ctx, sb); err != nil {
 		return err
 	}
-	return s.on(sb).Start(ctx, backend.RefOf(sb))
+	return s.On(sb).Start(ctx, backend.RefOf(sb))
 }
 
 // boot waits for the guest of a started sandbox, or starts the sandbox.
 func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !s.inspected(sb.VMID) {
+	if !s.Inspected(sb.VMID) {
 		if done, err := s.ensureStarted(ctx, sb); done || err != nil {
 			return 0, done, err
 		}
@@ -121,17 +117,14 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	err := s.answer(actx, sb)
 	cancel()
 	if err == nil {
-		s.releaseSlots(sb.VMID)
+		s.ReleaseSlots(sb.VMID)
 		return 0, false, nil
 	}
 	if ctx.Err() != nil {
 		return 0, true, err
 	}
-	if refused, ok := errors.AsType[errWorkspace](err); ok {
-		return 0, false, s.markFailed(ctx, sb, "%w", refused.error)
-	}
-	if missing, ok := errors.AsType[errNested](err); ok {
-		return 0, false, s.markFailed(ctx, sb, "%w", missing.error)
+	if refused, ok := errors.AsType[Permanent](err); ok {
+		return 0, false, s.MarkFailed(ctx, sb, "%w", refused.Err)
 	}
 	s.withState(sb.VMID, func(m *runtimeState) {
 		m.inspected = m.inspected && s.clock().Sub(m.looked) < lookEvery
@@ -145,18 +138,18 @@ func (s *Service) boot(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 			return 0, true, err
 		}
 	}
-	return 0, false, s.fail(ctx, sb, unbootable, "its guest did not answer within %s: %w", limit, err)
+	return 0, false, s.Fail(ctx, sb, unbootable, "its guest did not answer within %s: %w", limit, err)
 }
 
 // answer makes a sandbox whose guest answers READY, or POOLED.
 func (s *Service) answer(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.Pooled() {
-		return s.ensurePooled(ctx, sb)
+		return s.pool.Ready(ctx, sb)
 	}
 	if err := s.openGuestListener(ctx, sb); err != nil {
 		return err
 	}
-	if err := s.mountWorkspace(ctx, sb); err != nil { // first: the identity starts its job
+	if err := s.workspaces.Mount(ctx, sb); err != nil { // first: the identity starts its job
 		return err
 	}
 	health, err := s.ensureIdentity(ctx, sb)
@@ -188,7 +181,7 @@ func bootPause(waited time.Duration) time.Duration {
 // if it never ran in this boot. done means that nothing more can be done now.
 // Without done and without an error the VM runs or the row has changed.
 func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done bool, err error) {
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	absent := agentlab.CodeOf(err) == agentlab.CodeNotFound
 	if err != nil && !absent {
 		return true, err
@@ -230,7 +223,7 @@ func (s *Service) ensureStarted(ctx context.Context, sb agentlab.Sandbox) (done 
 		}
 		why = "it could not be started: " + refusal.Error()
 	}
-	if err := s.fail(ctx, sb, unbootable, "%s", why); err != nil {
+	if err := s.Fail(ctx, sb, unbootable, "%s", why); err != nil {
 		return true, err
 	}
 	s.loop.Wake(sb.VMID) // for the next step
@@ -248,17 +241,18 @@ func (s *Service) markVMRunning(vmid int) {
 	})
 }
 
-func (s *Service) control(sb agentlab.Sandbox) *control.Client {
+// Control returns a client of the control server in the guest of a sandbox.
+func (s *Core) Control(sb agentlab.Sandbox) *control.Client {
 	return control.New(func(ctx context.Context) (net.Conn, error) {
-		conn, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
-		return conn, s.ofSession(ctx, sb, err)
+		conn, err := s.On(sb).DialControl(ctx, backend.RefOf(sb))
+		return conn, s.OfSession(ctx, sb, err)
 	})
 }
 
-// asking records that the step of a sandbox waits for its guest, or saves it, until
+// Asking records that the step of a sandbox waits for its guest, or saves it, until
 // the returned function is called. A change of the network policy interrupts such
 // a step (policyChanged), because a hostile guest does not answer.
-func (s *Service) asking(vmid int) (answered func()) {
+func (s *Core) Asking(vmid int) (answered func()) {
 	s.withState(vmid, func(m *runtimeState) {
 		m.asking = true
 		if m.newPolicy {
@@ -268,10 +262,10 @@ func (s *Service) asking(vmid int) (answered func()) {
 	return func() { s.withState(vmid, func(m *runtimeState) { m.asking = false }) }
 }
 
-// health asks the guest of a sandbox how far it has booted.
-func (s *Service) health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Health, error) {
-	defer s.asking(sb.VMID)()
-	return s.control(sb).Health(ctx)
+// Health asks the guest of a sandbox how far it has booted.
+func (s *Core) Health(ctx context.Context, sb agentlab.Sandbox) (guestapi.Health, error) {
+	defer s.Asking(sb.VMID)()
+	return s.Control(sb).Health(ctx)
 }
 
 // ensureIdentity sends the guest its identity, unless it has it already: from
@@ -280,7 +274,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 	blank := false
 	s.withState(sb.VMID, func(m *runtimeState) { blank = m.blank })
 	if !blank {
-		if health, err = s.health(ctx, sb); err != nil {
+		if health, err = s.Health(ctx, sb); err != nil {
 			return health, err
 		}
 		if health.Identity == sb.UID {
@@ -302,15 +296,15 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 func (s *Service) sendIdentity(ctx context.Context, sb agentlab.Sandbox, doc *guestapi.Bootstrap) (guestapi.Health, error) {
 	id := guestapi.Identity{
 		UID: sb.UID, Hostname: sb.Name, Time: s.clock().UTC(), Entropy: make([]byte, 64),
-		Network: s.on(sb).Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
+		Network: s.On(sb).Info().GuestNetwork, Bootstrap: doc, RootBytes: int64(sb.Resources.RootSizeGB) << 30,
 	}
 	if sb.Resources.Nested.Wanted() {
 		id.Nested = string(sb.Resources.Nested)
 	}
 	_, _ = rand.Read(id.Entropy) // never fails
-	defer s.asking(sb.VMID)()
+	defer s.Asking(sb.VMID)()
 	guest := control.New(func(ctx context.Context) (net.Conn, error) {
-		c, err := s.on(sb).DialControl(ctx, backend.RefOf(sb))
+		c, err := s.On(sb).DialControl(ctx, backend.RefOf(sb))
 		if err == nil {
 			s.withState(sb.VMID, func(m *runtimeState) { m.blank = false })
 		}
@@ -349,7 +343,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 	doc, again, err := s.cfg.Bootstrap.Reissue(dctx, sb, func(ctx context.Context) (h guestapi.Health, err error) {
 		ctx, cancel := context.WithTimeout(ctx, questionTimeout)
 		defer cancel()
-		h, silence = s.health(ctx, sb)
+		h, silence = s.Health(ctx, sb)
 		return h, silence
 	})
 	if err == nil && doc != nil {
@@ -373,7 +367,7 @@ func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (aga
 
 // ready changes a sandbox to READY.
 func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -381,20 +375,20 @@ func (s *Service) ready(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
 		now.State, now.Reason, now.IP, now.Handle, now.Unbootable = agentlab.SandboxReady, "", in.IP, in.Ref.Handle, false
 		if !now.BootedAt.IsZero() {
-			return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+			return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 		}
 		now.BootedAt = s.clock().UTC()
 		now.Start = startKind(*now, in)
 		return []agentlab.Event{startedEvent(*now, sb.State, begun)}, nil
 	})
 	if err == nil {
-		s.poolQuietNow(ctx)
+		s.pool.Quiet(ctx)
 		s.withState(sb.VMID, func(m *runtimeState) {
 			m.inspected = m.state == agentlab.SandboxReady && in.Power == backend.PowerRunning
 		})
@@ -408,9 +402,9 @@ func (s *Service) startBegun(ctx context.Context, sb agentlab.Sandbox) (time.Tim
 	if sb.Workspace == "" || !sb.BootedAt.IsZero() {
 		return sb.CreatedAt, nil
 	}
-	l, ok, err := s.cfg.Store.WorkspaceLease(ctx, sb.UID)
-	if ok && l.AcquiredAt.After(sb.CreatedAt) {
-		return l.AcquiredAt, err
+	at, err := s.workspaces.AcquiredAt(ctx, sb)
+	if at.After(sb.CreatedAt) {
+		return at, err
 	}
 	return sb.CreatedAt, err
 }
@@ -426,4 +420,36 @@ func startKind(sb agentlab.Sandbox, in backend.Instance) agentlab.StartKind {
 		return agentlab.StartSnapshot
 	}
 	return agentlab.StartTemplate
+}
+
+// stepPooled is stepOnce for a sandbox of the pool.
+func (s *Service) stepPooled(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error) {
+	switch {
+	case sb.Desired == agentlab.DesiredDestroyed:
+		return 0, false, s.destroy(ctx, sb)
+	case !s.clock().Before(sb.LeaseExpiresAt):
+		s.pool.Drop(ctx, sb.VMID, "it has waited for "+agentlab.FormatTTL(sb.LeaseExpiresAt.Sub(sb.CreatedAt)))
+		return time.Second, true, nil // if the row could not be changed
+	case sb.State != agentlab.SandboxPooled:
+		return s.driveRunning(ctx, sb)
+	case s.Inspected(sb.VMID):
+		return 0, true, nil
+	}
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
+	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+		return 0, true, err
+	}
+	if err != nil || in.Power != s.pooledPower(sb) {
+		return 0, false, s.MarkFailed(ctx, sb, "its VM has ended (%s) while it waited in the warm pool: %s", cmp.Or(in.Power, "gone"), in.Reason)
+	}
+	s.setInspected(sb.VMID)
+	return 0, true, nil
+}
+
+// pooledPower is the power state of a POOLED sandbox.
+func (s *Service) pooledPower(sb agentlab.Sandbox) backend.PowerState {
+	if s.On(sb).Power != nil {
+		return backend.PowerSuspended
+	}
+	return backend.PowerRunning
 }

@@ -16,13 +16,13 @@ func crowd(t *testing.T) *Service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = host.Close() })
-	return New(Config{Fleet: fleet.Single(host.Open(), nil)})
+	return New(NewCore(Config{Fleet: fleet.Single(host.Open(), nil)}), Parts{})
 }
 
 // With thousands of settled sandboxes, each has a step less often.
 func TestIdleStepsAreLimited(t *testing.T) {
 	s := crowd(t)
-	if got := s.idleLimit(); got != maxIdle {
+	if got := s.idleLimit(); got != MaxIdle {
 		t.Errorf("without sandboxes: %s", got)
 	}
 	for vmid := range 10000 {

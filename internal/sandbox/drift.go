@@ -17,15 +17,7 @@ import (
 // auditLoop compares a backend with the rows at intervals, to find VMs that
 // crashed and objects that a crash of the daemon left behind.
 func (s *Service) auditLoop(ctx context.Context, b *fleet.Backend) {
-	var last time.Time
 	for {
-		if now := s.clock(); b.Snapshots != nil && (now.Sub(last) >= snapshotAuditEvery || now.Before(last)) {
-			last = now
-			if err := s.auditSnapshots(ctx, b); err != nil && ctx.Err() == nil {
-				s.log.Warn("the snapshots on a backend could not be compared with the database", "backend", b.Name(), "err", err)
-			}
-		}
-		s.spawn(s.sweepSnapshots)
 		if err := s.audit(ctx, b); err != nil && ctx.Err() == nil {
 			s.log.Warn("a backend could not be compared with the database", "backend", b.Name(), "err", err)
 		}
@@ -106,10 +98,10 @@ func (s *Service) reportPaused(ctx context.Context, vmid int) error {
 	}
 	text := "continues to run"
 	if why != "" {
-		text = "is paused: " + s.redactReason(ctx, sb, why)
+		text = "is paused: " + s.RedactReason(ctx, sb, why)
 	}
 	s.log.Warn("the guest of a sandbox "+text, "vmid", vmid)
-	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "paused": why != ""}, "the guest of sandbox %s %s", sb.Name, text))
+	return s.cfg.Store.AppendEvents(ctx, NewEvent(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "paused": why != ""}, "the guest of sandbox %s %s", sb.Name, text))
 }
 
 // Paused returns the sandboxes whose guests the host had paused at the last
@@ -144,7 +136,7 @@ func (s *Service) collect(get func(*runtimeState) string) map[int]string {
 // Findings reports the guests that the host has paused, the sandboxes of other
 // backends, and the orphans that the last audit found.
 func (s *Service) Findings() (out []backend.Finding) {
-	out = slices.Concat(s.findElsewhere(), s.findLost(), s.findPool())
+	out = s.findElsewhere()
 	if paused := s.Paused(); len(paused) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(paused)))
 		out = append(out, backend.Finding{
@@ -186,7 +178,7 @@ func stateMismatch(state agentlab.SandboxState, power backend.PowerState, there 
 // If a row proves that it is ours, it is destroyed; otherwise it is reported
 // once and not touched.
 func (s *Service) handleOrphan(ctx context.Context, in fleet.Instance) error {
-	sb, ours, err := s.owner(ctx, in.Ref.UID)
+	sb, ours, err := s.Owner(ctx, in.Ref.UID)
 	switch {
 	case err != nil:
 		return err
@@ -224,7 +216,7 @@ func (s *Service) Orphans(ctx context.Context) ([]fleet.Instance, error) {
 			return nil, err
 		}
 		for _, in := range all {
-			_, ok, err := s.owner(ctx, in.Ref.UID)
+			_, ok, err := s.Owner(ctx, in.Ref.UID)
 			if err != nil {
 				return nil, err
 			}
@@ -236,9 +228,9 @@ func (s *Service) Orphans(ctx context.Context) ([]fleet.Instance, error) {
 	return out, nil
 }
 
-// owner returns the row that a mark belongs to, even if it is DESTROYED. After
+// Owner returns the row that a mark belongs to, even if it is DESTROYED. After
 // an error it is not known whether there is one.
-func (s *Service) owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
+func (s *Core) Owner(ctx context.Context, uid string) (agentlab.Sandbox, bool, error) {
 	sb, err := s.cfg.Store.SandboxByUID(ctx, uid)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return agentlab.Sandbox{}, false, nil
@@ -263,7 +255,7 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (fleet.Instance,
 		return fleet.Instance{}, agentlab.Errorf(agentlab.CodeBusy, "orphan %s is being destroyed: %w", id, err)
 	}
 	defer unlock()
-	if _, ok, err := s.owner(ctx, in.Ref.UID); err != nil || ok {
+	if _, ok, err := s.Owner(ctx, in.Ref.UID); err != nil || ok {
 		if err == nil {
 			err = agentlab.Errorf(agentlab.CodeConflict, "%d (%s) is now in the database and is not destroyed", in.Number(), in.Ref.UID)
 		}

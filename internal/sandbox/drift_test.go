@@ -10,80 +10,68 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
-
-// stray creates a VM with our mark but without a row.
-func (w *world) stray(vmid int) backend.Ref {
-	w.Helper()
-	spec := backend.Spec{
-		VMID: vmid, UID: agentlab.NewUID(), Name: "stray", Image: "base@sha256-1",
-		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
-	}
-	if err := w.host.Open().Create(context.Background(), spec); err != nil { // also where no daemon runs
-		w.Fatal(err)
-	}
-	return spec.Ref()
-}
 
 // A VM with our mark and without a row is reported, listed, and destroyed when
 // that is asked for.
 func TestOrphanIsDestroyedByRequest(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		one, two := w.stray(7777), w.stray(7778)
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		one, two := w.Stray(7777), w.Stray(7778)
 		time.Sleep(time.Minute)
-		if got := w.svc.Orphaned(); len(got) != 2 {
+		if got := w.Svc.Orphaned(); len(got) != 2 {
 			w.Errorf("the audit found %v", got)
 		}
-		list, err := w.svc.Orphans(ctx)
+		list, err := w.Svc.Orphans(ctx)
 		if err != nil || len(list) != 2 || list[0].Name != "stray" {
 			w.Fatalf("%+v, %v", list, err)
 		}
 		for id, want := range map[string]backend.Ref{"7777": one, two.UID: two} {
-			in, err := w.svc.DestroyOrphan(ctx, id)
+			in, err := w.Svc.DestroyOrphan(ctx, id)
 			if err != nil || in.Ref.UID != want.UID {
 				w.Errorf("%s: %+v, %v", id, in, err)
 			}
 		}
-		_, err = w.svc.DestroyOrphan(ctx, "7777")
-		wantCode(w.T, err, agentlab.CodeNotFound)
+		_, err = w.Svc.DestroyOrphan(ctx, "7777")
+		sandboxtest.WantCode(w.T, err, agentlab.CodeNotFound)
 		time.Sleep(time.Minute)
-		left, err := w.driver.List(ctx)
-		if err != nil || len(left) != 1 || left[0].Ref.UID != sb.UID || len(w.svc.Orphaned()) != 0 {
-			w.Errorf("left: %+v, %v; orphans %v", left, err, w.svc.Orphaned())
+		left, err := w.Driver.List(ctx)
+		if err != nil || len(left) != 1 || left[0].Ref.UID != sb.UID || len(w.Svc.Orphaned()) != 0 {
+			w.Errorf("left: %+v, %v; orphans %v", left, err, w.Svc.Orphaned())
 		}
 		destroyed := 0
-		for _, e := range w.events(agentlab.EventDrift) {
+		for _, e := range w.Events(agentlab.EventDrift) {
 			if strings.Contains(e.Data, `"destroyed":true`) && (strings.Contains(e.Data, one.UID) || strings.Contains(e.Data, two.UID)) {
 				destroyed++
 			}
 		}
 		if destroyed != 2 {
-			w.Errorf("events: %+v", w.events(agentlab.EventDrift))
+			w.Errorf("events: %+v", w.Events(agentlab.EventDrift))
 		}
 	})
 }
 
 // A VM with a row, in any state, or without our mark is not an orphan.
 func TestOnlyOrphansAreDestroyed(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		w.host.PutForeign(8000)
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		w.Host.PutForeign(8000)
 		for _, id := range []string{"1000", sb.UID, "play", "8000", "9999", ""} {
-			_, err := w.svc.DestroyOrphan(ctx, id)
-			wantCode(w.T, err, agentlab.CodeNotFound)
+			_, err := w.Svc.DestroyOrphan(ctx, id)
+			sandboxtest.WantCode(w.T, err, agentlab.CodeNotFound)
 			if id == "1000" && !strings.Contains(agentlab.HintOf(err), "agentlab sandbox destroy 1000") {
 				w.Errorf("hint %q", agentlab.HintOf(err))
 			}
 		}
-		if p := w.power(sb); p != backend.PowerRunning {
+		if p := w.Power(sb); p != backend.PowerRunning {
 			w.Errorf("the sandbox is %q", p)
 		}
-		if !w.host.Foreign(8000) {
+		if !w.Host.Foreign(8000) {
 			w.Error("what is foreign is gone")
 		}
 	})
@@ -93,17 +81,17 @@ func TestOnlyOrphansAreDestroyed(t *testing.T) {
 func TestOrphanIsNotASandboxBeingMade(t *testing.T) {
 	for _, at := range []fake.Point{fake.Before, fake.Half, fake.After} {
 		t.Run(string(at), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 				var tried atomic.Int32
-				w.host.Inject(fake.Fault{Op: fake.OpCreate, At: at, Hook: func(r backend.Spec) {
+				w.Host.Inject(fake.Fault{Op: fake.OpCreate, At: at, Hook: func(r backend.Spec) {
 					tried.Add(1)
-					_, err := w.svc.DestroyOrphan(context.Background(), r.UID)
+					_, err := w.Svc.DestroyOrphan(context.Background(), r.UID)
 					if agentlab.CodeOf(err) != agentlab.CodeNotFound {
 						w.Errorf("while it is made: %v", err)
 					}
 				}})
-				sb := w.create(agentlab.SandboxRequest{Name: "play"})
-				w.until(sb.VMID, agentlab.SandboxReady)
+				sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+				w.Until(sb.VMID, agentlab.SandboxReady)
 				if tried.Load() == 0 {
 					w.Error("not tried")
 				}
@@ -150,13 +138,13 @@ func TestOrphanEventNamesTheVM(t *testing.T) {
 		"without either": {func(d backend.Driver) backend.Driver { return bare{d, 0} }, "the VM with the UID "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				w.kill() // it would report the orphan, too
-				ref := w.stray(7777)
-				w.wrap = c.wrap
-				w.begin()
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+				w.Kill() // it would report the orphan, too
+				ref := w.Stray(7777)
+				w.Wrap = c.wrap
+				w.Begin()
 				time.Sleep(time.Minute)
-				got := w.events(agentlab.EventDrift)
+				got := w.Events(agentlab.EventDrift)
 				if len(got) != 1 || !strings.HasPrefix(got[0].Message, "the backend has "+c.want) || !strings.Contains(got[0].Data, ref.UID) {
 					t.Fatalf("%+v", got)
 				}
@@ -170,15 +158,15 @@ func TestOrphanEventNamesTheVM(t *testing.T) {
 
 // A number that two orphans have names neither of them.
 func TestOrphanMustBeNamed(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		w.kill()
-		ref := w.stray(7777)
-		w.wrap = func(d backend.Driver) backend.Driver { return twins{d} }
-		w.begin()
-		_, err := w.svc.DestroyOrphan(ctx, "7777")
-		wantCode(w.T, err, agentlab.CodeConflict)
-		if _, err := w.svc.DestroyOrphan(ctx, ref.UID); err != nil {
+		w.Kill()
+		ref := w.Stray(7777)
+		w.Wrap = func(d backend.Driver) backend.Driver { return twins{d} }
+		w.Begin()
+		_, err := w.Svc.DestroyOrphan(ctx, "7777")
+		sandboxtest.WantCode(w.T, err, agentlab.CodeConflict)
+		if _, err := w.Svc.DestroyOrphan(ctx, ref.UID); err != nil {
 			w.Error(err)
 		}
 	})

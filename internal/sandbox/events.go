@@ -8,11 +8,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-func event(kind string, sb agentlab.Sandbox, data map[string]any, format string, args ...any) agentlab.Event {
+// NewEvent returns an event about a sandbox and its job.
+func NewEvent(kind string, sb agentlab.Sandbox, data map[string]any, format string, args ...any) agentlab.Event {
 	return agentlab.NewEvent(kind, data, format, args...).About(sb.VMID, sb.JobID)
 }
 
-func createdEvent(sb agentlab.Sandbox) agentlab.Event {
+// CreatedEvent returns the event of a new sandbox.
+func CreatedEvent(sb agentlab.Sandbox) agentlab.Event {
 	data := map[string]any{"name": sb.Name, "profile": sb.Profile, "image": sb.Image, "lease_expires_at": sb.LeaseExpiresAt.Format(time.RFC3339)}
 	text := ""
 	if sb.From.Name != "" {
@@ -23,7 +25,7 @@ func createdEvent(sb agentlab.Sandbox) agentlab.Event {
 		data["start"] = sb.Start
 		text = " from the warm pool"
 	}
-	return event(agentlab.EventSandboxCreated, sb, data, "sandbox %s requested with profile %s%s", sb.Name, sb.Profile, text)
+	return NewEvent(agentlab.EventSandboxCreated, sb, data, "sandbox %s requested with profile %s%s", sb.Name, sb.Profile, text)
 }
 
 // startedEvent is the event of a sandbox whose guest answers for the first time:
@@ -32,8 +34,8 @@ func startedEvent(sb agentlab.Sandbox, from agentlab.SandboxState, begun time.Ti
 	return stateEventWith(map[string]any{"start": sb.Start, "start_seconds": sb.BootedAt.Sub(begun).Seconds()}, sb, from)
 }
 
-// stateEvent is the event of a new state.
-func stateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
+// StateEvent is the event of a new state.
+func StateEvent(sb agentlab.Sandbox, from agentlab.SandboxState) agentlab.Event {
 	return stateEventWith(map[string]any{}, sb, from)
 }
 
@@ -51,21 +53,21 @@ func stateEventWith(data map[string]any, sb agentlab.Sandbox, from agentlab.Sand
 			data["reason"] = sb.Reason
 		}
 	}
-	return event(agentlab.EventSandboxState, sb, data, "sandbox %s is %s%s", sb.Name, sb.State, text)
+	return NewEvent(agentlab.EventSandboxState, sb, data, "sandbox %s is %s%s", sb.Name, sb.State, text)
 }
 
 func desiredEvent(sb agentlab.Sandbox) agentlab.Event {
-	return event(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s will be %s", sb.Name, strings.ReplaceAll(string(sb.Desired), "_", " "))
+	return NewEvent(agentlab.EventSandboxState, sb, map[string]any{"desired": sb.Desired, "state": sb.State}, "sandbox %s will be %s", sb.Name, strings.ReplaceAll(string(sb.Desired), "_", " "))
 }
 
 func leaseEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	end := sb.LeaseExpiresAt.UTC().Format(time.RFC3339)
-	return event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
+	return NewEvent(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": end}, "lease of sandbox %s %s, ends %s", sb.Name, what, end)
 }
 
-// refused adds to the data of an event why a request was given up. Clients that
+// Refused adds to the data of an event why a request was given up. Clients that
 // wait for the request then return an error.
-func refused(data map[string]any, why string, cause error, hint string) map[string]any {
+func Refused(data map[string]any, why string, cause error, hint string) map[string]any {
 	data["refused"], data["code"], data["hint"] = why, agentlab.CodeOf(cause), hint
 	return data
 }
@@ -97,7 +99,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	}
 	if err == nil {
 		if done && s.idle(sb) {
-			s.setWaiting(ctx, sb, "", nil)
+			s.SetWaiting(ctx, sb, "", nil)
 		}
 		return
 	}
@@ -106,7 +108,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 	if sb.Desired == agentlab.DesiredDestroyed {
 		text, after = "cannot be destroyed, will be tried again: ", 0
 	}
-	text = s.redactReason(ctx, sb, text+agentlab.TextWithHint(err))
+	text = s.RedactReason(ctx, sb, text+agentlab.TextWithHint(err))
 	due := false
 	s.withState(sb.VMID, func(m *runtimeState) {
 		now := s.clock()
@@ -121,7 +123,7 @@ func (s *Service) noteWaiting(ctx context.Context, sb agentlab.Sandbox, done boo
 		}
 	})
 	if due {
-		s.setWaiting(ctx, sb, text, err)
+		s.SetWaiting(ctx, sb, text, err)
 	}
 }
 
@@ -132,21 +134,21 @@ func (s *Service) idle(sb agentlab.Sandbox) bool {
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning:
 		return false
 	case agentlab.SandboxBooting:
-		return s.inspected(sb.VMID)
+		return s.Inspected(sb.VMID)
 	}
 	return true
 }
 
-// setWaiting stores why a sandbox waits, with an event; "" means that it does
+// SetWaiting stores why a sandbox waits, with an event; "" means that it does
 // not wait.
-func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
+func (s *Core) SetWaiting(ctx context.Context, sb agentlab.Sandbox, text string, cause error) {
 	if text == "" {
 		s.withState(sb.VMID, func(m *runtimeState) { m.retry = nil })
 		if sb.Waiting == "" {
 			return
 		}
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -154,7 +156,7 @@ func (s *Service) setWaiting(ctx context.Context, sb agentlab.Sandbox, text stri
 		if text == "" {
 			return nil, nil
 		}
-		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
+		return []agentlab.Event{NewEvent(agentlab.EventSandboxState, sb,
 			map[string]any{"state": sb.State, "waiting": text, "code": agentlab.CodeOf(cause)}, "sandbox %s %s", sb.Name, text)}, nil
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
 func fakeFault(op fake.Op, err error) fake.Fault { return fake.Fault{Op: op, Err: err} }
@@ -53,10 +54,10 @@ func TestFaultMatrix(t *testing.T) {
 	} {
 		for _, code := range r.codes {
 			t.Run(fmt.Sprintf("%s/%s/%s", r.op, r.at, code), func(t *testing.T) {
-				inWorld(t, func(w *world) {
-					remove := w.host.Inject(fake.Fault{Op: r.op, At: r.at, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
-					sb := w.create(agentlab.SandboxRequest{Name: "play"})
-					sb = w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
+				sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+					remove := w.Host.Inject(fake.Fault{Op: r.op, At: r.at, Times: 2, Err: agentlab.Errorf(code, "injected %s", code)})
+					sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+					sb = w.Until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
 					if sb.State != r.want {
 						w.Fatalf("%s (%s), want %s", sb.State, sb.Reason, r.want)
 					}
@@ -65,12 +66,12 @@ func TestFaultMatrix(t *testing.T) {
 					}
 					if sb.State == agentlab.SandboxFailed {
 						time.Sleep(time.Minute)
-						if p := w.power(sb); p == backend.PowerRunning {
+						if p := w.Power(sb); p == backend.PowerRunning {
 							w.Error("the VM of a failed sandbox runs")
 						}
 					}
 					remove()
-					w.destroyAll()
+					w.DestroyAll()
 				})
 			})
 		}
@@ -80,23 +81,23 @@ func TestFaultMatrix(t *testing.T) {
 		for _, at := range []fake.Point{fake.Before, fake.Half, fake.After} {
 			for _, code := range append(passes, stays...) {
 				t.Run(fmt.Sprintf("%s/%s/%s", op, at, code), func(t *testing.T) {
-					inWorld(t, func(w *world) {
-						sb := w.create(agentlab.SandboxRequest{Name: "play"})
-						w.until(sb.VMID, agentlab.SandboxReady)
-						w.host.Inject(fake.Fault{Op: op, At: at, Times: 5, Err: agentlab.Errorf(code, "injected %s", code)})
+					sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+						sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+						w.Until(sb.VMID, agentlab.SandboxReady)
+						w.Host.Inject(fake.Fault{Op: op, At: at, Times: 5, Err: agentlab.Errorf(code, "injected %s", code)})
 						if op == fake.OpStop {
-							if _, err := w.svc.Stop(context.Background(), sb.VMID, time.Second); err != nil {
+							if _, err := w.Svc.Stop(context.Background(), sb.VMID, time.Second); err != nil {
 								w.Fatal(err)
 							}
-							w.until(sb.VMID, agentlab.SandboxStopped)
-							if p := w.power(sb); p != backend.PowerStopped {
+							w.Until(sb.VMID, agentlab.SandboxStopped)
+							if p := w.Power(sb); p != backend.PowerStopped {
 								w.Errorf("STOPPED, but the VM is %s", p)
 							}
 						}
-						w.destroyAll()
+						w.DestroyAll()
 						if op == fake.OpDestroy {
 							told := 0
-							for _, e := range w.events(agentlab.EventSandboxState) {
+							for _, e := range w.Events(agentlab.EventSandboxState) {
 								if strings.Contains(e.Message, "cannot be destroyed") {
 									told++
 								}
@@ -112,43 +113,13 @@ func TestFaultMatrix(t *testing.T) {
 	}
 }
 
-// destroyAll destroys everything and checks that nothing is left.
-func (w *world) destroyAll() {
-	w.Helper()
-	ctx := context.Background()
-	all, err := w.svc.List(ctx, agentlab.SandboxFilter{})
-	if err != nil {
-		w.Fatal(err)
-	}
-	for _, sb := range all {
-		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
-			w.Fatal(err)
-		}
-	}
-	for _, sb := range all {
-		w.until(sb.VMID, agentlab.SandboxDestroyed)
-	}
-	w.empty()
-}
-
-func (w *world) empty() {
-	w.Helper()
-	left, err := w.host.Open().List(context.Background())
-	if err != nil {
-		w.Fatal(err)
-	}
-	if len(left) != 0 {
-		w.Errorf("the backend still has %v", left)
-	}
-}
-
 // A fault that does not pass in time is a failure.
 func TestProvisionTimeout(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.host.Inject(fakeFault(fake.OpStart, agentlab.Errorf(agentlab.CodeBusy, "no slot")))
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Host.Inject(fakeFault(fake.OpStart, agentlab.Errorf(agentlab.CodeBusy, "no slot")))
 		began := time.Now()
-		sb := w.create(agentlab.SandboxRequest{})
-		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		sb := w.Create(agentlab.SandboxRequest{})
+		sb = w.Until(sb.VMID, agentlab.SandboxFailed)
 		if d := time.Since(began); d < 5*time.Minute || d > 6*time.Minute {
 			w.Errorf("gave up after %s", d)
 		}
@@ -173,44 +144,44 @@ func TestDaemonDies(t *testing.T) {
 		{fake.OpDestroy, fake.Before}, {fake.OpDestroy, fake.Half}, {fake.OpDestroy, fake.After},
 	} {
 		t.Run(string(p.op)+"/"+string(p.at), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 				ctx := context.Background()
 				reached := make(chan struct{})
 				once := sync.OnceFunc(func() { close(reached) })
 				arm := func() {
-					w.host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Spec) { once() }})
+					w.Host.Inject(fake.Fault{Op: p.op, At: p.at, Times: 1, Crash: true, Hook: func(backend.Spec) { once() }})
 				}
 				die := func() {
 					<-reached
-					w.restart()
+					w.Restart()
 				}
 				down := p.op == fake.OpStop || p.op == fake.OpDestroy
 				if !down {
 					arm()
 				}
-				sb := w.create(agentlab.SandboxRequest{Name: "play"})
+				sb := w.Create(agentlab.SandboxRequest{Name: "play"})
 				if !down {
 					die()
 				}
-				w.until(sb.VMID, agentlab.SandboxReady)
+				w.Until(sb.VMID, agentlab.SandboxReady)
 				if down {
 					arm()
 				}
-				if _, err := w.svc.Stop(ctx, sb.VMID, time.Second); err != nil {
+				if _, err := w.Svc.Stop(ctx, sb.VMID, time.Second); err != nil {
 					w.Fatal(err)
 				}
 				if p.op == fake.OpStop {
 					die()
 				}
-				w.until(sb.VMID, agentlab.SandboxStopped)
-				if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+				w.Until(sb.VMID, agentlab.SandboxStopped)
+				if _, err := w.Svc.Destroy(ctx, sb.VMID); err != nil {
 					w.Fatal(err)
 				}
 				if p.op == fake.OpDestroy {
 					die()
 				}
-				w.until(sb.VMID, agentlab.SandboxDestroyed)
-				w.empty()
+				w.Until(sb.VMID, agentlab.SandboxDestroyed)
+				w.Empty()
 			})
 		})
 	}
@@ -219,35 +190,35 @@ func TestDaemonDies(t *testing.T) {
 // TestRestartInEachState ends and begins the daemon while a sandbox is in
 // each of its states.
 func TestRestartInEachState(t *testing.T) {
-	inWorld(t, func(w *world) {
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxBooting)
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxReady)
-		if n := w.host.Calls(fake.OpStart); n != 1 {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxBooting)
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		if n := w.Host.Calls(fake.OpStart); n != 1 {
 			w.Errorf("started %d times", n)
 		}
-		w.restart()
+		w.Restart()
 		time.Sleep(time.Minute)
-		w.until(sb.VMID, agentlab.SandboxReady)
-		if _, err := w.svc.Stop(context.Background(), sb.VMID, 0); err != nil {
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.Svc.Stop(context.Background(), sb.VMID, 0); err != nil {
 			w.Fatal(err)
 		}
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxStopped)
-		w.restart()
-		if _, err := w.svc.Start(context.Background(), sb.VMID); err != nil {
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxStopped)
+		w.Restart()
+		if _, err := w.Svc.Start(context.Background(), sb.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxReady)
-		if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.Svc.Destroy(context.Background(), sb.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxDestroyed)
-		w.empty()
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxDestroyed)
+		w.Empty()
 	})
 }
 
@@ -256,32 +227,34 @@ func TestRecovery(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		state agentlab.SandboxState // in which the daemon dies
-		harm  func(w *world, ref backend.Ref) error
+		harm  func(w *sandboxtest.World, ref backend.Ref) error
 		want  agentlab.SandboxState
 		why   string
 	}{
-		{"crashed", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM has crashed: oom"},
-		{"vanished", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM was not found on the backend"},
-		{"powered off", agentlab.SandboxReady, func(w *world, ref backend.Ref) error { return w.host.Open().Stop(context.Background(), ref, 0) }, agentlab.SandboxStopped, "the guest powered itself off"},
-		{"crashed while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.CrashVM(ref, "oom") }, agentlab.SandboxReady, ""},
-		{"vanished while booting", agentlab.SandboxBooting, func(w *world, ref backend.Ref) error { return w.host.RemoveBehindBack(ref) }, agentlab.SandboxReady, ""},
-		{"nothing", agentlab.SandboxReady, func(*world, backend.Ref) error { return nil }, agentlab.SandboxReady, ""},
+		{"crashed", agentlab.SandboxReady, func(w *sandboxtest.World, ref backend.Ref) error { return w.Host.CrashVM(ref, "oom") }, agentlab.SandboxFailed, "its VM has crashed: oom"},
+		{"vanished", agentlab.SandboxReady, func(w *sandboxtest.World, ref backend.Ref) error { return w.Host.RemoveBehindBack(ref) }, agentlab.SandboxFailed, "its VM was not found on the backend"},
+		{"powered off", agentlab.SandboxReady, func(w *sandboxtest.World, ref backend.Ref) error {
+			return w.Host.Open().Stop(context.Background(), ref, 0)
+		}, agentlab.SandboxStopped, "the guest powered itself off"},
+		{"crashed while booting", agentlab.SandboxBooting, func(w *sandboxtest.World, ref backend.Ref) error { return w.Host.CrashVM(ref, "oom") }, agentlab.SandboxReady, ""},
+		{"vanished while booting", agentlab.SandboxBooting, func(w *sandboxtest.World, ref backend.Ref) error { return w.Host.RemoveBehindBack(ref) }, agentlab.SandboxReady, ""},
+		{"nothing", agentlab.SandboxReady, func(*sandboxtest.World, backend.Ref) error { return nil }, agentlab.SandboxReady, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				sb := w.create(agentlab.SandboxRequest{Name: "play"})
-				w.until(sb.VMID, test.state)
-				w.kill()
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+				sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+				w.Until(sb.VMID, test.state)
+				w.Kill()
 				if err := test.harm(w, backend.RefOf(sb)); err != nil {
 					w.Fatal(err)
 				}
-				w.begin()
+				w.Begin()
 				time.Sleep(time.Minute)
-				sb = w.get(sb.VMID)
+				sb = w.Get(sb.VMID)
 				if sb.State != test.want || sb.Reason != test.why {
 					w.Errorf("%s (%s), want %s (%s)", sb.State, sb.Reason, test.want, test.why)
 				}
-				w.destroyAll()
+				w.DestroyAll()
 			})
 		})
 	}
@@ -290,19 +263,19 @@ func TestRecovery(t *testing.T) {
 // A VM with our mark but without a row is reported and not touched; one that a
 // destroyed row proves to be ours is removed.
 func TestOrphans(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		d := w.host.Open()
+		d := w.Host.Open()
 		stray := backend.Spec{VMID: 7777, UID: "stray", Name: "stray", Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
 		if err := d.Create(ctx, stray); err != nil {
 			w.Fatal(err)
 		}
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.Svc.Destroy(ctx, sb.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		w.Until(sb.VMID, agentlab.SandboxDestroyed)
 		again := stray
 		again.VMID, again.UID, again.Name = sb.VMID, sb.UID, sb.Name
 		if err := d.Create(ctx, again); err != nil { // as if the destruction had been cut short
@@ -313,15 +286,15 @@ func TestOrphans(t *testing.T) {
 		if err != nil || len(left) != 1 || left[0].Ref.UID != stray.UID {
 			w.Errorf("left: %v, %v; want the stray one alone", left, err)
 		}
-		if told := w.events(agentlab.EventDrift); len(told) != 1 || told[0].SandboxVMID != 7777 {
+		if told := w.Events(agentlab.EventDrift); len(told) != 1 || told[0].SandboxVMID != 7777 {
 			w.Errorf("drift events: %v, want one", told)
 		}
 	})
 }
 
 func TestImageBuild(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.images.build = func(ctx context.Context, name string, progress func(string)) error {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Images.Build = func(ctx context.Context, name string, progress func(string)) error {
 			progress("building " + name)
 			time.Sleep(20 * time.Minute)
 			progress("still\tbuilding\x00")
@@ -330,16 +303,16 @@ func TestImageBuild(t *testing.T) {
 		began := time.Now()
 		var all []agentlab.Sandbox
 		for range 3 {
-			all = append(all, w.create(agentlab.SandboxRequest{TTL: 10 * time.Minute}))
+			all = append(all, w.Create(agentlab.SandboxRequest{TTL: 10 * time.Minute}))
 		}
 		time.Sleep(15 * time.Minute) // longer than the lease, which has not begun
 		for _, sb := range all {
-			if sb = w.get(sb.VMID); sb.State != agentlab.SandboxProvisioning {
+			if sb = w.Get(sb.VMID); sb.State != agentlab.SandboxProvisioning {
 				w.Errorf("%s: %s", sb.State, sb.Reason)
 			}
 		}
 		for _, sb := range all {
-			sb = w.until(sb.VMID, agentlab.SandboxReady)
+			sb = w.Until(sb.VMID, agentlab.SandboxReady)
 			if left := time.Until(sb.LeaseExpiresAt); left < 9*time.Minute {
 				w.Errorf("the build ate the lease: %s left", left)
 			}
@@ -347,10 +320,10 @@ func TestImageBuild(t *testing.T) {
 		if d := time.Since(began); d > 21*time.Minute {
 			w.Errorf("READY after %s", d)
 		}
-		if w.images.calls != 1 {
-			w.Errorf("the image was ensured %d times", w.images.calls)
+		if w.Images.Calls != 1 {
+			w.Errorf("the image was ensured %d times", w.Images.Calls)
 		}
-		told := w.events(agentlab.EventImageBuild)
+		told := w.Events(agentlab.EventImageBuild)
 		if len(told) < 4 || told[0].Message != "building base" {
 			w.Fatalf("progress: %v", told)
 		}
@@ -378,10 +351,10 @@ func TestImageFails(t *testing.T) {
 		"hangs": {func(ctx context.Context, _ string, _ func(string)) error { <-ctx.Done(); return ctx.Err() }, "image base: not built within 1h0m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				w.images.build = test.build
-				sb := w.create(agentlab.SandboxRequest{})
-				sb = w.until(sb.VMID, agentlab.SandboxFailed)
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+				w.Images.Build = test.build
+				sb := w.Create(agentlab.SandboxRequest{})
+				sb = w.Until(sb.VMID, agentlab.SandboxFailed)
 				if !strings.HasPrefix(sb.Reason, test.why) {
 					w.Errorf("reason %q", sb.Reason)
 				}
@@ -392,38 +365,38 @@ func TestImageFails(t *testing.T) {
 
 // A daemon that ends during a build does not fail the sandboxes that wait.
 func TestRestartDuringImageBuild(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		var n atomic.Int32
-		w.images.build = func(ctx context.Context, _ string, _ func(string)) error {
+		w.Images.Build = func(ctx context.Context, _ string, _ func(string)) error {
 			if n.Add(1) == 1 {
 				<-ctx.Done()
 			}
 			return ctx.Err()
 		}
-		sb := w.create(agentlab.SandboxRequest{})
-		w.until(sb.VMID, agentlab.SandboxProvisioning)
+		sb := w.Create(agentlab.SandboxRequest{})
+		w.Until(sb.VMID, agentlab.SandboxProvisioning)
 		synctest.Wait()
-		w.restart()
-		w.until(sb.VMID, agentlab.SandboxReady)
+		w.Restart()
+		w.Until(sb.VMID, agentlab.SandboxReady)
 	})
 }
 
 // No more boots run at the same time than allowed, and all get their turn.
 func TestParallelBoots(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.limits.ParallelBoots = 2
-		w.restart()
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Limits.ParallelBoots = 2
+		w.Restart()
 		for range 10 {
-			w.create(agentlab.SandboxRequest{})
+			w.Create(agentlab.SandboxRequest{})
 		}
 		synctest.Wait()
 		time.Sleep(time.Millisecond)
-		if n, wait := w.svc.BootQueue(); n != 8 || wait < time.Millisecond {
+		if n, wait := w.Svc.BootQueue(); n != 8 || wait < time.Millisecond {
 			w.Errorf("%d wait, the first for %s", n, wait)
 		}
 		most := 0
 		for range 1000 {
-			counts, err := w.store.CountSandboxes(context.Background())
+			counts, err := w.Store.CountSandboxes(context.Background())
 			if err != nil {
 				w.Fatal(err)
 			}
@@ -436,29 +409,29 @@ func TestParallelBoots(t *testing.T) {
 		if most != 2 {
 			w.Errorf("%d booted at the same time, want 2", most)
 		}
-		if n, wait := w.svc.BootQueue(); n != 0 || wait != 0 {
+		if n, wait := w.Svc.BootQueue(); n != 0 || wait != 0 {
 			w.Errorf("%d wait, the first for %s", n, wait)
 		}
-		w.destroyAll()
+		w.DestroyAll()
 	})
 }
 
 // A sandbox that cannot boot does not keep the others from it.
 func TestStuckBootsDoNotBlock(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.limits.ParallelBoots = 2
-		w.restart()
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Limits.ParallelBoots = 2
+		w.Restart()
 		for i := range 2 {
-			w.create(agentlab.SandboxRequest{Name: fmt.Sprintf("never-boots-%d", i)})
+			w.Create(agentlab.SandboxRequest{Name: fmt.Sprintf("never-boots-%d", i)})
 		}
-		good := w.create(agentlab.SandboxRequest{})
-		gone := w.create(agentlab.SandboxRequest{})
-		if _, err := w.svc.Destroy(context.Background(), gone.VMID); err != nil {
+		good := w.Create(agentlab.SandboxRequest{})
+		gone := w.Create(agentlab.SandboxRequest{})
+		if _, err := w.Svc.Destroy(context.Background(), gone.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.until(gone.VMID, agentlab.SandboxDestroyed)
+		w.Until(gone.VMID, agentlab.SandboxDestroyed)
 		began := time.Now()
-		w.until(good.VMID, agentlab.SandboxReady)
+		w.Until(good.VMID, agentlab.SandboxReady)
 		if d := time.Since(began); d > 190*time.Second {
 			w.Errorf("READY after %s", d)
 		}
@@ -468,23 +441,23 @@ func TestStuckBootsDoNotBlock(t *testing.T) {
 // A start that is given up may leave what looks like a crash: it is no reason
 // to fail until the VM was seen to run.
 func TestStartIsCutShort(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		if _, err := w.Svc.Stop(ctx, sb.VMID, 0); err != nil {
 			w.Fatal(err)
 		}
-		w.until(sb.VMID, agentlab.SandboxStopped)
-		w.host.Inject(fake.Fault{
+		w.Until(sb.VMID, agentlab.SandboxStopped)
+		w.Host.Inject(fake.Fault{
 			Op: fake.OpStart, At: fake.After, Times: 2, Err: agentlab.Errorf(agentlab.CodeUnavailable, "given up"),
-			Hook: func(s backend.Spec) { _ = w.host.CrashVM(s.Ref(), "its supervisor process was killed") },
+			Hook: func(s backend.Spec) { _ = w.Host.CrashVM(s.Ref(), "its supervisor process was killed") },
 		})
-		if _, err := w.svc.Start(ctx, sb.VMID); err != nil {
+		if _, err := w.Svc.Start(ctx, sb.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
-		if sb = w.get(sb.VMID); sb.State != agentlab.SandboxReady {
+		w.Until(sb.VMID, agentlab.SandboxReady, agentlab.SandboxFailed)
+		if sb = w.Get(sb.VMID); sb.State != agentlab.SandboxReady {
 			w.Errorf("%s: %s", sb.State, sb.Reason)
 		}
 	})
@@ -493,13 +466,13 @@ func TestStartIsCutShort(t *testing.T) {
 // No caller waits for the end of a lease, so an event says what prevents the
 // destruction, and what to do.
 func TestFailureAtEndOfLease(t *testing.T) {
-	inWorld(t, func(w *world) {
-		sb := w.create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		w.host.Inject(fake.Fault{Op: fake.OpStop, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "injected").WithHint("mend it")})
-		w.until(sb.VMID, agentlab.SandboxDestroyed)
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		sb := w.Create(agentlab.SandboxRequest{Name: "play", TTL: time.Hour})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		w.Host.Inject(fake.Fault{Op: fake.OpStop, Times: 3, Err: agentlab.Errorf(agentlab.CodeUnavailable, "injected").WithHint("mend it")})
+		w.Until(sb.VMID, agentlab.SandboxDestroyed)
 		var told []string
-		for _, e := range w.events(agentlab.EventSandboxState) {
+		for _, e := range w.Events(agentlab.EventSandboxState) {
 			if strings.Contains(e.Message, "cannot be destroyed") {
 				told = append(told, e.Message)
 			}

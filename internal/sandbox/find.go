@@ -13,7 +13,7 @@ import (
 // of the session, or else a sandbox that is not DESTROYED by its name. Codes: not_found;
 // conflict if a session has no sandbox, and if another sandbox, which never was one of
 // the session, has its name.
-func (s *Service) Get(ctx context.Context, arg string) (agentlab.Sandbox, error) {
+func (s *Core) Get(ctx context.Context, arg string) (agentlab.Sandbox, error) {
 	sb, _, err := s.find(ctx, arg)
 	return sb, err
 }
@@ -39,7 +39,7 @@ func ambiguous(arg string, current, other agentlab.Sandbox) error {
 
 // find is Get. other is the former sandbox of the session that has its name, if there is
 // one.
-func (s *Service) find(ctx context.Context, arg string) (sb, other agentlab.Sandbox, err error) {
+func (s *Core) find(ctx context.Context, arg string) (sb, other agentlab.Sandbox, err error) {
 	none := agentlab.Sandbox{}
 	if vmid, err := strconv.Atoi(arg); err == nil {
 		sb, err = s.cfg.Store.Sandbox(ctx, vmid)
@@ -68,7 +68,7 @@ func (s *Service) find(ctx context.Context, arg string) (sb, other agentlab.Sand
 	case !live || named.UID == current.UID:
 		return current, none, nil
 	}
-	history, err := s.cfg.Store.SessionHistory(ctx, v.ID)
+	history, err := s.cfg.Sessions.SessionHistory(ctx, v.ID)
 	if err != nil {
 		return none, none, err
 	}
@@ -93,10 +93,10 @@ func destroyedBefore(arg string, sb agentlab.Sandbox) error {
 
 // sessionSandbox returns the session with a name or ID, without an ID if there is none, and
 // its current sandbox, without a number if it has none.
-func (s *Service) sessionSandbox(ctx context.Context, arg string) (v agentlab.Session, sb agentlab.Sandbox, err error) {
-	get := s.cfg.Store.SessionByName
+func (s *Core) sessionSandbox(ctx context.Context, arg string) (v agentlab.Session, sb agentlab.Sandbox, err error) {
+	get := s.cfg.Sessions.SessionByName
 	if agentlab.IsSessionID(arg) {
-		get = s.cfg.Store.Session
+		get = s.cfg.Sessions.Session
 	}
 	v, err = get(ctx, arg)
 	switch {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
@@ -16,40 +18,40 @@ import (
 )
 
 // live returns a sandbox, if its guest can be reached.
-func (s *Service) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
+func (s *Core) live(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
 	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	if err := s.reachable(sb); err != nil {
+	if err := s.Reachable(sb); err != nil {
 		return sb, err
 	}
 	if sb.Pooled() {
-		return sb, conflict(sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
+		return sb, Conflict(sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
 	}
 	switch sb.State {
 	case agentlab.SandboxReady, agentlab.SandboxRunning, agentlab.SandboxCompleted:
 		return sb, nil
 	case agentlab.SandboxRequested, agentlab.SandboxProvisioning, agentlab.SandboxBooting:
-		return sb, conflict(sb, "and does not answer yet", "wait until it is READY")
+		return sb, Conflict(sb, "and does not answer yet", "wait until it is READY")
 	case agentlab.SandboxSuspended:
-		err = conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
+		err = Conflict(sb, "and does not run", "agentlab sandbox resume %d", vmid)
 	case agentlab.SandboxStopped:
-		err = conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
+		err = Conflict(sb, "and does not run", "agentlab sandbox start %d", vmid)
 	default:
-		err = conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
+		err = Conflict(sb, "and does not run", "see the reason: agentlab sandbox show %[1]d; destroy it: agentlab sandbox destroy %[1]d", vmid)
 	}
-	return sb, s.ofSession(ctx, sb, err)
+	return sb, s.OfSession(ctx, sb, err)
 }
 
-// ofSession replaces the hint of an error, which names a command that runs the sandbox
+// OfSession replaces the hint of an error, which names a command that runs the sandbox
 // again, if the sandbox is the current one of a session: that has a command of its own.
-func (s *Service) ofSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
+func (s *Core) OfSession(ctx context.Context, sb agentlab.Sandbox, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if !ok || e.Hint == "" {
 		return err
 	}
-	all, lerr := s.cfg.Store.Sessions(ctx)
+	all, lerr := s.cfg.Sessions.Sessions(ctx)
 	if lerr != nil {
 		return err // with the hint for any sandbox
 	}
@@ -92,7 +94,7 @@ func (s *Service) Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (n
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.control(sb).Exec(ctx, r)
+	conn, err := s.Control(sb).Exec(ctx, r)
 	if err != nil || !r.TTY {
 		return conn, err
 	}
@@ -106,7 +108,7 @@ func (s *Service) Attach(ctx context.Context, vmid int, r guestapi.AttachRequest
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.control(sb).Attach(ctx, r)
+	conn, err := s.Control(sb).Attach(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +121,7 @@ func (s *Service) SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest
 	if err != nil {
 		return guestapi.SSHKeyResponse{}, err
 	}
-	return s.control(sb).SSHKey(ctx, r)
+	return s.Control(sb).SSHKey(ctx, r)
 }
 
 // Listeners returns the TCP ports on which processes of the guest listen. It returns
@@ -133,7 +135,7 @@ func (s *Service) Listeners(ctx context.Context, vmid int, state string, wait ti
 			return guestapi.Listeners{}, err
 		}
 	}
-	return s.control(sb).Listeners(ctx, state, wait)
+	return s.Control(sb).Listeners(ctx, state, wait)
 }
 
 // DialLocal opens a TCP stream to a port of the guest through its control server, which
@@ -143,7 +145,7 @@ func (s *Service) DialLocal(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	return s.control(sb).DialPort(ctx, port)
+	return s.Control(sb).DialPort(ctx, port)
 }
 
 // DialGuest opens a TCP stream to a port of the guest, also to one that is bound to its
@@ -153,15 +155,15 @@ func (s *Service) DialGuest(ctx context.Context, vmid int, port uint16) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.on(sb).DialGuest(ctx, backend.RefOf(sb), port)
+	conn, err := s.On(sb).DialGuest(ctx, backend.RefOf(sb), port)
 	switch {
 	case err != nil && port != sshPort && agentlab.CodeOf(err) == agentlab.CodeUnavailable:
-		if local, lerr := s.control(sb).DialPort(ctx, port); lerr == nil {
+		if local, lerr := s.Control(sb).DialPort(ctx, port); lerr == nil {
 			return local, nil
 		}
-		return nil, s.ofSession(ctx, sb, err)
+		return nil, s.OfSession(ctx, sb, err)
 	case err != nil || port != sshPort:
-		return conn, s.ofSession(ctx, sb, err)
+		return conn, s.OfSession(ctx, sb, err)
 	}
 	return s.hold(sb, conn), nil
 }
@@ -220,17 +222,89 @@ func (s *Service) ConsoleLog(ctx context.Context, vmid int, follow bool) (io.Rea
 	if err != nil {
 		return nil, err
 	}
-	if err := s.reachable(sb); err != nil {
+	if err := s.Reachable(sb); err != nil {
 		return nil, err
 	}
-	b := s.on(sb)
+	b := s.On(sb)
 	switch {
 	case b.Console == nil:
 		return nil, b.Without("has no console log").WithHint("%s", b.Info().ConsoleHint)
 	case sb.State == agentlab.SandboxDestroyed:
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "sandbox %s (%d) is destroyed, and its console log with it", sb.Name, vmid)
 	case sb.State == agentlab.SandboxRequested:
-		return nil, conflict(sb, "and has no console yet", "wait until it boots")
+		return nil, Conflict(sb, "and has no console yet", "wait until it boots")
 	}
 	return b.Console.ConsoleLog(ctx, backend.RefOf(sb), follow)
+}
+
+// Memory returns the host's memory that a sandbox occupies. ok is false if it has
+// no process, or the backend does not know.
+func (s *Service) Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool) {
+	host := s.On(sb).Host
+	if host == nil || !sb.State.HasVM() {
+		return m, false
+	}
+	m, err := host.Memory(ctx, backend.RefOf(sb))
+	return m, err == nil
+}
+
+// vmDown handles a VM that should run but does not: a guest that powered itself
+// off is STOPPED, anything else FAILED. A kept sandbox survives a restart of its
+// host: it is STOPPED, and started again if its desired state is running. So is a
+// sandbox whose guest rebooted while no job ran.
+func (s *Service) vmDown(ctx context.Context, sb agentlab.Sandbox, in backend.Instance, why string) error {
+	if in.Expired {
+		return s.expired(ctx, sb)
+	}
+	desired := agentlab.DesiredStopped
+	var rebooted *rate.Limiter
+	switch {
+	case !sb.State.CanBecome(agentlab.SandboxStopped):
+		return s.MarkFailed(ctx, sb, "%s", why)
+	case in.HostRestarted && sb.Keepalive && sb.Desired == agentlab.DesiredRunning:
+		desired, why = agentlab.DesiredRunning, why+"; it is started again"
+	case in.HostRestarted && sb.Keepalive:
+		why += "; its memory contents are lost"
+	case in.HostRestarted:
+		return s.MarkFailed(ctx, sb, "%s; a sandbox without keepalive is not started again", why)
+	case in.GuestRebooted && sb.State != agentlab.SandboxRunning && sb.Desired == agentlab.DesiredRunning:
+		rebooted = s.rebootLimit(sb.VMID)
+		if rebooted.TokensAt(s.clock()) < 1 {
+			why = "the guest rebooted itself too often; it is not started again"
+			break
+		}
+		desired, why = agentlab.DesiredRunning, "the guest rebooted itself; it is started again"
+	case in.Power != backend.PowerStopped:
+		return s.MarkFailed(ctx, sb, "%s", why)
+	}
+	s.CloseGuestListener(sb.VMID)
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || now.Desired != sb.Desired {
+			return nil, nil
+		}
+		now.State, now.Desired, now.Reason, now.IP = agentlab.SandboxStopped, desired, why, ""
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
+	})
+	if err == nil && rebooted != nil { // an error is tried again
+		rebooted.AllowN(s.clock(), 1)
+	}
+	return err
+}
+
+// Limits on the reboots of a guest. A start has a slot for booting, which a hostile
+// guest holds for BootTimeout.
+const (
+	maxReboots  = 5 // at once
+	rebootEvery = 30 * time.Minute
+)
+
+// rebootLimit returns the limit on the reboots of a guest.
+func (s *Service) rebootLimit(vmid int) (limit *rate.Limiter) {
+	s.withState(vmid, func(m *runtimeState) {
+		if m.reboots == nil {
+			m.reboots = rate.NewLimiter(rate.Every(rebootEvery), maxReboots)
+		}
+		limit = m.reboots
+	})
+	return limit
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
 // refs notes with which Ref the service stops and destroys.
@@ -44,25 +45,25 @@ func (d *refs) Destroy(ctx context.Context, ref backend.Ref) error {
 // The handle that a driver gives is in the row of a sandbox once it is READY,
 // and the driver gets it back, also from the next process.
 func TestHandleIsPassedBack(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
 		var d *refs
-		w.wrap = func(inner backend.Driver) backend.Driver { d = &refs{Driver: inner}; return d }
-		w.restart()
-		sb := w.create(agentlab.SandboxRequest{Name: "play"})
-		if sb = w.until(sb.VMID, agentlab.SandboxReady); sb.Handle != "fake-"+sb.UID {
+		w.Wrap = func(inner backend.Driver) backend.Driver { d = &refs{Driver: inner}; return d }
+		w.Restart()
+		sb := w.Create(agentlab.SandboxRequest{Name: "play"})
+		if sb = w.Until(sb.VMID, agentlab.SandboxReady); sb.Handle != "fake-"+sb.UID {
 			w.Fatalf("handle %q", sb.Handle)
 		}
-		if _, err := w.svc.Stop(ctx, sb.VMID, 0); err != nil {
+		if _, err := w.Svc.Stop(ctx, sb.VMID, 0); err != nil {
 			w.Fatal(err)
 		}
-		w.until(sb.VMID, agentlab.SandboxStopped)
+		w.Until(sb.VMID, agentlab.SandboxStopped)
 		seen := d.all()
-		w.restart()
-		if _, err := w.svc.Destroy(ctx, sb.VMID); err != nil {
+		w.Restart()
+		if _, err := w.Svc.Destroy(ctx, sb.VMID); err != nil {
 			w.Fatal(err)
 		}
-		w.until(sb.VMID, agentlab.SandboxDestroyed)
+		w.Until(sb.VMID, agentlab.SandboxDestroyed)
 		if seen = append(seen, d.all()...); len(seen) < 2 {
 			w.Errorf("calls: %+v", seen)
 		}

@@ -43,10 +43,10 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 		return 0, true, nil
 	}
 	if res.err != nil {
-		return 0, false, s.markFailed(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
+		return 0, false, s.MarkFailed(ctx, sb, "image %s: %s", sb.Image, agentlab.TextWithHint(res.err))
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if now.State != sb.State || imageResolved(*now) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.State != sb.State || ImageResolved(*now) {
 			return nil, nil
 		}
 		s.beginLease(now)
@@ -58,7 +58,7 @@ func (s *Service) resolveImage(ctx context.Context, sb agentlab.Sandbox) (time.D
 
 // beginLease starts the lease of a sandbox that waited for its image now, so
 // that the build does not use up the lease.
-func (s *Service) beginLease(sb *agentlab.Sandbox) {
+func (s *Core) beginLease(sb *agentlab.Sandbox) {
 	if end := s.clock().UTC().Add(sb.LeaseExpiresAt.Sub(sb.CreatedAt)); end.After(sb.LeaseExpiresAt) {
 		sb.LeaseExpiresAt = end
 	}
@@ -149,7 +149,7 @@ func (s *Service) imageProgress(ctx context.Context, b *imageBuild, name, line s
 		if err != nil || sb.State.Final() {
 			continue
 		}
-		evs = append(evs, event(agentlab.EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
+		evs = append(evs, NewEvent(agentlab.EventImageBuild, sb, map[string]any{"image": name}, "%s", agentlab.Reason(line)))
 	}
 	if err := s.cfg.Store.AppendEvents(ctx, evs...); err != nil && ctx.Err() == nil {
 		s.log.Warn("progress of an image was not recorded", "image", name, "err", err)

@@ -7,16 +7,17 @@ import (
 	"testing/synctest"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
 // A sandbox whose image cannot be built says what to do about it.
 func TestImageThatCannotBeBuilt(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.images.build = func(context.Context, string, func(string)) error {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Images.Build = func(context.Context, string, func(string)) error {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "a tool is missing").WithHint("install it")
 		}
-		sb := w.create(agentlab.SandboxRequest{})
-		sb = w.until(sb.VMID, agentlab.SandboxFailed)
+		sb := w.Create(agentlab.SandboxRequest{})
+		sb = w.Until(sb.VMID, agentlab.SandboxFailed)
 		if sb.Reason != "image base: a tool is missing (install it)" {
 			w.Errorf("reason %q", sb.Reason)
 		}
@@ -26,18 +27,18 @@ func TestImageThatCannotBeBuilt(t *testing.T) {
 // A disk that is smaller than its image is refused at the request, in one unit and
 // with the profile's key. The size of an image that is not built is not known.
 func TestDiskSmallerThanImage(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.profiles.list["small"] = agentlab.Profile{Name: "small", Resources: agentlab.Resources{Cores: 1, MemoryMB: 512, RootSizeGB: 4}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
+		w.Profiles.List["small"] = agentlab.Profile{Name: "small", Resources: agentlab.Resources{Cores: 1, MemoryMB: 512, RootSizeGB: 4}, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}
 		for bytes, refused := range map[int64]bool{0: false, 4 << 30: false, 4<<30 + 1: true} {
-			w.images.bytes = bytes
-			_, _, err := w.svc.Plan(t.Context(), agentlab.SandboxRequest{Profile: "small"})
+			w.Images.Bytes = bytes
+			_, _, err := w.Svc.Plan(t.Context(), agentlab.SandboxRequest{Profile: "small"})
 			if !refused {
 				if err != nil {
 					t.Errorf("%d bytes: %v", bytes, err)
 				}
 				continue
 			}
-			wantCode(t, err, agentlab.CodeInvalid)
+			sandboxtest.WantCode(t, err, agentlab.CodeInvalid)
 			if text := agentlab.TextWithHint(err); !strings.Contains(text, "4 GiB is smaller than its image (5 GiB)") || !strings.Contains(text, "storage.root_size_gb in the profile to at least 5") {
 				t.Error(text)
 			}
@@ -48,9 +49,9 @@ func TestDiskSmallerThanImage(t *testing.T) {
 // An image that no sandbox waits for any more is not built to its end. The next
 // sandbox that needs it has a build of its own.
 func TestImageBuildIsAbandoned(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		canceled, finish := make(chan struct{}), make(chan struct{})
-		w.images.build = func(ctx context.Context, _ string, _ func(string)) error {
+		w.Images.Build = func(ctx context.Context, _ string, _ func(string)) error {
 			select {
 			case <-ctx.Done():
 				close(canceled)
@@ -60,15 +61,15 @@ func TestImageBuildIsAbandoned(t *testing.T) {
 			}
 		}
 		building := func() agentlab.Sandbox {
-			sb := w.until(w.create(agentlab.SandboxRequest{}).VMID, agentlab.SandboxProvisioning)
+			sb := w.Until(w.Create(agentlab.SandboxRequest{}).VMID, agentlab.SandboxProvisioning)
 			synctest.Wait()
 			return sb
 		}
 		destroy := func(sb agentlab.Sandbox) {
-			if _, err := w.svc.Destroy(context.Background(), sb.VMID); err != nil {
+			if _, err := w.Svc.Destroy(context.Background(), sb.VMID); err != nil {
 				t.Fatal(err)
 			}
-			w.until(sb.VMID, agentlab.SandboxDestroyed)
+			w.Until(sb.VMID, agentlab.SandboxDestroyed)
 			synctest.Wait()
 		}
 		one, two := building(), building()
@@ -82,9 +83,9 @@ func TestImageBuildIsAbandoned(t *testing.T) {
 		<-canceled
 		three := building()
 		close(finish)
-		w.until(three.VMID, agentlab.SandboxReady)
-		if w.images.calls != 2 {
-			t.Errorf("%d builds", w.images.calls)
+		w.Until(three.VMID, agentlab.SandboxReady)
+		if w.Images.Calls != 2 {
+			t.Errorf("%d builds", w.Images.Calls)
 		}
 	})
 }

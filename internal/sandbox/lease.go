@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -43,7 +44,7 @@ func (s *Service) watchLease(ctx context.Context, sb agentlab.Sandbox) (renewed 
 // extendLease lets a lease end ttl from now, and at most Limits.MaxTTL after the
 // sandbox was created. It never shortens a lease.
 func (s *Service) extendLease(ctx context.Context, vmid int, ttl time.Duration, what string) (agentlab.Sandbox, error) {
-	return s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.Update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		end := s.clock().UTC().Add(ttl)
 		if last := sb.CreatedAt.Add(s.lim.MaxTTL); end.After(last) {
 			end = last
@@ -82,7 +83,7 @@ func (s *Service) RenewFromGuest(ctx context.Context, vmid int, ttl time.Duratio
 	case !prof.GuestRenew:
 		return time.Time{}, agentlab.Errorf(agentlab.CodeDenied, "the profile %s does not allow sandboxes to renew their leases (behavior.guest_lease_renew)", prof.Name)
 	}
-	if ttl, err = s.ttl(ttl, prof.TTL); err != nil {
+	if ttl, err = s.TTL(ttl, prof.TTL); err != nil {
 		return time.Time{}, err
 	}
 	end := sb.LeaseExpiresAt
@@ -93,7 +94,7 @@ func (s *Service) RenewFromGuest(ctx context.Context, vmid int, ttl time.Duratio
 		return time.Time{}, err
 	}
 	if sb.Desired != agentlab.DesiredRunning {
-		return time.Time{}, conflict(sb, "and its lease cannot be renewed", "")
+		return time.Time{}, Conflict(sb, "and its lease cannot be renewed", "")
 	}
 	return sb.LeaseExpiresAt, nil
 }
@@ -123,7 +124,7 @@ func (s *Service) warnOfEnd(ctx context.Context, sb agentlab.Sandbox) {
 		return
 	}
 	minutes := int((left + time.Minute - 1) / time.Minute)
-	e := event(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": sb.LeaseExpiresAt.UTC().Format(time.RFC3339), "minutes_left": minutes},
+	e := NewEvent(agentlab.EventSandboxLease, sb, map[string]any{"lease_expires_at": sb.LeaseExpiresAt.UTC().Format(time.RFC3339), "minutes_left": minutes},
 		"lease of sandbox %s ends in %d minutes", sb.Name, minutes)
 	if err := s.cfg.Store.AppendEvents(ctx, e); err != nil {
 		s.log.Warn("the event about the end of a lease was not stored", "vmid", sb.VMID, "err", err)
@@ -154,10 +155,10 @@ func (s *Service) untilLease(sb agentlab.Sandbox) time.Duration {
 }
 
 // idleLimit returns the maximum time between two steps of a settled sandbox.
-func (s *Service) idleLimit() time.Duration {
+func (s *Core) idleLimit() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return max(maxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)
+	return max(MaxIdle, time.Duration(len(s.states))*time.Second/idleStepRate)
 }
 
 // sshPort is the port of the SSH server of a guest.
@@ -192,3 +193,58 @@ func (t *terminal) Close() error {
 
 // CloseWrite passes on the half close, which embedding hides.
 func (t *terminal) CloseWrite() error { return stream.CloseWrite(t.Conn) }
+
+// leaseGrace is how long after the end of a lease the backend powers the VM
+// off by itself. While this service runs, it acts first: it ends jobs and asks
+// guests to power off, which takes less time.
+const leaseGrace = 2 * time.Minute
+
+// setDeadline sends the end of the lease of a sandbox to the backend, unless the
+// backend already has it. The lease then also ends while no daemon runs.
+func (s *Service) setDeadline(ctx context.Context, sb agentlab.Sandbox) error {
+	b := s.On(sb)
+	if b.Power == nil || !b.Can().Deadlines {
+		return nil
+	}
+	known := false
+	s.withState(sb.VMID, func(m *runtimeState) { known = m.lease.Equal(sb.LeaseExpiresAt) })
+	if known {
+		return nil
+	}
+	left := max(sb.LeaseExpiresAt.Sub(s.clock()), 0) + leaseGrace
+	err := b.Power.SetDeadline(ctx, backend.RefOf(sb), backend.Deadline{Lease: sb.LeaseExpiresAt, Left: left})
+	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+		s.log.Warn("the lease of a sandbox is not enforced while no daemon runs", "vmid", sb.VMID, "err", err)
+		err = nil
+	}
+	if err == nil {
+		s.withState(sb.VMID, func(m *runtimeState) { m.lease = sb.LeaseExpiresAt })
+	}
+	return err
+}
+
+// expired handles a VM that its backend powered off because its lease ended.
+// The lease counts as ended, whatever the daemon's clock says.
+func (s *Service) expired(ctx context.Context, sb agentlab.Sandbox) error {
+	now := s.clock().UTC()
+	_, err := s.Update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if now.Before(sb.LeaseExpiresAt) {
+			sb.LeaseExpiresAt = now
+		}
+		return nil, nil
+	})
+	return err
+}
+
+// leaseReason is why a sandbox is TIMEOUT.
+func (s *Service) leaseReason(ctx context.Context, sb agentlab.Sandbox) string {
+	const reason = "its lease ended"
+	b := s.On(sb)
+	if !b.Can().Deadlines || !sb.State.HasVM() {
+		return reason
+	}
+	if in, err := b.Inspect(ctx, backend.RefOf(sb)); err == nil && in.Expired {
+		return reason + "; it was powered off by its supervisor, because agentlabd did not end it"
+	}
+	return reason
+}

@@ -33,7 +33,7 @@ func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) er
 	if open {
 		return nil
 	}
-	l, err := s.on(sb).ListenGuest(ctx, backend.RefOf(sb))
+	l, err := s.On(sb).ListenGuest(ctx, backend.RefOf(sb))
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,8 @@ func (s *Service) guestListenerFailed(ctx context.Context, vmid int, p *guestLis
 	s.loop.Wake(vmid)
 }
 
-func (s *Service) closeGuestListener(vmid int) {
+// CloseGuestListener ends the service for the guest of a sandbox.
+func (s *Core) CloseGuestListener(vmid int) {
 	var p *guestListener
 	s.withState(vmid, func(m *runtimeState) { p, m.listener = m.listener, nil })
 	p.close()

@@ -73,11 +73,11 @@ func (s *Service) ReloadNetworks(ctx context.Context, vmids []int) ([]Reloaded, 
 func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again bool) Reloaded {
 	r := Reloaded{Sandbox: sb}
 	if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
-		r.Err = conflict(sb, "and its policy can no longer be changed", "")
+		r.Err = Conflict(sb, "and its policy can no longer be changed", "")
 		return r
 	}
 	if sb.Pooled() {
-		r.Err = conflict(sb, "and belongs to the warm pool, without a network", "")
+		r.Err = Conflict(sb, "and belongs to the warm pool, without a network", "")
 		return r
 	}
 	prof, err := s.cfg.Profiles.Use(sb.Profile)
@@ -89,7 +89,7 @@ func (s *Service) requestReload(ctx context.Context, sb agentlab.Sandbox, again 
 		r.Err = err
 		return r
 	}
-	r.Sandbox, r.Err = s.requestChange(ctx, sb.VMID, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	r.Sandbox, r.Err = s.RequestChange(ctx, sb.VMID, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		n := prof.Network
 		n.Layers = sb.Network.Layers
 		r.Changed = !SameNetwork(n, sb.Network)
@@ -117,10 +117,10 @@ func (s *Service) NarrowNetwork(ctx context.Context, vmid int, layer agentlab.Ne
 	if _, err := egress.New(layer); err != nil {
 		return err
 	}
-	sb, err := s.requestChange(ctx, vmid, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.RequestChange(ctx, vmid, s.policyChanged, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed:
-			return nil, conflict(*sb, "and its policy can no longer be changed", "")
+			return nil, Conflict(*sb, "and its policy can no longer be changed", "")
 		case HasLayer(sb.Network, layer):
 			return nil, nil
 		case len(sb.Network.Layers) >= egress.MaxLayers:
@@ -154,7 +154,7 @@ func SameNetwork(a, b agentlab.Network) bool {
 // setNetwork changes the policy of a row, if the backend can enforce the new
 // one.
 func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why string) ([]agentlab.Event, error) {
-	if b := s.on(*sb); b.Net == nil {
+	if b := s.On(*sb); b.Net == nil {
 		return nil, b.Without("cannot change the network policy of a sandbox").
 			WithHint("create a new sandbox: it gets the policy of its profile")
 	}
@@ -163,7 +163,7 @@ func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why strin
 	}
 	next := *sb
 	next.Network = n
-	if err := s.on(next).Validate(spec(next)); err != nil {
+	if err := s.On(next).Validate(SpecOf(next)); err != nil {
 		return nil, err
 	}
 	sb.Network, sb.NetworkPending = n, true
@@ -172,7 +172,7 @@ func (s *Service) setNetwork(sb *agentlab.Sandbox, n agentlab.Network, why strin
 
 func networkEvent(sb agentlab.Sandbox, what string) agentlab.Event {
 	n := sb.Network
-	return event(agentlab.EventSandboxNetwork, sb, map[string]any{
+	return NewEvent(agentlab.EventSandboxNetwork, sb, map[string]any{
 		"mode": n.Mode, "allow": len(n.Allow), "deny": len(n.Deny), "layers": len(n.Layers), "pending": sb.NetworkPending,
 	}, "network policy of sandbox %s %s", sb.Name, what)
 }
@@ -213,11 +213,11 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 	if backend.IsTransient(err) && !long {
 		return false, err
 	}
-	return true, s.markFailed(ctx, sb, "its network policy could not be applied: %w", err)
+	return true, s.MarkFailed(ctx, sb, "its network policy could not be applied: %w", err)
 }
 
 func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error {
-	b := s.on(sb)
+	b := s.On(sb)
 	if b.Net == nil { // the row was written for another driver
 		return b.Without("cannot change the network policy of a sandbox")
 	}
@@ -228,7 +228,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 // a newer policy.
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
 	s.withState(sb.VMID, func(m *runtimeState) { m.netSince, m.netTrouble = time.Time{}, "" })
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !now.NetworkPending || !SameNetwork(now.Network, sb.Network) {
 			return nil, nil
 		}
@@ -266,7 +266,7 @@ func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting
 		case err != nil:
 			return sb, err
 		case sb.State == agentlab.SandboxFailed && sb.NetworkPending:
-			return sb, conflict(sb, "because "+sb.Reason, "")
+			return sb, Conflict(sb, "because "+sb.Reason, "")
 		case !sb.NetworkPending || !sb.State.HasVM() || (sb.State == agentlab.SandboxBooting && !booting):
 			return sb, nil
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 )
 
 // A request that is repeated while it is carried out does not interrupt the
@@ -19,49 +20,52 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		op    fake.Op
-		begin func(w *world) agentlab.Sandbox
-		do    func(w *world, vmid int) error
+		begin func(w *sandboxtest.World) agentlab.Sandbox
+		do    func(w *sandboxtest.World, vmid int) error
 		done  func(agentlab.Sandbox) bool
 	}{
 		{
 			"suspend", fake.OpSuspend,
-			func(w *world) agentlab.Sandbox { return w.ready("play") },
-			func(w *world, vmid int) error { _, err := w.svc.Suspend(ctx, vmid, false); return err },
+			func(w *sandboxtest.World) agentlab.Sandbox { return w.Ready("play") },
+			func(w *sandboxtest.World, vmid int) error { _, err := w.Svc.Suspend(ctx, vmid, false); return err },
 			in(agentlab.SandboxSuspended),
 		},
 		{
 			"resume", fake.OpResume,
-			func(w *world) agentlab.Sandbox { return w.suspended("play") },
-			func(w *world, vmid int) error { _, err := w.svc.Resume(ctx, vmid); return err },
+			func(w *sandboxtest.World) agentlab.Sandbox { return w.Suspended("play") },
+			func(w *sandboxtest.World, vmid int) error { _, err := w.Svc.Resume(ctx, vmid); return err },
 			in(agentlab.SandboxReady),
 		},
 		{
 			"stop", fake.OpStop,
-			func(w *world) agentlab.Sandbox { return w.ready("play") },
-			func(w *world, vmid int) error { _, err := w.svc.Stop(ctx, vmid, time.Second); return err },
+			func(w *sandboxtest.World) agentlab.Sandbox { return w.Ready("play") },
+			func(w *sandboxtest.World, vmid int) error { _, err := w.Svc.Stop(ctx, vmid, time.Second); return err },
 			in(agentlab.SandboxStopped),
 		},
 		{
 			"destroy", fake.OpDestroy,
-			func(w *world) agentlab.Sandbox { return w.ready("play") },
-			func(w *world, vmid int) error { _, err := w.svc.Destroy(ctx, vmid); return err },
+			func(w *sandboxtest.World) agentlab.Sandbox { return w.Ready("play") },
+			func(w *sandboxtest.World, vmid int) error { _, err := w.Svc.Destroy(ctx, vmid); return err },
 			in(agentlab.SandboxDestroyed),
 		},
 		{
 			"restore", fake.OpRestoreSnapshot,
-			func(w *world) agentlab.Sandbox {
-				sb := w.ready("play")
-				w.save(sb, "clean", false)
+			func(w *sandboxtest.World) agentlab.Sandbox {
+				sb := w.Ready("play")
+				w.Save(sb, "clean", false)
 				return sb
 			},
-			func(w *world, vmid int) error { _, err := w.svc.RestoreSnapshot(ctx, vmid, "clean"); return err },
+			func(w *sandboxtest.World, vmid int) error {
+				_, err := w.Snaps.RestoreSnapshot(ctx, vmid, "clean")
+				return err
+			},
 			func(sb agentlab.Sandbox) bool { return sb.Restoring == "" },
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 				sb := tc.begin(w)
-				w.host.Inject(fake.Fault{Op: tc.op, Delay: 10 * time.Second})
+				w.Host.Inject(fake.Fault{Op: tc.op, Delay: 10 * time.Second})
 				began := time.Now()
 				for range 3 {
 					if err := tc.do(w, sb.VMID); err != nil {
@@ -69,7 +73,7 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 					}
 					time.Sleep(time.Second)
 				}
-				w.untilIt(sb.VMID, tc.done)
+				w.UntilIt(sb.VMID, tc.done)
 				if d := time.Since(began); d >= 10900*time.Millisecond {
 					t.Errorf("it was done after %s: the backend was called again", d)
 				}
@@ -80,15 +84,15 @@ func TestRepeatedRequestDoesNotInterrupt(t *testing.T) {
 
 // A stop with another grace counts at once, also while the guest powers off.
 func TestStopWithAnotherGrace(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Name: "never-stops"})
-		w.until(sb.VMID, agentlab.SandboxReady)
-		must(w.svc.Stop(ctx, sb.VMID, time.Hour))(t)
+		sb := w.Create(agentlab.SandboxRequest{Name: "never-stops"})
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		sandboxtest.Must(w.Svc.Stop(ctx, sb.VMID, time.Hour))(t)
 		time.Sleep(time.Second)
 		began := time.Now()
-		must(w.svc.Stop(ctx, sb.VMID, 0))(t)
-		w.until(sb.VMID, agentlab.SandboxStopped)
+		sandboxtest.Must(w.Svc.Stop(ctx, sb.VMID, 0))(t)
+		w.Until(sb.VMID, agentlab.SandboxStopped)
 		if d := time.Since(began); d > 5*time.Second {
 			t.Errorf("it stopped after %s", d)
 		}
@@ -97,17 +101,17 @@ func TestStopWithAnotherGrace(t *testing.T) {
 
 // The grace of a stop is not that of a later stop, such as the end of a lease.
 func TestGraceIsOfOneStop(t *testing.T) {
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		sb := w.create(agentlab.SandboxRequest{Name: "never-stops", TTL: time.Hour, Keepalive: new(true)})
-		w.until(sb.VMID, agentlab.SandboxReady)
+		sb := w.Create(agentlab.SandboxRequest{Name: "never-stops", TTL: time.Hour, Keepalive: new(true)})
+		w.Until(sb.VMID, agentlab.SandboxReady)
 		for range 2 { // the second one finds a stopped sandbox
-			must(w.svc.Stop(ctx, sb.VMID, 0))(t)
-			w.until(sb.VMID, agentlab.SandboxStopped)
+			sandboxtest.Must(w.Svc.Stop(ctx, sb.VMID, 0))(t)
+			w.Until(sb.VMID, agentlab.SandboxStopped)
 		}
-		sb = must(w.svc.Start(ctx, sb.VMID))(t)
-		w.until(sb.VMID, agentlab.SandboxReady)
-		w.until(sb.VMID, agentlab.SandboxStopped)
+		sb = sandboxtest.Must(w.Svc.Start(ctx, sb.VMID))(t)
+		w.Until(sb.VMID, agentlab.SandboxReady)
+		w.Until(sb.VMID, agentlab.SandboxStopped)
 		if d := time.Since(sb.LeaseExpiresAt); d < 30*time.Second {
 			t.Errorf("it stopped %s after its lease, want the usual grace of 30 s", d)
 		}

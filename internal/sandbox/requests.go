@@ -20,12 +20,12 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		var snap agentlab.Snapshot
 		var err error
 		if r.Fork != "" {
-			snap, layers, err = s.forkOrigin(ctx, r.Fork)
+			snap, layers, err = s.snaps.ForkOrigin(ctx, r.Fork)
 			if r.Maintenance != "" {
 				layers = nil // it has no network
 			}
 		} else {
-			snap, err = s.origin(ctx, r.From)
+			snap, err = s.snaps.Origin(ctx, r.From)
 		}
 		if err != nil {
 			return agentlab.Sandbox{}, err
@@ -34,12 +34,12 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	}
 	sb, prof, err := s.plan(ctx, r, from)
 	if err == nil {
-		err = s.checkPlan(ctx, r, sb, prof)
+		err = s.CheckPlan(ctx, r, sb, prof)
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	use, err := s.selectWorkspace(ctx, r)
+	use, err := s.selectWorkspace(ctx, r, sb.Backend)
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
@@ -47,7 +47,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 	if _, err := s.cfg.Store.PutProfile(ctx, prof.Name, prof.YAML); err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	s.poolQuietNow(ctx)
+	s.pool.Quiet(ctx)
 	const tries = 8 // if a generated name is taken, or the name of a new workspace
 	for i := 0; ; i++ {
 		if r.Name == "" {
@@ -55,7 +55,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		}
 		made, err := s.allocate(ctx, sb, use, r.Session)
 		if agentlab.CodeOf(err) == agentlab.CodeExists && i < tries {
-			again, serr := s.selectWorkspace(ctx, r)
+			again, serr := s.selectWorkspace(ctx, r, sb.Backend)
 			if serr != nil {
 				return agentlab.Sandbox{}, serr
 			}
@@ -67,8 +67,7 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 		if err != nil {
 			return agentlab.Sandbox{}, err
 		}
-		s.track(made)
-		s.loop.Wake(made.VMID)
+		s.Added(made)
 		return made, nil
 	}
 }
@@ -76,37 +75,23 @@ func (s *Service) Create(ctx context.Context, r agentlab.SandboxRequest) (agentl
 // allocate stores a planned sandbox: one of the warm pool that fits, or a new one.
 func (s *Service) allocate(ctx context.Context, sb agentlab.Sandbox, use *agentlab.WorkspaceUse, session string) (agentlab.Sandbox, error) {
 	if use == nil { // those of the pool run, and have none
-		if made, ok, err := s.handOut(ctx, sb); ok || err != nil {
+		if made, ok, err := s.pool.HandOut(ctx, sb); ok || err != nil {
 			return made, err
 		}
 	}
 	var made agentlab.Sandbox
-	err := s.withNumbers(ctx, sb.Backend, func(a agentlab.Allocation) (err error) {
+	err := s.pool.WithNumbers(ctx, sb.Backend, func(a agentlab.Allocation) (err error) {
 		a.Workspace, a.Session = use, session
-		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, createdEvent(sb))
+		made, err = s.cfg.Store.AllocateSandbox(ctx, sb, a, CreatedEvent(sb))
 		return err
 	})
 	return made, err
 }
 
-// withNumbers calls fn with the numbers and addresses that new sandboxes may get,
-// and once more after the warm pool has given way if they are not enough.
-func (s *Service) withNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error {
-	for again := false; ; again = true {
-		a, err := s.allocation(ctx, on)
-		if err == nil {
-			err = fn(a)
-		}
-		if again || agentlab.CodeOf(err) != agentlab.CodeLimit || !s.yieldNumbers(ctx) {
-			return err
-		}
-	}
-}
-
-// allocation returns the numbers and addresses that a new sandbox may get now.
+// Allocation returns the numbers and addresses that a new sandbox may get now.
 // A backend whose numbers other users share is asked for the numbers that they
 // have.
-func (s *Service) allocation(ctx context.Context, on string) (agentlab.Allocation, error) {
+func (s *Core) Allocation(ctx context.Context, on string) (agentlab.Allocation, error) {
 	a := agentlab.Allocation{First: s.lim.VMIDFirst, Last: s.lim.VMIDLast, MaxLive: s.lim.MaxSandboxes}
 	b := s.cfg.Fleet.Of(on)
 	if p := b.Info().Addresses; p != nil {
@@ -120,7 +105,8 @@ func (s *Service) allocation(ctx context.Context, on string) (agentlab.Allocatio
 	return a, err
 }
 
-func spec(sb agentlab.Sandbox) backend.Spec {
+// SpecOf returns what a driver creates for a sandbox.
+func SpecOf(sb agentlab.Sandbox) backend.Spec {
 	out := backend.Spec{
 		VMID: sb.VMID, UID: sb.UID, Name: sb.Name, Image: sb.Image,
 		Resources: sb.Resources, Options: sb.Options, Network: sb.Network, IPv4: sb.IPv4, IPv6: sb.IPv6,
@@ -132,7 +118,7 @@ func spec(sb agentlab.Sandbox) backend.Spec {
 }
 
 // List returns sandboxes in ascending order of their numbers.
-func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
+func (s *Core) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error) {
 	return s.cfg.Store.Sandboxes(ctx, f)
 }
 
@@ -140,21 +126,21 @@ func (s *Service) List(ctx context.Context, f agentlab.SandboxFilter) ([]agentla
 // created does not change. Codes: not_found, conflict, busy (it is being
 // stopped).
 func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.requestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.RequestChange(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if err := s.startable(*sb); err != nil {
 			return nil, err
 		}
 		switch {
 		case sb.State == agentlab.SandboxFailed || sb.State == agentlab.SandboxTimeout:
-			return nil, conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
+			return nil, Conflict(*sb, "and cannot be started as it is", "agentlab sandbox stop %d, then start it, or destroy it", vmid)
 		case sb.State == agentlab.SandboxStopped:
-			if err := s.room(); err != nil {
+			if err := s.Room(); err != nil {
 				return nil, err
 			}
 			sb.Desired = agentlab.DesiredRunning
 			return nil, nil
 		case sb.Desired.Suspended():
-			return nil, conflict(*sb, "and cannot be started", "continue it: agentlab sandbox resume %d", vmid)
+			return nil, Conflict(*sb, "and cannot be started", "continue it: agentlab sandbox resume %d", vmid)
 		case sb.Desired == agentlab.DesiredStopped:
 			return nil, agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid).WithHint("try again when it is STOPPED")
 		}
@@ -166,14 +152,14 @@ func (s *Service) Start(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 func (s *Service) startable(sb agentlab.Sandbox) error {
 	switch {
 	case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
-		return conflict(sb, "and cannot be started", "create a new one: agentlab sandbox new")
+		return Conflict(sb, "and cannot be started", "create a new one: agentlab sandbox new")
 	case sb.Salvage:
-		return onlyKept(sb)
+		return OnlyKept(sb)
 	case sb.Profile == agentlab.ProfileLost: // its guest's configuration and policy are not known
-		return conflict(sb, "and cannot be started: it was recovered without its profile",
+		return Conflict(sb, "and cannot be started: it was recovered without its profile",
 			"copy what you need from its disk in the directory sandboxes/ of the state directory, then 'agentlab sandbox destroy %d'", sb.VMID)
 	case sb.State == agentlab.SandboxStopped && !s.clock().Before(sb.LeaseExpiresAt):
-		return conflict(sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", sb.VMID)
+		return Conflict(sb, "and its lease has ended", "agentlab sandbox lease renew %d --ttl 4h", sb.VMID)
 	}
 	return nil
 }
@@ -182,15 +168,15 @@ func (s *Service) startable(sb agentlab.Sandbox) error {
 // disk as it is, with the workspace of the session. Codes: not_found; conflict, also if
 // another sandbox has the workspace; busy.
 func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Session) (agentlab.Sandbox, error) {
-	use, err := s.cfg.Workspaces.Select(ctx, agentlab.WorkspaceSelection{Workspace: session.WorkspaceID})
+	use, err := s.workspaces.Select(ctx, agentlab.WorkspaceSelection{Workspace: session.WorkspaceID})
 	if err == nil {
-		err = s.room()
+		err = s.Room()
 	}
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
 	sb, err := s.cfg.Store.AttachWorkspace(ctx, vmid, use, session.ID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if err := cmp.Or(s.reachable(*sb), s.startable(*sb)); err != nil {
+		if err := cmp.Or(s.Reachable(*sb), s.startable(*sb)); err != nil {
 			return nil, err
 		}
 		before := *sb
@@ -198,12 +184,12 @@ func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Sessi
 		case sb.StartsAgain():
 			sb.State = agentlab.SandboxStopped // with its reason
 		case sb.State != agentlab.SandboxStopped:
-			return nil, conflict(*sb, "and cannot be started", "see 'agentlab sandbox show %d'", vmid)
+			return nil, Conflict(*sb, "and cannot be started", "see 'agentlab sandbox show %d'", vmid)
 		}
 		sb.Desired = agentlab.DesiredRunning
 		var evs []agentlab.Event
 		if sb.State != before.State {
-			evs = append(evs, stateEvent(*sb, before.State))
+			evs = append(evs, StateEvent(*sb, before.State))
 		}
 		if sb.Desired != before.Desired {
 			evs = append(evs, desiredEvent(*sb))
@@ -223,12 +209,12 @@ func (s *Service) Continue(ctx context.Context, vmid int, session agentlab.Sessi
 func (s *Service) Stop(ctx context.Context, vmid int, grace time.Duration) (agentlab.Sandbox, error) {
 	var before *time.Duration
 	s.withState(vmid, func(m *runtimeState) { before, m.grace = m.grace, &grace })
-	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.RequestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed:
-			return nil, conflict(*sb, "and cannot be stopped", "")
+			return nil, Conflict(*sb, "and cannot be stopped", "")
 		case sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
-			return nil, conflict(*sb, "and has nothing to stop yet", "agentlab sandbox destroy %d", vmid)
+			return nil, Conflict(*sb, "and has nothing to stop yet", "agentlab sandbox destroy %d", vmid)
 		}
 		sb.Desired = agentlab.DesiredStopped
 		return nil, nil
@@ -259,7 +245,7 @@ func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 	case !work:
 		return s.Purge(ctx, vmid)
 	}
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.RequestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.salvageable(*sb) {
 			return nil, nil
 		}
@@ -271,7 +257,7 @@ func (s *Service) Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, erro
 // and on a full disk. Purging a destroyed sandbox succeeds. Codes:
 // not_found, conflict if it belongs to another backend.
 func (s *Service) Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	sb, err := s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.RequestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxDestroyed {
 			sb.Desired = agentlab.DesiredDestroyed
 		}
@@ -291,40 +277,40 @@ func (s *Service) Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 // RenewLease sets a lease to end ttl from now. Codes: not_found, invalid,
 // conflict if the sandbox is already ending.
 func (s *Service) RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error) {
-	ttl, err := s.ttl(ttl, -1) // a zero ttl is an error here
+	ttl, err := s.TTL(ttl, -1) // a zero ttl is an error here
 	if err != nil {
 		return agentlab.Sandbox{}, err
 	}
-	return s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.Change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.Desired == agentlab.DesiredDestroyed || sb.State == agentlab.SandboxDestroyed {
-			return nil, conflict(*sb, "and its lease cannot be renewed", "create a new one: agentlab sandbox new")
+			return nil, Conflict(*sb, "and its lease cannot be renewed", "create a new one: agentlab sandbox new")
 		}
 		sb.LeaseExpiresAt = s.clock().UTC().Add(ttl)
 		return []agentlab.Event{leaseEvent(*sb, "renewed")}, nil
 	})
 }
 
-// requestChange is change for a request that needs the backend: code conflict if
+// RequestChange is change for a request that needs the backend: code conflict if
 // the sandbox belongs to another one.
-func (s *Service) requestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
-	return s.change(ctx, vmid, wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		if err := s.reachable(*sb); err != nil {
+func (s *Core) RequestChange(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+	return s.Change(ctx, vmid, wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+		if err := s.Reachable(*sb); err != nil {
 			return nil, err
 		}
 		return fn(sb)
 	})
 }
 
-// change changes what is requested of a sandbox and wakes the loop. A request
+// Change changes what is requested of a sandbox and wakes the loop. A request
 // that changes nothing never interrupts the step: it may be doing what is
 // requested, such as to continue a guest whose saved memory is used up.
-func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
+func (s *Core) Change(ctx context.Context, vmid int, wake func(int), fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
 	changed := false
-	sb, err := s.update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	sb, err := s.Update(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		before := *sb
 		evs, err := fn(sb)
 		if err == nil && before.Pooled() && sb.Desired != agentlab.DesiredDestroyed {
-			err = conflict(*sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
+			err = Conflict(*sb, "and belongs to the warm pool", "create a sandbox, which may get it: agentlab sandbox new")
 		}
 		if err == nil && sb.Desired != before.Desired {
 			evs = append(evs, desiredEvent(*sb))
@@ -343,7 +329,9 @@ func (s *Service) change(ctx context.Context, vmid int, wake func(int), fn func(
 	return sb, nil
 }
 
-func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
+// Conflict returns an error with code conflict: the state of a sandbox does not allow what
+// was requested. rest follows the state in the message.
+func Conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 	what := string(sb.State)
 	if sb.Desired == agentlab.DesiredDestroyed && sb.State != agentlab.SandboxDestroyed {
 		what += ", about to be destroyed,"
@@ -357,12 +345,12 @@ func conflict(sb agentlab.Sandbox, rest, hint string, args ...any) error {
 
 // MarkRunning changes a READY sandbox to RUNNING: its job has started.
 func (s *Service) MarkRunning(ctx context.Context, vmid int) error {
-	_, err := s.change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Change(ctx, vmid, s.loop.Wake, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning {
 			return nil, nil
 		}
 		sb.State = agentlab.SandboxRunning
-		return []agentlab.Event{stateEvent(*sb, agentlab.SandboxReady)}, nil
+		return []agentlab.Event{StateEvent(*sb, agentlab.SandboxReady)}, nil
 	})
 	return err
 }
@@ -384,7 +372,7 @@ type Outcome struct {
 // Otherwise it takes the state of its job's end, and is destroyed, or kept for work
 // that is not stored. It may be called again. Code: not_found.
 func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sandbox, error) {
-	return s.change(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.Change(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if sb.State == agentlab.SandboxDestroyed || sb.Desired == agentlab.DesiredDestroyed {
 			return nil, nil
 		}
@@ -418,7 +406,7 @@ func (s *Service) Release(ctx context.Context, vmid int, o Outcome) (agentlab.Sa
 			}
 		}
 		if sb.State != before {
-			evs = append(evs, stateEvent(*sb, before))
+			evs = append(evs, StateEvent(*sb, before))
 		}
 		return evs, nil
 	})

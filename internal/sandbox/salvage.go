@@ -17,7 +17,7 @@ import (
 
 // salvageable reports whether the disk of a sandbox may be kept for the work of its
 // job. A job on a workspace has its work there.
-func (s *Service) salvageable(sb agentlab.Sandbox) bool {
+func (s *Core) salvageable(sb agentlab.Sandbox) bool {
 	return s.lim.Salvage > 0 && s.jobs != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
 		sb.State != agentlab.SandboxDestroyed && sb.Desired != agentlab.DesiredDestroyed && s.diskBytes(sb) <= s.lim.SalvageBytes
 }
@@ -36,11 +36,11 @@ func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error
 const unknownDisk = 32 << 30
 
 // diskBytes returns the full size of the disk of a sandbox; unknownDisk if it is not known.
-func (s *Service) diskBytes(sb agentlab.Sandbox) int64 {
+func (s *Core) diskBytes(sb agentlab.Sandbox) int64 {
 	if sb.Resources.RootSizeGB > 0 {
 		return int64(sb.Resources.RootSizeGB) << 30
 	}
-	if sizer, ok := s.on(sb).Images.(DiskSizer); ok {
+	if sizer, ok := s.On(sb).Images.(DiskSizer); ok {
 		return cmp.Or(sizer.DiskBytes(sb.Image), unknownDisk)
 	}
 	return unknownDisk
@@ -58,7 +58,7 @@ func (s *Service) keep(sb *agentlab.Sandbox) agentlab.Event {
 const salvageWait = 10 * time.Minute
 
 // salvaging reports whether a job extracts the work on the disk of a kept sandbox.
-func (s *Service) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
+func (s *Core) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
 	if !sb.Salvage || s.jobs == nil {
 		return false, nil
 	}
@@ -69,15 +69,15 @@ func (s *Service) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, err
 // the disk may be deleted again.
 func (s *Service) SalvageEnded() { s.spawn(s.boundSalvage) }
 
-// onlyKept is the error for what would change the disk of a kept sandbox.
-func onlyKept(sb agentlab.Sandbox) error {
-	return conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
+// OnlyKept is the error for what would change the disk of a kept sandbox.
+func OnlyKept(sb agentlab.Sandbox) error {
+	return Conflict(sb, "and only kept for the work of its job", "extract it: agentlab job salvage %s", sb.JobID)
 }
 
 // boundSalvage requests the destruction of the sandboxes that were kept first, if
 // the disks of all kept ones exceed their limit, except of one whose work is being
 // extracted: SalvageEnded runs it again.
-func (s *Service) boundSalvage(ctx context.Context) {
+func (s *Core) boundSalvage(ctx context.Context) {
 	list, err := s.cfg.Store.Sandboxes(ctx, agentlab.SandboxFilter{})
 	list = slices.DeleteFunc(list, func(sb agentlab.Sandbox) bool { return !sb.Salvage || sb.Desired == agentlab.DesiredDestroyed })
 	slices.SortFunc(list, func(a, b agentlab.Sandbox) int {
@@ -92,7 +92,7 @@ func (s *Service) boundSalvage(ctx context.Context) {
 			err = errors.Join(err, busyErr)
 			continue
 		}
-		_, dropErr := s.requestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		_, dropErr := s.RequestChange(ctx, sb.VMID, s.loop.Interrupt, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.UID != sb.UID || !now.Salvage || now.Desired == agentlab.DesiredDestroyed {
 				return nil, nil
 			}
@@ -109,28 +109,4 @@ func (s *Service) boundSalvage(ctx context.Context) {
 // lostWork names what is deleted with the disk of a kept sandbox.
 func lostWork(sb agentlab.Sandbox) string {
 	return "work of " + sb.JobID + " that is not stored is deleted"
-}
-
-// SaveForSalvage requests a copy of the disk of a sandbox that is kept for the work of
-// its job. In the same transaction fn changes the job with an ID, to which the copy
-// belongs. It is used like that of SaveForAttempts. Codes: not_found, conflict (the
-// sandbox is not kept), busy (its VM still runs), no_space, unsupported, and those of
-// fn.
-func (s *Service) SaveForSalvage(ctx context.Context, vmid int, jobID string, fn func(j *agentlab.Job, uid string) ([]agentlab.Event, error)) error {
-	sb, err := s.cfg.Store.Sandbox(ctx, vmid)
-	if err == nil {
-		_, err = s.on(sb).NeedSnapshots()
-	}
-	switch {
-	case err != nil:
-		return err
-	case !sb.Salvage || sb.Desired != agentlab.DesiredStopped:
-		return conflict(sb, "and is not kept for the work of a job", "")
-	case sb.State != agentlab.SandboxStopped:
-		return agentlab.Errorf(agentlab.CodeBusy, "sandbox %s (%d) is being stopped", sb.Name, vmid)
-	}
-	if err := cmp.Or(s.canSave(sb), s.room()); err != nil {
-		return err
-	}
-	return s.saveFork(ctx, sb, jobID, agentlab.SetupEntry{}, fn)
 }

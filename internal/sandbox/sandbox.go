@@ -24,8 +24,14 @@
 // and then destroyed. The lease of a sandbox starts when its image is
 // available.
 //
-// A sandbox of the warm pool (pool.go) waits in state POOLED until it is handed out,
-// and becomes BOOTING then.
+// A sandbox of the warm pool waits in state POOLED until it is handed out, and becomes
+// BOOTING then.
+//
+// # Parts
+//
+// The warm pool, the snapshots and the workspaces are parts of the service in packages of
+// their own. A part uses the Core, and the step of a sandbox calls the parts through the
+// interfaces of Parts.
 package sandbox
 
 import (
@@ -33,16 +39,12 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/lock"
-	"github.com/agentlab-vm/agentlab/internal/reconcile"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -54,35 +56,20 @@ type Store interface {
 	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	SandboxByName(ctx context.Context, name string) (agentlab.Sandbox, error)
 	SandboxByUID(ctx context.Context, uid string) (agentlab.Sandbox, error)
+	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
+	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
+	RevokeGrants(ctx context.Context, vmid int) error
+	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
+	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
+}
+
+// Sessions are the rows of sessions, whose names mean their current sandboxes.
+type Sessions interface {
 	Session(ctx context.Context, id string) (agentlab.Session, error)
 	SessionByName(ctx context.Context, name string) (agentlab.Session, error)
 	Sessions(ctx context.Context) ([]agentlab.Session, error)
 	SessionHistory(ctx context.Context, id string) ([]agentlab.SessionSandbox, error)
-	Sandboxes(ctx context.Context, f agentlab.SandboxFilter) ([]agentlab.Sandbox, error)
-	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
-	Job(ctx context.Context, id string) (agentlab.Job, error)
-	PutProfile(ctx context.Context, name, yaml string) (sum string, err error)
-	RevokeGrants(ctx context.Context, vmid int) error
-	HandOutSandbox(ctx context.Context, vmid int, sb agentlab.Sandbox, maxLive int, evs ...agentlab.Event) (agentlab.Sandbox, error)
-	DeleteSandbox(ctx context.Context, vmid int) error
-
-	AddSnapshot(ctx context.Context, snap agentlab.Snapshot, q agentlab.SnapshotQuota, evs ...agentlab.Event) (agentlab.Snapshot, error)
-	UpdateSnapshot(ctx context.Context, uid string, q agentlab.SnapshotQuota, fn func(*agentlab.Snapshot) ([]agentlab.Event, error)) (agentlab.Snapshot, error)
-	RemoveSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
-	Snapshot(ctx context.Context, uid string) (agentlab.Snapshot, error)
-	Snapshots(ctx context.Context, f agentlab.SnapshotFilter) ([]agentlab.Snapshot, error)
-	SandboxesFrom(ctx context.Context, snapshotUID string) ([]agentlab.Sandbox, error)
-	AllocateFork(ctx context.Context, snap agentlab.Snapshot, list []agentlab.Sandbox, a agentlab.Allocation,
-		created func(agentlab.Sandbox) agentlab.Event) ([]agentlab.Sandbox, error)
-	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
-	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
-	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
-	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
-	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
-	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
-	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
-	ReleaseWorkspace(ctx context.Context, nonce string) error
-	AddFork(ctx context.Context, snap agentlab.Snapshot, jobID string, fn func(*agentlab.Job) ([]agentlab.Event, error)) error
 }
 
 // DiskSizer is implemented by Images that know the sizes of the disks in them.
@@ -170,10 +157,6 @@ type Limits struct {
 
 	NetworkTimeout time.Duration // for applying a changed network policy, else the sandbox fails; default 1 min
 
-	Snapshots agentlab.SnapshotQuota // of the snapshots that users save; default none
-
-	SetupBytes int64 // maximum size of the snapshots after setup; 0 means that there are none
-
 	// Salvage is how long a sandbox is kept whose job ended with work that is not
 	// stored; 0 means that none is kept. SalvageBytes is the maximum size of the disks
 	// of all of them.
@@ -212,13 +195,95 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Config is the configuration of a Service.
+// Pool is the warm pool: sandboxes that wait for users (agentlab.Sandbox.Pooled);
+// *warmpool.Pool implements it.
+type Pool interface {
+	// HandOut makes a sandbox of the pool the planned sandbox sb. ok is false if none
+	// fits. Codes: exists, limit.
+	HandOut(ctx context.Context, sb agentlab.Sandbox) (made agentlab.Sandbox, ok bool, err error)
+	// WithNumbers calls fn with the numbers and addresses that new sandboxes on a
+	// backend may get, and once more after the pool has given way if they are not enough.
+	WithNumbers(ctx context.Context, on string, fn func(agentlab.Allocation) error) error
+	// Quiet delays the pool, and destroys the sandbox that is being made for it: a
+	// request comes first.
+	Quiet(ctx context.Context)
+	// GiveWay delays the pool before the VM of sb is started, and destroys it if the
+	// host lacks memory or disk space for sb. It does not wait for that.
+	GiveWay(ctx context.Context, sb agentlab.Sandbox)
+	// Drop destroys a sandbox of the pool, unless it was handed out.
+	Drop(ctx context.Context, vmid int, why string)
+	// Ready makes a sandbox of the pool whose VM runs POOLED, when its guest has booted.
+	// An error means that the guest does not answer, or still boots.
+	Ready(ctx context.Context, sb agentlab.Sandbox) error
+	// Removed deletes the row of a destroyed sandbox of the pool, so that its number is
+	// free again.
+	Removed(ctx context.Context, vmid int) error
+}
+
+// Snapshots are the snapshots of sandboxes; *snapshot.Service implements it.
+type Snapshots interface {
+	// Origin returns the snapshot SANDBOX/NAME from which a sandbox is requested. Codes:
+	// invalid, not_found, conflict, unsupported.
+	Origin(ctx context.Context, from string) (agentlab.Snapshot, error)
+	// ForkOrigin returns the snapshot with a UID, saved for attempts, from which a sandbox
+	// is requested, and the layers of the network policy that the new sandbox needs.
+	ForkOrigin(ctx context.Context, uid string) (agentlab.Snapshot, []agentlab.Network, error)
+	// OriginReady reports whether the snapshot that a sandbox is created from can be
+	// used. If not, it will be later, or refusal has the reason why it never will.
+	OriginReady(ctx context.Context, sb agentlab.Sandbox) (ready bool, refusal, err error)
+	// HasMemory reports whether a snapshot has the memory of its guest.
+	HasMemory(ctx context.Context, uid string) bool
+	// Step saves and deletes the snapshots of a sandbox that wait for it. It returns an
+	// error only if ctx ends.
+	Step(ctx context.Context, sb agentlab.Sandbox) error
+	// Restore runs the next action of a sandbox that is being restored to a snapshot.
+	Restore(ctx context.Context, sb agentlab.Sandbox) error
+}
+
+// Workspaces are the workspaces of sandboxes; *workspace.Service implements it.
+type Workspaces interface {
+	// Select returns the workspace that a request wants, and if it must be created
+	// also its row, which is not stored yet. Codes: not_found, exists, invalid, limit,
+	// conflict, unsupported.
+	Select(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.WorkspaceUse, error)
+	// Await ends the step of a REQUESTED sandbox until its workspace can be attached. The
+	// backend has nothing of the sandbox until then.
+	Await(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, done bool, err error)
+	// AttachVolume attaches the workspace of a sandbox that is about to start.
+	AttachVolume(ctx context.Context, sb agentlab.Sandbox) error
+	// Mount makes the guest of a sandbox mount its workspace.
+	Mount(ctx context.Context, sb agentlab.Sandbox) error
+	// Supervise attaches the workspace that a running sandbox got, if it has it not yet.
+	// again is when to call it again, 0 for not before the next step.
+	Supervise(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error)
+	// StepRelease detaches the workspace of a sandbox if that was requested. settled
+	// means that the row has changed.
+	StepRelease(ctx context.Context, sb agentlab.Sandbox) (settled bool, err error)
+	// UnmountLast makes the guest of a sandbox that is destroyed write its workspace.
+	UnmountLast(ctx context.Context, sb agentlab.Sandbox) error
+	// Return ends the lease of a sandbox whose VM is off and that does not run again by
+	// itself.
+	Return(ctx context.Context, sb agentlab.Sandbox) error
+	// AcquiredAt returns when a sandbox got the lease of its workspace; zero if it has
+	// none.
+	AcquiredAt(ctx context.Context, sb agentlab.Sandbox) (time.Time, error)
+}
+
+// Permanent is an error of a step that does not end by itself.
+type Permanent struct{ Err error }
+
+// Error implements error.
+func (e Permanent) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e Permanent) Unwrap() error { return e.Err }
+
+// Config is the configuration of a Core.
 type Config struct {
 	Store    Store
+	Sessions Sessions
 	Fleet    *fleet.Fleet
 	Profiles Profiles
-
-	Workspaces Workspaces
 
 	Secrets Secrets // nil means that secrets bundles are not checked
 
@@ -230,7 +295,6 @@ type Config struct {
 	DefaultProfile string // of sandboxes without a profile in the request
 	DefaultImage   string // if neither request nor profile names one
 	Limits         Limits
-	Pool           []PoolEntry // sandboxes that wait for users
 
 	// IntentsDir stores requests to destroy a sandbox when the database has no
 	// disk space for them. With "" they are lost if the process ends before it
@@ -244,94 +308,30 @@ type Config struct {
 // Service manages sandboxes. Its methods may be called from any goroutine,
 // also before Run; then requests wait for Run.
 type Service struct {
-	cfg       Config
-	lim       Limits
-	log       *slog.Logger
-	clock     func() time.Time
-	loop      *reconcile.Loop[int]
-	boots     slots
-	copySlots slots
-	orphans   lock.Keyed[string] // by UID; held during a destruction
-	images    imageBuilds
-	guests    Guests // nil means that guests are not served
-	jobs      Jobs   // nil means that no sandbox is kept
-	intents   destroyIntents
+	*Core
 
-	sweeping sync.Mutex // held by sweepSnapshots
-	pool     pool
+	orphans    lock.Keyed[string] // by UID; held during a destruction
+	images     imageBuilds
+	guests     Guests // nil means that guests are not served
+	intents    destroyIntents
+	pool       Pool
+	snaps      Snapshots
+	workspaces Workspaces
 
-	mu           sync.Mutex
-	states       map[int]*runtimeState
 	knownOrphans map[string]fleet.Instance // by UID: orphans that were reported by an event
-	run          context.Context           // of Run; nil before
-
-	lostSnapshots map[string]lostSnapshot // by UID: those that the last audit found without a row; never changed
-
-	wg sync.WaitGroup // what Run waits for in addition to the loop
 }
 
-// runtimeState is the service's state in memory for an existing sandbox. It may
-// be lost: a new process starts with an empty one.
-type runtimeState struct {
-	uid     string
-	handle  string                // as last seen
-	backend string                // where it is; it may be none of the daemon's
-	state   agentlab.SandboxState // as last seen
-
-	lease          time.Time      // its end, as sent to the backend (backend.Power)
-	leaseEnd       time.Time      // its end, as last seen
-	warned         time.Duration  // the last warning about leaseEnd, one of leaseWarnings; 0: none
-	terminals      int            // attached terminals
-	blank          bool           // this process started its VM, and sent its guest nothing
-	isCopy         bool           // it continues the guest of a snapshot
-	hurry          bool           // another copy of its snapshot did not answer
-	inspected      bool           // this process has found its VM in the expected state
-	needsInspect   bool           // the audit found a difference: inspect the VM again
-	tried          time.Time      // first attempt to power it on in its current state
-	running        time.Time      // when this process first found the VM of a BOOTING sandbox running
-	looked         time.Time      // when the VM of a BOOTING sandbox was last inspected
-	grace          *time.Duration // requested by Stop; nil means the default
-	image          *imageResult   // result of an image build that it waited for
-	listener       *guestListener
-	save           bool          // its console log must be saved
-	retry          *retryState   // of steps that failed; nil if the last one did not
-	destroyPending bool          // it must be destroyed, but the row could not be changed: the disk was full
-	paused         string        // why its guest's CPUs are paused; "" if they are not
-	snapshotsDone  bool          // its snapshots need nothing from its step
-	saveWaits      string        // UID of a snapshot that waits, and why, as the last event has it
-	syncedFor      string        // UID of the snapshot before which its guest last had to write its disks
-	unsynced       string        // why it has not; "" if it has
-	restored       string        // UID of the snapshot to which this process has restored it
-	awaited        string        // ID of the workspace that its step waits for
-	mounted        string        // ID of the workspace that its guest has mounted, as far as this process knows
-	reboots        *rate.Limiter // of its guest by itself
-	off            bool          // this process has powered off its VM to destroy it
-
-	asking    bool      // its step waits for an answer of the guest, or saves it
-	newPolicy bool      // its network policy has changed since its step read the row
-	silent    int       // consecutive deliveries that the guest did not answer
-	askAt     time.Time // when the next delivery may begin
-
-	netSince   time.Time     // since when a network policy cannot be applied; zero if there is none
-	netTrouble string        // why not
-	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
+// Parts are the parts of the service that other packages have. All are required.
+type Parts struct {
+	Pool       Pool
+	Snapshots  Snapshots
+	Workspaces Workspaces
 }
 
-// New returns a Service. Call Run to start it.
-func New(cfg Config) *Service {
-	s := &Service{
-		cfg: cfg, lim: cfg.Limits.withDefaults(), log: cfg.Logger, clock: cfg.Clock, intents: destroyIntents{cfg.IntentsDir},
-		states: map[int]*runtimeState{}, knownOrphans: map[string]fleet.Instance{},
-		pool: newPool(),
-	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	if s.clock == nil {
-		s.clock = time.Now
-	}
-	s.boots.limit, s.copySlots.limit = s.lim.ParallelBoots, s.lim.ParallelBoots
-	s.loop = reconcile.New(reconcile.Config[int]{Step: s.step, Failed: reconcile.LogFailed[int](s.log, "sandbox", "vmid"), Workers: s.lim.Workers})
+// New returns the Service of a Core. Call Run to start it.
+func New(c *Core, parts Parts) *Service {
+	s := &Service{Core: c, intents: destroyIntents{c.cfg.IntentsDir}, knownOrphans: map[string]fleet.Instance{}, pool: parts.Pool, snaps: parts.Snapshots, workspaces: parts.Workspaces}
+	c.step = s.step
 	return s
 }
 
@@ -339,10 +339,6 @@ func New(cfg Config) *Service {
 // not in Config because that server calls the job service, and the job service
 // calls this one.
 func (s *Service) ServeGuests(g Guests) { s.guests = g }
-
-// KeepWork sets the service of the jobs, for which sandboxes with unstored work are
-// kept. It must be called before Run; without it none is kept.
-func (s *Service) KeepWork(j Jobs) { s.jobs = j }
 
 // Run runs the steps of sandboxes until ctx ends, and returns when all steps
 // have ended. VMs keep running. It may be called once.
@@ -369,7 +365,6 @@ func (s *Service) Run(ctx context.Context) error {
 	for _, b := range s.cfg.Fleet.All() {
 		s.wg.Go(func() { s.auditLoop(ctx, b) })
 	}
-	s.wg.Go(func() { s.poolLoop(ctx) })
 	// Guests are cut off first, while the steps end, so that their calls are over
 	// before the store closes.
 	defer context.AfterFunc(ctx, s.closeListeners)()
@@ -381,107 +376,4 @@ func (s *Service) Run(ctx context.Context) error {
 	s.closeListeners()
 	s.wg.Wait()
 	return nil
-}
-
-// ended is the context of a Run that is over.
-var ended = func() context.Context { //nolint:gochecknoglobals // a constant
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-// spawn runs fn with the context of Run, which waits for it. It returns false
-// if Run is not running.
-func (s *Service) spawn(fn func(ctx context.Context)) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.run == nil || s.run.Err() != nil {
-		return false
-	}
-	ctx := s.run
-	s.wg.Go(func() { fn(ctx) })
-	return true
-}
-
-// track returns the state of a sandbox, updated from its row.
-func (s *Service) track(sb agentlab.Sandbox) *runtimeState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.states[sb.VMID]
-	if m == nil || m.uid != sb.UID {
-		m = &runtimeState{uid: sb.UID, backend: s.on(sb).Name()}
-		s.states[sb.VMID] = m
-		s.loop.Assign(sb.VMID, m.backend)
-	}
-	m.handle = sb.Handle
-	if m.state != sb.State {
-		m.state, m.inspected = sb.State, false
-		m.tried, m.running, m.retry = time.Time{}, time.Time{}, nil
-		m.silent, m.askAt = 0, time.Time{}
-		if !sb.State.HasVM() {
-			m.mounted = ""
-		}
-		if sb.State == agentlab.SandboxStopped {
-			m.grace = nil
-		}
-	}
-	return m
-}
-
-// forget deletes the memory of a sandbox that is destroyed.
-func (s *Service) forget(vmid int) {
-	s.releaseSlots(vmid)
-	s.mu.Lock()
-	m := s.states[vmid]
-	delete(s.states, vmid)
-	s.loop.Forget(vmid)
-	s.mu.Unlock()
-	if m != nil {
-		m.listener.close()
-	}
-}
-
-// withState calls fn with the state of a sandbox, if there is one. It holds
-// the lock during the call.
-func (s *Service) withState(vmid int, fn func(*runtimeState)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if m := s.states[vmid]; m != nil {
-		fn(m)
-	}
-}
-
-// Wake runs the step of a sandbox that another component changed.
-func (s *Service) Wake(vmid int) { s.loop.Wake(vmid) }
-
-// Queue returns what the loop of the sandboxes has to do now.
-func (s *Service) Queue() reconcile.Stats { return s.loop.Stats() }
-
-// update changes a row and wakes the calls that wait for a change of it.
-func (s *Service) update(ctx context.Context, vmid int, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error) {
-	var before agentlab.Sandbox
-	sb, err := s.cfg.Store.UpdateSandbox(ctx, vmid, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
-		before = *sb
-		evs, err := fn(sb)
-		if sb.State != before.State || sb.Desired != before.Desired {
-			sb.Waiting = "" // it was about the previous state
-		}
-		sb.OnDisk = sb.OnDisk && sb.State == agentlab.SandboxSuspended
-		if sb.Pooled() {
-			evs = nil // no user knows it yet
-		}
-		return evs, err
-	})
-	if err != nil {
-		return agentlab.Sandbox{}, err
-	}
-	s.track(sb)
-	s.withState(vmid, (*runtimeState).notifyWaiters)
-	if sb.State != before.State && (sb.State == agentlab.SandboxDestroyed || sb.From.Snapshot != "") {
-		s.spawn(s.sweepSnapshots) // some may no longer be needed
-	}
-	if sb.Salvage && !before.Salvage {
-		s.spawn(s.boundSalvage)
-	}
-	return sb, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
+	"github.com/agentlab-vm/agentlab/internal/sandbox/sandboxtest"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -16,17 +17,17 @@ func TestMany(t *testing.T) {
 	if sample.Full() {
 		n = 1000
 	}
-	inWorld(t, func(w *world) {
+	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		w.limits = sandbox.Limits{ParallelBoots: 50}
-		w.restart()
+		w.Limits = sandbox.Limits{ParallelBoots: 50}
+		w.Restart()
 		for range n {
-			w.create(agentlab.SandboxRequest{TTL: 10 * time.Hour})
+			w.Create(agentlab.SandboxRequest{TTL: 10 * time.Hour})
 		}
 		all := func(state agentlab.SandboxState) {
 			w.Helper()
 			for range 1000 {
-				counts, err := w.store.CountSandboxes(ctx)
+				counts, err := w.Store.CountSandboxes(ctx)
 				if err != nil {
 					w.Fatal(err)
 				}
@@ -35,14 +36,14 @@ func TestMany(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 			}
-			counts, _ := w.store.CountSandboxes(ctx)
+			counts, _ := w.Store.CountSandboxes(ctx)
 			w.Fatalf("not all are %s: %v", state, counts)
 		}
 		all(agentlab.SandboxReady)
-		w.restart()
+		w.Restart()
 		time.Sleep(time.Minute)
 		all(agentlab.SandboxReady)
-		w.destroyAll()
+		w.DestroyAll()
 		all(agentlab.SandboxDestroyed)
 	})
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 )
 
-// maxIdle is the maximum time between two steps of a settled sandbox, unless there are
+// MaxIdle is the maximum time between two steps of a settled sandbox, unless there are
 // more than idleStepRate for each second of it. It is limited because the clock may be
 // changed, and the host may sleep.
-const maxIdle = 10 * time.Minute
+const MaxIdle = 10 * time.Minute
 
 // idleStepRate is how many settled sandboxes have a step in a second, if there are
 // thousands: each reads a row. The end of a lease after the clock was changed is then
@@ -37,12 +37,12 @@ func (s *Service) step(ctx context.Context, vmid int) (time.Duration, error) {
 		case sb.State == agentlab.SandboxDestroyed:
 			s.forget(vmid)
 			if sb.Pooled() { // a process ended before it deleted the row
-				err = s.poolRemoved(ctx, vmid)
+				err = s.pool.Removed(ctx, vmid)
 			}
 			return 0, err
 		}
 		s.track(sb)
-		if s.elsewhere(sb) {
+		if s.Elsewhere(sb) {
 			return s.skipElsewhere(ctx, sb), nil
 		}
 		again, done, err := s.stepOnce(ctx, sb)
@@ -86,15 +86,15 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 		}
 	}
 	if sb.Workspace != "" {
-		if settled, err := s.stepRelease(ctx, sb); settled || err != nil {
+		if settled, err := s.workspaces.StepRelease(ctx, sb); settled || err != nil {
 			return 0, err != nil, err
 		}
 	}
-	if err := s.stepSnapshots(ctx, sb); err != nil {
+	if err := s.snaps.Step(ctx, sb); err != nil {
 		return 0, true, err
 	}
 	if sb.Restoring != "" {
-		err := s.restore(ctx, sb)
+		err := s.snaps.Restore(ctx, sb)
 		return 0, err != nil, err
 	}
 	switch sb.Desired {
@@ -110,9 +110,9 @@ func (s *Service) stepOnce(ctx context.Context, sb agentlab.Sandbox) (again time
 // leaseCounts reports whether the end of a lease has an effect. It has none
 // for a sandbox that is being destroyed, and none during an image build, which
 // has a separate limit.
-func (s *Service) leaseCounts(sb agentlab.Sandbox) bool {
+func (s *Core) leaseCounts(sb agentlab.Sandbox) bool {
 	return sb.Desired != agentlab.DesiredDestroyed &&
-		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || imageResolved(sb))
+		sb.State != agentlab.SandboxRequested && (sb.State != agentlab.SandboxProvisioning || ImageResolved(sb))
 }
 
 // expire handles the end of a lease.
@@ -126,7 +126,7 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err = s.Update(ctx, sb.VMID, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !s.leaseCounts(*sb) || now.Before(sb.LeaseExpiresAt) {
 			return nil, nil // renewed just now
 		}
@@ -151,13 +151,13 @@ func (s *Service) expire(ctx context.Context, sb agentlab.Sandbox) error {
 		}
 		if sb.State != agentlab.SandboxFailed && sb.State != agentlab.SandboxStopped && sb.State.CanBecome(agentlab.SandboxTimeout) {
 			sb.State, sb.Reason = agentlab.SandboxTimeout, reason
-			evs = append(evs, stateEvent(*sb, before))
+			evs = append(evs, StateEvent(*sb, before))
 		}
 		return evs, nil
 	})
 	switch {
 	case fullDisk(err) && (work || busy):
-		return errors.Join(s.powerOff(ctx, sb, 0), err)
+		return errors.Join(s.PowerOff(ctx, sb, 0), err)
 	case fullDisk(err) && !sb.Keepalive: // its row has the end of its lease
 		s.destroyWithoutRow(sb)
 		return nil
@@ -170,34 +170,34 @@ func (s *Service) driveRunning(ctx context.Context, sb agentlab.Sandbox) (time.D
 	switch sb.State {
 	case agentlab.SandboxRequested:
 		if sb.Workspace != "" {
-			return s.awaitWorkspace(ctx, sb)
+			return s.workspaces.Await(ctx, sb)
 		}
-		return 0, false, s.transition(ctx, sb, agentlab.SandboxProvisioning, "")
+		return 0, false, s.Transition(ctx, sb, agentlab.SandboxProvisioning, "")
 	case agentlab.SandboxProvisioning:
 		return s.provision(ctx, sb)
 	case agentlab.SandboxStopped: // one that had FAILED may still run
-		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+		if err := s.EnsurePoweredOff(ctx, sb); err != nil {
 			return 0, true, err
 		}
-		return 0, false, s.transition(ctx, sb, agentlab.SandboxBooting, "")
+		return 0, false, s.Transition(ctx, sb, agentlab.SandboxBooting, "")
 	case agentlab.SandboxBooting:
 		return s.boot(ctx, sb)
 	case agentlab.SandboxSuspended:
 		return s.driveResumed(ctx, sb)
 	case agentlab.SandboxFailed, agentlab.SandboxTimeout:
-		if err := s.ensurePoweredOff(ctx, sb); err != nil {
+		if err := s.EnsurePoweredOff(ctx, sb); err != nil {
 			return 0, true, err
 		}
-		return 0, true, s.returnWorkspace(ctx, sb)
+		return 0, true, s.workspaces.Return(ctx, sb)
 	default:
 		return s.superviseRunning(ctx, sb)
 	}
 }
 
-// transition changes a row from sb's state to another, unless the desired
+// Transition changes a row from sb's state to another, unless the desired
 // state or the state has changed in the meantime.
-func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+func (s *Core) Transition(ctx context.Context, sb agentlab.Sandbox, to agentlab.SandboxState, reason string) error {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -209,30 +209,27 @@ func (s *Service) transition(ctx context.Context, sb agentlab.Sandbox, to agentl
 			now.IP = ""
 			now.Reason = cmp.Or(reason, sb.Reason) // the reason stays known
 		}
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	return err
 }
 
-// markFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
+// MarkFailed makes a sandbox FAILED. If it was created for a job and is not kept, its
 // destruction is requested, unless it may have work that is not stored: then the
 // service of the jobs calls Release.
-func (s *Service) markFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
-	return s.fail(ctx, sb, nil, format, args...)
+func (s *Core) MarkFailed(ctx context.Context, sb agentlab.Sandbox, format string, args ...any) error {
+	return s.Fail(ctx, sb, nil, format, args...)
 }
 
 // unbootable is a change for fail: the disk of the sandbox does not start.
 func unbootable(sb *agentlab.Sandbox) { sb.Unbootable = !sb.BootedAt.IsZero() }
 
-// fail is markFailed, which also makes a change of the row, unless it is nil.
-func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
-	reason := s.redactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
+// Fail is markFailed, which also makes a change of the row, unless it is nil.
+func (s *Core) Fail(ctx context.Context, sb agentlab.Sandbox, change func(*agentlab.Sandbox), format string, args ...any) error {
+	reason := s.RedactReason(ctx, sb, agentlab.Errorf(agentlab.CodeInternal, format, args...).Error())
 	s.log.Warn("sandbox failed", "vmid", sb.VMID, "state", sb.State, "reason", reason)
-	s.releaseSlots(sb.VMID)
-	if sb.Pooled() {
-		s.poolFailed(sb, reason)
-	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	s.ReleaseSlots(sb.VMID)
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || !now.State.CanBecome(agentlab.SandboxFailed) {
 			return nil, nil
 		}
@@ -246,26 +243,26 @@ func (s *Service) fail(ctx context.Context, sb agentlab.Sandbox, change func(*ag
 		if now.JobID != "" && !now.Keepalive && !s.salvageable(*now) || now.Pooled() {
 			now.Desired = agentlab.DesiredDestroyed
 		}
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	s.withState(sb.VMID, func(m *runtimeState) { m.save = true })
 	return err
 }
 
-// redactReason removes secrets and line breaks from text about a sandbox.
-func (s *Service) redactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
+// RedactReason removes secrets and line breaks from text about a sandbox.
+func (s *Core) RedactReason(ctx context.Context, sb agentlab.Sandbox, text string) string {
 	return agentlab.Reason(s.cfg.Bootstrap.RedactFunc(ctx, cmp.Or(sb.JobID, sb.UID))(text))
 }
 
-// ensurePoweredOff powers off the VM of a failed sandbox.
-func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.inspected(sb.VMID) {
+// EnsurePoweredOff powers off the VM of a failed sandbox.
+func (s *Core) EnsurePoweredOff(ctx context.Context, sb agentlab.Sandbox) error {
+	if s.Inspected(sb.VMID) {
 		return nil
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	err := s.on(sb).Stop(ctx, backend.RefOf(sb), 0)
+	err := s.On(sb).Stop(ctx, backend.RefOf(sb), 0)
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		return err
 	}
@@ -273,26 +270,31 @@ func (s *Service) ensurePoweredOff(ctx context.Context, sb agentlab.Sandbox) err
 	return nil
 }
 
-// inspected reports whether this process has checked the VM's state since the
+// Inspected reports whether this process has checked the VM's state since the
 // row's state last changed or the audit last found a difference.
-func (s *Service) inspected(vmid int) (ok bool) {
+func (s *Core) Inspected(vmid int) (ok bool) {
 	s.withState(vmid, func(m *runtimeState) { ok = m.inspected && !m.needsInspect })
 	return ok
 }
 
-func (s *Service) setInspected(vmid int) {
+// InspectAgain makes the next step of a sandbox inspect its VM.
+func (s *Core) InspectAgain(vmid int) {
+	s.withState(vmid, func(m *runtimeState) { m.needsInspect = true })
+}
+
+func (s *Core) setInspected(vmid int) {
 	s.withState(vmid, func(m *runtimeState) { m.inspected, m.needsInspect = true, false })
 }
 
 // stop runs the next action of a sandbox whose desired state is stopped.
 func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
 	if sb.State == agentlab.SandboxStopped {
-		return 0, true, s.ensurePoweredOff(ctx, sb)
+		return 0, true, s.EnsurePoweredOff(ctx, sb)
 	}
 	if sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return s.driveRunning(ctx, sb) // Stop refuses these, so they continue
 	}
-	s.releaseSlots(sb.VMID)
+	s.ReleaseSlots(sb.VMID)
 	grace := s.lim.StopGrace
 	s.withState(sb.VMID, func(m *runtimeState) {
 		if m.grace != nil {
@@ -302,22 +304,22 @@ func (s *Service) stop(ctx context.Context, sb agentlab.Sandbox) (time.Duration,
 	if sb.State == agentlab.SandboxFailed && !sb.Salvage {
 		grace = 0 // its VM is off, or its guest does not work
 	}
-	if err := s.powerOff(ctx, sb, grace); err != nil {
+	if err := s.PowerOff(ctx, sb, grace); err != nil {
 		return 0, true, err
 	}
-	return 0, false, s.transition(ctx, sb, agentlab.SandboxStopped, "")
+	return 0, false, s.Transition(ctx, sb, agentlab.SandboxStopped, "")
 }
 
-// powerOff stops the VM. A missing VM counts as off.
-func (s *Service) powerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
+// PowerOff stops the VM. A missing VM counts as off.
+func (s *Core) PowerOff(ctx context.Context, sb agentlab.Sandbox, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+destroyTimeout)
 	defer cancel()
-	err := s.on(sb).Stop(ctx, backend.RefOf(sb), grace)
+	err := s.On(sb).Stop(ctx, backend.RefOf(sb), grace)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		err = nil
 	}
 	if err == nil {
-		s.closeGuestListener(sb.VMID)
+		s.CloseGuestListener(sb.VMID)
 	}
 	return err
 }
@@ -329,20 +331,20 @@ const timeoutGrace = 10 * time.Second
 // destroy deletes the VM and its data. It is retried until it succeeds, also
 // on a full disk: the data that it deletes may be what fills the disk.
 func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
-	s.releaseSlots(sb.VMID)
+	s.ReleaseSlots(sb.VMID)
 	s.abandonImage(sb)
-	if err := s.unmountLast(ctx, sb); err != nil {
+	if err := s.workspaces.UnmountLast(ctx, sb); err != nil {
 		return err
 	}
 	if sb.State == agentlab.SandboxTimeout && sb.JobID == "" {
-		if err := s.powerOff(ctx, sb, timeoutGrace); err != nil {
+		if err := s.PowerOff(ctx, sb, timeoutGrace); err != nil {
 			return err
 		}
-		if err := s.transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
+		if err := s.Transition(ctx, sb, agentlab.SandboxStopped, sb.Reason); !fullDisk(err) {
 			return err
 		}
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	revoked := s.cfg.Store.RevokeGrants(ctx, sb.VMID)
 	if revoked != nil && !fullDisk(revoked) {
 		return revoked
@@ -351,7 +353,7 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 	s.drainEgress(ctx, sb)
 	dctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	if err := s.on(sb).Destroy(dctx, backend.RefOf(sb)); err != nil {
+	if err := s.On(sb).Destroy(dctx, backend.RefOf(sb)); err != nil {
 		return err
 	}
 	if revoked != nil { // there may be disk space now
@@ -364,19 +366,19 @@ func (s *Service) destroy(ctx context.Context, sb agentlab.Sandbox) error {
 
 // destroyed changes a sandbox to DESTROYED.
 func (s *Service) destroyed(ctx context.Context, sb agentlab.Sandbox) error {
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.UID != sb.UID || now.State == agentlab.SandboxDestroyed {
 			return nil, nil
 		}
 		before := now.State
 		now.State, now.Desired, now.IP = agentlab.SandboxDestroyed, agentlab.DesiredDestroyed, ""
-		return []agentlab.Event{stateEvent(*now, before)}, nil
+		return []agentlab.Event{StateEvent(*now, before)}, nil
 	})
 	if err == nil && s.destroyPending(sb) {
 		s.dropIntent(sb)
 	}
 	if err == nil && sb.Pooled() {
-		err = s.poolRemoved(ctx, sb.VMID)
+		err = s.pool.Removed(ctx, sb.VMID)
 	}
 	return err
 }
@@ -388,11 +390,11 @@ const cutTimeout = 15 * time.Second
 // to be destroyed: its VM is stopped first, so the record is complete. A
 // failure is logged and does not delay the destruction.
 func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
-	if s.on(sb).Net == nil || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
+	if s.On(sb).Net == nil || s.cfg.Audit == nil || sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning {
 		return
 	}
 	cut, cancel := context.WithTimeout(ctx, cutTimeout)
-	err := s.on(sb).Stop(cut, backend.RefOf(sb), 0)
+	err := s.On(sb).Stop(cut, backend.RefOf(sb), 0)
 	cancel()
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return // with its log
@@ -407,8 +409,8 @@ func (s *Service) drainEgress(ctx context.Context, sb agentlab.Sandbox) {
 
 // superviseRunning drives a sandbox whose VM should run.
 func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (time.Duration, bool, error) {
-	if !s.inspected(sb.VMID) {
-		in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	if !s.Inspected(sb.VMID) {
+		in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 		if why, err := vmLossReason(in, err); err != nil {
 			return 0, true, err
 		} else if why != "" {
@@ -423,7 +425,7 @@ func (s *Service) superviseRunning(ctx context.Context, sb agentlab.Sandbox) (ti
 	if err := s.setDeadline(ctx, sb); err != nil {
 		return 0, true, err
 	}
-	look, err := s.superviseWorkspace(ctx, sb)
+	look, err := s.workspaces.Supervise(ctx, sb)
 	if err != nil {
 		return 0, true, err
 	}

@@ -21,7 +21,7 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 	if toDisk {
 		what, want = "suspend a sandbox to disk", agentlab.DesiredSuspendedToDisk
 	}
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.RequestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired == want || sb.Desired == agentlab.DesiredSuspendedToDisk:
 			return nil, nil
@@ -30,9 +30,9 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 				WithHint("'agentlab sandbox stop %d' keeps its disk", vmid)
 		case sb.Desired == agentlab.DesiredSuspended:
 		case sb.State != agentlab.SandboxReady || sb.Desired != agentlab.DesiredRunning:
-			err := conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
+			err := Conflict(*sb, "and only a READY sandbox can be suspended", "%s", suspendHint(*sb))
 			if sb.State == agentlab.SandboxStopped {
-				err = s.ofSession(ctx, *sb, err)
+				err = s.OfSession(ctx, *sb, err)
 			}
 			return nil, err
 		}
@@ -44,12 +44,12 @@ func (s *Service) Suspend(ctx context.Context, vmid int, toDisk bool) (agentlab.
 // Resume requests that a suspended sandbox continues. A running sandbox does
 // not change. Codes: not_found, conflict.
 func (s *Service) Resume(ctx context.Context, vmid int) (agentlab.Sandbox, error) {
-	return s.requestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
+	return s.RequestChange(ctx, vmid, s.loop.Interrupt, func(sb *agentlab.Sandbox) ([]agentlab.Event, error) {
 		switch {
 		case sb.Desired.Suspended():
 			sb.Desired = agentlab.DesiredRunning
 		case sb.Desired != agentlab.DesiredRunning || !sb.State.HasVM():
-			return nil, s.ofSession(ctx, *sb, conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb)))
+			return nil, s.OfSession(ctx, *sb, Conflict(*sb, "and there is nothing to resume", "%s", resumeHint(*sb)))
 		}
 		return nil, nil
 	})
@@ -80,12 +80,12 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 	toDisk := sb.Desired == agentlab.DesiredSuspendedToDisk
 	done := sb.State == agentlab.SandboxSuspended && (sb.OnDisk || !toDisk)
 	switch {
-	case done && s.inspected(sb.VMID):
+	case done && s.Inspected(sb.VMID):
 		return 0, true, nil
 	case sb.State != agentlab.SandboxSuspended && sb.State != agentlab.SandboxReady:
 		// Its state changed before it was suspended; use the current
 		// state.
-		_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+		_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 			if now.Desired.Suspended() {
 				now.Desired = agentlab.DesiredRunning
 			}
@@ -100,12 +100,12 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 		s.setInspected(sb.VMID)
 		return 0, true, nil
 	}
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
 		now.State, now.Reason, now.OnDisk = agentlab.SandboxSuspended, "", toDisk
-		return []agentlab.Event{stateEvent(*now, sb.State)}, nil
+		return []agentlab.Event{StateEvent(*now, sb.State)}, nil
 	})
 	return 0, false, err
 }
@@ -114,12 +114,12 @@ func (s *Service) driveSuspended(ctx context.Context, sb agentlab.Sandbox) (time
 // suspended or saved.
 const guestSyncTimeout = 30 * time.Second
 
-// askSync makes the guest of a sandbox write its disks.
-func (s *Service) askSync(ctx context.Context, sb agentlab.Sandbox) error {
+// AskSync makes the guest of a sandbox write its disks.
+func (s *Core) AskSync(ctx context.Context, sb agentlab.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, guestSyncTimeout)
 	defer cancel()
-	defer s.asking(sb.VMID)()
-	return s.control(sb).Sync(ctx)
+	defer s.Asking(sb.VMID)()
+	return s.Control(sb).Sync(ctx)
 }
 
 // suspend suspends the VM of a sandbox. Its guest writes its disks first: its memory may
@@ -128,7 +128,7 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 	if err := s.syncGuest(ctx, sb); err != nil {
 		return err
 	}
-	ref, power := backend.RefOf(sb), s.on(sb).Power
+	ref, power := backend.RefOf(sb), s.On(sb).Power
 	if !s.canSuspend(sb, toDisk) {
 		return s.cannot(sb, "suspend it")
 	}
@@ -138,13 +138,13 @@ func (s *Service) suspend(ctx context.Context, sb agentlab.Sandbox, toDisk bool)
 	if err := power.SuspendToDisk(ctx, ref); err != nil {
 		return err
 	}
-	s.closeGuestListener(sb.VMID)
+	s.CloseGuestListener(sb.VMID)
 	return nil
 }
 
 // canSuspend reports whether the backend of a sandbox can suspend it in memory or to disk.
 func (s *Service) canSuspend(sb agentlab.Sandbox, toDisk bool) bool {
-	b := s.on(sb)
+	b := s.On(sb)
 	return b.Power != nil && (!toDisk || b.Can().SuspendToDisk)
 }
 
@@ -155,7 +155,7 @@ func (s *Service) syncGuest(ctx context.Context, sb agentlab.Sandbox) error {
 	if sb.State != agentlab.SandboxReady {
 		return nil
 	}
-	err := s.askSync(ctx, sb)
+	err := s.AskSync(ctx, sb)
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -165,8 +165,8 @@ func (s *Service) syncGuest(ctx context.Context, sb agentlab.Sandbox) error {
 	if tried {
 		return nil // there is an event
 	}
-	why := s.redactReason(ctx, sb, err.Error())
-	return s.cfg.Store.AppendEvents(ctx, event(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "synced": false},
+	why := s.RedactReason(ctx, sb, err.Error())
+	return s.cfg.Store.AppendEvents(ctx, NewEvent(agentlab.EventSandboxState, sb, map[string]any{"state": sb.State, "synced": false},
 		"the guest of sandbox %s has not written its disks before it is suspended; what it wrote last is lost if its memory is discarded: %s", sb.Name, why))
 }
 
@@ -182,8 +182,8 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 		return s.suspendRefused(ctx, sb, err)
 	}
 	if _, err := s.sendIdentity(ctx, sb, nil); err != nil { // for its clock; it already has a token
-		if ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.BootTimeout {
-			return 0, false, s.markFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
+		if ctx.Err() == nil && s.TriedFor(sb.VMID) >= s.lim.BootTimeout {
+			return 0, false, s.MarkFailed(ctx, sb, "its guest did not answer within %s after it was resumed: %w", s.lim.BootTimeout, err)
 		}
 		return bootPause(0), true, ctx.Err()
 	}
@@ -193,7 +193,7 @@ func (s *Service) driveResumed(ctx context.Context, sb agentlab.Sandbox) (time.D
 // resume resumes the VM of a sandbox. One that is suspended to disk needs its
 // deadline and its listener before, like one that starts.
 func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
-	power := s.on(sb).Power
+	power := s.On(sb).Power
 	if power == nil {
 		return s.cannot(sb, "resume it")
 	}
@@ -207,9 +207,9 @@ func (s *Service) resume(ctx context.Context, sb agentlab.Sandbox) error {
 	return power.Resume(ctx, backend.RefOf(sb))
 }
 
-// triedFor returns the time since its first call for a sandbox in its current
+// TriedFor returns the time since its first call for a sandbox in its current
 // state.
-func (s *Service) triedFor(vmid int) (since time.Duration) {
+func (s *Core) TriedFor(vmid int) (since time.Duration) {
 	s.withState(vmid, func(m *runtimeState) {
 		now := s.clock()
 		if m.tried.IsZero() {
@@ -220,12 +220,16 @@ func (s *Service) triedFor(vmid int) (since time.Duration) {
 	return since
 }
 
+// TriedTooLong reports whether what a sandbox needs in its current state was tried for
+// Limits.ProvisionTimeout.
+func (s *Core) TriedTooLong(vmid int) bool { return s.TriedFor(vmid) >= s.lim.ProvisionTimeout }
+
 // suspendRefused handles a refusal to suspend or resume: it inspects the VM, and
 // handles one that does not run or is gone as usual. A request that cannot
 // succeed is given up.
 func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause error) (time.Duration, bool, error) {
 	asWanted := sb.State == agentlab.SandboxSuspended && (sb.Desired == agentlab.DesiredSuspended || sb.OnDisk && sb.Desired.Suspended())
-	last := !asWanted && ctx.Err() == nil && s.triedFor(sb.VMID) >= s.lim.ProvisionTimeout
+	last := !asWanted && ctx.Err() == nil && s.TriedFor(sb.VMID) >= s.lim.ProvisionTimeout
 	switch code := agentlab.CodeOf(cause); {
 	case code == agentlab.CodeNotFound || code == agentlab.CodeConflict:
 	case last, !asWanted && ctx.Err() == nil && !backend.IsTransient(cause):
@@ -233,7 +237,7 @@ func (s *Service) suspendRefused(ctx context.Context, sb agentlab.Sandbox, cause
 	default:
 		return 0, true, cause
 	}
-	in, err := s.on(sb).Inspect(ctx, backend.RefOf(sb))
+	in, err := s.On(sb).Inspect(ctx, backend.RefOf(sb))
 	if why, err := vmLossReason(in, err); err != nil {
 		return 0, true, err
 	} else if why != "" && in.Power != backend.PowerSuspended {
@@ -254,10 +258,10 @@ func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) 
 		what = "resumed"
 		hint = fmt.Sprintf("'agentlab sandbox stop %d' discards its memory and keeps its disk; 'agentlab sandbox start %[1]d' then boots it", sb.VMID)
 	}
-	why := s.redactReason(ctx, sb, cause.Error())
+	why := s.RedactReason(ctx, sb, cause.Error())
 	s.log.Warn("a sandbox cannot be "+what, "vmid", sb.VMID, "err", cause)
 	s.withState(sb.VMID, func(m *runtimeState) { m.tried = time.Time{} })
-	_, err := s.update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
+	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if now.State != sb.State || now.Desired != sb.Desired {
 			return nil, nil
 		}
@@ -272,8 +276,8 @@ func (s *Service) giveUp(ctx context.Context, sb agentlab.Sandbox, cause error) 
 		default:
 			now.Desired = agentlab.DesiredSuspended
 		}
-		return []agentlab.Event{event(agentlab.EventSandboxState, sb,
-			refused(map[string]any{"state": now.State, "desired": now.Desired}, why, cause, hint),
+		return []agentlab.Event{NewEvent(agentlab.EventSandboxState, sb,
+			Refused(map[string]any{"state": now.State, "desired": now.Desired}, why, cause, hint),
 			"sandbox %s cannot be %s: %s", sb.Name, what, why)}, nil
 	})
 	return err

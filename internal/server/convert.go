@@ -56,7 +56,7 @@ func toJob(j agentlab.Job) api.Job {
 	return api.Job{
 		Setup: setup,
 		ID:    j.ID, RepoURL: j.RepoURL, Bundled: j.Bundled, Ref: j.Ref, Branch: j.Branch, Depth: j.Depth, Task: j.Task, Agent: j.Agent,
-		Profile: j.Profile, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
+		Profile: j.Profile, Backend: j.Backend, Image: j.Image, Mode: j.Mode, TTLMinutes: int((j.TTL + time.Minute - 1) / time.Minute),
 		Keepalive: j.Keepalive, Status: string(j.Status), Phase: j.Phase, Reason: j.Reason, Waiting: j.Waiting, ExitCode: j.ExitCode,
 		SandboxVMID: j.SandboxVMID,
 		Result: api.JobResult{

@@ -89,7 +89,7 @@ func (s *Server) commitImage(ctx context.Context, b api.ImageBuild, progress fun
 	}
 	progress("copying the disk of sandbox " + sb.Name)
 	return s.cfg.Services.Images.Commit(ctx, b.Name, base, func(ctx context.Context, path string) error {
-		return s.cfg.Services.Sandboxes.ExportDisk(ctx, sb.VMID, sb.UID, path)
+		return s.cfg.Services.Snapshots.ExportDisk(ctx, sb.VMID, sb.UID, path)
 	}, progress)
 }
 

@@ -38,6 +38,10 @@ type setupInput struct {
 	Setup string `path:"setup" doc:"ID of a snapshot after setup, or a unique prefix of it"`
 }
 
+type backendInput struct {
+	Backend string `path:"backend" doc:"Name of a backend"`
+}
+
 type templateInput struct {
 	Template string `path:"template" doc:"Key of a template, or a unique prefix of it"`
 }
@@ -117,7 +121,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 		setup = &agentlab.SetupSource{Repo: s.Repo, Ref: s.Ref, Default: s.Default, Sum: s.Sum}
 	}
 	return agentlab.JobRequest{
-		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Image: j.Image,
+		RepoURL: j.RepoURL, BundleID: j.BundleID, Ref: j.Ref, Depth: j.Depth, Profile: j.Profile, Backend: j.Backend, Image: j.Image,
 		Task: j.Task, Agent: j.Agent, Mode: j.Mode, TTL: minutes(j.TTLMinutes), Keepalive: j.Keepalive,
 		NoPreflight: j.NoPreflight, NoSetup: j.NoSetup, Devcontainer: j.Devcontainer, Setup: setup, Attempts: attempts, Workspace: workspace,
 	}, nil
@@ -125,7 +129,7 @@ func jobRequest(j api.JobCreate) (agentlab.JobRequest, error) {
 
 func sandboxRequest(c api.SandboxCreate) (agentlab.SandboxRequest, error) {
 	r := agentlab.SandboxRequest{
-		Name: c.Name, Profile: c.Profile, Image: c.Image, Keepalive: c.Keepalive,
+		Name: c.Name, Profile: c.Profile, Backend: c.Backend, Image: c.Image, Keepalive: c.Keepalive,
 		TTL: minutes(c.TTLMinutes), Cores: c.Cores, MemoryMB: c.MemoryMB, Nested: agentlab.Nested(c.Nested), From: c.FromSnapshot, Maintenance: c.Maintenance,
 	}
 	var err error

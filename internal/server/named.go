@@ -96,7 +96,7 @@ func (s *Server) mayUseSnapshot(ctx context.Context, from string) error {
 		return nil
 	}
 	sandbox, name, _ := strings.Cut(from, "/")
-	list, err := s.cfg.Services.Sandboxes.Snapshots(ctx, sandbox)
+	list, err := s.cfg.Services.Snapshots.Snapshots(ctx, sandbox)
 	if err != nil {
 		return err
 	}

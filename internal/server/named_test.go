@@ -33,7 +33,9 @@ func (s namedSandboxes) Get(ctx context.Context, name string) (agentlab.Sandbox,
 	return sb, err
 }
 
-func (namedSandboxes) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
+type namedSnapshots struct{ stubSnapshots }
+
+func (namedSnapshots) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
 	return []agentlab.Snapshot{{Name: "clean", Profile: "plain"}, {Name: "keys", Profile: "plain"}, {Name: "keys", Profile: "keys"}}, nil
 }
 
@@ -57,6 +59,7 @@ func TestNamedThingsNeedTheirVerbs(t *testing.T) {
 		c.DefaultProfile = "keys"
 		c.Services.Profiles = namedProfiles{c.Services.Profiles.(stubProfiles)}
 		c.Services.Sandboxes = namedSandboxes{c.Services.Sandboxes.(knownSandboxes)}
+		c.Services.Snapshots = namedSnapshots{c.Services.Snapshots.(stubSnapshots)}
 		c.Services.Sessions = namedSessions{c.Services.Sessions.(stubSessions)}
 	})
 	l.err = nil

@@ -71,7 +71,7 @@ func toProfile(e profile.Entry) api.Profile {
 	p := e.Profile
 	out := api.Profile{
 		Name: e.Name, Image: p.Image, Cores: p.Resources.Cores, MemoryMB: p.Resources.MemoryMB, RootSizeGB: p.Resources.RootSizeGB, Nested: nested(p.Resources.Nested),
-		Network: p.Network.Mode, Workspace: p.Workspace, Keepalive: p.Keepalive, TTLMinutes: int(p.TTL.Minutes()), Terminal: p.Terminal, Devcontainer: p.Devcontainer, Secrets: p.SecretsBundle,
+		Network: p.Network.Mode, Backend: p.Backend, Workspace: p.Workspace, Keepalive: p.Keepalive, TTLMinutes: int(p.TTL.Minutes()), Terminal: p.Terminal, Devcontainer: p.Devcontainer, Secrets: p.SecretsBundle,
 		Source: e.Source, YAML: e.YAML, Usable: e.Err == nil,
 	}
 	if e.Err != nil {

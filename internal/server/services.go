@@ -28,6 +28,7 @@ type Services struct {
 	HostNetwork HostNetwork
 	Jobs        Jobs
 	Sandboxes   Sandboxes
+	Snapshots   Snapshots
 	Artifacts   Artifacts
 	Profiles    Profiles
 	Secrets     Secrets
@@ -85,15 +86,6 @@ type Sandboxes interface {
 	Destroy(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	Purge(ctx context.Context, vmid int) (agentlab.Sandbox, error)
 	RenewLease(ctx context.Context, vmid int, ttl time.Duration) (agentlab.Sandbox, error)
-	Snapshots(ctx context.Context, nameOrVMID string) ([]agentlab.Snapshot, error) // of one sandbox, or all for ""
-	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
-	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
-	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
-	ExportDisk(ctx context.Context, vmid int, uid, path string) error // of a stopped one
-	Setups(ctx context.Context) ([]agentlab.Snapshot, error)
-	DeleteSetups(ctx context.Context, prefix string) ([]agentlab.Snapshot, error) // "" is all
-	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
-	AttachWorkspace(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Exec(ctx context.Context, vmid int, r guestapi.ExecRequest) (net.Conn, error)
 	Attach(ctx context.Context, vmid int, r guestapi.AttachRequest) (net.Conn, error)
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
@@ -109,12 +101,24 @@ type Sandboxes interface {
 	Memory(ctx context.Context, sb agentlab.Sandbox) (m backend.Memory, ok bool)
 }
 
+// Snapshots is the service for the snapshots of sandboxes.
+type Snapshots interface {
+	Snapshots(ctx context.Context, nameOrVMID string) ([]agentlab.Snapshot, error) // of one sandbox, or all for ""
+	SaveSnapshot(ctx context.Context, vmid int, name string, keep bool) (agentlab.Snapshot, error)
+	RestoreSnapshot(ctx context.Context, vmid int, name string) (agentlab.Sandbox, error)
+	DeleteSnapshot(ctx context.Context, nameOrVMID, name string) (agentlab.Snapshot, error)
+	ExportDisk(ctx context.Context, vmid int, uid, path string) error // of a stopped one
+	Setups(ctx context.Context) ([]agentlab.Snapshot, error)
+	DeleteSetups(ctx context.Context, prefix string) ([]agentlab.Snapshot, error) // "" is all
+	Fork(ctx context.Context, vmid int, r agentlab.ForkRequest) ([]agentlab.Sandbox, error)
+}
+
 // Templates manages the booted guests of which sandboxes start as copies.
-// *sandbox.Service implements it.
+// *snapshot.Service implements it.
 type Templates interface {
-	Warm(ctx context.Context, image, profile string, progress func(line string)) (backend.Template, error)
-	Templates(ctx context.Context) ([]backend.Template, error)
-	DeleteTemplate(ctx context.Context, prefix string) ([]backend.Template, error) // "" is all
+	Warm(ctx context.Context, r agentlab.SandboxRequest, progress func(line string)) (fleet.Template, error)
+	Templates(ctx context.Context) ([]fleet.Template, error)
+	DeleteTemplate(ctx context.Context, prefix string) ([]fleet.Template, error) // "" is all
 }
 
 // Artifacts is the artifact service: files of jobs, their logs, and uploaded
@@ -203,6 +207,8 @@ type System interface {
 // Doctor checks the host.
 type Doctor interface {
 	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
+	CheckBackend(ctx context.Context, name string) (api.HostChecks, error)
+	Backends() []api.Backend
 }
 
 // Bundles makes doctor bundles; *doctor.Bundles implements it.

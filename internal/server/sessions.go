@@ -64,7 +64,7 @@ func (s *Server) toSession(ctx context.Context, v agentlab.Session, err error) (
 type createSessionInput struct{ Body api.SessionCreate }
 
 func (s *Server) createSession(ctx context.Context, in *createSessionInput) (api.Session, error) {
-	r := agentlab.SessionRequest{Name: in.Body.Name, Profile: in.Body.Profile, Image: in.Body.Image, Branch: in.Body.Branch, IfMissing: in.Body.IfMissing, Quick: in.Body.Quick}
+	r := agentlab.SessionRequest{Name: in.Body.Name, Profile: in.Body.Profile, Backend: in.Body.Backend, Image: in.Body.Image, Branch: in.Body.Branch, IfMissing: in.Body.IfMissing, Quick: in.Body.Quick}
 	if w := in.Body.WorkspaceCreate; w != nil && in.Body.Workspace == "" && w.Name == "" {
 		r.Workspace.SizeGB, r.Workspace.Storage = w.SizeGB, w.Storage // of the one with the name of the session
 	} else {

@@ -18,17 +18,17 @@ func (s *Server) setupRoutes() []route {
 }
 
 func (s *Server) listSetups(ctx context.Context, _ *struct{}) ([]api.Setup, error) {
-	list, err := s.cfg.Services.Sandboxes.Setups(ctx)
+	list, err := s.cfg.Services.Snapshots.Setups(ctx)
 	return mapSlice(list, toSetup), err
 }
 
 func (s *Server) removeSetup(ctx context.Context, in *setupInput) ([]api.Setup, error) {
-	list, err := s.cfg.Services.Sandboxes.DeleteSetups(ctx, in.Setup)
+	list, err := s.cfg.Services.Snapshots.DeleteSetups(ctx, in.Setup)
 	return mapSlice(list, toSetup), err
 }
 
 func (s *Server) removeSetups(ctx context.Context, _ *struct{}) ([]api.Setup, error) {
-	list, err := s.cfg.Services.Sandboxes.DeleteSetups(ctx, "")
+	list, err := s.cfg.Services.Snapshots.DeleteSetups(ctx, "")
 	return mapSlice(list, toSetup), err
 }
 

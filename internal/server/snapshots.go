@@ -22,7 +22,7 @@ func (s *Server) snapshotRoutes() []route {
 }
 
 func (s *Server) listSnapshots(ctx context.Context, _ *PageInput) ([]api.Snapshot, error) {
-	list, err := s.cfg.Services.Sandboxes.Snapshots(ctx, "")
+	list, err := s.cfg.Services.Snapshots.Snapshots(ctx, "")
 	return mapSlice(list, toSnapshot), err
 }
 
@@ -34,7 +34,7 @@ type savedSandboxInput struct {
 func snapshotKey(n api.Snapshot) []string { return []string{timeKey(n.CreatedAt), n.UID} }
 
 func (s *Server) listSandboxSnapshots(ctx context.Context, in *savedSandboxInput) ([]api.Snapshot, error) {
-	list, err := s.cfg.Services.Sandboxes.Snapshots(ctx, in.Sandbox)
+	list, err := s.cfg.Services.Snapshots.Snapshots(ctx, in.Sandbox)
 	return mapSlice(list, toSnapshot), err
 }
 
@@ -48,7 +48,7 @@ func (s *Server) saveSnapshot(ctx context.Context, in *saveSnapshotInput) (api.S
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	n, err := s.cfg.Services.Sandboxes.SaveSnapshot(ctx, sb.VMID, in.Body.Name, in.Body.Keep)
+	n, err := s.cfg.Services.Snapshots.SaveSnapshot(ctx, sb.VMID, in.Body.Name, in.Body.Keep)
 	return toSnapshot(n), err
 }
 
@@ -59,12 +59,12 @@ type snapshotInput struct {
 
 func (s *Server) restoreSnapshot(ctx context.Context, in *snapshotInput) (api.Sandbox, error) {
 	return s.updateSandbox(ctx, in.Sandbox, func(vmid int) (agentlab.Sandbox, error) {
-		return s.cfg.Services.Sandboxes.RestoreSnapshot(ctx, vmid, in.Snapshot)
+		return s.cfg.Services.Snapshots.RestoreSnapshot(ctx, vmid, in.Snapshot)
 	})
 }
 
 func (s *Server) deleteSnapshot(ctx context.Context, in *snapshotInput) (api.Snapshot, error) {
-	n, err := s.cfg.Services.Sandboxes.DeleteSnapshot(ctx, in.Sandbox, in.Snapshot)
+	n, err := s.cfg.Services.Snapshots.DeleteSnapshot(ctx, in.Sandbox, in.Snapshot)
 	return toSnapshot(n), err
 }
 
@@ -78,7 +78,7 @@ func (s *Server) forkSandbox(ctx context.Context, in *forkSandboxInput) ([]api.S
 	if err := s.mayUseProfile(ctx, sb.Profile); err != nil {
 		return nil, err
 	}
-	made, err := s.cfg.Services.Sandboxes.Fork(ctx, sb.VMID, agentlab.ForkRequest{
+	made, err := s.cfg.Services.Snapshots.Fork(ctx, sb.VMID, agentlab.ForkRequest{
 		Count: in.Body.Count, NamePrefix: in.Body.NamePrefix, TTL: minutes(in.Body.TTLMinutes),
 	})
 	return mapSlice(made, toSandbox), err

@@ -19,7 +19,7 @@ func (s stubWorkspaces) snap(name string) (agentlab.WorkspaceSnapshot, error) {
 	return agentlab.WorkspaceSnapshot{Name: "clean"}, s.called("workspace.snapshot." + name)
 }
 
-func (s stubWorkspaces) Create(context.Context, string, int, string) (agentlab.Workspace, error) {
+func (s stubWorkspaces) Create(context.Context, agentlab.WorkspaceSelection) (agentlab.Workspace, error) {
 	return s.act("create")
 }
 
@@ -81,8 +81,8 @@ func (s stubWorkspaces) Release(context.Context, string, bool) (agentlab.Workspa
 	return agentlab.WorkspaceLease{Number: 1, WorkspaceID: "ws-aaaaaaaaaaaaa", VMID: 1000, Nonce: "n"}, s.called("workspace.release")
 }
 
-func (s stubSandboxes) AttachWorkspace(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
-	return s.act("workspace")
+func (s stubWorkspaces) Attach(context.Context, int, agentlab.WorkspaceSelection) (agentlab.Sandbox, error) {
+	return stubSandboxes(s).act("workspace")
 }
 
 type stubSessions struct{ *stub }

@@ -71,7 +71,7 @@ func (st *stub) called(name string) error {
 
 func (st *stub) services() Services {
 	return Services{
-		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Artifacts: stubArtifacts{st},
+		Jobs: stubJobs{st}, Sandboxes: stubSandboxes{st}, Snapshots: stubSnapshots{st}, Artifacts: stubArtifacts{st},
 		Profiles: stubProfiles{st}, Secrets: stubSecrets{st}, Images: stubImages{st}, ImageUse: stubImages{st}, Templates: stubTemplates{st}, Workspaces: stubWorkspaces{st}, Sessions: stubSessions{st}, Ports: stubPorts{st}, Events: stubEvents{st}, Messages: stubMessages{st}, Egress: stubEgress{st}, Verify: stubVerify{st}, HostNetwork: stubHostNetwork{st}, System: stubSystem{st}, Doctor: stubSystem{st}, Bundles: stubBundles{st}, Backups: stubSystem{st}, Clock: stubSystem{st}, Metrics: stubSystem{st},
 	}
 }
@@ -195,29 +195,31 @@ func (s stubSandboxes) RenewLease(context.Context, int, time.Duration) (agentlab
 	return s.act("sandbox.renew")
 }
 
-func (s stubSandboxes) ExportDisk(context.Context, int, string, string) error { return s.err }
-func (s stubSandboxes) Setups(context.Context) ([]agentlab.Snapshot, error)   { return nil, nil }
-func (s stubSandboxes) DeleteSetups(context.Context, string) ([]agentlab.Snapshot, error) {
+type stubSnapshots struct{ *stub }
+
+func (s stubSnapshots) ExportDisk(context.Context, int, string, string) error { return s.err }
+func (s stubSnapshots) Setups(context.Context) ([]agentlab.Snapshot, error)   { return nil, nil }
+func (s stubSnapshots) DeleteSetups(context.Context, string) ([]agentlab.Snapshot, error) {
 	return nil, s.called("setup.delete")
 }
 
-func (s stubSandboxes) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
+func (s stubSnapshots) Snapshots(context.Context, string) ([]agentlab.Snapshot, error) {
 	return []agentlab.Snapshot{{Name: "clean"}}, s.called("snapshot.list")
 }
 
-func (s stubSandboxes) SaveSnapshot(_ context.Context, _ int, name string, _ bool) (agentlab.Snapshot, error) {
+func (s stubSnapshots) SaveSnapshot(_ context.Context, _ int, name string, _ bool) (agentlab.Snapshot, error) {
 	return agentlab.Snapshot{Name: name}, s.called("snapshot.save")
 }
 
-func (s stubSandboxes) RestoreSnapshot(context.Context, int, string) (agentlab.Sandbox, error) {
-	return s.act("snapshot.restore")
+func (s stubSnapshots) RestoreSnapshot(context.Context, int, string) (agentlab.Sandbox, error) {
+	return stubSandboxes(s).act("snapshot.restore")
 }
 
-func (s stubSandboxes) DeleteSnapshot(_ context.Context, _, name string) (agentlab.Snapshot, error) {
+func (s stubSnapshots) DeleteSnapshot(_ context.Context, _, name string) (agentlab.Snapshot, error) {
 	return agentlab.Snapshot{Name: name}, s.called("snapshot.delete")
 }
 
-func (s stubSandboxes) Fork(context.Context, int, agentlab.ForkRequest) ([]agentlab.Sandbox, error) {
+func (s stubSnapshots) Fork(context.Context, int, agentlab.ForkRequest) ([]agentlab.Sandbox, error) {
 	return []agentlab.Sandbox{{VMID: 2, Name: "box-1"}}, s.called("sandbox.fork")
 }
 
@@ -438,6 +440,12 @@ func (s stubSystem) Health() api.Health {
 func (s stubSystem) Status(context.Context) (api.Status, error) {
 	return api.Status{PID: 7}, s.called("status")
 }
+func (s stubSystem) Backends() []api.Backend { return []api.Backend{{Name: "lab", Up: true}} }
+
+func (s stubSystem) CheckBackend(_ context.Context, name string) (api.HostChecks, error) {
+	return api.HostChecks{Backend: name}, s.called("backend.check " + name)
+}
+
 func (s stubSystem) Checks(context.Context) (api.HostChecks, error) {
 	return api.HostChecks{Checks: []api.Finding{}}, s.called("host.checks")
 }

@@ -34,6 +34,14 @@ func (s *Server) hostChecks(ctx context.Context, _ *struct{}) (api.HostChecks, e
 	return s.cfg.Services.Doctor.Checks(ctx)
 }
 
+func (s *Server) backends(context.Context, *struct{}) ([]api.Backend, error) {
+	return s.cfg.Services.Doctor.Backends(), nil
+}
+
+func (s *Server) checkBackend(ctx context.Context, in *backendInput) (api.HostChecks, error) {
+	return s.cfg.Services.Doctor.CheckBackend(ctx, in.Backend)
+}
+
 func (s *Server) backupDatabase(ctx context.Context, _ *struct{}) (api.Backup, error) {
 	return s.cfg.Services.Backups.Make(ctx)
 }

@@ -5,8 +5,9 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 type warmImageInput struct {
@@ -16,7 +17,7 @@ type warmImageInput struct {
 
 func (s *Server) warmImage(_ context.Context, in *warmImageInput) (*huma.StreamResponse, error) {
 	return s.withProgress("warm image "+in.Image, func(ctx context.Context, progress func(string)) (any, error) {
-		t, err := s.cfg.Services.Templates.Warm(ctx, in.Image, in.Body.Profile, progress)
+		t, err := s.cfg.Services.Templates.Warm(ctx, agentlab.SandboxRequest{Image: in.Image, Profile: in.Body.Profile, Backend: in.Body.Backend}, progress)
 		return toTemplate(t), err
 	}), nil
 }
@@ -36,9 +37,9 @@ func (s *Server) removeTemplates(ctx context.Context, _ *struct{}) ([]api.Templa
 	return mapSlice(list, toTemplate), err
 }
 
-func toTemplate(t backend.Template) api.Template {
+func toTemplate(t fleet.Template) api.Template {
 	return api.Template{
-		Key: t.Key, Image: t.Image, Cores: t.Resources.Cores, MemoryMB: t.Resources.MemoryMB, DiskUsage: t.Bytes,
+		Backend: t.Backend, Key: t.Key, Image: t.Image, Cores: t.Resources.Cores, MemoryMB: t.Resources.MemoryMB, DiskUsage: t.Bytes,
 		CreatedAt: t.Made.UTC(), UsedAt: t.Used.UTC(), Stale: t.Stale,
 	}
 }

@@ -8,21 +8,22 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 type stubTemplates struct{ *stub }
 
-func (s stubTemplates) Warm(_ context.Context, image, profile string, progress func(string)) (backend.Template, error) {
+func (s stubTemplates) Warm(_ context.Context, r agentlab.SandboxRequest, progress func(string)) (fleet.Template, error) {
 	progress("making it")
-	return backend.Template{Key: "new", Image: image + "@0", Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}}, s.called("template.warm " + image + " " + profile)
+	return fleet.Template{Template: backend.Template{Key: "new", Image: r.Image + "@0", Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}}, Backend: "lab"}, s.called("template.warm " + r.Image + " " + r.Profile + r.Backend)
 }
 
-func (s stubTemplates) Templates(context.Context) ([]backend.Template, error) {
-	return []backend.Template{{Key: "one", Bytes: 5, Stale: true}}, s.called("template.list")
+func (s stubTemplates) Templates(context.Context) ([]fleet.Template, error) {
+	return []fleet.Template{{Template: backend.Template{Key: "one", Bytes: 5, Stale: true}}}, s.called("template.list")
 }
 
-func (s stubTemplates) DeleteTemplate(_ context.Context, prefix string) ([]backend.Template, error) {
-	return []backend.Template{{Key: "one"}}, s.called("template.delete " + prefix)
+func (s stubTemplates) DeleteTemplate(_ context.Context, prefix string) ([]fleet.Template, error) {
+	return []fleet.Template{{Template: backend.Template{Key: "one"}}}, s.called("template.delete " + prefix)
 }
 
 // A template is made with progress, and listed and removed with all its fields.
@@ -30,7 +31,7 @@ func TestTemplates(t *testing.T) {
 	h := start(t, nil)
 	var lines []string
 	made, err := h.client.WarmImage(t.Context(), "base", api.TemplateWarm{Profile: "large"}, func(l string) { lines = append(lines, l) })
-	if err != nil || made.Key != "new" || made.Image != "base@0" || made.Cores != 2 || made.MemoryMB != 512 || !slices.Equal(lines, []string{"making it"}) {
+	if err != nil || made.Key != "new" || made.Backend != "lab" || made.Image != "base@0" || made.Cores != 2 || made.MemoryMB != 512 || !slices.Equal(lines, []string{"making it"}) {
 		t.Errorf("%+v, %v, progress %q", made, err, lines)
 	}
 	list, err := h.client.Templates(t.Context())

@@ -13,7 +13,7 @@ import (
 // Workspaces is the workspace service. Every workspace is named by its ID or name.
 // *workspace.Service implements it.
 type Workspaces interface {
-	Create(ctx context.Context, name string, sizeGB int, storage string) (agentlab.Workspace, error)
+	Create(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.Workspace, error)
 	Get(ctx context.Context, idOrName string) (agentlab.Workspace, error)
 	List(ctx context.Context, trash bool) ([]agentlab.Workspace, error)
 	Bytes(v agentlab.Workspace) int64
@@ -22,6 +22,7 @@ type Workspaces interface {
 	Delete(ctx context.Context, idOrName string, purge bool) (agentlab.Workspace, error)
 	Undelete(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
 	Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Workspace, error)
+	Attach(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Snapshots(ctx context.Context, idOrName string) ([]agentlab.WorkspaceSnapshot, error)
 	SaveSnapshot(ctx context.Context, idOrName, name string, attached agentlab.WorkspaceConsistency) (agentlab.WorkspaceSnapshot, error)
 	RestoreSnapshot(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
@@ -78,7 +79,9 @@ func (s *Server) toWorkspace(v agentlab.Workspace, err error) (api.Workspace, er
 type createWorkspaceInput struct{ Body api.WorkspaceCreate }
 
 func (s *Server) createWorkspace(ctx context.Context, in *createWorkspaceInput) (api.Workspace, error) {
-	return s.toWorkspace(s.cfg.Services.Workspaces.Create(ctx, in.Body.Name, in.Body.SizeGB, in.Body.Storage))
+	return s.toWorkspace(s.cfg.Services.Workspaces.Create(ctx, agentlab.WorkspaceSelection{
+		Workspace: in.Body.Name, SizeGB: in.Body.SizeGB, Storage: in.Body.Storage, Backend: in.Body.Backend,
+	}))
 }
 
 type listWorkspacesInput struct {
@@ -153,7 +156,7 @@ func (s *Server) attachWorkspace(ctx context.Context, in *attachWorkspaceInput) 
 	}
 	return s.updateSandbox(ctx, name, func(vmid int) (agentlab.Sandbox, error) {
 		sel := agentlab.WorkspaceSelection{Workspace: in.Workspace, Wait: time.Duration(in.Body.WaitSeconds) * time.Second}
-		return s.cfg.Services.Sandboxes.AttachWorkspace(ctx, vmid, sel)
+		return s.cfg.Services.Workspaces.Attach(ctx, vmid, sel)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // Store is what the service needs of the database. The semantics are those of package
@@ -54,12 +55,7 @@ type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
 }
 
-// Images returns an error if no sandbox can have an image.
-type Images interface {
-	Check(name string) error
-}
-
-// builder is implemented by Images that are built on this machine.
+// builder is implemented by images (fleet.Images) that are built on this machine.
 type builder interface {
 	// IsPart reports whether the image ref must be built, and extends the image part.
 	IsPart(part, ref string) bool
@@ -71,7 +67,7 @@ type Config struct {
 	Workspaces     Workspaces
 	Sandboxes      Sandboxes
 	Profiles       Profiles
-	Images         Images
+	Fleet          *fleet.Fleet
 	DefaultProfile string // of sessions without a profile in the request
 	AgentsImage    string // of a quick session
 }
@@ -119,21 +115,22 @@ func (s *Service) create(ctx context.Context, r agentlab.SessionRequest) (agentl
 	if err != nil {
 		return none, err
 	}
-	if r.Image != "" {
-		if err := s.cfg.Images.Check(r.Image); err != nil {
-			return none, err
-		}
-	}
-	if b, ok := s.cfg.Images.(builder); ok && r.Quick && r.Image == "" && b.IsPart(s.cfg.AgentsImage, prof.Image) {
-		r.Image = s.cfg.AgentsImage
-	}
 	sel := r.Workspace
-	if sel.Workspace == "" {
-		sel.Workspace, sel.Create = name, true
+	if sel.Backend = r.Backend; sel.Workspace == "" {
+		sel.Workspace, sel.Create, sel.Backend = name, true, cmp.Or(r.Backend, prof.Backend)
 	}
 	use, err := s.cfg.Workspaces.Select(ctx, sel)
 	if err != nil {
 		return none, err
+	}
+	images := s.cfg.Fleet.Of(use.Backend).Images
+	if r.Image != "" {
+		if err := images.Check(r.Image); err != nil {
+			return none, err
+		}
+	}
+	if b, ok := images.(builder); ok && r.Quick && r.Image == "" && b.IsPart(s.cfg.AgentsImage, prof.Image) {
+		r.Image = s.cfg.AgentsImage
 	}
 	return s.add(ctx, agentlab.Session{Name: name, Profile: prof.Name, Image: r.Image, WorkspaceID: use.ID, Branch: r.Branch}, use)
 }

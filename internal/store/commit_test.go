@@ -13,12 +13,12 @@ import (
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
-// OnCommit gets the rows of sandboxes that differ and the jobs that have new
+// A subscriber gets the rows of sandboxes that differ and the jobs that have new
 // records, before the writing call returns, and nothing of what changed
 // nothing or failed.
 func TestCommitReportsRowsAndRecords(t *testing.T) {
 	ctx, s := context.Background(), newStore(t)
-	last := func(what string) Commit {
+	last := func(what string) agentlab.Commit {
 		t.Helper()
 		if len(s.done) != 1 {
 			t.Fatalf("%s: %d commits: %+v", what, len(s.done), s.done)
@@ -61,13 +61,13 @@ func TestCommitReportsRowsAndRecords(t *testing.T) {
 	recs := []agentlab.EgressEntry{egressOf(sb, 1, true), egressOf(sb, 2, false), egressOf(sb, 3, false)}
 	recs[2].JobID = ""
 	must(s.AddEgress(ctx, recs, 100))(t)
-	if c := last("records"); !slices.Equal(c.Records, []string{"job-a"}) || c.Egress != (EgressCount{Allowed: 1, Denied: 2}) || len(c.Sandboxes)+len(c.Events) > 0 {
+	if c := last("records"); !slices.Equal(c.Records, []string{"job-a"}) || c.Egress != (agentlab.EgressCount{Allowed: 1, Denied: 2}) || len(c.Sandboxes)+len(c.Events) > 0 {
 		t.Errorf("records: %+v", c)
 	}
 	more := egressOf(sb, 7, true) // 4 to 6 are missing
 	more.JobID, more.Count, more.Dropped = "", 5, 2
 	must(s.AddEgress(ctx, []agentlab.EgressEntry{more}, 100))(t)
-	if c := last("records without a job"); c.Egress != (EgressCount{Allowed: 5, Dropped: 5}) || len(c.Records) > 0 {
+	if c := last("records without a job"); c.Egress != (agentlab.EgressCount{Allowed: 5, Dropped: 5}) || len(c.Records) > 0 {
 		t.Errorf("records without a job: %+v", c)
 	}
 	must(s.AddEgress(ctx, recs, 100))(t)

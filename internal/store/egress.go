@@ -104,15 +104,6 @@ func (s *Store) AddEgress(ctx context.Context, recs []agentlab.EgressEntry, limi
 	return added, err
 }
 
-func (n *EgressCount) add(e agentlab.EgressEntry) {
-	if e.Allow {
-		n.Allowed += e.Count
-	} else {
-		n.Denied += e.Count
-	}
-	n.Dropped += e.Dropped
-}
-
 // addEgress adds the records of one sandbox.
 func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err error) {
 	vmid, uid := recs[0].VMID, recs[0].UID
@@ -145,7 +136,7 @@ func addEgress(w *tx, recs []agentlab.EgressEntry, limit int) (added int, err er
 			return 0, err
 		}
 		added++
-		w.done.Egress.add(e)
+		w.done.Egress.Add(e)
 		if e.JobID != "" && !slices.Contains(w.done.Records, e.JobID) {
 			w.done.Records = append(w.done.Records, e.JobID)
 		}

@@ -48,7 +48,7 @@ func fillTarget(evs []agentlab.Event, vmid int, jobID string) []agentlab.Event {
 	return evs
 }
 
-// emit inserts events in the transaction and collects them for OnCommit.
+// emit inserts events in the transaction and collects them for the subscribers.
 func (w *tx) emit(evs []agentlab.Event) error {
 	for _, e := range evs {
 		e.ID = 0

@@ -42,7 +42,7 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 		"ALTER TABLE sandboxes DROP COLUMN from_name",
 		"ALTER TABLE sandboxes DROP COLUMN workspace_id", "ALTER TABLE sandboxes DROP COLUMN restoring", "ALTER TABLE sandboxes DROP COLUMN start",
 		"ALTER TABLE sandboxes DROP COLUMN handle", "ALTER TABLE sandboxes DROP COLUMN on_disk", "ALTER TABLE jobs DROP COLUMN no_setup", "ALTER TABLE jobs DROP COLUMN devcontainer",
-		"ALTER TABLE sandboxes DROP COLUMN nested", "ALTER TABLE sandboxes DROP COLUMN nested_state", "ALTER TABLE sandboxes DROP COLUMN unbootable", "ALTER TABLE jobs DROP COLUMN memory_kills",
+		"ALTER TABLE sandboxes DROP COLUMN nested", "ALTER TABLE sandboxes DROP COLUMN nested_state", "ALTER TABLE sandboxes DROP COLUMN unbootable", "ALTER TABLE jobs DROP COLUMN memory_kills", "ALTER TABLE jobs DROP COLUMN backend",
 		"ALTER TABLE jobs DROP COLUMN setup_json", "DROP INDEX jobs_salvages", "ALTER TABLE jobs DROP COLUMN salvages", "ALTER TABLE sandboxes DROP COLUMN salvage",
 		"DROP INDEX jobs_parent", "ALTER TABLE jobs DROP COLUMN attempts", "ALTER TABLE jobs DROP COLUMN winner", "ALTER TABLE jobs DROP COLUMN fork",
 		"ALTER TABLE jobs DROP COLUMN parent_id", "ALTER TABLE jobs DROP COLUMN attempt", "ALTER TABLE jobs DROP COLUMN pick",

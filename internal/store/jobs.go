@@ -34,6 +34,7 @@ var jobs = newTable("jobs", []string{"job_id"}, func(j *agentlab.Job) []field {
 		{"task", &j.Task},
 		{"agent", &j.Agent},
 		{"profile", &j.Profile},
+		{"backend", &j.Backend},
 		{"image", &j.Image},
 		{"mode", &j.Mode},
 		{"ttl_ns", &j.TTL},

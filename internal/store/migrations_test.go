@@ -41,6 +41,7 @@ var released = map[string]string{
 	"00038_setup_cache.sql":      "5f9212de2fc4f7777f85f2f6b9d0c3736d56a26f6250cea8e827575ae560da33",
 	"00039_nested.sql":           "5459eb8b00c8a27df1b376449089d0deeb699d1d856eb5e85dfa516064eb93da",
 	"00040_unbootable.sql":       "fed093d4a3099bab0d971486a66afeeafa348dc584e8a23f9de2d22d8962f120",
+	"00041_job_backend.sql":      "b758508eb1c410bb99893f59f8713875449db946c5e0a310813f7aa6d4144c4d",
 }
 
 // A migration is never edited, because databases that have applied it do not run

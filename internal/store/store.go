@@ -2,7 +2,7 @@
 // profiles that they were created from in one SQLite file.
 //
 // Every change is one transaction that also writes its events; after the commit
-// Options.OnCommit gets what changed, in commit order. There is one
+// the subscribers get what changed, in commit order (Subscribe). There is one
 // writer at a time, in this process by a queue and between processes by
 // SQLite's lock (BEGIN IMMEDIATE); readers never wait for it (WAL).
 //
@@ -36,25 +36,19 @@ const readers = 4
 // A method that writes is not interrupted: ctx ends only the wait for its
 // turn, so an error that wraps ctx's error means that nothing was written.
 type Store struct {
-	path     string
-	w, r     *pool
-	turn     chan struct{} // has a value during a write
-	clock    func() time.Time
-	onCommit func(Commit)
-	onWrite  func(wait, took time.Duration, err error)
-	onRead   func(took time.Duration)
-	full     func() bool
+	path      string
+	w, r      *pool
+	turn      chan struct{} // has a value during a write
+	clock     func() time.Time
+	committed []func(agentlab.Commit) // the subscribers; read and changed by the holder of turn
+	onWrite   func(wait, took time.Duration, err error)
+	onRead    func(took time.Duration)
+	full      func() bool
 }
 
 // Options configure Open.
 type Options struct {
 	Clock func() time.Time // nil means time.Now
-
-	// OnCommit is called after each transaction with a Commit, one call at a
-	// time, in the order of the event IDs, and before the writing call
-	// returns. No other change can be written until it returns: it must be
-	// quick and must not write to the Store. nil is allowed.
-	OnCommit func(Commit)
 
 	// OnWrite is called after each write, also a failed one: how long it
 	// waited for its turn, how long it then took, and its error. It may be
@@ -75,22 +69,6 @@ type Options struct {
 	// only one without a table. If it returns an error, Open fails and
 	// changes nothing.
 	New func() error
-}
-
-// Commit is what a committed transaction changed.
-type Commit struct {
-	Events    []agentlab.Event   // written events, with their IDs
-	Sandboxes []agentlab.Sandbox // new or changed rows
-	Records   []string           // IDs of jobs with new egress entries
-	Egress    EgressCount        // decisions in new egress entries
-
-	Messages []agentlab.MessageScopeKind // of new messages
-}
-
-// EgressCount counts network decisions about guests.
-type EgressCount struct {
-	Allowed, Denied int
-	Dropped         int // that their entries do not contain, because there were too many
 }
 
 // Open opens the database at path, creates it if it is missing, and upgrades
@@ -117,7 +95,7 @@ func open(ctx context.Context, path string, opts Options, migrations fs.FS) (_ *
 	if err := private(path); err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onCommit: opts.OnCommit, onWrite: opts.OnWrite, onRead: opts.OnRead, full: opts.Full}
+	s := &Store{path: path, turn: make(chan struct{}, 1), clock: opts.Clock, onWrite: opts.OnWrite, onRead: opts.OnRead, full: opts.Full}
 	if s.clock == nil {
 		s.clock = time.Now
 	}
@@ -220,8 +198,8 @@ type tx struct {
 	ctx    context.Context
 	pool   *pool
 	now    time.Time
-	done   Commit   // so far
-	missed []string // queries that the pool does not keep yet
+	done   agentlab.Commit // so far
+	missed []string        // queries that the pool does not keep yet
 }
 
 func (w *tx) exec(query string, args ...any) error {
@@ -281,10 +259,23 @@ func (s *Store) commit(ctx context.Context, fn func(*tx) error) error {
 	for _, query := range w.missed {
 		s.w.prepared(ctx, query)
 	}
-	if s.onCommit != nil && (len(w.done.Events)+len(w.done.Sandboxes)+len(w.done.Records)+len(w.done.Messages) > 0 || w.done.Egress != EgressCount{}) {
-		s.onCommit(w.done)
+	if w.done.Empty() {
+		return nil
+	}
+	for _, fn := range s.committed {
+		fn(w.done)
 	}
 	return nil
+}
+
+// Subscribe calls fn after each later transaction with a Commit, one call at a time, in
+// the order of the event IDs, and before the writing call returns. No other change can
+// be written until fn returns: it must be quick, must not use the Store, and the caller
+// of a write must not hold a lock that fn takes. The subscription ends with the Store.
+func (s *Store) Subscribe(fn func(agentlab.Commit)) {
+	s.turn <- struct{}{}
+	s.committed = append(s.committed, fn)
+	<-s.turn
 }
 
 func (s *Store) now() time.Time { return s.clock().UTC().Round(0) }

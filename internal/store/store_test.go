@@ -39,22 +39,23 @@ type testStore struct {
 	path  string
 
 	mu   sync.Mutex
-	seen []agentlab.Event // what OnCommit got
-	done []Commit         // the same, with the rest
+	seen []agentlab.Event  // what a subscriber got
+	done []agentlab.Commit // the same, with the rest
 }
 
 func newStore(t testing.TB) *testStore {
 	t.Helper()
 	ts := &testStore{clock: &fakeClock{t: epoch}, path: filepath.Join(t.TempDir(), "agentlab.db")}
-	s, err := Open(context.Background(), ts.path, Options{Clock: ts.clock.now, OnCommit: func(c Commit) {
+	s, err := Open(context.Background(), ts.path, Options{Clock: ts.clock.now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Subscribe(func(c agentlab.Commit) {
 		ts.mu.Lock()
 		defer ts.mu.Unlock()
 		ts.seen = append(ts.seen, c.Events...)
 		ts.done = append(ts.done, c)
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)

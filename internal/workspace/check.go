@@ -85,7 +85,7 @@ func (s *Service) compare(ctx context.Context, backends ...*fleet.Backend) (comp
 
 // addUsers adds the UIDs of the sandboxes that have leases to users.
 func (s *Service) addUsers(ctx context.Context, users map[string]bool) error {
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
+	leases, err := s.cfg.Leases.WorkspaceLeases(ctx, "")
 	for _, l := range leases {
 		users[l.UID] = true
 	}

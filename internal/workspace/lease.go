@@ -26,8 +26,8 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 	missing := agentlab.CodeOf(err) == agentlab.CodeNotFound || agentlab.CodeOf(err) == agentlab.CodeConflict || err == nil && !v.State.Live() && !agentlab.IsWorkspaceID(sel.Workspace)
 	switch {
 	case missing && (sel.Create || sel.Ensure) && !agentlab.IsWorkspaceID(sel.Workspace):
-		planned, err := s.plan(sel.Workspace, sel.SizeGB, sel.Storage)
-		use.ID, use.New, use.Created = planned.ID, &planned, stateEvent(planned, nil)
+		planned, err := s.plan(sel)
+		use.Backend, use.ID, use.New, use.Created = planned.Backend, planned.ID, &planned, stateEvent(planned, nil)
 		return use, err
 	case err != nil:
 		return use, err
@@ -35,7 +35,11 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 		return use, agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", v.Name).WithField("workspace").
 			WithHint("use it: --workspace %s", v.Name)
 	}
-	use.ID = v.ID
+	use.ID, use.Backend = v.ID, v.Backend
+	if sel.Backend != "" && sel.Backend != v.Backend {
+		return use, agentlab.Errorf(agentlab.CodeConflict, "workspace %s is on backend %s, and the request names %s", v.Name, v.Backend, sel.Backend).WithField("backend").
+			WithHint("remove --backend, or use a workspace on backend %s", sel.Backend)
+	}
 	if err := s.reachable(v); err != nil {
 		return use, err
 	}
@@ -46,7 +50,7 @@ func (s *Service) Select(ctx context.Context, sel agentlab.WorkspaceSelection) (
 // Leases returns the leases of a workspace, or of all for "": the one of its owner
 // first, then its queue.
 func (s *Service) Leases(ctx context.Context, id string) ([]agentlab.WorkspaceLease, error) {
-	return s.cfg.Store.WorkspaceLeases(ctx, id)
+	return s.cfg.Leases.WorkspaceLeases(ctx, id)
 }
 
 // Release requests that a workspace is taken from the sandbox that has it: after its
@@ -91,7 +95,7 @@ func (s *Service) release(ctx context.Context, v agentlab.Workspace, l agentlab.
 	if err := s.mayDetach(ctx, v, l); err != nil {
 		return agentlab.WorkspaceLease{}, err
 	}
-	return s.cfg.Store.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
+	return s.cfg.Leases.UpdateWorkspaceLease(ctx, l.Nonce, func(l *agentlab.WorkspaceLease) []agentlab.Event {
 		if l.Release == agentlab.ReleaseForced || l.Release == agentlab.ReleaseClean && !force {
 			return nil
 		}
@@ -111,7 +115,7 @@ func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentla
 	if s.cfg.Fleet.Of(v.Backend).Can().VolumeHotplug {
 		return nil
 	}
-	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	sb, err := s.cfg.Leases.Sandbox(ctx, l.VMID)
 	if err != nil || !sb.State.HasVM() || sb.JobID != "" && sb.State.CanBecome(agentlab.SandboxFailed) && sb.State != agentlab.SandboxCompleted {
 		return err
 	}
@@ -122,7 +126,7 @@ func (s *Service) mayDetach(ctx context.Context, v agentlab.Workspace, l agentla
 // endStale ends a lease whose sandbox does not exist, if the backend has proven that
 // the volume is not attached.
 func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab.WorkspaceLease) (stale bool, err error) {
-	sb, err := s.cfg.Store.Sandbox(ctx, l.VMID)
+	sb, err := s.cfg.Leases.Sandbox(ctx, l.VMID)
 	switch {
 	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
 	case err != nil:
@@ -144,12 +148,12 @@ func (s *Service) endStale(ctx context.Context, v agentlab.Workspace, l agentlab
 			WithHint("see 'agentlab workspace check %s'", v.Name)
 	}
 	s.log.Warn("the lease of a sandbox that does not exist is ended", "workspace", v.ID, "vmid", l.VMID)
-	return true, s.cfg.Store.ReleaseWorkspace(ctx, l.Nonce)
+	return true, s.cfg.Leases.ReleaseWorkspace(ctx, l.Nonce)
 }
 
 // endStaleLeases ends the leases of all sandboxes that do not exist.
 func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, "")
+	leases, err := s.cfg.Leases.WorkspaceLeases(ctx, "")
 	for _, l := range leases {
 		if err != nil {
 			break
@@ -166,14 +170,33 @@ func (s *Service) endStaleLeases(ctx context.Context, b *fleet.Backend) {
 	}
 }
 
-// Changed runs the step of the workspace of an event, which may have been created with
-// a sandbox, and returns its ID.
-func (s *Service) Changed(e agentlab.Event) (id string) {
-	var data struct {
-		Workspace string `json:"workspace"`
+// committed runs the steps of workspaces that have changed, or were created with a
+// sandbox, and of the sandboxes that have or want them.
+func (s *Service) committed(c agentlab.Commit) {
+	for _, sb := range c.Sandboxes {
+		s.sandboxChanged(sb)
 	}
-	if json.Unmarshal([]byte(e.Data), &data) == nil && data.Workspace != "" {
-		s.loop.Wake(data.Workspace)
+	for _, e := range c.Events {
+		lease := e.Kind == agentlab.EventWorkspaceLease // acquired, or to be released
+		if !lease && e.Kind != agentlab.EventWorkspaceState {
+			continue
+		}
+		if lease && s.core != nil {
+			s.core.Wake(e.SandboxVMID)
+		}
+		var data struct {
+			Workspace string             `json:"workspace"`
+			Step      agentlab.LeaseStep `json:"step"`
+		}
+		if json.Unmarshal([]byte(e.Data), &data) != nil || data.Workspace == "" {
+			continue
+		}
+		if !lease {
+			s.loop.Wake(data.Workspace)
+		}
+		// The sandboxes that wait for a workspace name the one that has it.
+		if !lease || data.Step == agentlab.LeaseStepAcquired {
+			s.wakeWaiting(data.Workspace)
+		}
 	}
-	return data.Workspace
 }

@@ -9,16 +9,17 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
 // defaultSizeGB is the size of a workspace that is requested without one, in GiB.
 const defaultSizeGB = 20
 
-// Create requests an empty workspace, and returns it in state CREATING. sizeGB 0 means
-// defaultSizeGB, or the maximum if that is less. Codes: invalid, exists, limit,
-// unsupported (also an unknown storage).
-func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage string) (agentlab.Workspace, error) {
-	v, err := s.plan(name, sizeGB, storage)
+// Create requests an empty workspace with the name, size, storage and backend of sel, and
+// returns it in state CREATING. A size of 0 means defaultSizeGB, or the maximum if that is
+// less. Codes: invalid, exists, limit, unsupported (also an unknown storage).
+func (s *Service) Create(ctx context.Context, sel agentlab.WorkspaceSelection) (agentlab.Workspace, error) {
+	v, err := s.plan(sel)
 	if err != nil {
 		return agentlab.Workspace{}, err
 	}
@@ -26,33 +27,37 @@ func (s *Service) Create(ctx context.Context, name string, sizeGB int, storage s
 }
 
 // plan returns the row of a new workspace.
-func (s *Service) plan(name string, sizeGB int, storage string) (agentlab.Workspace, error) {
+func (s *Service) plan(sel agentlab.WorkspaceSelection) (agentlab.Workspace, error) {
 	none := agentlab.Workspace{}
-	d, err := s.cfg.Fleet.Default().NeedVolumes()
+	b, err := s.cfg.Fleet.Choose(sel.Backend)
 	if err != nil {
 		return none, err
 	}
-	if err := agentlab.ValidateWorkspaceName(name); err != nil {
+	if err := agentlab.ValidateWorkspaceName(sel.Workspace); err != nil {
 		return none, err
 	}
-	most := s.cfg.Limits.SizeGB
-	if sizeGB == 0 {
-		if sizeGB = defaultSizeGB; most > 0 {
-			sizeGB = min(sizeGB, most)
+	v := newWorkspace(sel.Workspace, b.Name())
+	v.SizeGB, v.Storage = sel.SizeGB, sel.Storage
+	if most := s.cfg.Limits.SizeGB; v.SizeGB == 0 {
+		if v.SizeGB = defaultSizeGB; most > 0 {
+			v.SizeGB = min(v.SizeGB, most)
 		}
 	}
-	v := s.newWorkspace(name)
-	v.SizeGB, v.Storage = sizeGB, storage
-	if err := d.ValidateVolume(backend.VolumeSpec{UID: v.UID, SizeGB: sizeGB, Storage: storage}); err != nil {
-		return none, err
+	valid := func(b *fleet.Backend) error {
+		d, err := b.NeedVolumes()
+		if err != nil {
+			return err
+		}
+		return d.ValidateVolume(backend.VolumeSpec{UID: v.UID, SizeGB: v.SizeGB, Storage: v.Storage})
 	}
-	return v, s.checkSize(sizeGB)
+	if err := valid(b); err != nil {
+		return none, s.cfg.Fleet.Supported(err, b.Name(), valid)
+	}
+	return v, s.checkSize(v.SizeGB)
 }
 
-func (s *Service) newWorkspace(name string) agentlab.Workspace {
-	return agentlab.Workspace{
-		ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: name, Backend: s.cfg.Fleet.Default().Name(), State: agentlab.WorkspaceCreating,
-	}
+func newWorkspace(name, on string) agentlab.Workspace {
+	return agentlab.Workspace{ID: agentlab.NewWorkspaceID(), UID: agentlab.NewUID(), Name: name, Backend: on, State: agentlab.WorkspaceCreating}
 }
 
 func (s *Service) checkSize(sizeGB int) error {
@@ -278,8 +283,8 @@ func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string)
 	if err != nil {
 		return none, err
 	}
-	v := s.newWorkspace(name)
-	v.Backend, v.SizeGB, v.Storage = src.Backend, src.SizeGB, src.Storage
+	v := newWorkspace(name, src.Backend)
+	v.SizeGB, v.Storage = src.SizeGB, src.Storage
 	v.From = agentlab.WorkspaceOrigin{UID: src.UID, Handle: src.Handle, Name: src.Name}
 	if snapshot != "" {
 		n, err := s.findSnapshot(ctx, src, snapshot)
@@ -288,7 +293,7 @@ func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string)
 		}
 		v.SizeGB, v.From.Snapshot, v.From.Name = n.SizeGB, n.UID, src.Name+"/"+n.Name
 	}
-	return agentlab.WorkspaceUse{ID: v.ID, New: &v, Created: stateEvent(v, nil), Quota: s.cfg.Limits.Quota}, nil
+	return agentlab.WorkspaceUse{ID: v.ID, Backend: v.Backend, New: &v, Created: stateEvent(v, nil), Quota: s.cfg.Limits.Quota}, nil
 }
 
 // Trash moves a workspace that no sandbox has to the trash, for a caller that stores

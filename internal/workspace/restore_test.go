@@ -13,7 +13,7 @@ import (
 func TestFailedRestoreKeepsFormatted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		w.save(v, "blank")
 		if _, err := w.store.UpdateWorkspace(ctx, v.ID, agentlab.WorkspaceQuota{}, func(now *agentlab.Workspace) ([]agentlab.Event, error) {
 			now.Formatted = true

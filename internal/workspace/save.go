@@ -104,7 +104,7 @@ func (s *Service) saveVolume(ctx context.Context, v agentlab.Workspace, n agentl
 
 // owner returns the lease of the sandbox that has a workspace.
 func (s *Service) owner(ctx context.Context, v agentlab.Workspace) (l agentlab.WorkspaceLease, ok bool, err error) {
-	leases, err := s.cfg.Store.WorkspaceLeases(ctx, v.ID)
+	leases, err := s.cfg.Leases.WorkspaceLeases(ctx, v.ID)
 	if i := slices.IndexFunc(leases, agentlab.WorkspaceLease.Acquired); i >= 0 {
 		return leases[i], true, err
 	}
@@ -116,10 +116,10 @@ func (s *Service) owner(ctx context.Context, v agentlab.Workspace) (l agentlab.W
 // again.
 func (s *Service) saveFrozen(ctx context.Context, d backend.Volumes, v agentlab.Workspace, n agentlab.WorkspaceSnapshot, l agentlab.WorkspaceLease) (backend.VolumeSnapshot, error) {
 	none := backend.VolumeSnapshot{}
-	if s.guests == nil {
+	if s.core == nil {
 		return none, notFrozen(v, agentlab.Errorf(agentlab.CodeUnsupported, "there are no guests"))
 	}
-	thaw, err := s.guests.FreezeWorkspace(ctx, l, freezeLimit)
+	thaw, err := s.freeze(ctx, l, freezeLimit)
 	if err != nil {
 		return none, notFrozen(v, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/reconcile"
+	"github.com/agentlab-vm/agentlab/internal/sandbox"
 )
 
 // Store is what the service needs of the database. The semantics are those of
@@ -33,22 +34,21 @@ type Store interface {
 	RemoveWorkspaceSnapshot(ctx context.Context, uid string, evs ...agentlab.Event) error
 	WorkspaceSnapshots(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceSnapshot, error)
 
-	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
-	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
-	ReleaseWorkspace(ctx context.Context, nonce string) error
-	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-
 	AppendEvents(ctx context.Context, evs ...agentlab.Event) error
+	// Subscribe calls fn after each commit.
+	Subscribe(fn func(agentlab.Commit))
 }
 
-// Guests freezes workspaces in the guests that have them; *sandbox.Service implements
-// it.
-type Guests interface {
-	// FreezeWorkspace makes the guest of the sandbox with that lease write its
-	// workspace, and change nothing on it until thaw is called, for at most limit. thaw
-	// returns an error unless the guest has changed nothing until then, as it says; it
-	// is called once.
-	FreezeWorkspace(ctx context.Context, l agentlab.WorkspaceLease, limit time.Duration) (thaw func(context.Context) error, err error)
+// Leases are the leases of workspaces, and the sandboxes that have them.
+type Leases interface {
+	WorkspaceLease(ctx context.Context, uid string) (l agentlab.WorkspaceLease, ok bool, err error)
+	WorkspaceLeases(ctx context.Context, workspaceID string) ([]agentlab.WorkspaceLease, error)
+	UpdateWorkspaceLease(ctx context.Context, nonce string, fn func(*agentlab.WorkspaceLease) []agentlab.Event) (agentlab.WorkspaceLease, error)
+	AttachWorkspace(ctx context.Context, vmid int, use agentlab.WorkspaceUse, session string, fn func(*agentlab.Sandbox) ([]agentlab.Event, error)) (agentlab.Sandbox, error)
+	ReleaseWorkspace(ctx context.Context, nonce string) error
+	WorkspaceBusy(ctx context.Context, v agentlab.Workspace) (why string, err error)
+	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
+	Job(ctx context.Context, id string) (agentlab.Job, error)
 }
 
 // Limits bound workspaces. Zero means no maximum, or the default.
@@ -65,9 +65,11 @@ type Metrics interface {
 	Checked(took time.Duration, err error)
 }
 
-// Config is the configuration of a Service. Store and Fleet are required.
+// Config is the configuration of a Service. Store, Leases and Fleet are required.
 type Config struct {
+	Core   *sandbox.Core // nil means that there are no guests
 	Store  Store
+	Leases Leases
 	Fleet  *fleet.Fleet
 	Limits Limits
 
@@ -84,22 +86,21 @@ type Service struct {
 	clock func() time.Time
 	loop  *reconcile.Loop[string] // by ID
 
-	mu      sync.Mutex
-	guests  Guests                   // nil: no workspace is frozen
-	waiting map[string]agentlab.Code // why a step is tried again, as the row has it
-	begun   map[string]time.Time     // since when the current step is tried
-	audited map[string]audited       // the results of the last audits, by the name of the backend
-}
+	core *sandbox.Core
 
-// UseGuests sets the guests that freeze workspaces. Call it before Run.
-func (s *Service) UseGuests(g Guests) { s.guests = g }
+	mu       sync.Mutex
+	attached map[int]*attachState     // by VMID
+	waiting  map[string]agentlab.Code // why a step is tried again, as the row has it
+	begun    map[string]time.Time     // since when the current step is tried
+	audited  map[string]audited       // the results of the last audits, by the name of the backend
+}
 
 // workers is the number of steps at the same time on one backend: some copy whole disks.
 const workers = 4
 
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}, begun: map[string]time.Time{}, audited: map[string]audited{}}
+	s := &Service{cfg: cfg, core: cfg.Core, attached: map[int]*attachState{}, log: cfg.Logger, clock: cfg.Clock, waiting: map[string]agentlab.Code{}, begun: map[string]time.Time{}, audited: map[string]audited{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -110,6 +111,7 @@ func New(cfg Config) *Service {
 		s.cfg.Limits.AuditEvery = 5 * time.Minute
 	}
 	s.loop = reconcile.New(reconcile.Config[string]{Step: s.step, Failed: reconcile.LogFailed[string](s.log, "workspace", "workspace"), Workers: workers})
+	cfg.Store.Subscribe(s.committed)
 	return s
 }
 

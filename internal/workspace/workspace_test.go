@@ -60,7 +60,7 @@ func (w *world) begin() {
 		w.Fatal(err)
 	}
 	w.driver = w.host.Open()
-	w.Service = New(Config{Store: w.store, Fleet: fleet.Single(w.driver, nil), Limits: w.limits})
+	w.Service = New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(w.driver, nil), Limits: w.limits})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Service.Run(ctx) }()
@@ -153,7 +153,7 @@ func inBubble(t *testing.T, fn func(t *testing.T, w *world)) {
 func TestLifeOfAWorkspace(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 8, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 8}))
 		w.is(v, agentlab.WorkspaceReady)
 		if v.Storage != fake.StorageDefault || v.Handle == "" || v.SizeGB != 8 || v.ReadyAt.IsZero() {
 			t.Errorf("%+v", v)
@@ -208,7 +208,10 @@ func TestCrashAtEachPoint(t *testing.T) {
 		volumes int
 		sizeGB  int
 	}{
-		{fake.OpCreateVolume, func(w *world, _ string) error { _, err := w.Create(w.Context(), "new", 1, ""); return err }, ready, 2, 8},
+		{fake.OpCreateVolume, func(w *world, _ string) error {
+			_, err := w.Create(w.Context(), agentlab.WorkspaceSelection{Workspace: "new", SizeGB: 1})
+			return err
+		}, ready, 2, 8},
 		{fake.OpGrowVolume, func(w *world, id string) error { _, err := w.Resize(w.Context(), id, 12); return err }, ready, 1, 12},
 		{fake.OpSnapshotVolume, func(w *world, id string) error { _, err := w.SaveSnapshot(w.Context(), id, "new", ""); return err }, ready, 1, 8},
 		{fake.OpRestoreVolume, func(w *world, id string) error { _, err := w.RestoreSnapshot(w.Context(), id, "old"); return err }, ready, 1, 4},
@@ -223,7 +226,7 @@ func TestCrashAtEachPoint(t *testing.T) {
 			}
 			t.Run(string(tc.op)+"/"+string(at), func(t *testing.T) {
 				inBubble(t, func(t *testing.T, w *world) {
-					v := w.must(w.Create(t.Context(), "data", 4, ""))
+					v := w.must(w.Create(t.Context(), agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 					w.save(v, "old")
 					v = w.must(w.Resize(t.Context(), v.ID, 8))
 					crashed := false
@@ -284,7 +287,7 @@ func (w *world) checkAfterCrash(v agentlab.Workspace, want agentlab.WorkspaceSta
 func TestSnapshotBeforeRestore(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		w.save(v, "old")
 		v = w.must(w.Resize(ctx, v.ID, 8))
 		free := w.host.Inject(fake.Fault{Op: fake.OpSnapshotVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the storage is offline")})
@@ -310,7 +313,7 @@ func TestSnapshotBeforeRestore(t *testing.T) {
 func TestFailures(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		broken := agentlab.Errorf(agentlab.CodeNoSpace, "the storage is full")
 
 		w.host.Inject(fake.Fault{Op: fake.OpGrowVolume, Times: 1, Err: broken})
@@ -332,7 +335,7 @@ func TestFailures(t *testing.T) {
 		}
 
 		w.host.Inject(fake.Fault{Op: fake.OpCreateVolume, At: fake.Half, Times: 1, Err: broken})
-		full := w.must(w.Create(ctx, "full", 4, ""))
+		full := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "full", SizeGB: 4}))
 		w.is(full, agentlab.WorkspaceFailed)
 		if !strings.Contains(full.Reason, "the storage is full") {
 			t.Errorf("%q", full.Reason)
@@ -346,7 +349,7 @@ func TestFailures(t *testing.T) {
 		}
 
 		free := w.host.Inject(fake.Fault{Op: fake.OpCreateVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the node does not answer")})
-		late := w.must(w.Create(ctx, "late", 4, ""))
+		late := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "late", SizeGB: 4}))
 		w.is(late, agentlab.WorkspaceCreating)
 		if !strings.Contains(late.Reason, "waits: the node does not answer") {
 			t.Errorf("%q", late.Reason)
@@ -365,7 +368,7 @@ func TestFailures(t *testing.T) {
 func TestOperationsAreTimed(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		w.lastEventHas(`"operation":"create"`, `"seconds":`)
 		w.save(v, "x")
 		w.lastEventHas(`"seconds":`)
@@ -431,7 +434,7 @@ func (w *world) lastEventHas(parts ...string) {
 func TestMissingVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		free := w.host.Inject(fake.Fault{Op: fake.OpInspectVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "offline")})
 		if _, err := w.Check(ctx, ""); err != nil {
 			t.Fatal(err)
@@ -483,7 +486,7 @@ func second[T any](_ T, err error) error { return err }
 func TestUnknownVolumesStay(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		if _, err := w.driver.CreateVolume(ctx, backend.VolumeSpec{UID: "lost", SizeGB: 2}); err != nil {
 			t.Fatal(err)
 		}
@@ -519,7 +522,7 @@ func TestUnknownVolumesStay(t *testing.T) {
 func TestCopyHoldsItsSource(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		w.save(v, "old")
 		w.host.Inject(fake.Fault{Op: fake.OpCloneVolume, Err: agentlab.Errorf(agentlab.CodeBusy, "busy")})
 		w.is(w.must(w.Fork(ctx, "data", "copy", "old")), agentlab.WorkspaceCreating)
@@ -543,17 +546,17 @@ func TestCopyHoldsItsSource(t *testing.T) {
 func TestTrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		first := w.must(w.Create(ctx, "data", 4, ""))
+		first := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		w.must(w.Delete(ctx, "data", false))
 		time.Sleep(time.Hour)
-		again := w.must(w.Create(ctx, "data", 4, ""))
+		again := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		if got, err := w.Get(ctx, "data"); err != nil || got.ID != again.ID {
 			t.Errorf("%+v, %v", got, err)
 		}
 		w.must(w.Delete(ctx, "data", false))
 		_, err := w.Undelete(ctx, "data", "")
 		w.refused(err, agentlab.CodeConflict)
-		third := w.must(w.Create(ctx, "data", 4, ""))
+		third := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
 		_, err = w.Undelete(ctx, first.ID, "")
 		w.refused(err, agentlab.CodeExists)
 		_, err = w.Undelete(ctx, third.ID, "")
@@ -575,26 +578,26 @@ func TestLimits(t *testing.T) {
 		w.kill()
 		w.limits = Limits{Quota: agentlab.WorkspaceQuota{Count: 2, TotalGB: 10}, SizeGB: 8}
 		w.begin()
-		v := w.must(w.Create(ctx, "data", 0, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 0}))
 		if v.SizeGB != 8 {
 			t.Errorf("%d GiB", v.SizeGB)
 		}
 		for _, err := range []error{
-			second(w.Create(ctx, "huge", 9, "")), second(w.Create(ctx, "more", 3, "")), second(w.Resize(ctx, "data", 9)), second(w.Fork(ctx, "data", "copy", "")),
+			second(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "huge", SizeGB: 9})), second(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "more", SizeGB: 3})), second(w.Resize(ctx, "data", 9)), second(w.Fork(ctx, "data", "copy", "")),
 		} {
 			w.refused(err, agentlab.CodeLimit)
 		}
 		w.must(w.Delete(ctx, "data", false))
-		w.must(w.Create(ctx, "small", 2, ""))
+		w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "small", SizeGB: 2}))
 		w.refused(second(w.Resize(ctx, "small", 3)), agentlab.CodeLimit) // the trash counts
-		w.refused(second(w.Create(ctx, "third", 1, "")), agentlab.CodeLimit)
+		w.refused(second(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "third", SizeGB: 1})), agentlab.CodeLimit)
 		if _, err := w.Delete(ctx, v.ID, true); err != nil {
 			t.Fatal(err)
 		}
 		w.settled()
 		w.is(w.must(w.Resize(ctx, "small", 8)), agentlab.WorkspaceReady)
 		for name, code := range map[string]agentlab.Code{"A": agentlab.CodeInvalid, agentlab.NewWorkspaceID(): agentlab.CodeInvalid, "small": agentlab.CodeExists} {
-			w.refused(second(w.Create(ctx, name, 1, "")), code)
+			w.refused(second(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: name, SizeGB: 1})), code)
 		}
 	})
 }
@@ -607,7 +610,7 @@ func TestLimitsOfChangedSizes(t *testing.T) {
 		w.kill()
 		w.limits = Limits{Quota: agentlab.WorkspaceQuota{TotalGB: 10}}
 		w.begin()
-		v := w.must(w.Create(ctx, "data", 2, ""))
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 2}))
 		w.save(v, "small")
 		use, err := w.PlanFork(ctx, "data", "copy", "")
 		if err != nil {
@@ -617,7 +620,7 @@ func TestLimitsOfChangedSizes(t *testing.T) {
 		w.refused(second(w.add(ctx, *use.New)), agentlab.CodeLimit)
 		w.save(v, "large")
 		w.must(w.RestoreSnapshot(ctx, "data", "small"))
-		more := w.must(w.Create(ctx, "more", 3, ""))
+		more := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "more", SizeGB: 3}))
 		w.refused(second(w.RestoreSnapshot(ctx, "data", "large")), agentlab.CodeLimit)
 		if _, err := w.Delete(ctx, more.ID, true); err != nil {
 			t.Fatal(err)
@@ -625,7 +628,7 @@ func TestLimitsOfChangedSizes(t *testing.T) {
 		w.settled()
 		free := w.host.Inject(fake.Fault{Op: fake.OpRestoreVolume, Err: agentlab.Errorf(agentlab.CodeUnavailable, "the storage is offline")})
 		w.is(w.must(w.RestoreSnapshot(ctx, "data", "large")), agentlab.WorkspaceRestoring)
-		w.refused(second(w.Create(ctx, "more", 3, "")), agentlab.CodeLimit)
+		w.refused(second(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "more", SizeGB: 3})), agentlab.CodeLimit)
 		free()
 		time.Sleep(time.Hour)
 		w.settled()
@@ -658,18 +661,18 @@ func (o other) Info() backend.Info {
 func TestOtherBackends(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx := t.Context()
-		v := w.must(w.Create(ctx, "data", 4, ""))
-		s := New(Config{Store: w.store, Fleet: fleet.Single(plain{w.driver}, nil)})
-		for _, err := range []error{second(s.Create(ctx, "x", 1, "")), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x", "")), second(s.Check(ctx, ""))} {
+		v := w.must(w.Create(ctx, agentlab.WorkspaceSelection{Workspace: "data", SizeGB: 4}))
+		s := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(plain{w.driver}, nil)})
+		for _, err := range []error{second(s.Create(ctx, agentlab.WorkspaceSelection{Workspace: "x", SizeGB: 1})), second(s.Fork(ctx, "data", "x", "")), second(s.SaveSnapshot(ctx, "data", "x", "")), second(s.Check(ctx, ""))} {
 			w.refused(err, agentlab.CodeUnsupported)
 		}
-		d := New(Config{Store: w.store, Fleet: fleet.Single(onlyDetached{w.driver}, nil)})
+		d := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(onlyDetached{w.driver}, nil)})
 		err := second(d.SaveSnapshot(ctx, v.ID, "x", agentlab.ConsistencyCrash))
 		w.refused(err, agentlab.CodeUnsupported)
 		if hint := agentlab.HintOf(err); !strings.HasSuffix(hint, "agentlab workspace detach data") {
 			t.Errorf("the hint is %q", hint)
 		}
-		o := New(Config{Store: w.store, Fleet: fleet.Single(other{w.driver}, nil)})
+		o := New(Config{Store: w.store, Leases: w.store, Fleet: fleet.Single(other{w.driver}, nil)})
 		for _, err := range []error{second(o.Resize(ctx, "data", 8)), second(o.Delete(ctx, "data", true)), second(o.Fork(ctx, "data", "x", "")), second(o.Check(ctx, "data"))} {
 			w.refused(err, agentlab.CodeConflict)
 		}

@@ -15,7 +15,7 @@ import (
 //	§1    one command runs a job on a workspace    one-command; TestJobsShareAWorkspace
 //	§1    no race for the sandbox of a job         right-sandbox
 //	§1    clear errors                             clear-errors
-//	§2.1  concurrent use of a workspace            one-writer; TestRaceForAWorkspace (internal/sandbox)
+//	§2.1  concurrent use of a workspace            one-writer; TestRaceForAWorkspace (internal/workspace)
 //	§2.1  waiting survives a restart               wait-survives-restart; TestJobsShareAWorkspace
 //	§2.2  named snapshots, list, restore           snapshot-and-restore
 //	§2.2  a workspace in use is saved with a flag  snapshot-in-use

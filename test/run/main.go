@@ -1,7 +1,7 @@
 // Command run runs the tests of this module. The Makefile calls it.
 //
 // A run has two parts. The units, 'go test -short' of all packages, need no virtual machine;
-// most of them run under the race detector. Tests that -short skips (sample.Long) are the
+// a third of them runs under the race detector. Tests that -short skips (sample.Long) are the
 // second part, each in a process of its own: first the core paths through real virtual
 // machines, then the others, in an order that the seed selects, until the budget of
 // wall-clock time is used. A slow machine runs fewer of them, it does not fail.

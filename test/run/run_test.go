@@ -209,3 +209,33 @@ func TestInterrupt(t *testing.T) {
 		t.Errorf("%t, %v\n%s", ok, err, out)
 	}
 }
+
+// Each run has one of the costly packages and some of the others under the race detector, and
+// with other seeds each package is there.
+func TestSampledUnits(t *testing.T) {
+	all := []string{module + "/a", module + "/b", module + "/c", module + "/d"}
+	for _, p := range costly {
+		all = append(all, module+"/"+p)
+	}
+	seen := map[string]bool{}
+	for seed := range uint64(50) {
+		groups := sampledUnits(all, seed)
+		plain, raced := groups[0].packages, groups[1].packages
+		if n := len(plain) + len(raced); n != len(all) || groups[0].race || !groups[1].race {
+			t.Fatalf("seed %d: %d packages", seed, n)
+		}
+		n := 0
+		for _, p := range raced {
+			seen[p] = true
+			if slices.Contains(costly, strings.TrimPrefix(p, module+"/")) {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("seed %d: %d costly packages", seed, n)
+		}
+	}
+	if len(seen) != len(all) {
+		t.Errorf("only %d of %d packages were under the race detector", len(seen), len(all))
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"os"
 	"os/exec"
@@ -27,7 +28,7 @@ var (
 	first = []string{"internal/egress/nft", "internal/backend/proxmox", "internal/job", "internal/sandbox", "internal/cli"}
 
 	// costly packages take more than half of the CPU seconds of all packages under the race
-	// detector. A sampled run has one of them there, the others without it.
+	// detector. A sampled run has one of them there.
 	costly = []string{"internal/cli", "internal/job", "internal/backend/proxmox", "internal/sandbox", "internal/guest/runner"}
 
 	// unraced code is C that was translated to Go (SQLite), with memory of its own: the race
@@ -62,15 +63,26 @@ func racedUnits(all []string, _ uint64) []group {
 	return []group{{title: "units, race detector", packages: all, race: true}}
 }
 
-// sampledUnits has all packages under the race detector except four of the five costly ones.
+// racedPart is the part of the packages that a sampled run has under the race detector, where
+// tests take three times as long and every dependency is compiled once more: one in racedPart.
+const racedPart = 3
+
+// sampledUnits has one of the costly packages and a third of the others, which the seed
+// selects, under the race detector, and the rest without it.
 func sampledUnits(all []string, seed uint64) []group {
 	selected := module + "/" + costly[seed%uint64(len(costly))]
 	var plain, raced []string
 	for _, p := range all {
-		if p != selected && slices.Contains(costly, strings.TrimPrefix(p, module+"/")) {
-			plain = append(plain, p)
-		} else {
+		in := p == selected
+		if !slices.Contains(costly, strings.TrimPrefix(p, module+"/")) {
+			h := fnv.New64a()
+			_, _ = fmt.Fprint(h, seed, p)
+			in = h.Sum64()%racedPart == 0
+		}
+		if in {
 			raced = append(raced, p)
+		} else {
+			plain = append(plain, p)
 		}
 	}
 	return []group{{title: "units", packages: plain}, {title: "units, race detector", packages: raced, race: true}}

@@ -412,6 +412,9 @@ func (c *Controller) Job(_ context.Context, id string) (agentlab.Job, error) {
 	return agentlab.Job{ID: id, Status: agentlab.JobRunning}, nil
 }
 
+// Subscribe implements artifact.Store. No log here has an end that a reader must notice.
+func (c *Controller) Subscribe(func(agentlab.Commit)) {}
+
 // PutArtifact implements artifact.Store.
 func (c *Controller) PutArtifact(_ context.Context, a agentlab.Artifact, evs ...agentlab.Event) error {
 	c.mu.Lock()
