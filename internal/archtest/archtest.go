@@ -47,7 +47,7 @@ var leaves = []string{
 
 // doubles are the packages below internal that only tests link.
 var doubles = []string{
-	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest",
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest", "internal/work/worktest",
 }
 
 func and(lists ...[]string) []string {
@@ -112,10 +112,14 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the client implements the control API and is the only package that other programs need",
 	},
 	{
+		Name: "work", Packages: []string{"internal/work/..."}, May: and([]string{".", "api", "guestapi", "client", "internal/config"}, leaves),
+		Why: "workflows on the machine of the user call the daemon through the client, and the user through work.UI, so that every user interface can have them",
+	},
+	{
 		Name:     "faces",
 		Packages: []string{"internal/cli/...", "internal/tui/...", "internal/mcp/...", "internal/web/..."},
-		May:      and([]string{".", "api", "guestapi", "client", "internal/config", "internal/hostsetup", "internal/mcp"}, leaves),
-		Why:      "a user interface imports only client and api, so that it cannot bypass the daemon",
+		May:      and([]string{".", "api", "guestapi", "client", "internal/config", "internal/hostsetup", "internal/mcp", "internal/work/..."}, leaves),
+		Why:      "a user interface imports only client, api and the workflows, so that it cannot bypass the daemon",
 	},
 	{
 		Name: "host set-up", Packages: []string{"internal/hostsetup"}, May: and([]string{".", "profiles", "scripts", "skills"}, leaves),

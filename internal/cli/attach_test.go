@@ -20,6 +20,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The terminal is the first command of an attach in a running sandbox, because the user
@@ -37,14 +39,14 @@ func TestAttachIsOneCommand(t *testing.T) {
 	mux.HandleFunc("POST /v1/sandboxes/7/exec", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	})
-	mux.HandleFunc("POST /v1/sandboxes/8/exec", commandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
+	mux.HandleFunc("POST /v1/sandboxes/8/exec", worktest.CommandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
 		commands = append(commands, strings.Join(command, " "))
 		return []byte("shown"), "", 0
 	}))
 	var out strings.Builder
 	var notes strings.Builder
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &notes, Now: time.Now}
-	err := a.attachSession(t.Context(), handlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, repoLink{}, startOptions{agent: shellOnly}, false)
+	err := a.attachSession(t.Context(), worktest.HandlerClient(t, mux), api.Session{ID: "s1", Name: "app", Profile: "interactive"}, session.Link{}, startOptions{agent: shellOnly}, false)
 	if err != nil || out.String() != "shown" || resumed != 2 {
 		t.Errorf("%v, %q, resumed %d times", err, out.String(), resumed)
 	}
@@ -75,7 +77,7 @@ func TestTerminalAfterStop(t *testing.T) {
 	here, there := net.Pipe()
 	defer func() { _ = there.Close() }()
 	a := &App{Stdin: tty, Stdout: tty, Stderr: io.Discard}
-	restore, err := a.rawTerminal(stream.NewWriter(here))
+	restore, err := a.attached().RawTerminal(stream.NewWriter(here))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,10 +121,10 @@ func TestTerminalAfterStop(t *testing.T) {
 // attach and the editors open a session, a sandbox, or the work tree of a branch in the
 // session of the repository: the first of them that exists.
 func TestChosenTarget(t *testing.T) {
-	repo := sampleRepo(t)
-	l, err := findLink(t.Context(), repo, "")
+	repo := worktest.Repo(t)
+	l, err := session.FindLink(t.Context(), repo, "")
 	if err == nil {
-		err = l.set(t.Context(), "s1", "")
+		err = l.Set(t.Context(), "s1", "")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +137,7 @@ func TestChosenTarget(t *testing.T) {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
 	})
-	c, a := handlerClient(t, mux), &App{Stderr: io.Discard}
+	c, a := worktest.HandlerClient(t, mux), &App{Stderr: io.Discard}
 	for _, dir := range []string{repo, t.TempDir()} {
 		t.Chdir(dir)
 		for arg, want := range map[string]string{

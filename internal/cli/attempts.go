@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // attemptFlags adds the flags for a job with several attempts.
@@ -27,28 +28,28 @@ func (a *App) prepareAttempts(f *jobRunFlags) error {
 	for _, name := range f.attemptTasks {
 		text, err := a.readInput(name, agentlab.MaxTaskBytes)
 		if err != nil {
-			return usageErrorf("--attempt-task-file: %v", err)
+			return work.UsageErrorf("--attempt-task-file: %v", err)
 		}
 		f.attempts.Tasks = append(f.attempts.Tasks, text)
 	}
 	r := f.attempts
 	if r.Count == 0 {
 		if r.Pick != "" || len(r.Agents) > 0 || len(r.Tasks) > 0 {
-			return usageErrorf("--pick, --attempt-agent and --attempt-task-file require --attempts").WithHint("add --attempts N, from 2 to %d", agentlab.MaxAttempts)
+			return work.UsageErrorf("--pick, --attempt-agent and --attempt-task-file require --attempts").WithHint("add --attempts N, from 2 to %d", agentlab.MaxAttempts)
 		}
 		return nil
 	}
 	if f.keepalive {
-		return usageErrorf("--keepalive cannot be used with --attempts: the sandboxes of attempts are not kept")
+		return work.UsageErrorf("--keepalive cannot be used with --attempts: the sandboxes of attempts are not kept")
 	}
 	switch {
 	case len(r.Agents) > r.Count:
-		return usageErrorf("--attempt-agent names %d agents for %d attempts", len(r.Agents), r.Count).WithHint("name at most one for each attempt")
+		return work.UsageErrorf("--attempt-agent names %d agents for %d attempts", len(r.Agents), r.Count).WithHint("name at most one for each attempt")
 	case len(r.Tasks) > r.Count:
-		return usageErrorf("--attempt-task-file is given %d times for %d attempts", len(r.Tasks), r.Count).WithHint("give at most one for each attempt")
+		return work.UsageErrorf("--attempt-task-file is given %d times for %d attempts", len(r.Tasks), r.Count).WithHint("give at most one for each attempt")
 	}
 	if err := (&agentlab.JobAttempts{Count: r.Count, Pick: r.Pick, Agents: r.Agents, Tasks: r.Tasks}).Validate(); err != nil {
-		return usage(err)
+		return work.Usage(err)
 	}
 	f.req.Attempts = &r
 	return nil
@@ -66,7 +67,7 @@ func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
 // ended: its own, those of the job that prepares a sandbox for them, and of each
 // attempt how far it is. The logs of the attempts are not mixed.
 func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	a.progressf("  → %s", logsOfAttempt(id))
+	a.Progressf("  → %s", logsOfAttempt(id))
 	attempts, last := map[string]bool{}, ""
 	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id, Attempts: true}, func(e api.Event) {
 		if e.Kind == agentlab.EventJobCreated && e.Data["attempt"] != nil {
@@ -75,7 +76,7 @@ func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (a
 		wanted := !attempts[e.JobID] || slices.Contains([]string{agentlab.EventJobCreated, agentlab.EventJobStatus, agentlab.EventJobPhase, agentlab.EventImageBuild}, e.Kind)
 		if wanted && e.Message != last { // all attempts can wait for one image
 			last = e.Message
-			a.showEvent(e)
+			a.ShowEvent(e)
 		}
 	})
 	j.ID = id

@@ -9,6 +9,9 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // autoSync fetches the commits of a session in the background while a terminal is
@@ -30,14 +33,14 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 	if mode == syncManual {
 		return s
 	}
-	w.left = &s.left
+	w.Left = &s.left
 	s.left = syncTotal
 	s.done.Go(func() {
 		wait := syncEvery
 		var seen, fetched map[string]string
 		same := 0
-		for sleepOr(ctx, wait) == nil {
-			st, err := w.sessionRepo.state(ctx)
+		for work.SleepOr(ctx, wait) == nil {
+			st, err := w.Repo.State(ctx)
 			if err != nil { // the sandbox may be away for a while
 				continue
 			}
@@ -52,8 +55,8 @@ func (a *App) startSync(ctx context.Context, w *openedSession, mode string) *aut
 				fetched = st.Branches
 			}
 			if s.left <= 0 {
-				if _, tty := terminal(a.Stderr); tty { // it is in raw mode
-					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", errSyncTotal)
+				if _, tty := work.TerminalOf(a.Stderr); tty { // it is in raw mode
+					_, _ = fmt.Fprintf(a.Stderr, "\r\n[agentlab: commits are no longer fetched in this terminal: %s]\r\n", session.ErrSyncTotal)
 				}
 				return
 			}
@@ -68,7 +71,7 @@ func nextSync(wait time.Duration) time.Duration { return min(2*wait, syncSlowest
 
 // once fetches and forwards. It reports whether the commits were fetched.
 func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
-	unlock, err := a.lockRepo(ctx, w.path, true)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.Path, true)
 	if err != nil {
 		s.err = err
 		return false
@@ -79,9 +82,9 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 		for _, h := range got.Fetched {
 			s.commits += h.Commits
 		}
-		current := currentBranch(ctx, w.path)
-		if ref := w.link.ref(current); w.state.Branches[current] != "" {
-			if isAncestor(ctx, w.path, "HEAD", ref) {
+		current := gitsafe.CurrentBranch(ctx, w.Path)
+		if ref := w.link.Ref(current); w.state.Branches[current] != "" {
+			if gitsafe.IsAncestor(ctx, w.Path, "HEAD", ref) {
 				err = s.forward(ctx, a, w, current, ref)
 			}
 		}
@@ -95,18 +98,18 @@ func (s *autoSync) once(ctx context.Context, a *App, w *openedSession) bool {
 // forward merges a ref that has all commits of the current branch, unless the return check
 // finds something that the user must see first.
 func (s *autoSync) forward(ctx context.Context, a *App, w *openedSession, current, ref string) error {
-	if err := idle(ctx, w.path); err != nil {
+	if err := idle(ctx, w.Path); err != nil {
 		return err
 	}
-	j, err := judgeCommit(ctx, w.path, w.path, true, "HEAD", ref)
+	j, err := gitsafe.JudgeCommit(ctx, w.Path, w.Path, true, "HEAD", ref)
 	if err != nil {
 		return err
 	}
-	if s.held = a.admit(ctx, j.found, w.admission("HEAD", ref, true)); s.held != nil {
+	if s.held = gitsafe.Admit(ctx, a, j.Found, w.admission("HEAD", ref, true)); s.held != nil {
 		return ctx.Err()
 	}
-	if _, err = a.mergeRef(ctx, w.path, current, ref, j); err == nil {
-		s.found = append(s.found, j.found...)
+	if _, err = a.mergeRef(ctx, w.Path, current, ref, j); err == nil {
+		s.found = append(s.found, j.Found...)
 	}
 	return err
 }
@@ -119,13 +122,13 @@ func (s *autoSync) stop() {
 
 func (s *autoSync) report(a *App) {
 	if s.commits > 0 {
-		a.progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
+		a.Progressf("fetched %s of the session", agentlab.Plural(s.commits, "commit"))
 	}
-	a.noteNamed(s.found)
+	gitsafe.NoteNamed(a, s.found)
 	if s.held != nil {
-		a.progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
+		a.Progressf("note: the newest commits are fetched and not merged: %v\n  → agentlab sync", s.held)
 	}
 	if s.err != nil {
-		a.progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
+		a.Progressf("note: the last synchronization failed: %v\n  → agentlab sync", s.err)
 	}
 }

@@ -2,34 +2,24 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
-
-// checkBranch checks the name of a branch in an argument, or in a flag if that is not "".
-// An empty name is valid.
-func checkBranch(branch, flag string) error {
-	e, ok := errors.AsType[*agentlab.Error](agentlab.ValidateRef(branch))
-	if !ok {
-		return nil
-	}
-	return usageError{e.WithField(""), flag}.WithHint("git check-ref-format has the rules for names of branches")
-}
 
 // linkedBranches returns the branches of the sessions of the repository in the current
 // directory that are for one, by the IDs of the sessions.
 func linkedBranches(ctx context.Context) map[string]string {
-	out, _ := git(ctx, ".", "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.(url|agentlabbranch)$`) // "" outside of a repository
+	out, _ := gitsafe.Git(ctx, ".", "config", "--local", "--get-regexp", `^remote\.agentlab-.*\.(url|agentlabbranch)$`) // "" outside of a repository
 	ids, branches := map[string]string{}, map[string]string{}
 	for line := range strings.Lines(out) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if remote, ok := strings.CutSuffix(key, ".url"); ok {
-			ids[remote] = strings.TrimPrefix(value, remoteScheme)
+			ids[remote] = strings.TrimPrefix(value, session.RemoteScheme)
 		} else if remote, ok := strings.CutSuffix(key, ".agentlabbranch"); ok {
 			branches[remote] = value
 		}
@@ -50,14 +40,14 @@ func (a *App) clearWay(ctx context.Context, w *openedSession, have map[string]st
 			return strings.HasPrefix(branch, old+"/") || strings.HasPrefix(old, branch+"/")
 		}
 		if i := slices.IndexFunc(branches, inWay); i >= 0 && w.state.Branches[old] == "" {
-			kept := "refs/agentlab/stale/" + w.link.remote + "/" + have[old]
-			fmt.Fprintf(&update, "update %s %s\ndelete %s %s\n", kept, have[old], w.link.ref(old), have[old])
-			a.progressf("note: branch %s of the session is gone, and %s has taken its place\n  → its last commit: git log %s", old, branches[i], kept)
+			kept := "refs/agentlab/stale/" + w.link.Remote + "/" + have[old]
+			fmt.Fprintf(&update, "update %s %s\ndelete %s %s\n", kept, have[old], w.link.Ref(old), have[old])
+			a.Progressf("note: branch %s of the session is gone, and %s has taken its place\n  → its last commit: git log %s", old, branches[i], kept)
 		}
 	}
 	if update.Len() == 0 {
 		return nil
 	}
-	_, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin")
+	_, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.Path, "update-ref", "--no-deref", "--stdin")
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) cacheCmd() *cobra.Command {
@@ -33,10 +34,10 @@ func (a *App) cacheStatusCmd() *cobra.Command {
 		t := newTable(a.Stdout, "KIND", "OBJECTS", "SIZE")
 		total := api.CacheUsage{}
 		for _, u := range s.Use {
-			t.row(u.Kind, fmt.Sprint(u.Objects), byteSize(u.Bytes))
+			t.row(u.Kind, fmt.Sprint(u.Objects), work.ByteSize(u.Bytes))
 			total.Objects, total.Bytes = total.Objects+u.Objects, total.Bytes+u.Bytes
 		}
-		t.row("total", fmt.Sprint(total.Objects), byteSize(total.Bytes)+" of "+byteSize(s.MaxBytes))
+		t.row("total", fmt.Sprint(total.Objects), work.ByteSize(total.Bytes)+" of "+work.ByteSize(s.MaxBytes))
 		return t.flush()
 	})
 }
@@ -52,7 +53,7 @@ npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 	}
 	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 && !slices.Contains(kinds, args[0]) {
-			return usageErrorf("unknown kind %q", args[0]).WithHint("use one of %s", strings.Join(kinds, ", "))
+			return work.UsageErrorf("unknown kind %q", args[0]).WithHint("use one of %s", strings.Join(kinds, ", "))
 		}
 		return nil
 	}
@@ -67,7 +68,7 @@ npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 		if err != nil {
 			return err
 		}
-		return a.done(gone, "%s removed (%s)", agentlab.Plural(gone.Objects, "object"), byteSize(gone.Bytes))
+		return a.done(gone, "%s removed (%s)", agentlab.Plural(gone.Objects, "object"), work.ByteSize(gone.Bytes))
 	})
 	return cmd
 }

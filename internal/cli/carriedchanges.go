@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,21 +9,25 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // askChanges asks whether a new session gets the uncommitted changes, before anything is
 // created.
-func (a *App) askChanges(ctx context.Context, l repoLink, o *startOptions) error {
-	if l.session != "" && !o.fresh || o.withChanges {
+func (a *App) askChanges(ctx context.Context, l session.Link, o *startOptions) error {
+	if l.Session != "" && !o.fresh || o.withChanges {
 		return nil
 	}
-	env, err := disableFilters(ctx, l.path)
+	env, err := gitsafe.DisableFilters(ctx, l.Path)
 	if err != nil {
 		return err
 	}
-	changed, err := changedNames(ctx, l.path, env)
+	changed, err := changedNames(ctx, l.Path, env)
 	if err == nil && len(changed.names) > 0 {
-		o.withChanges = a.confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
+		o.withChanges = a.Confirm("Carry " + uncommittedFiles(len(changed.names)) + " into the sandbox?")
 	}
 	return err
 }
@@ -34,39 +36,39 @@ func uncommittedFiles(n int) string { return agentlab.Plural(n, "file") + " with
 
 // carriedChanges returns a commit of the uncommitted changes that the user wants in
 // the sandbox.
-func (a *App) carriedChanges(ctx context.Context, l *repoLink, o startOptions) (commit string, err error) {
-	env, err := disableFilters(ctx, l.path)
+func (a *App) carriedChanges(ctx context.Context, l *session.Link, o startOptions) (commit string, err error) {
+	env, err := gitsafe.DisableFilters(ctx, l.Path)
 	if err != nil {
 		return "", err
 	}
-	changed, err := changedNames(ctx, l.path, env)
+	changed, err := changedNames(ctx, l.Path, env)
 	if err != nil {
 		return "", err
 	}
 	names := changed.names
 	if len(changed.filtered) > 0 {
-		a.progressf("note: not in the sandbox, because their content depends on a filter of git: %s", joinSomeNames(changed.filtered))
+		a.Progressf("note: not in the sandbox, because their content depends on a filter of git: %s", work.JoinNames(changed.filtered))
 	}
 	if len(changed.nested) > 0 && o.withChanges {
-		a.progressf("note: not in the sandbox, because they are repositories of their own: %s", joinSomeNames(changed.nested))
+		a.Progressf("note: not in the sandbox, because they are repositories of their own: %s", work.JoinNames(changed.nested))
 	}
 	if len(names) == 0 {
 		if o.withChanges {
-			a.progressf("note: there are no uncommitted changes to carry")
+			a.Progressf("note: there are no uncommitted changes to carry")
 		}
 		return "", nil
 	}
-	commit, err = commitChanges(ctx, l.path, env, names)
+	commit, err = commitChanges(ctx, l.Path, env, names)
 	if err != nil {
 		return "", err
 	}
 	if o.withChanges {
-		a.progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
+		a.Progressf("carrying %s into the sandbox; they also stay here", uncommittedFiles(len(names)))
 		return commit, nil
 	}
-	tree, err := git(ctx, l.path, "rev-parse", "--verify", commit+"^{tree}")
-	if err == nil && l.key(ctx, carriedKey) != tree {
-		a.progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
+	tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", commit+"^{tree}")
+	if err == nil && l.Key(ctx, session.CarriedKey) != tree {
+		a.Progressf("note: the sandbox does not have %s\n  → commit them, or carry them: agentlab start --with-changes", uncommittedFiles(len(names)))
 	}
 	return "", err
 }
@@ -84,11 +86,11 @@ type changedFiles struct {
 }
 
 // changedNames returns the files with uncommitted changes, without those that are not sent
-// as changes: untracked environment files, which sendEnvFiles sends, and what
+// as changes: untracked environment files, which transfer.SendEnvFiles sends, and what
 // .agentlabignore names. env disables the filters.
 func changedNames(ctx context.Context, path string, env []string) (got changedFiles, err error) {
-	in := gitInput{env: env, raw: true}
-	status, err := in.run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
+	in := gitsafe.Command{Env: env, Raw: true}
+	status, err := in.Run(ctx, path, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
 	if err != nil {
 		return got, err
 	}
@@ -113,8 +115,8 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 	if len(all) == 0 {
 		return got, nil
 	}
-	in.stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
-	attrs, err := in.run(ctx, path, "check-attr", "-z", "--stdin", "filter")
+	in.Stdin = strings.NewReader(strings.Join(all, "\x00") + "\x00")
+	attrs, err := in.Run(ctx, path, "check-attr", "-z", "--stdin", "filter")
 	if err != nil {
 		return got, err
 	}
@@ -132,7 +134,7 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 		}
 	}
 	if len(got.filtered) > 0 {
-		got.filtered, err = lfs.WithoutObjects(lfsGit(ctx, path), path, got.filtered)
+		got.filtered, err = lfs.WithoutObjects(gitsafe.LFSGit(ctx, path), path, got.filtered)
 	}
 	return got, err
 }
@@ -140,11 +142,11 @@ func changedNames(ctx context.Context, path string, env []string) (got changedFi
 // withoutUnsent returns the untracked files without environment files and what
 // .agentlabignore names.
 func withoutUnsent(ctx context.Context, path string, untracked []string) ([]string, error) {
-	env, err := listFiles(ctx, path, []string{"--exclude-standard"}, envPatterns)
+	env, err := transfer.ListFiles(ctx, path, []string{"--exclude-standard"}, transfer.EnvPatterns)
 	if err != nil {
 		return nil, err
 	}
-	ignored, err := ignoredNames(ctx, path, untracked)
+	ignored, err := transfer.IgnoredNames(ctx, path, untracked)
 	if err != nil {
 		return nil, err
 	}
@@ -156,17 +158,17 @@ func withoutUnsent(ctx context.Context, path string, untracked []string) ([]stri
 // other files, so that it does not take them for changed ones, such as those of which the
 // user hides the local version (skip-worktree).
 func commitChanges(ctx context.Context, path string, env, names []string) (commit string, err error) {
-	dir, remove, err := tempDir("agentlab-changes-*")
+	dir, remove, err := gitsafe.TempDir("agentlab-changes-*")
 	if err != nil {
 		return "", err
 	}
 	defer remove()
-	index, err := copyIndex(ctx, path, filepath.Join(dir, "index"))
+	index, err := gitsafe.CopyIndex(ctx, path, filepath.Join(dir, "index"))
 	if err != nil {
 		return "", err
 	}
-	in := gitInput{env: slices.Concat(env, identityOfAgentLab(), index, []string{"GIT_LITERAL_PATHSPECS=1"})}
-	known, err := gitInput{env: in.env, raw: true}.run(ctx, path, "ls-files", "-z", "--cached")
+	in := gitsafe.Command{Env: slices.Concat(env, gitsafe.OwnIdentity(), index, []string{"GIT_LITERAL_PATHSPECS=1"})}
+	known, err := gitsafe.Command{Env: in.Env, Raw: true}.Run(ctx, path, "ls-files", "-z", "--cached")
 	if err != nil {
 		return "", err
 	}
@@ -183,40 +185,14 @@ func commitChanges(ctx context.Context, path string, env, names []string) (commi
 	}
 	if list.Len() > 0 {
 		add := in
-		add.stdin = strings.NewReader(list.String())
-		if _, err := add.run(ctx, path, "update-index", "--add", "--remove", "--replace", "-z", "--stdin"); err != nil {
+		add.Stdin = strings.NewReader(list.String())
+		if _, err := add.Run(ctx, path, "update-index", "--add", "--remove", "--replace", "-z", "--stdin"); err != nil {
 			return "", err
 		}
 	}
-	tree, err := in.run(ctx, path, "write-tree")
+	tree, err := in.Run(ctx, path, "write-tree")
 	if err != nil {
 		return "", err
 	}
-	return in.run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
-}
-
-// copyIndex copies the index of a work tree, which can be missing, and returns the
-// environment that selects the copy. The copy has the time of the index: git compares it
-// with the times of files to find changes right after the index was written.
-func copyIndex(ctx context.Context, top, to string) (env []string, err error) {
-	from, err := git(ctx, top, "rev-parse", "--path-format=absolute", "--git-path", "index")
-	if err != nil {
-		return nil, err
-	}
-	env = []string{"GIT_INDEX_FILE=" + to}
-	st, err := os.Stat(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		return env, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(from) //nolint:gosec // of the user's repository
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(to, text, 0o600); err != nil {
-		return nil, err
-	}
-	return env, os.Chtimes(to, st.ModTime(), st.ModTime())
+	return in.Run(ctx, path, "commit-tree", tree, "-p", "HEAD", "-m", "Uncommitted changes")
 }

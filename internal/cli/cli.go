@@ -22,12 +22,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // App is one run of the command line.
@@ -120,7 +120,7 @@ func asUsage(cmd *cobra.Command, err error) error {
 		return err
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n")
-	return usageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
+	return work.UsageErrorf("%s", plainUsage(cmd, text)).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
 // markRunning sets a.running when the RunE of a command is called. Until then
@@ -271,7 +271,7 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 // unknownSubcommand returns the error for a word that is no subcommand of cmd, with the
 // nearest one.
 func unknownSubcommand(cmd *cobra.Command, word string) error {
-	e := usageErrorf("unknown command %q for %q", word, cmd.CommandPath())
+	e := work.UsageErrorf("unknown command %q for %q", word, cmd.CommandPath())
 	var names []string
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() {
@@ -340,12 +340,7 @@ func silent() error { return nil }
 
 // done is emit with a line of progress for the text.
 func (a *App) done(v any, format string, args ...any) error {
-	return a.emit(v, func() error { a.progressf(format, args...); return nil })
-}
-
-// progressf writes one line of progress to standard error.
-func (a *App) progressf(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, format+"\n", args...)
+	return a.emit(v, func() error { a.Progressf(format, args...); return nil })
 }
 
 // printJSON writes v as one indented JSON document.
@@ -367,23 +362,14 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// terminal returns r as a file and reports whether it is a terminal.
-func terminal(r any) (*os.File, bool) {
-	f, ok := r.(*os.File)
-	if !ok {
-		return nil, false
-	}
-	return f, term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
-}
-
 // exactArgs is cobra.ExactArgs with an error that names the missing argument.
 func exactArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return usageErrorf("%s is missing", names[len(args)]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("%s is missing", names[len(args)]).WithHint("usage: %s", cmd.UseLine())
 		case len(args) > len(names):
-			return usageErrorf("unexpected argument %q", args[len(names)]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q", args[len(names)]).WithHint("usage: %s", cmd.UseLine())
 		}
 		return nil
 	}

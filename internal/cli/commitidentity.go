@@ -6,6 +6,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // The values of agentlab.identity in the configuration of git: whose name and address
@@ -18,9 +20,9 @@ const (
 // askIdentity sets the identity of commits in the session, if it is the user's. For a new
 // session it asks once, on a terminal, and writes the answer to the configuration of the
 // user. Otherwise the guest has an identity of its own.
-func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) error {
+func (a *App) askIdentity(ctx context.Context, l session.Link, o *startOptions) error {
 	get := func(key string) string {
-		value, _ := git(ctx, l.path, "config", "--get", key)
+		value, _ := gitsafe.Git(ctx, l.Path, "config", "--get", key)
 		return value
 	}
 	name, email := get("user.name"), get("user.email")
@@ -31,16 +33,16 @@ func (a *App) askIdentity(ctx context.Context, l repoLink, o *startOptions) erro
 			WithHint("use %s or %s: git config --global agentlab.identity %[2]s", identityUser, identityAgent)
 	case name == "" || email == "":
 		return nil
-	case policy == "" && (l.session == "" || o.fresh) && !a.json:
-		answer, ok := a.prompt(fmt.Sprintf("Commits in the VM: in your name, %s <%s>, instead of %q? [y/N] ", sanitize(name), sanitize(email), guestapi.AgentName))
+	case policy == "" && (l.Session == "" || o.fresh) && a.Asks():
+		answer, ok := a.Prompt(fmt.Sprintf("Commits in the VM: in your name, %s <%s>, instead of %q? [y/N] ", agentlab.WithoutControls(name), agentlab.WithoutControls(email), guestapi.AgentName))
 		if !ok {
 			return nil
 		}
 		if policy = identityAgent; answer == "y" || answer == "yes" {
 			policy = identityUser
 		}
-		if _, err := git(ctx, l.path, "config", "--global", "agentlab.identity", policy); err != nil {
-			a.progressf("note: the answer is not stored: %s", sanitize(err.Error()))
+		if _, err := gitsafe.Git(ctx, l.Path, "config", "--global", "agentlab.identity", policy); err != nil {
+			a.Progressf("note: the answer is not stored: %s", agentlab.WithoutControls(err.Error()))
 		}
 	}
 	if policy == identityUser {

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // completionLimit limits the time for completing a word.
@@ -46,7 +47,7 @@ var (
 	listJobs = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Job], error) {
 		return c.Jobs(ctx, client.JobQuery{Limit: completionJobs})
 	}, func(j api.Job) cobra.Completion {
-		return cobra.CompletionWithDesc(j.ID, sanitize(j.Status+", "+firstLine(j.Task, 40)))
+		return cobra.CompletionWithDesc(j.ID, agentlab.WithoutControls(j.Status+", "+firstLine(j.Task, 40)))
 	})
 	listProfiles = listOf((*client.Client).Profiles, func(p api.Profile) cobra.Completion { return p.Name })
 	listImages   = listOf((*client.Client).Images, func(i api.Image) cobra.Completion { return i.Name })
@@ -59,10 +60,10 @@ var (
 		return cobra.CompletionWithDesc(p.Name, p.About)
 	})
 	listTemplates = listOf((*client.Client).Templates, func(t api.Template) cobra.Completion {
-		return cobra.CompletionWithDesc(t.Key, sanitize(fmt.Sprintf("%s, %d cores, %d MiB", t.Image, t.Cores, t.MemoryMB)))
+		return cobra.CompletionWithDesc(t.Key, agentlab.WithoutControls(fmt.Sprintf("%s, %d cores, %d MiB", t.Image, t.Cores, t.MemoryMB)))
 	})
 	listSetups = listOf((*client.Client).Setups, func(s api.Setup) cobra.Completion {
-		return cobra.CompletionWithDesc(s.ID, sanitize(s.Repo+" "+s.Ref))
+		return cobra.CompletionWithDesc(s.ID, agentlab.WithoutControls(s.Repo+" "+s.Ref))
 	})
 	listWorkspaces = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
 		return c.Workspaces(ctx, false)
@@ -76,7 +77,7 @@ var (
 		return c.Workspaces(ctx, true)
 	}, func(w api.Workspace) cobra.Completion { return cobra.CompletionWithDesc(w.ID, w.Name) })
 	listOrphanUIDs = listOf((*client.Client).Orphans, func(o api.Orphan) cobra.Completion {
-		return cobra.CompletionWithDesc(sanitize(o.UID), sanitize(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
+		return cobra.CompletionWithDesc(agentlab.WithoutControls(o.UID), agentlab.WithoutControls(fmt.Sprintf("VMID %d, %s %s", o.VMID, o.Name, o.Power)))
 	})
 )
 
@@ -114,10 +115,10 @@ func secretKeysOf(bundle string) lister {
 func artifactsOf(job string) lister {
 	return listOf(func(c *client.Client, ctx context.Context) (api.List[api.Artifact], error) {
 		list, err := c.Artifacts(ctx, job)
-		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return sanitize(f.Path) != f.Path })
+		list.Items = slices.DeleteFunc(list.Items, func(f api.Artifact) bool { return agentlab.WithoutControls(f.Path) != f.Path })
 		return list, err
 	}, func(f api.Artifact) cobra.Completion {
-		return cobra.CompletionWithDesc(f.Path, byteSize(f.Size)+", "+sanitize(f.MIME))
+		return cobra.CompletionWithDesc(f.Path, work.ByteSize(f.Size)+", "+agentlab.WithoutControls(f.MIME))
 	})
 }
 

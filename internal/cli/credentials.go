@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // vendor is an issuer of credentials that 'agentlab login' stores.
@@ -151,7 +153,7 @@ func findVendor(name string) (vendor, error) {
 			return v, nil
 		}
 	}
-	return vendor{}, usageErrorf("unknown service %q", name).WithHint("use one of %s", strings.Join(vendorNames(), ", "))
+	return vendor{}, work.UsageErrorf("unknown service %q", name).WithHint("use one of %s", strings.Join(vendorNames(), ", "))
 }
 
 func vendorNames() (names []string) {

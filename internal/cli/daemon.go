@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 const (
@@ -91,7 +92,7 @@ func (a *App) dial() (*client.Client, error) {
 		return a.remote(url)
 	}
 	if a.tokenFile != "" {
-		return nil, usageErrorf("--token-file requires --host")
+		return nil, work.UsageErrorf("--token-file requires --host")
 	}
 	socket, err := a.socketPath()
 	if err != nil {
@@ -249,7 +250,7 @@ func daemonError(log string) string {
 			kept = append(kept, strings.TrimSpace(line))
 		}
 	}
-	return sanitize(strings.Join(kept, "; "))
+	return agentlab.WithoutControls(strings.Join(kept, "; "))
 }
 
 func (a *App) daemonCmd() *cobra.Command {
@@ -309,7 +310,7 @@ func (a *App) daemonStart(ctx context.Context) error {
 func (a *App) localOnly() error {
 	url, err := a.remoteURL()
 	if err == nil && url != "" {
-		err = usageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
+		err = work.UsageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
 	}
 	return err
 }
@@ -361,7 +362,7 @@ func (a *App) noDaemonStatus(socket string) error {
 	if err := a.emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
 		return err
 	}
-	return statusError(exitFailure)
+	return work.ExitStatus(exitFailure)
 }
 
 func (a *App) daemonLogsCmd() *cobra.Command {
@@ -401,7 +402,7 @@ const (
 func (a *App) remoteURL() (string, error) {
 	switch {
 	case a.host != "" && a.socket != "":
-		return "", usageErrorf("--host and --socket cannot be used together")
+		return "", work.UsageErrorf("--host and --socket cannot be used together")
 	case a.host != "" || a.socket != "":
 		return a.host, nil
 	}
@@ -447,7 +448,7 @@ func readPrivate(name string) (string, error) {
 	}
 	if info.Mode().Type()&fs.ModeNamedPipe == 0 && info.Mode().Perm()&0o077 != 0 {
 		return "", agentlab.Errorf(agentlab.CodeDenied, "other users can read or write %s (mode %04o)", name, info.Mode().Perm()).
-			WithHint("run chmod 600 %s, and revoke the token if others may have read it", shellQuote(name))
+			WithHint("run chmod 600 %s, and revoke the token if others may have read it", work.ShellQuote(name))
 	}
 	text, err := readFile(name, maxTokenFileBytes)
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -52,7 +54,7 @@ func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int
 	// Terminals that lose their connection now do not start another daemon.
 	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
 	err = c.StopDaemon(ctx, force)
-	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.confirm(sanitize(err.Error())+". Interrupt it?") {
+	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.Confirm(agentlab.WithoutControls(err.Error())+". Interrupt it?") {
 		err = c.StopDaemon(ctx, true)
 	}
 	if err != nil {
@@ -70,7 +72,7 @@ const restartSystem = "systemctl restart agentlabd"
 // uses a daemon that another command has started since.
 func (a *App) daemonRestart(ctx context.Context, force bool) error {
 	if a.socket != "" {
-		return usageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
+		return work.UsageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
 	}
 	p, err := a.paths()
 	if err != nil {
@@ -106,12 +108,12 @@ func (a *App) noteOldDaemon() {
 	}
 	what, how := "an earlier version", "agentlab daemon restart"
 	if of != "" {
-		what = "version " + sanitize(of)
+		what = "version " + agentlab.WithoutControls(of)
 	}
 	if p, err := a.paths(); err == nil && p.System {
 		how = restartSystem
 	}
-	a.progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
+	a.Progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
 }
 
 // olderVersion reports whether the version of a daemon is older than another one. A daemon
@@ -124,13 +126,27 @@ func olderVersion(daemon, own string) bool {
 // daemon removes it.
 func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
 
-// stoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
-func (a *App) stoppedByUser() bool {
+// StoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
+func (a *App) StoppedByUser() bool {
 	socket, err := a.socketPath()
 	if err == nil {
 		_, err = os.Stat(stoppedMark(socket))
 	}
 	return err == nil && !a.explicitDaemon()
+}
+
+// Restart starts the daemon if it is not selected explicitly and the user has not stopped
+// it.
+func (a *App) Restart(ctx context.Context) (*client.Client, error) {
+	if a.explicitDaemon() || a.StoppedByUser() {
+		return nil, nil //nolint:nilnil // it is started elsewhere
+	}
+	return a.connect(ctx)
+}
+
+// attached returns the terminal of the user.
+func (a *App) attached() attach.Terminal {
+	return attach.Terminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) dbCmd() *cobra.Command {
@@ -24,7 +25,7 @@ not start if they do not match, or if the database is missing or empty and the
 directory is not. It deletes nothing then.`,
 	}
 	backup := query(a, "backup", "Make a backup of the database now", exactArgs(), all((*client.Client).BackupDatabase), func(b api.Backup) error {
-		_, err := fmt.Fprintln(a.Stdout, sanitize(b.Path))
+		_, err := fmt.Fprintln(a.Stdout, agentlab.WithoutControls(b.Path))
 		return err
 	})
 	cmd.AddCommand(backup, a.dbListCmd(), a.dbRestoreCmd(), a.dbRebuildCmd())
@@ -95,7 +96,7 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 		return err
 	}
 	if a.socket != "" {
-		return usageErrorf("--socket selects a running daemon; this command works without one").WithHint("set AGENTLAB_HOME to select an installation")
+		return work.UsageErrorf("--socket selects a running daemon; this command works without one").WithHint("set AGENTLAB_HOME to select an installation")
 	}
 	binary, err := config.FindProgram("agentlabd")
 	if err != nil {
@@ -117,9 +118,9 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 func (a *App) confirmClockCmd() *cobra.Command {
 	cmd := query(a, "confirm-clock", "Confirm that the clock is right after it jumped", exactArgs(), all((*client.Client).ConfirmClock), func(clock api.Clock) error {
 		if clock.Suspended {
-			a.progressf("retention continues; the time is %s", localTime(clock.Now))
+			a.Progressf("retention continues; the time is %s", work.LocalTime(clock.Now))
 		} else {
-			a.progressf("retention was not suspended; the time is %s", localTime(clock.Now))
+			a.Progressf("retention was not suspended; the time is %s", work.LocalTime(clock.Now))
 		}
 		return nil
 	})

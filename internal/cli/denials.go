@@ -46,17 +46,17 @@ func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {
 			continue
 		}
 		if seen[line] = true; len(seen) > maxDenials {
-			a.progressf("more requests are denied\n  → agentlab egress log --job %s --denied", jobID)
+			a.Progressf("more requests are denied\n  → agentlab egress log --job %s --denied", jobID)
 			return
 		}
-		a.progressf("%s", line)
+		a.Progressf("%s", line)
 	}
 }
 
 // denialLine formats a denied record without its time and count, so that equal
 // denials are equal lines.
 func denialLine(r api.EgressRecord) string {
-	return sanitize(fmt.Sprintf("denied: %s (rule %s)", wanted(r.Proto, r.Name, r.Addr, r.Port), r.Rule))
+	return agentlab.WithoutControls(fmt.Sprintf("denied: %s (rule %s)", wanted(r.Proto, r.Name, r.Addr, r.Port), r.Rule))
 }
 
 // wanted formats a target for a summary: the name, else the address, with the
@@ -92,5 +92,5 @@ func (a *App) summariseDenials(id string, s *api.EgressSummary) {
 	if more := len(s.Targets) + s.More - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))
 	}
-	a.progressf("  %s\n  → agentlab egress log --job %s --denied", sanitize("denied by the network policy: "+strings.Join(list, ", ")), id)
+	a.Progressf("  %s\n  → agentlab egress log --job %s --denied", agentlab.WithoutControls("denied by the network policy: "+strings.Join(list, ", ")), id)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Limits of a doctor bundle, in bytes. The daemon's are lower.
@@ -61,7 +62,7 @@ installation instead.
 			return a.writeDoctor(f, "agentlab-doctor.tar.gz", body, err)
 		}
 		if f.force {
-			return usageErrorf("--force requires --out")
+			return work.UsageErrorf("--force requires --out")
 		}
 		checks, err := c.HostChecks(ctx)
 		if err != nil {
@@ -93,7 +94,7 @@ func (a *App) doctorOf(what string, get func(*client.Client, context.Context, st
 	f.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if f.out == "" {
-			return usageErrorf("--out is missing").WithHint("name the file to write: --out %s.tar.gz", what)
+			return work.UsageErrorf("--out is missing").WithHint("name the file to write: --out %s.tar.gz", what)
 		}
 		body, err := get(c, ctx, args[0])
 		return a.writeDoctor(f, "agentlab-doctor-"+what+".tar.gz", body, err)
@@ -117,15 +118,15 @@ func (a *App) writeDoctor(f doctorFlags, name string, body client.Body, err erro
 		return agentlab.Errorf(agentlab.CodeInternal, "the doctor bundle is damaged: %w", err)
 	}
 	name = outputName(f.out, name)
-	if _, err := saveTo(name, bytes.NewReader(data), f.force, 0o600); err != nil {
+	if _, err := work.SaveTo(name, bytes.NewReader(data), f.force, 0o600); err != nil {
 		return err
 	}
 	for _, e := range m.Errors {
-		a.progressf("missing: %s: %s", sanitize(e.Name), sanitize(e.Message))
+		a.Progressf("missing: %s: %s", agentlab.WithoutControls(e.Name), agentlab.WithoutControls(e.Message))
 	}
 	sum := sha256.Sum256(data)
 	return a.done(map[string]any{"file": name, "size": len(data), "sha256": hex.EncodeToString(sum[:]), "manifest": m},
-		"wrote %s (%s, %s)", name, agentlab.Plural(len(m.Files), "file"), byteSize(int64(len(data))))
+		"wrote %s (%s, %s)", name, agentlab.Plural(len(m.Files), "file"), work.ByteSize(int64(len(data))))
 }
 
 // checkDoctor returns the manifest of a bundle whose files are those of the
@@ -141,7 +142,7 @@ func checkDoctor(data []byte) (m api.DoctorManifest, err error) {
 		return m, err
 	}
 	if h.Name != api.DoctorManifestName {
-		return m, fmt.Errorf("the first file is %s", sanitize(h.Name))
+		return m, fmt.Errorf("the first file is %s", agentlab.WithoutControls(h.Name))
 	}
 	if err := json.NewDecoder(io.LimitReader(tr, maxDoctorFile)).Decode(&m); err != nil {
 		return m, err
@@ -157,7 +158,7 @@ func checkDoctor(data []byte) (m api.DoctorManifest, err error) {
 			return m, err
 		}
 		if h.Name != f.Name || n != f.Size || hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
-			return m, fmt.Errorf("%s is not as in the manifest", sanitize(f.Name))
+			return m, fmt.Errorf("%s is not as in the manifest", agentlab.WithoutControls(f.Name))
 		}
 	}
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {

@@ -11,10 +11,10 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
-
-// agentHome is the home directory of the user agent in all images.
-const agentHome = "/home/agent"
 
 // editor is a program of this machine that works on files of a sandbox over ssh.
 type editor struct {
@@ -90,13 +90,13 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 			return err
 		}
 		if e.runs && !f.installed() {
-			a.progressf("warning: %s trusts the machine that it connects to: a compromised one could run programs here (docs/editors.md)", e.title)
+			a.Progressf("warning: %s trusts the machine that it connects to: a compromised one could run programs here (docs/editors.md)", e.title)
 		}
 		if err := a.installSSH(f, yes); err != nil {
 			return err
 		}
 		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // from the table; host and dir are checked
-			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, sanitize(lastLine(string(out))))
+			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(gitsafe.LastLine(string(out))))
 		}
 		return a.done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)
 	})
@@ -110,7 +110,7 @@ func (a *App) printCommand(e editor, host, dir string) error {
 		argv = []string{e.programs[0], e.argument(host, dir)}
 	}
 	return a.emit(map[string]any{"command": argv, "host": host, "dir": dir}, func() error {
-		_, err := fmt.Fprintln(a.Stdout, argv[0], shellQuote(argv[1]))
+		_, err := fmt.Fprintln(a.Stdout, argv[0], work.ShellQuote(argv[1]))
 		return err
 	})
 }
@@ -123,7 +123,7 @@ func (a *App) editorTarget(ctx context.Context, c *client.Client, arg string) (h
 	case err != nil:
 		return "", "", err
 	case t.sandbox != "":
-		return t.sandbox + sshSuffix, agentHome, nil
+		return t.sandbox + sshSuffix, transfer.AgentHome, nil
 	}
 	sb, err := a.resumeForWork(ctx, c, t.session, 0)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxEgressList limits a list of the daemon.
@@ -56,7 +57,7 @@ With --json each record is one line of JSON; 'agentlab egress log --limit 0
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if follow && flags.Changed("limit") {
-			return usageErrorf("--limit cannot be used with --follow").WithHint("use --since to choose the first record")
+			return work.UsageErrorf("--limit cannot be used with --follow").WithHint("use --since to choose the first record")
 		}
 		return list(cmd, args)
 	}
@@ -107,7 +108,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 			q.After = r.ID
 		}
 		if cut {
-			a.progressf("showing the newest %s; '--limit 0' shows all", agentlab.Plural(limit, "record"))
+			a.Progressf("showing the newest %s; '--limit 0' shows all", agentlab.Plural(limit, "record"))
 		}
 		if !everything || list.Next == "" {
 			return nil
@@ -120,10 +121,10 @@ func (a *App) printEgress(r api.EgressRecord) error {
 		return a.printJSONLine(r)
 	}
 	if r.Seq == 0 {
-		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", localTime(r.Time), r.VMID, r.Dropped)
+		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", work.LocalTime(r.Time), r.VMID, r.Dropped)
 		return err
 	}
-	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", localTime(r.Time), r.VMID, verdict(r.Allow), r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
+	line := fmt.Sprintf("%s  %d  %-7s  %-4s  %s  [%s]", work.LocalTime(r.Time), r.VMID, verdict(r.Allow), r.Proto, egressTarget(r.Name, r.Addr, r.Port), r.Rule)
 	if r.Count > 1 {
 		line += fmt.Sprintf("  %d times in %s", r.Count, r.Last.Sub(r.Time).Round(100*time.Millisecond))
 	}
@@ -133,7 +134,7 @@ func (a *App) printEgress(r api.EgressRecord) error {
 	if r.Dropped > 0 {
 		line += fmt.Sprintf("  (%d before it not recorded)", r.Dropped)
 	}
-	_, err := fmt.Fprintln(a.Stdout, sanitize(line))
+	_, err := fmt.Fprintln(a.Stdout, agentlab.WithoutControls(line))
 	return err
 }
 
@@ -190,7 +191,7 @@ func (a *App) egressSummary(s *api.EgressSummary) error {
 func atMostOne(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 1 {
-			return usageErrorf("unexpected argument %q after %s", args[1], name).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q after %s", args[1], name).WithHint("usage: %s", cmd.UseLine())
 		}
 		return nil
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // containerFiles describe the dev container of a repository, see docs/environments.md.
@@ -28,8 +31,8 @@ func hasContainer(dir string) bool {
 // sandbox, which opening the terminal would do later. It is called if the work tree here
 // has an environment, so that the user sees what happens. services reports whether there
 // are services; mode is the one of the flag.
-func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l repoLink, services bool, mode string) error {
-	if !services && mode == "" && !hasContainer(l.path) {
+func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Session, sandbox string, l session.Link, services bool, mode string) error {
+	if !services && mode == "" && !hasContainer(l.Path) {
 		return nil
 	}
 	p, err := c.Profile(ctx, s.Profile)
@@ -40,16 +43,16 @@ func (a *App) startEnvironment(ctx context.Context, c *client.Client, s api.Sess
 	if mode = cmp.Or(mode, p.Devcontainer); mode != "" {
 		req.Command = append(req.Command, "--devcontainer", mode)
 	}
-	a.progressf("starting the environment of the repository")
+	a.Progressf("starting the environment of the repository")
 	var e guestapi.Environment
-	if err := guestDocument(ctx, c, sandbox, req, &e, guestWriter(a.Stderr)); err != nil {
+	if err := guestrun.Document(ctx, c, sandbox, req, &e, attach.FilteredWriter(a.Stderr)); err != nil {
 		return err
 	}
 	if e.Notice != "" {
-		a.progressf("note: %s", sanitize(e.Notice))
+		a.Progressf("note: %s", agentlab.WithoutControls(e.Notice))
 	}
 	if e.Contained {
-		a.progressf("agents run in the dev container of the repository")
+		a.Progressf("agents run in the dev container of the repository")
 	}
 	return nil
 }

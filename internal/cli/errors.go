@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // Exit codes of every command. exec and ssh exit with the guest's code.
@@ -21,30 +23,6 @@ const (
 	exitTimeout     = 124
 	exitInterrupted = 130
 )
-
-// usageError is an error in the command line: exit code 2.
-type usageError struct {
-	err  *agentlab.Error
-	flag string // named in the message instead of the error's field; "" for an argument
-}
-
-func (u usageError) Error() string {
-	if u.flag == "" {
-		return u.err.Error()
-	}
-	return u.err.WithField("--" + u.flag).Error()
-}
-
-func (u usageError) Unwrap() error { return u.err }
-
-// WithHint returns a copy with a hint.
-func (u usageError) WithHint(format string, args ...any) error {
-	return usageError{u.err.WithHint(format, args...), u.flag}
-}
-
-func usageErrorf(format string, args ...any) usageError {
-	return usageError{err: agentlab.Errorf(agentlab.CodeInvalid, format, args...)}
-}
 
 // argumentFlags maps the fields of requests that arguments and flags set to the names of
 // the flags, if they are others than flagNames returns; "" is an argument.
@@ -88,11 +66,11 @@ func argumentError(cmd *cobra.Command, err error) error {
 	}
 	for _, name := range flagNames(e.Field) {
 		if cmd.Flags().Changed(name) {
-			return usageError{e, name}
+			return work.UsageError{Err: e, Flag: name}
 		}
 	}
 	if name, ok := argumentFlag(e.Field); ok && name == "" || isArgument(cmd, e.Field) {
-		return usageError{e, ""}
+		return work.UsageError{Err: e}
 	}
 	return err
 }
@@ -109,15 +87,10 @@ type contentError struct{ error }
 
 func (e contentError) Unwrap() error { return e.error }
 
-// statusError is an exit code without a message.
-type statusError int
-
-func (s statusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
-
 // exitCode maps errors to exit codes; nothing else does.
 func exitCode(err error) int {
-	var status statusError
-	var usage usageError
+	var status work.ExitStatus
+	var usage work.UsageError
 	switch {
 	case err == nil:
 		return exitOK
@@ -153,7 +126,7 @@ func toErrorJSON(err error) errorJSON {
 }
 
 func (a *App) printError(err error) {
-	if _, ok := errors.AsType[statusError](err); ok {
+	if _, ok := errors.AsType[work.ExitStatus](err); ok {
 		return
 	}
 	out := toErrorJSON(err)
@@ -162,8 +135,8 @@ func (a *App) printError(err error) {
 		return
 	}
 	// Text of builds and guests may be part of it.
-	fmt.Fprintf(a.Stderr, "agentlab: %s\n", sanitizeLines(out.Message))
+	fmt.Fprintf(a.Stderr, "agentlab: %s\n", work.SanitizeLines(out.Message))
 	if out.Hint != "" {
-		fmt.Fprintf(a.Stderr, "  → %s\n", sanitizeLines(out.Hint))
+		fmt.Fprintf(a.Stderr, "  → %s\n", work.SanitizeLines(out.Hint))
 	}
 }

@@ -1,26 +1,19 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"net"
 	"os"
-	"os/signal"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/stream"
-	"github.com/agentlab-vm/agentlab/internal/termfilter"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 func (a *App) execCmd() *cobra.Command {
@@ -88,7 +81,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 		sandbox, args = args[0], args[1:]
 	}
 	if sandbox == "" || len(args) == 0 {
-		return "", nil, usageErrorf("SANDBOX and COMMAND are required").WithHint("usage: %s", cmd.UseLine())
+		return "", nil, work.UsageErrorf("SANDBOX and COMMAND are required").WithHint("usage: %s", cmd.UseLine())
 	}
 	return sandbox, args, nil
 }
@@ -98,7 +91,7 @@ func envFlag(list []string) (map[string]string, error) {
 	for _, kv := range list {
 		k, v, ok := strings.Cut(kv, "=")
 		if k == "" {
-			return nil, usageErrorf("%q is not NAME=VALUE", kv)
+			return nil, work.UsageErrorf("%q is not NAME=VALUE", kv)
 		}
 		if !ok {
 			v = os.Getenv(k)
@@ -110,204 +103,21 @@ func envFlag(list []string) (map[string]string, error) {
 
 func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
 	if req.TTY {
-		if _, tty := terminal(a.Stdin); !tty && interactive {
-			return usageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
+		if _, tty := work.TerminalOf(a.Stdin); !tty && interactive {
+			return work.UsageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
 		}
-		req.Rows, req.Cols, req.Term = a.windowSize()
+		req.Rows, req.Cols, req.Term = a.attached().Size()
 	}
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
 	if req.TTY {
-		defer a.noticeLease(ctx, c, sandbox)()
+		defer attach.NoticeLease(ctx, c, sandbox, a.Stderr)()
 	}
 	var in io.Reader
 	if interactive {
 		in = a.Stdin
 	}
-	return a.interact(ctx, conn, in, req.TTY)
-}
-
-// detachKey is Ctrl-], as in telnet and virsh console.
-const detachKey = 0x1d
-
-func (a *App) windowSize() (rows, cols uint16, name string) {
-	rows, cols = 24, 80
-	if f, tty := terminal(a.Stdout); tty {
-		if w, h, err := term.GetSize(int(f.Fd())); err == nil { //nolint:gosec // a file descriptor fits an int
-			rows, cols = uint16(h), uint16(w) //nolint:gosec // the kernel's own type
-		}
-	}
-	return rows, cols, cmp.Or(os.Getenv("TERM"), "xterm-256color")
-}
-
-// interact connects in, unless it is nil, and the standard output streams with a
-// process over conn, and returns its exit code as an error.
-func (a *App) interact(ctx context.Context, conn net.Conn, in io.Reader, tty bool) error {
-	defer func() { _ = conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	w := stream.NewWriter(conn)
-	if tty {
-		restore, err := a.rawTerminal(w)
-		if err != nil {
-			return err
-		}
-		defer restore()
-	}
-	detached := make(chan struct{})
-	if in != nil {
-		go pumpStdin(in, conn, w, tty, detached)
-	} else {
-		_ = w.Frame(stream.StdinEOF, nil) // fails if the command has ended; its exit code is read below
-	}
-	stdout, stderr := guestWriter(a.Stdout), guestWriter(a.Stderr)
-	status, err := readOutput(conn, outputWriter{stdout}, outputWriter{stderr})
-	for _, w := range []io.Writer{stdout, stderr} { // the guest's program may still run, or be lost
-		if f, ok := w.(*termfilter.Writer); ok {
-			_ = f.Reset() // the terminal is gone
-		}
-	}
-	select {
-	case <-detached:
-		return nil
-	default:
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
-	}
-	if status.Error != "" {
-		a.progressf("agentlab: %s", sanitize(status.Error))
-	}
-	return guestStatus(status.Code)
-}
-
-// guestStatus returns the exit code of a guest's process as an error, nil for 0.
-func guestStatus(code int) error {
-	if code == 0 {
-		return nil
-	}
-	return statusError(exitByte(code))
-}
-
-// exitByte returns an exit code of a guest. Those that no process can have become 255:
-// truncated, 256 would mean success.
-func exitByte(code int) int {
-	if code < 0 || code > 255 {
-		return 255
-	}
-	return code
-}
-
-func pumpStdin(in io.Reader, conn io.Closer, w *stream.Writer, tty bool, detached chan<- struct{}) {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := in.Read(buf)
-		data := buf[:n]
-		if tty {
-			if i := strings.IndexByte(string(data), detachKey); i >= 0 {
-				close(detached)
-				_ = conn.Close()
-				return
-			}
-		}
-		if n > 0 && w.Frame(stream.Stdin, data) != nil {
-			return
-		}
-		if err != nil {
-			_ = w.Frame(stream.StdinEOF, nil)
-			return
-		}
-	}
-}
-
-// outputWriter names the fault of a standard stream.
-type outputWriter struct{ io.Writer }
-
-func (w outputWriter) Write(p []byte) (int, error) {
-	n, err := w.Writer.Write(p)
-	if err != nil {
-		err = fmt.Errorf("cannot write output: %w", err)
-	}
-	return n, err
-}
-
-// guestWriter returns w for the output of a guest. A terminal gets no sequence that makes
-// it act for the guest; other files get each byte.
-func guestWriter(w io.Writer) io.Writer {
-	if _, tty := terminal(w); tty {
-		return termfilter.New(w, termfilter.Options{Clipboard: true})
-	}
-	return w
-}
-
-// rawMode sets the terminal to raw mode, also again when this process continues after a
-// stop: the shell has used the terminal in between. Then it calls resumed. Without a
-// terminal it does nothing.
-func (a *App) rawMode(resumed func()) (restore func(), err error) {
-	in, tty := terminal(a.Stdin)
-	if !tty {
-		return func() {}, nil
-	}
-	fd := int(in.Fd()) //nolint:gosec // a file descriptor fits an int
-	old, err := term.MakeRaw(fd)
-	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot set the terminal to raw mode: %w", err)
-	}
-	continued, done := make(chan os.Signal, 1), make(chan struct{})
-	signal.Notify(continued, unix.SIGCONT)
-	go func() {
-		defer close(done)
-		for range continued {
-			_, _ = term.MakeRaw(fd) // in the background it stops this process until 'fg'
-			resumed()
-		}
-	}()
-	return func() {
-		signal.Stop(continued)
-		close(continued)
-		<-done
-		_ = term.Restore(fd, old)
-	}, nil
-}
-
-// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
-// terminal it does nothing.
-func (a *App) rawTerminal(w *stream.Writer) (restore func(), err error) {
-	redraw := make(chan struct{}, 1)
-	leave, err := a.rawMode(func() {
-		select {
-		case redraw <- struct{}{}:
-		default:
-		}
-	})
-	if _, tty := terminal(a.Stdin); err != nil || !tty {
-		return leave, err
-	}
-	changes := make(chan os.Signal, 1)
-	signal.Notify(changes, unix.SIGWINCH)
-	ended := make(chan struct{})
-	go func() {
-		for {
-			rows, cols, _ := a.windowSize()
-			_ = w.JSON(stream.Resize, stream.WindowSize{Rows: rows, Cols: cols})
-			select {
-			case <-changes:
-			case <-redraw: // programs draw when the size changes
-				rows, cols, _ := a.windowSize()
-				_ = w.JSON(stream.Resize, stream.WindowSize{Rows: max(rows, 2) - 1, Cols: cols})
-			case <-ended:
-				return
-			}
-		}
-	}()
-	return func() {
-		signal.Stop(changes)
-		close(ended)
-		leave()
-	}, nil
+	return a.attached().Run(ctx, conn, in, req.TTY)
 }

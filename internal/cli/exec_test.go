@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // A command that has ended before it has read its input, or the end of it, ends with its
@@ -37,8 +38,8 @@ func TestExecEndsBeforeItsInput(t *testing.T) {
 			if stdin {
 				in = app.Stdin
 			}
-			err = app.interact(t.Context(), stream.Unread(conn, ahead), in, false)
-			if code := statusError(0); !errors.As(err, &code) || code != 7 || out.String() != "out" {
+			err = app.attached().Run(t.Context(), stream.Unread(conn, ahead), in, false)
+			if code := work.ExitStatus(0); !errors.As(err, &code) || code != 7 || out.String() != "out" {
 				t.Errorf("%v, output %q", err, out.String())
 			}
 		})

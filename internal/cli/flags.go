@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // choiceFlag is a flag with a fixed set of values, in upper or lower case.
@@ -199,13 +201,13 @@ func flagError(cmd *cobra.Command, err error) error {
 		if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.Field != "" {
 			name = bad.GetFlag().Name
 		}
-		return usageError{e, name}
+		return work.UsageError{Err: e, Flag: name}
 	}
 	// The flags after an unknown subcommand are those that the user wants of it.
 	if args := cmd.Flags().Args(); len(args) > 0 && isGroup(cmd) {
 		return cmd.RunE(cmd, args)
 	}
-	return usageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
+	return work.UsageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
 // listLimit is how long lists are that the user does not limit.
@@ -221,7 +223,7 @@ func limitFlag(cmd *cobra.Command, limit *int) {
 // empty.
 func (a *App) noteMore(next string) {
 	if next != "" {
-		a.progressf("the list continues; '--limit 0' shows all")
+		a.Progressf("the list continues; '--limit 0' shows all")
 	}
 }
 

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"strconv"
-	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // table writes aligned columns. Some cells come from guests, so it replaces
@@ -29,7 +29,7 @@ func (t *table) row(cells ...any) {
 		if i > 0 {
 			_, _ = io.WriteString(t.w, "\t")
 		}
-		_, _ = io.WriteString(t.w, sanitize(fmt.Sprint(c)))
+		_, _ = io.WriteString(t.w, agentlab.WithoutControls(fmt.Sprint(c)))
 	}
 	_, _ = io.WriteString(t.w, "\n")
 }
@@ -54,19 +54,6 @@ func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 		}
 	}
 	return nil
-}
-
-// sanitize replaces control characters by spaces, because text from a guest
-// must not move the cursor or break a table.
-func sanitize(s string) string { return agentlab.WithoutControls(s) }
-
-// sanitizeLines is sanitize for a text of several lines.
-func sanitizeLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i, line := range lines {
-		lines[i] = sanitize(line)
-	}
-	return strings.Join(lines, "\n")
 }
 
 // sanitizeWriter writes a guest's log to a terminal without escape sequences. It
@@ -99,7 +86,7 @@ func (p *sanitizeWriter) Write(b []byte) (int, error) {
 
 // logWriter returns w, without control characters if it is a terminal.
 func logWriter(w io.Writer) io.Writer {
-	if _, tty := terminal(w); tty {
+	if _, tty := work.TerminalOf(w); tty {
 		return &sanitizeWriter{w: w}
 	}
 	return w
@@ -134,19 +121,4 @@ func shortDuration(d time.Duration) string {
 		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
-}
-
-// byteSize formats a size with binary units.
-func byteSize(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return strconv.FormatInt(n, 10) + " B"
-	}
-	f := float64(n)
-	i := -1
-	for f >= 1024 && i < len(units)-1 {
-		f /= 1024
-		i++
-	}
-	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }

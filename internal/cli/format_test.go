@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func TestDurationFlag(t *testing.T) {
@@ -52,8 +54,8 @@ func TestPlain(t *testing.T) {
 		"line\u2028separator":   "line separator",
 	}
 	for in, want := range tests {
-		if got := sanitize(in); got != want {
-			t.Errorf("sanitize(%q) = %q, want %q", in, got, want)
+		if got := agentlab.WithoutControls(in); got != want {
+			t.Errorf("agentlab.WithoutControls(%q) = %q, want %q", in, got, want)
 		}
 	}
 	var out bytes.Buffer
@@ -76,7 +78,7 @@ func TestPlain(t *testing.T) {
 
 func TestByteSizeAndDurations(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 30: "1.0 GiB", 1<<63 - 1: "8.0 EiB"} {
-		if got := byteSize(n); got != want {
+		if got := work.ByteSize(n); got != want {
 			t.Errorf("byteSize(%d) = %q, want %q", n, got, want)
 		}
 	}

@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // slowGit replaces git by a script that, for the commands verb, runs code first.
@@ -60,7 +63,7 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 	w := newSessionWorld(t)
 	head := w.commit(map[string]string{"new": "1"})
 	s := w.fetched()
-	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,11 +75,11 @@ func TestMergeIsNotInterrupted(t *testing.T) {
 			t.Cleanup(func() { _ = p.Close() })
 		}
 	})
-	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.ref("trunk"), j)
-	if got := userGit(t, w.user, "rev-parse", "HEAD"); got != head {
+	_, _ = w.app.mergeRef(ctx, w.user, "trunk", s.link.Ref("trunk"), j)
+	if got := worktest.Git(t, w.user, "rev-parse", "HEAD"); got != head {
 		t.Errorf("HEAD is %s, want %s", got, head)
 	}
-	if got := userGit(t, w.user, "status", "--porcelain"); got != "" {
+	if got := worktest.Git(t, w.user, "status", "--porcelain"); got != "" {
 		t.Errorf("the work tree has changes: %q", got)
 	}
 }
@@ -86,7 +89,7 @@ func TestGitIsNotKilled(t *testing.T) {
 	dir, started := t.TempDir(), fifo(t, "started")
 	ended := filepath.Join(dir, "ended")
 	slowGit(t, "status", "trap 'touch "+ended+"; exit 1' TERM\necho > "+started+"\nwhile :; do :; done")
-	if _, err := git(cancelAt(t, started, func() {}), dir, "status"); err == nil {
+	if _, err := gitsafe.Git(cancelAt(t, started, func() {}), dir, "status"); err == nil {
 		t.Error("it succeeded")
 	}
 	if _, err := os.Lstat(ended); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 )
@@ -71,10 +72,10 @@ func (a *App) printHostNetwork(n api.HostNetwork) error {
 	}
 	t := newTable(a.Stdout, "Rules:", state)
 	for _, d := range n.Drift {
-		t.row("", sanitize(d))
+		t.row("", agentlab.WithoutControls(d))
 	}
 	t.row("Bridge:", n.Bridge+" ("+strings.TrimSuffix(n.Subnet+", "+n.Subnet6, ", ")+")")
-	t.row("Ports:", sanitize(strings.Join(n.Ports, " ")))
+	t.row("Ports:", agentlab.WithoutControls(strings.Join(n.Ports, " ")))
 	t.row("Sandboxes:", n.Sandboxes)
 	t.row("DNS served:", yesNo(n.Serving))
 	return t.flush()

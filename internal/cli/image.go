@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxRecipeBytes limits a recipe or profile that is sent to the daemon.
@@ -49,7 +50,7 @@ recipes and the stages of a build.`,
 			}
 			req.Recipe = text
 		}
-		img, err := c.BuildImage(ctx, req, func(line string) { a.progressf("%s", sanitize(line)) })
+		img, err := c.BuildImage(ctx, req, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil && recipe != "" {
 			return contentError{err}
 		}
@@ -73,7 +74,7 @@ func (a *App) imageListCmd() *cobra.Command {
 	return query(a, "list", "List built images", exactArgs(), all((*client.Client).Images), func(list api.List[api.Image]) error {
 		t := newTable(a.Stdout, "NAME", "DIGEST", "SUITE", "ARCH", "DISK", "CURRENT", "IN USE", "AGE")
 		for _, i := range list.Items {
-			t.row(i.Name, fmt.Sprintf("%.12s", i.Digest), i.Suite, i.Arch, byteSize(i.DiskUsage), yesNo(i.Current), yesNo(i.InUse), a.age(i.CreatedAt))
+			t.row(i.Name, fmt.Sprintf("%.12s", i.Digest), i.Suite, i.Arch, work.ByteSize(i.DiskUsage), yesNo(i.Current), yesNo(i.InUse), a.age(i.CreatedAt))
 		}
 		return t.flush()
 	})
@@ -84,9 +85,9 @@ func (a *App) imageShowCmd() *cobra.Command {
 		t := newTable(a.Stdout, "Image:", i.Name+"@"+i.Digest)
 		t.row("Suite:", i.Suite)
 		t.row("Architecture:", i.Arch)
-		t.row("Root disk:", byteSize(i.Size))
-		t.row("On this machine:", byteSize(i.DiskUsage))
-		t.row("Built:", localTime(i.CreatedAt))
+		t.row("Root disk:", work.ByteSize(i.Size))
+		t.row("On this machine:", work.ByteSize(i.DiskUsage))
+		t.row("Built:", work.LocalTime(i.CreatedAt))
 		for _, k := range slices.Sorted(maps.Keys(i.Versions)) {
 			t.row("  "+k, i.Versions[k])
 		}
@@ -110,7 +111,7 @@ func (a *App) imageLayersCmd() *cobra.Command {
 	cmd := query(a, "layers", "List the layers of builds, the last used first", exactArgs(), all((*client.Client).ImageLayers), func(list api.List[api.ImageLayer]) error {
 		t := newTable(a.Stdout, "KIND", "DISK", "USED")
 		for _, l := range list.Items {
-			t.row(l.Kind, byteSize(l.DiskUsage), a.age(l.UsedAt))
+			t.row(l.Kind, work.ByteSize(l.DiskUsage), a.age(l.UsedAt))
 		}
 		return t.flush()
 	})
@@ -133,7 +134,7 @@ func (a *App) imageGCCmd() *cobra.Command {
 			for _, l := range list.Items {
 				sum += l.DiskUsage
 			}
-			return a.done(list, "removed %s of %s", agentlab.Plural(len(list.Items), "layer"), byteSize(sum))
+			return a.done(list, "removed %s of %s", agentlab.Plural(len(list.Items), "layer"), work.ByteSize(sum))
 		}),
 	}
 }

@@ -16,6 +16,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // buildContainerScript starts the dev container of the directory $1, which builds it,
@@ -62,7 +66,7 @@ repository (default: this one).`,
 	flags.StringVar(&req.Image, "image", "dev", "image to start from; it needs Docker and @devcontainers/cli")
 	flags.StringVar(&req.Profile, "profile", "no-secrets", "profile of the sandbox; it has no secrets, and its network policy must allow the registries")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		top, err := git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
+		top, err := gitsafe.Git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
 		if err != nil {
 			return err
 		}
@@ -73,7 +77,7 @@ repository (default: this one).`,
 			return agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("name").WithHint("choose one with --name")
 		}
 		if !slices.ContainsFunc(containerFiles, func(f string) bool {
-			_, err := git(ctx, top, "cat-file", "-e", "HEAD:"+f)
+			_, err := gitsafe.Git(ctx, top, "cat-file", "-e", "HEAD:"+f)
 			return err == nil
 		}) {
 			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, containerFiles[0]).WithHint("commit it, and try again")
@@ -105,7 +109,7 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	f.req.Job.Devcontainer = agentlab.DevcontainerOff
 	sb, err := c.CreateSandbox(ctx, f.req)
 	if err != nil {
-		a.dropBundle(ctx, c, f.req.Job.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.req.Job.BundleID)
 		return img, err
 	}
 	id := fmt.Sprint(sb.VMID)
@@ -116,16 +120,16 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 			err = errors.Join(err, derr)
 		}
 	}()
-	if _, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+	if _, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 		return img, err
 	}
 	if j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
 		return img, err
 	} else if err := jobStatusError(j); err != nil {
-		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", sanitize(j.Reason))
+		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", agentlab.WithoutControls(j.Reason))
 	}
 	commit := func() (api.Image, error) {
-		return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.progressf("%s", sanitize(line)) })
+		return c.BuildImage(ctx, api.ImageBuild{Name: name, Sandbox: id}, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 	}
 	// While the sandbox runs, this is the only error, unless the image can never be made.
 	if _, err := commit(); agentlab.CodeOf(err) != agentlab.CodeConflict {
@@ -139,9 +143,9 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 
 // buildContainer builds the dev container in a sandbox, and stops the sandbox.
 func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	a.progressf("building the dev container in sandbox %s", sb.Name)
+	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
-	code, text, err := runLongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, guestWriter(a.Stderr))
+	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, attach.FilteredWriter(a.Stderr))
 	switch {
 	case err != nil:
 		return err
@@ -151,11 +155,11 @@ func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandb
 		return agentlab.Errorf(agentlab.CodeConflict, "the dev container was not built (exit code %d): %s", code, agentlab.OneLine(text[max(0, len(text)-300):], 300)).
 			WithHint("correct the configuration; the profile's network policy must allow the registries")
 	}
-	r := requestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {
+	r := work.RequestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {
 		return c.StopSandbox(ctx, id, api.SandboxStop{})
 	})
-	if r.err == nil {
-		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isStopped)
+	if r.Err == nil {
+		_, r.Err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, work.IsStopped)
 	}
-	return r.err
+	return r.Err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostsetup"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // initFlags are the flags of 'agentlab init'.
@@ -88,7 +89,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 		return err
 	}
 	if !f.smoke && (f.profile != "" || f.site != "") {
-		return usageErrorf("--profile and --site require --smoke-test")
+		return work.UsageErrorf("--profile and --site require --smoke-test")
 	}
 	kit, err := hostsetup.Unpack("")
 	if err != nil {
@@ -102,7 +103,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 	h.report.OK = h.ok()
 	err = a.emit(h.report, func() error { h.print(); return nil })
 	if err == nil && !h.report.OK {
-		err = statusError(exitFailure)
+		err = work.ExitStatus(exitFailure)
 	}
 	return err
 }
@@ -126,7 +127,7 @@ func (h *hostInit) wholeMachine() (bool, error) {
 	own := os.Getenv("AGENTLAB_HOME") != "" || h.app.socket != ""
 	switch {
 	case h.flags.system && own:
-		return false, usageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
+		return false, work.UsageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
 	case h.flags.system && os.Geteuid() != 0:
 		return false, agentlab.Errorf(agentlab.CodeDenied, "only root can check the system installation").WithHint("run the command with sudo")
 	case own || os.Geteuid() != 0:
@@ -235,7 +236,7 @@ func (h *hostInit) script(ctx context.Context, name, script string, args ...stri
 		report()
 		return false, nil
 	}
-	h.app.progressf("%s: %s missing; running %s --apply", name, agentlab.Plural(len(c.Commands), "command"), script)
+	h.app.Progressf("%s: %s missing; running %s --apply", name, agentlab.Plural(len(c.Commands), "command"), script)
 	done, err := h.kit.Run(ctx, h.app.Stderr, nil, script, append(args, "--apply")...)
 	if err != nil {
 		return false, err
@@ -313,7 +314,7 @@ func (h *hostInit) daemon(ctx context.Context, system bool) error {
 		return nil
 	}
 	if !h.ok() {
-		h.app.progressf("skipping the smoke test until the failed checks are fixed")
+		h.app.Progressf("skipping the smoke test until the failed checks are fixed")
 		return nil
 	}
 	return h.smokeTest(ctx, socket)
@@ -328,9 +329,9 @@ func (h *hostInit) smokeTest(ctx context.Context, socket string) error {
 	if h.flags.site != "" {
 		args = append(args, "--site", h.flags.site)
 	}
-	h.app.progressf("smoke test: creating a sandbox for it")
+	h.app.Progressf("smoke test: creating a sandbox for it")
 	if strings.ContainsAny(socket, " \t\n") {
-		return usageErrorf("the smoke test cannot use a socket with spaces in its path: %q", socket)
+		return work.UsageErrorf("the smoke test cannot use a socket with spaces in its path: %q", socket)
 	}
 	abs, err := filepath.Abs(socket)
 	if err != nil {
@@ -363,19 +364,19 @@ func (h *hostInit) print() {
 	count := map[string]int{}
 	for _, c := range h.report.Checks {
 		count[c.Level]++
-		fmt.Fprintf(w, "%-5s  %-14s %s\n", c.Level, sanitize(c.Name), sanitize(c.Detail))
+		fmt.Fprintf(w, "%-5s  %-14s %s\n", c.Level, agentlab.WithoutControls(c.Name), agentlab.WithoutControls(c.Detail))
 		if c.Level == levelError && !h.flags.apply {
 			for _, cmd := range c.Commands {
-				fmt.Fprintf(w, "         + %s\n", sanitize(cmd))
+				fmt.Fprintf(w, "         + %s\n", agentlab.WithoutControls(cmd))
 			}
 		}
 		if c.Remedy != "" {
-			fmt.Fprintf(w, "         → %s\n", sanitize(c.Remedy))
+			fmt.Fprintf(w, "         → %s\n", agentlab.WithoutControls(c.Remedy))
 		}
 	}
 	for _, s := range h.report.Smoke {
 		count[s.Result]++
-		fmt.Fprintf(w, "%-5s  %-14s %s\n", sanitize(s.Result), sanitize(s.Check), sanitize(s.Detail))
+		fmt.Fprintf(w, "%-5s  %-14s %s\n", agentlab.WithoutControls(s.Result), agentlab.WithoutControls(s.Check), agentlab.WithoutControls(s.Detail))
 	}
 	fmt.Fprintf(w, "%d ok, %s, %s", count[levelOK], agentlab.Plural(count[levelWarn], "warning"), agentlab.Plural(count[levelError], "error"))
 	if len(h.report.Smoke) > 0 {

@@ -5,13 +5,14 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 func (a *App) jobCmd() *cobra.Command {
@@ -82,7 +83,7 @@ func (a *App) showJob(j api.Job) error {
 	if j.SandboxVMID != 0 {
 		t.row("Sandbox:", j.SandboxVMID)
 	}
-	t.row("Created:", localTime(j.CreatedAt))
+	t.row("Created:", work.LocalTime(j.CreatedAt))
 	if j.FinishedAt != nil {
 		t.row("Took:", shortDuration(j.FinishedAt.Sub(j.CreatedAt)))
 	} else if j.DeadlineAt != nil {
@@ -93,7 +94,7 @@ func (a *App) showJob(j api.Job) error {
 		t.row("Pushed:", yesNo(r.Pushed))
 		t.row("Uncommitted changes:", uncommitted(j))
 	}
-	t.optional("Checkpoint:", checkpointTime(j))
+	t.optional("Checkpoint:", source.CheckpointTime(j))
 	t.row("Task:", firstLine(j.Task, 200))
 	if err := t.flush(); err != nil {
 		return err
@@ -114,7 +115,7 @@ func (a *App) showJob(j api.Job) error {
 	if len(j.Events) > 0 {
 		fmt.Fprintln(a.Stdout, "\nLast events:")
 		for _, e := range j.Events {
-			fmt.Fprintf(a.Stdout, "  %s  %s\n", localTime(e.Time), sanitize(e.Message))
+			fmt.Fprintf(a.Stdout, "  %s  %s\n", work.LocalTime(e.Time), agentlab.WithoutControls(e.Message))
 		}
 	}
 	return nil
@@ -123,11 +124,11 @@ func (a *App) showJob(j api.Job) error {
 // noteCheckpoint names the commands for the work of a job that ended without a result,
 // if there is a checkpoint.
 func (a *App) noteCheckpoint(j api.Job) {
-	taken := checkpointTime(j)
+	taken := source.CheckpointTime(j)
 	if taken == "" || !agentlab.JobStatus(j.Status).Final() {
 		return
 	}
-	a.progressf("  the checkpoint of %s has its work\n  → agentlab job fetch %s\n  → agentlab job diff %s", taken, j.ID, j.ID)
+	a.Progressf("  the checkpoint of %s has its work\n  → agentlab job fetch %s\n  → agentlab job diff %s", taken, j.ID, j.ID)
 }
 
 // relation returns what a job does for another one, with a label.
@@ -144,7 +145,7 @@ func relation(j api.Job) (label, of string) {
 func (a *App) artifactTable(items []api.Artifact) error {
 	t := newTable(a.Stdout, "PATH", "SIZE", "TYPE", "SHA256")
 	for _, f := range items {
-		t.row(f.Path, byteSize(f.Size), f.MIME, fmt.Sprintf("%.12s", f.SHA256))
+		t.row(f.Path, work.ByteSize(f.Size), f.MIME, fmt.Sprintf("%.12s", f.SHA256))
 	}
 	return t.flush()
 }
@@ -166,7 +167,7 @@ TIMEOUT. The sandbox of a job that has not started is destroyed, also with
 		}
 		if wait {
 			if !agentlab.JobStatus(j.Status).Final() {
-				a.progressf("job %s: waiting until its agent has stopped and its results are uploaded", j.ID)
+				a.Progressf("job %s: waiting until its agent has stopped and its results are uploaded", j.ID)
 			}
 			if j, err = a.waitJob(ctx, c, j.ID); err != nil {
 				return err
@@ -200,14 +201,14 @@ func uncommitted(j api.Job) string {
 	if n := j.Result.Uncommitted; n > 0 {
 		text = agentlab.Plural(n, "file")
 	}
-	names := moduleDiffs(j)
+	names := source.ModuleDiffs(j)
 	switch {
 	case len(names) == 0:
 		return text
 	case text == "no":
-		return "inside submodules: " + joinSomeNames(names)
+		return "inside submodules: " + work.JoinNames(names)
 	}
-	return text + ", and inside submodules: " + joinSomeNames(names)
+	return text + ", and inside submodules: " + work.JoinNames(names)
 }
 
 func firstLine(s string, most int) string {
@@ -220,5 +221,3 @@ func firstLine(s string, most int) string {
 	}
 	return s
 }
-
-func localTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }

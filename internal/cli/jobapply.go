@@ -1,25 +1,21 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/lfs"
-	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 func (a *App) jobApplyCmd() *cobra.Command {
 	var repo string
-	var o applyOptions
+	var o source.Options
 	cmd := &cobra.Command{
 		Use:   "apply JOB [PATH...]",
 		Short: "Apply a job's uncommitted changes to the work tree",
@@ -35,321 +31,67 @@ the changes are those of its last checkpoint.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
-	o.flags(cmd)
+	applyFlags(cmd, &o)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		if noChanges(j) && len(args) == 1 {
+		if source.NoChanges(j) && len(args) == 1 {
 			return a.nothingToApply(j, nil)
 		}
-		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, dir string) error {
-			if b.withoutChanges(j) && len(args) == 1 {
+		return source.WithResult(ctx, a, c, j, repo, func(b *gitsafe.Bundle, dir string) error {
+			if source.WithoutChanges(b, j) && len(args) == 1 {
 				return a.nothingToApply(j, b)
 			}
-			o.paths = args[1:]
-			return a.applyChanges(ctx, b, jobSource(j, b), dir, o)
+			o.Paths = args[1:]
+			return a.applyChanges(ctx, b, source.OfJob(j, b), dir, o)
 		})
 	})
 	return cmd
 }
 
 // nothingToApply says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToApply(j api.Job, b *checkedBundle) error {
-	a.progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
-	a.noteModuleDiffs(j)
-	return a.emit(jobSource(j, b).applied([]string{}, 0, []string{}, nil), silent)
+func (a *App) nothingToApply(j api.Job, b *gitsafe.Bundle) error {
+	a.Progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
+	source.NoteModuleDiffs(a, j)
+	return a.emit(source.OfJob(j, b).Applied([]string{}, 0, []string{}, nil), silent)
 }
 
-// applyOptions are what a command that applies changes was asked for.
-type applyOptions struct {
-	paths   []string // only these files and directories; none means all
-	exclude []string // not these
-	force   bool     // merge into files with uncommitted changes
+func applyFlags(cmd *cobra.Command, o *source.Options) {
+	cmd.Flags().BoolVar(&o.Force, "force", false, "merge into files with uncommitted changes without confirmation")
+	cmd.Flags().StringSliceVar(&o.Exclude, "exclude", nil, "leave out a file or directory (repeatable)")
 }
 
-func (o *applyOptions) flags(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&o.force, "force", false, "merge into files with uncommitted changes without confirmation")
-	cmd.Flags().StringSliceVar(&o.exclude, "exclude", nil, "leave out a file or directory (repeatable)")
-}
-
-// applied is the output about applied changes under --json.
-func (s changeSource) applied(files []string, unchanged int, skipped []string, found []returncheck.Finding) map[string]any {
-	out := map[string]any{s.kind + "_id": s.id, "applied": files, "unchanged": unchanged, "skipped": skipped}
-	if len(found) > 0 {
-		out["findings"] = findingsJSON(found)
-	}
-	if s.checkpoint != nil {
-		out["checkpoint"] = s.checkpoint
-	}
-	return out
-}
-
-func (a *App) applyChanges(ctx context.Context, b *checkedBundle, of changeSource, dir string, o applyOptions) error {
-	unlock, err := a.lockRepo(ctx, b.path, false)
+// applyChanges applies the uncommitted changes in a bundle to the work tree, and prints
+// what was applied.
+func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of source.Source, dir string, o source.Options) error {
+	got, err := source.Apply(ctx, a, b, of, dir, o)
 	if err != nil {
 		return err
 	}
-	defer unlock()
-	ch, err := openChanges(ctx, b, of)
-	if err != nil {
-		return err
-	}
-	list, err := ch.list(ctx)
-	if err != nil {
-		return err
-	}
-	w, err := openWorkTree(ctx, b.path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = w.root.Close() }()
-	if list, err = w.chosen(list, o, of); err != nil {
-		return err
-	}
-	p := &applyPlan{ch: ch, w: w, dir: dir, room: maxApplied}
-	if p.applied, err = readApplied(ctx, w.top, of.appliedRef(w.top)); err != nil {
-		return err
-	}
-	if err := p.make(ctx, list); err != nil {
-		return err
-	}
-	found, err := p.judge(ctx)
-	if err != nil {
-		return err
-	}
-	how := admission{dir: b.path, verb: "applied", show: of.diff, instead: "leave them out: " + of.apply + " --exclude PATH"}
-	if err := a.admit(ctx, found, how); err != nil {
-		return err
-	}
-	if err := p.merge(ctx); err != nil {
-		return err
-	}
-	dirty := p.dirty()
-	if len(dirty) > 0 && !o.force && !a.confirm(fmt.Sprintf("These files have uncommitted changes:\n  %s\nMerge the changes of the %s into them?", joinSomeNames(dirty), of.kind)) {
-		return agentlab.Errorf(agentlab.CodeConflict, "files with uncommitted changes would be changed: %s", joinSomeNames(dirty)).
-			WithHint("commit or stash them, or use --force to merge into them; nothing was applied")
-	}
-	if err := p.checkOut(ctx); err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "git cannot convert the files: %s; nothing was applied", sanitize(err.Error()))
-	}
-	if err := p.apply(); err != nil {
-		return err
-	}
-	if err := p.record(ctx); err != nil {
-		a.progressf("note: a later command cannot know what was applied, and may find conflicts: %s", sanitize(err.Error()))
-	}
-	return a.printApplied(p, append(p.left, found...))
-}
-
-func (a *App) printApplied(p *applyPlan, found []returncheck.Finding) error {
-	of := p.ch.of
-	names := []string{}
-	for _, s := range p.steps {
-		names = append(names, s.path)
-	}
-	doc := of.applied(names, p.same, append([]string{}, p.skipped...), found)
-	pointers := p.pointers()
-	if len(pointers) > 0 {
-		doc["lfs_pointers"] = pointers
+	doc := of.Applied(got.Files, got.Same, got.Skipped, got.Found)
+	if len(got.Pointers) > 0 {
+		doc["lfs_pointers"] = got.Pointers
 	}
 	return a.emit(doc, func() error {
-		for _, name := range names {
-			fmt.Fprintln(a.Stdout, sanitize(name))
+		for _, name := range got.Files {
+			fmt.Fprintln(a.Stdout, agentlab.WithoutControls(name))
 		}
-		for _, name := range p.skipped {
-			a.progressf("note: the submodule %s is not changed", sanitize(name))
+		for _, name := range got.Skipped {
+			a.Progressf("note: the submodule %s is not changed", agentlab.WithoutControls(name))
 		}
-		for _, f := range p.left {
-			a.progressf("note: %s is left out: it %s", sanitize(f.Path), sanitize(f.Why))
+		for _, f := range got.Left {
+			a.Progressf("note: %s is left out: it %s", agentlab.WithoutControls(f.Path), agentlab.WithoutControls(f.Why))
 		}
-		a.noteNamed(found)
-		if len(pointers) > 0 {
-			a.progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", lfsNames(pointers))
+		gitsafe.NoteNamed(a, got.Found)
+		if len(got.Pointers) > 0 {
+			a.Progressf("note: only the pointers of %s are written; to get the content, commit them, then:\n  → git lfs checkout", gitsafe.LFSNames(got.Pointers))
 		}
-		a.progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(names), "file"), p.same)
-		if n := of.newCommits; n > 0 {
-			a.progressf("note: the %s also has %s\n  → %s", of.kind, agentlab.Plural(n, "commit"), of.commits)
+		a.Progressf("applied %s; %d had the changes already\n  → git diff", agentlab.Plural(len(got.Files), "file"), got.Same)
+		if n := of.NewCommits; n > 0 {
+			a.Progressf("note: the %s also has %s\n  → %s", of.Kind, agentlab.Plural(n, "commit"), of.Commits)
 		}
 		return nil
 	})
-}
-
-// pointers returns the files of Git LFS that were written. Git takes the content itself for
-// another file unless its filter runs, and no filter does.
-func (p *applyPlan) pointers() (names []string) {
-	for _, s := range p.steps {
-		st, err := p.w.root.Lstat(s.path)
-		if err != nil || !st.Mode().IsRegular() || st.Size() > lfs.MaxPointer {
-			continue
-		}
-		if text, err := p.w.root.ReadFile(s.path); err == nil {
-			if _, is := lfs.Parse(text); is {
-				names = append(names, s.path)
-			}
-		}
-	}
-	return names
-}
-
-// joinSomeNames joins the first names of a list.
-func joinSomeNames(names []string) string {
-	const most = 10
-	text := sanitize(strings.Join(names[:min(most, len(names))], ", "))
-	if n := len(names) - most; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	return text
-}
-
-// confirm asks for confirmation on the terminal. Without a terminal the answer is
-// no.
-func (a *App) confirm(question string) bool {
-	if a.json {
-		return false
-	}
-	answer, ok := a.prompt(question + " [y/N] ")
-	return ok && (answer == "y" || answer == "yes")
-}
-
-// prompt asks a question on the terminal and returns the answer in lower case.
-// ok is false without a terminal and with --no-input.
-func (a *App) prompt(question string) (answer string, ok bool) {
-	if _, tty := terminal(a.Stdin); !tty || a.noInput {
-		return "", false
-	}
-	fmt.Fprint(a.Stderr, question)
-	line, err := bufio.NewReader(a.Stdin).ReadString('\n')
-	if err != nil {
-		fmt.Fprintln(a.Stderr)
-	}
-	return strings.ToLower(strings.TrimSpace(line)), err == nil
-}
-
-// workTree is the work tree of the user's repository.
-type workTree struct {
-	root  *os.Root
-	top   string
-	index map[string]indexEntry // tracked files
-	dirty map[string]bool       // tracked files with uncommitted changes
-	// hidden are tracked files that git status ignores (assume-unchanged,
-	// skip-worktree): they may have changes that it does not report.
-	hidden map[string]bool
-}
-
-type indexEntry struct{ mode, blob string }
-
-func openWorkTree(ctx context.Context, path string) (*workTree, error) {
-	fail := func(err error) (*workTree, error) {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s has no usable work tree: %v", path, err).WithHint("set --repo to the path of a work tree")
-	}
-	top, err := git(ctx, path, "rev-parse", "--show-toplevel")
-	if err != nil {
-		return fail(err)
-	}
-	env, err := disableFilters(ctx, top)
-	if err != nil {
-		return fail(err)
-	}
-	w := &workTree{top: top, index: map[string]indexEntry{}, dirty: map[string]bool{}, hidden: map[string]bool{}}
-	files, err := gitInput{raw: true}.run(ctx, top, "ls-files", "--stage", "-v", "-z")
-	if err != nil {
-		return fail(err)
-	}
-	for line := range strings.SplitSeq(strings.TrimSuffix(files, "\x00"), "\x00") {
-		info, name, _ := strings.Cut(line, "\t")
-		if f := strings.Fields(info); len(f) == 4 {
-			w.index[name] = indexEntry{f[1], f[2]}
-			w.hidden[name] = f[0] == "S" || f[0] == strings.ToLower(f[0])
-		}
-	}
-	status, err := gitInput{env: env, raw: true}.run(ctx, top, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
-	if err != nil {
-		return fail(err)
-	}
-	for line := range strings.SplitSeq(strings.TrimSuffix(status, "\x00"), "\x00") {
-		if len(line) > 3 {
-			w.dirty[line[3:]] = true
-		}
-	}
-	if w.root, err = os.OpenRoot(top); err != nil {
-		return fail(err)
-	}
-	return w, nil
-}
-
-// chosen checks the paths of all changes, and returns the changes of the files and
-// directories that are asked for. Names are relative to the current directory.
-func (w *workTree) chosen(list []change, o applyOptions, of changeSource) ([]change, error) {
-	for _, c := range list {
-		if why := returncheck.BadPath(c.path); why != "" {
-			return nil, agentlab.Errorf(agentlab.CodeDenied, "the changes of the %s contain the path %q, which %s; nothing was applied", of.kind, c.path, why)
-		}
-	}
-	selected := make([]bool, len(list))
-	for i := range selected {
-		selected[i] = len(o.paths) == 0
-	}
-	for _, p := range o.paths {
-		if err := w.choose(list, selected, p, true, of); err != nil {
-			return nil, err
-		}
-	}
-	for _, p := range o.exclude {
-		if err := w.choose(list, selected, p, false, of); err != nil {
-			return nil, err
-		}
-	}
-	var out []change
-	for i, c := range list {
-		if selected[i] {
-			out = append(out, c)
-		}
-	}
-	return out, nil
-}
-
-// choose selects the changes of a file or directory, or leaves them out.
-func (w *workTree) choose(list []change, selected []bool, p string, take bool, of changeSource) error {
-	rel, err := w.relative(p)
-	if err != nil {
-		return err
-	}
-	found := false
-	for i, c := range list {
-		if c.path == rel || strings.HasPrefix(c.path, rel+"/") || rel == "." {
-			selected[i], found = take, true
-		}
-	}
-	if !found {
-		return agentlab.Errorf(agentlab.CodeNotFound, "the %s has no uncommitted change of %s", of.kind, p).WithHint("list the changes: %s --stat", of.diff)
-	}
-	return nil
-}
-
-// relative returns a path of the command line relative to the root of the work
-// tree. Outside the work tree, paths start at its root.
-func (w *workTree) relative(p string) (string, error) {
-	here, err := os.Getwd()
-	if err == nil {
-		here, err = filepath.EvalSymlinks(here)
-	}
-	if err != nil {
-		return "", err
-	}
-	if here != w.top && !strings.HasPrefix(here, w.top+"/") {
-		here = w.top
-	}
-	if !filepath.IsAbs(p) {
-		p = filepath.Join(here, p)
-	}
-	rel, err := filepath.Rel(w.top, p)
-	if err != nil || !filepath.IsLocal(rel) {
-		return "", usageErrorf("%s is not in the repository %s", p, w.top)
-	}
-	return rel, nil
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
@@ -60,15 +62,15 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		n, err := saveTo(name, body, force, 0o644)
+		n, err := work.SaveTo(name, body, force, 0o644)
 		if err != nil {
 			return err
 		}
 		doc := map[string]any{"file": name, "size": n}
 		if len(found) > 0 {
-			doc["findings"] = findingsJSON(found)
+			doc["findings"] = gitsafe.FindingsJSON(found)
 		}
-		return a.done(doc, "wrote %s (%s)", name, byteSize(n))
+		return a.done(doc, "wrote %s (%s)", name, work.ByteSize(n))
 	})
 	return cmd
 }
@@ -89,9 +91,21 @@ func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, a
 	}
 	found := returncheck.Check(entries, returncheck.Host{})
 	if !a.json {
-		a.noteArchive(found)
+		gitsafe.NoteArchive(a, found)
 	}
 	return found, nil
+}
+
+// admitFile is the return check of one file of a guest that is about to be written.
+func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
+	found, err := gitsafe.JudgeFile(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if !a.json {
+		gitsafe.NoteNamed(a, found)
+	}
+	return found, gitsafe.Admit(ctx, a, found, gitsafe.Admission{Dir: filepath.Dir(name), Verb: "written"})
 }
 
 // jobID returns the ID of the job with an ID or unique prefix of one.
@@ -107,7 +121,7 @@ func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 // it is printed only if it is text, without control characters, unless force is
 // set.
 func copyOut(w io.Writer, r io.Reader, force bool) error {
-	if _, tty := terminal(w); tty && !force {
+	if _, tty := work.TerminalOf(w); tty && !force {
 		in := bufio.NewReader(r)
 		head, err := in.Peek(in.Size())
 		if err != nil && !errors.Is(err, io.EOF) {

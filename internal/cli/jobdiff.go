@@ -2,30 +2,19 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
-
-// Limits on the uncommitted changes of a job.
-const (
-	maxChanges   = 50000    // files
-	maxNames     = 16 << 20 // bytes of their names
-	maxJSONPatch = 64 << 20 // bytes of a patch under --json
-)
-
-// emptyTree is the object name of a tree without entries.
-const emptyTree = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 func (a *App) jobDiffCmd() *cobra.Command {
 	var repo string
@@ -49,97 +38,29 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 		if err != nil {
 			return err
 		}
-		if noChanges(j) {
+		if source.NoChanges(j) {
 			return a.nothingToDiff(j, nil, stat)
 		}
-		return a.withResult(ctx, c, j, repo, func(b *checkedBundle, _ string) error {
-			if b.withoutChanges(j) {
+		return source.WithResult(ctx, a, c, j, repo, func(b *gitsafe.Bundle, _ string) error {
+			if source.WithoutChanges(b, j) {
 				return a.nothingToDiff(j, b, stat)
 			}
-			return a.showChanges(ctx, b, jobSource(j, b), stat)
+			return a.showChanges(ctx, b, source.OfJob(j, b), stat)
 		})
 	})
 	return cmd
 }
 
 // nothingToDiff says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToDiff(j api.Job, b *checkedBundle, stat bool) error {
-	a.progressf("job %s has no uncommitted changes", j.ID)
-	a.noteModuleDiffs(j)
-	return a.emit(jobSource(j, b).document([]changedFile{}, "", stat), silent)
-}
-
-// noChanges reports whether a job has ended without uncommitted changes, as far as its
-// result says. The bundle of a job that has not completed can have others.
-func noChanges(j api.Job) bool {
-	status := agentlab.JobStatus(j.Status)
-	return hasResult(j) && !claimsChanges(j) && (status == agentlab.JobCompleted || status.Final() && len(workOf(j)) == 0)
-}
-
-func claimsChanges(j api.Job) bool { return j.Result.Uncommitted > 0 || j.Result.Dirty }
-
-// withoutChanges reports whether a bundle of j has no uncommitted changes. It is false for
-// a result that lacks the changes of which it says that there are some.
-func (b *checkedBundle) withoutChanges(j api.Job) bool {
-	return b.header.refs[guestapi.RefChanges] == "" && (b.checkpoint(j) != nil || !claimsChanges(j))
-}
-
-// moduleDiffs returns the artifacts with changes inside submodules.
-func moduleDiffs(j api.Job) (names []string) {
-	for _, f := range j.Artifacts {
-		if strings.HasPrefix(f.Path, "submodules/") && strings.HasSuffix(f.Path, ".diff") {
-			names = append(names, f.Path)
-		}
-	}
-	return names
-}
-
-func (a *App) noteModuleDiffs(j api.Job) {
-	if names := moduleDiffs(j); len(names) > 0 {
-		a.progressf("note: changes inside submodules are stored as artifacts: %s", joinSomeNames(names))
-	}
-}
-
-// changeSource is where uncommitted changes come from: a job or a session.
-type changeSource struct {
-	kind, id    string
-	name        string // of a session
-	dir         string // of a session's work tree
-	commits     string // command that gets the commits
-	apply, diff string // commands for the uncommitted changes
-	merge       string // how conflicts are resolved
-	newCommits  int    // that the source has besides
-	checkpoint  *checkpoint
-}
-
-func jobSource(j api.Job, b *checkedBundle) changeSource {
-	s := changeSource{
-		kind: "job", id: j.ID, commits: "agentlab job fetch " + j.ID,
-		apply: "agentlab job apply " + j.ID, diff: "agentlab job diff " + j.ID,
-		merge:      fmt.Sprintf("agentlab job fetch --with-changes %[1]s, then git cherry-pick --no-commit refs/agentlab/%[1]s-changes", j.ID),
-		newCommits: j.Result.Commits,
-	}
-	if b != nil {
-		s.checkpoint = b.checkpoint(j)
-	}
-	return s
-}
-
-// document is the output about changed files under --json.
-func (s changeSource) document(files []changedFile, patch string, stat bool) map[string]any {
-	out := map[string]any{s.kind + "_id": s.id, "files": files}
-	if !stat {
-		out["patch"] = patch
-	}
-	if s.checkpoint != nil {
-		out["checkpoint"] = s.checkpoint
-	}
-	return out
+func (a *App) nothingToDiff(j api.Job, b *gitsafe.Bundle, stat bool) error {
+	a.Progressf("job %s has no uncommitted changes", j.ID)
+	source.NoteModuleDiffs(a, j)
+	return a.emit(source.OfJob(j, b).Document([]source.ChangedFile{}, "", stat), silent)
 }
 
 // showChanges prints the uncommitted changes in a bundle.
-func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource, stat bool) error {
-	ch, err := openChanges(ctx, b, of)
+func (a *App) showChanges(ctx context.Context, b *gitsafe.Bundle, of source.Source, stat bool) error {
+	ch, err := source.Open(ctx, b, of)
 	if err != nil {
 		return err
 	}
@@ -147,69 +68,28 @@ func (a *App) showChanges(ctx context.Context, b *checkedBundle, of changeSource
 		return a.diffJSON(ctx, ch, stat)
 	}
 	format := "--binary" // a patch that can be applied
-	if _, tty := terminal(a.Stdout); tty {
+	if _, tty := work.TerminalOf(a.Stdout); tty {
 		format = "--patch"
 	}
 	if stat {
 		format = "--stat"
 	}
-	return a.page(ctx, !stat, func(w io.Writer) error { return ch.diff(ctx, w, format) })
+	return a.page(ctx, !stat, func(w io.Writer) error { return ch.Diff(ctx, w, format) })
 }
 
-// changes are the uncommitted changes of a source: the difference of two trees.
-type changes struct {
-	*checkedBundle
-	from, to string
-	of       changeSource
-}
-
-// openChanges returns the uncommitted changes in a bundle.
-func openChanges(ctx context.Context, b *checkedBundle, of changeSource) (changes, error) {
-	commit := b.header.refs[guestapi.RefChanges]
-	if commit == "" {
-		return changes{}, agentlab.Errorf(agentlab.CodeNotFound, "%s %s has no uncommitted changes", of.kind, of.id).
-			WithHint("fetch its commits: %s", of.commits)
-	}
-	ch := changes{checkedBundle: b, from: emptyTree, to: commit, of: of}
-	if parent, err := b.git(ctx, gitInput{}, "rev-parse", "--verify", "--quiet", commit+"^1^{commit}"); err == nil {
-		ch.from = parent
-	} else if ctx.Err() != nil {
-		return changes{}, ctx.Err()
-	}
-	return ch, nil
-}
-
-// diff writes the changes in a format of git, without running programs that the
-// repository configures.
-func (ch changes) diff(ctx context.Context, w io.Writer, format string) error {
-	_, err := ch.git(ctx, gitInput{stdout: w}, "diff-tree", "-r", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", format, ch.from, ch.to)
-	if err != nil && ctx.Err() == nil {
-		return agentlab.Errorf(agentlab.CodeConflict, "git cannot show the changes: %s", sanitize(err.Error()))
-	}
-	return err
-}
-
-// changedFile is one file of the changes under --json.
-type changedFile struct {
-	Path    string `json:"path"`
-	Status  string `json:"status"` // added, modified or deleted
-	Added   int    `json:"added"`  // lines; 0 for a binary file
-	Deleted int    `json:"deleted"`
-}
-
-func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
-	list, err := ch.list(ctx)
+func (a *App) diffJSON(ctx context.Context, ch source.Changes, stat bool) error {
+	list, err := ch.List(ctx)
 	if err != nil {
 		return err
 	}
-	counts := bounded.Head{Max: maxNames, Fail: errOutputTooLarge}
-	if err := ch.diff(ctx, &counts, "--numstat"); err != nil {
+	counts := bounded.Head{Max: gitsafe.MaxNames, Fail: gitsafe.ErrOutputTooLarge}
+	if err := ch.Diff(ctx, &counts, "--numstat"); err != nil {
 		return err
 	}
 	lines := strings.Split(strings.TrimSpace(counts.String()), "\n")
-	files := []changedFile{}
+	files := []source.ChangedFile{}
 	for i, e := range list {
-		f := changedFile{Path: e.path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.status]}
+		f := source.ChangedFile{Path: e.Path, Status: map[byte]string{'A': "added", 'D': "deleted"}[e.Status]}
 		if f.Status == "" {
 			f.Status = "modified"
 		}
@@ -222,59 +102,11 @@ func (a *App) diffJSON(ctx context.Context, ch changes, stat bool) error {
 		}
 		files = append(files, f)
 	}
-	patch := bounded.Head{Max: maxJSONPatch, Fail: errOutputTooLarge}
+	patch := bounded.Head{Max: source.MaxJSONPatch, Fail: gitsafe.ErrOutputTooLarge}
 	if !stat {
-		if err := ch.diff(ctx, &patch, "--binary"); err != nil {
+		if err := ch.Diff(ctx, &patch, "--binary"); err != nil {
 			return err
 		}
 	}
-	return a.printJSON(ch.of.document(files, patch.String(), stat))
+	return a.printJSON(ch.Of.Document(files, patch.String(), stat))
 }
-
-// change is one file that differs.
-type change struct {
-	path             string
-	status           byte // A, D, M or T, see git-diff-tree(1)
-	oldMode, newMode string
-	oldBlob, newBlob string
-}
-
-// list returns the files that differ, ordered by path.
-func (ch changes) list(ctx context.Context) ([]change, error) {
-	list, err := rawDiff(ctx, ch.git, ch.from, ch.to, maxChanges)
-	if err == nil && len(list) > maxChanges {
-		return nil, agentlab.Errorf(agentlab.CodeLimit, "%d files have changed, more than the maximum of %d", len(list), maxChanges).
-			WithHint("merge them with git instead: %s", ch.of.merge)
-	}
-	return list, err
-}
-
-// rawDiff returns the files in which two trees differ, ordered by path. run runs git; the
-// output is limited to that of about most files.
-func rawDiff(ctx context.Context, run func(context.Context, gitInput, ...string) (string, error), from, to string, most int) ([]change, error) {
-	out := bounded.Head{Max: maxNames + most*100, Fail: errOutputTooLarge}
-	if _, err := run(ctx, gitInput{stdout: &out}, "diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", from, to); err != nil {
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case out.Over:
-			return nil, agentlab.Errorf(agentlab.CodeLimit, "too many files have changed")
-		}
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "git cannot list the changes: %s", sanitize(err.Error()))
-	}
-	if out.String() == "" {
-		return nil, nil
-	}
-	fields := strings.Split(strings.TrimSuffix(out.String(), "\x00"), "\x00")
-	var list []change
-	for i := 0; i+1 < len(fields); i += 2 {
-		f := strings.Fields(strings.TrimPrefix(fields[i], ":"))
-		if len(f) != 5 || len(f[4]) != 1 {
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "git lists the changes in an unknown format")
-		}
-		list = append(list, change{path: fields[i+1], status: f[4][0], oldMode: f[0], newMode: f[1], oldBlob: f[2], newBlob: f[3]})
-	}
-	return list, nil
-}
-
-var errOutputTooLarge = errors.New("the output of git is too large")

@@ -219,7 +219,7 @@ func (a *App) followJob(ctx context.Context, c *client.Client, q client.EventQue
 		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.explicitDaemon() {
 			return j, err
 		}
-		if a.stoppedByUser() {
+		if a.StoppedByUser() {
 			return j, agentlab.Errorf(agentlab.CodeUnavailable, "the daemon was stopped; the job continues in its sandbox").
 				WithHint("follow it again, which starts the daemon: %s", "agentlab job logs --follow "+q.JobID)
 		}

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 type jobRunFlags struct {
@@ -26,7 +27,7 @@ type jobRunFlags struct {
 	attemptTasks   []string // files
 	workspace      workspaceChoice
 	branch         string
-	identity       repoIdentity // for --stateful
+	identity       gitsafe.Identity // for --stateful
 	req            api.JobCreate
 	run            bool // a job that 'job run' creates
 	noSetupCache   bool
@@ -111,7 +112,7 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	if f.taskFile != "" {
 		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
-			return usageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
+			return work.UsageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
 		}
 		f.req.Task = text
 	}
@@ -134,7 +135,7 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 		Task: f.req.Task, Agent: cmp.Or(f.req.Agent, "shell"), Mode: cmp.Or(f.req.Mode, "dangerous"), Ref: f.req.Ref, Depth: f.req.Depth,
 	}
 	if f.repo != "" {
-		switch _, local, err := localRepo(f.repo); {
+		switch _, local, err := gitsafe.LocalRepo(f.repo); {
 		case err != nil:
 			return err
 		case local:
@@ -143,11 +144,11 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 	}
 	for _, j := range attemptsOf(check, f.req.Attempts) {
 		if err := j.Validate(); err != nil {
-			return usage(err)
+			return work.Usage(err)
 		}
 	}
 	if check.Agent == agentlab.AgentNone {
-		return usageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
+		return work.UsageErrorf("--agent none needs a sandbox that outlives the job").WithHint("use: agentlab sandbox new --repo URL|PATH")
 	}
 	return nil
 }
@@ -157,16 +158,8 @@ func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error)
 	if f.repo == "" || !f.workspace.stateful {
 		return "", nil
 	}
-	f.identity, err = identify(ctx, f.repo)
-	return f.identity.workspaceName(), err
-}
-
-// usage returns a validation error as a usage error.
-func usage(err error) error {
-	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		return usageError{err: e}
-	}
-	return err
+	f.identity, err = gitsafe.Identify(ctx, f.repo)
+	return f.identity.WorkspaceName(), err
 }
 
 // readInput reads a file of at most limit bytes; - is standard input.
@@ -210,7 +203,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 		f.req.Session = s.ID
 	}
 	if f.workspace.stateful && f.workspace.name == "" {
-		if err := f.identity.checkStateful(ctx, c); err != nil {
+		if err := f.identity.CheckStateful(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -225,7 +218,7 @@ func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) erro
 	}
 	j, err := c.CreateJob(ctx, f.req)
 	if err != nil {
-		a.dropBundle(ctx, c, f.req.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.req.BundleID)
 		return err
 	}
 	return a.followCreated(ctx, c, j, f.wait)
@@ -240,7 +233,7 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 			return err
 		})
 	}
-	a.progressf("job %s", j.ID)
+	a.Progressf("job %s", j.ID)
 	out := a.Stdout
 	if a.json {
 		out = a.Stderr
@@ -249,13 +242,13 @@ func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wa
 	if attempts {
 		j, err = a.watchAttempts(ctx, c, j.ID)
 	} else {
-		lost := func(err error) { a.progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
+		lost := func(err error) { a.Progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
 		err = a.preparationLog(ctx, c, j.ID, func(id string) error {
-			_, err := a.watchJob(ctx, c, id, out, a.showEvent, lost)
+			_, err := a.watchJob(ctx, c, id, out, a.ShowEvent, lost)
 			return err
 		})
 		if err == nil {
-			j, err = a.watchJob(ctx, c, j.ID, out, a.showEvent, lost)
+			j, err = a.watchJob(ctx, c, j.ID, out, a.ShowEvent, lost)
 		}
 	}
 	if err != nil {
@@ -286,7 +279,7 @@ func (a *App) jobContinues(ctx context.Context, id string, attempts bool, err er
 	if attempts {
 		logs = logsOfAttempt(id)
 	}
-	a.progressf("\njob %s continues in the background\n  → %s\n  → agentlab job cancel %s", id, logs, id)
+	a.Progressf("\njob %s continues in the background\n  → %s\n  → agentlab job cancel %s", id, logs, id)
 	return context.Canceled
 }
 
@@ -324,7 +317,7 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 			break
 		}
 		sb, err := c.Sandbox(ctx, vmid)
-		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning) || isKept(sb)
+		released := sb.State == string(agentlab.SandboxDestroyed) || sb.Keepalive && sb.State != string(agentlab.SandboxRunning) || work.IsKept(sb)
 		if agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && released {
 			return
 		}
@@ -332,27 +325,27 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 	if j.Keepalive {
 		return
 	}
-	a.progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
+	a.Progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
 // chooseRepo sets the repository of a request. A local one is uploaded, after
 // the daemon has validated check.
 func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, check api.JobCreate) error {
-	path, local, err := localRepo(f.repo)
+	path, local, err := gitsafe.LocalRepo(f.repo)
 	if err != nil {
 		return err
 	}
 	if !local {
 		if err := agentlab.ValidateRepoURL(f.repo); err != nil {
-			return usage(err)
+			return work.Usage(err)
 		}
 		f.req.RepoURL = f.repo
 		return nil
 	}
 	if f.req.Depth != 0 {
-		return usageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
+		return work.UsageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
 	}
-	src, err := findSource(ctx, path, f.req.Ref)
+	src, err := gitsafe.FindCommit(ctx, path, f.req.Ref)
 	if err != nil {
 		return err
 	}
@@ -365,12 +358,17 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 		return err
 	}
 	check.Image = f.req.Image
-	check.Ref = src.branch
+	check.Ref = src.Branch
 	if err := c.ValidateJob(ctx, check); err != nil {
 		return projectImage(err, asked != f.req.Image)
 	}
-	f.req.Ref = src.shown(ctx, f.req.Ref)
-	f.req.BundleID, err = a.sendBundle(ctx, c, src)
+	f.req.Ref = src.Shown(ctx, f.req.Ref)
+	if a.place != nil {
+		if err := a.place.sends(src); err != nil {
+			return err
+		}
+	}
+	f.req.BundleID, err = gitsafe.SendBundle(ctx, a, c, src)
 	return err
 }
 
@@ -380,9 +378,9 @@ func jobStatusError(j api.Job) error {
 	case agentlab.JobCompleted:
 		return nil
 	case agentlab.JobTimeout:
-		return statusError(exitTimeout)
+		return work.ExitStatus(exitTimeout)
 	default:
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 }
 
@@ -403,9 +401,9 @@ func (a *App) printOutcome(j api.Job) {
 	}
 	why := ""
 	if j.Reason != "" {
-		why = ": " + sanitize(j.Reason)
+		why = ": " + agentlab.WithoutControls(j.Reason)
 	}
-	a.progressf("job %s %s%s%s", j.ID, j.Status, took, why)
+	a.Progressf("job %s %s%s%s", j.ID, j.Status, took, why)
 }
 
 // summariseEnded is summarise for a job that has just ended. It also names the disk with
@@ -415,8 +413,8 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 	if j.SandboxVMID == 0 || agentlab.JobStatus(j.Status) == agentlab.JobCompleted {
 		return
 	}
-	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && isKept(sb) && sb.JobID == j.ID {
-		a.progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", localTime(sb.LeaseExpiresAt), j.ID)
+	if sb, err := c.Sandbox(ctx, fmt.Sprint(j.SandboxVMID)); err == nil && work.IsKept(sb) && sb.JobID == j.ID {
+		a.Progressf("  the disk of its sandbox is kept until %s, with work that is not stored\n  → agentlab job salvage %s", work.LocalTime(sb.LeaseExpiresAt), j.ID)
 	}
 }
 
@@ -424,29 +422,29 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 func (a *App) summarise(j api.Job) {
 	a.printOutcome(j)
 	if j.Winner > 0 {
-		a.progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
+		a.Progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
 	}
 	if j.Result.Commits > 0 {
-		a.progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), sanitize(j.Result.Branch))
+		a.Progressf("  %s on %s", agentlab.Plural(j.Result.Commits, "commit"), agentlab.WithoutControls(j.Result.Branch))
 		if j.Bundled || j.Winner > 0 || j.Salvages != "" { // attempts and salvage jobs push nothing
-			a.progressf("  → agentlab job fetch %s", j.ID)
+			a.Progressf("  → agentlab job fetch %s", j.ID)
 		}
 	}
 	if i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.PrepareLog }); i >= 0 && j.Status == string(agentlab.JobFailed) {
-		a.progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
+		a.Progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
 	}
 	a.noteCheckpoint(j)
 	a.summariseDenials(j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
-		a.progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
+		a.Progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 		if j.Bundled {
-			a.progressf("  → agentlab job apply %s", j.ID)
+			a.Progressf("  → agentlab job apply %s", j.ID)
 		}
 	}
 	if len(j.Artifacts) > 0 {
-		a.progressf("  %s\n  → agentlab job artifacts %s", agentlab.Plural(len(j.Artifacts), "artifact"), j.ID)
+		a.Progressf("  %s\n  → agentlab job artifacts %s", agentlab.Plural(len(j.Artifacts), "artifact"), j.ID)
 	}
 	if j.Keepalive && j.SandboxVMID != 0 {
-		a.progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)
+		a.Progressf("  the sandbox is kept\n  → agentlab ssh %d", j.SandboxVMID)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobWaitCmd() *cobra.Command {
@@ -24,7 +25,7 @@ passed, it is 124, and the job continues.`,
 	cmd.Flags().DurationVar(&limit, "timeout", 0, "wait at most this long, e.g. 90s (default: until the job ends)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if limit < 0 {
-			return usageErrorf("--timeout is negative")
+			return work.UsageErrorf("--timeout is negative")
 		}
 		began := a.Now()
 		j, err := c.Job(ctx, args[0])
@@ -38,7 +39,7 @@ passed, it is 124, and the job continues.`,
 			if err := a.done(j, "job %s is %s after %s", j.ID, j.Status, shortDuration(a.Now().Sub(j.CreatedAt))); err != nil {
 				return err
 			}
-			return statusError(exitTimeout)
+			return work.ExitStatus(exitTimeout)
 		}
 		return a.finishJob(ctx, c, j, goneWithin(limit, a.Now().Sub(began)))
 	})
@@ -67,7 +68,7 @@ func (a *App) waitJobFor(ctx context.Context, c *client.Client, id string, limit
 		wait, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.showEvent)
+	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.ShowEvent)
 	if ctx.Err() == nil && wait.Err() != nil {
 		return c.Job(ctx, id)
 	}

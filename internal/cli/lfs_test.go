@@ -13,6 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/lfs"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/fakelfs"
 )
 
@@ -21,12 +24,12 @@ func lfsWorld(t *testing.T) (w *sessionWorld, object lfs.Pointer) {
 	t.Helper()
 	w = newSessionWorld(t)
 	object, text := fakelfs.Pointer("object of the guest")
-	put(t, w.user, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "attributes")
-	userGit(t, w.guest, "pull", "-q")
-	userGit(t, w.user, "config", "filter.lfs.smudge", "touch "+filepath.Join(t.TempDir(), "ran")+"; false")
-	userGit(t, w.user, "config", "filter.lfs.required", "true")
+	worktest.Put(t, w.user, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "attributes")
+	worktest.Git(t, w.guest, "pull", "-q")
+	worktest.Git(t, w.user, "config", "filter.lfs.smudge", "touch "+filepath.Join(t.TempDir(), "ran")+"; false")
+	worktest.Git(t, w.user, "config", "filter.lfs.required", "true")
 	w.commit(map[string]string{"new.bin": text})
 	return w, object
 }
@@ -58,11 +61,11 @@ func TestSyncBringsLFSObjects(t *testing.T) {
 	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m == nil {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if files := tree(t, w.user); files["new.bin"] != "object of the guest" {
+	if files := worktest.Tree(t, w.user); files["new.bin"] != "object of the guest" {
 		t.Errorf("the files are %v", files)
 	}
 	fakelfs.Install(t)
-	if got := userGit(t, w.user, "-c", "filter.lfs.clean=git-lfs clean -- %f", "status", "--porcelain"); got != "" {
+	if got := worktest.Git(t, w.user, "-c", "filter.lfs.clean=git-lfs clean -- %f", "status", "--porcelain"); got != "" {
 		t.Errorf("git takes it for a change: %s", got)
 	}
 }
@@ -129,11 +132,11 @@ func TestAutoSyncLimitsLFSObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := int64(1000)
-	s.left = &left
+	s.Left = &left
 	before := w.refs()
 	_, big := fakelfs.Pointer("x")
 	w.commit(map[string]string{"big.bin": strings.Replace(big, "size 1\n", "size 5000\n", 1)})
-	if s.state, err = s.sessionRepo.state(t.Context()); err != nil {
+	if s.state, err = s.Repo.State(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.app.fetchSession(t.Context(), s); agentlab.CodeOf(err) != agentlab.CodeLimit || left != 0 || w.refs() != before {
@@ -143,39 +146,39 @@ func TestAutoSyncLimitsLFSObjects(t *testing.T) {
 
 // The bundle of a job has the objects of Git LFS that are here; the others are named.
 func TestBundleHasLFSObjects(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	one, oneText := fakelfs.Pointer("one")
 	_, goneText := fakelfs.Pointer("gone")
-	put(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n", "a.bin": oneText, "gone.bin": goneText})
-	userGit(t, repo, "add", "-A")
-	userGit(t, repo, "commit", "-q", "-m", "LFS")
+	worktest.Put(t, repo, map[string]string{".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n", "a.bin": oneText, "gone.bin": goneText})
+	worktest.Git(t, repo, "add", "-A")
+	worktest.Git(t, repo, "commit", "-q", "-m", "LFS")
 	if err := storeIn(repo).Put(one, strings.NewReader("one")); err != nil {
 		t.Fatal(err)
 	}
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err == nil {
-		src.lfs, err = findLFS(t.Context(), repo, src.commit)
+		src.Lfs, err = gitsafe.FindLFS(t.Context(), repo, src.Commit)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := packBundle(t.Context(), t.TempDir(), src, nil)
+	file, err := gitsafe.PackBundle(t.Context(), t.TempDir(), src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
 	clone := filepath.Join(t.TempDir(), "clone")
-	userGit(t, repo, "clone", "-q", "--bare", file.Name(), clone)
-	heads := userGit(t, repo, "bundle", "list-heads", file.Name())
+	worktest.Git(t, repo, "clone", "-q", "--bare", file.Name(), clone)
+	heads := worktest.Git(t, repo, "bundle", "list-heads", file.Name())
 	if !strings.Contains(heads, guestapi.RefLFS+one.OID) || strings.Count(heads, guestapi.RefLFS) != 1 {
 		t.Errorf("the bundle has %s", heads)
 	}
 	id, _, _ := strings.Cut(heads[strings.Index(heads, guestapi.RefLFS)-41:], " ")
-	if got := userGit(t, clone, "cat-file", "blob", id); got != "one" {
+	if got := worktest.Git(t, clone, "cat-file", "blob", id); got != "one" {
 		t.Errorf("the object is %q", got)
 	}
 	var out bytes.Buffer
-	(&App{Stderr: &out}).warnUnsent(t.Context(), src)
+	gitsafe.WarnUnsent(t.Context(), (&App{Stderr: &out}), src)
 	if !strings.Contains(out.String(), "1 Git LFS file (gone.bin)") || strings.Contains(out.String(), "a.bin") {
 		t.Errorf("the note is %q", out.String())
 	}
@@ -184,18 +187,18 @@ func TestBundleHasLFSObjects(t *testing.T) {
 // An apply names the files of Git LFS of which it writes the pointers.
 func TestApplyNamesPointers(t *testing.T) {
 	fakelfs.Install(t)
-	user, guest := newAgent(t)
+	user, guest := worktest.NewAgent(t)
 	_, text := fakelfs.Pointer("object of the guest")
-	bundle := leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
+	bundle := worktest.Leave(t, guest, map[string]string{"new.bin": text, "other": "1\n", "run.sh": text})
 	dir := t.TempDir()
-	b, err := openBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer b.close()
+	defer b.Close()
 	var notes bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
-	if err := a.applyChanges(t.Context(), b, jobSource(api.Job{ID: "j"}, b), dir, applyOptions{}); err != nil {
+	if err := a.applyChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), dir, source.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "note: only the pointers of 2 Git LFS files (new.bin, run.sh) are written; to get the content, commit them, then:\n  → git lfs checkout\n"; !strings.Contains(notes.String(), want) {

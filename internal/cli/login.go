@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // loginOptions are the flags of login.
@@ -86,7 +87,7 @@ A sandbox calls this machine ` + hostName + `.`,
 			return a.loginStatus(ctx, c, opt.bundle, args)
 		}
 		if len(args) == 0 {
-			return usageErrorf("SERVICE is missing").WithHint("use one of %s, or --status", strings.Join(vendorNames(), ", "))
+			return work.UsageErrorf("SERVICE is missing").WithHint("use one of %s, or --status", strings.Join(vendorNames(), ", "))
 		}
 		v, err := findVendor(args[0])
 		if err != nil {
@@ -149,24 +150,24 @@ func (a *App) login(ctx context.Context, c *client.Client, v vendor, opt loginOp
 func (v vendor) checkFlags(opt *loginOptions) (*url.URL, error) {
 	switch {
 	case opt.gh && v.name != "github":
-		return nil, usageErrorf("--gh is for github")
+		return nil, work.UsageErrorf("--gh is for github")
 	case opt.withCLI && v.own == nil:
-		return nil, usageErrorf("%s has no program that issues a credential", v.title)
+		return nil, work.UsageErrorf("%s has no program that issues a credential", v.title)
 	case opt.withCLI && opt.baseURL != "":
-		return nil, usageErrorf("--with-cli and --base-url cannot be used together")
+		return nil, work.UsageErrorf("--with-cli and --base-url cannot be used together")
 	case (opt.baseURL != "" || opt.model != "") && v.baseURL == "":
-		return nil, usageErrorf("--base-url and --model are for agents")
+		return nil, work.UsageErrorf("--base-url and --model are for agents")
 	case v.name == "opencode" && (opt.baseURL == "" || opt.model == ""):
-		return nil, usageErrorf("opencode requires --base-url and --model").WithHint("for a model of a vendor: agentlab login claude, codex or gemini")
+		return nil, work.UsageErrorf("opencode requires --base-url and --model").WithHint("for a model of a vendor: agentlab login claude, codex or gemini")
 	case opt.baseURL == "":
 		return nil, nil //nolint:nilnil // there is none
 	}
 	u, err := url.Parse(opt.baseURL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, usageErrorf("--base-url is not an http or https URL without user, query and fragment").WithHint("for example http://10.1.2.3:4000")
+		return nil, work.UsageErrorf("--base-url is not an http or https URL without user, query and fragment").WithHint("for example http://10.1.2.3:4000")
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified()) {
-		return nil, usageErrorf("in a sandbox, %s is the sandbox itself", u.Hostname()).
+		return nil, work.UsageErrorf("in a sandbox, %s is the sandbox itself", u.Hostname()).
 			WithHint("this machine is %s there: --base-url %s://%s:%s%s", hostName, u.Scheme, hostName, portOf(u), u.Path)
 	}
 	// Claude Code and Gemini CLI add the version of the API, the others do not.
@@ -194,13 +195,13 @@ func hostPort(u *url.URL) string { return net.JoinHostPort(u.Hostname(), portOf(
 // readCredential gets a credential from the service's own program, if the user agrees,
 // or else from a prompt or standard input.
 func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (string, error) {
-	in, tty := terminal(a.Stdin)
+	in, tty := work.TerminalOf(a.Stdin)
 	run := opt.withCLI
 	if tty && !a.noInput {
 		fmt.Fprintf(a.Stderr, "%s\n\n", v.steps)
 		if v.own != nil && !run && opt.baseURL == "" {
 			if _, err := exec.LookPath(v.own.command[0]); err == nil {
-				run = a.confirm(fmt.Sprintf("Run '%s' now? It is on this machine; %s.", strings.Join(v.own.command, " "), v.own.explain))
+				run = a.Confirm(fmt.Sprintf("Run '%s' now? It is on this machine; %s.", strings.Join(v.own.command, " "), v.own.explain))
 			}
 		}
 	}
@@ -215,7 +216,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		return strings.TrimSpace(value), err
 	}
 	if a.noInput {
-		return "", usageErrorf("--no-input requires the credential on standard input").WithHint("run: agentlab login %s < FILE", v.name)
+		return "", work.UsageErrorf("--no-input requires the credential on standard input").WithHint("run: agentlab login %s < FILE", v.name)
 	}
 	hint := ""
 	if opt.baseURL != "" {
@@ -331,7 +332,7 @@ func (a *App) replaceCredentials(ctx context.Context, c *client.Client, v vendor
 	}
 	for _, kv := range set {
 		if err := c.SetSecret(ctx, bundle, kv.key, kv.value, false); err != nil {
-			a.progressf("note: bundle %s has no complete credential for %s now; run the command again", bundle, v.title)
+			a.Progressf("note: bundle %s has no complete credential for %s now; run the command again", bundle, v.title)
 			return err
 		}
 	}
@@ -381,15 +382,15 @@ func allowedBy(ctx context.Context, c *client.Client, target string) ([]string, 
 
 // describeLogin prints what was stored, and what it can do.
 func (a *App) describeLogin(v vendor, r signIn, base *url.URL) {
-	a.progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
-	a.progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
-	a.progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
+	a.Progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
+	a.Progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
+	a.Progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
 	switch {
 	case base == nil:
 	case len(r.Allowed) > 0:
-		a.progressf("  profiles that allow %s: %s", hostPort(base), strings.Join(r.Allowed, ", "))
+		a.Progressf("  profiles that allow %s: %s", hostPort(base), strings.Join(r.Allowed, ", "))
 	default:
-		a.progressf("note: no profile allows %s yet; if it is yours, open it in a profile of your own:\n  network: {private: [{host: %s, port: %s, reason: our models}]}", hostPort(base), base.Hostname(), portOf(base))
+		a.Progressf("note: no profile allows %s yet; if it is yours, open it in a profile of your own:\n  network: {private: [{host: %s, port: %s, reason: our models}]}", hostPort(base), base.Hostname(), portOf(base))
 	}
 }
 
@@ -430,7 +431,7 @@ func (a *App) loginStatus(ctx context.Context, c *client.Client, bundle string, 
 		return t.flush()
 	})
 	if err == nil && len(args) > 0 && !all.Items[0].SignedIn {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return err
 }
@@ -479,11 +480,11 @@ they have received. The credential itself stays valid: revoke it at the service.
 			return agentlab.Errorf(agentlab.CodeNotFound, "bundle %s has no credential for %s", bundle, v.title).WithHint("agentlab login --status --bundle %s", bundle)
 		}
 		return a.emit(removed, func() error {
-			a.progressf("%s: removed %s from bundle %s", v.title, strings.Join(removed.Keys, " "), bundle)
+			a.Progressf("%s: removed %s from bundle %s", v.title, strings.Join(removed.Keys, " "), bundle)
 			for _, s := range v.shapes {
 				if revoke[s.revoke] {
 					delete(revoke, s.revoke)
-					a.progressf("  the %s is still valid; revoke it at %s", s.kind, s.revoke)
+					a.Progressf("  the %s is still valid; revoke it at %s", s.kind, s.revoke)
 				}
 			}
 			return nil

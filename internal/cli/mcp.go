@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/mcp"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // mcpInstructions are for the model of an MCP client; %s is the root.
@@ -93,7 +94,7 @@ func (a *App) mcpCall(ctx context.Context, t mcpTool, at mcpPlace, line []string
 		run.Stderr = &notes // it is the guest's
 	}
 	err := run.execute(ctx, append(a.connectionFlags(), line...))
-	var status statusError
+	var status work.ExitStatus
 	failed := err != nil && !errors.As(err, &status)
 	switch {
 	case failed:

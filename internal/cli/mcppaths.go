@@ -10,6 +10,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // mcpPlace is what tools may use of this machine.
@@ -26,14 +29,14 @@ func newMCPPlace(root string, paths config.Paths) (mcpPlace, error) {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
-		return mcpPlace{}, usageErrorf("--root: %v", err)
+		return mcpPlace{}, work.UsageErrorf("--root: %v", err)
 	}
 	at := mcpPlace{root: dir}
 	for _, own := range []string{paths.Config, paths.State, paths.Cache, paths.Run, paths.Log} {
 		at.own = append(at.own, withoutLinks(own))
 	}
 	if home, err := os.UserHomeDir(); root == "" && (dir == "/" || err == nil && isBelow(withoutLinks(home), dir)) {
-		return mcpPlace{}, usageErrorf("tools could use every file in %s, the current directory", dir).
+		return mcpPlace{}, work.UsageErrorf("tools could use every file in %s, the current directory", dir).
 			WithHint("choose the directory with your repositories: agentlab mcp --root DIR")
 	}
 	return at, nil
@@ -61,19 +64,19 @@ func isBelow(path, dir string) bool {
 // cannot become another one between the check and its use by another tool.
 func (p mcpPlace) check(ctx context.Context, tool, name, value string) (string, error) {
 	if value == "" {
-		return "", usageErrorf("%s must not be empty", paramName(name))
+		return "", work.UsageErrorf("%s must not be empty", paramName(name))
 	}
 	switch name {
 	case "destination":
-		if splitCopy(value).sandbox == "" {
-			return "", usageErrorf("destination must be SANDBOX:PATH")
+		if transfer.SplitCopy(value).Sandbox == "" {
+			return "", work.UsageErrorf("destination must be SANDBOX:PATH")
 		}
 		return value, nil
 	case "source":
 		return p.file(value)
 	case "repo":
 		if tool == "job run" && strings.Contains(value, "://") {
-			return value, usage(agentlab.ValidateRepoURL(value))
+			return value, work.Usage(agentlab.ValidateRepoURL(value))
 		}
 		return p.repo(ctx, value)
 	}
@@ -129,7 +132,7 @@ func (p mcpPlace) repo(ctx context.Context, value string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir", "--git-path", "objects")
+	out, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir", "--git-path", "objects")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if err != nil || len(lines) != 4 {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is not the work tree of a git repository", value).WithField("repo")
@@ -165,11 +168,11 @@ func (p mcpPlace) objects(dir, of string) error {
 
 // sends checks a repository with the submodules that are sent with it. A file .git in a
 // submodule can name any repository.
-func (p mcpPlace) sends(src localSource) error {
-	err := p.objects(src.objects, "the repository "+src.path)
-	for _, m := range src.modules {
+func (p mcpPlace) sends(src gitsafe.LocalCommit) error {
+	err := p.objects(src.Objects, "the repository "+src.Path)
+	for _, m := range src.Modules {
 		if err == nil {
-			err = p.objects(m.objects, "the submodule "+m.path)
+			err = p.objects(m.Objects, "the submodule "+m.Path)
 		}
 	}
 	return err

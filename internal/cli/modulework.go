@@ -8,6 +8,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // maxModuleNotes limits the submodules that one command names.
@@ -19,12 +21,12 @@ const maxModuleNotes = 5
 func (a *App) noteModules(w *openedSession) {
 	for i, dir := range slices.Sorted(maps.Keys(w.state.ModuleWork)) {
 		if i == maxModuleNotes {
-			a.progressf("note: %d other submodules have commits, too", len(w.state.ModuleWork)-i)
+			a.Progressf("note: %d other submodules have commits, too", len(w.state.ModuleWork)-i)
 			return
 		}
 		n := agentlab.Plural(w.state.ModuleWork[dir], "commit")
 		if !agentlab.IsPrintable(dir) { // no command would be right
-			a.progressf("note: a sync does not bring %s in the submodule %s", n, sanitize(shownGuest(dir)))
+			a.Progressf("note: a sync does not bring %s in the submodule %s", n, agentlab.WithoutControls(session.ShownGuest(dir)))
 			continue
 		}
 		here := dir
@@ -34,8 +36,8 @@ func (a *App) noteModules(w *openedSession) {
 			}
 		}
 		up := strings.Repeat("../", strings.Count(path.Clean(here), "/")+1)
-		a.progressf("note: a sync does not bring %s in the submodule %s; at the top of the repository:\n  → agentlab exec %s -- git -C %s bundle create - HEAD >agentlab.bundle\n  → git -C %s -c fetch.fsckObjects=true fetch %sagentlab.bundle HEAD:%s",
-			n, shownGuest(dir), w.session.Name, shellQuote(guestapi.ProjectDir+"/"+dir), shellQuote(here), up, moduleBranch)
+		a.Progressf("note: a sync does not bring %s in the submodule %s; at the top of the repository:\n  → agentlab exec %s -- git -C %s bundle create - HEAD >agentlab.bundle\n  → git -C %s -c fetch.fsckObjects=true fetch %sagentlab.bundle HEAD:%s",
+			n, session.ShownGuest(dir), w.session.Name, work.ShellQuote(guestapi.ProjectDir+"/"+dir), work.ShellQuote(here), up, moduleBranch)
 	}
 }
 

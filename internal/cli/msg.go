@@ -7,8 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) msgCmd() *cobra.Command {
@@ -47,7 +49,7 @@ events. The daemon sets the author.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
 		if data != "" {
 			if err := json.Unmarshal([]byte(data), &m.JSON); err != nil {
-				return usageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
+				return work.UsageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
 			}
 		}
 		posted, err := c.PostMessage(ctx, to, m)
@@ -103,6 +105,6 @@ func (a *App) printMessage(m api.Message) error {
 		}
 		text += " " + string(data)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, localTime(m.Time), sanitize(m.Author), sanitize(m.Kind), sanitize(text))
+	_, err := fmt.Fprintf(a.Stdout, "%d  %s  %s  %s  %s\n", m.ID, work.LocalTime(m.Time), agentlab.WithoutControls(m.Author), agentlab.WithoutControls(m.Kind), agentlab.WithoutControls(text))
 	return err
 }

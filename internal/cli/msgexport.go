@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxMessageLine limits a line of an export: a text and data of the maximum size, in which
@@ -83,7 +84,7 @@ posts too fast.`,
 		if args[0] != "-" {
 			f, err := os.Open(args[0])
 			if err != nil {
-				return usageErrorf("cannot read the messages: %v", err)
+				return work.UsageErrorf("cannot read the messages: %v", err)
 			}
 			defer func() { _ = f.Close() }()
 			in = f
@@ -91,7 +92,7 @@ posts too fast.`,
 		done, err := a.importMessages(ctx, c, scope, in, after)
 		if err != nil {
 			if done.Messages > 0 {
-				a.progressf("%s imported\n  → continue with --after %d", agentlab.Plural(done.Messages, "message"), done.Last)
+				a.Progressf("%s imported\n  → continue with --after %d", agentlab.Plural(done.Messages, "message"), done.Last)
 			}
 			return err
 		}
@@ -136,9 +137,9 @@ func (a *App) postPatiently(ctx context.Context, c *client.Client, scope client.
 			return err
 		}
 		if !told {
-			a.progressf("waiting: %s", sanitize(err.Error()))
+			a.Progressf("waiting: %s", agentlab.WithoutControls(err.Error()))
 		}
-		if err := sleepOr(ctx, importRetry); err != nil {
+		if err := work.SleepOr(ctx, importRetry); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // terminalDaemon is a daemon with one profile and one port. Its guests answer all
@@ -24,11 +27,11 @@ func terminalDaemon(t *testing.T, profile api.Profile, answer string, port int) 
 	mux.HandleFunc("GET /v1/ports", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(api.List[api.Port]{Items: []api.Port{{Port: port, URL: "http://app.sandbox.localhost:8082/"}}})
 	})
-	mux.HandleFunc("POST /v1/sandboxes/7/exec", commandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
+	mux.HandleFunc("POST /v1/sandboxes/7/exec", worktest.CommandHandler(t, func(command []string, _ []byte) ([]byte, string, int) {
 		*commands = append(*commands, command)
 		return []byte(answer), "", 0
 	}))
-	return handlerClient(t, mux), commands
+	return worktest.HandlerClient(t, mux), commands
 }
 
 func TestChooseMultiplexer(t *testing.T) {
@@ -46,13 +49,13 @@ func TestChooseMultiplexer(t *testing.T) {
 		{"zellij", "", `{"name":"\u001b]0;x\u0007","missing":true}`, "agentlab-agent terminal zellij", agentlab.CodeDenied, "invalid"},
 		{"zellij", "", `{"name":"zellij","running":"rm -rf /"}`, "agentlab-agent terminal zellij", agentlab.CodeDenied, "invalid"},
 		{"zellij", "", `x`, "agentlab-agent terminal zellij", agentlab.CodeDenied, "invalid"},
-		{"zellij", "", strings.Repeat(" ", maxGuestDocument+1) + `{"name":"zellij"}`, "agentlab-agent terminal zellij", agentlab.CodeUnavailable, "too large"},
+		{"zellij", "", strings.Repeat(" ", guestrun.MaxGuestDocument+1) + `{"name":"zellij"}`, "agentlab-agent terminal zellij", agentlab.CodeUnavailable, "too large"},
 	} {
 		c, commands := terminalDaemon(t, api.Profile{Terminal: tc.profile}, tc.answer, 0)
 		s := api.Session{Name: "app", Profile: "interactive"}
-		choice, err := multiplexerChoice(t.Context(), c, s, tc.flag)
+		choice, err := attach.MultiplexerChoice(t.Context(), c, s, tc.flag)
 		if err == nil {
-			err = (&App{}).chooseMultiplexer(t.Context(), c, s, "7", choice)
+			err = attach.ChooseMultiplexer(t.Context(), c, s, "7", choice)
 		}
 		text := ""
 		if err != nil {
@@ -69,7 +72,7 @@ func TestChooseMultiplexer(t *testing.T) {
 			t.Errorf("%+v: ran %q", tc, got)
 		}
 	}
-	if err := checkMultiplexer("screen"); agentlab.CodeOf(err) == "" {
+	if err := attach.CheckMultiplexer("screen"); agentlab.CodeOf(err) == "" {
 		t.Error("screen is accepted")
 	}
 }

@@ -11,6 +11,9 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // ordinary are repositories as they are: what they have from the beginning, and what
@@ -39,20 +42,20 @@ func TestOrdinaryRepositories(t *testing.T) {
 		for name := range strings.FieldsSeq(names) {
 			files[strings.TrimPrefix(name, "+")] = text
 		}
-		put(w.T, dir, files)
-		userGit(w.T, dir, "add", "-A")
+		worktest.Put(w.T, dir, files)
+		worktest.Git(w.T, dir, "add", "-A")
 		for name := range strings.FieldsSeq(names) {
 			if program, is := strings.CutPrefix(name, "+"); is {
-				userGit(w.T, dir, "update-index", "--chmod=+x", program)
+				worktest.Git(w.T, dir, "update-index", "--chmod=+x", program)
 			}
 		}
-		userGit(w.T, dir, "commit", "-q", "-m", text)
+		worktest.Git(w.T, dir, "commit", "-q", "-m", text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(ordinary)) {
 		t.Run(name, func(t *testing.T) {
 			w := newSessionWorld(t)
 			write(w, w.user, ordinary[name].begin, "begin")
-			userGit(t, w.guest, "pull", "-q")
+			worktest.Git(t, w.guest, "pull", "-q")
 			for i, change := range ordinary[name].change {
 				write(w, w.guest, change, fmt.Sprintf("change %d", i))
 			}
@@ -61,8 +64,8 @@ func TestOrdinaryRepositories(t *testing.T) {
 					write(w, w.user, "only-here.txt", "of the user")
 				}
 				s := w.fetched()
-				j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
-				if err != nil || len(j.found)+len(j.inWay) > 0 {
+				j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
+				if err != nil || len(j.Found)+len(j.InWay) > 0 {
 					t.Errorf("diverged %v: %+v, %v", diverged, j, err)
 				}
 			}
@@ -121,18 +124,18 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 		for _, diverged := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d, diverged %v", i, diverged), func(t *testing.T) {
 				w := newSessionWorld(t)
-				put(t, w.user, map[string]string{"old-name": tenLines})
-				userGit(t, w.user, "add", "-A")
-				userGit(t, w.user, "commit", "-q", "-m", "file")
-				userGit(t, w.guest, "pull", "-q")
-				commit := w.commit(map[string]string{"old-name": "one\n" + tenLines[2:], "new": "1"})
+				worktest.Put(t, w.user, map[string]string{"old-name": worktest.TenLines})
+				worktest.Git(t, w.user, "add", "-A")
+				worktest.Git(t, w.user, "commit", "-q", "-m", "file")
+				worktest.Git(t, w.guest, "pull", "-q")
+				commit := w.commit(map[string]string{"old-name": "one\n" + worktest.TenLines[2:], "new": "1"})
 				if diverged {
-					userGit(t, w.user, "mv", "old-name", "new-name")
-					userGit(t, w.user, "commit", "-q", "-m", "of the user")
+					worktest.Git(t, w.user, "mv", "old-name", "new-name")
+					worktest.Git(t, w.user, "commit", "-q", "-m", "of the user")
 				}
-				before := userGit(t, w.user, "rev-parse", "HEAD")
+				before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 				for key, value := range set {
-					userGit(t, w.user, "config", key, value)
+					worktest.Git(t, w.user, "config", key, value)
 				}
 				s := w.fetched()
 				m, _, err := w.app.mergeSession(t.Context(), s, "", "")
@@ -153,13 +156,13 @@ func TestSyncWithUnusualSettings(t *testing.T) {
 				}
 				// No setting decides a conflict.
 				w.commit(map[string]string{"new": "of the guest"})
-				put(t, w.user, map[string]string{"new": "of the user"})
-				userGit(t, w.user, "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false", "-c", "user.useConfigOnly=false", "commit", "-q", "-a", "--no-verify", "-m", "mine")
+				worktest.Put(t, w.user, map[string]string{"new": "of the user"})
+				worktest.Git(t, w.user, "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false", "-c", "user.useConfigOnly=false", "commit", "-q", "-a", "--no-verify", "-m", "mine")
 				s = w.fetched()
 				if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in new") {
 					t.Errorf("a conflict: %v", err)
 				}
-				if files := tree(t, w.user); files[name] != "one\n"+tenLines[2:] || !strings.Contains(files["new"], "<<<<<<<") {
+				if files := worktest.Tree(t, w.user); files[name] != "one\n"+worktest.TenLines[2:] || !strings.Contains(files["new"], "<<<<<<<") {
 					t.Errorf("files: %v", files)
 				}
 			})

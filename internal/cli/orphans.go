@@ -7,6 +7,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
@@ -17,7 +18,7 @@ func (a *App) listOrphans(ctx context.Context, c *client.Client) error {
 	return a.emit(list, func() error {
 		t := newTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
 		for _, o := range list.Items {
-			t.row(o.VMID, sanitize(o.UID), orDash(sanitize(o.Name)), o.Power, orDash(sanitize(o.Reason)))
+			t.row(o.VMID, agentlab.WithoutControls(o.UID), orDash(agentlab.WithoutControls(o.Name)), o.Power, orDash(agentlab.WithoutControls(o.Reason)))
 		}
 		return t.flush()
 	})
@@ -33,16 +34,16 @@ func (a *App) destroyOrphans(ctx context.Context, c *client.Client, ids []string
 		}
 		if err != nil {
 			a.printError(err)
-			failed = errors.Join(failed, statusError(exitFailure))
+			failed = errors.Join(failed, work.ExitStatus(exitFailure))
 		}
 	}
 	return failed
 }
 
 func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, yes, force bool) error {
-	if !yes && !a.confirm(fmt.Sprintf("Destroy the orphan %s, a VM that belongs to no sandbox, with its disk?", sanitize(id))) {
-		return usageErrorf("orphan %s not destroyed: not confirmed", sanitize(id)).
-			WithHint("destroy it without confirmation: agentlab sandbox destroy --orphan --yes %s", sanitize(id))
+	if !yes && !a.Confirm(fmt.Sprintf("Destroy the orphan %s, a VM that belongs to no sandbox, with its disk?", agentlab.WithoutControls(id))) {
+		return work.UsageErrorf("orphan %s not destroyed: not confirmed", agentlab.WithoutControls(id)).
+			WithHint("destroy it without confirmation: agentlab sandbox destroy --orphan --yes %s", agentlab.WithoutControls(id))
 	}
 	o, err := c.DestroyOrphan(ctx, id)
 	switch {
@@ -51,5 +52,5 @@ func (a *App) destroyOrphan(ctx context.Context, c *client.Client, id string, ye
 	case err != nil:
 		return err
 	}
-	return a.done(o, "orphan %d (%s) destroyed", o.VMID, sanitize(o.UID))
+	return a.done(o, "orphan %d (%s) destroyed", o.VMID, agentlab.WithoutControls(o.UID))
 }

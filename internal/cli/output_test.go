@@ -12,13 +12,15 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // A guest cannot make a failure look like success with a code that is cut to
 // eight bits.
 func TestGuestStatus(t *testing.T) {
 	for code, want := range map[int]int{0: 0, 1: 1, 7: 7, 255: 255, 256: 255, 512: 255, 257: 255, -1: 255, -256: 255, 1 << 40: 255} {
-		if got := exitCode(guestStatus(code)); got != want {
+		if got := exitCode(attach.GuestStatus(code)); got != want {
 			t.Errorf("%d becomes %d, want %d", code, got, want)
 		}
 	}

@@ -9,6 +9,9 @@ import (
 	"os/signal"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // page calls fn with a writer for a patch of a guest. On a terminal it is shown with
@@ -21,7 +24,7 @@ func (a *App) page(ctx context.Context, colour bool, fn func(w io.Writer) error)
 	signal.Notify(pipe, unix.SIGPIPE)
 	defer signal.Stop(pipe)
 	out := &shownOutput{w: a.Stdout}
-	file, tty := terminal(a.Stdout)
+	file, tty := work.TerminalOf(a.Stdout)
 	if !tty {
 		return out.ended(fn(out))
 	}
@@ -48,7 +51,7 @@ func pager(ctx context.Context) string {
 	command, set := os.LookupEnv("GIT_PAGER")
 	if !set {
 		var err error
-		command, err = git(ctx, ".", "config", "--global", "--get", "core.pager")
+		command, err = gitsafe.Git(ctx, ".", "config", "--global", "--get", "core.pager")
 		set = err == nil
 	}
 	if !set {

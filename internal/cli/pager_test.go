@@ -11,13 +11,28 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
+
+// agentsBundle checks a bundle of worktest.AgentLeft.
+func agentsBundle(t *testing.T, user, bundle string) *gitsafe.Bundle {
+	t.Helper()
+	b, err := gitsafe.OpenBundle(t.Context(), t.TempDir(), bundle, user, "refs/heads/agentlab/j", guestapi.RefChanges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
 
 // shownDiff is what the user sees of changes on a terminal.
 func shownDiff(t *testing.T, files map[string]string, stat bool) string {
 	t.Helper()
-	user, bundle := agentLeft(t, files)
-	p, _ := newPlan(t, user, bundle, 1<<20)
+	user, bundle := worktest.AgentLeft(t, files)
+	b := agentsBundle(t, user, bundle)
 	ptmx, tty, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +40,7 @@ func shownDiff(t *testing.T, files map[string]string, stat bool) string {
 	defer func() { _ = ptmx.Close() }()
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: tty, Stderr: io.Discard}).showChanges(t.Context(), p.ch.checkedBundle, jobSource(api.Job{ID: "j"}, p.ch.checkedBundle), stat)
+		done <- (&App{Stdout: tty, Stderr: io.Discard}).showChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), stat)
 		_ = tty.Close()
 	}()
 	out, _ := io.ReadAll(ptmx) // ends with an error when the other side is closed
@@ -64,15 +79,15 @@ func TestDiffOnTerminal(t *testing.T) {
 // A reader such as head ends early; that is no error, and the command can clean up.
 func TestDiffIntoClosedPipe(t *testing.T) {
 	t.Parallel()
-	user, bundle := agentLeft(t, map[string]string{"big": strings.Repeat("line\n", 1<<19)})
-	p, _ := newPlan(t, user, bundle, 1<<20)
+	user, bundle := worktest.AgentLeft(t, map[string]string{"big": strings.Repeat("line\n", 1<<19)})
+	b := agentsBundle(t, user, bundle)
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: w, Stderr: io.Discard}).showChanges(t.Context(), p.ch.checkedBundle, jobSource(api.Job{ID: "j"}, p.ch.checkedBundle), false)
+		done <- (&App{Stdout: w, Stderr: io.Discard}).showChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), false)
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 100)); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) policyCmd() *cobra.Command {
@@ -86,7 +87,7 @@ func (a *App) showPolicy(p api.Policy) error {
 		}
 	}
 	if p.Pending {
-		a.progressf("note: this policy is not applied yet")
+		a.Progressf("note: this policy is not applied yet")
 	}
 	return nil
 }
@@ -136,7 +137,7 @@ func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, t
 		return err
 	}
 	if !r.Allow {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -193,7 +194,7 @@ func explainPolicy(w io.Writer, p api.Policy) {
 	say("Always: private, tailnet, link-local, metadata, loopback and multicast addresses, other sandboxes and the host are denied.")
 	say("Always: only AgentLab resolves names (port 53 of other servers is denied), and answers with such addresses are withheld.")
 	for _, t := range p.Private {
-		say("PRIVATE, opened by the operator: TCP to %s is allowed although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), sanitize(t.Reason), privateSource(t.Source))
+		say("PRIVATE, opened by the operator: TCP to %s is allowed although it is private (%s; %s).", net.JoinHostPort(t.Host, strconv.Itoa(t.Port)), agentlab.WithoutControls(t.Reason), privateSource(t.Source))
 	}
 	if p.UpstreamProxy && p.Mode != agentlab.NetworkOff {
 		say("The internet is reached through the operator's upstream proxy, which supports only TCP to IPv4 addresses: rule proxy.unsupported denies UDP, ICMP and IPv6, before all rules below.")
@@ -341,7 +342,7 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 			case r.Changed:
 				what = "changed, applied"
 			}
-			t.row(r.VMID, sanitize(r.Name), r.Profile, what)
+			t.row(r.VMID, agentlab.WithoutControls(r.Name), r.Profile, what)
 		}
 		return t.flush()
 	})
@@ -349,7 +350,7 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 		return err
 	}
 	if slices.ContainsFunc(list.Items, func(r api.PolicyReload) bool { return r.Problem != "" }) {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -397,7 +398,7 @@ func (a *App) printPrivate(list []api.PolicyPrivate) error {
 	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", agentlab.Plural(len(list), "private target"))
 	t := newTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
 	for _, p := range list {
-		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), sanitize(p.Reason), privateSource(p.Source))
+		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), agentlab.WithoutControls(p.Reason), privateSource(p.Source))
 	}
 	return t.flush()
 }

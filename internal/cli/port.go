@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) portCmd() *cobra.Command {
@@ -39,7 +40,7 @@ func (a *App) portListCmd() *cobra.Command {
 	cmd := query(a, "list [SANDBOX|SESSION]", "List the ports on which processes of sandboxes listen", optionalArg("SANDBOX|SESSION"), portsOf, func(list api.List[api.Port]) error {
 		t := newTable(a.Stdout, "SANDBOX", "PORT", "WORKTREE", "PROGRAM", "URL", "NOTE")
 		for _, p := range list.Items {
-			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(sanitize(p.Worktree)), orDash(sanitize(p.Program)), orDash(p.URL), orDash(sanitize(p.Problem)))
+			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(agentlab.WithoutControls(p.Worktree)), orDash(agentlab.WithoutControls(p.Program)), orDash(p.URL), orDash(agentlab.WithoutControls(p.Problem)))
 		}
 		return t.flush()
 	})
@@ -74,7 +75,7 @@ func parseForwarding(text string) (f forwarding, err error) {
 	l, lerr := strconv.ParseUint(local, 10, 16)
 	r, rerr := strconv.ParseUint(remote, 10, 16)
 	if lerr != nil || rerr != nil || r == 0 {
-		return f, usageErrorf("%q is not [LOCAL:]REMOTE with two ports", text).WithHint("for example 5432, or 15432:5432; a LOCAL of 0 is a free port")
+		return f, work.UsageErrorf("%q is not [LOCAL:]REMOTE with two ports", text).WithHint("for example 5432, or 15432:5432; a LOCAL of 0 is a free port")
 	}
 	return forwarding{uint16(l), uint16(r)}, nil
 }
@@ -145,7 +146,7 @@ func (a *App) forward(ctx context.Context, c *client.Client, sb api.Sandbox, lis
 	}
 	err := a.emit(map[string]any{"sandbox": sb.Name, "forwarded": shown}, func() error {
 		for _, s := range shown {
-			a.progressf("%s is port %d of sandbox %s", s.Address, s.Port, sb.Name)
+			a.Progressf("%s is port %d of sandbox %s", s.Address, s.Port, sb.Name)
 		}
 		return nil
 	})
@@ -167,7 +168,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 	for {
 		near, err := l.Accept()
 		if err != nil {
-			if sleepOr(ctx, 100*time.Millisecond) != nil { // no file descriptor is free, or ctx has ended
+			if work.SleepOr(ctx, 100*time.Millisecond) != nil { // no file descriptor is free, or ctx has ended
 				return
 			}
 			continue
@@ -177,7 +178,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 			if err != nil {
 				_ = near.Close()
 				if ctx.Err() == nil {
-					a.progressf("port %d: %s", port, sanitize(err.Error()))
+					a.Progressf("port %d: %s", port, agentlab.WithoutControls(err.Error()))
 				}
 				return
 			}

@@ -18,7 +18,7 @@ func (a *App) profileCmd() *cobra.Command {
 		query(a, "list", "List profiles", exactArgs(), all((*client.Client).Profiles), a.profileTable),
 		query(a, "show NAME", "Print a profile", exactArgs("NAME"), one((*client.Client).Profile), func(p api.Profile) error {
 			if p.Problem != "" {
-				a.progressf("note: not usable: %s", p.Problem)
+				a.Progressf("note: not usable: %s", p.Problem)
 			}
 			_, err := fmt.Fprint(a.Stdout, p.YAML)
 			return err
@@ -34,11 +34,11 @@ func (a *App) profileCmd() *cobra.Command {
 					return p, contentError{err}
 				}
 				if file := filepath.Base(args[0]); args[0] != "-" && file != p.Name+".yaml" {
-					a.progressf("note: the profile cannot be used from the file %s, because its name is %s\n  → rename the file to %[2]s.yaml, or change its name", file, p.Name)
+					a.Progressf("note: the profile cannot be used from the file %s, because its name is %s\n  → rename the file to %[2]s.yaml, or change its name", file, p.Name)
 				}
 				return p, nil
 			}, func(p api.Profile) error {
-				a.progressf("profile %s is valid", p.Name)
+				a.Progressf("profile %s is valid", p.Name)
 				return nil
 			}),
 	)

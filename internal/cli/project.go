@@ -15,6 +15,9 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Limits on the commands under setup of a session.
@@ -32,7 +35,7 @@ type treeEntry struct {
 // treeOf lists the files of a commit: all, or those at paths.
 func treeOf(ctx context.Context, path, commit string, paths ...string) ([]treeEntry, error) {
 	args := append([]string{"ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--"}, paths...)
-	out, err := gitInput{raw: true}.run(ctx, path, args...)
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, path, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -51,14 +54,14 @@ func treeOf(ctx context.Context, path, commit string, paths ...string) ([]treeEn
 
 // projectAt returns the project file of a commit; a missing one is empty.
 func projectAt(ctx context.Context, path, commit string) (projectfile.File, error) {
-	list, err := treeOf(ctx, path, commit, projectFile)
+	list, err := treeOf(ctx, path, commit, projectfile.Name)
 	if err != nil || len(list) == 0 {
 		return projectfile.File{}, err
 	}
 	if e := list[0]; e.kind != "blob" || !strings.HasPrefix(e.mode, "100") || e.size > projectfile.MaxBytes {
-		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", byteSize(projectfile.MaxBytes))
+		return projectfile.File{}, agentlab.Errorf(agentlab.CodeInvalid, "it is not a file of at most %s", work.ByteSize(projectfile.MaxBytes))
 	}
-	text, err := gitInput{raw: true}.run(ctx, path, "cat-file", "blob", list[0].id)
+	text, err := gitsafe.Command{Raw: true}.Run(ctx, path, "cat-file", "blob", list[0].id)
 	if err != nil {
 		return projectfile.File{}, err
 	}
@@ -70,16 +73,16 @@ func projectAt(ctx context.Context, path, commit string) (projectfile.File, erro
 func (a *App) projectOf(ctx context.Context, path, commit string) projectfile.File {
 	p, err := projectAt(ctx, path, commit)
 	if err != nil && ctx.Err() == nil {
-		a.progressf("warning: %s of commit %.12s is not used: %s", projectFile, commit, sanitize(agentlab.TextWithHint(err)))
+		a.Progressf("warning: %s of commit %.12s is not used: %s", projectfile.Name, commit, agentlab.WithoutControls(agentlab.TextWithHint(err)))
 	}
 	return p
 }
 
 // useProject completes the request for a job with the project file of its commit.
-func useProject(ctx context.Context, src localSource, r *api.JobCreate) (projectfile.File, error) {
-	p, err := projectAt(ctx, src.path, src.commit)
+func useProject(ctx context.Context, src gitsafe.LocalCommit, r *api.JobCreate) (projectfile.File, error) {
+	p, err := projectAt(ctx, src.Path, src.Commit)
 	if err != nil {
-		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectFile, src.commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
+		return p, agentlab.Errorf(agentlab.CodeInvalid, "%s of commit %.12s: %w", projectfile.Name, src.Commit, err).WithField("repo").WithHint("%s", cmp.Or(agentlab.HintOf(err), "correct it and commit it"))
 	}
 	if r.Session == "" { // which has an image of its own
 		r.Image = cmp.Or(r.Image, p.Image)
@@ -94,7 +97,7 @@ func projectImage(err error, fromProject bool) error {
 	if !ok || !fromProject || e.Field != "image" {
 		return err
 	}
-	return agentlab.Errorf(e.Code, "image in %s: %s", projectFile, e.Message).
+	return agentlab.Errorf(e.Code, "image in %s: %s", projectfile.Name, e.Message).
 		WithHint("%s; correct the file and commit it, or choose an image with --image", cmp.Or(e.Hint, "there is no such image"))
 }
 
@@ -103,10 +106,10 @@ func projectImage(err error, fromProject bool) error {
 func (a *App) sameImage(s api.Session, asked, project string) error {
 	switch {
 	case asked != "" && asked != s.Image:
-		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), sanitize(asked)).
-			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", sanitize(asked))
+		return agentlab.Errorf(agentlab.CodeConflict, "session %s has %s, not %s", s.Name, imageOf(s), agentlab.WithoutControls(asked)).
+			WithHint("continue it without --image, or replace it by a new one with --fresh --image %s", agentlab.WithoutControls(asked))
 	case asked == "" && project != "" && project != s.Image:
-		a.progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectFile, project, s.Name, imageOf(s))
+		a.Progressf("note: %s asks for the image %s, and session %s has %s\n  → a new session: agentlab start --fresh", projectfile.Name, project, s.Name, imageOf(s))
 	}
 	return nil
 }
@@ -129,15 +132,15 @@ func (a *App) setUpSession(ctx context.Context, c *client.Client, sandbox string
 	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
 		return "", err
 	}
-	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: errOutputTooLarge}
-	err = guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
+	out := &bounded.Writer{W: logWriter(a.Stderr), Left: maxSetupOutput, Fail: gitsafe.ErrOutputTooLarge}
+	err = guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
 	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
 		return "", err
 	}
-	why = sanitize(err.Error())
+	why = agentlab.WithoutControls(err.Error())
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		why = sanitize(e.Message)
+		why = agentlab.WithoutControls(e.Message)
 	}
-	a.progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectFile, why)
+	a.Progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectfile.Name, why)
 	return why, nil
 }

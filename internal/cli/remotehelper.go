@@ -16,19 +16,19 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // RemoteHelper is the name of the program that git runs for URLs with the scheme
 // agentlab; see gitremote-helpers(7).
 const RemoteHelper = "git-remote-agentlab"
 
-// remoteScheme begins the URL of a session: agentlab://SESSION.
-const remoteScheme = "agentlab://"
-
 // remoteHelper serves one run of git fetch, push or clone.
 type remoteHelper struct {
 	a    *App
-	repo sessionRepo
+	repo session.Repo
 	in   *bufio.Scanner
 	out  *bufio.Writer
 	// state is that of the last list.
@@ -51,13 +51,13 @@ func MainRemoteHelper(args []string) int {
 // serveGit answers git's commands until it ends.
 func (a *App) serveGit(ctx context.Context, args []string) error {
 	if len(args) != 2 {
-		return usageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
+		return work.UsageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
 			WithHint("in a repository: git fetch agentlab://SESSION; 'agentlab start' adds the remote agentlab")
 	}
-	name := strings.TrimSuffix(strings.TrimPrefix(args[1], remoteScheme), "/")
+	name := strings.TrimSuffix(strings.TrimPrefix(args[1], session.RemoteScheme), "/")
 	gitDir := os.Getenv("GIT_DIR")
 	if gitDir == "" {
-		return usageErrorf("GIT_DIR is not set").WithHint("run 'git fetch' instead of %s", RemoteHelper)
+		return work.UsageErrorf("GIT_DIR is not set").WithHint("run 'git fetch' instead of %s", RemoteHelper)
 	}
 	path, err := filepath.Abs(gitDir)
 	if err != nil {
@@ -71,7 +71,7 @@ func (a *App) serveGit(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	h := &remoteHelper{a: a, repo: sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: path}, in: bufio.NewScanner(a.Stdin), out: bufio.NewWriter(a.Stdout)}
+	h := &remoteHelper{a: a, repo: session.Repo{C: c, Sandbox: fmt.Sprint(sb.VMID), Path: path}, in: bufio.NewScanner(a.Stdin), out: bufio.NewWriter(a.Stdout)}
 	for h.in.Scan() {
 		more, err := h.command(ctx, h.in.Text())
 		if err != nil {
@@ -112,7 +112,7 @@ func (h *remoteHelper) command(ctx context.Context, line string) (more bool, err
 	case "push":
 		return true, h.push(ctx, h.batch(rest, "push "))
 	}
-	return false, usageErrorf("git sent the unknown command %q", verb).WithHint("use git 2.30 or later")
+	return false, work.UsageErrorf("git sent the unknown command %q", verb).WithHint("use git 2.30 or later")
 }
 
 // batch returns the arguments of consecutive commands, which an empty line ends.
@@ -125,7 +125,7 @@ func (h *remoteHelper) batch(first, prefix string) []string {
 }
 
 func (h *remoteHelper) list(ctx context.Context) (err error) {
-	if h.state, err = h.repo.state(ctx); err != nil {
+	if h.state, err = h.repo.State(ctx); err != nil {
 		return err
 	}
 	if len(h.state.Worktrees) == 0 {
@@ -157,26 +157,26 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 			branches = append(branches, branch)
 		}
 	}
-	err := h.repo.fetch(ctx, branches, false, "", func(b *checkedBundle) error {
+	err := h.repo.Fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) error {
 		if b == nil {
 			return nil
 		}
-		missing, err := h.repo.fetchLFS(ctx, b)
+		missing, err := h.repo.FetchLFS(ctx, b)
 		if err != nil {
 			return err
 		}
-		h.a.noteLFS(missing)
-		return b.keep(ctx, nil)
+		gitsafe.NoteLFS(h.a, missing)
+		return b.Keep(ctx, nil)
 	})
 	if err != nil {
 		return err
 	}
 	for i, branch := range branches { // it may have been reset since the list
-		if _, err := git(ctx, h.repo.path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
+		if _, err := gitsafe.Git(ctx, h.repo.Path, "cat-file", "-e", h.state.Branches[branch]+"^{commit}"); err != nil {
 			return agentlab.Errorf(agentlab.CodeConflict, "branch %s of the session has changed", branch).WithHint("run the command again")
 		}
 		if i == maxJudged {
-			h.a.progressf("note: only %d branches are checked for files that programs of this machine execute or obey", maxJudged)
+			h.a.Progressf("note: only %d branches are checked for files that programs of this machine execute or obey", maxJudged)
 		}
 		if i >= maxJudged {
 			continue
@@ -192,20 +192,20 @@ func (h *remoteHelper) fetch(ctx context.Context, wanted []string) error {
 // judge is the return check of a commit. Git merges it next if the user has run git pull,
 // so files that are refused end the fetch; others are named.
 func (h *remoteHelper) judge(ctx context.Context, commit string) error {
-	found, err := judgeFetched(ctx, h.repo.path, commit)
+	found, err := gitsafe.JudgeFetched(ctx, h.repo.Path, commit)
 	if err != nil {
 		return err
 	}
-	if bad := ofLevel(found, returncheck.Refused); len(bad) > 0 {
-		return h.a.admit(ctx, bad, admission{dir: h.repo.path, verb: "fetched", show: "agentlab sync --fetch-only"})
+	if bad := gitsafe.OfLevel(found, returncheck.Refused); len(bad) > 0 {
+		return gitsafe.Admit(ctx, h.a, bad, gitsafe.Admission{Dir: h.repo.Path, Verb: "fetched", Show: "agentlab sync --fetch-only"})
 	}
-	h.a.noteFetched(found, "")
+	gitsafe.NoteFetched(h.a, found, "")
 	return nil
 }
 
 // push sets branches of the session.
 func (h *remoteHelper) push(ctx context.Context, specs []string) error {
-	var p pushed
+	var p session.Pushed
 	faults := map[string]string{}
 	for _, spec := range specs {
 		var u guestapi.RepoUpdate
@@ -218,22 +218,22 @@ func (h *remoteHelper) push(ctx context.Context, specs []string) error {
 		}
 		u.Branch = branch
 		if from != "" {
-			commit, err := git(ctx, h.repo.path, "rev-parse", "--verify", "--quiet", "--end-of-options", from+"^{commit}")
-			if err != nil || !isCommit(lastLine(commit)) {
+			commit, err := gitsafe.Git(ctx, h.repo.Path, "rev-parse", "--verify", "--quiet", "--end-of-options", from+"^{commit}")
+			if err != nil || !gitsafe.IsCommit(gitsafe.LastLine(commit)) {
 				faults[to] = "not a commit"
 				continue
 			}
-			u.Commit = lastLine(commit)
+			u.Commit = gitsafe.LastLine(commit)
 		}
-		p.updates = append(p.updates, u)
+		p.Updates = append(p.Updates, u)
 	}
-	m := h.a.newMeter()
-	defer m.done()
-	got, err := h.repo.push(ctx, p, knownTo(h.state), m)
+	m := h.a.Meter()
+	defer m.Done()
+	got, err := h.repo.Push(ctx, p, session.KnownTo(h.state), m)
 	if err != nil {
 		return err
 	}
-	for _, u := range p.updates {
+	for _, u := range p.Updates {
 		faults["refs/heads/"+u.Branch] = got[u.Branch]
 	}
 	for ref, fault := range faults {

@@ -14,6 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // sessionStore has the sessions of a daemon.
@@ -81,11 +83,11 @@ func (s *sessionStore) client(t *testing.T) *client.Client {
 }
 
 // appRepo makes a repository in a directory with the name app.
-func appRepo(t *testing.T) repoLink {
+func appRepo(t *testing.T) session.Link {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "app")
-	userGit(t, sampleRepo(t), "clone", "-q", ".", dir)
-	return repoLink{path: dir, remote: remoteName}
+	worktest.Git(t, worktest.Repo(t), "clone", "-q", ".", dir)
+	return session.Link{Path: dir, Remote: session.RemoteName}
 }
 
 // Repositories with the same name never share a session, also if the first start of one
@@ -94,7 +96,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	t.Parallel()
 	store := &sessionStore{}
 	c, app := store.client(t), &App{Stderr: io.Discard}
-	ensure := func(l repoLink) api.Session {
+	ensure := func(l session.Link) api.Session {
 		t.Helper()
 		s, _, err := app.ensureSession(t.Context(), c, &l, "", api.SessionCreate{Profile: "interactive"})
 		if err != nil {
@@ -103,7 +105,7 @@ func TestRepositoriesWithOneName(t *testing.T) {
 		return s
 	}
 	first, second := appRepo(t), appRepo(t)
-	if err := first.set(t.Context(), "app", ""); err != nil { // and then it was killed
+	if err := first.Set(t.Context(), "app", ""); err != nil { // and then it was killed
 		t.Fatal(err)
 	}
 	theirs := ensure(second)
@@ -117,14 +119,14 @@ func TestRepositoriesWithOneName(t *testing.T) {
 	}
 
 	third := appRepo(t)
-	if err := third.set(t.Context(), "app", ""); err != nil {
+	if err := third.Set(t.Context(), "app", ""); err != nil {
 		t.Fatal(err)
 	}
 	store.all = nil
 	if s := ensure(third); s.Name != "app" {
 		t.Errorf("after a crash before the session was created: %+v", s)
 	}
-	if err := third.set(t.Context(), "app", ""); err != nil { // killed before the ID was written
+	if err := third.Set(t.Context(), "app", ""); err != nil { // killed before the ID was written
 		t.Fatal(err)
 	}
 	if s := ensure(third); s.Name != "app" || len(store.all) != 1 {

@@ -12,6 +12,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) sandboxCmd() *cobra.Command {
@@ -83,16 +85,16 @@ the job in it has ended, and show its progress; the exit code is that of
 		sb, err := c.CreateSandbox(ctx, f.req)
 		if err != nil {
 			if f.req.Job != nil {
-				a.dropBundle(ctx, c, f.req.Job.BundleID)
+				gitsafe.DropBundle(ctx, a, c, f.req.Job.BundleID)
 			}
 			return err
 		}
 		if f.wait {
-			sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp)
 			// A short job may have ended, and its sandbox may be stopped or destroyed.
-			if short := sb.JobID != "" && (isStopped(sb) || isDestroyed(sb)); err != nil && !short {
+			if short := sb.JobID != "" && (work.IsStopped(sb) || work.IsDestroyed(sb)); err != nil && !short {
 				if ctx.Err() != nil {
-					a.progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
+					a.Progressf("sandbox %s (%d) is still being started\n  → follow it: agentlab sandbox show %[2]d; or destroy it: agentlab sandbox destroy %[2]d", sb.Name, sb.VMID)
 				}
 				return err
 			}
@@ -108,10 +110,10 @@ the job in it has ended, and show its progress; the exit code is that of
 // sandboxJobEnd waits for the job of a new sandbox, shows its progress, and
 // prints the sandbox.
 func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	a.progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
+	a.Progressf("waiting for job %s to end\n  → agentlab job logs --follow %s", sb.JobID, sb.JobID)
 	j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(e api.Event) {
 		if e.ID > a.shown { // others were events of the sandbox, too
-			a.showEvent(e)
+			a.ShowEvent(e)
 		}
 	})
 	if err != nil {
@@ -125,7 +127,7 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 		return err
 	}
 	if err := jobStatusError(j); err != nil {
-		a.progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, sanitize(j.Reason), j.ID)
+		a.Progressf("job %s is %s: %s\n  → agentlab job logs %s", j.ID, j.Status, agentlab.WithoutControls(j.Reason), j.ID)
 		return err
 	}
 	return nil
@@ -135,14 +137,14 @@ func (a *App) sandboxJobEnd(ctx context.Context, c *client.Client, sb api.Sandbo
 func (a *App) sandboxJob(ctx context.Context, c *client.Client, f *sandboxNewFlags) error {
 	if f.repo == "" && f.task == "" {
 		if f.ref != "" || f.agent != "" {
-			return usageErrorf("--ref requires --repo, and --agent requires --task")
+			return work.UsageErrorf("--ref requires --repo, and --agent requires --task")
 		}
 		return nil
 	}
 	run := &jobRunFlags{repo: f.repo, req: api.JobCreate{Image: f.req.Image, Ref: f.ref, Task: f.task, Agent: f.agent, NoPreflight: f.noPreflight, NoSetup: f.noSetup}}
 	if f.task == "" {
 		if f.agent != "" {
-			return usageErrorf("--agent requires --task")
+			return work.UsageErrorf("--agent requires --task")
 		}
 		run.req.Agent = agentlab.AgentNone
 	}
@@ -184,18 +186,18 @@ func (a *App) sandboxTable(sb api.Sandbox) error {
 	t.optional("Start:", sb.Start)
 	t.row("Backend:", sb.Backend)
 	if sb.Handle != "" && sb.Handle != strconv.Itoa(sb.VMID) {
-		t.row("VM:", sanitize(sb.Handle))
+		t.row("VM:", agentlab.WithoutControls(sb.Handle))
 	}
 	t.row("Address:", orDash(sb.IP))
 	t.row("Resources:", fmt.Sprintf("%d cores, %d MiB memory", sb.Cores, sb.MemoryMB))
 	t.row("Nested VMs:", nestedText(sb))
 	if m := sb.Memory; m != nil {
-		t.row("Host memory:", byteSize(m.UniqueBytes)+" of its own, "+byteSize(m.SharedBytes)+" shared")
+		t.row("Host memory:", work.ByteSize(m.UniqueBytes)+" of its own, "+work.ByteSize(m.SharedBytes)+" shared")
 	}
 	t.row("Network:", sb.NetworkMode)
 	t.row("Lease ends in:", a.until(sb.LeaseExpiresAt))
 	t.row("Keepalive:", yesNo(sb.Keepalive))
-	t.row("Created:", localTime(sb.CreatedAt))
+	t.row("Created:", work.LocalTime(sb.CreatedAt))
 	return t.flush()
 }
 
@@ -234,7 +236,7 @@ func (a *App) sandboxListCmd() *cobra.Command {
 			a.noteMore(list.Next)
 			for _, sb := range list.Items {
 				if sb.Waiting != "" {
-					a.progressf("note: %s (%d): %s", sb.Name, sb.VMID, sanitize(sb.Waiting))
+					a.Progressf("note: %s (%d): %s", sb.Name, sb.VMID, agentlab.WithoutControls(sb.Waiting))
 				}
 			}
 			return nil
@@ -266,7 +268,7 @@ func (a *App) sandboxPowerCmds() []*cobra.Command {
 		return c.SuspendSandbox(ctx, sandbox, api.SandboxSuspend{ToDisk: toDisk})
 	}
 	suspended := func(sb api.Sandbox) bool {
-		return sb.State == string(agentlab.SandboxSuspended) && (sb.OnDisk || !toDisk) || isStopped(sb)
+		return sb.State == string(agentlab.SandboxSuspended) && (sb.OnDisk || !toDisk) || work.IsStopped(sb)
 	}
 	var cmds []*cobra.Command
 	for _, p := range []struct {
@@ -274,8 +276,8 @@ func (a *App) sandboxPowerCmds() []*cobra.Command {
 		request                func(*client.Client, context.Context, string) (api.Sandbox, error)
 		done                   func(api.Sandbox) bool
 	}{
-		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, isUp},
-		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, isStopped},
+		{"start", "Start a stopped sandbox", "", "wait until the sandbox is ready", (*client.Client).StartSandbox, work.IsUp},
+		{"stop", "Shut down a sandbox and keep its disk", "", "wait until the sandbox is stopped", stop, work.IsStopped},
 		{"pause", "Pause a sandbox and keep its memory", `Pause a READY sandbox: its CPUs stop, its memory and disk are kept, and its lease
 continues. Its state is then SUSPENDED. 'agentlab sandbox suspend' is the same
 command.
@@ -287,7 +289,7 @@ sandbox can be suspended to disk too. 'agentlab sandbox stop' discards the memor
 Not every backend supports this; all support 'agentlab sandbox stop'.`, "wait until the sandbox is suspended", suspend, suspended},
 		{"resume", "Resume a suspended sandbox", `Resume a sandbox that was paused or suspended to disk. If its memory cannot be
 loaded, because the host's processor or software was replaced, it stays
-SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wait until the sandbox is ready", (*client.Client).ResumeSandbox, isUp},
+SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wait until the sandbox is ready", (*client.Client).ResumeSandbox, work.IsUp},
 	} {
 		var wait bool
 		cmd := &cobra.Command{Use: p.use + " SANDBOX", Short: p.short, Long: p.long, Args: exactArgs("SANDBOX")}
@@ -297,7 +299,7 @@ SUSPENDED: 'agentlab sandbox stop' discards its memory and keeps its disk.`, "wa
 		waitFlag(cmd, &wait, p.wait)
 		cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			request := func(ctx context.Context, sandbox string) (api.Sandbox, error) { return p.request(c, ctx, sandbox) }
-			return a.finishSandbox(ctx, c, requestChange(ctx, c, args[0], wait, request), wait, p.done)
+			return a.finishSandbox(ctx, c, work.RequestChange(ctx, c, args[0], wait, request), wait, p.done)
 		})
 		cmds = append(cmds, cmd)
 	}
@@ -328,7 +330,7 @@ mark that belong to no sandbox. List them with 'agentlab sandbox list --orphans'
 	cmd.Flags().BoolVar(&yes, "yes", false, "destroy orphans without confirmation; sandboxes never need one")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if orphan && !wait {
-			return usageErrorf("--orphan cannot be used with --no-wait").WithHint("remove --no-wait")
+			return work.UsageErrorf("--orphan cannot be used with --no-wait").WithHint("remove --no-wait")
 		}
 		if orphan {
 			return a.destroyOrphans(ctx, c, args, yes, force)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // A command does not wait for a request that another one has replaced.
@@ -22,7 +23,7 @@ func TestReplacedRequest(t *testing.T) {
 		{running, running, false}, {onDisk, running, true}, {paused, running, true}, {running, stopped, true},
 		{paused, onDisk, false}, {onDisk, paused, false}, {running, gone, false},
 	} {
-		err := replaced(api.Sandbox{Desired: c.asked}, api.Sandbox{Name: "play", VMID: 7, State: "READY", Desired: c.now})
+		err := work.Replaced(api.Sandbox{Desired: c.asked}, api.Sandbox{Name: "play", VMID: 7, State: "READY", Desired: c.now})
 		if (err != nil) != c.replaced || err != nil && (agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "") {
 			t.Errorf("%s, then %s: %v", c.asked, c.now, err)
 		}
@@ -32,7 +33,7 @@ func TestReplacedRequest(t *testing.T) {
 // The hint for a sandbox that has ended names only commands that can succeed.
 func TestSandboxFailedHint(t *testing.T) {
 	for state, logs := range map[agentlab.SandboxState]bool{agentlab.SandboxFailed: true, agentlab.SandboxTimeout: true, agentlab.SandboxDestroyed: false} {
-		err := sandboxFailed(api.Sandbox{Name: "play", VMID: 7, State: string(state)})
+		err := work.SandboxFailed(api.Sandbox{Name: "play", VMID: 7, State: string(state)})
 		if strings.HasSuffix(err.Error(), ": ") || strings.Contains(agentlab.HintOf(err), "logs") != logs {
 			t.Errorf("%s: %q, hint %q", state, err, agentlab.HintOf(err))
 		}
@@ -52,11 +53,11 @@ func TestStillWaiting(t *testing.T) {
 		{api.Event{Kind: agentlab.EventSandboxNested, Message: "virtual machines can run in sandbox app"}, "virtual machines can run in sandbox app", true},
 		{api.Event{Kind: agentlab.EventSandboxCreated, Message: "sandbox app requested with profile interactive"}, "sandbox app requested with profile interactive", false},
 	} {
-		if got := lastOf(c.event); got != c.want || isRoutine(c.event) != c.routine {
+		if got := work.LastOf(c.event); got != c.want || isRoutine(c.event) != c.routine {
 			t.Errorf("%q, routine %v; want %q", got, isRoutine(c.event), c.want)
 		}
 		var out strings.Builder
-		(&App{Stderr: &out, brief: true}).showEvent(c.event)
+		(&App{Stderr: &out, brief: true}).ShowEvent(c.event)
 		if (out.Len() == 0) != c.routine {
 			t.Errorf("printed %q", out.String())
 		}
@@ -75,13 +76,13 @@ func TestWhenQuiet(t *testing.T) {
 			}
 		}
 		var got []string
-		for i, err := range whenQuiet(source, 20*time.Second, func() { got = append(got, "quiet") }) {
+		for i, err := range work.WhenQuiet(source, 20*time.Second, func() { got = append(got, "quiet") }) {
 			got = append(got, fmt.Sprint(i, err))
 		}
 		if want := []string{"0 <nil>", "quiet", "1 <nil>", "quiet", "quiet", "2 <nil>"}; !slices.Equal(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
-		for range whenQuiet(source, time.Hour, func() {}) {
+		for range work.WhenQuiet(source, time.Hour, func() {}) {
 			break
 		}
 		time.Sleep(time.Minute) // the source ends, too: synctest checks it

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxSecretBytes limits one secret value.
@@ -55,9 +56,9 @@ func (a *App) secretsInitCmd() *cobra.Command {
 
 // printVault prints who can open the bundles.
 func (a *App) printVault(v api.SecretVault) error {
-	fmt.Fprintf(a.Stdout, "public key: %s\n", sanitize(v.PublicKey))
+	fmt.Fprintf(a.Stdout, "public key: %s\n", agentlab.WithoutControls(v.PublicKey))
 	for _, r := range v.Recipients {
-		fmt.Fprintf(a.Stdout, "recipient:  %s\n", sanitize(r))
+		fmt.Fprintf(a.Stdout, "recipient:  %s\n", agentlab.WithoutControls(r))
 	}
 	return nil
 }
@@ -69,7 +70,7 @@ func (a *App) secretsCreateCmd() *cobra.Command {
 			if err := c.CreateSecrets(ctx, args[0]); err != nil {
 				return err
 			}
-			a.progressf("bundle %s created; to use it, add 'secrets_bundle: %s' to a profile", args[0], args[0])
+			a.Progressf("bundle %s created; to use it, add 'secrets_bundle: %s' to a profile", args[0], args[0])
 			return nil
 		}),
 	}
@@ -94,11 +95,11 @@ func (a *App) secretsShowCmd(bundle *string) *cobra.Command {
 			for _, e := range all.Items {
 				switch {
 				case e.Reference != "":
-					fmt.Fprintf(a.Stdout, "%s from %s\n", sanitize(e.Key), sanitize(e.Reference))
+					fmt.Fprintf(a.Stdout, "%s from %s\n", agentlab.WithoutControls(e.Key), agentlab.WithoutControls(e.Reference))
 				case reveal:
-					fmt.Fprintf(a.Stdout, "%s = %s\n", sanitize(e.Key), inQuotes(e.Value))
+					fmt.Fprintf(a.Stdout, "%s = %s\n", agentlab.WithoutControls(e.Key), inQuotes(e.Value))
 				default:
-					fmt.Fprintf(a.Stdout, "%s is set\n", sanitize(e.Key))
+					fmt.Fprintf(a.Stdout, "%s is set\n", agentlab.WithoutControls(e.Key))
 				}
 			}
 			return nil
@@ -110,7 +111,7 @@ func (a *App) secretsShowCmd(bundle *string) *cobra.Command {
 // inQuotes formats a value as one line without control characters.
 func inQuotes(s string) string {
 	text, _ := json.Marshal(s) // of a string
-	return sanitize(string(text))
+	return agentlab.WithoutControls(string(text))
 }
 
 func (a *App) secretsSetCmd(bundle *string) *cobra.Command {
@@ -134,9 +135,9 @@ even if it looks like a reference: only --ref sets a reference.`,
 					return err
 				}
 				if agentlab.CodeOf(known) == agentlab.CodeNotFound {
-					a.progressf("bundle %s created", *bundle)
+					a.Progressf("bundle %s created", *bundle)
 				}
-				a.progressf("%s set in bundle %s", args[0], *bundle)
+				a.Progressf("%s set in bundle %s", args[0], *bundle)
 				return nil
 			})(cmd, args)
 		},
@@ -154,7 +155,7 @@ func (a *App) secretsUnsetCmd(bundle *string) *cobra.Command {
 			if err := c.UnsetSecret(ctx, *bundle, args[0]); err != nil {
 				return err
 			}
-			a.progressf("%s removed from bundle %s", args[0], *bundle)
+			a.Progressf("%s removed from bundle %s", args[0], *bundle)
 			return nil
 		}),
 	}
@@ -173,9 +174,9 @@ open earlier copies of a bundle: if it has leaked, change the secrets themselves
 			if err != nil {
 				return err
 			}
-			a.progressf("%s re-encrypted", agentlab.Plural(len(v.Bundles), "bundle"))
+			a.Progressf("%s re-encrypted", agentlab.Plural(len(v.Bundles), "bundle"))
 			if len(v.Kept) > 0 {
-				a.progressf("%s kept, because sops bundles are encrypted to them: run 'sops updatekeys' on those, then rotate again", agentlab.Plural(len(v.Kept), "old key"))
+				a.Progressf("%s kept, because sops bundles are encrypted to them: run 'sops updatekeys' on those, then rotate again", agentlab.Plural(len(v.Kept), "old key"))
 			}
 			return a.emit(v, func() error { return a.printVault(v) })
 		}),
@@ -217,19 +218,19 @@ func (a *App) printCheck(check api.SecretCheck) error {
 			if where != "" {
 				where += ": "
 			}
-			fmt.Fprintln(a.Stdout, sanitize(where+f.Problem))
+			fmt.Fprintln(a.Stdout, agentlab.WithoutControls(where+f.Problem))
 			if f.Hint != "" {
-				fmt.Fprintln(a.Stdout, sanitize("  → "+f.Hint))
+				fmt.Fprintln(a.Stdout, agentlab.WithoutControls("  → "+f.Hint))
 			}
 		}
-		a.progressf("%s checked, %s", agentlab.Plural(len(check.Checked), "bundle"), agentlab.Plural(len(check.Findings), "problem"))
+		a.Progressf("%s checked, %s", agentlab.Plural(len(check.Checked), "bundle"), agentlab.Plural(len(check.Findings), "problem"))
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	if len(check.Findings) > 0 {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -237,7 +238,7 @@ func (a *App) printCheck(check api.SecretCheck) error {
 // readSecret reads a file, or a prompt on a terminal without echo, or standard
 // input. It removes one newline at the end.
 func (a *App) readSecret(key, file string) (string, error) {
-	f, tty := terminal(a.Stdin)
+	f, tty := work.TerminalOf(a.Stdin)
 	if file != "" || !tty {
 		if file == "" {
 			file = "-"
@@ -246,7 +247,7 @@ func (a *App) readSecret(key, file string) (string, error) {
 		return strings.TrimSuffix(v, "\n"), err
 	}
 	if a.noInput {
-		return "", usageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
+		return "", work.UsageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
 	}
 	fmt.Fprintf(a.Stderr, "%s: ", key)
 	v, err := term.ReadPassword(int(f.Fd())) //nolint:gosec // a file descriptor fits an int

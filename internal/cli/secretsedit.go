@@ -13,6 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // newBundleText is the initial text when editing an empty or missing bundle.
@@ -42,7 +44,7 @@ otherwise it is discarded and the bundle does not change.`,
 				return err
 			}
 			if err != nil {
-				a.progressf("bundle %s does not exist; it is created when you save the text", *bundle)
+				a.Progressf("bundle %s does not exist; it is created when you save the text", *bundle)
 			}
 			if strings.TrimSpace(old.Text) == "" {
 				old.Text = newBundleText
@@ -73,20 +75,20 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			return err
 		}
 		if text == old.Text {
-			a.progressf("bundle %s not changed", bundle)
+			a.Progressf("bundle %s not changed", bundle)
 			return nil
 		}
 		err = c.ReplaceSecrets(ctx, bundle, text, old.Version)
 		if err == nil {
-			a.progressf("bundle %s saved", bundle)
+			a.Progressf("bundle %s saved", bundle)
 			return nil
 		}
 		if agentlab.CodeOf(err) != agentlab.CodeInvalid {
-			a.progressf("your changes are discarded")
+			a.Progressf("your changes are discarded")
 			return err
 		}
-		if _, tty := terminal(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
-			a.progressf("your changes are discarded; bundle %s not changed", bundle)
+		if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
+			a.Progressf("your changes are discarded; bundle %s not changed", bundle)
 			return err
 		}
 		refused = text
@@ -96,7 +98,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 // confirmRetry prints why a text is rejected and asks whether to edit it again.
 func (a *App) confirmRetry(err error) bool {
 	a.printError(err)
-	answer, ok := a.prompt("edit again? [Y/n] ")
+	answer, ok := a.Prompt("edit again? [Y/n] ")
 	return ok && answer != "n" && answer != "no"
 }
 
@@ -105,7 +107,7 @@ func (a *App) confirmRetry(err error) bool {
 func (a *App) edit(ctx context.Context, file string) error {
 	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"))
 	if editor == "" {
-		return usageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")
+		return work.UsageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$@"`, editor, file) //nolint:gosec // the user's own editor
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = a.Stdin, a.Stderr, a.Stderr, filepath.Dir(file)
@@ -126,8 +128,8 @@ func privateMemory() (dir string, remove func(), err error) {
 		if !filepath.IsAbs(dir) || !inMemory(dir) {
 			continue
 		}
-		removeKilled(dir, privatePattern)
-		if tmp, remove, err := lockedDir(dir, privatePattern); err == nil {
+		gitsafe.RemoveKilled(dir, privatePattern)
+		if tmp, remove, err := gitsafe.LockedDir(dir, privatePattern); err == nil {
 			return tmp, remove, nil
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // A relative XDG_RUNTIME_DIR is ignored, even where it names a tmpfs.
@@ -47,7 +49,7 @@ func TestPrivateMemoryIgnoresRelativeRuntimeDir(t *testing.T) {
 	fresh := filepath.Join(dir, strings.Replace(privatePattern, "*", "fresh", 1))
 	link := filepath.Join(dir, strings.Replace(privatePattern, "*", "link", 1))
 	target := t.TempDir()
-	old := time.Now().Add(-2 * killedAge)
+	old := time.Now().Add(-2 * gitsafe.KilledAge)
 	for _, name := range []string{killed, fresh} {
 		if err := errors.Join(os.Mkdir(name, 0o700), os.WriteFile(filepath.Join(name, "b.yaml"), nil, 0o600)); err != nil {
 			t.Fatal(err)

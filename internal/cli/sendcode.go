@@ -10,23 +10,33 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
+// startHead is the commit that a start pushes.
+type startHead struct {
+	gitsafe.LocalCommit
+	first *session.Pushed // what a new session gets; set by packFirst
+}
+
 // sourceHead returns the commit and branch that a start pushes.
-func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource, error) {
+func (a *App) sourceHead(ctx context.Context, path, branch string) (gitsafe.LocalCommit, error) {
 	ref := branch
 	if branch != "" {
 		ref = "refs/heads/" + branch // and no tag of that name
 	}
-	src, err := findSource(ctx, path, ref)
+	src, err := gitsafe.FindCommit(ctx, path, ref)
 	if branch != "" && agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		begin, what := "refs/remotes/origin/"+branch, "origin/"+branch
-		if src, err = findSource(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
-			src, err = findSource(ctx, path, "")
+		if src, err = gitsafe.FindCommit(ctx, path, begin); agentlab.CodeOf(err) == agentlab.CodeNotFound {
+			src, err = gitsafe.FindCommit(ctx, path, "")
 			what = "the current commit"
 		}
-		if src.branch = branch; err == nil {
-			a.progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.commit)
+		if src.Branch = branch; err == nil {
+			a.Progressf("there is no branch %s here: it begins in the session, at %s (%.12s)", branch, what, src.Commit)
 		}
 	}
 	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Field == "repo" && e.Code == agentlab.CodeInvalid {
@@ -37,152 +47,147 @@ func (a *App) sourceHead(ctx context.Context, path, branch string) (localSource,
 
 // packFirst packs what a new session gets, before the session exists: a repository that
 // cannot be packed, for example because it is damaged, leaves nothing behind.
-func (a *App) packFirst(ctx context.Context, l repoLink, src *localSource) (done func(), err error) {
-	tmp, remove, err := tempDir("agentlab-push-*")
+func (a *App) packFirst(ctx context.Context, l session.Link, src *startHead) (done func(), err error) {
+	tmp, remove, err := gitsafe.TempDir("agentlab-push-*")
 	if err != nil {
 		return nil, err
 	}
-	p := pushed{modules: src.modules, updates: []guestapi.RepoUpdate{{Branch: src.branch, Commit: src.commit}}}
-	if name, commit := defaultBranch(ctx, l.path); name != "" && name != src.branch {
-		p.updates = append(p.updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
+	p := session.Pushed{Modules: src.Modules, Updates: []guestapi.RepoUpdate{{Branch: src.Branch, Commit: src.Commit}}}
+	if name, commit := defaultBranch(ctx, l.Path); name != "" && name != src.Branch {
+		p.Updates = append(p.Updates, guestapi.RepoUpdate{Branch: name, Commit: commit})
 	}
-	m := a.newMeter()
-	defer m.done()
-	p.bundle, err = sessionRepo{path: l.path}.pack(ctx, tmp, p, nil, m)
+	m := a.Meter()
+	defer m.Done()
+	p.Bundle, err = session.Repo{Path: l.Path}.Pack(ctx, tmp, p, nil, m)
 	if err != nil {
 		remove()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, cannotPack(l.path, err)
+		return nil, gitsafe.CannotPack(l.Path, err)
 	}
 	src.first = &p
 	return func() {
-		_ = p.bundle.Close()
+		_ = p.Bundle.Close()
 		remove()
 	}, nil
-}
-
-// cannotPack is the error of a repository that git cannot pack.
-func cannotPack(path string, err error) error {
-	return agentlab.Errorf(agentlab.CodeInvalid, "%s cannot be packed: %w", path, err).WithField("repo").WithHint("find what is damaged: git fsck")
 }
 
 // sendCode makes the repository in the guest and pushes a branch to it, which is checked
 // out there. Work in the guest is never overwritten: then the branch there stays, with a
 // note about the reason.
-func (a *App) sendCode(ctx context.Context, r sessionRepo, l repoLink, src localSource, o startOptions) error {
-	if err := a.initGuestRepo(ctx, r, src, o); err != nil {
+func (a *App) sendCode(ctx context.Context, r session.Repo, l session.Link, src startHead, o startOptions) error {
+	if err := a.initGuestRepo(ctx, r, src.LocalCommit, o); err != nil {
 		return err
 	}
-	st, err := r.state(ctx)
+	st, err := r.State(ctx)
 	if err != nil {
 		return err
 	}
 	isNew := len(st.Branches) == 0
-	p := pushed{modules: slices.DeleteFunc(slices.Clone(src.modules), func(m submodule) bool { return slices.Contains(st.Modules, m.commit) })}
+	p := session.Pushed{Modules: slices.DeleteFunc(slices.Clone(src.Modules), func(m gitsafe.Submodule) bool { return slices.Contains(st.Modules, m.Commit) })}
 	if isNew && src.first != nil {
 		p = *src.first
-	} else if at := st.Branches[src.branch]; at != src.commit {
-		switch note, next := a.behind(ctx, l, src.branch, at, src.commit); {
+	} else if at := st.Branches[src.Branch]; at != src.Commit {
+		switch note, next := a.behind(ctx, l, src.Branch, at, src.Commit); {
 		case note != "":
-			a.progressf("note: %s of the session is kept: %s\n  → %s", src.branch, note, next)
+			a.Progressf("note: %s of the session is kept: %s\n  → %s", src.Branch, note, next)
 		default:
-			p.updates = append(p.updates, guestapi.RepoUpdate{Branch: src.branch, Commit: src.commit})
+			p.Updates = append(p.Updates, guestapi.RepoUpdate{Branch: src.Branch, Commit: src.Commit})
 		}
 	}
 	if isNew {
-		a.warnUnsent(ctx, src)
+		gitsafe.WarnUnsent(ctx, a, src.LocalCommit)
 	}
 	stays := ""
 	if o.worktree == "" {
-		if stays, err = a.checkoutFault(ctx, r, st, src.branch); err != nil {
+		if stays, err = a.checkoutFault(ctx, r, st, src.Branch); err != nil {
 			return err
 		}
 		if stays == "" {
-			p.checkout = src.branch
+			p.Checkout = src.Branch
 		}
 	}
-	if p.changes, err = a.carriedChanges(ctx, &l, o); err != nil {
+	if p.Changes, err = a.carriedChanges(ctx, &l, o); err != nil {
 		return err
 	}
-	if p.bundle != nil && p.changes != "" { // it does not have them
+	if p.Bundle != nil && p.Changes != "" { // it does not have them
 		first := p
-		first.changes = ""
-		if err := a.pushCode(ctx, r, first, st, src); err != nil {
+		first.Changes = ""
+		if err := a.pushCode(ctx, r, first, st, src.LocalCommit); err != nil {
 			return err
 		}
-		if st, err = r.state(ctx); err != nil {
+		if st, err = r.State(ctx); err != nil {
 			return err
 		}
-		p = pushed{changes: p.changes}
+		p = session.Pushed{Changes: p.Changes}
 	}
-	if err := a.pushCode(ctx, r, p, st, src); err != nil {
+	if err := a.pushCode(ctx, r, p, st, src.LocalCommit); err != nil {
 		return err
 	}
-	if err := a.sendLFS(ctx, r, src.commit); err != nil {
+	if err := session.SendLFS(ctx, a, r, src.Commit); err != nil {
 		return err
 	}
-	if p.changes != "" {
-		tree, err := git(ctx, l.path, "rev-parse", "--verify", p.changes+"^{tree}")
+	if p.Changes != "" {
+		tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", p.Changes+"^{tree}")
 		if err != nil {
 			return err
 		}
-		if err := l.setKey(ctx, carriedKey, tree); err != nil {
+		if err := l.SetKey(ctx, session.CarriedKey, tree); err != nil {
 			return err
 		}
 	}
 	if stays != "" {
-		a.progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.branch)
+		a.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
 	}
 	return nil
 }
 
 // pushCode sends commits and changes to a session, if there are any to send.
-func (a *App) pushCode(ctx context.Context, r sessionRepo, p pushed, st guestapi.RepoState, src localSource) error {
-	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
-		p.checkout = ""
+func (a *App) pushCode(ctx context.Context, r session.Repo, p session.Pushed, st guestapi.RepoState, src gitsafe.LocalCommit) error {
+	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.Checkout {
+		p.Checkout = ""
 	}
-	if len(p.updates) == 0 && p.changes == "" && p.checkout == "" && len(p.modules) == 0 {
+	if len(p.Updates) == 0 && p.Changes == "" && p.Checkout == "" && len(p.Modules) == 0 {
 		return nil
 	}
-	m := a.newMeter()
-	defer m.done()
-	faults, err := r.push(ctx, p, knownTo(st), m)
-	m.done()
+	m := a.Meter()
+	defer m.Done()
+	faults, err := r.Push(ctx, p, session.KnownTo(st), m)
+	m.Done()
 	if err != nil {
 		return err
 	}
 	if fault := faults[""]; fault != "" {
-		a.progressf("note: submodules of the session are not checked out: %s", fault)
+		a.Progressf("note: submodules of the session are not checked out: %s", fault)
 		delete(faults, "")
 	}
 	for branch, fault := range faults {
-		a.progressf("note: branch %s of the session is not updated: %s", branch, fault)
+		a.Progressf("note: branch %s of the session is not updated: %s", branch, fault)
 	}
-	if n := len(p.modules); n > 0 {
-		a.progressf("sent %s", agentlab.Plural(n, "submodule"))
+	if n := len(p.Modules); n > 0 {
+		a.Progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
-	if len(faults) < len(p.updates) {
-		a.progressf("pushed %s (%.12s) to /workspace", src.branch, src.commit)
+	if len(faults) < len(p.Updates) {
+		a.Progressf("pushed %s (%.12s) to /workspace", src.Branch, src.Commit)
 	}
-	if p.checkout == "" {
+	if p.Checkout == "" {
 		return nil
 	}
-	if st, err = r.state(ctx); err != nil {
+	if st, err = r.State(ctx); err != nil {
 		return err
 	}
-	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.checkout {
-		a.progressf("/workspace is on %s now", p.checkout)
+	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.Checkout {
+		a.Progressf("/workspace is on %s now", p.Checkout)
 	} else {
-		a.progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.checkout, p.checkout)
+		a.Progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.Checkout, p.Checkout)
 	}
 	return nil
 }
 
 // checkoutFault returns why a start does not check out a branch in /workspace; "" if it
 // does, because nothing there is lost, and no program runs there, or the user agrees.
-func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.RepoState, branch string) (string, error) {
+func (a *App) checkoutFault(ctx context.Context, r session.Repo, st guestapi.RepoState, branch string) (string, error) {
 	if len(st.Worktrees) == 0 || st.Worktrees[0].Branch == branch {
 		return "", nil
 	}
@@ -195,20 +200,20 @@ func (a *App) checkoutFault(ctx context.Context, r sessionRepo, st guestapi.Repo
 	case slices.ContainsFunc(st.Worktrees[1:], func(t guestapi.RepoWorktree) bool { return t.Branch == branch }):
 		return branch + " has a work tree of its own", nil
 	}
-	if _, err := git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != detachedBranch {
+	if _, err := gitsafe.Git(ctx, r.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != gitsafe.DetachedBranch {
 		return "that branch was made in the session", nil //nolint:nilerr // git has found no such branch
 	}
 	if at.Head != "" {
-		if _, err := git(ctx, r.path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
+		if _, err := gitsafe.Git(ctx, r.Path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {
 			return "it has commits that are not here; get them first: agentlab sync", nil //nolint:nilerr // nor the commit
 		}
 	}
-	p, err := r.programs(ctx, guestapi.MainWorktree)
+	p, err := r.Programs(ctx, guestapi.MainWorktree)
 	if err != nil || len(p.Names) == 0 {
 		return "", err
 	}
 	running := strings.Join(p.Names, ", ")
-	if a.confirm(fmt.Sprintf("In /workspace, which is on %s, runs: %s. Check out %s there nevertheless?", branchOrDetached(at.Branch), running, branch)) {
+	if a.Confirm(fmt.Sprintf("In /workspace, which is on %s, runs: %s. Check out %s there nevertheless?", branchOrDetached(at.Branch), running, branch)) {
 		return "", nil
 	}
 	return "in it runs: " + running, nil
@@ -224,21 +229,21 @@ func branchOrDetached(branch string) string {
 
 // behind returns why a branch of a session, which is at a commit, cannot be set to another
 // commit without the loss of work, and a command for it; "" if it can.
-func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (why, next string) {
+func (a *App) behind(ctx context.Context, l session.Link, branch, at, to string) (why, next string) {
 	if at == "" {
 		return "", ""
 	}
-	if _, err := git(ctx, l.path, "cat-file", "-e", at+"^{commit}"); err != nil {
+	if _, err := gitsafe.Git(ctx, l.Path, "cat-file", "-e", at+"^{commit}"); err != nil {
 		return "it has commits that are not here", "agentlab sync"
 	}
-	if isAncestor(ctx, l.path, at, to) {
+	if gitsafe.IsAncestor(ctx, l.Path, at, to) {
 		return "", ""
 	}
-	if isAncestor(ctx, l.path, to, at) {
+	if gitsafe.IsAncestor(ctx, l.Path, to, at) {
 		return "it has commits that are not merged here", "agentlab sync"
 	}
-	if replacedHere(ctx, l.path, branch, at) {
-		return replacedWhy(at), l.forcePush(branch)
+	if replacedHere(ctx, l.Path, branch, at) {
+		return replacedWhy(at), l.ForcePush(branch)
 	}
 	return "it and the branch here have diverged", "agentlab sync"
 }
@@ -246,7 +251,7 @@ func (a *App) behind(ctx context.Context, l repoLink, branch, at, to string) (wh
 // replacedHere reports whether a branch was at a commit before it was amended, rebased or
 // reset.
 func replacedHere(ctx context.Context, path, branch, commit string) bool {
-	out, err := git(ctx, path, "reflog", "show", "--format=%H", "refs/heads/"+branch, "--")
+	out, err := gitsafe.Git(ctx, path, "reflog", "show", "--format=%H", "refs/heads/"+branch, "--")
 	return err == nil && slices.Contains(strings.Fields(out), commit)
 }
 
@@ -254,31 +259,26 @@ func replacedWhy(at string) string {
 	return fmt.Sprintf("it is at %.12s, which was amended or replaced here", at)
 }
 
-// forcePush returns the command that sets a branch of the session to the branch here.
-func (l repoLink) forcePush(branch string) string {
-	return fmt.Sprintf("git push --force %s %s", l.remote, branch)
-}
-
 // initGuestRepo makes the repository and the link /workspace.
-func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource, o startOptions) error {
-	in := guestapi.RepoInit{Branch: src.branch, UserName: o.userName, UserEmail: o.userEmail}
-	if url, err := git(ctx, r.path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+func (a *App) initGuestRepo(ctx context.Context, r session.Repo, src gitsafe.LocalCommit, o startOptions) error {
+	in := guestapi.RepoInit{Branch: src.Branch, UserName: o.userName, UserEmail: o.userEmail}
+	if url, err := gitsafe.Git(ctx, r.Path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		in.Origin = url
 	}
 	if !o.noEnv {
-		_, names, err := findEnvFiles(ctx, r.path)
+		_, names, err := transfer.FindEnvFiles(ctx, r.Path)
 		if err != nil {
 			return err
 		}
 		in.Exclude = append([]string{}, names...)
 	}
-	if err := r.callJSON(ctx, in, nil, "init"); err != nil {
+	if err := r.CallJSON(ctx, in, nil, "init"); err != nil {
 		return err
 	}
 	// The link is convenience: an image without it works, too.
 	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
-	if err := guestRun(ctx, r.c, r.sandbox, req, nil, io.Discard); err != nil {
-		a.progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
+	if err := guestrun.Run(ctx, r.C, r.Sandbox, req, nil, io.Discard); err != nil {
+		a.Progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
 	}
 	return nil
 }
@@ -286,13 +286,13 @@ func (a *App) initGuestRepo(ctx context.Context, r sessionRepo, src localSource,
 // defaultBranch returns the default branch of the remote origin, which agents compare
 // their work with.
 func defaultBranch(ctx context.Context, path string) (name, commit string) {
-	ref, err := git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
+	ref, err := gitsafe.Git(ctx, path, "symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
 	name, ok := strings.CutPrefix(ref, "refs/remotes/origin/")
 	if err != nil || !ok || agentlab.ValidateRef(name) != nil {
 		return "", ""
 	}
-	commit, err = git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
-	if err != nil || !isCommit(commit) {
+	commit, err = gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", ref+"^{commit}")
+	if err != nil || !gitsafe.IsCommit(commit) {
 		return "", ""
 	}
 	return name, commit

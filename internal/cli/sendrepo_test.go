@@ -15,6 +15,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // A user who interrupts the command while the job is being asked for leaves
@@ -49,7 +51,7 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 	t.Cleanup(func() { _ = srv.Close() })
 	var notes bytes.Buffer
 	a := &App{Stdout: io.Discard, Stderr: &notes}
-	f := &jobRunFlags{repo: sampleRepo(t), req: api.JobCreate{Task: "x", Agent: "shell"}}
+	f := &jobRunFlags{repo: worktest.Repo(t), req: api.JobCreate{Task: "x", Agent: "shell"}}
 	if err := a.jobRun(ctx, client.New(socket), f); err == nil {
 		t.Fatal("the interrupted command succeeded")
 	}
@@ -65,23 +67,23 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 // would take that for another commit.
 func TestShownRef(t *testing.T) {
 	t.Parallel()
-	repo := sampleRepo(t)
-	first := userGit(t, repo, "rev-parse", "HEAD")
-	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
-	userGit(t, repo, "tag", "deadbeef00", first)
-	userGit(t, repo, "branch", "cafe0000", first)
-	userGit(t, repo, "tag", "-a", "-m", "annotated", "v1", first)
-	annotated := userGit(t, repo, "rev-parse", "v1")
+	repo := worktest.Repo(t)
+	first := worktest.Git(t, repo, "rev-parse", "HEAD")
+	worktest.Git(t, repo, "commit", "-q", "--allow-empty", "-m", "second")
+	worktest.Git(t, repo, "tag", "deadbeef00", first)
+	worktest.Git(t, repo, "branch", "cafe0000", first)
+	worktest.Git(t, repo, "tag", "-a", "-m", "annotated", "v1", first)
+	annotated := worktest.Git(t, repo, "rev-parse", "v1")
 	for ref, want := range map[string]string{
 		"": "trunk", "HEAD~1": "HEAD~1", "trunk": "trunk", "v1": "v1", "HEAD^{/sec}": "HEAD^{/sec}", first: first, first[:9]: first[:9],
 		"deadbeef00": "refs/tags/deadbeef00", "cafe0000": "refs/heads/cafe0000", annotated: first, "HEAD" + strings.Repeat("~0", 150) + "~1": first,
 	} {
-		src, err := findSource(t.Context(), repo, ref)
+		src, err := gitsafe.FindCommit(t.Context(), repo, ref)
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)
 			continue
 		}
-		if got := src.shown(t.Context(), ref); got != want || agentlab.ValidateRevision(got) != nil {
+		if got := src.Shown(t.Context(), ref); got != want || agentlab.ValidateRevision(got) != nil {
 			t.Errorf("%q is shown as %q, want %q", ref, got, want)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) sessionCmd() *cobra.Command {
@@ -53,7 +55,7 @@ names another one.`,
 		if w.name == "" {
 			r.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage}
 		} else if (w.sizeGB != 0 || w.storage != "") && !strings.HasPrefix(w.name, "new:") {
-			return usageErrorf("--size and --storage are for a new workspace").WithHint("use --workspace new:%s, or remove them", w.name)
+			return work.UsageErrorf("--size and --storage are for a new workspace").WithHint("use --workspace new:%s, or remove them", w.name)
 		} else if r.WorkspaceSelection, err = w.selection("", ""); err != nil {
 			return err
 		}
@@ -71,16 +73,16 @@ names another one.`,
 
 // sessionWorkspace waits until the workspace of a new session has been created.
 func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Session) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
 	w, err := c.Workspace(ctx, s.WorkspaceID)
 	if err == nil && w.State == string(agentlab.WorkspaceCreating) {
-		w, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
+		w, err = work.WaitWorkspace(ctx, a, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceReady})
 	}
 	if err == nil && w.State == string(agentlab.WorkspaceFailed) {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, sanitize(w.Reason))
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "workspace %s is %s: %s", w.Name, w.State, agentlab.WithoutControls(w.Reason))
 	}
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeOf(err), "session %s has no usable workspace: %w", s.Name, err).
@@ -120,7 +122,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 		t := newTable(a.Stdout, "Session:", s.Name)
 		for _, r := range [][2]string{
 			{"ID:", s.ID}, {"Profile:", s.Profile}, {"Image:", s.Image}, {"Workspace:", s.WorkspaceID}, {"Branch:", s.Branch}, {"Sandbox:", s.Sandbox},
-			{"State:", s.State}, {"Created:", localTime(s.CreatedAt)},
+			{"State:", s.State}, {"Created:", work.LocalTime(s.CreatedAt)},
 		} {
 			t.optional(r[0], r[1])
 		}
@@ -130,7 +132,7 @@ func (a *App) sessionShowCmd() *cobra.Command {
 		fmt.Fprintln(a.Stdout)
 		t = newTable(a.Stdout, "SANDBOX", "VMID", "JOB", "CREATED")
 		for _, h := range s.History {
-			t.row(h.Sandbox, strconv.Itoa(h.SandboxVMID), orDash(h.JobID), localTime(h.CreatedAt))
+			t.row(h.Sandbox, strconv.Itoa(h.SandboxVMID), orDash(h.JobID), work.LocalTime(h.CreatedAt))
 		}
 		return t.flush()
 	})
@@ -154,10 +156,10 @@ func (a *App) resumeSession(ctx context.Context, c *client.Client, cmd *cobra.Co
 	if cmd.Flags().Changed("keepalive") {
 		r.Keepalive = &f.keepalive
 	}
-	after := lastSessionEvent(ctx, c, name)
+	after := work.LastSessionEvent(ctx, c, name)
 	sb, err := c.ResumeSession(ctx, name, r)
-	if err == nil && f.wait && !isUp(sb) {
-		sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+	if err == nil && f.wait && !work.IsUp(sb) {
+		sb, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsUp)
 	}
 	if err != nil {
 		return err
@@ -191,14 +193,14 @@ then, or its lease ends, its processes are lost and its files are not.`,
 	cmd.Flags().BoolVar(&suspend, "suspend", false, "suspend the sandbox to disk; not every backend can")
 	waitFlag(cmd, &wait, "wait until the sandbox is destroyed or suspended")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		done := isDestroyed
+		done := work.IsDestroyed
 		if suspend {
-			done = isOnDisk
+			done = work.IsOnDisk
 		}
-		after := lastSessionEvent(ctx, c, args[0])
+		after := work.LastSessionEvent(ctx, c, args[0])
 		sb, err := c.StopSession(ctx, args[0], suspend)
 		if err == nil && wait && !done(sb) {
-			sb, err = a.waitSandbox(ctx, c, sb, after, done)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, after, done)
 		}
 		if err != nil {
 			return err
@@ -259,11 +261,11 @@ the name of the directory and a hash, too.`,
 	f.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		repo := ""
-		if _, err := git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
+		if _, err := gitsafe.Git(ctx, ".", "rev-parse", "--git-dir"); err == nil {
 			repo = "."
 		}
 		image := ""
-		if commit, err := git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
+		if commit, err := gitsafe.Git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
 			image = a.projectOf(ctx, ".", commit).Image
 		}
 		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
@@ -271,7 +273,7 @@ the name of the directory and a hash, too.`,
 			return projectImage(err, image != "")
 		}
 		if profile != "" && s.Profile != profile {
-			a.progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
+			a.Progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
 		}
 		return a.resumeSession(ctx, c, cmd, s.ID, f)
 	})
@@ -309,8 +311,8 @@ for confirmation, unless it gets --yes.`,
 		if keep {
 			question = fmt.Sprintf("Delete session %s?", args[0])
 		}
-		if !yes && !a.confirm(question) {
-			return usageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
+		if !yes && !a.Confirm(question) {
+			return work.UsageErrorf("session %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		if err := c.DeleteSession(ctx, s.ID, keep); err != nil {
 			return err

@@ -3,14 +3,16 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // real answers as 'agentlab-agent repo' does in a guest that has no further work trees.
@@ -19,10 +21,10 @@ func (w *sessionWorld) real(verb string, in []byte) (out []byte, errOut string, 
 	switch verb {
 	case "state":
 		st := guestapi.RepoState{Branches: map[string]string{}, Worktrees: []guestapi.RepoWorktree{{
-			Branch: userGit(w.T, w.guest, "branch", "--show-current"), Head: userGit(w.T, w.guest, "rev-parse", "HEAD"),
-			Uncommitted: len(strings.Fields(userGit(w.T, w.guest, "status", "--porcelain"))) / 2,
+			Branch: worktest.Git(w.T, w.guest, "branch", "--show-current"), Head: worktest.Git(w.T, w.guest, "rev-parse", "HEAD"),
+			Uncommitted: len(strings.Fields(worktest.Git(w.T, w.guest, "status", "--porcelain"))) / 2,
 		}}}
-		for line := range strings.Lines(userGit(w.T, w.guest, "for-each-ref", "--format=%(objectname) %(refname:strip=2)", "refs/heads")) {
+		for line := range strings.Lines(worktest.Git(w.T, w.guest, "for-each-ref", "--format=%(objectname) %(refname:strip=2)", "refs/heads")) {
 			commit, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 			st.Branches[name] = commit
 		}
@@ -34,10 +36,10 @@ func (w *sessionWorld) real(verb string, in []byte) (out []byte, errOut string, 
 		}
 		revs := append(p.Branches, "^origin/trunk")
 		if p.Changes {
-			userGit(w.T, w.guest, "add", "-A")
-			tree := userGit(w.T, w.guest, "write-tree")
-			userGit(w.T, w.guest, "update-ref", guestapi.RefChanges, userGit(w.T, w.guest, "commit-tree", tree, "-p", "HEAD", "-m", "x"))
-			userGit(w.T, w.guest, "reset", "-q")
+			worktest.Git(w.T, w.guest, "add", "-A")
+			tree := worktest.Git(w.T, w.guest, "write-tree")
+			worktest.Git(w.T, w.guest, "update-ref", guestapi.RefChanges, worktest.Git(w.T, w.guest, "commit-tree", tree, "-p", "HEAD", "-m", "x"))
+			worktest.Git(w.T, w.guest, "reset", "-q")
 			revs = append(revs, guestapi.RefChanges)
 		}
 		return w.bundle(revs...), "", 0
@@ -64,16 +66,16 @@ func TestSyncThatMergesNothing(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
 	s := w.opened()
-	userGit(t, w.user, "checkout", "-q", "-b", "topic")
-	before := userGit(t, w.user, "rev-parse", "HEAD")
+	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
+	before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 	for _, has := range []bool{false, true} {
 		if has {
-			userGit(t, w.guest, "branch", "-q", "topic", "origin/trunk")
-			userGit(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
+			worktest.Git(t, w.guest, "branch", "-q", "topic", "origin/trunk")
+			worktest.Git(t, w.user, "update-ref", "refs/remotes/agentlab/topic", before)
 			s = w.opened()
 		}
 		m, _, err := w.app.mergeSession(t.Context(), s, "", "")
-		if m != nil || err != nil || userGit(t, w.user, "rev-parse", "HEAD") != before {
+		if m != nil || err != nil || worktest.Git(t, w.user, "rev-parse", "HEAD") != before {
 			t.Fatalf("another branch was merged: %+v, %v", m, err)
 		}
 		why, next := w.app.notMerged(t.Context(), s, "", "")
@@ -118,9 +120,9 @@ func TestSyncPrints(t *testing.T) {
 func TestConflictNamesFiles(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"both": "theirs"})
-	put(t, w.user, map[string]string{"both": "mine"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	worktest.Put(t, w.user, map[string]string{"both": "mine"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "mine")
 	if _, _, err := w.app.mergeSession(t.Context(), w.opened(), "", ""); err == nil || !strings.HasSuffix(err.Error(), "conflicts with branch trunk in both") {
 		t.Error(err)
 	}
@@ -131,7 +133,7 @@ func TestAppliedChangesAreHere(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1"})
-	put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
+	worktest.Put(t, w.guest, map[string]string{"a.txt": "changed", "more": "2"})
 	left := func(want int) {
 		t.Helper()
 		s := w.opened()
@@ -140,31 +142,31 @@ func TestAppliedChangesAreHere(t *testing.T) {
 		}
 	}
 	left(2)
-	put(t, w.user, map[string]string{"a.txt": "changed"})
+	worktest.Put(t, w.user, map[string]string{"a.txt": "changed"})
 	left(1)
-	put(t, w.user, map[string]string{"more": "2"})
+	worktest.Put(t, w.user, map[string]string{"more": "2"})
 	left(0)
-	put(t, w.user, map[string]string{"more": "3"})
+	worktest.Put(t, w.user, map[string]string{"more": "3"})
 	left(1)
 }
 
 // A branch with a session of its own uses that one.
 func TestCurrentLink(t *testing.T) {
-	repo := sampleRepo(t)
-	for _, session := range []string{"", "fix-9"} {
-		l, err := findLink(t.Context(), repo, session)
+	repo := worktest.Repo(t)
+	for _, branch := range []string{"", "fix-9"} {
+		l, err := session.FindLink(t.Context(), repo, branch)
 		if err == nil {
-			err = l.set(t.Context(), "of-"+session, "")
+			err = l.Set(t.Context(), "of-"+branch, "")
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	userGit(t, repo, "branch", "other")
-	userGit(t, repo, "branch", "fix-9")
+	worktest.Git(t, repo, "branch", "other")
+	worktest.Git(t, repo, "branch", "fix-9")
 	for branch, want := range map[string]string{"trunk": "of-", "other": "of-", "fix-9": "of-fix-9"} {
-		userGit(t, repo, "checkout", "-q", branch)
-		if l, err := currentLink(t.Context(), repo); err != nil || l.session != want {
+		worktest.Git(t, repo, "checkout", "-q", branch)
+		if l, err := session.CurrentLink(t.Context(), repo); err != nil || l.Session != want {
 			t.Errorf("%s: %+v, %v", branch, l, err)
 		}
 	}
@@ -172,17 +174,17 @@ func TestCurrentLink(t *testing.T) {
 
 // --branch accepts a branch that does not exist yet, as --worktree does.
 func TestSourceOfANewBranch(t *testing.T) {
-	repo := sampleRepo(t)
+	repo := worktest.Repo(t)
 	var notes bytes.Buffer
 	a := &App{Stderr: &notes}
-	head := userGit(t, repo, "rev-parse", "HEAD")
+	head := worktest.Git(t, repo, "rev-parse", "HEAD")
 	src, err := a.sourceHead(t.Context(), repo, "fix-12")
-	if err != nil || src.branch != "fix-12" || src.commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
+	if err != nil || src.Branch != "fix-12" || src.Commit != head || !strings.Contains(notes.String(), "no branch fix-12") {
 		t.Errorf("%+v, %v, %s", src, err, notes.String())
 	}
-	userGit(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
-	userGit(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
-	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.branch != "fix-12" || src.commit != head {
+	worktest.Git(t, repo, "commit", "-q", "--allow-empty", "-m", "later")
+	worktest.Git(t, repo, "update-ref", "refs/remotes/origin/fix-12", head)
+	if src, err := a.sourceHead(t.Context(), repo, "fix-12"); err != nil || src.Branch != "fix-12" || src.Commit != head {
 		t.Errorf("a branch of origin: %+v, %v", src, err)
 	}
 }
@@ -191,9 +193,9 @@ func TestSourceOfANewBranch(t *testing.T) {
 func TestStartChecksOut(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	userGit(t, w.user, "checkout", "-q", "-b", "topic")
-	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
-	src, err := findSource(t.Context(), w.user, "")
+	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
+	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
+	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +212,7 @@ func TestStartChecksOut(t *testing.T) {
 				t.Error(err)
 			}
 			if sent.Checkout != "" {
-				userGit(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
+				worktest.Git(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
 			}
 			return []byte(`{"errors":{}}`), "", 0
 		}
@@ -220,28 +222,28 @@ func TestStartChecksOut(t *testing.T) {
 		t.Helper()
 		sent = guestapi.RepoReceive{}
 		w.notes.Reset()
-		c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+		c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 			if command[0] != "agentlab-agent" {
 				return nil, "", 0
 			}
 			return guest(command[2], in)
 		})
-		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, startOptions{}); err != nil {
+		r := session.Repo{C: c, Sandbox: "1", Path: w.user}
+		if err := w.app.sendCode(t.Context(), r, session.Link{Path: w.user, Remote: session.RemoteName}, startHead{LocalCommit: src}, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
 			t.Errorf("checkout %q: %s", sent.Checkout, w.notes.String())
 		}
 	}
-	put(t, w.guest, map[string]string{"more": "2"})
+	worktest.Put(t, w.guest, map[string]string{"more": "2"})
 	start("", "/workspace stays on branch trunk: it has 1 file with uncommitted changes\n  → beside it: agentlab start --worktree topic\n")
 	w.commit(map[string]string{"more": "3"})
 	start("", "/workspace stays on branch trunk: it has commits that are not here; get them first: agentlab sync\n")
-	userGit(t, w.guest, "checkout", "-q", "-b", "of-the-agent", "origin/trunk")
+	worktest.Git(t, w.guest, "checkout", "-q", "-b", "of-the-agent", "origin/trunk")
 	start("", "/workspace stays on branch of-the-agent: that branch was made in the session")
-	userGit(t, w.guest, "checkout", "-q", "trunk")
-	userGit(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
+	worktest.Git(t, w.guest, "checkout", "-q", "trunk")
+	worktest.Git(t, w.guest, "reset", "-q", "--hard", "origin/trunk")
 	running = []string{"claude"}
 	start("", "/workspace stays on branch trunk: in it runs: claude\n  → beside it: agentlab start --worktree topic\n")
 	running = nil
@@ -252,8 +254,8 @@ func TestStartChecksOut(t *testing.T) {
 // Changes that were carried are in the sandbox: a later start does not deny it.
 func TestCarriedChangesAreNotReported(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"local": "1"})
-	l := &repoLink{path: w.user, remote: remoteName}
+	worktest.Put(t, w.user, map[string]string{"local": "1"})
+	l := &session.Link{Path: w.user, Remote: session.RemoteName}
 	note := func() string {
 		t.Helper()
 		w.notes.Reset()
@@ -267,7 +269,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	}
 	commit, err := w.app.carriedChanges(t.Context(), l, startOptions{withChanges: true})
 	if err == nil {
-		err = l.setKey(t.Context(), carriedKey, userGit(t, w.user, "rev-parse", commit+"^{tree}"))
+		err = l.SetKey(t.Context(), session.CarriedKey, worktest.Git(t, w.user, "rev-parse", commit+"^{tree}"))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +277,7 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 	if got := note(); got != "" {
 		t.Errorf("it was carried, but: %s", got)
 	}
-	put(t, w.user, map[string]string{"local": "2"})
+	worktest.Put(t, w.user, map[string]string{"local": "2"})
 	if got := note(); !strings.Contains(got, "the sandbox does not have") {
 		t.Errorf("it has changed since: %q", got)
 	}
@@ -284,9 +286,9 @@ func TestCarriedChangesAreNotReported(t *testing.T) {
 // What is not a work tree of a repository gets a hint that fits.
 func TestLinkOfNoWorkTree(t *testing.T) {
 	bare := filepath.Join(t.TempDir(), "bare.git")
-	userGit(t, sampleRepo(t), "clone", "-q", "--bare", ".", bare)
+	worktest.Git(t, worktest.Repo(t), "clone", "-q", "--bare", ".", bare)
 	for path, want := range map[string]string{bare: "git clone " + bare, filepath.Join(bare, "none"): "check the path", t.TempDir(): "git init"} {
-		if _, err := findLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
+		if _, err := session.FindLink(t.Context(), path, ""); !strings.Contains(agentlab.HintOf(err), want) {
 			t.Errorf("%s: %v (%s)", path, err, agentlab.HintOf(err))
 		}
 	}
@@ -294,31 +296,9 @@ func TestLinkOfNoWorkTree(t *testing.T) {
 
 func TestShownPath(t *testing.T) {
 	for dir, want := range map[string]string{"/work/repo": "/workspace", "/work/repo/.worktrees/a": "/workspace/.worktrees/a", "/srv": "/srv"} {
-		if got := shownPath(dir); got != want {
+		if got := session.ShownPath(dir); got != want {
 			t.Errorf("%s: %s", dir, got)
 		}
-	}
-}
-
-// A conflict names the whole file, and copies have the times of their sources.
-func TestPushNamesAndTimes(t *testing.T) {
-	host, guest := t.TempDir(), t.TempDir()
-	fill(t, host, map[string]string{"tree/a\nb": "1", "tree/sub/x": "1"})
-	old := time.Date(2020, 2, 3, 4, 5, 6, 0, time.UTC)
-	if err := os.Chtimes(filepath.Join(host, "tree/sub/x"), old, old); err != nil {
-		t.Fatal(err)
-	}
-	if _, code, text := pushTo(t, guest, filepath.Join(host, "tree"), "copy", "", nil); code != 0 {
-		t.Fatal(code, text)
-	}
-	if st, err := os.Stat(filepath.Join(guest, "copy/sub/x")); err != nil || !st.ModTime().Equal(old) {
-		t.Errorf("%v, %v", st, err)
-	}
-	if err := os.Remove(filepath.Join(host, "tree/sub/x")); err != nil {
-		t.Fatal(err)
-	}
-	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != copyExists || !strings.Contains(text, `a\nb`) || strings.Contains(strings.TrimSpace(text), "\n") {
-		t.Errorf("%d, %q", code, text)
 	}
 }
 
@@ -326,11 +306,11 @@ func TestPushNamesAndTimes(t *testing.T) {
 // neither are uncommitted changes, which would be carried or reported.
 func TestSentFilesAreNoChanges(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", ignoreFile: "private/\n.env.key\n/.agentlabignore\n"})
+	worktest.Put(t, w.user, map[string]string{".env.local": "A=1", "app/.envrc": "x", "private/key": "secret", ".env.key": "secret", transfer.IgnoreFile: "private/\n.env.key\n/.agentlabignore\n"})
 	carried := func() string {
 		t.Helper()
 		w.notes.Reset()
-		l := &repoLink{path: w.user, remote: remoteName}
+		l := &session.Link{Path: w.user, Remote: session.RemoteName}
 		if _, err := w.app.carriedChanges(t.Context(), l, startOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -342,12 +322,12 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 		if commit == "" {
 			return note
 		}
-		return note + userGit(t, w.user, "diff", "--name-status", "HEAD", commit)
+		return note + worktest.Git(t, w.user, "diff", "--name-status", "HEAD", commit)
 	}
 	if got := carried(); got != "" {
 		t.Errorf("without changes: %s", got)
 	}
-	put(t, w.user, map[string]string{"new": "1"})
+	worktest.Put(t, w.user, map[string]string{"new": "1"})
 	if got := carried(); !strings.Contains(got, "does not have 1 file with") || !strings.HasSuffix(got, "start --with-changes\nA\tnew") {
 		t.Errorf("with a new file: %s", got)
 	}
@@ -357,13 +337,13 @@ func TestSentFilesAreNoChanges(t *testing.T) {
 // --no-env leaves those of the last one.
 func TestSentFilesAreExcluded(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
-	src, err := findSource(t.Context(), w.user, "")
+	worktest.Put(t, w.user, map[string]string{".env": "A=1", "app/.envrc": "x"})
+	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var inits []string
-	c := commandClient(t, func(command []string, in []byte) ([]byte, string, int) {
+	c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
 		switch {
 		case command[0] != "agentlab-agent" || command[1] != "repo":
 			return nil, "", 0
@@ -375,15 +355,15 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	})
 	start := func(o startOptions) {
 		t.Helper()
-		r := sessionRepo{c: c, sandbox: "1", path: w.user}
-		if err := w.app.sendCode(t.Context(), r, repoLink{path: w.user, remote: remoteName}, src, o); err != nil {
+		r := session.Repo{C: c, Sandbox: "1", Path: w.user}
+		if err := w.app.sendCode(t.Context(), r, session.Link{Path: w.user, Remote: session.RemoteName}, startHead{LocalCommit: src}, o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	start(startOptions{})
 	start(startOptions{noEnv: true})
 	for _, dir := range []string{"/home/agent", guestapi.ProjectDir, guestapi.RepoDir + "/"} {
-		if err := excludeSent(t.Context(), c, SentEnvFiles{Sandbox: "1", Directory: dir, Files: []string{}}); err != nil {
+		if err := excludeSent(t.Context(), c, transfer.SentEnvFiles{Sandbox: "1", Directory: dir, Files: []string{}}); err != nil {
 			t.Error(err)
 		}
 	}

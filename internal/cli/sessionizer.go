@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +16,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // sessionizerFlags are the flags of 'agentlab sessionizer'.
@@ -49,7 +51,7 @@ type sessionizerEntry struct {
 	other bool // a session of a repository that the sessionizer does not know
 	repo  listedRepo
 	dir   string // the repository on this machine
-	link  repoLink
+	link  session.Link
 	at    api.Session
 }
 
@@ -86,10 +88,10 @@ repository without a path is cloned to this machine first.`,
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 && (f.list || f.stop != "" || f.destroy != "") {
-			return usageErrorf("unexpected argument %q", args[0]).WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("usage: %s", cmd.UseLine())
 		}
 		if f.force && f.destroy == "" {
-			return usageErrorf("--force requires --destroy").WithHint("usage: %s", cmd.UseLine())
+			return work.UsageErrorf("--force requires --destroy").WithHint("usage: %s", cmd.UseLine())
 		}
 		s := &sessionizer{App: a, c: c, f: f}
 		if err := s.load(); err != nil {
@@ -154,15 +156,15 @@ func (s *sessionizer) entry(ctx context.Context, r listedRepo, all []api.Session
 	if _, err := os.Stat(e.dir); os.IsNotExist(err) {
 		return e, nil
 	}
-	l, err := findLink(ctx, e.dir, "")
+	l, err := session.FindLink(ctx, e.dir, "")
 	if err != nil {
 		return e, err
 	}
 	e.link = l
 	for _, got := range all {
-		if l.session != "" && (got.ID == l.session || got.Name == l.session) {
+		if l.Session != "" && (got.ID == l.Session || got.Name == l.Session) {
 			e.at, e.Session, e.Sandbox, e.State = got, got.Name, got.Sandbox, got.State
-			e.Running = got.Sandbox != "" && isUp(api.Sandbox{State: got.State})
+			e.Running = got.Sandbox != "" && work.IsUp(api.Sandbox{State: got.State})
 		}
 	}
 	return e, nil
@@ -189,7 +191,7 @@ func (s *sessionizer) entries(ctx context.Context) (out []sessionizerEntry, err 
 	for _, r := range repos {
 		e, err := s.entry(ctx, r, all.Items)
 		if err != nil {
-			s.progressf("note: %s: %v", r.name, err)
+			s.Progressf("note: %s: %v", r.name, err)
 			continue
 		}
 		out = append(out, e)
@@ -222,7 +224,7 @@ func (s *sessionizer) findWorktrees(ctx context.Context, entries []sessionizerEn
 	all.Wait()
 	for i, err := range faults {
 		if err != nil {
-			s.progressf("note: the work trees of %s are not listed: %v", entries[i].Repo, err)
+			s.Progressf("note: the work trees of %s are not listed: %v", entries[i].Repo, err)
 		}
 	}
 }
@@ -230,7 +232,7 @@ func (s *sessionizer) findWorktrees(ctx context.Context, entries []sessionizerEn
 // worktrees returns the branches of the work trees of a running session, without the
 // main one. They have been checked: a branch is printable and has no space.
 func (s *sessionizer) worktrees(ctx context.Context, e sessionizerEntry) ([]string, error) {
-	st, err := sessionRepo{c: s.c, sandbox: fmt.Sprint(e.at.SandboxVMID), path: e.dir}.state(ctx)
+	st, err := session.Repo{C: s.c, Sandbox: fmt.Sprint(e.at.SandboxVMID), Path: e.dir}.State(ctx)
 	if err != nil || len(st.Worktrees) == 0 {
 		return nil, err
 	}
@@ -293,7 +295,7 @@ func (s *sessionizer) stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if e.Sandbox != "" && !isStopped(api.Sandbox{State: e.State}) {
+	if e.Sandbox != "" && !work.IsStopped(api.Sandbox{State: e.State}) {
 		sb, err := s.stopSandbox(ctx, s.c, e.at, false, true)
 		if err != nil {
 			return err
@@ -317,7 +319,7 @@ func (s *sessionizer) destroy(ctx context.Context, name string) error {
 		return err
 	}
 	if e.other {
-		return usageErrorf("session %s is of a repository that the sessionizer does not know", e.Session).WithHint("delete it in its repository: agentlab rm")
+		return work.UsageErrorf("session %s is of a repository that the sessionizer does not know", e.Session).WithHint("delete it in its repository: agentlab rm")
 	}
 	how := removal{yes: s.f.yes, force: s.f.force, command: "agentlab sessionizer --destroy " + e.Repo}
 	if err := s.removeSession(ctx, s.c, &e.link, how); err != nil {
@@ -334,7 +336,7 @@ func (s *sessionizer) destroy(ctx context.Context, name string) error {
 
 // open starts a repository that does not run, and switches to its tmux session.
 func (s *sessionizer) open(ctx context.Context, name string) error {
-	if _, err := needProgram("tmux", "has the windows of a session"); err != nil {
+	if _, err := gitsafe.NeedProgram("tmux", "has the windows of a session"); err != nil {
 		return err
 	}
 	if name == "" {
@@ -343,7 +345,7 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 			return err
 		}
 		if len(entries) == 0 {
-			return usageErrorf("there are no repositories").WithHint("add one to %s, or name it: agentlab sessionizer OWNER/REPO", filepath.Join(s.dir, reposFile))
+			return work.UsageErrorf("there are no repositories").WithHint("add one to %s, or name it: agentlab sessionizer OWNER/REPO", filepath.Join(s.dir, reposFile))
 		}
 		if name, err = s.pick(ctx, menu(entries)); err != nil || name == "" {
 			return err
@@ -355,7 +357,7 @@ func (s *sessionizer) open(ctx context.Context, name string) error {
 		return err
 	}
 	if e.other && !e.Running {
-		return usageErrorf("session %s is of a repository that the sessionizer does not know, and does not run", e.Session).
+		return work.UsageErrorf("session %s is of a repository that the sessionizer does not know, and does not run", e.Session).
 			WithHint("start it in its repository: agentlab start; or attach to it: agentlab attach %s", e.Session)
 	}
 	if !e.Running {
@@ -400,11 +402,11 @@ func (s *sessionizer) start(ctx context.Context, e *sessionizerEntry) error {
 	if err != nil {
 		return err
 	}
-	if e.link, err = findLink(ctx, e.dir, ""); err != nil {
+	if e.link, err = session.FindLink(ctx, e.dir, ""); err != nil {
 		return err
 	}
 	if e.Session == "" { // also after the session of the link was deleted
-		if err := e.link.set(ctx, e.repo.sessionName(), profile); err != nil {
+		if err := e.link.Set(ctx, e.repo.sessionName(), profile); err != nil {
 			return err
 		}
 	} else {
@@ -429,15 +431,15 @@ func (s *sessionizer) checkConcurrent(ctx context.Context) error {
 	}
 	n := 0
 	for _, sb := range list.Items {
-		if !agentlab.SandboxState(sb.State).Final() && !isStopped(sb) && !sb.OnDisk {
+		if !agentlab.SandboxState(sb.State).Final() && !work.IsStopped(sb) && !sb.OnDisk {
 			n++
 		}
 	}
 	if n < s.cfg.MaxConcurrent || s.f.yes {
 		return nil
 	}
-	s.progressf("warning: %s already, and max_concurrent is %d", agentlab.Plural(n, "VM")+" running", s.cfg.MaxConcurrent)
-	if !s.confirm("Start another one?") {
+	s.Progressf("warning: %s already, and max_concurrent is %d", agentlab.Plural(n, "VM")+" running", s.cfg.MaxConcurrent)
+	if !s.Confirm("Start another one?") {
 		return agentlab.Errorf(agentlab.CodeLimit, "not started: not confirmed").
 			WithHint("stop one (agentlab sessionizer --list), start it with --yes, or raise max_concurrent in %s", filepath.Join(s.dir, resourcesFile))
 	}
@@ -452,41 +454,29 @@ func (s *sessionizer) checkout(ctx context.Context, r listedRepo) error {
 		return nil
 	}
 	if _, err := os.Stat(dir); err == nil {
-		if err := s.usersGit(ctx, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
-			s.progressf("note: the clone in %s is not up to date: %v", dir, err)
+		if err := gitsafe.UsersGit(ctx, s, "-C", dir, "pull", "--quiet", "--ff-only"); err != nil {
+			s.Progressf("note: the clone in %s is not up to date: %v", dir, err)
 		}
 		return nil
 	}
 	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return localFault(parent, err)
+		return work.LocalFault(parent, err)
 	}
 	const pattern = ".agentlab-clone-*"
-	removeKilled(parent, pattern)
-	tmp, remove, err := lockedDir(parent, pattern)
+	gitsafe.RemoveKilled(parent, pattern)
+	tmp, remove, err := gitsafe.LockedDir(parent, pattern)
 	if err != nil {
-		return localFault(parent, err)
+		return work.LocalFault(parent, err)
 	}
 	defer remove()
-	s.progressf("cloning %s", r.url())
-	if err := s.usersGit(ctx, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
+	s.Progressf("cloning %s", r.url())
+	if err := gitsafe.UsersGit(ctx, s, "clone", "--", r.url(), filepath.Join(tmp, "repo")); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s cannot be cloned: %w", r.name, err).
 			WithHint("check that git can clone %s, or add its path or URL to %s", r.url(), filepath.Join(s.dir, reposFile))
 	}
 	if err := os.Rename(filepath.Join(tmp, "repo"), dir); err != nil {
-		return localFault(dir, err)
+		return work.LocalFault(dir, err)
 	}
 	return nil
-}
-
-// usersGit runs git as the user does: with the user's credentials and configuration. It
-// is not for anything that a guest has sent.
-func (a *App) usersGit(ctx context.Context, args ...string) error {
-	path, err := needProgram("git", "clones repositories")
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
-	return cmd.Run()
 }

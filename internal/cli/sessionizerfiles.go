@@ -17,6 +17,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // The files of the sessionizer, below the user's configuration directory.
@@ -95,7 +97,7 @@ func (r listedRepo) sessionName() string {
 	name := strings.ToLower(r.name)
 	slug := agentlab.SessionNameOf(name)
 	slug = strings.Trim(slug[:min(len(slug), 40-len("agent--123456"))], "-")
-	return "agent-" + slug + "-" + shortHash(name)
+	return "agent-" + slug + "-" + session.ShortHash(name)
 }
 
 // checkRepoName checks OWNER/REPO, which becomes a path.
@@ -349,7 +351,7 @@ func writtenBySessionizer(text string) bool {
 func readSessionizerFile(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", localFault(dir, err)
+		return "", work.LocalFault(dir, err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the user's own directory
 	if err == nil {
@@ -359,21 +361,21 @@ func readSessionizerFile(dir, name string) (string, error) {
 		}
 		if err != nil {
 			_ = os.Remove(path)
-			return "", localFault(path, err)
+			return "", work.LocalFault(path, err)
 		}
 	} else if !os.IsExist(err) {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	st, err := os.Stat(path)
 	if err == nil && st.Size() > maxSessionizerFile {
-		return "", agentlab.Errorf(agentlab.CodeLimit, "%s has more than %s", path, byteSize(int64(maxSessionizerFile)))
+		return "", agentlab.Errorf(agentlab.CodeLimit, "%s has more than %s", path, work.ByteSize(int64(maxSessionizerFile)))
 	}
 	if err != nil {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	data, err := os.ReadFile(path) //nolint:gosec // the user's own directory
 	if err != nil {
-		return "", localFault(path, err)
+		return "", work.LocalFault(path, err)
 	}
 	return string(data), nil
 }

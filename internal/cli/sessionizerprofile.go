@@ -16,7 +16,7 @@ import (
 func (s *sessionizer) putProfile(ctx context.Context, e sessionizerEntry) (string, error) {
 	name := e.repo.sessionName()
 	if e.Session != "" && e.at.Profile != name {
-		s.progressf("note: session %s keeps its profile %s, so the files in %s do not apply", e.Session, e.at.Profile, s.dir)
+		s.Progressf("note: session %s keeps its profile %s, so the files in %s do not apply", e.Session, e.at.Profile, s.dir)
 		return e.at.Profile, nil
 	}
 	plan, err := s.cfg.planFor(e.Repo)
@@ -61,7 +61,7 @@ func (s *sessionizer) removeProfile(ctx context.Context, e sessionizerEntry) err
 		return err
 	}
 	if !writtenBySessionizer(p.YAML) {
-		s.progressf("note: profile %s stays: it is not as 'agentlab sessionizer' wrote it", name)
+		s.Progressf("note: profile %s stays: it is not as 'agentlab sessionizer' wrote it", name)
 		return nil
 	}
 	sessions, err := s.c.Sessions(ctx)
@@ -76,7 +76,7 @@ func (s *sessionizer) removeProfile(ctx context.Context, e sessionizerEntry) err
 		used = used || sb.Profile == name && !agentlab.SandboxState(sb.State).Final()
 	}
 	if used {
-		s.progressf("note: profile %s stays: another session or sandbox uses it", name)
+		s.Progressf("note: profile %s stays: another session or sandbox uses it", name)
 		return nil
 	}
 	sum := sha256.Sum256([]byte(p.YAML))

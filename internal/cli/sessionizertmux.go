@@ -12,6 +12,9 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // tmux is the name of the local tmux session.
@@ -25,7 +28,7 @@ func (e sessionizerEntry) tmux() string {
 // otherSession is the entry of a session that is listed by its own name.
 func otherSession(s api.Session) sessionizerEntry {
 	return sessionizerEntry{
-		Repo: s.Name, Session: s.Name, Sandbox: s.Sandbox, State: s.State, Running: s.Sandbox != "" && isUp(api.Sandbox{State: s.State}),
+		Repo: s.Name, Session: s.Name, Sandbox: s.Sandbox, State: s.State, Running: s.Sandbox != "" && work.IsUp(api.Sandbox{State: s.State}),
 		other: true, dir: os.Getenv("HOME"), at: s,
 	}
 }
@@ -81,7 +84,7 @@ func worktreeWindow(branch string) string {
 		return '_'
 	}, branch)
 	if safe != branch {
-		safe += "-" + shortHash(branch)
+		safe += "-" + session.ShortHash(branch)
 	}
 	return "worktree/" + safe
 }
@@ -102,16 +105,6 @@ func tmuxCommands(name, dir string, exists bool, have []string, windows []tmuxWi
 	return cmds
 }
 
-// needProgram returns the path of a program, or how to install it.
-func needProgram(name, why string) (string, error) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s is not installed; it %s", name, why).
-			WithHint("install it, e.g. with: sudo apt install %[1]s, or: brew install %[1]s", name)
-	}
-	return path, nil
-}
-
 // localTmux runs the user's own tmux with one command: a semicolon at the end of an
 // argument does not begin another one.
 func localTmux(ctx context.Context, args ...string) (string, error) {
@@ -121,7 +114,7 @@ func localTmux(ctx context.Context, args ...string) (string, error) {
 			args[i] = rest + `\;`
 		}
 	}
-	path, err := needProgram("tmux", "has the windows of a session")
+	path, err := gitsafe.NeedProgram("tmux", "has the windows of a session")
 	if err != nil {
 		return "", err
 	}
@@ -130,7 +123,7 @@ func localTmux(ctx context.Context, args ...string) (string, error) {
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
 	if err != nil {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "tmux %s failed: %s: %w", args[0], sanitize(strings.TrimSpace(errOut.String())), err)
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "tmux %s failed: %s: %w", args[0], agentlab.WithoutControls(strings.TrimSpace(errOut.String())), err)
 	}
 	return string(out), err
 }
@@ -200,12 +193,12 @@ func (a *App) switchTmux(ctx context.Context, name string) error {
 		_, err := localTmux(ctx, "switch-client", "-t", "="+name)
 		return err
 	}
-	tty, ok := terminal(a.Stdin)
+	tty, ok := work.TerminalOf(a.Stdin)
 	if !ok {
-		a.progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
+		a.Progressf("note: standard input is not a terminal, so nothing is attached\n  → tmux attach -t %s", name)
 		return nil
 	}
-	path, err := needProgram("tmux", "has the windows of a session")
+	path, err := gitsafe.NeedProgram("tmux", "has the windows of a session")
 	if err != nil {
 		return err
 	}
@@ -241,12 +234,12 @@ func (a *App) selfCommand() ([]string, error) {
 
 // pick shows the selection in fzf. "" means that the user left it.
 func (a *App) pick(ctx context.Context, lines []string) (string, error) {
-	path, err := needProgram("fzf", "shows the selection")
+	path, err := gitsafe.NeedProgram("fzf", "shows the selection")
 	if err != nil {
 		return "", err
 	}
-	if _, tty := terminal(a.Stdin); !tty {
-		return "", usageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
+	if _, tty := work.TerminalOf(a.Stdin); !tty {
+		return "", work.UsageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
 	}
 	for {
 		cmd := exec.CommandContext(ctx, path, "--no-multi", "--no-sort", "--prompt=repository> ") //nolint:gosec // no shell

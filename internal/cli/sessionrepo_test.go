@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +16,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -28,61 +28,7 @@ type guestFunc func(verb string, in []byte) (out []byte, errOut string, code int
 // guestClient returns a client whose sandboxes all are guest.
 func guestClient(t *testing.T, guest guestFunc) *client.Client {
 	t.Helper()
-	return commandClient(t, func(command []string, in []byte) ([]byte, string, int) { return guest(command[2], in) })
-}
-
-// commandClient returns a client whose sandboxes all run commands with guest.
-func commandClient(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) *client.Client {
-	t.Helper()
-	return handlerClient(t, commandHandler(t, guest))
-}
-
-// handlerClient returns a client of an HTTP handler.
-func handlerClient(t *testing.T, h http.Handler) *client.Client {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "al")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: h} //nolint:gosec // a test
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return client.New(filepath.Join(dir, "s"))
-}
-
-// commandHandler runs the commands of requests with guest.
-func commandHandler(t *testing.T, guest func(command []string, in []byte) (out []byte, errOut string, code int)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var req guestapi.ExecRequest
-		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
-			t.Error(err)
-		}
-		conn, rw, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer func() { _ = conn.Close() }()
-		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guestapi.StreamProtocol+"\r\n\r\n")
-		var in []byte
-		for frames := stream.NewReader(rw.Reader); ; {
-			kind, p, err := frames.Next()
-			if err != nil || kind == stream.StdinEOF {
-				break
-			}
-			in = append(in, p...)
-		}
-		out, errOut, code := guest(req.Command, in)
-		answer := stream.NewWriter(conn)
-		_, _ = answer.Data(stream.Stdout).Write(out)
-		_, _ = answer.Data(stream.Stderr).Write([]byte(errOut))
-		_ = answer.JSON(stream.Exit, stream.ExitStatus{Code: code})
-	}
+	return worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) { return guest(command[2], in) })
 }
 
 // sessionWorld is a repository of the user and the one of a session.
@@ -94,8 +40,8 @@ type sessionWorld struct {
 }
 
 func newSessionWorld(t *testing.T) *sessionWorld {
-	w := &sessionWorld{T: t, user: sampleRepo(t), guest: filepath.Join(t.TempDir(), "guest")}
-	userGit(t, w.user, "clone", "-q", w.user, w.guest)
+	w := &sessionWorld{T: t, user: worktest.Repo(t), guest: filepath.Join(t.TempDir(), "guest")}
+	worktest.Git(t, w.user, "clone", "-q", w.user, w.guest)
 	w.app = &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &w.notes}
 	return w
 }
@@ -106,7 +52,7 @@ func (w *sessionWorld) honest(verb string, in []byte) (out []byte, errOut string
 	switch verb {
 	case "state":
 		st := guestapi.RepoState{
-			Branches:  map[string]string{"trunk": userGit(w.T, w.guest, "rev-parse", "trunk")},
+			Branches:  map[string]string{"trunk": worktest.Git(w.T, w.guest, "rev-parse", "trunk")},
 			Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}},
 		}
 		out, _ = json.Marshal(st)
@@ -123,7 +69,7 @@ func (w *sessionWorld) honest(verb string, in []byte) (out []byte, errOut string
 func (w *sessionWorld) bundle(revs ...string) []byte {
 	w.Helper()
 	name := filepath.Join(w.TempDir(), "bundle")
-	userGit(w.T, w.guest, append([]string{"bundle", "create", "-q", name}, revs...)...)
+	worktest.Git(w.T, w.guest, append([]string{"bundle", "create", "-q", name}, revs...)...)
 	p, err := os.ReadFile(name)
 	if err != nil {
 		w.Fatal(err)
@@ -133,27 +79,27 @@ func (w *sessionWorld) bundle(revs ...string) []byte {
 
 func (w *sessionWorld) commit(files map[string]string) string {
 	w.Helper()
-	put(w.T, w.guest, files)
-	userGit(w.T, w.guest, "add", "-A")
-	userGit(w.T, w.guest, "commit", "-q", "-m", "of the guest")
-	return userGit(w.T, w.guest, "rev-parse", "HEAD")
+	worktest.Put(w.T, w.guest, files)
+	worktest.Git(w.T, w.guest, "add", "-A")
+	worktest.Git(w.T, w.guest, "commit", "-q", "-m", "of the guest")
+	return worktest.Git(w.T, w.guest, "rev-parse", "HEAD")
 }
 
 // open returns the session with a guest that answers so.
 func (w *sessionWorld) open(guest guestFunc) (*openedSession, error) {
 	w.Helper()
 	s := &openedSession{
-		sessionRepo: sessionRepo{c: guestClient(w.T, guest), sandbox: "1", path: w.user},
-		session:     api.Session{ID: "se-1", Name: "s"},
-		link:        repoLink{path: w.user, remote: remoteName, session: "se-1"},
+		Repo:    session.Repo{C: guestClient(w.T, guest), Sandbox: "1", Path: w.user},
+		session: api.Session{ID: "se-1", Name: "s"},
+		link:    session.Link{Path: w.user, Remote: session.RemoteName, Session: "se-1"},
 	}
 	var err error
-	s.state, err = s.sessionRepo.state(w.Context())
+	s.state, err = s.Repo.State(w.Context())
 	return s, err
 }
 
 // refs are the refs of the user's repository.
-func (w *sessionWorld) refs() string { return userGit(w.T, w.user, "for-each-ref") }
+func (w *sessionWorld) refs() string { return worktest.Git(w.T, w.user, "for-each-ref") }
 
 func TestSync(t *testing.T) {
 	t.Parallel()
@@ -177,16 +123,16 @@ func TestSync(t *testing.T) {
 	if m, _, err := w.app.mergeSession(t.Context(), s, "review", ""); err != nil || m.Commit != head {
 		t.Errorf("into a new branch: %+v, %v", m, err)
 	}
-	userGit(t, w.user, "branch", "-q", "other", "trunk~1")
-	userGit(t, w.user, "checkout", "-q", "other")
-	put(t, w.user, map[string]string{"new": "conflict"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	worktest.Git(t, w.user, "branch", "-q", "other", "trunk~1")
+	worktest.Git(t, w.user, "checkout", "-q", "other")
+	worktest.Put(t, w.user, map[string]string{"new": "conflict"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "mine")
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", "trunk"); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(agentlab.HintOf(err), "git merge --abort") {
 		t.Errorf("a conflict: %v (%s)", err, agentlab.HintOf(err))
 	}
-	userGit(t, w.user, "merge", "--abort")
-	userGit(t, w.user, "branch", "-q", "theirs", "other")
+	worktest.Git(t, w.user, "merge", "--abort")
+	worktest.Git(t, w.user, "branch", "-q", "theirs", "other")
 	if _, _, err := w.app.mergeSession(t.Context(), s, "theirs", ""); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		t.Errorf("commits of a branch were lost: %v", err)
 	}
@@ -201,10 +147,10 @@ func TestSyncOfAnAmendedCommit(t *testing.T) {
 	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m == nil {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	put(t, w.user, map[string]string{"new": "2"})
-	userGit(t, w.user, "commit", "-q", "-a", "--amend", "-m", "better")
-	amended := userGit(t, w.user, "rev-parse", "HEAD")
-	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m != nil || userGit(t, w.user, "rev-parse", "HEAD") != amended {
+	worktest.Put(t, w.user, map[string]string{"new": "2"})
+	worktest.Git(t, w.user, "commit", "-q", "-a", "--amend", "-m", "better")
+	amended := worktest.Git(t, w.user, "rev-parse", "HEAD")
+	if m, _, err := w.app.mergeSession(t.Context(), s, "", ""); err != nil || m != nil || worktest.Git(t, w.user, "rev-parse", "HEAD") != amended {
 		t.Errorf("%+v, %v", m, err)
 	}
 	why, next := w.app.notMerged(t.Context(), s, "", "")
@@ -222,12 +168,12 @@ func TestSyncNamesWhatIsInTheWay(t *testing.T) {
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"new": "1", "other": "1"})
 	s := w.fetched()
-	put(t, w.user, map[string]string{"new": "mine"})
+	worktest.Put(t, w.user, map[string]string{"new": "mine"})
 	_, _, err := w.app.mergeSession(t.Context(), s, "", "")
 	if agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.HasSuffix(err.Error(), ": new") {
 		t.Errorf("%v", err)
 	}
-	unlock, err := w.app.lockRepo(t.Context(), w.user, false)
+	unlock, err := gitsafe.LockRepo(t.Context(), w.app, w.user, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,9 +211,9 @@ func TestMergeHasTheIdentityOfTheUser(t *testing.T) {
 	t.Setenv("GIT_COMMITTER_EMAIL", "committer@example.com")
 	w := newSessionWorld(t)
 	w.commit(map[string]string{"theirs": "1"})
-	put(t, w.user, map[string]string{"mine": "1"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	worktest.Put(t, w.user, map[string]string{"mine": "1"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "mine")
 	s, err := w.open(w.honest)
 	if err == nil {
 		_, err = w.app.fetchSession(t.Context(), s)
@@ -275,7 +221,7 @@ func TestMergeHasTheIdentityOfTheUser(t *testing.T) {
 	if err == nil {
 		_, _, err = w.app.mergeSession(t.Context(), s, "", "")
 	}
-	if got := userGit(t, w.user, "log", "-1", "--format=%an %ce"); err != nil || got != "Author committer@example.com" {
+	if got := worktest.Git(t, w.user, "log", "-1", "--format=%an %ce"); err != nil || got != "Author committer@example.com" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -308,9 +254,9 @@ func TestSyncOfNothingIsShort(t *testing.T) {
 // which are removed with it.
 func TestWorkOnlyInSession(t *testing.T) {
 	w := newSessionWorld(t)
-	l := repoLink{path: w.user, remote: remoteName}
+	l := session.Link{Path: w.user, Remote: session.RemoteName}
 	st := guestapi.RepoState{
-		Branches:  map[string]string{"trunk": userGit(t, w.user, "rev-parse", "trunk")},
+		Branches:  map[string]string{"trunk": worktest.Git(t, w.user, "rev-parse", "trunk")},
 		Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}},
 	}
 	check := func(want string) {
@@ -323,9 +269,9 @@ func TestWorkOnlyInSession(t *testing.T) {
 	head := w.commit(map[string]string{"new": "1"})
 	st.Branches["fix"] = head
 	check("commits of fix")
-	userGit(t, w.user, "fetch", "-q", w.guest, "+trunk:refs/remotes/agentlab/fix")
+	worktest.Git(t, w.user, "fetch", "-q", w.guest, "+trunk:refs/remotes/agentlab/fix")
 	check("commits of fix, which only refs/remotes/agentlab/* has")
-	userGit(t, w.user, "branch", "-q", "mine", "refs/remotes/agentlab/fix")
+	worktest.Git(t, w.user, "branch", "-q", "mine", "refs/remotes/agentlab/fix")
 	check("")
 	st.Worktrees = append(st.Worktrees, guestapi.RepoWorktree{Dir: ".worktrees/x", Head: strings.Repeat("ab", 20), Uncommitted: 2})
 	check("commits of the detached HEAD of /workspace/.worktrees/x; 2 files with uncommitted changes in /workspace/.worktrees/x")
@@ -399,15 +345,15 @@ func TestHostileSession(t *testing.T) {
 		"bundle without pack": pack(func(*sessionWorld) []byte { return []byte("# v2 git bundle\n" + good + " refs/heads/trunk\n\n") }),
 		"bundle of other refs": pack(func(w *sessionWorld) []byte {
 			w.commit(map[string]string{"x": "x"})
-			userGit(w.T, w.guest, "branch", "-q", "other")
+			worktest.Git(w.T, w.guest, "branch", "-q", "other")
 			return w.bundle("other", "^origin/trunk")
 		}),
 		"bundle has .git": pack(func(w *sessionWorld) []byte {
-			put(w.T, w.guest, map[string]string{"config": "[core]\n"})
-			blob := userGit(w.T, w.guest, "hash-object", "-w", "config")
+			worktest.Put(w.T, w.guest, map[string]string{"config": "[core]\n"})
+			blob := worktest.Git(w.T, w.guest, "hash-object", "-w", "config")
 			sub := mktree(w, "100644 blob "+blob+"\tconfig\n")
 			tree := mktree(w, "040000 tree "+sub+"\t.git\n")
-			userGit(w.T, w.guest, "update-ref", "refs/heads/trunk", userGit(w.T, w.guest, "commit-tree", "-p", "trunk", "-m", "x", tree))
+			worktest.Git(w.T, w.guest, "update-ref", "refs/heads/trunk", worktest.Git(w.T, w.guest, "commit-tree", "-p", "trunk", "-m", "x", tree))
 			return w.bundle("trunk", "^origin/trunk")
 		}),
 	} {
@@ -433,7 +379,7 @@ func TestHostileSession(t *testing.T) {
 // mktree writes a tree without git's checks of names.
 func mktree(w *sessionWorld, entries string) string {
 	w.Helper()
-	out, err := gitInput{stdin: strings.NewReader(entries)}.run(w.Context(), w.guest, "-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "mktree", "--missing")
+	out, err := gitsafe.Command{Stdin: strings.NewReader(entries)}.Run(w.Context(), w.guest, "-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "mktree", "--missing")
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -452,7 +398,7 @@ func TestSyncRunsNothing(t *testing.T) {
 		"merge.evil.driver": "touch " + marker, "diff.evil.textconv": run, "core.fsmonitor": "touch " + marker,
 		"commit.gpgSign": "true", "gpg.program": "touch " + marker, "agentlab.return": "allow",
 	} {
-		userGit(t, w.user, "config", key, value)
+		worktest.Git(t, w.user, "config", key, value)
 	}
 	for _, hook := range []string{"post-merge", "post-checkout", "reference-transaction", "pre-merge-commit", "commit-msg", "prepare-commit-msg"} {
 		name := filepath.Join(w.user, ".git/hooks", hook)
@@ -460,9 +406,9 @@ func TestSyncRunsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	put(t, w.user, map[string]string{"both": "1\n2\n3\n4\n5\n6\n7\n8\nmine\n"})
-	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "add", "-A")
-	userGit(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "commit", "-q", "-m", "mine")
+	worktest.Put(t, w.user, map[string]string{"both": "1\n2\n3\n4\n5\n6\n7\n8\nmine\n"})
+	worktest.Git(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "add", "-A")
+	worktest.Git(t, w.user, "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "commit.gpgSign=false", "commit", "-q", "-m", "mine")
 	w.commit(map[string]string{".gitattributes": "* filter=evil merge=evil diff=evil\n", "new": "1"})
 	s := w.fetched()
 	m, _, err := w.app.mergeSession(t.Context(), s, "", "")
@@ -481,9 +427,9 @@ func TestSyncRunsNothing(t *testing.T) {
 // branches that were pushed.
 func TestPushAnswers(t *testing.T) {
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"new": "1"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "mine")
+	worktest.Put(t, w.user, map[string]string{"new": "1"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "mine")
 	var sent guestapi.RepoReceive
 	var bundle []byte
 	s, err := w.open(func(verb string, in []byte) ([]byte, string, int) {
@@ -500,8 +446,8 @@ func TestPushAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := userGit(t, w.user, "rev-parse", "HEAD")
-	got, err := s.push(t.Context(), pushed{updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, knownTo(s.state), w.app.newMeter())
+	head := worktest.Git(t, w.user, "rev-parse", "HEAD")
+	got, err := s.Push(t.Context(), session.Pushed{Updates: []guestapi.RepoUpdate{{Branch: "trunk", Commit: head}}}, session.KnownTo(s.state), w.app.Meter())
 	if err != nil || len(got) != 1 || strings.ContainsAny(got["trunk"], "\x1b\n") || !strings.HasPrefix(got["trunk"], "no") {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -516,8 +462,8 @@ func TestSyncThatFails(t *testing.T) {
 	smalldisk.Run(t, "32m", func(t *testing.T, dir string) {
 		w := newSessionWorld(t)
 		small := filepath.Join(dir, "user")
-		userGit(t, w.user, "clone", "-q", w.user, small)
-		userGit(t, small, "remote", "remove", "origin")
+		worktest.Git(t, w.user, "clone", "-q", w.user, small)
+		worktest.Git(t, small, "remote", "remove", "origin")
 		w.user = small
 		big := make([]byte, 4<<20)
 		_, _ = rand.Read(big)
@@ -526,16 +472,16 @@ func TestSyncThatFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before := w.refs() + userGit(t, small, "--no-optional-locks", "status", "--porcelain")
+		before := w.refs() + worktest.Git(t, small, "--no-optional-locks", "status", "--porcelain")
 		fails := func(why string) {
 			t.Helper()
 			if _, err := w.app.fetchSession(t.Context(), s); err == nil {
 				t.Errorf("%s: it succeeded", why)
 			}
-			if after := w.refs() + userGit(t, small, "--no-optional-locks", "status", "--porcelain"); after != before {
+			if after := w.refs() + worktest.Git(t, small, "--no-optional-locks", "status", "--porcelain"); after != before {
 				t.Errorf("%s: refs have changed:\n%s", why, after)
 			}
-			userGit(t, small, "fsck", "--strict")
+			worktest.Git(t, small, "fsck", "--strict")
 		}
 		smalldisk.Fill(t, dir, 1<<20)
 		fails("full disk")

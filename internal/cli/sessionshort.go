@@ -13,6 +13,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // lsCmd is 'session list' for the interactive workflow.
@@ -51,16 +54,16 @@ and continue then. To delete a session, see 'agentlab rm'.`,
 
 // stopSandbox stops the sandbox of a session, or suspends it to disk.
 func (a *App) stopSandbox(ctx context.Context, c *client.Client, s api.Session, suspend, wait bool) (sb api.Sandbox, err error) {
-	after := lastSandboxEvent(ctx, c, s)
-	done := isStopped
+	after := work.LastSandboxEvent(ctx, c, s)
+	done := work.IsStopped
 	if suspend {
-		done = isOnDisk
+		done = work.IsOnDisk
 		sb, err = c.StopSession(ctx, s.ID, true)
 	} else {
 		sb, err = c.StopSandbox(ctx, fmt.Sprint(s.SandboxVMID), api.SandboxStop{})
 	}
 	if err == nil && wait && !done(sb) {
-		sb, err = a.waitSandbox(ctx, c, sb, after, done)
+		sb, err = work.WaitSandbox(ctx, a, c, sb, after, done)
 	}
 	return sb, err
 }
@@ -81,7 +84,7 @@ deleted without --force; the sandbox is started to find out.`,
 		if err != nil {
 			return err
 		}
-		l.session = s.ID
+		l.Session = s.ID
 		if err := a.removeSession(ctx, c, &l, how); err != nil {
 			return err
 		}
@@ -118,11 +121,11 @@ you attach again.`,
 	cmd.Flags().BoolVar(&web, "web", false, "print the URL and the token for a browser instead of attaching")
 	multiplexerFlag(cmd, &o.multiplexer)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if _, tty := terminal(a.Stdin); !tty && !web {
+		if _, tty := work.TerminalOf(a.Stdin); !tty && !web {
 			name, _, _ := strings.Cut(firstOf(args), "/")
-			return usageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
+			return work.UsageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
-		if err := checkMultiplexer(o.multiplexer); err != nil {
+		if err := attach.CheckMultiplexer(o.multiplexer); err != nil {
 			return err
 		}
 		t, err := a.chosenTarget(ctx, c, firstOf(args))
@@ -131,7 +134,7 @@ you attach again.`,
 		}
 		if t.sandbox != "" {
 			if o.run != "" || web || o.multiplexer != "" {
-				return usageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.sandbox)
+				return work.UsageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.sandbox)
 			}
 			return a.attachSandbox(ctx, c, t.sandbox, o.terminal)
 		}
@@ -144,7 +147,7 @@ you attach again.`,
 // openTarget is what a terminal or an editor opens: a session, or a sandbox without one.
 type openTarget struct {
 	session  api.Session
-	link     repoLink
+	link     session.Link
 	worktree string // its branch; "" means the main one
 	sandbox  string // name
 }
@@ -163,8 +166,8 @@ func (a *App) chosenTarget(ctx context.Context, c *client.Client, arg string) (o
 			return openTarget{sandbox: sb.Name}, err
 		}
 	}
-	if l.session != "" {
-		if s, serr := c.Session(ctx, l.session); serr == nil {
+	if l.Session != "" {
+		if s, serr := c.Session(ctx, l.Session); serr == nil {
 			return openTarget{session: s, link: l, worktree: arg}, nil
 		}
 	}
@@ -173,22 +176,22 @@ func (a *App) chosenTarget(ctx context.Context, c *client.Client, arg string) (o
 
 // workDir returns the directory of a work tree in the running sandbox of a session; ""
 // means the main one.
-func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, worktree string) (string, error) {
+func workDir(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l session.Link, worktree string) (string, error) {
 	if worktree == "" {
 		return guestapi.RepoDir, nil
 	}
 	w := newOpened(c, s, sb, l)
 	var err error
-	if w.state, err = w.sessionRepo.state(ctx); err != nil {
+	if w.state, err = w.Repo.State(ctx); err != nil {
 		return "", err
 	}
 	t, err := w.worktree(worktree)
-	return joinGuest(t.Dir), err
+	return session.JoinGuest(t.Dir), err
 }
 
 // attachSession attaches to a terminal of a session, or with web prints its URL.
-func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l repoLink, o startOptions, web bool) error {
-	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session, l session.Link, o startOptions, web bool) error {
+	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return err
 	}
@@ -196,7 +199,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if choice == nil && o.worktree == "" && !web { // the terminal is the first command: the user waits for it
 		var conn net.Conn
 		sb, err := a.resumeFor(ctx, c, s, 0, func(sandbox string) (err error) {
-			conn, err = a.connectTerminal(ctx, c, sandbox, open)
+			conn, err = a.attached().Connect(ctx, c, sandbox, open)
 			return err
 		})
 		if err != nil {
@@ -213,7 +216,7 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 	if err != nil {
 		return err
 	}
-	if err := a.chooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
+	if err := attach.ChooseMultiplexer(ctx, c, s, sandbox, choice); err != nil {
 		return err
 	}
 	open.Command = openCommand(o, dir)
@@ -224,10 +227,10 @@ func (a *App) attachSession(ctx context.Context, c *client.Client, s api.Session
 }
 
 // attachTerminal is openTerminal for a session, with what follows.
-func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l repoLink, open guestapi.ExecRequest, conn net.Conn) error {
-	err := a.openTerminal(ctx, c, fmt.Sprint(sb.VMID), open, conn)
+func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Session, sb api.Sandbox, l session.Link, open guestapi.ExecRequest, conn net.Conn) error {
+	err := a.attached().Open(ctx, c, fmt.Sprint(sb.VMID), open, conn)
 	if err == nil {
-		a.noteKeepsRunning(s, l.session == s.ID)
+		a.noteKeepsRunning(s, l.Session == s.ID)
 	}
 	return err
 }
@@ -235,16 +238,16 @@ func (a *App) attachTerminal(ctx context.Context, c *client.Client, s api.Sessio
 // attachSandbox attaches to a terminal of a sandbox that has no session.
 func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name string) error {
 	req := guestapi.AttachRequest{Session: name}
-	req.Rows, req.Cols, req.Term = a.windowSize()
+	req.Rows, req.Cols, req.Term = a.attached().Size()
 	conn, err := c.Attach(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
-	a.progressf("attached to terminal %q; detach with Ctrl-]", name)
-	defer a.noticeLease(ctx, c, sandbox)()
-	if err := a.interact(ctx, conn, a.Stdin, true); err != nil {
+	a.Progressf("attached to terminal %q; detach with Ctrl-]", name)
+	defer attach.NoticeLease(ctx, c, sandbox, a.Stderr)()
+	if err := a.attached().Run(ctx, conn, a.Stdin, true); err != nil {
 		return err
 	}
-	a.progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)
+	a.Progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)
 	return nil
 }

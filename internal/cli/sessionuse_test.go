@@ -12,16 +12,19 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // The error for the name of a branch names the flag, and no field of a request.
 func TestBranchNamesAreChecked(t *testing.T) {
 	for flag, want := range map[string]string{"": `"a..b" is`, "worktree": `--worktree: "a..b" is`} {
-		if err := checkBranch("a..b", flag); exitCode(err) != exitUsage || !strings.HasPrefix(err.Error(), want) {
+		if err := session.CheckBranch("a..b", flag); exitCode(err) != exitUsage || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v", flag, err)
 		}
 	}
-	if err := errors.Join(checkBranch("", "worktree"), checkBranch("fix/12", "worktree")); err != nil {
+	if err := errors.Join(session.CheckBranch("", "worktree"), session.CheckBranch("fix/12", "worktree")); err != nil {
 		t.Error(err)
 	}
 }
@@ -31,12 +34,12 @@ func TestBranchNamesAreChecked(t *testing.T) {
 func TestRenamedBranchGivesWay(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	userGit(t, w.guest, "checkout", "-q", "-b", "topic")
+	worktest.Git(t, w.guest, "checkout", "-q", "-b", "topic")
 	first := w.commit(map[string]string{"new": "1"})
 	w.opened()
 	for _, names := range [][2]string{{"topic", "topic/more"}, {"topic/more", "topic"}} {
-		userGit(t, w.guest, "branch", "-q", "-m", names[0], "passing")
-		userGit(t, w.guest, "branch", "-q", "-m", "passing", names[1])
+		worktest.Git(t, w.guest, "branch", "-q", "-m", names[0], "passing")
+		worktest.Git(t, w.guest, "branch", "-q", "-m", "passing", names[1])
 		head := w.commit(map[string]string{"new": names[1]})
 		w.opened()
 		refs := w.refs()
@@ -60,7 +63,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 	ids := map[string]string{}
 	for range 2 { // the second time they are found
 		for _, branch := range []string{"feature/a", "feature-a", "feature_a"} {
-			l, err := findLink(t.Context(), at.path, branch)
+			l, err := session.FindLink(t.Context(), at.Path, branch)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,8 +75,8 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 				t.Errorf("%s has another session", branch)
 			}
 			ids[branch] = s.ID
-			userGit(t, at.path, "checkout", "-q", "-B", branch)
-			if got, err := currentLink(t.Context(), at.path); err != nil || got.session != s.ID || got.branch != branch {
+			worktest.Git(t, at.Path, "checkout", "-q", "-B", branch)
+			if got, err := session.CurrentLink(t.Context(), at.Path); err != nil || got.Session != s.ID || got.Branch != branch {
 				t.Errorf("on %s: %+v, %v", branch, got, err)
 			}
 		}
@@ -81,7 +84,7 @@ func TestBranchesWithSimilarNames(t *testing.T) {
 	if len(store.all) != 3 {
 		t.Errorf("the sessions are %+v", store.all)
 	}
-	t.Chdir(at.path)
+	t.Chdir(at.Path)
 	got := linkedBranches(t.Context())
 	for branch, id := range ids {
 		if got[id] != branch {
@@ -98,7 +101,7 @@ func TestMissingProgramIsNamed(t *testing.T) {
 		"agentlab-agent repo":           {"", "another version of AgentLab"},
 		"agentlab-agent repo programs ": {"", "another version of AgentLab"},
 	} {
-		err := guestFault(guestapi.ExecRequest{Command: strings.Fields(command)}, 127, test[0])
+		err := guestrun.GuestFault(guestapi.ExecRequest{Command: strings.Fields(command)}, 127, test[0])
 		if agentlab.CodeOf(err) != agentlab.CodeUnsupported || !strings.Contains(err.Error(), test[1]) || agentlab.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", command, err, agentlab.HintOf(err))
 		}
@@ -122,9 +125,9 @@ func TestAutomaticSyncIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := int64(100)
-	s.left = &left
+	s.Left = &left
 	_, err = w.app.fetchSession(t.Context(), s)
-	if agentlab.CodeOf(err) != agentlab.CodeLimit || !errors.Is(err, errSyncTotal) || left != 0 {
+	if agentlab.CodeOf(err) != agentlab.CodeLimit || !errors.Is(err, session.ErrSyncTotal) || left != 0 {
 		t.Errorf("%v, %d bytes left", err, left)
 	}
 	left = 1 << 20
@@ -182,7 +185,7 @@ func TestSessionizerOtherSessions(t *testing.T) {
 // More VMs than max_concurrent are started only after a confirmation or with --yes.
 func TestSessionizerConcurrent(t *testing.T) {
 	running := 2
-	c := handlerClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	c := worktest.HandlerClient(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		list := api.List[api.Sandbox]{Items: []api.Sandbox{{State: "STOPPED"}, {State: "DESTROYED"}}}
 		for range running {
 			list.Items = append(list.Items, api.Sandbox{State: "RUNNING"})
@@ -207,8 +210,8 @@ func TestSessionizerConcurrent(t *testing.T) {
 // A sandbox that a command has started is stopped again at its end, unless it ran before.
 func TestStoppedSessionIsStoppedAgain(t *testing.T) {
 	w, stops := newSessionWorld(t), 0
-	guest := commandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte(`{"names":[],"shells":0}`), "", 0 })
-	c := handlerClient(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	guest := worktest.CommandHandler(t, func([]string, []byte) ([]byte, string, int) { return []byte(`{"names":[],"shells":0}`), "", 0 })
+	c := worktest.HandlerClient(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/exec"):
 			guest(rw, r)
@@ -226,7 +229,7 @@ func TestStoppedSessionIsStoppedAgain(t *testing.T) {
 		}
 		stops = 0
 		w.notes.Reset()
-		w.app.leave(t.Context(), newOpened(c, before, api.Sandbox{VMID: 7, Name: "s", State: "READY"}, repoLink{path: w.user}))
+		w.app.leave(t.Context(), newOpened(c, before, api.Sandbox{VMID: 7, Name: "s", State: "READY"}, session.Link{Path: w.user}))
 		if stops != want || want == 1 != strings.Contains(w.notes.String(), "is stopped again") {
 			t.Errorf("%q before: %d stops, %q", state, stops, &w.notes)
 		}

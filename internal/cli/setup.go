@@ -16,6 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 func (a *App) setupCmd() *cobra.Command {
@@ -33,7 +35,7 @@ func (a *App) setupListCmd() *cobra.Command {
 	return query(a, "list", "List snapshots after setup, the last used first", exactArgs(), all((*client.Client).Setups), func(list api.List[api.Setup]) error {
 		t := newTable(a.Stdout, "ID", "REPOSITORY", "BRANCH", "PROFILE", "IMAGE", "STATE", "DISK", "AGE", "USED")
 		for _, s := range list.Items {
-			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, cmp.Or(s.Ref, "(all)"), s.Profile, shortImage(s.Image), s.State, byteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
+			t.row(s.ID[:min(len(s.ID), setupIDShown)], s.Repo, cmp.Or(s.Ref, "(all)"), s.Profile, shortImage(s.Image), s.State, work.ByteSize(s.Bytes), a.age(s.CreatedAt), a.age(s.UsedAt))
 		}
 		return t.flush()
 	})
@@ -52,7 +54,7 @@ next job runs the commands again. Running jobs do not change.`,
 	cmd.Flags().BoolVar(&every, "all", false, "remove all snapshots after setup")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if every == (len(args) == 1) {
-			return usageErrorf("give an ID or --all").WithHint("list snapshots after setup with 'agentlab setup list'")
+			return work.UsageErrorf("give an ID or --all").WithHint("list snapshots after setup with 'agentlab setup list'")
 		}
 		var list api.List[api.Setup]
 		var err error
@@ -71,16 +73,16 @@ next job runs the commands again. Running jobs do not change.`,
 
 // setupSource describes what the commands under setup of a commit depend on. why is the
 // reason if no snapshot after them can be used.
-func setupSource(ctx context.Context, src localSource, p projectfile.File, devcontainer string) (s *api.SetupSource, why string, err error) {
+func setupSource(ctx context.Context, src gitsafe.LocalCommit, p projectfile.File, devcontainer string) (s *api.SetupSource, why string, err error) {
 	switch {
 	case len(p.Setup.Run) == 0:
 		return nil, "", nil
 	case p.Network != nil:
 		return nil, "the repository has a network policy of its own", nil
-	case len(src.modules)+len(src.unsent) > 0:
+	case len(src.Modules)+len(src.Unsent) > 0:
 		return nil, "the repository has submodules", nil
 	}
-	files, err := treeOf(ctx, src.path, src.commit)
+	files, err := treeOf(ctx, src.Path, src.Commit)
 	if err != nil {
 		return nil, "", err
 	}
@@ -98,14 +100,14 @@ func setupSource(ctx context.Context, src localSource, p projectfile.File, devco
 		return nil, "", err
 	}
 	sum := sha256.Sum256(text)
-	s = &api.SetupSource{Ref: src.branch, Sum: hex.EncodeToString(sum[:])}
-	if src.branch == detachedBranch {
-		s.Ref = src.commit
+	s = &api.SetupSource{Ref: src.Branch, Sum: hex.EncodeToString(sum[:])}
+	if src.Branch == gitsafe.DetachedBranch {
+		s.Ref = src.Commit
 	}
 	// Only a commit that the remote's default branch has: a branch here can have its name.
-	_, err = git(ctx, src.path, "merge-base", "--is-ancestor", src.commit, "refs/remotes/origin/HEAD")
+	_, err = gitsafe.Git(ctx, src.Path, "merge-base", "--is-ancestor", src.Commit, "refs/remotes/origin/HEAD")
 	s.Default = err == nil
-	s.Repo, err = copyOf(ctx, src.path)
+	s.Repo, err = copyOf(ctx, src.Path)
 	return s, "", err
 }
 
@@ -118,12 +120,12 @@ func isContainerConfig(name string) bool {
 // copyOf identifies this copy of a repository. It does not contain anything that comes
 // with a repository, such as the address of a remote, which another copy can have.
 func copyOf(ctx context.Context, path string) (string, error) {
-	of, err := identify(ctx, path)
+	of, err := gitsafe.Identify(ctx, path)
 	if err != nil {
 		return "", err
 	}
 	host, err := os.Hostname()
-	return host + ":" + of.id, err
+	return host + ":" + of.ID, err
 }
 
 // preparationLog copies the log of the job that runs the commands under setup for a job,
@@ -138,10 +140,10 @@ func (a *App) preparationLog(ctx context.Context, c *client.Client, id string, c
 
 // useSetup asks for a snapshot after setup for a job. A repository for which there is
 // none runs the commands in each job, with a note.
-func (a *App) useSetup(ctx context.Context, src localSource, p projectfile.File, r *api.JobCreate) error {
+func (a *App) useSetup(ctx context.Context, src gitsafe.LocalCommit, p projectfile.File, r *api.JobCreate) error {
 	s, why, err := setupSource(ctx, src, p, r.Devcontainer)
 	if why != "" {
-		a.progressf("note: the commands under setup run in each job: %s", why)
+		a.Progressf("note: the commands under setup run in each job: %s", why)
 	}
 	r.Setup = s
 	return err

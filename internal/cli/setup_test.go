@@ -8,16 +8,19 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // sourceOf returns the SetupSource of HEAD.
 func sourceOf(t *testing.T, repo string) (*api.SetupSource, string) {
 	t.Helper()
-	src, err := findSource(t.Context(), repo, "")
+	src, err := gitsafe.FindCommit(t.Context(), repo, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := projectAt(t.Context(), repo, src.commit)
+	p, err := projectAt(t.Context(), repo, src.Commit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +36,7 @@ func TestSetupSource(t *testing.T) {
 	repo := filepath.Join(t.TempDir(), "repo")
 	commit := func(files map[string]string) {
 		t.Helper()
-		put(t, repo, files)
+		worktest.Put(t, repo, files)
 		run(t, repo, "git", "add", "-A", "-f")
 		run(t, repo, "git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "--allow-empty", "-m", "x")
 	}
@@ -45,7 +48,7 @@ func TestSetupSource(t *testing.T) {
 	if s, why := sourceOf(t, repo); s != nil || why != "" {
 		t.Errorf("without setup: %+v %q", s, why)
 	}
-	commit(map[string]string{projectFile: "setup: {run: [make], inputs: ['tools/**']}\n"})
+	commit(map[string]string{projectfile.Name: "setup: {run: [make], inputs: ['tools/**']}\n"})
 	first, _ := sourceOf(t, repo)
 	if first.Ref != "main" || first.Default || !strings.HasSuffix(first.Repo, ":"+repo) {
 		t.Errorf("%+v", first)
@@ -62,10 +65,10 @@ func TestSetupSource(t *testing.T) {
 	same(false, map[string]string{"go.mod": "module b"})
 	same(false, map[string]string{"web/package-lock.json": "{}"})
 	same(false, map[string]string{"tools/a/b": "x"})
-	same(false, map[string]string{projectFile: "setup: {run: [make, sh x/prepare.sh], inputs: ['tools/**']}\nservices: deploy/dev.yaml\n", "x/prepare.sh": "true", "deploy/dev.yaml": "a"})
+	same(false, map[string]string{projectfile.Name: "setup: {run: [make, sh x/prepare.sh], inputs: ['tools/**']}\nservices: deploy/dev.yaml\n", "x/prepare.sh": "true", "deploy/dev.yaml": "a"})
 	same(false, map[string]string{"x/prepare.sh": "false"})
 	same(false, map[string]string{"deploy/dev.yaml": "b"})
-	same(false, map[string]string{projectFile: "setup: {run: [make all], inputs: ['tools/**']}\n"})
+	same(false, map[string]string{projectfile.Name: "setup: {run: [make all], inputs: ['tools/**']}\n"})
 
 	// The name of a branch does not make it the default branch.
 	run(t, repo, "git", "update-ref", "refs/remotes/origin/main", "HEAD")
@@ -78,7 +81,7 @@ func TestSetupSource(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	run(t, repo, "git", "checkout", "-q", "--detach")
-	if s, _ := sourceOf(t, repo); !isCommit(s.Ref) {
+	if s, _ := sourceOf(t, repo); !gitsafe.IsCommit(s.Ref) {
 		t.Errorf("%+v", s)
 	}
 	commit(map[string]string{".devcontainer/go/devcontainer.json": "{}"})
@@ -86,7 +89,7 @@ func TestSetupSource(t *testing.T) {
 		t.Errorf("%+v %q", s, why)
 	}
 	run(t, repo, "git", "rm", "-q", "-r", ".devcontainer")
-	commit(map[string]string{projectFile: "setup: [make]\nnetwork: {mode: nat}\n"})
+	commit(map[string]string{projectfile.Name: "setup: [make]\nnetwork: {mode: nat}\n"})
 	if s, why := sourceOf(t, repo); s != nil || why == "" {
 		t.Errorf("%+v %q", s, why)
 	}
@@ -95,7 +98,7 @@ func TestSetupSource(t *testing.T) {
 func TestProjectAt(t *testing.T) {
 	repo := t.TempDir()
 	run(t, repo, "git", "init", "-q", "-b", "main")
-	if err := os.Symlink("/etc/passwd", filepath.Join(repo, projectFile)); err != nil {
+	if err := os.Symlink("/etc/passwd", filepath.Join(repo, projectfile.Name)); err != nil {
 		t.Fatal(err)
 	}
 	run(t, repo, "git", "add", "-A")

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) snapshotCmd() *cobra.Command {
@@ -44,7 +45,7 @@ config.yaml have passed. With --keep it exists until you delete it.`,
 	cmd.Flags().BoolVar(&r.Keep, "keep", false, "delete it neither with the sandbox nor by retention")
 	waitFlag(cmd, &wait, "wait until the sandbox is saved")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		after, err := lastEvent(ctx, c, args[0])
+		after, err := work.LastEvent(ctx, c, args[0])
 		if err != nil {
 			return err
 		}
@@ -66,11 +67,11 @@ func (a *App) waitSnapshot(ctx context.Context, c *client.Client, n api.Snapshot
 		if err != nil {
 			return n, err
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		if e.Kind != agentlab.EventSandboxSnapshot || e.Data["snapshot"] != n.UID {
 			continue
 		}
-		if err := refusal(e); err != nil {
+		if err := work.Refusal(e); err != nil {
 			return n, err
 		}
 		if e.Data["state"] != string(want) {
@@ -106,14 +107,14 @@ has no memory. The command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the sandbox is restored")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Replace the disk and the memory of sandbox %s by its snapshot %s?", args[0], name)) {
-			return usageErrorf("sandbox %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
+		if !yes && !a.Confirm(fmt.Sprintf("Replace the disk and the memory of sandbox %s by its snapshot %s?", args[0], name)) {
+			return work.UsageErrorf("sandbox %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
 		}
 		restore := func(ctx context.Context, sandbox string) (api.Sandbox, error) {
 			return c.RestoreSnapshot(ctx, sandbox, name)
 		}
-		return a.finishSandbox(ctx, c, requestChange(ctx, c, args[0], wait, restore), wait, func(sb api.Sandbox) bool {
-			return !sb.Restoring && (isUp(sb) || isStopped(sb))
+		return a.finishSandbox(ctx, c, work.RequestChange(ctx, c, args[0], wait, restore), wait, func(sb api.Sandbox) bool {
+			return !sb.Restoring && (work.IsUp(sb) || work.IsStopped(sb))
 		})
 	})
 	return cmd
@@ -153,10 +154,10 @@ created from it do not change. The command asks for confirmation, unless it gets
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until it is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of sandbox %s?", name, args[0])) {
-			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
+		if !yes && !a.Confirm(fmt.Sprintf("Delete the snapshot %s of sandbox %s?", name, args[0])) {
+			return work.UsageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
 		}
-		after, err := lastEvent(ctx, c, "") // the sandbox may no longer exist
+		after, err := work.LastEvent(ctx, c, "") // the sandbox may no longer exist
 		if err != nil {
 			return err
 		}
@@ -202,13 +203,13 @@ that. The exit code is 1 if one of the new sandboxes does not become ready.`,
 			if !wait {
 				break
 			}
-			made.Items[i], err = a.waitSandbox(ctx, c, sb, 0, isUp)
+			made.Items[i], err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp)
 			if ctx.Err() != nil {
 				return err
 			}
 			if err != nil {
 				a.printError(err)
-				failed = errors.Join(failed, statusError(exitFailure))
+				failed = errors.Join(failed, work.ExitStatus(exitFailure))
 			}
 		}
 		if err := a.emit(made, func() error { return a.sandboxesTable(made.Items) }); err != nil {

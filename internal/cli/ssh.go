@@ -23,6 +23,8 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // sshKeySeconds is how long an ephemeral key is valid for new connections;
@@ -47,7 +49,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
   agentlab ssh play -- 'cd /tmp/repo && git log'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageErrorf("SANDBOX is missing").WithHint("usage: agentlab ssh SANDBOX|SESSION [-- SSH-ARG...]")
+				return work.UsageErrorf("SANDBOX is missing").WithHint("usage: agentlab ssh SANDBOX|SESSION [-- SSH-ARG...]")
 			}
 			return nil
 		},
@@ -75,7 +77,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		if show {
 			return a.printSSH(sb, argv, dir)
 		}
-		defer a.noticeLease(ctx, c, strconv.Itoa(sb.VMID))()
+		defer attach.NoticeLease(ctx, c, strconv.Itoa(sb.VMID), a.Stderr)()
 		return a.runSSH(ctx, argv)
 	})
 	return cmd
@@ -110,18 +112,11 @@ func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
 	return a.emit(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP}, func() error {
 		quoted := make([]string, len(argv))
 		for i, s := range argv {
-			quoted[i] = shellQuote(s)
+			quoted[i] = work.ShellQuote(s)
 		}
 		_, err := fmt.Fprintln(a.Stdout, strings.Join(quoted, " "))
 		return err
 	})
-}
-
-func shellQuote(s string) string {
-	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // sshCommand authorizes a new key and returns the ssh command line. It writes its
@@ -224,7 +219,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	escape := func(s string) string { return strings.ReplaceAll(shellQuote(s), "%", "%%") }
+	escape := func(s string) string { return strings.ReplaceAll(work.ShellQuote(s), "%", "%%") }
 	cmd := escape(self)
 	for _, w := range words {
 		cmd += " " + escape(w)
@@ -243,7 +238,7 @@ func (a *App) runSSH(ctx context.Context, argv []string) error {
 		return context.Canceled
 	}
 	if code := cmd.ProcessState.ExitCode(); code > 0 {
-		return statusError(code)
+		return work.ExitStatus(code)
 	}
 	return err
 }
@@ -257,7 +252,7 @@ func (a *App) proxyCmd() *cobra.Command {
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
 			if err != nil || port == 0 {
-				return usageErrorf("%q is not a port", args[1])
+				return work.UsageErrorf("%q is not a port", args[1])
 			}
 			return a.proxy(ctx, c, args[0], uint16(port))
 		}),
@@ -279,7 +274,7 @@ func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port 
 	}()
 	_, err = io.Copy(a.Stdout, conn)
 	if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
-		return statusError(exitInterrupted)
+		return work.ExitStatus(exitInterrupted)
 	}
 	return err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // sshSuffix follows the name of a session or sandbox in OpenSSH's configuration.
@@ -175,7 +176,7 @@ func (a *App) sshProxy() (string, error) {
 		if a.socket == "" && a.tokenFile == "" {
 			file := os.Getenv("AGENTLAB_TOKEN_FILE")
 			if file == "" {
-				return "", usageErrorf("the token of a remote daemon must be in a file").WithHint("use --token-file or AGENTLAB_TOKEN_FILE: other programs do not have your environment")
+				return "", work.UsageErrorf("the token of a remote daemon must be in a file").WithHint("use --token-file or AGENTLAB_TOKEN_FILE: other programs do not have your environment")
 			}
 			if file, err = filepath.Abs(file); err != nil {
 				return "", err
@@ -191,7 +192,7 @@ func (a *App) sshProxy() (string, error) {
 	}
 	words = append([]string{"env"}, words...)
 	for i, w := range words {
-		words[i] = strings.ReplaceAll(shellQuote(w), "%", "%%")
+		words[i] = strings.ReplaceAll(work.ShellQuote(w), "%", "%%")
 	}
 	return strings.Join(append(words, "ssh-proxy"), " "), nil
 }
@@ -207,8 +208,8 @@ func (a *App) installSSH(f sshFiles, yes bool) error {
 		return err
 	}
 	included := bytes.Contains(own.text, []byte(f.include()))
-	if !included && !yes && !a.confirm("Add "+sshQuote("Include "+f.config())+" to "+f.user+"?") {
-		return usageErrorf("%s was not changed: not confirmed", f.user).WithHint("confirm it with: agentlab ssh-config --install --yes")
+	if !included && !yes && !a.Confirm("Add "+sshQuote("Include "+f.config())+" to "+f.user+"?") {
+		return work.UsageErrorf("%s was not changed: not confirmed", f.user).WithHint("confirm it with: agentlab ssh-config --install --yes")
 	}
 	if err := f.makeKey(); err != nil {
 		return err
@@ -330,7 +331,7 @@ func (a *App) sshProxyCmd() *cobra.Command {
 		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
 			name := strings.TrimSuffix(args[0], sshSuffix)
 			if name == "" || strings.ContainsAny(args[0], "/\\") || strings.HasPrefix(args[0], ".") {
-				return usageErrorf("%q is not a name of a sandbox", args[0])
+				return work.UsageErrorf("%q is not a name of a sandbox", args[0])
 			}
 			if err := checkSSHOptions(ctx, args[0], parentArgs()); err != nil {
 				return err

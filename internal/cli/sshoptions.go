@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
 // sshForwards are options that OpenSSH adds up: no value before them prevents that the
@@ -39,7 +41,7 @@ func checkSSHOptions(ctx context.Context, host string, args []string) error {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, sanitize(lastLine(strings.TrimSpace(stderr.String())))).
+		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the configuration of OpenSSH for %s: %w: %s", host, err, agentlab.WithoutControls(gitsafe.LastLine(strings.TrimSpace(stderr.String())))).
 			WithHint("run: ssh -G %s", host)
 	}
 	return refusedSSHOption(host, string(out))
@@ -61,7 +63,7 @@ func refusedSSHOption(host, options string) error {
 		default:
 			continue
 		}
-		return agentlab.Errorf(agentlab.CodeDenied, "%q in your configuration of OpenSSH %s", sanitize(name+" "+value), why).
+		return agentlab.Errorf(agentlab.CodeDenied, "%q in your configuration of OpenSSH %s", agentlab.WithoutControls(name+" "+value), why).
 			WithHint("apply it to other hosts only, in ~/.ssh/config: Host * !*%s (ssh -G %s shows what applies)", sshSuffix, host)
 	}
 	return lines.Err()

@@ -16,6 +16,12 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // interactiveAgents are the agents with a terminal interface. Each is a command.
@@ -40,10 +46,6 @@ type startOptions struct {
 	userName, userEmail           string // of commits; "" means the agent's
 	devcontainer                  string
 }
-
-// defaultProfile is the profile of a session that is created without one, if the daemon
-// names none.
-const defaultProfile = "interactive"
 
 // shellOnly is the value of --agent for a shell instead of an agent.
 const shellOnly = "none"
@@ -93,7 +95,7 @@ session persists until 'agentlab rm'.`,
 			n = len(args)
 		}
 		if n > 1 {
-			return usageErrorf("unexpected argument %q", args[1]).WithHint("arguments of the agent follow --")
+			return work.UsageErrorf("unexpected argument %q", args[1]).WithHint("arguments of the agent follow --")
 		}
 		o.path = "."
 		if n == 1 {
@@ -119,7 +121,7 @@ arguments of %[1]s. If it is running already, attach to it.`, name),
 	o.add(cmd)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if n := cmd.ArgsLenAtDash(); n != 0 && len(args) > 0 {
-			return usageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
+			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
 		}
 		o.args = args
 		return a.start(ctx, c, o)
@@ -131,21 +133,21 @@ arguments of %[1]s. If it is running already, attach to it.`, name),
 func (o *startOptions) check(ctx context.Context, top string) error {
 	if o.agent == "" {
 		o.agent = "claude"
-		if configured, err := git(ctx, top, "config", "--get", "agentlab.agent"); err == nil && configured != "" {
+		if configured, err := gitsafe.Git(ctx, top, "config", "--get", "agentlab.agent"); err == nil && configured != "" {
 			o.agent = configured
 		}
 	}
 	if o.agent != shellOnly && !slices.Contains(interactiveAgents, o.agent) {
-		return usageErrorf("unknown agent %q", o.agent).WithHint("choose one of %s, or %s for a shell", strings.Join(interactiveAgents, ", "), shellOnly)
+		return work.UsageErrorf("unknown agent %q", o.agent).WithHint("choose one of %s, or %s for a shell", strings.Join(interactiveAgents, ", "), shellOnly)
 	}
 	if o.agent == shellOnly && (o.resume || len(o.args) > 0) {
-		return usageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
+		return work.UsageErrorf("a shell has no --resume and no arguments").WithHint("remove them, or set --agent")
 	}
 	o.shell = o.agent == shellOnly
-	if err := checkBranch(o.worktree, "worktree"); err != nil {
+	if err := session.CheckBranch(o.worktree, "worktree"); err != nil {
 		return err
 	}
-	if err := checkMultiplexer(o.multiplexer); err != nil {
+	if err := attach.CheckMultiplexer(o.multiplexer); err != nil {
 		return err
 	}
 	var err error
@@ -166,29 +168,30 @@ type started struct {
 func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error {
 	l, err := a.startLink(ctx, &o)
 	if err == nil {
-		err = o.check(ctx, l.path)
+		err = o.check(ctx, l.Path)
 	}
 	if err != nil {
 		return err
 	}
-	head, err := a.sourceHead(ctx, l.path, o.branch)
+	src, err := a.sourceHead(ctx, l.Path, o.branch)
 	if err != nil {
 		return err
 	}
+	head := startHead{LocalCommit: src}
 	if err := a.askIdentity(ctx, l, &o); err != nil {
 		return err
 	}
 	if err := a.askChanges(ctx, l, &o); err != nil {
 		return err
 	}
-	if l.session == "" || o.fresh {
+	if l.Session == "" || o.fresh {
 		done, err := a.packFirst(ctx, l, &head)
 		if err != nil {
 			return err
 		}
 		defer done()
 	}
-	if o.fresh && l.session != "" {
+	if o.fresh && l.Session != "" {
 		if err := a.removeForFresh(ctx, c, &l, o); err != nil {
 			return err
 		}
@@ -196,8 +199,8 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 	if err := a.warnBeforeStart(ctx, c, l, o); err != nil {
 		return err
 	}
-	p := a.projectOf(ctx, l.path, head.commit)
-	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.path, p))
+	p := a.projectOf(ctx, l.Path, head.Commit)
+	s, created, err := a.ensureSession(ctx, c, &l, o.branch, o.newSession(l.Path, p))
 	err = projectImage(err, o.image == "" && p.Image != "")
 	if err == nil && created && cmp.Or(o.image, p.Image) == "" {
 		a.noteQuick(ctx, c, s)
@@ -214,9 +217,9 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 		return err
 	}
 	got.Created = created
-	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || o.detach || a.json {
 		if !tty && !o.detach && !a.json {
-			a.progressf("note: standard input is not a terminal, so nothing is attached")
+			a.Progressf("note: standard input is not a terminal, so nothing is attached")
 		}
 		return a.startDetached(ctx, c, got, open, o)
 	}
@@ -225,26 +228,26 @@ func (a *App) start(ctx context.Context, c *client.Client, o startOptions) error
 
 // startLink returns the link of the session that is started: with --branch that of the
 // branch, and without it the one that the other commands use in this repository, too.
-func (a *App) startLink(ctx context.Context, o *startOptions) (repoLink, error) {
+func (a *App) startLink(ctx context.Context, o *startOptions) (session.Link, error) {
 	if o.branch != "" || o.main {
-		return findLink(ctx, o.path, o.branch)
+		return session.FindLink(ctx, o.path, o.branch)
 	}
-	l, err := currentLink(ctx, o.path)
-	if o.branch = l.branch; l.branch != "" {
-		a.progressf("branch %s has a session of its own", l.branch)
+	l, err := session.CurrentLink(ctx, o.path)
+	if o.branch = l.Branch; l.Branch != "" {
+		a.Progressf("branch %s has a session of its own", l.Branch)
 	}
 	return l, err
 }
 
 // removeForFresh deletes a session that a new one replaces. The link stays: with it the
 // profile survives an interrupt before the new session exists.
-func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink, o startOptions) error {
+func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *session.Link, o startOptions) error {
 	if o.profile != "" {
 		if _, err := c.Profile(ctx, o.profile); err != nil {
 			return err
 		}
 	}
-	if err := l.keepProfile(ctx, c); err != nil {
+	if err := l.KeepProfile(ctx, c); err != nil {
 		return err
 	}
 	return a.removeSession(ctx, c, l, removal{yes: o.yes, keepLink: true})
@@ -252,44 +255,44 @@ func (a *App) removeForFresh(ctx context.Context, c *client.Client, l *repoLink,
 
 // prepareWork starts the sandbox of a session and sends it the repository. It returns
 // the command of its terminal.
-func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, head localSource, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
+func (a *App) prepareWork(ctx context.Context, c *client.Client, l session.Link, head startHead, s api.Session, p projectfile.File, o startOptions) (got started, open guestapi.ExecRequest, err error) {
 	sb, err := a.resumeForWork(ctx, c, s, o.ttl)
 	if err != nil {
 		return got, open, err
 	}
-	r := sessionRepo{c: c, sandbox: fmt.Sprint(sb.VMID), path: l.path, slow: a.saySlow}
-	choice, err := multiplexerChoice(ctx, c, s, o.multiplexer)
+	r := session.Repo{C: c, Sandbox: fmt.Sprint(sb.VMID), Path: l.Path, Slow: a.slow}
+	choice, err := attach.MultiplexerChoice(ctx, c, s, o.multiplexer)
 	if err != nil {
 		return got, open, err
 	}
-	if err := a.chooseMultiplexer(ctx, c, s, r.sandbox, choice); err != nil {
+	if err := attach.ChooseMultiplexer(ctx, c, s, r.Sandbox, choice); err != nil {
 		return got, open, err
 	}
 	if err := a.sendCode(ctx, r, l, head, o); err != nil {
 		return got, open, err
 	}
-	dir, err := a.worktreeDir(ctx, r, o.worktree, head)
+	dir, err := a.worktreeDir(ctx, r, o.worktree, head.LocalCommit)
 	if err != nil {
 		return got, open, err
 	}
-	if err := a.sendDotfiles(ctx, c, r.sandbox, l.path); err != nil {
+	if err := transfer.SendDotfiles(ctx, a, c, r.Sandbox, l.Path); err != nil {
 		return got, open, err
 	}
 	if !o.noEnv {
-		sent, err := a.sendEnvFiles(ctx, c, r.sandbox, l.path, dir)
+		sent, err := transfer.SendEnvFiles(ctx, a, c, r.Sandbox, l.Path, dir)
 		if err != nil {
 			return got, open, err
 		}
 		if n := len(sent.Files); n > 0 {
-			a.progressf("sent %s: %s", agentlab.Plural(n, "environment file"), joinSomeNames(sent.Files))
+			a.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), work.JoinNames(sent.Files))
 		}
 	}
-	if err := a.startEnvironment(ctx, c, s, r.sandbox, l, p.Services != "", o.devcontainer); err != nil {
+	if err := a.startEnvironment(ctx, c, s, r.Sandbox, l, p.Services != "", o.devcontainer); err != nil {
 		return got, open, err
 	}
 	got = started{Session: s, Sandbox: sb, Worktree: o.worktree, Dir: dir}
 	if !o.noSetup {
-		if got.Setup, err = a.setUpSession(ctx, c, r.sandbox, p.Setup); err != nil {
+		if got.Setup, err = a.setUpSession(ctx, c, r.Sandbox, p.Setup); err != nil {
 			return got, open, err
 		}
 	}
@@ -300,14 +303,14 @@ func (a *App) prepareWork(ctx context.Context, c *client.Client, l repoLink, hea
 func (a *App) startDetached(ctx context.Context, c *client.Client, got started, open guestapi.ExecRequest, o startOptions) error {
 	open.TTY = false
 	open.Command = slices.Insert(open.Command, 2, "--detach")
-	if err := guestRun(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
+	if err := guestrun.Run(ctx, c, fmt.Sprint(got.Sandbox.VMID), open, nil, io.Discard); err != nil {
 		return err
 	}
 	terminal := got.Session.Name
 	if got.Worktree != "" {
 		terminal += "/" + got.Worktree
 	}
-	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, shownPath(got.Dir), terminal)
+	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, session.ShownPath(got.Dir), terminal)
 }
 
 // openCommand returns the command that attaches to the terminal of a work tree.
@@ -357,8 +360,8 @@ const lossNoticed = time.Minute
 // then the session is resumed again.
 func (a *App) resumeForWork(ctx context.Context, c *client.Client, s api.Session, ttl time.Duration) (api.Sandbox, error) {
 	return a.resumeFor(ctx, c, s, ttl, func(sandbox string) error {
-		defer a.saySlow("waiting for the sandbox to run a command")()
-		return guestRun(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
+		defer work.SaySlow(a, "waiting for the sandbox to run a command")()
+		return guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"true"}}, nil, io.Discard)
 	})
 }
 
@@ -368,16 +371,16 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 	defer func(was bool) { a.brief = was }(a.brief)
 	a.brief = true
 	for began := time.Now(); ; {
-		after := lastSandboxEvent(ctx, c, s)
+		after := work.LastSandboxEvent(ctx, c, s)
 		sb, err := c.ResumeSession(ctx, s.ID, api.SessionResume{TTLMinutes: int(ttl / time.Minute)})
-		if err == nil && !isUp(sb) {
+		if err == nil && !work.IsUp(sb) {
 			switch {
-			case isStopped(sb) && sb.Reason != "":
-				a.progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, sanitize(sb.Reason))
-			case isStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
-				a.progressf("starting the VM of session %s", s.Name)
+			case work.IsStopped(sb) && sb.Reason != "":
+				a.Progressf("the VM of session %s had ended (%s); its disk is started again", s.Name, agentlab.WithoutControls(sb.Reason))
+			case work.IsStopped(sb) || sb.State == string(agentlab.SandboxSuspended):
+				a.Progressf("starting the VM of session %s", s.Name)
 			}
-			sb, err = a.waitSandbox(ctx, c, sb, after, isUp)
+			sb, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsUp)
 		}
 		if err != nil && sb.Unbootable && s.SandboxVMID != 0 {
 			a.noteUnbootable(s, sb)
@@ -392,18 +395,8 @@ func (a *App) resumeFor(ctx context.Context, c *client.Client, s api.Session, tt
 			return sb, err
 		}
 		s.SandboxVMID = sb.VMID
-		if err := sleepOr(ctx, time.Second); err != nil {
+		if err := work.SleepOr(ctx, time.Second); err != nil {
 			return sb, err
 		}
-	}
-}
-
-// sleepOr waits, or returns the error of an ended context.
-func sleepOr(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -11,16 +11,18 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // warnBeforeStart says what would disappoint the user minutes later: that the agent has
 // no access to a model, and what is wrong with the host. On a terminal the user decides
 // whether to go on without a model, because agents have a login of their own.
-func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink, o startOptions) error {
+func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l session.Link, o startOptions) error {
 	profile := o.profile
-	if l.session != "" {
-		s, err := c.Session(ctx, l.session)
-		if err == nil && isUp(api.Sandbox{State: s.State}) {
+	if l.Session != "" {
+		s, err := c.Session(ctx, l.Session)
+		if err == nil && work.IsUp(api.Sandbox{State: s.State}) {
 			return nil
 		}
 		if err == nil {
@@ -35,7 +37,7 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 	}
 	if profile == "" {
 		var err error
-		if profile, err = l.profile(ctx, c); err != nil {
+		if profile, err = l.Profile(ctx, c); err != nil {
 			return err
 		}
 	}
@@ -46,11 +48,11 @@ func (a *App) warnBeforeStart(ctx context.Context, c *client.Client, l repoLink,
 		return nil
 	}
 	hint, _, _ := strings.Cut(agentlab.HintOf(err), "; --no-preflight") // which is an option of jobs
-	a.progressf("warning: %s\n  → %s", sanitize(err.Error()), sanitize(hint))
-	if _, tty := terminal(a.Stdin); !tty || o.detach || a.json || a.noInput || a.confirm("Start it nevertheless?") {
+	a.Progressf("warning: %s\n  → %s", agentlab.WithoutControls(err.Error()), agentlab.WithoutControls(hint))
+	if _, tty := work.TerminalOf(a.Stdin); !tty || o.detach || a.json || a.noInput || a.Confirm("Start it nevertheless?") {
 		return nil
 	}
-	return usageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
+	return work.UsageErrorf("nothing was started: not confirmed").WithHint("%s", hint)
 }
 
 // noteHost says what the last check of the host has found, such as that CPUs are
@@ -59,11 +61,11 @@ func (a *App) noteHost(all []api.Finding) {
 	var found []string
 	for _, f := range all {
 		if f.Level != levelOK {
-			found = append(found, sanitize(f.Name+": "+f.Detail))
+			found = append(found, agentlab.WithoutControls(f.Name+": "+f.Detail))
 		}
 	}
 	if len(found) > 0 {
-		a.progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
+		a.Progressf("note: the check of the host found: %s\n  → agentlab status", strings.Join(found, "; "))
 	}
 }
 
@@ -82,7 +84,7 @@ func (a *App) noteQuick(ctx context.Context, c *client.Client, s api.Session) {
 	if err != nil || s.Image == "" || p.Image == "" {
 		return
 	}
-	a.progressf("note: the session has the smaller image %s, because %s is not built\n  → build it for later sessions: agentlab image build %[2]s; this one gets it with 'agentlab start --fresh'", s.Image, sanitize(p.Image))
+	a.Progressf("note: the session has the smaller image %s, because %s is not built\n  → build it for later sessions: agentlab image build %[2]s; this one gets it with 'agentlab start --fresh'", s.Image, agentlab.WithoutControls(p.Image))
 }
 
 // noteUnfinished says what remains of a start that ended early. Its sandbox is made or
@@ -91,16 +93,16 @@ func (a *App) noteUnfinished(s api.Session, err error) {
 	if !errors.Is(err, context.Canceled) && agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		return
 	}
-	a.progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
+	a.Progressf("session %s exists, and its sandbox may run or still be started\n  → continue: agentlab start\n  → stop it: agentlab stop %[1]s; or delete it: agentlab rm %[1]s", s.Name)
 }
 
 // noteUnbootable says what a new VM leaves behind.
 func (a *App) noteUnbootable(s api.Session, sb api.Sandbox) {
-	a.progressf(`warning: the VM of session %s does not start again: %s
+	a.Progressf(`warning: the VM of session %s does not start again: %s
   a new VM gets its /workspace; everything else is on the disk of sandbox %d, which is kept until %s
   → its log: agentlab sandbox logs %[3]d
   → try it once more: agentlab sandbox stop %[3]d, then agentlab sandbox start %[3]d
-  → read its disk: docs/interactive.md, "After a crash"`, s.Name, sanitize(sb.Reason), sb.VMID, localTime(sb.LeaseExpiresAt))
+  → read its disk: docs/interactive.md, "After a crash"`, s.Name, agentlab.WithoutControls(sb.Reason), sb.VMID, work.LocalTime(sb.LeaseExpiresAt))
 }
 
 // destroyFailed destroys the former sandboxes of a session that have failed: a resume
@@ -119,13 +121,13 @@ func (a *App) destroyFailed(ctx context.Context, c *client.Client, s api.Session
 		if sb.UID != h.SandboxUID || state != agentlab.SandboxFailed && state != agentlab.SandboxTimeout {
 			continue
 		}
-		r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
-		done := func(sb api.Sandbox) bool { return isDestroyed(sb) || isKept(sb) }
-		if r.err == nil && !done(r.sb) {
-			_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, done)
+		r := work.RequestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+		done := func(sb api.Sandbox) bool { return work.IsDestroyed(sb) || work.IsKept(sb) }
+		if r.Err == nil && !done(r.Sb) {
+			_, r.Err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, done)
 		}
-		if r.err != nil {
-			return r.err
+		if r.Err != nil {
+			return r.Err
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) statusCmd() *cobra.Command {
@@ -40,7 +41,7 @@ is 0 if there are only warnings.`,
 // findingsError returns the exit code for findings.
 func findingsError(all []api.Finding) error {
 	if slices.ContainsFunc(all, func(f api.Finding) bool { return f.Level == levelError }) {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -60,7 +61,7 @@ func (a *App) printStatus(s api.Status) error {
 		t.row("Warm pool:", fmt.Sprintf("%d of %d with image %s and profile %s", p.Ready, p.Count, p.Image, p.Profile))
 	}
 	if m := s.MemoryTotal; m.Sandboxes > 0 {
-		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", byteSize(m.UniqueBytes), agentlab.Plural(m.Sandboxes, "running sandbox")))
+		t.row("Host memory:", fmt.Sprintf("%s of %s, without shared memory", work.ByteSize(m.UniqueBytes), agentlab.Plural(m.Sandboxes, "running sandbox")))
 	}
 	t.row("Jobs:", counts(s.Jobs))
 	if err := t.flush(); err != nil {
@@ -72,9 +73,9 @@ func (a *App) printStatus(s api.Status) error {
 // printFindings prints findings, each with its remedy.
 func (a *App) printFindings(all []api.Finding) error {
 	for _, f := range all {
-		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
+		fmt.Fprintf(a.Stdout, "%s: %s: %s\n", f.Level, agentlab.WithoutControls(f.Name), agentlab.WithoutControls(f.Detail))
 		if f.Remedy != "" {
-			fmt.Fprintf(a.Stdout, "  → %s\n", sanitize(f.Remedy))
+			fmt.Fprintf(a.Stdout, "  → %s\n", agentlab.WithoutControls(f.Remedy))
 		}
 	}
 	return nil
@@ -135,6 +136,6 @@ func (a *App) printEvent(e api.Event) error {
 	if e.JobID == "" && e.SandboxVMID != 0 {
 		about = fmt.Sprint(e.SandboxVMID)
 	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", localTime(e.Time), e.Kind, about, sanitize(e.Message))
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-16s %-18s %s\n", work.LocalTime(e.Time), e.Kind, about, agentlab.WithoutControls(e.Message))
 	return err
 }

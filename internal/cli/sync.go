@@ -16,17 +16,21 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // synced is the output of 'agentlab sync' under --json.
 type synced struct {
-	SessionID   string        `json:"session_id"`
-	Fetched     []fetchedHead `json:"fetched"` // branches that have changed
-	Merged      *merged       `json:"merged,omitempty"`
-	NotMerged   string        `json:"not_merged,omitempty"`  // why nothing was merged
-	Uncommitted int           `json:"uncommitted"`           // files in the session with uncommitted changes
-	Findings    []finding     `json:"findings,omitempty"`    // of the return check
-	MissingLFS  int           `json:"missing_lfs,omitempty"` // objects of Git LFS that were not fetched
+	SessionID   string            `json:"session_id"`
+	Fetched     []fetchedHead     `json:"fetched"` // branches that have changed
+	Merged      *merged           `json:"merged,omitempty"`
+	NotMerged   string            `json:"not_merged,omitempty"`  // why nothing was merged
+	Uncommitted int               `json:"uncommitted"`           // files in the session with uncommitted changes
+	Findings    []gitsafe.Finding `json:"findings,omitempty"`    // of the return check
+	MissingLFS  int               `json:"missing_lfs,omitempty"` // objects of Git LFS that were not fetched
 
 	next  string // command that merges
 	found []returncheck.Finding
@@ -53,7 +57,7 @@ type merged struct {
 func (a *App) syncCmd() *cobra.Command {
 	var into, worktree, session string
 	var fetchOnly, artifacts bool
-	o := artifactOptions{gib: 16}
+	o := transfer.ArtifactOptions{Gib: 16}
 	cmd := &cobra.Command{
 		Use:   "sync [SESSION] | sync --artifacts [PATTERN...]",
 		Short: "Fetch the commits or the artifacts of a session",
@@ -89,27 +93,27 @@ everything is copied, or nothing.`,
 		},
 	}
 	cmd.Flags().BoolVar(&artifacts, "artifacts", false, "copy files that git does not carry, and no commits")
-	cmd.Flags().BoolVar(&o.force, "force", false, "with --artifacts: replace existing files that git does not track")
-	between(cmd.Flags(), &o.gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
+	cmd.Flags().BoolVar(&o.Force, "force", false, "with --artifacts: replace existing files that git does not track")
+	between(cmd.Flags(), &o.Gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
 	cmd.Flags().StringVar(&into, "into", "", "branch to merge into; it is created if it is missing (default: the current one)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "merge this branch of the session, or copy artifacts from its work tree (default: the one with the name of the current branch; for artifacts /workspace)")
 	cmd.Flags().StringVar(&session, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().BoolVar(&fetchOnly, "fetch-only", false, "fetch, and merge nothing")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if fetchOnly && into != "" {
-			return usageErrorf("--fetch-only and --into cannot be used together")
+			return work.UsageErrorf("--fetch-only and --into cannot be used together")
 		}
 		switch {
 		case artifacts && (fetchOnly || into != ""):
-			return usageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
+			return work.UsageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
 		case artifacts:
-			o.patterns, o.worktree, o.session = args, worktree, session
+			o.Patterns, o.Worktree, o.Session = args, worktree, session
 			return a.syncArtifacts(ctx, c, o)
-		case o.force || cmd.Flags().Changed("max-size"):
-			return usageErrorf("--force and --max-size require --artifacts")
+		case o.Force || cmd.Flags().Changed("max-size"):
+			return work.UsageErrorf("--force and --max-size require --artifacts")
 		}
 		if session != "" && len(args) > 0 {
-			return usageErrorf("a session and --session cannot be used together")
+			return work.UsageErrorf("a session and --session cannot be used together")
 		}
 		w, err := a.openSession(ctx, c, cmp.Or(session, firstOf(args)))
 		if err != nil {
@@ -123,7 +127,7 @@ everything is copied, or nothing.`,
 
 // syncCommits fetches the commits of a session, and merges a branch of it.
 func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree string, fetchOnly bool) error {
-	unlock, err := a.lockRepo(ctx, w.path, false)
+	unlock, err := gitsafe.LockRepo(ctx, a, w.Path, false)
 	if err != nil {
 		return err
 	}
@@ -146,7 +150,7 @@ func (a *App) syncCommits(ctx context.Context, w *openedSession, into, worktree 
 			return err
 		}
 	}
-	got.Findings = findingsJSON(got.found)
+	got.Findings = gitsafe.FindingsJSON(got.found)
 	return a.emit(got, func() error { return a.printSynced(w, got) })
 }
 
@@ -156,7 +160,7 @@ const maxJudged = 100
 // judgeHeads is the return check of branches that were fetched and are not merged.
 func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (found []returncheck.Finding, err error) {
 	for _, h := range heads[:min(len(heads), maxJudged)] {
-		more, err := judgeFetched(ctx, w.path, h.Commit)
+		more, err := gitsafe.JudgeFetched(ctx, w.Path, h.Commit)
 		if err != nil {
 			return nil, err
 		}
@@ -171,11 +175,11 @@ func (w *openedSession) judgeHeads(ctx context.Context, heads []fetchedHead) (fo
 
 // admission says how the return check treats commits of the session that are merged into a
 // branch. quiet is set while a program has the terminal.
-func (w *openedSession) admission(into, ref string, quiet bool) admission {
+func (w *openedSession) admission(into, ref string, quiet bool) gitsafe.Admission {
 	short := strings.TrimPrefix(ref, "refs/remotes/")
-	return admission{
-		dir: w.path, verb: "merged", show: "git diff " + into + "..." + short, quiet: quiet,
-		instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
+	return gitsafe.Admission{
+		Dir: w.Path, Verb: "merged", Show: "git diff " + into + "..." + short, Quiet: quiet,
+		Instead: "the commits are fetched; merge them with git if you agree: git merge " + short,
 	}
 }
 
@@ -188,10 +192,10 @@ func firstOf(args []string) string {
 
 // openedSession is a session with its running sandbox and the user's repository.
 type openedSession struct {
-	sessionRepo
+	session.Repo
 
 	session api.Session
-	link    repoLink
+	link    session.Link
 	state   guestapi.RepoState
 	// wasStopped is set if the sandbox was stopped or missing before, see leave.
 	wasStopped bool
@@ -204,20 +208,20 @@ func (a *App) openSession(ctx context.Context, c *client.Client, arg string) (*o
 	if err != nil {
 		return nil, err
 	}
-	if l.remote == "" {
+	if l.Remote == "" {
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "session %s is not one of the repository in the current directory", s.Name).
-			WithHint("change to its repository, or fetch its commits: git fetch %s%s", remoteScheme, s.ID)
+			WithHint("change to its repository, or fetch its commits: git fetch %s%s", session.RemoteScheme, s.ID)
 	}
 	sb, err := a.resumeForWork(ctx, c, s, 0)
 	if err != nil {
 		return nil, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.saySlow
-	if !isUp(api.Sandbox{State: s.State}) && !w.wasStopped {
-		a.progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
+	w.Slow = a.slow
+	if !work.IsUp(api.Sandbox{State: s.State}) && !w.wasStopped {
+		a.Progressf("note: the sandbox of session %[1]s did not run; it was started for this command, and runs now\n  → agentlab stop %[1]s", s.Name)
 	}
-	if w.state, err = w.sessionRepo.state(ctx); err == nil && len(w.state.Worktrees) == 0 {
+	if w.state, err = w.Repo.State(ctx); err == nil && len(w.state.Worktrees) == 0 {
 		err = agentlab.Errorf(agentlab.CodeNotFound, "session %s has no repository yet", s.Name).WithHint("push this one: agentlab start")
 	}
 	if err != nil {
@@ -246,7 +250,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	for _, t := range w.state.Worktrees {
 		got.Uncommitted += t.Uncommitted
 	}
-	have, err := w.link.heads(ctx)
+	have, err := w.link.Heads(ctx)
 	if err != nil {
 		return got, err
 	}
@@ -256,19 +260,19 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 		return got, nil
 	}
 	branches := slices.Sorted(maps.Keys(heads))
-	err = w.fetch(ctx, branches, false, "", func(b *checkedBundle) (err error) {
+	err = w.Fetch(ctx, branches, false, "", func(b *gitsafe.Bundle) (err error) {
 		if b == nil {
 			return nil
 		}
-		if got.MissingLFS, err = w.fetchLFS(ctx, b); err != nil {
+		if got.MissingLFS, err = w.FetchLFS(ctx, b); err != nil {
 			return err
 		}
 		for _, branch := range branches { // they may have moved since the state was read
-			if commit := b.header.refs["refs/heads/"+branch]; commit != "" {
+			if commit := b.Header.Refs["refs/heads/"+branch]; commit != "" {
 				heads[branch] = commit
 			}
 		}
-		return b.keep(ctx, nil)
+		return b.Keep(ctx, nil)
 	})
 	if err != nil {
 		return got, err
@@ -278,19 +282,19 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 	}
 	var update strings.Builder
 	for _, branch := range branches {
-		h := fetchedHead{Branch: branch, Ref: w.link.ref(branch), Commit: heads[branch]}
+		h := fetchedHead{Branch: branch, Ref: w.link.Ref(branch), Commit: heads[branch]}
 		if have[branch] == h.Commit { // it was reset there
 			continue
 		}
-		h.Commits, _ = countRevs(ctx, w.path, h.Commit, "--not", "--all") // 0 if it is unknown
+		h.Commits, _ = countRevs(ctx, w.Path, h.Commit, "--not", "--all") // 0 if it is unknown
 		fmt.Fprintf(&update, "update %s %s\n", h.Ref, h.Commit)
 		got.Fetched = append(got.Fetched, h)
 	}
 	if len(got.Fetched) == 0 {
 		return got, nil
 	}
-	if _, err := (gitInput{stdin: strings.NewReader(update.String())}).run(ctx, w.path, "update-ref", "--no-deref", "--stdin"); err != nil {
-		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", sanitize(err.Error())).
+	if _, err := (gitsafe.Command{Stdin: strings.NewReader(update.String())}).Run(ctx, w.Path, "update-ref", "--no-deref", "--stdin"); err != nil {
+		return got, agentlab.Errorf(agentlab.CodeConflict, "the refs of the session cannot be set: %s", agentlab.WithoutControls(err.Error())).
 			WithHint("no ref was changed; run the command again")
 	}
 	return got, nil
@@ -298,7 +302,7 @@ func (a *App) fetchSession(ctx context.Context, w *openedSession) (synced, error
 
 // countRevs returns the number of commits that the arguments of git rev-list select.
 func countRevs(ctx context.Context, path string, revs ...string) (n int, err error) {
-	out, err := git(ctx, path, append([]string{"rev-list", "--count"}, revs...)...)
+	out, err := gitsafe.Git(ctx, path, append([]string{"rev-list", "--count"}, revs...)...)
 	if err == nil {
 		n, err = strconv.Atoi(out)
 	}
@@ -309,31 +313,31 @@ func countRevs(ctx context.Context, path string, revs ...string) (n int, err err
 func (a *App) printHeads(w *openedSession, got synced) {
 	for _, h := range got.Fetched {
 		if !a.json {
-			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
+			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.link.Remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
 		}
 	}
 }
 
 func (a *App) printSynced(w *openedSession, got synced) error {
 	a.printHeads(w, got)
-	a.noteLFS(got.MissingLFS)
+	gitsafe.NoteLFS(a, got.MissingLFS)
 	if got.Merged == nil {
-		a.noteFetched(got.found, "")
+		gitsafe.NoteFetched(a, got.found, "")
 	} else {
-		a.noteNamed(got.found)
+		gitsafe.NoteNamed(a, got.found)
 	}
 	switch m := got.Merged; {
 	case m != nil && m.old == "":
-		a.progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
+		a.Progressf("branch %s is new, at %.12s of the session's %s\n  → git log -p %s", m.Branch, m.Commit, m.From, m.Branch)
 	case m != nil:
-		a.progressf("merged %s of the session: branch %s is at %.12s now\n  → git log -p %.12s..%s", m.From, m.Branch, m.Commit, m.old, m.Branch)
+		a.Progressf("merged %s of the session: branch %s is at %.12s now\n  → git log -p %.12s..%s", m.From, m.Branch, m.Commit, m.old, m.Branch)
 	case got.NotMerged != "":
-		a.progressf("nothing is merged: %s", got.NotMerged)
+		a.Progressf("nothing is merged: %s", got.NotMerged)
 	case len(got.Fetched) == 0:
-		a.progressf("there is nothing new")
+		a.Progressf("there is nothing new")
 	}
 	if got.next != "" {
-		a.progressf("  → %s", got.next)
+		a.Progressf("  → %s", got.next)
 	}
 	a.noteModules(w)
 	for _, t := range w.state.Worktrees {
@@ -344,7 +348,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 		if t.Dir != "" {
 			of += " --worktree " + strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/")
 		}
-		a.progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), shownGuest(t.Dir), of, of)
+		a.Progressf("note: %s in %s of the session\n  → agentlab diff%s\n  → agentlab apply%s", uncommittedFiles(t.Uncommitted), session.ShownGuest(t.Dir), of, of)
 	}
 	return nil
 }
@@ -352,7 +356,7 @@ func (a *App) printSynced(w *openedSession, got synced) error {
 // option returns the option that selects the session in a command, if one is needed: ""
 // for the session that commands use by themselves.
 func (w *openedSession) option() string {
-	if w.link.remote == remoteName {
+	if w.link.Remote == session.RemoteName {
 		return ""
 	}
 	return " --session " + w.session.Name
@@ -361,13 +365,13 @@ func (w *openedSession) option() string {
 // notMerged returns why a sync has merged nothing, and a command that merges what the
 // session has and the branch lacks; "" if there is none.
 func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree string) (why, next string) {
-	current := currentBranch(ctx, w.path)
+	current := gitsafe.CurrentBranch(ctx, w.Path)
 	from, target := w.mergeSource(current, into, worktree), cmp.Or(into, current)
 	switch at := w.state.Branches[from]; {
 	case at == "":
 		why = "the session has no branch " + from
-	case replacedHere(ctx, w.path, target, at) && !isAncestor(ctx, w.path, at, "refs/heads/"+target):
-		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.remote + "/" + from + ")", w.link.forcePush(target + ":" + from)
+	case replacedHere(ctx, w.Path, target, at) && !gitsafe.IsAncestor(ctx, w.Path, at, "refs/heads/"+target):
+		return from + " of the session has nothing new: " + replacedWhy(at) + " (to merge it nevertheless: git merge " + w.link.Remote + "/" + from + ")", w.link.ForcePush(target + ":" + from)
 	default:
 		why = "branch " + target + " has all commits of " + from
 	}
@@ -375,7 +379,7 @@ func (a *App) notMerged(ctx context.Context, w *openedSession, into, worktree st
 		if t.Branch == "" || t.Branch == from || w.state.Branches[t.Branch] == "" {
 			continue
 		}
-		n, err := countRevs(ctx, w.path, w.link.ref(t.Branch), "--not", "refs/heads/"+target)
+		n, err := countRevs(ctx, w.Path, w.link.Ref(t.Branch), "--not", "refs/heads/"+target)
 		if err != nil || n == 0 {
 			continue
 		}

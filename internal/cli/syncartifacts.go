@@ -2,76 +2,42 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"io"
-	"io/fs"
 	"os"
-	"path"
-	"slices"
 	"strings"
-
-	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
-	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
-
-const (
-	projectFile     = projectfile.Name
-	maxArtifacts    = 10000    // files that one sync copies
-	maxArtifactList = 64 << 20 // bytes of the names that a guest lists
-)
-
-// artifactListScript lists the files of the work tree $1 that git does not track, below
-// the pathspecs that follow.
-const artifactListScript = `set -euo pipefail
-cd -- "$1"
-shift
-exec git ls-files -z --others -- "$@"`
-
-// artifactPullScript writes an archive of the files of the directory $1 whose names are
-// on standard input.
-const artifactPullScript = `set -euo pipefail
-cd -- "$1"
-exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --hard-dereference \
-  --no-recursion --null --verbatim-files-from --files-from=-`
-
-// artifactOptions are what 'agentlab sync --artifacts' was asked for.
-type artifactOptions struct {
-	patterns []string
-	worktree string
-	session  string
-	force    bool
-	gib      int
-}
 
 // syncedArtifacts is the output of 'agentlab sync --artifacts' under --json.
 type syncedArtifacts struct {
-	SessionID string         `json:"session_id"`
-	Directory string         `json:"directory"` // on this machine
-	Files     []string       `json:"files"`     // sorted, relative to the directory
-	Bytes     int64          `json:"bytes"`
-	Skipped   []skippedEntry `json:"skipped"`
-	Changed   bool           `json:"changed_while"`      // the guest changed files during the copy
-	Findings  []finding      `json:"findings,omitempty"` // of the return check
+	SessionID string                  `json:"session_id"`
+	Directory string                  `json:"directory"` // on this machine
+	Files     []string                `json:"files"`     // sorted, relative to the directory
+	Bytes     int64                   `json:"bytes"`
+	Skipped   []transfer.SkippedEntry `json:"skipped"`
+	Changed   bool                    `json:"changed_while"`      // the guest changed files during the copy
+	Findings  []gitsafe.Finding       `json:"findings,omitempty"` // of the return check
 
 	found []returncheck.Finding
 }
 
 // syncArtifacts copies files that git does not carry from the session of the repository
 // in the current directory to its work tree here.
-func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOptions) error {
-	l, err := findLink(ctx, ".", "")
+func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o transfer.ArtifactOptions) error {
+	l, err := session.FindLink(ctx, ".", "")
 	if err != nil {
 		return err
 	}
-	if o.patterns, err = artifactPatterns(l.path, o.patterns); err != nil { // before a VM is started
+	if o.Patterns, err = transfer.ArtifactPatterns(l.Path, o.Patterns); err != nil { // before a VM is started
 		return err
 	}
-	w, err := a.openSession(ctx, c, o.session)
+	w, err := a.openSession(ctx, c, o.Session)
 	if err != nil {
 		return err
 	}
@@ -81,321 +47,45 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o artifactOpt
 		return err
 	}
 	if !a.json {
-		a.copyNotes(copied{Skipped: got.Skipped, Changed: got.Changed})
-		a.noteNamed(got.found)
+		transfer.CopyNotes(a, transfer.Copied{Skipped: got.Skipped, Changed: got.Changed})
+		gitsafe.NoteNamed(a, got.found)
 	}
-	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), byteSize(got.Bytes), sanitize(got.Directory), joinSomeNames(got.Files))
-}
-
-// artifactPatterns returns the patterns of the arguments, or else those that the project
-// file of the work tree here declares. The file of the guest does not count: it would
-// decide which files are written to this machine.
-func artifactPatterns(top string, args []string) ([]string, error) {
-	where, patterns := "the arguments", args
-	if len(args) == 0 {
-		where = projectFile
-		text, err := readProjectFile(top)
-		if err != nil {
-			return nil, err
-		}
-		p, err := projectfile.Parse(text)
-		if err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s: %w", projectFile, err).WithHint("correct it, or name patterns: agentlab sync --artifacts 'dist/**'")
-		}
-		patterns = p.Outputs
-	}
-	if len(patterns) == 0 {
-		return nil, agentlab.Errorf(agentlab.CodeNotFound, "no artifacts are declared: %s of this work tree has no outputs", projectFile).
-			WithHint("add them, e.g. outputs: [\"dist/**\"], or name patterns: agentlab sync --artifacts 'dist/**'")
-	}
-	if err := projectfile.CheckOutputs(patterns); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeOf(err), "%s: %w", where, err).WithHint("%s", agentlab.HintOf(err))
-	}
-	clean := make([]string, len(patterns))
-	for i, p := range patterns {
-		clean[i] = path.Clean(p)
-	}
-	return clean, nil
-}
-
-// readProjectFile returns the content of the project file; a missing one is empty.
-func readProjectFile(top string) ([]byte, error) {
-	root, err := os.OpenRoot(top)
-	if err != nil {
-		return nil, localFault(top, err)
-	}
-	defer func() { _ = root.Close() }()
-	st, err := root.Stat(projectFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err == nil && (!st.Mode().IsRegular() || st.Size() > projectfile.MaxBytes) {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%s is not a file of at most %s", projectFile, byteSize(projectfile.MaxBytes))
-	}
-	var text []byte
-	if err == nil {
-		text, err = root.ReadFile(projectFile)
-	}
-	if err != nil {
-		return nil, localFault(projectFile, err)
-	}
-	return text, nil
+	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
 }
 
 // pullArtifacts copies the files that match. It changes nothing if one of them cannot be
 // copied.
-func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o artifactOptions) (syncedArtifacts, error) {
-	got := syncedArtifacts{SessionID: w.session.ID, Directory: w.path, Files: []string{}, Skipped: []skippedEntry{}}
-	tree, err := w.worktree(o.worktree)
+func (a *App) pullArtifacts(ctx context.Context, w *openedSession, o transfer.ArtifactOptions) (syncedArtifacts, error) {
+	got := syncedArtifacts{SessionID: w.session.ID, Directory: w.Path, Files: []string{}, Skipped: []transfer.SkippedEntry{}}
+	tree, err := w.worktree(o.Worktree)
 	if err != nil {
 		return got, err
 	}
-	from := copyPath{w.sandbox, joinGuest(tree.Dir)}
-	names, err := a.listArtifacts(ctx, w.c, from, o.patterns)
+	from := transfer.Place{Sandbox: w.Sandbox, Path: session.JoinGuest(tree.Dir)}
+	names, err := transfer.ListArtifacts(ctx, a, w.C, from, o.Patterns)
 	if err != nil {
 		return got, err
 	}
-	root, err := os.OpenRoot(w.path)
+	root, err := os.OpenRoot(w.Path)
 	if err != nil {
-		return got, localFault(w.path, err)
+		return got, work.LocalFault(w.Path, err)
 	}
 	defer func() { _ = root.Close() }()
-	all := copied{}
-	if names, err = wantedArtifacts(ctx, root, w.path, names, &all); err != nil {
+	all := transfer.Copied{}
+	if names, err = transfer.WantedArtifacts(ctx, root, w.Path, names, &all); err != nil {
 		return got, err
 	}
 	if len(names) == 0 {
-		e := agentlab.Errorf(agentlab.CodeNotFound, "no file of the session that git does not carry matches %s", sanitize(strings.Join(o.patterns, " ")))
+		e := agentlab.Errorf(agentlab.CodeNotFound, "no file of the session that git does not carry matches %s", agentlab.WithoutControls(strings.Join(o.Patterns, " ")))
 		if n := len(all.Skipped); n > 0 {
-			e = agentlab.Errorf(agentlab.CodeNotFound, "%s of the session, e.g. %s, cannot be copied: %s", agentlab.Plural(n, "file"), sanitize(all.Skipped[0].Path), all.Skipped[0].Reason)
+			e = agentlab.Errorf(agentlab.CodeNotFound, "%s of the session, e.g. %s, cannot be copied: %s", agentlab.Plural(n, "file"), agentlab.WithoutControls(all.Skipped[0].Path), all.Skipped[0].Reason)
 		}
 		return got, e.WithHint("build them in the session first, or choose other patterns; commits come with 'agentlab sync'")
 	}
-	if got.Files, got.found, err = a.installArtifacts(ctx, w.c, root, from, names, o, &all); err != nil {
+	if got.Files, got.found, err = transfer.InstallArtifacts(ctx, a, w.C, root, from, names, o, &all); err != nil {
 		return got, err
 	}
 	got.Bytes, got.Skipped, got.Changed = all.Bytes, append(got.Skipped, all.Skipped...), all.Changed
-	got.Findings = findingsJSON(got.found)
+	got.Findings = gitsafe.FindingsJSON(got.found)
 	return got, nil
-}
-
-// listArtifacts returns the matching files of a work tree in the guest.
-func (a *App) listArtifacts(ctx context.Context, c *client.Client, from copyPath, patterns []string) ([]string, error) {
-	args := []string{from.path}
-	for _, p := range patterns {
-		base, _ := doublestar.SplitPattern(p)
-		args = append(args, ":(literal)"+base)
-	}
-	list := bounded.Head{Max: maxArtifactList, Fail: errOutputTooLarge}
-	code, text, err := copyScript(ctx, c, from.sandbox, "", artifactListScript, args, nil, &list)
-	switch {
-	case errors.Is(err, errOutputTooLarge):
-		return nil, agentlab.Errorf(agentlab.CodeLimit, "the session has too many files that git does not carry").WithHint("choose patterns that begin with a directory")
-	case err != nil:
-		return nil, err
-	case code != 0:
-		return nil, copyFault(from, code, text)
-	}
-	var names []string
-	for name := range strings.SplitSeq(list.String(), "\x00") {
-		if name == "" || !slices.ContainsFunc(patterns, func(p string) bool { return doublestar.MatchUnvalidated(p, name) }) {
-			continue
-		}
-		if len(name) > maxEntryName || !localName(name) || path.Clean(name) != name {
-			return nil, guestInvalid("the file %.200q", name)
-		}
-		if names = append(names, name); len(names) > maxArtifacts {
-			return nil, agentlab.Errorf(agentlab.CodeLimit, "more than %d files of the session match", maxArtifacts).WithHint("choose narrower patterns, or archive the files in the session")
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
-}
-
-// wantedArtifacts leaves out what must not come from a guest: files that git tracks here
-// or that belong to another repository, files that the return check refuses or holds, and
-// what .agentlabignore names.
-func wantedArtifacts(ctx context.Context, root *os.Root, top string, names []string, got *copied) ([]string, error) {
-	tracked, err := trackedNames(ctx, top)
-	if err != nil {
-		return nil, err
-	}
-	ignored, err := ignoredNames(ctx, top, names)
-	if err != nil {
-		return nil, err
-	}
-	host := workTreeHost(ctx, top)
-	host.Names = func(dir string) []string { return dirNames(root, dir) }
-	entries := make([]returncheck.Entry, len(names))
-	for i, name := range names {
-		entries[i] = returncheck.Entry{Path: name, Kind: returncheck.File}
-	}
-	held := map[string]string{}
-	for _, f := range returncheck.Check(entries, host) {
-		if f.Level != returncheck.Named {
-			held[f.Path] = f.Why
-		}
-	}
-	var wanted []string
-	for _, name := range names {
-		reason := ""
-		switch {
-		case held[name] != "":
-			reason = held[name]
-		case returncheck.Fold(path.Base(name)) == ".gitignore":
-			reason = "it configures git"
-		case ignored[name]:
-			reason = ignoreFile + " names it"
-		}
-		for at := name; at != "." && reason == ""; at = path.Dir(at) {
-			_, gitErr := root.Lstat(path.Join(at, ".git"))
-			switch {
-			case tracked[strings.ToLower(at)]:
-				reason = "git tracks it here"
-			case at != name && gitErr == nil:
-				reason = "it belongs to another repository here"
-			}
-		}
-		if reason != "" {
-			got.skip(name, reason)
-			continue
-		}
-		wanted = append(wanted, name)
-	}
-	return wanted, nil
-}
-
-// trackedNames returns the files that git tracks, in lower case: a file system can
-// ignore case.
-func trackedNames(ctx context.Context, top string) (map[string]bool, error) {
-	out, err := gitInput{raw: true}.run(ctx, top, "ls-files", "-z", "--cached", "--full-name")
-	if err != nil {
-		return nil, err
-	}
-	tracked := map[string]bool{}
-	for name := range strings.SplitSeq(out, "\x00") {
-		tracked[strings.ToLower(name)] = true
-	}
-	return tracked, nil
-}
-
-// ignoredNames returns those of the names, which need not exist, that the file
-// .agentlabignore of a work tree names. It asks git in an empty repository, where no
-// other rule applies.
-func ignoredNames(ctx context.Context, top string, names []string) (map[string]bool, error) {
-	root, err := os.OpenRoot(top)
-	if err != nil {
-		return nil, localFault(top, err)
-	}
-	defer func() { _ = root.Close() }()
-	rules, err := root.ReadFile(ignoreFile)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(names) == 0 {
-		return map[string]bool{}, nil
-	}
-	if err != nil {
-		return nil, localFault(ignoreFile, err) // otherwise more would be copied than the user wants
-	}
-	empty, remove, err := tempDir("agentlab-ignore-*")
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
-	if _, err := git(ctx, empty, "init", "--quiet", "--template="); err != nil {
-		return nil, err
-	}
-	// The last rule has a file that is always named, so that git succeeds.
-	const sentinel = ".agentlab-none"
-	rules = append(rules, "\n/"+sentinel+"\n"...)
-	if err := os.WriteFile(path.Join(empty, ".gitignore"), rules, 0o600); err != nil {
-		return nil, err
-	}
-	in := gitInput{stdin: strings.NewReader(strings.Join(append(slices.Clone(names), sentinel), "\x00") + "\x00"), raw: true}
-	out, err := in.run(ctx, empty, "-c", "core.excludesFile="+os.DevNull, "check-ignore", "--no-index", "-z", "--stdin")
-	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "git cannot apply %s: %w", ignoreFile, err)
-	}
-	ignored := map[string]bool{}
-	for name := range strings.SplitSeq(out, "\x00") {
-		ignored[name] = true
-	}
-	return ignored, nil
-}
-
-// installArtifacts copies files to the top of a work tree, and returns their names and the
-// findings about them. They are complete and checked before the first one is moved to its
-// place.
-func (a *App) installArtifacts(ctx context.Context, c *client.Client, top *os.Root, from copyPath, names []string, o artifactOptions, got *copied) ([]string, []returncheck.Finding, error) {
-	stage, remove, err := stageDir(top)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer remove()
-	// After a crash git must not take the directory for work of the user.
-	if err := top.WriteFile(path.Join(stage, ".gitignore"), []byte("*\n"), 0o600); err != nil {
-		return nil, nil, localFault(top.Name(), err)
-	}
-	root, err := top.OpenRoot(stage)
-	if err != nil {
-		return nil, nil, localFault(top.Name(), err)
-	}
-	defer func() { _ = root.Close() }()
-	m := a.newMeter()
-	defer m.done()
-	list := strings.NewReader(".\x00" + strings.Join(names, "\x00") + "\x00")
-	got.Changed, err = a.readArchive(ctx, c, from, "", artifactPullScript, []string{from.path}, list, func(archive io.Reader) error {
-		isDir, err := unpack(root, archive, int64(o.gib)<<30, got, func() { m.moved("receiving", *got) })
-		if err == nil && !isDir {
-			err = errArchive("it is not a directory")
-		}
-		return err
-	})
-	m.done()
-	if err != nil {
-		return nil, nil, err
-	}
-	files, err := checkArtifacts(root, names, got)
-	if err != nil {
-		return nil, nil, err
-	}
-	j, err := judgeFiles(ctx, root, "top", top.Name(), ".")
-	if err == nil { // what it refuses or holds by name alone is left out before
-		err = a.admit(ctx, j.found, admission{dir: top.Name(), verb: "copied"})
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return files, j.found, (installer{top, o.force}).install(path.Join(stage, "top"), ".")
-}
-
-// checkArtifacts checks that an extracted archive has nothing but what was asked for, and
-// removes its links. It returns the files.
-func checkArtifacts(root *os.Root, names []string, got *copied) (files []string, err error) {
-	wanted := map[string]bool{}
-	for _, name := range names {
-		wanted[name] = true
-		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
-			wanted[dir+"/"] = true
-		}
-	}
-	err = fs.WalkDir(root.FS(), "top", func(at string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return localFault(at, err)
-		}
-		name := strings.TrimPrefix(at, "top/")
-		switch {
-		case at == "top" || d.IsDir() && wanted[name+"/"]:
-			return nil
-		case d.IsDir() || !wanted[name]:
-			return errArchive("it has %.200q, which was not requested", name)
-		case !d.Type().IsRegular():
-			got.skip(name, "it is a link")
-			return root.Remove(at)
-		}
-		files = append(files, name)
-		return nil
-	})
-	if err == nil && len(files) == 0 {
-		err = agentlab.Errorf(agentlab.CodeNotFound, "no file that matches can be copied").WithHint("artifacts are regular files; links are left out")
-	}
-	return files, err
 }

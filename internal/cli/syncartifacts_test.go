@@ -13,27 +13,29 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/projectfile"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // artifactSession returns the session of a guest whose files are those of w.guest. If
 // archive is not nil, it is what the guest sends instead of the files.
 func (w *sessionWorld) artifactSession(archive []byte) *openedSession {
 	w.Helper()
-	c := commandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
-		if archive != nil && command[2] == artifactPullScript {
+	c := worktest.CommandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
+		if archive != nil && command[2] == transfer.ArtifactPullScript {
 			return archive, "", 0
 		}
 		args := slices.Clone(command[4:])
 		args[0] = w.guest + strings.TrimPrefix(args[0], guestapi.RepoDir)
-		out, code, text := guestScript(w.T, w.guest, command[2], bytes.NewReader(in), args...)
+		out, code, text := worktest.GuestScript(w.T, w.guest, command[2], bytes.NewReader(in), args...)
 		return out, text, code
 	})
 	return &openedSession{
-		sessionRepo: sessionRepo{c: c, sandbox: "1", path: w.user},
-		session:     api.Session{ID: "se-1", Name: "s"},
-		link:        repoLink{path: w.user, remote: remoteName, session: "se-1"},
-		state:       guestapi.RepoState{Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}, {Branch: "fix", Dir: ".worktrees/fix"}}},
+		Repo:    session.Repo{C: c, Sandbox: "1", Path: w.user},
+		session: api.Session{ID: "se-1", Name: "s"},
+		link:    session.Link{Path: w.user, Remote: session.RemoteName, Session: "se-1"},
+		state:   guestapi.RepoState{Worktrees: []guestapi.RepoWorktree{{Branch: "trunk"}, {Branch: "fix", Dir: ".worktrees/fix"}}},
 	}
 }
 
@@ -62,22 +64,22 @@ func (w *sessionWorld) userFiles() map[string]string {
 func TestSyncArtifacts(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"dist/tracked.js": "of the user", ".gitignore": "*.log\nbuild/\n", ".agentlabignore": "*.map\n/build/cache/\n", "vendor/lib/x": "1"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "files")
-	userGit(t, w.user, "init", "-q", "nested")
-	put(t, w.guest, map[string]string{
+	worktest.Put(t, w.user, map[string]string{"dist/tracked.js": "of the user", ".gitignore": "*.log\nbuild/\n", ".agentlabignore": "*.map\n/build/cache/\n", "vendor/lib/x": "1"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "files")
+	worktest.Git(t, w.user, "init", "-q", "nested")
+	worktest.Put(t, w.guest, map[string]string{
 		"dist/app.js": "new", "dist/app.js.map": "map", "dist/TRACKED.js": "evil", "build/a.out": "binary", "build/cache/x": "cache",
 		"build/.envrc": "evil", "build/.gitattributes": "evil", "nested/a.out": "evil", "-n.log": "log", "other.txt": "other",
 		"vendor/lib/x/evil": "evil", ".worktrees/fix/only.log": "of the work tree",
 	})
-	userGit(t, w.guest, "init", "-q", ".worktrees/fix")
+	worktest.Git(t, w.guest, "init", "-q", ".worktrees/fix")
 	if err := os.Symlink("/etc/passwd", filepath.Join(w.guest, "build", "link")); err != nil {
 		t.Fatal(err)
 	}
 	before := w.userFiles()
 	s := w.artifactSession(nil)
-	o := artifactOptions{patterns: []string{"{dist,nested,vendor}/**", "build/**", "*.log"}, gib: 1}
+	o := transfer.ArtifactOptions{Patterns: []string{"{dist,nested,vendor}/**", "build/**", "*.log"}, Gib: 1}
 	got, err := w.app.pullArtifacts(t.Context(), s, o)
 	if err != nil {
 		t.Fatal(err)
@@ -103,12 +105,12 @@ func TestSyncArtifacts(t *testing.T) {
 		t.Error(err)
 	}
 	// Existing files stay, all of them, unless they may be replaced.
-	put(t, w.guest, map[string]string{"dist/app.js": "newer", "dist/second.js": "2"})
+	worktest.Put(t, w.guest, map[string]string{"dist/app.js": "newer", "dist/second.js": "2"})
 	_, err = w.app.pullArtifacts(t.Context(), s, o)
 	if agentlab.CodeOf(err) != agentlab.CodeExists || !maps.Equal(w.userFiles(), before) {
 		t.Errorf("%v", err)
 	}
-	o.force = true
+	o.Force = true
 	if _, err = w.app.pullArtifacts(t.Context(), s, o); err != nil {
 		t.Error(err)
 	}
@@ -117,15 +119,15 @@ func TestSyncArtifacts(t *testing.T) {
 		t.Errorf("files: %v", after)
 	}
 
-	o.worktree, o.patterns = "fix", []string{"*.log"}
+	o.Worktree, o.Patterns = "fix", []string{"*.log"}
 	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Equal(got.Files, []string{"only.log"}) {
 		t.Errorf("%+v %v", got, err)
 	}
-	o.patterns = []string{"**"}
+	o.Patterns = []string{"**"}
 	if got, err = w.app.pullArtifacts(t.Context(), s, o); err != nil || !slices.Contains(got.Files, "only.log") {
 		t.Errorf("%+v %v", got, err)
 	}
-	o.patterns = []string{"nothing/**"}
+	o.Patterns = []string{"nothing/**"}
 	if _, err = w.app.pullArtifacts(t.Context(), s, o); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Error(err)
 	}
@@ -151,7 +153,7 @@ func TestHostileArtifacts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSessionWorld(t)
-			put(t, w.guest, map[string]string{"dist/app.js": "new"})
+			worktest.Put(t, w.guest, map[string]string{"dist/app.js": "new"})
 			var archive bytes.Buffer
 			out := tar.NewWriter(&archive)
 			for _, h := range entries {
@@ -163,7 +165,7 @@ func TestHostileArtifacts(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := w.userFiles()
-			got, err := w.app.pullArtifacts(t.Context(), w.artifactSession(archive.Bytes()), artifactOptions{patterns: []string{"dist/**"}, force: true, gib: 1})
+			got, err := w.app.pullArtifacts(t.Context(), w.artifactSession(archive.Bytes()), transfer.ArtifactOptions{Patterns: []string{"dist/**"}, Force: true, Gib: 1})
 			if err == nil {
 				t.Errorf("accepted: %+v", got)
 			}
@@ -181,44 +183,10 @@ func TestArtifactsDoNotFollowLinks(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(w.user, "dist")); err != nil {
 		t.Fatal(err)
 	}
-	put(t, w.guest, map[string]string{"dist/app.js": "new"})
-	_, err := w.app.pullArtifacts(t.Context(), w.artifactSession(nil), artifactOptions{patterns: []string{"dist/**"}, force: true, gib: 1})
+	worktest.Put(t, w.guest, map[string]string{"dist/app.js": "new"})
+	_, err := w.app.pullArtifacts(t.Context(), w.artifactSession(nil), transfer.ArtifactOptions{Patterns: []string{"dist/**"}, Force: true, Gib: 1})
 	left, _ := os.ReadDir(outside)
 	if err == nil || len(left) != 0 {
 		t.Errorf("%v, %d files", err, len(left))
-	}
-}
-
-func TestArtifactPatterns(t *testing.T) {
-	for name, c := range map[string]struct {
-		file string
-		args []string
-		want []string
-		code agentlab.Code
-	}{
-		"declared":         {"outputs: [dist/**, ./a.log]\nsetup: [make]\nnetwork: {mode: nat}\n", nil, []string{"dist/**", "a.log"}, ""},
-		"arguments":        {"outputs: [dist/**]\n", []string{"*.log"}, []string{"*.log"}, ""},
-		"no file":          {"", nil, nil, agentlab.CodeNotFound},
-		"no outputs":       {"setup: [make]\n", nil, nil, agentlab.CodeNotFound},
-		"unknown key":      {"output: [dist/**]\n", nil, nil, agentlab.CodeInvalid},
-		"outside":          {"outputs: [../x]\n", nil, nil, agentlab.CodeInvalid},
-		"absolute":         {"", []string{"/etc/*"}, nil, agentlab.CodeInvalid},
-		"not a pattern":    {"", []string{"[a"}, nil, agentlab.CodeInvalid},
-		"hidden parent":    {"", []string{"a/../../b"}, nil, agentlab.CodeInvalid},
-		"too large a file": {strings.Repeat("#", projectfile.MaxBytes+1), nil, nil, agentlab.CodeInvalid},
-	} {
-		t.Run(name, func(t *testing.T) {
-			top := t.TempDir()
-			if c.file != "" {
-				put(t, top, map[string]string{projectFile: c.file})
-			}
-			got, err := artifactPatterns(top, c.args)
-			if agentlab.CodeOf(err) != c.code && (c.code != "" || err != nil) || !slices.Equal(got, c.want) {
-				t.Errorf("%q %v", got, err)
-			}
-			if err != nil && c.code == agentlab.CodeNotFound && agentlab.HintOf(err) == "" {
-				t.Error("there is no next step")
-			}
-		})
 	}
 }

@@ -11,125 +11,129 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // mergeSession merges a branch of a session into a local one, with the findings of the
 // return check; nil means that it had everything.
 func (a *App) mergeSession(ctx context.Context, w *openedSession, into, worktree string) (*merged, []returncheck.Finding, error) {
-	current := currentBranch(ctx, w.path)
+	current := gitsafe.CurrentBranch(ctx, w.Path)
 	from := w.mergeSource(current, into, worktree)
 	if w.state.Branches[from] == "" {
 		if worktree == "" && into == "" && current != "" {
 			return nil, nil, nil // notMerged says that the session has no such branch
 		}
 		return nil, nil, agentlab.Errorf(agentlab.CodeNotFound, "session %s has no branch %q", w.session.Name, from).
-			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.remote)
+			WithHint("choose one with --worktree; list them: git branch -r --list '%s/*'", w.link.Remote)
 	}
 	if into == "" && current == "" {
-		return nil, nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.path).
+		return nil, nil, agentlab.Errorf(agentlab.CodeConflict, "no branch is checked out in %s", w.Path).
 			WithHint("the commits are fetched; merge them with --into BRANCH")
 	}
-	ref, elsewhere := w.link.ref(from), into != "" && into != current
+	ref, elsewhere := w.link.Ref(from), into != "" && into != current
 	ours := "HEAD"
 	if elsewhere {
-		if err := checkBranch(into, "into"); err != nil {
+		if err := session.CheckBranch(into, "into"); err != nil {
 			return nil, nil, err
 		}
-		if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
+		if _, err := gitsafe.Git(ctx, w.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+into); err == nil {
 			ours = "refs/heads/" + into
 		}
 	}
-	if _, err := git(ctx, w.path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
+	if _, err := gitsafe.Git(ctx, w.Path, "rev-parse", "--verify", "--quiet", ours+"^{commit}"); err != nil {
 		ours = ""
 	}
-	if at := w.state.Branches[from]; ours != "" && !isAncestor(ctx, w.path, ours, at) && replacedHere(ctx, w.path, cmp.Or(into, current), at) {
+	if at := w.state.Branches[from]; ours != "" && !gitsafe.IsAncestor(ctx, w.Path, ours, at) && replacedHere(ctx, w.Path, cmp.Or(into, current), at) {
 		return nil, nil, nil // notMerged says so
 	}
 	if !elsewhere {
-		if err := idle(ctx, w.path); err != nil {
+		if err := idle(ctx, w.Path); err != nil {
 			return nil, nil, err
 		}
 	}
-	j, err := judgeCommit(ctx, w.path, w.path, !elsewhere, ours, ref)
+	j, err := gitsafe.JudgeCommit(ctx, w.Path, w.Path, !elsewhere, ours, ref)
 	if err == nil {
-		err = a.admit(ctx, j.found, w.admission(cmp.Or(into, "HEAD"), ref, false))
+		err = gitsafe.Admit(ctx, a, j.Found, w.admission(cmp.Or(into, "HEAD"), ref, false))
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	var m *merged
 	if elsewhere {
-		m, err = a.forwardBranch(ctx, w.path, into, ref, j)
+		m, err = a.forwardBranch(ctx, w.Path, into, ref, j)
 	} else {
-		m, err = a.mergeRef(ctx, w.path, current, ref, j)
+		m, err = a.mergeRef(ctx, w.Path, current, ref, j)
 	}
 	if m != nil {
 		m.From = from
 	}
-	return m, j.found, err
+	return m, j.Found, err
 }
 
 // forwardBranch sets a branch that is not checked out to a descendant, or creates it.
-func (a *App) forwardBranch(ctx context.Context, path, branch, ref string, j judgement) (*merged, error) {
-	to := j.theirs
+func (a *App) forwardBranch(ctx context.Context, path, branch, ref string, j gitsafe.Judgement) (*merged, error) {
+	to := j.Theirs
 	full := "refs/heads/" + branch
-	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", full)
+	old, err := gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", full)
 	switch {
 	case err != nil:
 		old = ""
 	case old == to:
 		return nil, nil
 	default:
-		if !isAncestor(ctx, path, old, to) {
+		if !gitsafe.IsAncestor(ctx, path, old, to) {
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has commits that the session lacks", branch).
 				WithHint("the commits are fetched; merge them: git checkout %s && git merge %s", branch, strings.TrimPrefix(ref, "refs/remotes/"))
 		}
 	}
-	if used, _ := git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, sanitize(used)).
+	if used, _ := gitsafe.Git(ctx, path, "for-each-ref", "--format=%(worktreepath)", full); used != "" {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s is checked out in %s", branch, agentlab.WithoutControls(used)).
 			WithHint("run 'agentlab sync' there")
 	}
-	if _, err := git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, noBlob)); err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, sanitize(err.Error()))
+	if _, err := gitsafe.Git(ctx, path, "update-ref", "-m", "agentlab sync", full, to, cmp.Or(old, gitsafe.NoBlob)); err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be set: %s", branch, agentlab.WithoutControls(err.Error()))
 	}
 	return &merged{Branch: branch, Commit: to, FastForward: true, old: old}, nil
 }
 
 // mergeRef merges a ref into the branch that is checked out. Conflicts stay in the work
 // tree for the user.
-func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j judgement) (*merged, error) {
-	old, err := git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j gitsafe.Judgement) (*merged, error) {
+	old, err := gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
 	switch {
-	case err != nil && j.ours == "":
+	case err != nil && j.Ours == "":
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has no commits yet", branch).
 			WithHint("the commits are fetched; begin with them: git reset --hard %s", strings.TrimPrefix(ref, "refs/remotes/"))
 	case err != nil:
 		return nil, err
-	case old != j.ours:
+	case old != j.Ours:
 		return nil, agentlab.Errorf(agentlab.CodeConflict, "branch %s has changed since the command began", branch).WithHint("run the command again")
-	case isAncestor(ctx, path, j.theirs, old):
+	case gitsafe.IsAncestor(ctx, path, j.Theirs, old):
 		return nil, nil
-	case len(j.inWay) > 0:
-		return nil, errInWay(branch, j.inWay)
+	case len(j.InWay) > 0:
+		return nil, errInWay(branch, j.InWay)
 	}
-	env, err := disableFilters(ctx, path)
+	env, err := gitsafe.DisableFilters(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	drivers, err := plainMergeDrivers(ctx, path)
+	drivers, err := gitsafe.PlainMergeDrivers(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	env = withConfig(env, "branch."+branch+".mergeOptions", "") // it can resolve conflicts: -X theirs
-	in := gitInput{env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), whole: true, limited: true, patient: true}
+	env = gitsafe.WithConfig(env, "branch."+branch+".mergeOptions", "") // it can resolve conflicts: -X theirs
+	in := gitsafe.Command{Env: append(append(env, identity()...), "GIT_MERGE_AUTOEDIT=no", "GIT_EDITOR=true"), Whole: true, Limited: true, Patient: true}
 	var said bounded.Tail
-	said.Max, in.stderr = maxToolOutput, &said
-	_, err = in.run(ctx, path, slices.Concat(drivers, mergeOptions, []string{
+	said.Max, in.Stderr = guestrun.MaxToolOutput, &said
+	_, err = in.Run(ctx, path, slices.Concat(drivers, gitsafe.MergeOptions, []string{
 		"merge", "--quiet", "--no-edit", "--no-verify", "--no-gpg-sign", "--no-autostash",
-		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", "-m", fmt.Sprintf("Merge remote-tracking branch '%s' into %s", ref, branch), j.theirs,
+		"--ff", "--commit", "--no-squash", "--no-verify-signatures", "--no-signoff", "--no-stat", "--no-log", "-m", fmt.Sprintf("Merge remote-tracking branch '%s' into %s", ref, branch), j.Theirs,
 	})...)
 	if err != nil && ctx.Err() == nil {
-		if _, cerr := git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
+		if _, cerr := gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", "MERGE_HEAD"); cerr == nil {
 			return nil, agentlab.Errorf(agentlab.CodeConflict, "the work of the session conflicts with branch %s%s", branch, a.conflicted(ctx, path)).
 				WithHint("resolve the conflicts and commit, or cancel: git merge --abort")
 		}
@@ -138,29 +142,23 @@ func (a *App) mergeRef(ctx context.Context, path, branch, ref string, j judgemen
 	if err != nil {
 		return nil, err
 	}
-	now, err := git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
+	now, err := gitsafe.Git(ctx, path, "rev-parse", "--verify", "HEAD^{commit}")
 	if err == nil {
-		err = a.checkOutLFS(ctx, path, old, now)
+		err = gitsafe.CheckOutLFS(ctx, a, path, old, now)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &merged{Branch: branch, Commit: now, FastForward: now == j.theirs && isAncestor(ctx, path, old, now), old: old}, nil
-}
-
-// isAncestor reports whether a commit is in the history of another one.
-func isAncestor(ctx context.Context, path, commit, of string) bool {
-	_, err := git(ctx, path, "merge-base", "--is-ancestor", commit, of)
-	return err == nil
+	return &merged{Branch: branch, Commit: now, FastForward: now == j.Theirs && gitsafe.IsAncestor(ctx, path, old, now), old: old}, nil
 }
 
 // conflicted lists the files with conflicts after a merge, for the end of a sentence.
 func (a *App) conflicted(ctx context.Context, path string) string {
-	out, err := gitInput{raw: true}.run(ctx, path, "diff", "--name-only", "--diff-filter=U", "--no-ext-diff", "--no-textconv", "-z")
+	out, err := gitsafe.Command{Raw: true}.Run(ctx, path, "diff", "--name-only", "--diff-filter=U", "--no-ext-diff", "--no-textconv", "-z")
 	if err != nil || out == "" {
 		return ""
 	}
-	return " in " + joinSomeNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
+	return " in " + work.JoinNames(strings.Split(strings.TrimSuffix(out, "\x00"), "\x00"))
 }
 
 // identity is the variables of the user's environment that name the author and the
@@ -174,25 +172,6 @@ func identity() (env []string) {
 	return env
 }
 
-// plainMergeDrivers returns options that replace the merge drivers of the configuration,
-// which a guest's .gitattributes can choose, by git's merge of lines.
-func plainMergeDrivers(ctx context.Context, path string) ([]string, error) {
-	keys, err := git(ctx, path, "config", "--null", "--name-only", "--list")
-	if err != nil {
-		return nil, err
-	}
-	var options []string
-	for key := range strings.SplitSeq(keys, "\x00") {
-		if name, ok := strings.CutSuffix(key, ".driver"); ok && strings.HasPrefix(name, "merge.") {
-			if strings.Contains(key, "=") {
-				return nil, agentlab.Errorf(agentlab.CodeUnsupported, "the merge driver %q has an equals sign in its name", key).WithHint("rename it in the configuration of git")
-			}
-			options = append(options, "-c", key+"=git merge-file --marker-size=%L %A %O %B")
-		}
-	}
-	return options, nil
-}
-
 // idle returns an error if a merge, a rebase or a similar operation of the user is not
 // finished in a work tree.
 func idle(ctx context.Context, path string) error {
@@ -200,12 +179,12 @@ func idle(ctx context.Context, path string) error {
 		"MERGE_HEAD": "git merge --continue", "CHERRY_PICK_HEAD": "git cherry-pick --continue", "REVERT_HEAD": "git revert --continue",
 		"rebase-merge": "git rebase --continue", "rebase-apply": "git rebase --continue",
 	} {
-		at, err := git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", name)
+		at, err := gitsafe.Git(ctx, path, "rev-parse", "--path-format=absolute", "--git-path", name)
 		if err != nil {
 			return err
 		}
 		if _, err := os.Lstat(at); err == nil {
-			return agentlab.Errorf(agentlab.CodeConflict, "another operation of git is not finished in %s", sanitize(path)).
+			return agentlab.Errorf(agentlab.CodeConflict, "another operation of git is not finished in %s", agentlab.WithoutControls(path)).
 				WithHint("the commits are fetched; finish it: %s; and run the command again", next)
 		}
 	}
@@ -214,7 +193,7 @@ func idle(ctx context.Context, path string) error {
 
 // errInWay is the error of a merge that would lose files.
 func errInWay(branch string, files []string) error {
-	return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, joinSomeNames(files)).
+	return agentlab.Errorf(agentlab.CodeConflict, "the merge into branch %s would overwrite uncommitted changes or files that git does not track: %s", branch, work.JoinNames(files)).
 		WithHint("the commits are fetched; commit, stash or move these files, and run the command again: git stash push --include-untracked -- FILE")
 }
 
@@ -231,6 +210,6 @@ func mergeFault(branch, ref, said string) error {
 	if len(files) > 0 {
 		return errInWay(branch, files)
 	}
-	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, sanitize(oneLine(said))).
+	return agentlab.Errorf(agentlab.CodeConflict, "git cannot merge into branch %s: %s", branch, agentlab.WithoutControls(gitsafe.OneLine(said))).
 		WithHint("the commits are fetched; merge them with git: git merge %s", short)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) imageWarmCmd() *cobra.Command {
@@ -26,7 +27,7 @@ sandbox has booted.`,
 	cmd.Flags().StringVar(&w.Profile, "profile", "", "profile with the resources of the sandboxes (default: the configured one)")
 	backendFlag(cmd.Flags(), &w.Backend, "the template (default: the profile's, or the configured default)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.progressf("%s", sanitize(line)) })
+		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil {
 			return err
 		}
@@ -53,7 +54,7 @@ func (a *App) templateListCmd() *cobra.Command {
 	return query(a, "list", "List templates, the last used first", exactArgs(), all((*client.Client).Templates), func(list api.List[api.Template]) error {
 		t := newTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "BACKEND", "AGE", "USED")
 		for _, i := range list.Items {
-			t.row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), byteSize(i.DiskUsage), yesNo(i.Stale), i.Backend, a.age(i.CreatedAt), a.age(i.UsedAt))
+			t.row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), yesNo(i.Stale), i.Backend, a.age(i.CreatedAt), a.age(i.UsedAt))
 		}
 		return t.flush()
 	})
@@ -75,7 +76,7 @@ were started from it do not change.`,
 	cmd.Flags().BoolVar(&every, "all", false, "remove all templates")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if every == (len(args) == 1) {
-			return usageErrorf("give a key or --all").WithHint("list templates with 'agentlab template list'")
+			return work.UsageErrorf("give a key or --all").WithHint("list templates with 'agentlab template list'")
 		}
 		var list api.List[api.Template]
 		var err error

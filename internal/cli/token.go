@@ -49,13 +49,13 @@ func (a *App) tokenCreateCmd() *cobra.Command {
 				if err := writePrivate(out, made.Secret+"\n"); err != nil {
 					_, rerr := c.RevokeToken(ctx, made.Token.ID) // its secret is lost
 					if rerr != nil {
-						a.progressf("note: token %s was created; revoke it: agentlab token revoke %s", made.Token.ID, made.Token.ID)
+						a.Progressf("note: token %s was created; revoke it: agentlab token revoke %s", made.Token.ID, made.Token.ID)
 					}
 					return err
 				}
 				made.Secret = ""
 			}
-			a.progressf("token %s (%s, %s) expires %s", made.Token.Name, made.Token.ID, made.Token.Role, made.Token.ExpiresAt.Local().Format(time.DateTime))
+			a.Progressf("token %s (%s, %s) expires %s", made.Token.Name, made.Token.ID, made.Token.Role, made.Token.ExpiresAt.Local().Format(time.DateTime))
 			return a.emit(made, func() error {
 				if out != "" {
 					return nil
@@ -110,7 +110,7 @@ func (a *App) tokenRevokeCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				a.progressf("token %s (%s) revoked", t.Name, t.ID)
+				a.Progressf("token %s (%s) revoked", t.Name, t.ID)
 				gone.Items = append(gone.Items, t)
 			}
 			return a.emit(gone, silent)

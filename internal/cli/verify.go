@@ -7,8 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // verifyTTL is the lease, in minutes, of a sandbox that is created for a
@@ -59,11 +61,11 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		}
 		sandbox = fmt.Sprint(sb.VMID)
 		defer func() { a.endVerified(ctx, c, sandbox) }()
-		if _, err := a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
+		if _, err := work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 			return err
 		}
 	}
-	a.progressf("checking the network from inside sandbox %s", sandbox)
+	a.Progressf("checking the network from inside sandbox %s", sandbox)
 	rep, err := c.VerifySandbox(ctx, sandbox, api.VerifyRequest{Site: f.site})
 	if err != nil {
 		return err
@@ -72,7 +74,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 		return err
 	}
 	if !rep.OK {
-		return statusError(exitFailure)
+		return work.ExitStatus(exitFailure)
 	}
 	return nil
 }
@@ -82,13 +84,13 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
 	request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	r := requestChange(request, c, sandbox, true, c.DestroySandbox)
-	err := r.err
+	r := work.RequestChange(request, c, sandbox, true, c.DestroySandbox)
+	err := r.Err
 	if err == nil && ctx.Err() == nil {
-		_, err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
+		_, err = work.WaitSandbox(ctx, a, c, r.Sb, r.After, work.IsDestroyed)
 	}
 	if err != nil && ctx.Err() == nil {
-		a.progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
+		a.Progressf("sandbox %s may still exist: %v\n  → agentlab sandbox destroy %s", sandbox, err, sandbox)
 	}
 }
 
@@ -112,18 +114,18 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		}
 	}
 	fmt.Fprintf(a.Stdout, "sandbox %s (%d), profile %s, network mode %s: %d passed, %d failed, %d skipped\n",
-		sanitize(r.Name), r.VMID, sanitize(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
+		agentlab.WithoutControls(r.Name), r.VMID, agentlab.WithoutControls(r.Profile), r.Mode, r.Passed, r.Failed, r.Skipped)
 	if r.Skipped > 0 {
 		fmt.Fprintf(a.Stdout, "not fully checked: %d skipped\n", r.Skipped)
 		for _, s := range r.SkipReasons {
-			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, sanitize(s.Reason))
+			fmt.Fprintf(a.Stdout, "  %d: %s\n", s.Count, agentlab.WithoutControls(s.Reason))
 		}
 	}
 	if !r.Records {
-		a.progressf("the backend keeps no egress records: a denied request was recognized only by the missing response")
+		a.Progressf("the backend keeps no egress records: a denied request was recognized only by the missing response")
 	}
 	if r.Failed > 0 {
-		a.progressf("the network of this sandbox does not match its policy")
+		a.Progressf("the network of this sandbox does not match its policy")
 	}
 	return nil
 }

@@ -4,13 +4,15 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab"
+
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // fetched returns the session with what the guest has committed.
@@ -37,10 +39,10 @@ func (w *sessionWorld) sync(into string) (*merged, error) {
 // begin commits files of the user that the guest has too.
 func (w *sessionWorld) begin(files map[string]string) {
 	w.Helper()
-	put(w.T, w.user, files)
-	userGit(w.T, w.user, "add", "-A")
-	userGit(w.T, w.user, "commit", "-q", "-m", "begin")
-	userGit(w.T, w.guest, "pull", "-q")
+	worktest.Put(w.T, w.user, files)
+	worktest.Git(w.T, w.user, "add", "-A")
+	worktest.Git(w.T, w.user, "commit", "-q", "-m", "begin")
+	worktest.Git(w.T, w.guest, "pull", "-q")
 }
 
 // Git overwrites ignored files in a merge, and deletes ignored directories. A sync does
@@ -58,17 +60,17 @@ func TestSyncKeepsIgnoredFiles(t *testing.T) {
 			w := newSessionWorld(t)
 			w.begin(map[string]string{".gitignore": "local.db\nnotes\n"})
 			mine := map[string]string{"local.db": "years of work\n", "notes/a": "mine\n", "notes/b/c": "mine\n", "todo.txt": "mine\n"}
-			put(t, w.user, mine)
-			put(t, w.guest, guest)
-			userGit(t, w.guest, "add", "-A", "-f")
-			userGit(t, w.guest, "commit", "-q", "-m", "ignored")
+			worktest.Put(t, w.user, mine)
+			worktest.Put(t, w.guest, guest)
+			worktest.Git(t, w.guest, "add", "-A", "-f")
+			worktest.Git(t, w.guest, "commit", "-q", "-m", "ignored")
 			if diverged {
-				userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+				worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 			}
 			if m, err := w.sync(""); agentlab.CodeOf(err) != agentlab.CodeConflict || !strings.Contains(err.Error(), "would overwrite") {
 				t.Errorf("%s, diverged %v: %+v, %v", name, diverged, m, err)
 			}
-			got := tree(t, w.user)
+			got := worktest.Tree(t, w.user)
 			for file, want := range mine {
 				if got[file] != want {
 					t.Errorf("%s, diverged %v: %s is %q", name, diverged, file, got[file])
@@ -88,7 +90,7 @@ func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
 			"pkg/.vscode": "-> ../editor", "editor/tasks.json": "x", ".claude": "-> agents", "agents": "-> conf/agents", "conf/agents/settings.json": "x",
 			".github/workflows": "-> ../ci", "ci/a.yml": "x", "scripts/pre-commit.sh": "true\n", "conf/git.inc": "", "tools/clean.sh": "cat\n", "plain": "x",
 		})
-		userGit(t, w.user, "branch", "review")
+		worktest.Git(t, w.user, "branch", "review")
 		hook := filepath.Join(w.user, ".git/hooks/pre-commit")
 		if err := os.MkdirAll(filepath.Dir(hook), 0o750); err != nil {
 			t.Fatal(err)
@@ -96,8 +98,8 @@ func TestSyncFollowsLinksAndConfiguration(t *testing.T) {
 		if err := os.Symlink("../../scripts/pre-commit.sh", hook); err != nil {
 			t.Fatal(err)
 		}
-		userGit(t, w.user, "config", "include.path", "../conf/git.inc")
-		userGit(t, w.user, "config", "filter.x.clean", "sh ./tools/clean.sh %f")
+		worktest.Git(t, w.user, "config", "include.path", "../conf/git.inc")
+		worktest.Git(t, w.user, "config", "filter.x.clean", "sh ./tools/clean.sh %f")
 		w.commit(map[string]string{
 			"editor/tasks.json": "evil", "conf/agents/settings.json": "evil", "ci/a.yml": "evil", "scripts/pre-commit.sh": "evil", "tools/clean.sh": "evil", "plain": "y",
 			"conf/git.inc": "[core]\n\tfsmonitor = false\n",
@@ -122,7 +124,7 @@ func TestSyncMergesWhatWasJudged(t *testing.T) {
 	defer func() { _, _ = ptmx.Close(), tty.Close() }()
 	stderr := answering{when: map[string]string{"[y/N] ": "y\n"}, send: func(text string) {
 		w.commit(map[string]string{".envrc": "evil"})
-		userGit(t, w.user, "fetch", "-q", w.guest, "+refs/heads/*:refs/remotes/agentlab/*")
+		worktest.Git(t, w.user, "fetch", "-q", w.guest, "+refs/heads/*:refs/remotes/agentlab/*")
 		_, _ = ptmx.WriteString(text)
 	}}
 	a := App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
@@ -139,12 +141,12 @@ func TestSyncDuringAMerge(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
 	w.begin(map[string]string{"f": "1\n"})
-	userGit(t, w.user, "checkout", "-q", "-b", "mine")
-	put(t, w.user, map[string]string{"f": "2\n"})
-	userGit(t, w.user, "commit", "-q", "-a", "-m", "2")
-	userGit(t, w.user, "checkout", "-q", "trunk")
-	userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "3")
-	userGit(t, w.user, "merge", "-q", "--no-commit", "--no-ff", "mine")
+	worktest.Git(t, w.user, "checkout", "-q", "-b", "mine")
+	worktest.Put(t, w.user, map[string]string{"f": "2\n"})
+	worktest.Git(t, w.user, "commit", "-q", "-a", "-m", "2")
+	worktest.Git(t, w.user, "checkout", "-q", "trunk")
+	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "3")
+	worktest.Git(t, w.user, "merge", "-q", "--no-commit", "--no-ff", "mine")
 	w.commit(map[string]string{"other": "1"})
 	if _, err := w.sync(""); agentlab.CodeOf(err) != agentlab.CodeConflict || strings.Contains(agentlab.HintOf(err), "abort") || !strings.Contains(agentlab.HintOf(err), "git merge --continue") {
 		t.Errorf("%v (%s)", err, agentlab.HintOf(err))
@@ -161,11 +163,11 @@ func TestTableHasEachReason(t *testing.T) {
 	}
 	w.commit(files)
 	s := w.fetched()
-	j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+	j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.app.listReturned(j.found, "title")
+	gitsafe.ListReturned(w.app, j.Found, "title")
 	if text := w.notes.String(); !strings.Contains(text, ".vscode/tasks.json") || strings.Count(text, "\n") > 12 {
 		t.Errorf("the table is\n%s", text)
 	}
@@ -179,74 +181,9 @@ func TestSyncBelowAColon(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.user = moved
-	userGit(t, w.guest, "config", "remote.origin.url", moved)
+	worktest.Git(t, w.guest, "config", "remote.origin.url", moved)
 	w.commit(map[string]string{"new": "1"})
 	if m, err := w.sync(""); err != nil || m == nil {
 		t.Errorf("%+v, %v", m, err)
-	}
-}
-
-// What was applied is the base only while the agent's commit is the same.
-func TestApplyAfterCommits(t *testing.T) {
-	t.Parallel()
-	user, guest := newAgent(t)
-	text := func(first, middle, last string) string {
-		return first + "2\n3\n4\n5\n" + middle + "6\n7\n8\n9\n" + last
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("1\n", "L\n", "10\n")}), false); err != nil {
-		t.Fatal(err)
-	}
-	put(t, guest, map[string]string{"lines.txt": text("1\n", "", "ten\n")})
-	userGit(t, guest, "commit", "-q", "-a", "-m", "without L")
-	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	userGit(t, user, "checkout", "-q", "--", ".")
-	userGit(t, user, "pull", "-q", guest, "agentlab/j")
-	put(t, user, map[string]string{"lines.txt": text("1\n", "L\n", "ten\n")})
-	userGit(t, user, "commit", "-q", "-a", "-m", "with L")
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"lines.txt": text("one\n", "", "ten\n")}), false); err != nil {
-		t.Fatal(err)
-	}
-	if got := tree(t, user)["lines.txt"]; got != text("one\n", "L\n", "ten\n") {
-		t.Errorf("lines.txt is %q", got)
-	}
-	// A file that was deleted and is there again.
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": ""}), false); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"gone.txt": "back\n"}), false); err != nil || tree(t, user)["gone.txt"] != "back\n" {
-		t.Errorf("gone.txt: %v", err)
-	}
-}
-
-// Line endings in the index decide about others, and attributes that arrive count.
-func TestApplyWithAttributes(t *testing.T) {
-	t.Parallel()
-	user, guest := newAgent(t)
-	crlf := "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8\r\n"
-	for _, dir := range []string{user, guest} {
-		put(t, dir, map[string]string{"w.txt": crlf})
-		userGit(t, dir, "add", "-A")
-		userGit(t, dir, "commit", "-q", "-m", "crlf", "--date=2020-01-01T00:00:00Z")
-		put(t, dir, map[string]string{".gitattributes": "* text=auto\n"})
-		userGit(t, dir, "add", ".gitattributes")
-		userGit(t, dir, "commit", "-q", "-m", "attributes", "--date=2020-01-01T00:00:00Z")
-	}
-	userGit(t, user, "config", "agentlab.return", "allow")
-	userGit(t, guest, "update-ref", "refs/heads/agentlab/j", "HEAD")
-	first := map[string]string{"w.txt": "one\r\n" + crlf, ".gitattributes": "* text=auto\n*.bat eol=crlf\n", "new.bat": "x\r\n"}
-	if _, err := apply(t, user, leave(t, guest, first), false); err != nil {
-		t.Fatal(err)
-	}
-	if got := tree(t, user); got["new.bat"] != "x\r\n" || got["w.txt"] != first["w.txt"] {
-		t.Errorf("files: %q", got)
-	}
-	if out, err := apply(t, user, leave(t, guest, nil), false); err != nil || out != "" {
-		t.Errorf("nothing has changed: %q, %v", out, err)
-	}
-	if _, err := apply(t, user, leave(t, guest, map[string]string{"w.txt": "ONE\r\n" + crlf}), false); err != nil {
-		t.Errorf("the agent continues: %v", err)
-	}
-	if names := userGit(t, user, "diff", "--name-only"); !slices.Contains(strings.Fields(names), "w.txt") {
-		t.Errorf("git diff has %s", names)
 	}
 }

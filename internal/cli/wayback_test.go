@@ -16,6 +16,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // trick is what a guest leaves behind to run something on the host, in a directory of its
@@ -139,14 +144,14 @@ func makeTree(t *testing.T, repo string, files map[string]string, more ...string
 			below[dir][rest] = text
 			continue
 		}
-		mode := modeFile
+		mode := gitsafe.ModeFile
 		if target, is := strings.CutPrefix(text, "-> "); is {
-			mode, text = modeLink, target
+			mode, text = gitsafe.ModeLink, target
 		} else if text == "+x" {
-			mode = modeProgram
+			mode = gitsafe.ModeProgram
 		}
 		if text == "module" {
-			fmt.Fprintf(&lines, "%s commit %s\t%s\x00", modeModule, aCommit, name)
+			fmt.Fprintf(&lines, "%s commit %s\t%s\x00", gitsafe.ModeModule, aCommit, name)
 			continue
 		}
 		fmt.Fprintf(&lines, "%s blob %s\t%s\x00", mode, gitIn(t, repo, text, "hash-object", "-w", "--stdin"), name)
@@ -167,10 +172,10 @@ func newTrickWorld(t *testing.T) *sessionWorld {
 		}
 	}
 	host["keep"] = "1"
-	put(t, w.user, host)
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "host")
-	userGit(t, w.guest, "pull", "-q")
+	worktest.Put(t, w.user, host)
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "host")
+	worktest.Git(t, w.guest, "pull", "-q")
 	return w
 }
 
@@ -186,7 +191,7 @@ func (w *sessionWorld) leave(list []trick) (commit string) {
 		}
 	}
 	commit = gitIn(w.T, w.guest, "", "commit-tree", makeTree(w.T, w.guest, files, kept...), "-p", "origin/trunk", "-m", "tricks")
-	userGit(w.T, w.guest, "update-ref", "refs/heads/trunk", commit)
+	worktest.Git(w.T, w.guest, "update-ref", "refs/heads/trunk", commit)
 	return commit
 }
 
@@ -222,9 +227,9 @@ func TestTricksInCommits(t *testing.T) {
 		if err := os.WriteFile(bundle, w.bundle("trunk", "^origin/trunk"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		b, err := openBundle(t.Context(), t.TempDir(), bundle, w.user, "refs/heads/trunk")
+		b, err := gitsafe.OpenBundle(t.Context(), t.TempDir(), bundle, w.user, "refs/heads/trunk")
 		if err == nil {
-			b.close()
+			b.Close()
 			rest = append(rest, tr)
 		} else if tr.level != returncheck.Refused {
 			t.Errorf("%s: %v", tr.name, err)
@@ -232,23 +237,23 @@ func TestTricksInCommits(t *testing.T) {
 	}
 	for _, ff := range []bool{true, false} {
 		if !ff {
-			userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+			worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 		}
 		w.leave(rest)
 		s := w.fetched()
-		j, err := judgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.ref("trunk"))
+		j, err := gitsafe.JudgeCommit(t.Context(), w.user, w.user, true, "HEAD", s.link.Ref("trunk"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.found)
+		checkFound(t, fmt.Sprintf("merge, fast-forward %v", ff), rest, j.Found)
 		// What 'job fetch' and 'sync --fetch-only' name.
-		found, err := judgeFetched(t.Context(), w.user, userGit(t, w.user, "rev-parse", s.link.ref("trunk")))
+		found, err := gitsafe.JudgeFetched(t.Context(), w.user, worktest.Git(t, w.user, "rev-parse", s.link.Ref("trunk")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		checkFound(t, "fetch", rest, found)
-		h := &remoteHelper{a: w.app, repo: sessionRepo{path: filepath.Join(w.user, ".git")}}
-		if err := h.judge(t.Context(), userGit(t, w.user, "rev-parse", s.link.ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
+		h := &remoteHelper{a: w.app, repo: session.Repo{Path: filepath.Join(w.user, ".git")}}
+		if err := h.judge(t.Context(), worktest.Git(t, w.user, "rev-parse", s.link.Ref("trunk"))); agentlab.CodeOf(err) != agentlab.CodeDenied {
 			t.Errorf("git fetch: %v", err)
 		}
 	}
@@ -269,7 +274,7 @@ func TestSyncOfTricks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTrickWorld(t)
 			if tc.policy != "" {
-				userGit(t, w.user, "config", "agentlab.return", tc.policy)
+				worktest.Git(t, w.user, "config", "agentlab.return", tc.policy)
 			}
 			var list []trick
 			for _, tr := range tricksOf(tc.level) {
@@ -282,15 +287,15 @@ func TestSyncOfTricks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := userGit(t, w.user, "rev-parse", "HEAD")
+			before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 			auto := &autoSync{}
 			auto.once(t.Context(), w.app, s)
 			auto.report(w.app)
-			if is := userGit(t, w.user, "rev-parse", "HEAD") == commit; is != tc.merged || (auto.held == nil) != tc.merged || auto.err != nil {
+			if is := worktest.Git(t, w.user, "rev-parse", "HEAD") == commit; is != tc.merged || (auto.held == nil) != tc.merged || auto.err != nil {
 				t.Errorf("automatically: merged %v, held %v, %v", is, auto.held, auto.err)
 			}
 			for _, into := range []string{"", "review"} {
-				userGit(t, w.user, "reset", "-q", "--hard", before)
+				worktest.Git(t, w.user, "reset", "-q", "--hard", before)
 				_, found, err := w.app.mergeSession(t.Context(), s, into, "trunk")
 				if (err == nil) != tc.merged || err != nil && agentlab.CodeOf(err) != agentlab.CodeDenied {
 					t.Errorf("into %q: %v", into, err)
@@ -299,7 +304,7 @@ func TestSyncOfTricks(t *testing.T) {
 					checkFound(t, "sync", list, found)
 				}
 			}
-			if !tc.merged && (userGit(t, w.user, "status", "--porcelain") != "" || userGit(t, w.user, "rev-parse", "HEAD") != before) {
+			if !tc.merged && (worktest.Git(t, w.user, "status", "--porcelain") != "" || worktest.Git(t, w.user, "rev-parse", "HEAD") != before) {
 				t.Error("the work tree has changed")
 			}
 			if tc.level == returncheck.Named && !strings.Contains(w.notes.String(), "read before you run") {
@@ -323,7 +328,7 @@ func TestApplyOfTricks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTrickWorld(t)
 			if tc.policy != "" {
-				userGit(t, w.user, "config", "agentlab.return", tc.policy)
+				worktest.Git(t, w.user, "config", "agentlab.return", tc.policy)
 			}
 			var list []trick
 			for _, tr := range tricksOf(tc.level) {
@@ -332,20 +337,20 @@ func TestApplyOfTricks(t *testing.T) {
 				}
 			}
 			commit := w.leave(list)
-			userGit(t, w.guest, "update-ref", guestapi.RefChanges, commit)
+			worktest.Git(t, w.guest, "update-ref", guestapi.RefChanges, commit)
 			bundle := filepath.Join(t.TempDir(), "b")
 			if err := os.WriteFile(bundle, w.bundle(guestapi.RefChanges, "^origin/trunk"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			b, err := openBundle(t.Context(), dir, bundle, w.user, guestapi.RefChanges)
+			b, err := gitsafe.OpenBundle(t.Context(), dir, bundle, w.user, guestapi.RefChanges)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer b.close()
+			defer b.Close()
 			var out bytes.Buffer
 			w.app.Stdout = &out
-			err = w.app.applyChanges(t.Context(), b, changeSource{kind: "session", id: "s", diff: "agentlab diff"}, dir, applyOptions{force: true})
+			err = w.app.applyChanges(t.Context(), b, source.Source{Kind: "session", ID: "s", Diff: "agentlab diff"}, dir, source.Options{Force: true})
 			if agentlab.CodeOf(err) != tc.code {
 				t.Fatal(err)
 			}
@@ -376,7 +381,7 @@ func trickArchive(t *testing.T, list []trick) []byte {
 		}
 		entries = append(entries, h)
 	}
-	return archiveOf(t, append([]tar.Header{dirEntry("./")}, entries...)...)
+	return worktest.ArchiveOf(t, append([]tar.Header{worktest.DirEntry("./")}, entries...)...)
 }
 
 // cp leaves out what is refused, asks about what must be confirmed, and names the rest; an
@@ -386,19 +391,19 @@ func TestCopyOfTricks(t *testing.T) {
 	for _, policy := range []string{"", "allow"} {
 		w := newTrickWorld(t)
 		if policy != "" {
-			userGit(t, w.user, "config", "agentlab.return", policy)
+			worktest.Git(t, w.user, "config", "agentlab.return", policy)
 		}
 		stageAt := t.TempDir()
-		got, _, err := unpackTo(t, stageAt, trickArchive(t, tricks), 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
 		stage, err := os.OpenRoot(stageAt)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = stage.Close() }()
-		found, err := w.app.admitCopy(t.Context(), stage, w.user, ".", &got)
+		var got transfer.Copied
+		if _, err := transfer.Unpack(stage, bytes.NewReader(trickArchive(t, tricks)), 1<<20, &got, nil); err != nil {
+			t.Fatal(err)
+		}
+		found, err := transfer.AdmitCopy(t.Context(), w.app, stage, w.user, ".", &got)
 		if policy == "" && agentlab.CodeOf(err) != agentlab.CodeDenied || policy != "" && err != nil {
 			t.Fatalf("policy %q: %v", policy, err)
 		}
@@ -412,11 +417,11 @@ func TestCopyOfTricks(t *testing.T) {
 		})
 		checkFound(t, "cp", others, found)
 	}
-	see := &archiveNames{}
-	if _, err := copyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.add); err != nil {
+	see := &gitsafe.ArchiveNames{}
+	if _, err := transfer.CopyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.Add); err != nil {
 		t.Fatal(err)
 	}
-	found := see.findings()
+	found := see.Findings()
 	for _, tr := range tricks {
 		named := slices.ContainsFunc(found, func(f returncheck.Finding) bool {
 			return returncheck.Fold(f.Path) == returncheck.Fold(tr.path()) || strings.HasPrefix(tr.path(), f.Path+"/")
@@ -443,7 +448,7 @@ func TestArtifactsOfTricks(t *testing.T) {
 			names = append(names, tr.dir()+"/"+name)
 		}
 	}
-	wanted, err := wantedArtifacts(t.Context(), root, w.user, names, &copied{})
+	wanted, err := transfer.WantedArtifacts(t.Context(), root, w.user, names, &transfer.Copied{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -482,20 +487,20 @@ func TestSyncOfBombs(t *testing.T) {
 	for range 9 {
 		paths = tree("040000 tree", paths, 10)
 	}
-	before := userGit(t, w.user, "rev-parse", "HEAD")
+	before := worktest.Git(t, w.user, "rev-parse", "HEAD")
 	for name, bomb := range map[string]string{"paths": paths, "bytes": tree("100644 blob", blob, 40)} {
 		for _, ff := range []bool{true, false} {
-			userGit(t, w.user, "reset", "-q", "--hard", before)
+			worktest.Git(t, w.user, "reset", "-q", "--hard", before)
 			if !ff {
-				userGit(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
+				worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "of the user")
 			}
 			commit := gitIn(t, w.guest, "", "commit-tree", bomb, "-p", "origin/trunk", "-m", "bomb")
-			userGit(t, w.guest, "update-ref", "refs/heads/trunk", commit)
+			worktest.Git(t, w.guest, "update-ref", "refs/heads/trunk", commit)
 			s := w.fetched()
 			if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeLimit {
 				t.Errorf("%s, fast-forward %v: %v", name, ff, err)
 			}
-			if _, err := os.Stat(filepath.Join(w.user, ".git/index.lock")); err == nil || userGit(t, w.user, "status", "--porcelain") != "" {
+			if _, err := os.Stat(filepath.Join(w.user, ".git/index.lock")); err == nil || worktest.Git(t, w.user, "status", "--porcelain") != "" {
 				t.Errorf("%s: the repository has changed", name)
 			}
 		}
@@ -507,19 +512,19 @@ func TestSyncOfBombs(t *testing.T) {
 func TestReturnCheckSeesTheMergedTree(t *testing.T) {
 	t.Parallel()
 	w := newSessionWorld(t)
-	put(t, w.user, map[string]string{"env.txt": tenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
-	userGit(t, w.user, "add", "-A")
-	userGit(t, w.user, "commit", "-q", "-m", "files")
-	userGit(t, w.guest, "pull", "-q")
-	w.commit(map[string]string{"env.txt": tenLines + "touch /tmp/x\n"})
-	userGit(t, w.user, "mv", "env.txt", ".envrc")
-	userGit(t, w.user, "commit", "-q", "-m", "rename")
+	worktest.Put(t, w.user, map[string]string{"env.txt": worktest.TenLines, "conf/a": "a\n", "conf/b": "b\n", "conf/c": "c\n"})
+	worktest.Git(t, w.user, "add", "-A")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "files")
+	worktest.Git(t, w.guest, "pull", "-q")
+	w.commit(map[string]string{"env.txt": worktest.TenLines + "touch /tmp/x\n"})
+	worktest.Git(t, w.user, "mv", "env.txt", ".envrc")
+	worktest.Git(t, w.user, "commit", "-q", "-m", "rename")
 	s := w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), ".envrc") {
 		t.Errorf("%v", err)
 	}
-	userGit(t, w.user, "config", "core.hooksPath", "tools")
-	w.commit(map[string]string{"env.txt": tenLines, "tools/anything": "x"})
+	worktest.Git(t, w.user, "config", "core.hooksPath", "tools")
+	w.commit(map[string]string{"env.txt": worktest.TenLines, "tools/anything": "x"})
 	s = w.fetched()
 	if _, _, err := w.app.mergeSession(t.Context(), s, "", ""); agentlab.CodeOf(err) != agentlab.CodeDenied || !strings.Contains(err.Error(), "tools/anything (git runs it as a hook") {
 		t.Errorf("the directory of hooks: %v", err)

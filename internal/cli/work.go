@@ -17,6 +17,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
+	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 // The modes of synchronization while a terminal is attached.
@@ -38,14 +42,11 @@ const (
 	syncTotal = 1 << 30
 )
 
-// errSyncTotal ends the fetch that exceeds syncTotal.
-var errSyncTotal = errors.New("the session sent more than 1 GiB of commits")
-
 // syncMode returns the mode of a flag, or else of the configuration of a repository.
 func syncMode(ctx context.Context, path, flag string) (string, error) {
 	mode := flag
 	if mode == "" {
-		mode, _ = git(ctx, path, "config", "--get", "agentlab.sync")
+		mode, _ = gitsafe.Git(ctx, path, "config", "--get", "agentlab.sync")
 	}
 	switch mode {
 	case "":
@@ -53,15 +54,15 @@ func syncMode(ctx context.Context, path, flag string) (string, error) {
 	case syncManual, syncOnCommit, syncOnIdle:
 		return mode, nil
 	}
-	return "", usageErrorf("unknown mode of synchronization %q", mode).WithHint("use one of %s, %s, %s", syncManual, syncOnCommit, syncOnIdle)
+	return "", work.UsageErrorf("unknown mode of synchronization %q", mode).WithHint("use one of %s, %s, %s", syncManual, syncOnCommit, syncOnIdle)
 }
 
 // work attaches to the terminal of a session until the user detaches.
-func (a *App) work(ctx context.Context, c *client.Client, l repoLink, got started, open guestapi.ExecRequest, mode string) error {
+func (a *App) work(ctx context.Context, c *client.Client, l session.Link, got started, open guestapi.ExecRequest, mode string) error {
 	sandbox := fmt.Sprint(got.Sandbox.VMID)
-	a.progressf("attaching to %s of session %s; detach with Ctrl-]", shownPath(got.Dir), got.Session.Name)
+	a.Progressf("attaching to %s of session %s; detach with Ctrl-]", session.ShownPath(got.Dir), got.Session.Name)
 	auto := a.startSync(ctx, newOpened(c, got.Session, got.Sandbox, l), mode)
-	err := a.openTerminal(ctx, c, sandbox, open, nil)
+	err := a.attached().Open(ctx, c, sandbox, open, nil)
 	auto.stop()
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func (a *App) noteKeepsRunning(s api.Session, here bool) {
 	if here {
 		sync = "\n  → agentlab sync"
 	}
-	a.progressf("session %s keeps running%s\n  → agentlab stop %[1]s", s.Name, sync)
+	a.Progressf("session %s keeps running%s\n  → agentlab stop %[1]s", s.Name, sync)
 }
 
 func (a *App) sessionDiffCmd() *cobra.Command {
@@ -97,12 +98,12 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if name != "" && len(args) > 0 {
-			return usageErrorf("a session and --session cannot be used together")
+			return work.UsageErrorf("a session and --session cannot be used together")
 		}
-		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
-				a.progressf("session %s has no uncommitted changes", of.name)
-				return a.emit(of.document([]changedFile{}, "", stat), silent)
+				a.Progressf("session %s has no uncommitted changes", of.Name)
+				return a.emit(of.Document([]source.ChangedFile{}, "", stat), silent)
 			}
 			return a.showChanges(ctx, b, of, stat)
 		})
@@ -112,7 +113,7 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 
 func (a *App) sessionApplyCmd() *cobra.Command {
 	var name, worktree string
-	var o applyOptions
+	var o source.Options
 	cmd := &cobra.Command{
 		Use: "apply [PATH...]", Short: "Apply the uncommitted changes in a session to the work tree",
 		Long: `Apply the uncommitted changes in the session of this repository to the work tree here;
@@ -124,15 +125,15 @@ Links that lead out of the work tree are left out.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
-	o.flags(cmd)
+	applyFlags(cmd, &o)
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
-		return a.withChanges(ctx, c, name, worktree, true, func(b *checkedBundle, of changeSource) error {
+		return a.withChanges(ctx, c, name, worktree, true, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
-				a.progressf("nothing to apply: session %s has no uncommitted changes", of.name)
-				return a.emit(of.applied([]string{}, 0, []string{}, nil), silent)
+				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.Name)
+				return a.emit(of.Applied([]string{}, 0, []string{}, nil), silent)
 			}
-			o.paths = paths
-			return a.applyChanges(ctx, b, of, b.dir(), o)
+			o.Paths = paths
+			return a.applyChanges(ctx, b, of, b.Dir(), o)
 		})
 	})
 	return cmd
@@ -140,7 +141,7 @@ Links that lead out of the work tree are left out.`,
 
 // withChanges calls fn with the uncommitted changes of a work tree of a session; nil if
 // there are none. With lfs, it gets their objects of Git LFS.
-func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*checkedBundle, changeSource) error) error {
+func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree string, lfs bool, fn func(*gitsafe.Bundle, source.Source) error) error {
 	w, err := a.openSession(ctx, c, name)
 	if err != nil {
 		return err
@@ -150,23 +151,23 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 	if err != nil {
 		return err
 	}
-	of := changeSource{
-		kind: "session", id: w.session.ID, name: w.session.Name, dir: t.Dir, commits: "agentlab sync", apply: "agentlab apply", diff: "agentlab diff",
-		merge: "commit the changes in the session, then agentlab sync",
+	of := source.Source{
+		Kind: "session", ID: w.session.ID, Name: w.session.Name, Dir: t.Dir, Commits: "agentlab sync", Apply: "agentlab apply", Diff: "agentlab diff",
+		Merge: "commit the changes in the session, then agentlab sync",
 	}
 	if t.Uncommitted == 0 {
 		return fn(nil, of)
 	}
-	return w.fetchChanges(ctx, t, func(b *checkedBundle) error {
-		if b != nil && b.header.refs[guestapi.RefChanges] == "" {
+	return w.fetchChanges(ctx, t, func(b *gitsafe.Bundle) error {
+		if b != nil && b.Header.Refs[guestapi.RefChanges] == "" {
 			b = nil // they have been committed since
 		}
 		if b != nil && lfs {
-			missing, err := w.fetchLFS(ctx, b)
+			missing, err := w.FetchLFS(ctx, b)
 			if err != nil {
 				return err
 			}
-			a.noteLFS(missing)
+			gitsafe.NoteLFS(a, missing)
 		}
 		return fn(b, of)
 	})
@@ -174,12 +175,12 @@ func (a *App) withChanges(ctx context.Context, c *client.Client, name, worktree 
 
 // fetchChanges is fetch for the uncommitted changes of a work tree, with the commits that
 // they are on top of.
-func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktree, fn func(*checkedBundle) error) error {
+func (w *openedSession) fetchChanges(ctx context.Context, t guestapi.RepoWorktree, fn func(*gitsafe.Bundle) error) error {
 	var branches []string
 	if t.Branch != "" && w.state.Branches[t.Branch] != "" {
 		branches = []string{t.Branch}
 	}
-	return w.fetch(ctx, branches, true, t.Dir, fn)
+	return w.Fetch(ctx, branches, true, t.Dir, fn)
 }
 
 // removal says how a session is removed. command is the one that the user runs for it.
@@ -191,8 +192,8 @@ type removal struct {
 
 // removeSession deletes a session with its sandbox, after a check for work that is only
 // there. Its workspace goes to the trash.
-func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, how removal) error {
-	s, err := c.Session(ctx, l.session)
+func (a *App) removeSession(ctx context.Context, c *client.Client, l *session.Link, how removal) error {
+	s, err := c.Session(ctx, l.Session)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil
 	}
@@ -206,18 +207,18 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 		return err
 	}
 	if !how.yes {
-		if !a.confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
-			return usageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
+		if !a.Confirm(fmt.Sprintf("Delete session %s with its sandbox?", s.Name)) {
+			return work.UsageErrorf("session %s not deleted: not confirmed", s.Name).WithHint("delete it without confirmation with --yes")
 		}
 		if err := a.checkSynced(ctx, c, s, *l, how); err != nil { // its agent worked on while the question was open
 			return err
 		}
 	}
 	if s.Sandbox != "" {
-		after := lastSandboxEvent(ctx, c, s)
+		after := work.LastSandboxEvent(ctx, c, s)
 		sb, err := c.StopSession(ctx, s.ID, false)
-		if err == nil && !isDestroyed(sb) {
-			_, err = a.waitSandbox(ctx, c, sb, after, isDestroyed)
+		if err == nil && !work.IsDestroyed(sb) {
+			_, err = work.WaitSandbox(ctx, a, c, sb, after, work.IsDestroyed)
 		}
 		if err != nil && agentlab.CodeOf(err) != agentlab.CodeConflict { // it has none
 			return err
@@ -229,20 +230,20 @@ func (a *App) removeSession(ctx context.Context, c *client.Client, l *repoLink, 
 	if err := c.DeleteSession(ctx, s.ID, false); err != nil {
 		return err
 	}
-	a.progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
-	if l.remote == "" {
+	a.Progressf("session %s is deleted; its workspace is in the trash\n  → agentlab workspace undelete %s", s.Name, s.WorkspaceID)
+	if l.Remote == "" {
 		return nil
 	}
-	err = l.forgetApplied(ctx, s.ID)
+	err = source.ForgetApplied(ctx, l.Path, s.ID)
 	if how.keepLink {
 		return err
 	}
-	return errors.Join(err, l.remove(ctx))
+	return errors.Join(err, l.Remove(ctx))
 }
 
 // checkSynced returns an error if a session has work that the user's repository does not
 // have, unless it is removed with force.
-func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, l repoLink, how removal) error {
+func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, l session.Link, how removal) error {
 	if how.force {
 		return nil
 	}
@@ -260,7 +261,7 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 			more += "; and commits of submodules, with the commands that 'agentlab sync' prints"
 		}
 		return agentlab.Errorf(agentlab.CodeConflict, "session %s has work that is not here: %s", s.Name, strings.Join(left, "; ")).
-			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.path, s.Name, s.Name, more, how.command)
+			WithHint("get commits, in %s: agentlab sync --session %s --worktree BRANCH --into BRANCH; and uncommitted changes: agentlab apply --session %s%s; or delete it nevertheless, its workspace goes to the trash: %s --force", l.Path, s.Name, s.Name, more, how.command)
 	}
 	return nil
 }
@@ -268,8 +269,8 @@ func (a *App) checkSynced(ctx context.Context, c *client.Client, s api.Session, 
 // unsynced lists the work of a session that the user's repository does not have, and
 // returns the state of its repository. The sandbox is started for that if necessary:
 // unknown is not absent.
-func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l repoLink) (left []string, st guestapi.RepoState, err error) {
-	if l.remote == "" {
+func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l session.Link) (left []string, st guestapi.RepoState, err error) {
+	if l.Remote == "" {
 		return nil, st, agentlab.Errorf(agentlab.CodeConflict, "the current directory is not in its repository")
 	}
 	if w, err := c.Workspace(ctx, s.WorkspaceID); err != nil || w.Unused {
@@ -280,13 +281,13 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 		return nil, st, err
 	}
 	w := newOpened(c, s, sb, l)
-	w.slow = a.saySlow
+	w.Slow = a.slow
 	defer func() {
 		if err != nil || len(left) > 0 { // else the session is deleted
 			a.leave(ctx, w)
 		}
 	}()
-	if w.state, err = w.sessionRepo.state(ctx); err != nil {
+	if w.state, err = w.Repo.State(ctx); err != nil {
 		return nil, st, err
 	}
 	if err := w.leaveOutApplied(ctx); err != nil {
@@ -297,17 +298,17 @@ func (a *App) unsynced(ctx context.Context, c *client.Client, s api.Session, l r
 
 // onlyInSession lists the work in a session that its repository here does not have. Refs
 // of the session do not count: they are deleted with it.
-func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left []string) {
+func onlyInSession(ctx context.Context, l session.Link, st guestapi.RepoState) (left []string) {
 	if len(st.Branches) == guestapi.MaxRepoBranches || len(st.Worktrees) == guestapi.MaxWorktrees {
 		left = append(left, "more branches or work trees than are listed")
 	}
 	missing := func(what, commit string) {
-		found, err := git(ctx, l.path, "for-each-ref", "--format=%(refname)", "--contains", commit)
-		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.ref("")) })
+		found, err := gitsafe.Git(ctx, l.Path, "for-each-ref", "--format=%(refname)", "--contains", commit)
+		elsewhere := slices.ContainsFunc(strings.Fields(found), func(ref string) bool { return !strings.HasPrefix(ref, l.Ref("")) })
 		switch {
 		case err == nil && elsewhere:
 		case err == nil && found != "":
-			left = append(left, "commits of "+what+", which only "+l.ref("*")+" has")
+			left = append(left, "commits of "+what+", which only "+l.Ref("*")+" has")
 		default:
 			left = append(left, "commits of "+what)
 		}
@@ -317,10 +318,10 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	}
 	for _, t := range st.Worktrees {
 		if t.Branch == "" && t.Head != "" {
-			missing("the detached HEAD of "+shownGuest(t.Dir), t.Head)
+			missing("the detached HEAD of "+session.ShownGuest(t.Dir), t.Head)
 		}
 		if t.Uncommitted > 0 {
-			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), shownGuest(t.Dir)))
+			left = append(left, fmt.Sprintf("%s with uncommitted changes in %s", agentlab.Plural(t.Uncommitted, "file"), session.ShownGuest(t.Dir)))
 		}
 	}
 	stashes := 0
@@ -334,7 +335,7 @@ func onlyInSession(ctx context.Context, l repoLink, st guestapi.RepoState) (left
 	for i, dir := range slices.Sorted(maps.Keys(st.ModuleWork)) {
 		n := st.ModuleWork[dir]
 		if others -= n; i < maxModuleNotes {
-			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), sanitize(shownGuest(dir))))
+			left = append(left, fmt.Sprintf("%s in the submodule %s", agentlab.Plural(n, "commit"), agentlab.WithoutControls(session.ShownGuest(dir))))
 		}
 	}
 	if n := len(st.ModuleWork) - maxModuleNotes; n > 0 {
@@ -370,37 +371,13 @@ func (w *openedSession) leaveOutApplied(ctx context.Context) error {
 // the session differ from the user's. The content is compared, which the guest sends: a
 // guest that lies loses its own work.
 func (w *openedSession) uncommittedElsewhere(ctx context.Context, t guestapi.RepoWorktree) (n int, err error) {
-	err = w.fetchChanges(ctx, t, func(b *checkedBundle) error {
-		if b == nil || b.header.refs[guestapi.RefChanges] == "" {
+	err = w.fetchChanges(ctx, t, func(b *gitsafe.Bundle) error {
+		if b == nil || b.Header.Refs[guestapi.RefChanges] == "" {
 			n = t.Uncommitted // the guest contradicts itself
 			return nil
 		}
-		ch, err := openChanges(ctx, b, changeSource{kind: "session", id: w.session.ID})
-		if err != nil {
-			return err
-		}
-		list, err := ch.list(ctx)
-		if err != nil {
-			return err
-		}
-		tree, err := openWorkTree(ctx, b.path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tree.root.Close() }()
-		if list, err = tree.chosen(list, applyOptions{}, ch.of); err != nil {
-			return err
-		}
-		p := &applyPlan{ch: ch, w: tree, dir: b.dir()}
-		if err := p.hashOurs(ctx, list); err != nil {
-			return err
-		}
-		for _, c := range list {
-			if ours, err := p.version(c.path); err != nil || ours.mode != c.newMode || ours.blob != c.newBlob {
-				n++
-			}
-		}
-		return nil
+		n, err = source.Differing(ctx, b)
+		return err
 	})
 	return n, err
 }

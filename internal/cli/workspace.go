@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) workspaceCmd() *cobra.Command {
@@ -29,48 +30,18 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 // workspaceChange requests a change of a workspace, waits until it is in one of the
 // states want if wait is set, and prints the outcome.
 func (a *App) workspaceChange(ctx context.Context, c *client.Client, wait bool, request func() (api.Workspace, error), want ...agentlab.WorkspaceState) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
 	w, err := request()
 	if err == nil && wait && !slices.Contains(want, agentlab.WorkspaceState(w.State)) {
-		w, err = a.waitWorkspace(ctx, c, w, after, want)
+		w, err = work.WaitWorkspace(ctx, a, c, w, after, want)
 	}
 	if err != nil {
 		return err
 	}
 	return a.done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
-}
-
-// waitWorkspace shows the events of a workspace after the given ID until it is in one
-// of the states want.
-func (a *App) waitWorkspace(ctx context.Context, c *client.Client, w api.Workspace, after int64, want []agentlab.WorkspaceState) (api.Workspace, error) {
-	for e, err := range c.FollowEvents(ctx, client.EventQuery{Kind: agentlab.EventWorkspaceState, After: after}) {
-		if err != nil {
-			return w, err
-		}
-		if e.Data["workspace"] != w.ID {
-			continue
-		}
-		a.showEvent(e)
-		if err := refusal(e); err != nil {
-			return w, err
-		}
-		text, _ := e.Data["state"].(string)
-		state := agentlab.WorkspaceState(text)
-		switch {
-		case slices.Contains(want, state):
-			w.State = text
-			if state == agentlab.WorkspaceDeleted {
-				return w, nil
-			}
-			return c.Workspace(ctx, w.ID)
-		case state == agentlab.WorkspaceFailed:
-			return w, agentlab.Errorf(agentlab.CodeUnavailable, "%s", sanitize(e.Message)).WithHint("see 'agentlab workspace check %s'", w.ID)
-		}
-	}
-	return w, context.Cause(ctx)
 }
 
 func (a *App) workspaceCreateCmd() *cobra.Command {
@@ -125,7 +96,7 @@ func (a *App) trashTable(list []api.Workspace) error {
 	if err := t.flush(); err != nil || len(list) == 0 {
 		return err
 	}
-	a.progressf("a workspace is deleted for good after KEPT UNTIL (retention.trash_days)\n  → agentlab workspace undelete NAME")
+	a.Progressf("a workspace is deleted for good after KEPT UNTIL (retention.trash_days)\n  → agentlab workspace undelete NAME")
 	return nil
 }
 
@@ -133,7 +104,7 @@ func timeOrDash(t *time.Time) string {
 	if t == nil {
 		return "-"
 	}
-	return localTime(*t)
+	return work.LocalTime(*t)
 }
 
 // workspaceUser returns the name of the sandbox that has a workspace, with the number
@@ -154,7 +125,7 @@ func usedBytes(n int64) string {
 	if n == 0 {
 		return "-"
 	}
-	return byteSize(n)
+	return work.ByteSize(n)
 }
 
 func (a *App) workspaceShowCmd() *cobra.Command {
@@ -165,10 +136,10 @@ func (a *App) workspaceShowCmd() *cobra.Command {
 		}
 		rows := [][2]string{
 			{"ID:", w.ID}, {"State:", w.State}, {"Reason:", w.Reason}, {"Size:", size}, {"Used:", usedBytes(w.Bytes)}, {"Sandbox:", workspaceUser(w)},
-			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", localTime(w.CreatedAt)},
+			{"Backend:", w.Backend}, {"Storage:", w.Storage}, {"Copy of:", w.From}, {"Created:", work.LocalTime(w.CreatedAt)},
 		}
 		if w.TrashedAt != nil {
-			rows = append(rows, [2]string{"Deleted:", localTime(*w.TrashedAt)}, [2]string{"Kept until:", timeOrDash(w.DeleteAfter)})
+			rows = append(rows, [2]string{"Deleted:", work.LocalTime(*w.TrashedAt)}, [2]string{"Kept until:", timeOrDash(w.DeleteAfter)})
 		}
 		t := newTable(a.Stdout, "Workspace:", w.Name)
 		for _, r := range rows {
@@ -227,8 +198,8 @@ asks for confirmation, unless it gets --yes.`,
 		if purge {
 			question = fmt.Sprintf("Delete workspace %s with its content and its snapshots for good?", args[0])
 		}
-		if !yes && !a.confirm(question) {
-			return usageErrorf("workspace %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
+		if !yes && !a.Confirm(question) {
+			return work.UsageErrorf("workspace %s not deleted: not confirmed", args[0]).WithHint("delete it without confirmation with --yes")
 		}
 		done := []agentlab.WorkspaceState{agentlab.WorkspaceDeleted}
 		if !purge {
@@ -289,15 +260,15 @@ there is a difference.`,
 		}
 		err = a.emit(list, func() error {
 			for _, f := range list.Items {
-				fmt.Fprintf(a.Stdout, "%-5s  %s: %s\n", f.Level, sanitize(f.Name), sanitize(f.Detail))
+				fmt.Fprintf(a.Stdout, "%-5s  %s: %s\n", f.Level, agentlab.WithoutControls(f.Name), agentlab.WithoutControls(f.Detail))
 				if f.Remedy != "" {
-					fmt.Fprintf(a.Stdout, "       → %s\n", sanitize(f.Remedy))
+					fmt.Fprintf(a.Stdout, "       → %s\n", agentlab.WithoutControls(f.Remedy))
 				}
 			}
 			return nil
 		})
 		if err == nil && slices.ContainsFunc(list.Items, func(f api.Finding) bool { return f.Level != "ok" }) {
-			err = statusError(exitFailure)
+			err = work.ExitStatus(exitFailure)
 		}
 		return err
 	})

@@ -1,153 +1,20 @@
 package cli
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
-	"sync"
-	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
-
-// The host never reads the file system of a workspace. These commands run e2fsck and
-// tar in a maintenance sandbox, which has the workspace and nothing else: no network
-// and no secrets. What comes out of it is hostile.
-
-const (
-	// maintenanceLease is the lease of a maintenance sandbox. It is renewed, and ends
-	// the sandbox of a command that was killed.
-	maintenanceLease = 15 * time.Minute
-	// maintenanceEnd limits the wait for the destruction of a maintenance sandbox.
-	maintenanceEnd = 3 * time.Minute
-	// maxToolOutput bounds the output of a tool that is shown, in bytes.
-	maxToolOutput = 64 << 10
-)
-
-// maintain runs fn while a new maintenance sandbox has a workspace, and destroys the
-// sandbox. fn gets the sandbox.
-func (a *App) maintain(ctx context.Context, c *client.Client, r api.SandboxCreate, fn func(context.Context, api.Sandbox) error) (err error) {
-	r.TTLMinutes = int(maintenanceLease / time.Minute)
-	sb, err := c.CreateSandbox(ctx, r)
-	if err != nil {
-		return noWaitHint(ctx, c, r.Workspace, err)
-	}
-	defer func() { err = cmp.Or(err, a.endMaintenance(ctx, c, sb)) }()
-	if sb, err = a.waitSandbox(ctx, c, sb, 0, isUp); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var renewing sync.WaitGroup
-	defer renewing.Wait()
-	defer cancel()
-	renewing.Go(func() { renewMaintenance(ctx, c, sb) })
-	return fn(ctx, sb)
-}
-
-// noWaitHint replaces the hint of the error for a workspace that a sandbox has: these
-// commands have no flag to wait for it.
-func noWaitHint(ctx context.Context, c *client.Client, workspace string, err error) error {
-	e, ok := errors.AsType[*agentlab.Error](err)
-	if !ok || e.Code != agentlab.CodeConflict || e.Field != "workspace" {
-		return err
-	}
-	w, werr := c.Workspace(ctx, workspace)
-	if werr != nil || len(w.Leases) == 0 {
-		return err
-	}
-	return e.WithHint("free it: agentlab workspace detach %s; or use a copy of a snapshot: agentlab workspace fork", workspace)
-}
-
-// renewMaintenance renews the lease of a maintenance sandbox until ctx ends.
-func renewMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) {
-	t := time.NewTicker(maintenanceLease / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			// The next attempt is in time after an error.
-			_, _ = c.RenewLease(ctx, fmt.Sprint(sb.VMID), int(maintenanceLease/time.Minute))
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// endMaintenance destroys a maintenance sandbox, also if ctx has ended, and waits
-// until others can use its workspace.
-func (a *App) endMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
-	defer cancel()
-	r := requestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
-	if r.err == nil && !isDestroyed(r.sb) {
-		_, r.err = a.waitSandbox(ctx, c, r.sb, r.after, isDestroyed)
-	}
-	if r.err != nil {
-		return agentlab.Errorf(agentlab.CodeOf(r.err), "the maintenance sandbox %s (%d) has the workspace until it is destroyed: %w", sb.Name, sb.VMID, r.err).
-			WithHint("agentlab sandbox destroy %d", sb.VMID)
-	}
-	return nil
-}
-
-// guestTool runs a script as root in a maintenance sandbox. name is its name in
-// messages, args are its arguments; the rest is as in runScript.
-func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return runScript(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
-}
-
-// toolError is the error of a tool that has failed.
-func toolError(what string, code int, text string) error {
-	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
-		text = text[i+1:]
-	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
-}
-
-// checkScript defines check DISK OPTION, which runs e2fsck. If that finds no superblock, it
-// runs with the copies that e2fsck does not try: in the groups 3, 5, 7 and so on, for
-// blocks of 4 KiB.
-const checkScript = `check() {
-  e2fsck -f "$2" "$1" 2>&1; code=$?
-  for b in 98304 163840 229376 294912 819200 884736 1605632 2654208 4096000; do
-    [ $code -eq 8 ] || return $code
-    out=$(e2fsck -f "$2" -b $b -B 4096 "$1" 2>&1); code=$?
-    [ $code -eq 8 ] || printf '%s\n' "$out"
-  done
-  return $code
-}
-`
-
-// noFileSystem is the exit code of check for a disk without a superblock.
-const noFileSystem = 8
-
-// fsckScript checks the disk of the workspace, which has a serial number: of a virtio
-// disk as text, of a SCSI disk after 4 bytes. Its argument is an option of e2fsck.
-const fsckScript = checkScript + `for d in /sys/block/*; do
-  serial=$({ cat "$d/serial" || tail -c +5 "$d/device/vpd_pg80"; } 2>/dev/null | tr -d ' \n\0')
-  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then check "/dev/${d##*/}" "$1"; exit; fi
-done
-echo "the guest has no workspace" >&2
-exit 16`
-
-// fsckResult is what e2fsck found.
-type fsckResult struct {
-	Workspace string `json:"workspace"` // ID
-	State     string `json:"state"`     // clean, repaired or damaged
-	ExitCode  int    `json:"exit_code"` // of e2fsck
-	Output    string `json:"output"`    // its end
-}
 
 func (a *App) workspaceFsckCmd() *cobra.Command {
 	var repair, yes bool
@@ -168,67 +35,28 @@ first. The command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		if yes && !repair {
-			return usageErrorf("--yes requires --repair")
+			return work.UsageErrorf("--yes requires --repair")
 		}
-		if repair && !yes && !a.confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
-			return usageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
+		if repair && !yes && !a.Confirm(fmt.Sprintf("Correct all errors in the file system of workspace %s? Damaged files may be lost.", args[0])) {
+			return work.UsageErrorf("workspace %s not repaired: not confirmed", args[0]).WithHint("repair it without confirmation with --yes")
 		}
-		return a.fsck(ctx, c, args[0], repair)
+		res, err := transfer.Fsck(ctx, a, c, args[0], repair)
+		if err == nil {
+			err = a.emit(res, func() error {
+				_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, args[0], res.State)
+				return err
+			})
+		}
+		if err != nil || res.State != transfer.FsckDamaged {
+			return err
+		}
+		if !repair {
+			a.Progressf("  → agentlab workspace fsck %s --repair", args[0])
+		}
+		return work.ExitStatus(exitFailure)
 	})
 	return cmd
 }
-
-func (a *App) fsck(ctx context.Context, c *client.Client, workspace string, repair bool) error {
-	option := "-n"
-	if repair {
-		option = "-y"
-	}
-	out := &bounded.Tail{Max: maxToolOutput}
-	var res fsckResult
-	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
-	err := a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
-		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
-		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(sanitizeLines(out.String()))}
-		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
-		switch {
-		case err != nil:
-			return err
-		case code == noFileSystem:
-			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s has no readable file system: its superblock and all copies of it are lost, or no sandbox has used it yet", workspace).
-				WithHint("restore a snapshot: agentlab workspace snapshot list %[1]s, then agentlab workspace snapshot restore %[1]s --name NAME; or delete it: agentlab workspace delete %[1]s", workspace)
-		case code&^7 != 0:
-			return toolError("e2fsck", code, cmp.Or(said, res.Output))
-		case code&4 != 0:
-			res.State = "damaged"
-		case code != 0:
-			res.State = "repaired"
-		default:
-			res.State = "clean"
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	err = a.emit(res, func() error {
-		_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, workspace, res.State)
-		return err
-	})
-	if err == nil && res.State == "damaged" {
-		if !repair {
-			a.progressf("  → agentlab workspace fsck %s --repair", workspace)
-		}
-		err = statusError(exitFailure)
-	}
-	return err
-}
-
-// exportScript writes an archive of the workspace. Devices and sockets are not in it.
-const exportScript = `set -euo pipefail
-cd ` + guestapi.WorkspaceDir + `
-find . -xdev -path ./lost+found -prune -o ! -type b ! -type c ! -type s -print0 |
-  tar --create --file - --format posix --pax-option delete=atime,delete=ctime --numeric-owner --sparse \
-    --xattrs --xattrs-include '*' --no-recursion --null --files-from -`
 
 func (a *App) workspaceExportCmd() *cobra.Command {
 	var out string
@@ -244,8 +72,8 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: WORKSPACE.tar.zst)")
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if _, tty := terminal(a.Stdout); tty && out == "-" {
-			return usageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
+		if _, tty := work.TerminalOf(a.Stdout); tty && out == "-" {
+			return work.UsageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
 		}
 		w, err := c.Workspace(ctx, args[0])
 		if err != nil {
@@ -256,66 +84,27 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 			return agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
 		}
 		r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: w.ID}}
-		return a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) error {
-			see := &archiveNames{}
+		return transfer.Maintain(ctx, a, c, r, func(ctx context.Context, sb api.Sandbox) error {
+			see := &gitsafe.ArchiveNames{}
 			if out == "-" {
-				_, err := a.export(ctx, c, sb, w, a.Stdout, see)
-				a.noteArchive(see.findings())
+				_, err := transfer.Export(ctx, a, c, sb, w, a.Stdout, see)
+				gitsafe.NoteArchive(a, see.Findings())
 				return err
 			}
 			var entries int
-			n, err := saveTo(name, pipe(func(to io.Writer) (err error) {
-				entries, err = a.export(ctx, c, sb, w, to, see)
+			n, err := work.SaveTo(name, transfer.Pipe(func(to io.Writer) (err error) {
+				entries, err = transfer.Export(ctx, a, c, sb, w, to, see)
 				return err
 			}), force, 0o600)
 			if err != nil {
 				return err
 			}
-			a.noteArchive(see.findings())
-			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), byteSize(n))
+			gitsafe.NoteArchive(a, see.Findings())
+			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), work.ByteSize(n))
 		})
 	})
 	return cmd
 }
-
-// pipe returns what fn writes. Its error is that of the last Read.
-func pipe(fn func(io.Writer) error) io.Reader {
-	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(fn(w)) }()
-	return r
-}
-
-// export writes the archive of a workspace that a maintenance sandbox has mounted.
-func (a *App) export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *archiveNames) (entries int, err error) {
-	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return 0, err
-	}
-	from, raw := io.Pipe()
-	checked := make(chan error, 1)
-	go func() {
-		var err error
-		entries, err = copyArchive(zw, from, maxArchive(w), see.add)
-		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
-		checked <- err
-	}()
-	code, said, err := guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
-	_ = raw.Close()
-	if bad := <-checked; bad != nil && (err != nil || code == 0) {
-		err = bad // what the guest sent is why the transfer ended
-	}
-	if err == nil && code != 0 {
-		err = toolError("tar", code, said)
-	}
-	return entries, errors.Join(err, zw.Close())
-}
-
-// importScript extracts an archive to the workspace.
-const importScript = `set -eu
-cd ` + guestapi.WorkspaceDir + `
-tar --extract --file - --numeric-owner --same-permissions --same-owner --xattrs --xattrs-include '*'
-cat >/dev/null
-sync`
 
 func (a *App) workspaceImportCmd() *cobra.Command {
 	var use api.WorkspaceNew
@@ -345,7 +134,7 @@ begins with import-, and after an error it is deleted.`,
 		if w, err := c.Workspace(ctx, args[0]); err == nil && w.TrashedAt == nil {
 			return agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", args[0]).WithHint("choose another name")
 		}
-		w, err := a.importTo(ctx, c, in, use)
+		w, err := transfer.ImportTo(ctx, a, c, in, use)
 		if err != nil {
 			return err
 		}
@@ -355,69 +144,4 @@ begins with import-, and after an error it is deleted.`,
 		return a.done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
 	})
 	return cmd
-}
-
-// importTo creates a workspace with the files of an archive. After an error it deletes
-// the workspace.
-func (a *App) importTo(ctx context.Context, c *client.Client, in io.Reader, use api.WorkspaceNew) (w api.Workspace, err error) {
-	name := "import-" + agentlab.NewUID()[:8]
-	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: name, WorkspaceCreate: &use}}
-	err = a.maintain(ctx, c, r, func(ctx context.Context, sb api.Sandbox) (err error) {
-		if w, err = c.Workspace(ctx, sb.WorkspaceID); err != nil {
-			return err
-		}
-		return a.extract(ctx, c, sb, in, maxArchive(w))
-	})
-	if err == nil {
-		return w, nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
-	defer cancel()
-	if derr := a.dropWorkspace(ctx, c, name); derr != nil && agentlab.CodeOf(derr) != agentlab.CodeNotFound {
-		a.progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, sanitize(derr.Error()))
-	}
-	return w, err
-}
-
-// dropWorkspace deletes a workspace for good.
-func (a *App) dropWorkspace(ctx context.Context, c *client.Client, workspace string) error {
-	after, err := lastEvent(ctx, c, "")
-	if err != nil {
-		return err
-	}
-	w, err := c.DeleteWorkspace(ctx, workspace, true)
-	if err == nil {
-		_, err = a.waitWorkspace(ctx, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceDeleted})
-	}
-	return err
-}
-
-// extract sends an archive to the guest of a maintenance sandbox.
-func (a *App) extract(ctx context.Context, c *client.Client, sb api.Sandbox, in io.Reader, limit int64) error {
-	zr, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderMaxMemory(256<<20))
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the archive is not a zst file: %w", err)
-	}
-	defer zr.Close()
-	to, raw := io.Pipe()
-	checked := make(chan error, 1)
-	go func() {
-		_, err := copyArchive(raw, zr, limit, nil)
-		_ = raw.CloseWithError(err)
-		checked <- err
-	}()
-	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestInput{to}, &bytes.Buffer{})
-	_ = to.CloseWithError(errGuestEnded) // if it did not run
-	bad := <-checked
-	switch {
-	case bad != nil && !errors.Is(bad, errGuestEnded):
-		return bad // the guest may have succeeded with what it got
-	case err != nil:
-		return err
-	case code != 0:
-		return toolError("tar", code, said)
-	case bad != nil:
-		return bad
-	}
-	return nil
 }

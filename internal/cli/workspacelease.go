@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // workspaceChoice has the flags for the workspace of a new sandbox.
@@ -57,7 +57,7 @@ const statefulWait = 10 * time.Minute
 func (w workspaceChoice) selection(name, from string) (out api.WorkspaceSelection, err error) {
 	if w.stateful && w.name == "" {
 		if w.name = name; name == "" {
-			return out, usageErrorf("--stateful needs a name for its workspace").WithHint("add %s, or --workspace NAME", from)
+			return out, work.UsageErrorf("--stateful needs a name for its workspace").WithHint("add %s, or --workspace NAME", from)
 		}
 	}
 	if w.stateful {
@@ -69,32 +69,19 @@ func (w workspaceChoice) selection(name, from string) (out api.WorkspaceSelectio
 	name, isNew := strings.CutPrefix(w.name, "new:")
 	switch {
 	case w.name == "" && w.ofSession && (w.create || w.sizeGB != 0 || w.storage != ""):
-		return out, usageErrorf("a session has its own workspace").WithHint("remove --workspace-create, --workspace-size and --workspace-storage; see 'agentlab session create'")
+		return out, work.UsageErrorf("a session has its own workspace").WithHint("remove --workspace-create, --workspace-size and --workspace-storage; see 'agentlab session create'")
 	case w.name == "" && !w.ofSession && (w.create || w.sizeGB != 0 || w.storage != "" || w.wait != 0):
-		return out, usageErrorf("a flag for the workspace needs --workspace").WithHint("add --workspace NAME")
+		return out, work.UsageErrorf("a flag for the workspace needs --workspace").WithHint("add --workspace NAME")
 	case w.wait < 0 || w.wait > agentlab.MaxWorkspaceWait:
-		return out, usageErrorf("--workspace-wait %s is not between 0 and %s", w.wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait))
+		return out, work.UsageErrorf("--workspace-wait %s is not between 0 and %s", w.wait, agentlab.FormatTTL(agentlab.MaxWorkspaceWait))
 	case (w.sizeGB != 0 || w.storage != "") && !isNew && !w.create:
-		return out, usageErrorf("--workspace-size and --workspace-storage are for a new workspace").WithHint("use --workspace new:%s, or add --workspace-create", w.name)
+		return out, work.UsageErrorf("--workspace-size and --workspace-storage are for a new workspace").WithHint("use --workspace new:%s, or add --workspace-create", w.name)
 	}
 	out.Workspace, out.WorkspaceWaitSeconds = name, int((w.wait+time.Second-1)/time.Second)
 	if isNew || w.create {
 		out.WorkspaceCreate = &api.WorkspaceNew{SizeGB: w.sizeGB, Storage: w.storage, IfMissing: w.create}
 	}
 	return out, nil
-}
-
-// workspaceNameOf returns the name of the workspace of a repository: the last part of
-// its path, as a DNS label; "" if that has no letter or digit.
-func workspaceNameOf(repo string) string {
-	if path, local, err := localRepo(repo); err == nil && local {
-		repo = path
-	}
-	base := strings.TrimSuffix(filepath.Base(strings.TrimRight(repo, "/")), ".git")
-	if i := strings.LastIndexByte(base, ':'); i >= 0 {
-		base = base[i+1:]
-	}
-	return agentlab.SessionNameOf(base)
 }
 
 func (a *App) workspaceAttachCmd() *cobra.Command {
@@ -109,7 +96,7 @@ it starts. Not every backend can attach a workspace to a running sandbox.`,
 	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait while another sandbox has the workspace, e.g. 10m (default: not at all)")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		r.Sandbox, r.WaitSeconds = args[1], int((wait+time.Second-1)/time.Second)
-		after, err := lastEvent(ctx, c, "")
+		after, err := work.LastEvent(ctx, c, "")
 		if err != nil {
 			return err
 		}
@@ -141,7 +128,7 @@ func (a *App) followLease(ctx context.Context, c *client.Client, workspace strin
 		if err != nil {
 			return err
 		}
-		a.showEvent(e)
+		a.ShowEvent(e)
 		if ended, err := settlesLease(e, workspace, done); ended || err != nil {
 			return err
 		}
@@ -155,7 +142,7 @@ func settlesLease(e api.Event, workspace string, done func(api.Event) bool) (boo
 	if e.Data["workspace"] != workspace {
 		return false, nil
 	}
-	return done(e), refusal(e)
+	return done(e), work.Refusal(e)
 }
 
 func (a *App) workspaceDetachCmd() *cobra.Command {
@@ -180,7 +167,7 @@ func (a *App) detachWorkspace(ctx context.Context, c *client.Client, workspace s
 	if err != nil {
 		return err
 	}
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
@@ -213,7 +200,7 @@ interrupted can be repeated with the --name of the new sandbox.`,
 			}
 			for _, name := range []string{"profile", "name", "ttl", "keepalive", "no-wait"} {
 				if cmd.Flags().Changed(name) {
-					return usageErrorf("--%s is for a new sandbox", name).WithHint("remove it, or remove %s", args[1])
+					return work.UsageErrorf("--%s is for a new sandbox", name).WithHint("remove it, or remove %s", args[1])
 				}
 			}
 			return nil
@@ -234,7 +221,7 @@ interrupted can be repeated with the --name of the new sandbox.`,
 			}
 			sb, err := c.RebindWorkspace(ctx, args[0], r)
 			if err == nil && wait {
-				sb, err = a.waitSandbox(ctx, c, sb, 0, isUp)
+				sb, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp)
 			}
 			if err != nil {
 				return err
@@ -256,7 +243,7 @@ func (a *App) rebindTo(ctx context.Context, c *client.Client, workspace, sandbox
 	if err != nil {
 		return err
 	}
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
@@ -292,7 +279,7 @@ func (a *App) printLeases(w api.Workspace) error {
 		case l.AcquiredAt == nil:
 			state = "waits"
 			if l.WaitUntil != nil {
-				until = localTime(*l.WaitUntil)
+				until = work.LocalTime(*l.WaitUntil)
 			}
 		case l.Release != "":
 			state = "is detached"
@@ -301,9 +288,9 @@ func (a *App) printLeases(w api.Workspace) error {
 			since = *l.AcquiredAt
 		}
 		if l.ExpiresAt != nil && l.AcquiredAt != nil {
-			until = localTime(*l.ExpiresAt)
+			until = work.LocalTime(*l.ExpiresAt)
 		}
-		t.row(strconv.Itoa(l.Number), orDash(l.Sandbox), strconv.Itoa(l.SandboxVMID), orDash(l.JobID), state, localTime(since), until)
+		t.row(strconv.Itoa(l.Number), orDash(l.Sandbox), strconv.Itoa(l.SandboxVMID), orDash(l.JobID), state, work.LocalTime(since), until)
 	}
 	return t.flush()
 }
@@ -320,8 +307,8 @@ unmount it; the command asks for confirmation, unless it gets --yes.`,
 	cmd.Flags().BoolVar(&force, "force", false, "also if the guest does not unmount the workspace")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if force && !yes && !a.confirm(fmt.Sprintf("Take workspace %s from its sandbox? What the guest wrote last may be lost.", args[0])) {
-			return usageErrorf("lease of workspace %s not released: not confirmed", args[0]).WithHint("release it without confirmation with --yes")
+		if force && !yes && !a.Confirm(fmt.Sprintf("Take workspace %s from its sandbox? What the guest wrote last may be lost.", args[0])) {
+			return work.UsageErrorf("lease of workspace %s not released: not confirmed", args[0]).WithHint("release it without confirmation with --yes")
 		}
 		return a.detachWorkspace(ctx, c, args[0], force)
 	})

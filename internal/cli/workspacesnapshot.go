@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) workspaceSnapshotCmd() *cobra.Command {
@@ -20,7 +21,7 @@ func (a *App) workspaceSnapshotCmd() *cobra.Command {
 // snapshotChange requests a change of a snapshot, waits until it is in a state if wait
 // is set, and prints the outcome.
 func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, request func() (api.WorkspaceSnapshot, error), want agentlab.WorkspaceSnapshotState) error {
-	after, err := lastEvent(ctx, c, "")
+	after, err := work.LastEvent(ctx, c, "")
 	if err != nil {
 		return err
 	}
@@ -36,8 +37,8 @@ func (a *App) snapshotChange(ctx context.Context, c *client.Client, wait bool, r
 			if e.Data["snapshot"] != n.UID {
 				continue
 			}
-			a.showEvent(e)
-			if err := refusal(e); err != nil {
+			a.ShowEvent(e)
+			if err := work.Refusal(e); err != nil {
 				return err
 			}
 			if e.Data["state"] == string(want) {
@@ -102,8 +103,8 @@ what they are now is lost. The command asks for confirmation, unless it gets --y
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the workspace is restored")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Replace the content of workspace %s by its snapshot %s?", args[0], name)) {
-			return usageErrorf("workspace %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
+		if !yes && !a.Confirm(fmt.Sprintf("Replace the content of workspace %s by its snapshot %s?", args[0], name)) {
+			return work.UsageErrorf("workspace %s not restored: not confirmed", args[0]).WithHint("restore it without confirmation with --yes")
 		}
 		return a.workspaceChange(ctx, c, wait, func() (api.Workspace, error) {
 			return c.RestoreWorkspaceSnapshot(ctx, args[0], name)
@@ -123,8 +124,8 @@ func (a *App) workspaceDropCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	waitFlag(cmd, &wait, "wait until the snapshot is deleted")
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if !yes && !a.confirm(fmt.Sprintf("Delete the snapshot %s of workspace %s?", name, args[0])) {
-			return usageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
+		if !yes && !a.Confirm(fmt.Sprintf("Delete the snapshot %s of workspace %s?", name, args[0])) {
+			return work.UsageErrorf("snapshot %s not deleted: not confirmed", name).WithHint("delete it without confirmation with --yes")
 		}
 		return a.snapshotChange(ctx, c, wait, func() (api.WorkspaceSnapshot, error) {
 			return c.DeleteWorkspaceSnapshot(ctx, args[0], name)

@@ -12,6 +12,10 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 func (a *App) worktreeCmd() *cobra.Command {
@@ -45,47 +49,47 @@ pushed first; one that exists nowhere begins at the current commit here.`,
 		if err != nil {
 			return err
 		}
-		dir, err := a.worktreeDir(ctx, w.sessionRepo, args[0], src)
+		dir, err := a.worktreeDir(ctx, w.Repo, args[0], src)
 		if err != nil {
 			a.leave(ctx, w)
 			return err
 		}
 		if w.wasStopped {
-			a.progressf("note: the sandbox of session %[1]s was started for this command, and runs now\n  → agentlab stop %[1]s", w.session.Name)
+			a.Progressf("note: the sandbox of session %[1]s was started for this command, and runs now\n  → agentlab stop %[1]s", w.session.Name)
 		}
 		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0], "dir": dir},
-			"work tree %s\n  → agentlab claude --worktree %s", shownPath(dir), args[0])
+			"work tree %s\n  → agentlab claude --worktree %s", session.ShownPath(dir), args[0])
 	})
 	return cmd
 }
 
 // worktreeDir returns the directory of the work tree of a branch in the guest, and adds
 // it if it is missing. "" is the main one.
-func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src localSource) (string, error) {
+func (a *App) worktreeDir(ctx context.Context, r session.Repo, branch string, src gitsafe.LocalCommit) (string, error) {
 	if branch == "" {
 		return guestapi.RepoDir, nil
 	}
-	if err := checkBranch(branch, ""); err != nil {
+	if err := session.CheckBranch(branch, ""); err != nil {
 		return "", err
 	}
-	st, err := r.state(ctx)
+	st, err := r.State(ctx)
 	if err != nil {
 		return "", err
 	}
 	for _, t := range st.Worktrees {
 		if t.Branch == branch {
-			return joinGuest(t.Dir), nil
+			return session.JoinGuest(t.Dir), nil
 		}
 	}
 	commit := st.Branches[branch]
 	if commit == "" {
-		commit, err = git(ctx, r.path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
-		if err != nil || !isCommit(commit) {
-			commit = src.commit
+		commit, err = gitsafe.Git(ctx, r.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
+		if err != nil || !gitsafe.IsCommit(commit) {
+			commit = src.Commit
 		}
-		m := a.newMeter()
-		defer m.done()
-		faults, err := r.push(ctx, pushed{updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, knownTo(st), m)
+		m := a.Meter()
+		defer m.Done()
+		faults, err := r.Push(ctx, session.Pushed{Updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, session.KnownTo(st), m)
 		if err != nil {
 			return "", err
 		}
@@ -93,31 +97,15 @@ func (a *App) worktreeDir(ctx context.Context, r sessionRepo, branch string, src
 			return "", agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be pushed to the session: %s", branch, fault)
 		}
 	}
-	if err := r.call(ctx, nil, io.Discard, "worktree", "add", branch); err != nil {
+	if err := r.Call(ctx, nil, io.Discard, "worktree", "add", branch); err != nil {
 		return "", err
 	}
-	if _, err := git(ctx, r.path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
-		if err := a.sendLFS(ctx, r, commit); err != nil {
+	if _, err := gitsafe.Git(ctx, r.Path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
+		if err := session.SendLFS(ctx, a, r, commit); err != nil {
 			return "", err
 		}
 	}
-	return joinGuest(guestapi.WorktreesDir + "/" + branch), nil
-}
-
-// joinGuest returns the absolute path of a checked directory of the repository.
-func joinGuest(dir string) string {
-	return strings.TrimSuffix(guestapi.RepoDir+"/"+dir, "/")
-}
-
-// shownGuest is joinGuest with the name that users see.
-func shownGuest(dir string) string { return shownPath(joinGuest(dir)) }
-
-// shownPath returns a path in the repository of a session with the name that users see.
-func shownPath(dir string) string {
-	if rest, ok := strings.CutPrefix(dir, guestapi.RepoDir); ok {
-		return guestapi.ProjectDir + rest
-	}
-	return dir
+	return session.JoinGuest(guestapi.WorktreesDir + "/" + branch), nil
 }
 
 // listedWorktree is a work tree under --json.
@@ -137,12 +125,12 @@ func (a *App) worktreeListCmd() *cobra.Command {
 		defer a.leave(ctx, w)
 		doc := api.List[listedWorktree]{Items: []listedWorktree{}}
 		for _, tree := range w.state.Worktrees {
-			doc.Items = append(doc.Items, listedWorktree{tree, joinGuest(tree.Dir)})
+			doc.Items = append(doc.Items, listedWorktree{tree, session.JoinGuest(tree.Dir)})
 		}
 		return a.emit(doc, func() error {
 			t := newTable(a.Stdout, "BRANCH", "COMMIT", "UNCOMMITTED", "DIRECTORY")
 			for _, tree := range w.state.Worktrees {
-				t.row(orDash(tree.Branch), orDash(tree.Head[:min(12, len(tree.Head))]), fmt.Sprint(tree.Uncommitted), shownGuest(tree.Dir))
+				t.row(orDash(tree.Branch), orDash(tree.Head[:min(12, len(tree.Head))]), fmt.Sprint(tree.Uncommitted), session.ShownGuest(tree.Dir))
 			}
 			return t.flush()
 		})
@@ -173,7 +161,7 @@ its agent, are ended after a confirmation or with --yes.`,
 			return err
 		}
 		if t.Dir == "" {
-			return usageErrorf("%s is checked out in /workspace itself", args[0]).WithHint("delete the session instead: agentlab rm")
+			return work.UsageErrorf("%s is checked out in /workspace itself", args[0]).WithHint("delete the session instead: agentlab rm")
 		}
 		if t.Uncommitted > 0 && !force {
 			return agentlab.Errorf(agentlab.CodeConflict, "the work tree of %s has %s with uncommitted changes", args[0], agentlab.Plural(t.Uncommitted, "file")).
@@ -188,10 +176,10 @@ its agent, are ended after a confirmation or with --yes.`,
 		}
 		// A terminal of the work tree would keep its directory in use.
 		end := guestapi.ExecRequest{Command: []string{"agentlab-agent", "close", "--session", terminalName(args[0])}}
-		if err := guestRun(ctx, w.c, w.sandbox, end, nil, io.Discard); err != nil {
+		if err := guestrun.Run(ctx, w.C, w.Sandbox, end, nil, io.Discard); err != nil {
 			return err
 		}
-		if err := w.call(ctx, nil, io.Discard, append(command, strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/"))...); err != nil {
+		if err := w.Call(ctx, nil, io.Discard, append(command, strings.TrimPrefix(t.Dir, guestapi.WorktreesDir+"/"))...); err != nil {
 			return err
 		}
 		return a.done(map[string]string{"session_id": w.session.ID, "branch": args[0]}, "work tree of %s is removed", args[0])

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work"
+)
+
+// Meter returns a meter on standard error.
+func (a *App) Meter() *work.Meter {
+	_, tty := work.TerminalOf(a.Stderr)
+	return work.NewMeter(a.Stderr, time.Now, tty)
+}
+
+// Attach connects a program of the user with the terminal. Its output goes to standard
+// error.
+func (a *App) Attach(cmd *exec.Cmd) {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
+}
+
+// Confirm asks for confirmation on the terminal. Without a terminal the answer is
+// no.
+func (a *App) Confirm(question string) bool {
+	if a.json {
+		return false
+	}
+	answer, ok := a.Prompt(question + " [y/N] ")
+	return ok && (answer == "y" || answer == "yes")
+}
+
+// slow is work.SaySlow for session.Repo.
+func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
+
+// Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
+// --no-input nor with --json.
+func (a *App) Asks() bool {
+	_, tty := work.TerminalOf(a.Stdin)
+	return tty && !a.noInput && !a.json
+}
+
+// Prompt asks a question on the terminal and returns the answer in lower case.
+// ok is false without a terminal and with --no-input.
+func (a *App) Prompt(question string) (answer string, ok bool) {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput {
+		return "", false
+	}
+	fmt.Fprint(a.Stderr, question)
+	line, err := bufio.NewReader(a.Stdin).ReadString('\n')
+	if err != nil {
+		fmt.Fprintln(a.Stderr)
+	}
+	return strings.ToLower(strings.TrimSpace(line)), err == nil
+}
+
+// Progressf writes one line of progress to standard error.
+func (a *App) Progressf(format string, args ...any) {
+	fmt.Fprintf(a.Stderr, format+"\n", args...)
+}
+
+// ShowEvent prints an event on standard error, unless it is of a brief command's routine.
+func (a *App) ShowEvent(e api.Event) {
+	a.shown = e.ID
+	if a.brief && isRoutine(e) {
+		return
+	}
+	a.Progressf("%s  %s", e.Time.Local().Format("15:04:05"), agentlab.WithoutControls(e.Message))
+}
+
+// isRoutine reports whether an event is one of each start of a sandbox. The error of a wait
+// has the reason of a failure.
+func isRoutine(e api.Event) bool {
+	_, refused := e.Data["refused"]
+	return e.Kind == agentlab.EventSession || e.Kind == agentlab.EventSandboxNested || e.Kind == agentlab.EventSandboxState && !refused
+}

@@ -1,0 +1,220 @@
+// Package guestrun runs commands in a sandbox for workflows: their output is limited and
+// their text is without control characters, and a guest that goes silent ends them.
+package guestrun
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/work"
+)
+
+// Run runs a command in a sandbox with stdin, which may be nil. Its standard
+// output goes to stdout, which limits it: an error of stdout ends the command. The
+// error for another exit code than 0 has the end of its standard error.
+func Run(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
+	return RunShown(ctx, c, sandbox, req, anySilence, stdin, stdout, io.Discard)
+}
+
+// RunShown is Run with its own limits, that also copies standard error to progress.
+func RunShown(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits Silence, stdin io.Reader, stdout, progress io.Writer) error {
+	errOut := &bounded.Tail{Max: 4 << 10}
+	status, inErr, err := Capture(ctx, c, sandbox, req, limits, stdin, stdout, io.MultiWriter(errOut, progress))
+	if err != nil || status.Code == 0 {
+		return err
+	}
+	text := agentlab.WithoutControls(lastMessage(strings.TrimSpace(errOut.String() + "\n" + status.Error)))
+	if text == "" && inErr != nil {
+		text = inErr.Error()
+	}
+	return GuestFault(req, status.Code, text)
+}
+
+// Capture runs a command in a sandbox, and returns how it ended and the error of
+// stdin, which may be nil. It returns after the last read of stdin: a stdin
+// that can block is an io.Closer, which it closes. It ends a command that makes no
+// progress.
+func Capture(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, limits Silence, stdin io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, inErr, err error) {
+	var moved atomic.Int64
+	caller := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		alive := func(ctx context.Context) error { return guestAlive(ctx, c, sandbox) }
+		if err := limits.watch(ctx, sandbox, &moved, alive); err != nil {
+			cancel(err)
+		}
+	}()
+	defer func() {
+		cancel(nil)
+		<-watched
+	}()
+	conn, err := c.Exec(ctx, sandbox, req)
+	if err != nil {
+		if ctx.Err() != nil && caller.Err() == nil {
+			err = context.Cause(ctx)
+		}
+		return status, nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	w := stream.NewWriter(conn)
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		if stdin != nil {
+			_, err = io.Copy(w.Data(stream.Stdin), movingReader{stdin, &moved})
+		}
+		_ = w.Frame(stream.StdinEOF, nil)
+		sent <- err
+	}()
+	status, err = ReadOutput(movingReader{conn, &moved}, stdout, stderr)
+	_ = conn.Close() // ends the goroutine
+	if in, ok := stdin.(io.Closer); ok {
+		_ = in.Close()
+	}
+	inErr = <-sent
+	status.Code = ExitByte(status.Code)
+	switch {
+	case caller.Err() != nil:
+		err = caller.Err()
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case err != nil:
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "the connection to the sandbox was lost: %w", err)
+	}
+	return status, inErr, err
+}
+
+// Script runs a script with bash, as the user and in the directory of req. in is as
+// in Capture. It returns the exit code and the end of what the script wrote to
+// standard error, without control characters.
+func Script(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return LongScript(ctx, c, sandbox, req, name, script, args, in, out, io.Discard)
+}
+
+// LongScript is Script that also copies standard error to progress.
+func LongScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
+	said := &bounded.Tail{Max: MaxToolOutput}
+	req.Command = append([]string{"bash", "-c", script, name}, args...)
+	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
+	status, _, err := Capture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
+	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
+}
+
+// Input is an archive that a guest reads. The end of the guest ends it.
+type Input struct{ *io.PipeReader }
+
+// Close ends the guest's input with ErrEnded.
+func (g Input) Close() error { return g.CloseWithError(ErrEnded) }
+
+// ErrEnded ends the transfer of an archive that the guest no longer reads.
+var ErrEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
+
+// lastMessage returns the last message of agentlab-agent in text, which other programs
+// have written to as well, or text if there is none.
+func lastMessage(text string) string {
+	if i := strings.LastIndex(text, "\n"+agentMessage); i >= 0 {
+		return text[i+1:]
+	}
+	return text
+}
+
+// agentMessage begins each message of agentlab-agent.
+const agentMessage = "agentlab-agent: "
+
+// GuestFault is the error for a command of a guest that failed.
+func GuestFault(req guestapi.ExecRequest, code int, text string) error {
+	program := ""
+	if len(req.Command) > 0 {
+		program = req.Command[0]
+	}
+	switch {
+	case code == 127 && program == "agentlab-agent" && strings.Contains(text, "is not installed"): // the message of agentlab-agent
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, agentMessage)).
+			WithHint("choose an image that has it, in the profile, and start again with --fresh: agentlab image list")
+	case code == 127 && program != "agentlab-agent":
+		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", agentlab.WithoutControls(program), cmp.Or(text, "it is not installed")).
+			WithHint("install %s in the sandbox, or choose an image that has it", agentlab.WithoutControls(program))
+	case program == "agentlab-agent" && (code == 127 || code == 2):
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox has another version of AgentLab: %s", text).
+			WithHint("build it again: agentlab image build NAME; then create a sandbox from it")
+	}
+	if text == "" {
+		text = "no message"
+	}
+	if strings.Contains(text, "no space left on device") || strings.Contains(text, "No space left on device") {
+		return agentlab.Errorf(agentlab.CodeNoSpace, "the disk of the sandbox is full: %s", text).
+			WithHint("remove files in it, e.g. with: agentlab exec -ti SESSION -- bash")
+	}
+	return agentlab.Errorf(agentlab.CodeConflict, "%s failed in the sandbox (exit code %d): %s", agentlab.WithoutControls(strings.Join(req.Command, " ")), code, text)
+}
+
+// ReadOutput copies the output of a command until it ends.
+func ReadOutput(conn io.Reader, stdout, stderr io.Writer) (status stream.ExitStatus, err error) {
+	r := stream.NewReader(conn)
+	for {
+		t, p, err := r.Next()
+		if err != nil {
+			return status, err
+		}
+		switch t {
+		case stream.Stdout:
+			_, err = stdout.Write(p)
+		case stream.Stderr:
+			_, err = stderr.Write(p)
+		case stream.Exit:
+			return status, json.Unmarshal(p, &status)
+		}
+		if err != nil {
+			return status, err
+		}
+	}
+}
+
+// ExitByte returns an exit code of a guest. Those that no process can have become 255:
+// truncated, 256 would mean success.
+func ExitByte(code int) int {
+	if code < 0 || code > 255 {
+		return 255
+	}
+	return code
+}
+
+// MaxGuestDocument limits a document of a guest about its terminals, in bytes.
+const MaxGuestDocument = 4 << 10
+
+// Document runs a command in a sandbox and decodes its output. Its standard error
+// also goes to progress.
+func Document(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
+	got := bounded.Head{Max: MaxGuestDocument, Fail: errors.New("the answer is too large")}
+	if err := RunShown(ctx, c, sandbox, req, anySilence, nil, &got, progress); err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(got.String()), out); err != nil {
+		return Invalid("the answer is not valid JSON")
+	}
+	return nil
+}
+
+// Invalid is the error for an answer of a guest that no AgentLab gives.
+func Invalid(format string, args ...any) error {
+	return agentlab.Errorf(agentlab.CodeDenied, "the sandbox sent invalid data: %w", fmt.Errorf(format, args...)).
+		WithHint("nothing was changed; inspect the sandbox: agentlab attach, or delete it")
+}
+
+// MaxToolOutput bounds the output of a tool that is shown, in bytes.
+const MaxToolOutput = 64 << 10

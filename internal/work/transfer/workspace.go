@@ -1,0 +1,295 @@
+package transfer
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+)
+
+// The host never reads the file system of a workspace. These commands run e2fsck and
+// tar in a maintenance sandbox, which has the workspace and nothing else: no network
+// and no secrets. What comes out of it is hostile.
+
+const (
+	// maintenanceLease is the lease of a maintenance sandbox. It is renewed, and ends
+	// the sandbox of a command that was killed.
+	maintenanceLease = 15 * time.Minute
+	// maintenanceEnd limits the wait for the destruction of a maintenance sandbox.
+	maintenanceEnd = 3 * time.Minute
+)
+
+// Maintain runs fn while a new maintenance sandbox has a workspace, and destroys the
+// sandbox. fn gets the sandbox.
+func Maintain(ctx context.Context, ui work.UI, c *client.Client, r api.SandboxCreate, fn func(context.Context, api.Sandbox) error) (err error) {
+	r.TTLMinutes = int(maintenanceLease / time.Minute)
+	sb, err := c.CreateSandbox(ctx, r)
+	if err != nil {
+		return noWaitHint(ctx, c, r.Workspace, err)
+	}
+	defer func() { err = cmp.Or(err, endMaintenance(ctx, ui, c, sb)) }()
+	if sb, err = work.WaitSandbox(ctx, ui, c, sb, 0, work.IsUp); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	defer cancel()
+	renewing.Go(func() { renewMaintenance(ctx, c, sb) })
+	return fn(ctx, sb)
+}
+
+// noWaitHint replaces the hint of the error for a workspace that a sandbox has: these
+// commands have no flag to wait for it.
+func noWaitHint(ctx context.Context, c *client.Client, workspace string, err error) error {
+	e, ok := errors.AsType[*agentlab.Error](err)
+	if !ok || e.Code != agentlab.CodeConflict || e.Field != "workspace" {
+		return err
+	}
+	w, werr := c.Workspace(ctx, workspace)
+	if werr != nil || len(w.Leases) == 0 {
+		return err
+	}
+	return e.WithHint("free it: agentlab workspace detach %s; or use a copy of a snapshot: agentlab workspace fork", workspace)
+}
+
+// renewMaintenance renews the lease of a maintenance sandbox until ctx ends.
+func renewMaintenance(ctx context.Context, c *client.Client, sb api.Sandbox) {
+	t := time.NewTicker(maintenanceLease / 3)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			// The next attempt is in time after an error.
+			_, _ = c.RenewLease(ctx, fmt.Sprint(sb.VMID), int(maintenanceLease/time.Minute))
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// endMaintenance destroys a maintenance sandbox, also if ctx has ended, and waits
+// until others can use its workspace.
+func endMaintenance(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
+	defer cancel()
+	r := work.RequestChange(ctx, c, fmt.Sprint(sb.VMID), true, c.DestroySandbox)
+	if r.Err == nil && !work.IsDestroyed(r.Sb) {
+		_, r.Err = work.WaitSandbox(ctx, ui, c, r.Sb, r.After, work.IsDestroyed)
+	}
+	if r.Err != nil {
+		return agentlab.Errorf(agentlab.CodeOf(r.Err), "the maintenance sandbox %s (%d) has the workspace until it is destroyed: %w", sb.Name, sb.VMID, r.Err).
+			WithHint("agentlab sandbox destroy %d", sb.VMID)
+	}
+	return nil
+}
+
+// guestTool runs a script as root in a maintenance sandbox. name is its name in
+// messages, args are its arguments; the rest is as in guestrun.Script.
+func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	return guestrun.Script(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
+}
+
+// toolError is the error of a tool that has failed.
+func toolError(what string, code int, text string) error {
+	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
+}
+
+// checkScript defines check DISK OPTION, which runs e2fsck. If that finds no superblock, it
+// runs with the copies that e2fsck does not try: in the groups 3, 5, 7 and so on, for
+// blocks of 4 KiB.
+const checkScript = `check() {
+  e2fsck -f "$2" "$1" 2>&1; code=$?
+  for b in 98304 163840 229376 294912 819200 884736 1605632 2654208 4096000; do
+    [ $code -eq 8 ] || return $code
+    out=$(e2fsck -f "$2" -b $b -B 4096 "$1" 2>&1); code=$?
+    [ $code -eq 8 ] || printf '%s\n' "$out"
+  done
+  return $code
+}
+`
+
+// noFileSystem is the exit code of check for a disk without a superblock.
+const noFileSystem = 8
+
+// fsckScript checks the disk of the workspace, which has a serial number: of a virtio
+// disk as text, of a SCSI disk after 4 bytes. Its argument is an option of e2fsck.
+const fsckScript = checkScript + `for d in /sys/block/*; do
+  serial=$({ cat "$d/serial" || tail -c +5 "$d/device/vpd_pg80"; } 2>/dev/null | tr -d ' \n\0')
+  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then check "/dev/${d##*/}" "$1"; exit; fi
+done
+echo "the guest has no workspace" >&2
+exit 16`
+
+// fsckResult is what e2fsck found.
+type fsckResult struct {
+	Workspace string `json:"workspace"` // ID
+	State     string `json:"state"`     // clean, repaired or damaged
+	ExitCode  int    `json:"exit_code"` // of e2fsck
+	Output    string `json:"output"`    // its end
+}
+
+// FsckDamaged is the state of a file system with errors.
+const FsckDamaged = "damaged"
+
+// Fsck checks the file system of a workspace, and corrects all errors with repair.
+func Fsck(ctx context.Context, ui work.UI, c *client.Client, workspace string, repair bool) (res fsckResult, err error) {
+	option := "-n"
+	if repair {
+		option = "-y"
+	}
+	out := &bounded.Tail{Max: guestrun.MaxToolOutput}
+	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
+	err = Maintain(ctx, ui, c, r, func(ctx context.Context, sb api.Sandbox) error {
+		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
+		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(work.SanitizeLines(out.String()))}
+		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
+		switch {
+		case err != nil:
+			return err
+		case code == noFileSystem:
+			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s has no readable file system: its superblock and all copies of it are lost, or no sandbox has used it yet", workspace).
+				WithHint("restore a snapshot: agentlab workspace snapshot list %[1]s, then agentlab workspace snapshot restore %[1]s --name NAME; or delete it: agentlab workspace delete %[1]s", workspace)
+		case code&^7 != 0:
+			return toolError("e2fsck", code, cmp.Or(said, res.Output))
+		case code&4 != 0:
+			res.State = FsckDamaged
+		case code != 0:
+			res.State = "repaired"
+		default:
+			res.State = "clean"
+		}
+		return nil
+	})
+	return res, err
+}
+
+// exportScript writes an archive of the workspace. Devices and sockets are not in it.
+const exportScript = `set -euo pipefail
+cd ` + guestapi.WorkspaceDir + `
+find . -xdev -path ./lost+found -prune -o ! -type b ! -type c ! -type s -print0 |
+  tar --create --file - --format posix --pax-option delete=atime,delete=ctime --numeric-owner --sparse \
+    --xattrs --xattrs-include '*' --no-recursion --null --files-from -`
+
+// Pipe returns what fn writes. Its error is that of the last Read.
+func Pipe(fn func(io.Writer) error) io.Reader {
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(fn(w)) }()
+	return r
+}
+
+// Export writes the archive of a workspace that a maintenance sandbox has mounted.
+func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *gitsafe.ArchiveNames) (entries int, err error) {
+	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return 0, err
+	}
+	from, raw := io.Pipe()
+	checked := make(chan error, 1)
+	go func() {
+		var err error
+		entries, err = CopyArchive(zw, from, maxArchive(w), see.Add)
+		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
+		checked <- err
+	}()
+	code, said, err := guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
+	_ = raw.Close()
+	if bad := <-checked; bad != nil && (err != nil || code == 0) {
+		err = bad // what the guest sent is why the transfer ended
+	}
+	if err == nil && code != 0 {
+		err = toolError("tar", code, said)
+	}
+	return entries, errors.Join(err, zw.Close())
+}
+
+// importScript extracts an archive to the workspace.
+const importScript = `set -eu
+cd ` + guestapi.WorkspaceDir + `
+tar --extract --file - --numeric-owner --same-permissions --same-owner --xattrs --xattrs-include '*'
+cat >/dev/null
+sync`
+
+// ImportTo creates a workspace with the files of an archive. After an error it deletes
+// the workspace.
+func ImportTo(ctx context.Context, ui work.UI, c *client.Client, in io.Reader, use api.WorkspaceNew) (w api.Workspace, err error) {
+	name := "import-" + agentlab.NewUID()[:8]
+	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: name, WorkspaceCreate: &use}}
+	err = Maintain(ctx, ui, c, r, func(ctx context.Context, sb api.Sandbox) (err error) {
+		if w, err = c.Workspace(ctx, sb.WorkspaceID); err != nil {
+			return err
+		}
+		return extract(ctx, ui, c, sb, in, maxArchive(w))
+	})
+	if err == nil {
+		return w, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
+	defer cancel()
+	if derr := dropWorkspace(ctx, ui, c, name); derr != nil && agentlab.CodeOf(derr) != agentlab.CodeNotFound {
+		ui.Progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, agentlab.WithoutControls(derr.Error()))
+	}
+	return w, err
+}
+
+// dropWorkspace deletes a workspace for good.
+func dropWorkspace(ctx context.Context, ui work.UI, c *client.Client, workspace string) error {
+	after, err := work.LastEvent(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	w, err := c.DeleteWorkspace(ctx, workspace, true)
+	if err == nil {
+		_, err = work.WaitWorkspace(ctx, ui, c, w, after, []agentlab.WorkspaceState{agentlab.WorkspaceDeleted})
+	}
+	return err
+}
+
+// extract sends an archive to the guest of a maintenance sandbox.
+func extract(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, in io.Reader, limit int64) error {
+	zr, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderMaxMemory(256<<20))
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeInvalid, "the archive is not a zst file: %w", err)
+	}
+	defer zr.Close()
+	to, raw := io.Pipe()
+	checked := make(chan error, 1)
+	go func() {
+		_, err := CopyArchive(raw, zr, limit, nil)
+		_ = raw.CloseWithError(err)
+		checked <- err
+	}()
+	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestrun.Input{PipeReader: to}, &bytes.Buffer{})
+	_ = to.CloseWithError(guestrun.ErrEnded) // if it did not run
+	bad := <-checked
+	switch {
+	case bad != nil && !errors.Is(bad, guestrun.ErrEnded):
+		return bad // the guest may have succeeded with what it got
+	case err != nil:
+		return err
+	case code != 0:
+		return toolError("tar", code, said)
+	case bad != nil:
+		return bad
+	}
+	return nil
+}

@@ -1,0 +1,40 @@
+// Package worktest has the user and the repositories of tests of workflows.
+package worktest
+
+import (
+	"fmt"
+	"io"
+	"os/exec"
+	"time"
+
+	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work"
+)
+
+// UI is a work.UI that writes notes to Out. Its user gives the answer Yes to each
+// question.
+type UI struct {
+	Out io.Writer
+	Yes bool
+}
+
+// Progressf implements work.UI.
+func (u UI) Progressf(format string, args ...any) { fmt.Fprintf(u.Out, format+"\n", args...) }
+
+// ShowEvent implements work.UI.
+func (u UI) ShowEvent(e api.Event) { u.Progressf("%s", e.Message) }
+
+// Meter implements work.UI.
+func (u UI) Meter() *work.Meter { return work.NewMeter(u.Out, time.Now, false) }
+
+// Attach implements work.UI.
+func (u UI) Attach(cmd *exec.Cmd) { cmd.Stdout, cmd.Stderr = u.Out, u.Out }
+
+// Asks implements work.UI.
+func (u UI) Asks() bool { return u.Yes }
+
+// Confirm implements work.UI.
+func (u UI) Confirm(string) bool { return u.Yes }
+
+// Prompt implements work.UI.
+func (u UI) Prompt(string) (string, bool) { return "yes", u.Yes }
