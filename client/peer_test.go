@@ -30,7 +30,7 @@ func listenAs(t *testing.T, uid int) string {
 	defer runtime.UnlockOSThread()
 	own := os.Geteuid()
 	become := func(uid int) {
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 { //nolint:gosec // a user id
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
 			t.Fatal(errno)
 		}
 	}

@@ -34,7 +34,7 @@ func TestCommitsDoNotWaitForRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // of a test
+	defer s.Close()
 	failure := errors.New("no rows")
 	for _, want := range []error{failure, nil} {
 		put := make(chan error)

@@ -74,7 +74,7 @@ daemon reads it when it starts. A key that is not listed here is an error.
 	b.WriteString("```\n")
 	b.WriteString(severalBackends)
 	if *update {
-		if err := os.WriteFile(document, b.Bytes(), 0o644); err != nil { //nolint:gosec // a document that is not secret
+		if err := os.WriteFile(document, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

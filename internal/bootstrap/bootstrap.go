@@ -173,7 +173,7 @@ func (s *Service) deliveryTo(uid string) delivery {
 // the guest is used again; call Sent when it has.
 func (s *Service) Document(ctx context.Context, sb agentlab.Sandbox) (*guestapi.Bootstrap, error) {
 	if sb.JobID == "" && !s.hasSecrets(sb) {
-		return nil, nil //nolint:nilnil // a missing document is not an error
+		return nil, nil
 	}
 	s.with(sb.UID, func(d *delivery) { d.tradedAt, d.reissued, d.done = time.Time{}, 0, false })
 	if token, err := s.unsent(ctx, sb, s.cfg.TokenTTL/2); err != nil || token != "" {

@@ -240,12 +240,12 @@ const creationTime = time.Hour
 // what one without a job gets.
 func (s *Service) jobOf(ctx context.Context, sb agentlab.Sandbox) (*agentlab.Job, error) {
 	if sb.JobID == "" {
-		return nil, nil //nolint:nilnil // a missing job is not an error
+		return nil, nil
 	}
 	row, err := s.cfg.Store.Job(ctx, sb.JobID)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound { // its row is written after the sandbox's
 		if s.clock().Sub(sb.CreatedAt) >= creationTime {
-			return nil, nil //nolint:nilnil // as above
+			return nil, nil
 		}
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "the job is not stored yet")
 	}

@@ -106,7 +106,7 @@ func inWorld(t *testing.T, withJob bool, fn func(w *world)) {
 		if w.store, err = store.Open(ctx, filepath.Join(dir, "db"), store.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		defer w.store.Close() //nolint:errcheck // of a test
+		defer w.store.Close()
 		if err := w.vault.Set(ctx, "team", "env.K", strings.NewReader("value-of-k"), false); err != nil {
 			t.Fatal(err)
 		}

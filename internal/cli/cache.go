@@ -62,7 +62,7 @@ npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 		if len(args) == 1 {
 			call = func(c *client.Client, ctx context.Context) (api.CacheCleared, error) {
 				return c.ClearCacheOf(ctx, args[0])
-			} //nolint:revive // as the method
+			}
 		}
 		gone, err := call(c, ctx)
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 // Several builds of an image have the same name, which is completed once.
 func TestCompletionOffersEachNameOnce(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -143,7 +143,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 
 // errDaemonFreed means that a daemon did not start because of another one, which has
 // ended since, for example for a restart.
-var errDaemonFreed = errors.New("the other daemon has ended") //nolint:gochecknoglobals // a sentinel error
+var errDaemonFreed = errors.New("the other daemon has ended")
 
 // launchDaemon starts a daemon in the background. exited gets its exit code.
 func launchDaemon(binary string, p config.Paths) (exited <-chan int, startLog *os.File, err error) {
@@ -151,7 +151,7 @@ func launchDaemon(binary string, p config.Paths) (exited <-chan int, startLog *o
 	if err != nil {
 		return nil, nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot write the daemon's start log: %w", err)
 	}
-	cmd := exec.Command(binary, "run") //nolint:gosec,noctx // our binary, which outlives this command
+	cmd := exec.Command(binary, "run") //nolint:noctx // our binary, which outlives this command
 	cmd.Stderr = startLog
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
@@ -175,7 +175,7 @@ func launchDaemon(binary string, p config.Paths) (exited <-chan int, startLog *o
 // openStartLog opens an empty log. It truncates an existing file only if it is a
 // regular file of this user with one name: not the target of a link, nor a pipe.
 func openStartLog(name string) (_ *os.File, err error) {
-	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600) //nolint:gosec // in our runtime directory
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +288,7 @@ func (a *App) daemonRun() error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(binary, []string{binary, "run"}, os.Environ()) //nolint:gosec // our binary
+	return syscall.Exec(binary, []string{binary, "run"}, os.Environ())
 }
 
 func (a *App) daemonStart(ctx context.Context) error {
@@ -460,7 +460,7 @@ func readPrivate(name string) (string, error) {
 // writePrivate writes a file that only its owner can read. The file must not
 // exist.
 func writePrivate(name, text string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the user's choice
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose the path of a new file")
 	}

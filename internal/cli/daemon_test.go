@@ -52,7 +52,7 @@ func TestOpenStartLog(t *testing.T) {
 	if _, err := openStartLog(hard); err == nil {
 		t.Error("a file with another name was opened")
 	}
-	if text, err := os.ReadFile(own); err != nil || string(text) != "old" { //nolint:gosec // our own file
+	if text, err := os.ReadFile(own); err != nil || string(text) != "old" {
 		t.Errorf("a refused file holds %q, %v", text, err)
 	}
 	if err := os.Remove(hard); err != nil {

@@ -139,7 +139,7 @@ func (a *App) StoppedByUser() bool {
 // it.
 func (a *App) Restart(ctx context.Context) (*client.Client, error) {
 	if a.explicitDaemon() || a.StoppedByUser() {
-		return nil, nil //nolint:nilnil // it is started elsewhere
+		return nil, nil
 	}
 	return a.connect(ctx)
 }
@@ -179,7 +179,7 @@ func unwatch(pidfd int) { _ = unix.Close(pidfd) }
 func awaitEnd(ctx context.Context, pid, pidfd int) error {
 	defer unwatch(pidfd)
 	for deadline := time.Now().Add(daemonStopLimit); ; {
-		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}} //nolint:gosec // a file descriptor fits an int32
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, int(daemonPoll/time.Millisecond))
 		switch {
 		case n > 0:

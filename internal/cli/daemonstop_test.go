@@ -25,7 +25,7 @@ import (
 // 'daemon stop' waits for the process that it asked to end, also when another
 // daemon answers on the socket by then, and reports that one.
 func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
-	first := exec.Command("sleep", "300") //nolint:noctx // killed below
+	first := exec.Command("sleep", "300")
 	if err := first.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 		go func() { _ = first.Process.Kill() }()
 	})
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestOldDaemonIsNoted(t *testing.T) {
 		noted  bool
 	}{{own, false, false}, {"-", false, true}, {"-", true, false}} {
 		socket := filepath.Join(t.TempDir(), "s")
-		l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+		l, err := net.Listen("unix", socket)
 		if err != nil {
 			t.Fatal(err)
 		}

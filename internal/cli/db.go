@@ -109,7 +109,7 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 	if a.json {
 		argv = append(argv, "--json")
 	}
-	if err := syscall.Exec(binary, append(argv, args...), os.Environ()); err != nil { //nolint:gosec // our binary
+	if err := syscall.Exec(binary, append(argv, args...), os.Environ()); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "cannot run %s: %w", binary, err)
 	}
 	return nil

@@ -86,7 +86,7 @@ func (a *App) asRoot(ctx context.Context, script string) error {
 			argv = append([]string{"sudo", "--"}, argv...)
 		}
 	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // our own script
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
 	return cmd.Run()
 }

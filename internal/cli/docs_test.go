@@ -25,7 +25,7 @@ func TestCommandReference(t *testing.T) {
 	fmt.Fprintf(&b, "\nFlags of every command:\n\n%s", flagList(root.PersistentFlags(), nil))
 	reference(&b, root)
 	if *update {
-		if err := os.WriteFile(cliDocument, b.Bytes(), 0o644); err != nil { //nolint:gosec // a document that is not secret
+		if err := os.WriteFile(cliDocument, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

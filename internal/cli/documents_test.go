@@ -36,7 +36,7 @@ func TestDocumentedCommands(t *testing.T) {
 	t.Parallel()
 	total := 0
 	for _, file := range commandDocuments(t) {
-		text, err := os.ReadFile(file) //nolint:gosec // our own document
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestCommandsInMessages(t *testing.T) {
 		if err != nil || e.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
 			return err
 		}
-		text, err := os.ReadFile(file) //nolint:gosec // our own source
+		text, err := os.ReadFile(file)
 		for _, m := range quoted.FindAllStringSubmatch(string(text), -1) {
 			total++
 			for _, c := range documentCommands("`" + verb.ReplaceAllString(strings.ReplaceAll(m[1], "\n", " "), "X") + "`") {

@@ -95,7 +95,7 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 		if err := a.installSSH(f, yes); err != nil {
 			return err
 		}
-		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // from the table; host and dir are checked
+		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(gitsafe.LastLine(string(out))))
 		}
 		return a.done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)

@@ -153,7 +153,7 @@ func parseDays(s string) (time.Duration, error) {
 			return 0, fail
 		}
 	}
-	return d + time.Duration(n)*24*time.Hour, nil //nolint:gosec // 16 bits of days fit
+	return d + time.Duration(n)*24*time.Hour, nil
 }
 
 // sinceFlag is a point in time, or how long ago it was.

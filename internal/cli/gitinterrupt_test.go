@@ -21,7 +21,7 @@ func slowGit(t *testing.T, verb, code string) {
 	}
 	dir := t.TempDir()
 	script := "#!/bin/sh\nfor a; do if [ \"$a\" = " + verb + " ]; then\n" + code + "\nfi; done\nexec " + git + " \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(dir, "git"), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(dir, "git"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))

@@ -242,7 +242,7 @@ func TestLastEventOfJobIsShown(t *testing.T) {
 func serveAPI(t *testing.T, h http.Handler) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket) //nolint:noctx // it does not block
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}

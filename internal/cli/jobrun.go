@@ -171,7 +171,7 @@ func (a *App) readInput(path string, limit int64) (string, error) {
 }
 
 func readFile(path string, limit int64) (string, error) {
-	f, err := os.Open(path) //nolint:gosec // the user's choice
+	f, err := os.Open(path)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err)
 	}

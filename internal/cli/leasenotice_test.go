@@ -46,11 +46,11 @@ func TestTerminalShowsTheEndOfTheLease(t *testing.T) {
 		<-r.Context().Done()
 	})
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket) //nolint:noctx // a test
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: mux} //nolint:gosec // a test
+	srv := &http.Server{Handler: mux}
 	go func() { _ = srv.Serve(l) }()
 	defer func() { _ = srv.Close() }()
 

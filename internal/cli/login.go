@@ -160,7 +160,7 @@ func (v vendor) checkFlags(opt *loginOptions) (*url.URL, error) {
 	case v.name == "opencode" && (opt.baseURL == "" || opt.model == ""):
 		return nil, work.UsageErrorf("opencode requires --base-url and --model").WithHint("for a model of a vendor: agentlab login claude, codex or gemini")
 	case opt.baseURL == "":
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil
 	}
 	u, err := url.Parse(opt.baseURL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
@@ -223,7 +223,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		hint = "; empty for none"
 	}
 	fmt.Fprintf(a.Stderr, "credential for %s (not shown%s): ", v.title, hint)
-	value, err := term.ReadPassword(int(in.Fd())) //nolint:gosec // a file descriptor fits an int
+	value, err := term.ReadPassword(int(in.Fd()))
 	fmt.Fprintln(a.Stderr)
 	return strings.TrimSpace(string(value)), err
 }
@@ -233,7 +233,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 func (a *App) ownLogin(ctx context.Context, own *ownLogin) (string, error) {
 	name := strings.Join(own.command, " ")
 	out := &bounded.Head{Max: maxSecretBytes}
-	cmd := exec.CommandContext(ctx, own.command[0], own.command[1:]...) //nolint:gosec // from a constant table
+	cmd := exec.CommandContext(ctx, own.command[0], own.command[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stderr, a.Stderr
 	file := ""
 	switch {

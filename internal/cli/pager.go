@@ -68,7 +68,7 @@ func pager(ctx context.Context) string {
 
 // startPager starts a pager. wait closes its input and waits until the user has ended it.
 func startPager(command string, out *os.File) (w io.Writer, wait func(), err error) {
-	cmd := exec.Command("sh", "-c", command) //nolint:gosec,noctx // the user's own; it outlives an interrupt, as that of git
+	cmd := exec.Command("sh", "-c", command) //nolint:noctx // the user's own; it outlives an interrupt, as that of git
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.Env = os.Environ()
 	for name, value := range map[string]string{"LESS": "FRX", "LV": "-c"} { // the defaults of git

@@ -264,7 +264,7 @@ func desktopOpener() string {
 // openBrowser starts the browser of the desktop.
 func openBrowser(ctx context.Context, url string) error {
 	program := desktopOpener()
-	err := exec.CommandContext(ctx, program, url).Run() //nolint:gosec // the daemon's URL
+	err := exec.CommandContext(ctx, program, url).Run()
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%s did not open the browser: %w", program, err).WithHint("open %s", url)
 	}

@@ -250,7 +250,7 @@ func (a *App) readSecret(key, file string) (string, error) {
 		return "", work.UsageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
 	}
 	fmt.Fprintf(a.Stderr, "%s: ", key)
-	v, err := term.ReadPassword(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
+	v, err := term.ReadPassword(int(f.Fd()))
 	fmt.Fprintln(a.Stderr)
 	return string(v), err
 }

@@ -201,7 +201,7 @@ func (a *App) checkoutFault(ctx context.Context, r session.Repo, st guestapi.Rep
 		return branch + " has a work tree of its own", nil
 	}
 	if _, err := gitsafe.Git(ctx, r.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+at.Branch); err != nil && at.Branch != gitsafe.DetachedBranch {
-		return "that branch was made in the session", nil //nolint:nilerr // git has found no such branch
+		return "that branch was made in the session", nil
 	}
 	if at.Head != "" {
 		if _, err := gitsafe.Git(ctx, r.Path, "cat-file", "-e", at.Head+"^{commit}"); err != nil {

@@ -46,7 +46,7 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: mux} //nolint:gosec // a test
+	srv := &http.Server{Handler: mux}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	var notes bytes.Buffer

@@ -353,7 +353,7 @@ func readSessionizerFile(dir, name string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", work.LocalFault(dir, err)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the user's own directory
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
 		_, err = f.WriteString(sessionizerExamples[name])
 		if cerr := f.Close(); err == nil {
@@ -373,7 +373,7 @@ func readSessionizerFile(dir, name string) (string, error) {
 	if err != nil {
 		return "", work.LocalFault(path, err)
 	}
-	data, err := os.ReadFile(path) //nolint:gosec // the user's own directory
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return "", work.LocalFault(path, err)
 	}

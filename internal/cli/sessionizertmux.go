@@ -119,7 +119,7 @@ func localTmux(ctx context.Context, args ...string) (string, error) {
 		return "", err
 	}
 	var errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
 	if err != nil {
@@ -202,7 +202,7 @@ func (a *App) switchTmux(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, path, "attach-session", "-t", "="+name) //nolint:gosec // no shell
+	cmd := exec.CommandContext(ctx, path, "attach-session", "-t", "="+name)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, a.Stdout, a.Stderr
 	return cmd.Run()
 }
@@ -242,7 +242,7 @@ func (a *App) pick(ctx context.Context, lines []string) (string, error) {
 		return "", work.UsageErrorf("the selection requires a terminal").WithHint("name a repository: agentlab sessionizer OWNER/REPO")
 	}
 	for {
-		cmd := exec.CommandContext(ctx, path, "--no-multi", "--no-sort", "--prompt=repository> ") //nolint:gosec // no shell
+		cmd := exec.CommandContext(ctx, path, "--no-multi", "--no-sort", "--prompt=repository> ")
 		cmd.Stdin, cmd.Stderr = strings.NewReader(strings.Join(lines, "\n")+"\n"), a.Stderr
 		out, err := cmd.Output()
 		if e, ok := errors.AsType[*exec.ExitError](err); ok && (e.ExitCode() == 130 || e.ExitCode() == 1) {

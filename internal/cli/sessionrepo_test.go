@@ -402,7 +402,7 @@ func TestSyncRunsNothing(t *testing.T) {
 	}
 	for _, hook := range []string{"post-merge", "post-checkout", "reference-transaction", "pre-merge-commit", "commit-msg", "prepare-commit-msg"} {
 		name := filepath.Join(w.user, ".git/hooks", hook)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755)); err != nil { //nolint:gosec // a hook
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -489,7 +489,7 @@ func TestSyncThatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		lock := filepath.Join(small, ".git/refs/remotes/agentlab/trunk.lock")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(lock), 0o755), os.WriteFile(lock, nil, 0o600)); err != nil { //nolint:gosec // as git makes it
+		if err := errors.Join(os.MkdirAll(filepath.Dir(lock), 0o755), os.WriteFile(lock, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		fails("lock")

@@ -228,7 +228,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 }
 
 func (a *App) runSSH(ctx context.Context, argv []string) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // built by sshCommand
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
 	// ssh gets the signals of the terminal, but not others.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

@@ -355,7 +355,7 @@ func (a *App) sshProxyCmd() *cobra.Command {
 			if err := f.trust(args[0], known); err != nil {
 				return err
 			}
-			return a.proxy(ctx, c, name, uint16(cmp.Or(target.Port, 22))) //nolint:gosec // the daemon checks it
+			return a.proxy(ctx, c, name, uint16(cmp.Or(target.Port, 22)))
 		}),
 	}
 }

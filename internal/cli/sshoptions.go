@@ -19,11 +19,11 @@ import (
 // sshForwards are options that OpenSSH adds up: no value before them prevents that the
 // ones for all hosts count, and ClearAllForwardings would also remove those of the
 // command line, with which editors reach their servers.
-var sshForwards = []string{"remoteforward", "localforward", "dynamicforward"} //nolint:gochecknoglobals // a constant list
+var sshForwards = []string{"remoteforward", "localforward", "dynamicforward"}
 
 // sshEnv are the patterns of SendEnv that tell a sandbox only the language and the
 // terminal of the user. Distributions send some of them to all hosts.
-var sshEnv = []string{"LANG", "LANGUAGE", "LC_*", "TERM", "COLORTERM", "TZ"} //nolint:gochecknoglobals // a constant list
+var sshEnv = []string{"LANG", "LANGUAGE", "LC_*", "TERM", "COLORTERM", "TZ"}
 
 // sshWithValue are the options of the command line of ssh that have a value.
 const sshWithValue = "bceilmopBDEFIJLOPQRSwW"
@@ -37,7 +37,7 @@ func checkSSHOptions(ctx context.Context, host string, args []string) error {
 		argv = append(argv, "-F", file)
 	}
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, "ssh", append(argv, "--", host)...) //nolint:gosec // an argument after --; the file is that of the calling ssh
+	cmd := exec.CommandContext(ctx, "ssh", append(argv, "--", host)...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -92,7 +92,7 @@ func TestSSHConfigOffersOneKey(t *testing.T) {
 	}
 
 	offered, port := keyCollector(t, signer)
-	out, err := exec.CommandContext(t.Context(), "ssh", "-F", config, "-o", "ProxyCommand=none", "-o", "Hostname=127.0.0.1", "-p", strconv.Itoa(port), //nolint:gosec // a test
+	out, err := exec.CommandContext(t.Context(), "ssh", "-F", config, "-o", "ProxyCommand=none", "-o", "Hostname=127.0.0.1", "-p", strconv.Itoa(port),
 		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes", "play"+sshSuffix, "true").CombinedOutput()
 	if err == nil {
 		t.Fatal("the server accepted a key")
@@ -136,7 +136,7 @@ func keyCollector(t *testing.T, host ssh.Signer) (offered <-chan []string, port 
 // What OpenSSH makes of options for all hosts.
 func TestSSHConfigWithOptionsForAllHosts(t *testing.T) {
 	_, config := sshLab(t, ownSSHOptions)
-	out, err := exec.CommandContext(t.Context(), "ssh", "-G", "-F", config, "play"+sshSuffix).Output() //nolint:gosec // a test
+	out, err := exec.CommandContext(t.Context(), "ssh", "-G", "-F", config, "play"+sshSuffix).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -120,7 +120,7 @@ func filesOf(list []trick) map[string]string {
 
 func gitIn(t *testing.T, dir, in string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("git", append([]string{"-C", dir}, args...)...) //nolint:gosec // a test
+	cmd := exec.Command("git", append([]string{"-C", dir}, args...)...)
 	cmd.Stdin = strings.NewReader(in)
 	out, err := cmd.Output()
 	if err != nil {

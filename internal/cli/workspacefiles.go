@@ -121,7 +121,7 @@ begins with import-, and after an error it is deleted.`,
 	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
 		in := a.Stdin
 		if args[1] != "-" {
-			f, err := os.Open(args[1]) //nolint:gosec // the user's file
+			f, err := os.Open(args[1])
 			if err != nil {
 				return agentlab.Errorf(agentlab.CodeInvalid, "cannot read the archive: %w", err)
 			}

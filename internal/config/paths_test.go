@@ -155,7 +155,7 @@ func TestCheckRun(t *testing.T) {
 	want("nothing there", none)
 	do(os.Mkdir(p.Run, 0o700))
 	want("our own", none)
-	do(os.Chmod(p.Run, 0o750)) //nolint:gosec // the rejected value
+	do(os.Chmod(p.Run, 0o750))
 	want("open to the group", agentlab.CodeDenied)
 	if os.Geteuid() == 0 {
 		p.System = true
@@ -163,7 +163,7 @@ func TestCheckRun(t *testing.T) {
 		do(os.Chown(p.Run, 12345, -1))
 		want("the system's, but not root's", agentlab.CodeDenied)
 		p.System = false
-		do(os.Chmod(p.Run, 0o700)) //nolint:gosec // a directory
+		do(os.Chmod(p.Run, 0o700))
 		want("another user's", agentlab.CodeDenied)
 	}
 	do(os.Remove(p.Run))

@@ -141,7 +141,7 @@ func (d *Daemon) openLog() error {
 }
 
 func (d *Daemon) openAPI(a config.API) error {
-	rules := server.Rules{OwnUID: uint32(os.Geteuid())} //nolint:gosec // a uid
+	rules := server.Rules{OwnUID: uint32(os.Geteuid())}
 	switch {
 	case d.cfg.Paths.System:
 		rules.Groups = map[string]server.Access{}

@@ -24,7 +24,7 @@ func startWithTwo(t *testing.T) (h *home, hung *fake.Host) {
 	seen.Open = func(env registry.Env) (registry.Opened, error) {
 		opened, err := fakebackend.Backend.Open(env)
 		if err == nil && filepath.Base(env.State) == "hung" {
-			hung = opened.Driver.(*fake.Driver).Host() //nolint:forcetypeassert // fakebackend opens no other
+			hung = opened.Driver.(*fake.Driver).Host()
 		}
 		return opened, err
 	}

@@ -139,7 +139,7 @@ func run(ctx context.Context, args []string, known registry.List) error {
 	cfg := Config{Paths: paths, Getenv: home.Getenv, Backends: known}
 	// In the background standard error is a file without a size limit;
 	// everything is in the log.
-	if home.System || term.IsTerminal(int(os.Stderr.Fd())) { //nolint:gosec // a file descriptor fits an int
+	if home.System || term.IsTerminal(int(os.Stderr.Fd())) {
 		cfg.Stderr = os.Stderr
 	}
 	if home.Getenv("GOGC") == "" {

@@ -33,7 +33,7 @@ func pid() string { return strconv.Itoa(os.Getpid()) }
 // program returns a command that runs agentlabd for the home.
 func (h *home) program(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args...) //nolint:gosec // this test binary
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = append(os.Environ(), envProgram+"=1", "AGENTLAB_HOME="+h.paths.Home)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

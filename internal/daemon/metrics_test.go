@@ -101,7 +101,7 @@ func TestMetricsPort(t *testing.T) {
 	h.configure(t, fmt.Sprintf("backend: fake\nmetrics: {listen: \"127.0.0.1:0\", token_file: %s}\n", file))
 	for mode, code := range map[os.FileMode]agentlab.Code{0: agentlab.CodeInvalid, 0o644: agentlab.CodeDenied} {
 		if mode != 0 {
-			if err := os.WriteFile(file, []byte(token), mode); err != nil { //nolint:gosec // what must be refused
+			if err := os.WriteFile(file, []byte(token), mode); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -141,7 +141,7 @@ func (t *toy) Start(_ context.Context, ref backend.Ref) error {
 		if b.control == nil {
 			l := streamtest.NewPipes()
 			b.control = l
-			go func() { _ = http.Serve(l, b.guest(t.toyWorld)) }() //nolint:gosec // a guest of a test
+			go func() { _ = http.Serve(l, b.guest(t.toyWorld)) }()
 		}
 		return nil
 	})

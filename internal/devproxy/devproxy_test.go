@@ -265,7 +265,7 @@ func waiting(t *testing.T, l net.Listener) net.Conn {
 	}
 	queued := false
 	if err := raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a small number
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		queued = err == nil && n > 0
 	}); err != nil {
 		t.Fatal(err)

@@ -179,7 +179,6 @@ type page struct {
 	Links             []string
 }
 
-//nolint:gochecknoglobals // a constant template
 var pageHTML = template.Must(template.New("page").Parse(`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{.Title}}</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:4em auto;padding:0 1em}code{background:#8883;padding:.2em .4em}</style></head>

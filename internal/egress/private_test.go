@@ -38,7 +38,7 @@ func TestParsePrivate(t *testing.T) {
 		"224.0.0.1", "other.agentlab.internal", "agentlab.internal", "http://gateway.corp", "gateway.corp:443", "[fd12::1]", "192.31.196.1", "198.18.0.1",
 	} {
 		_, err := egress.ParsePrivate(agentlab.PrivateTarget{Host: bad, Port: 443, Reason: "r"})
-		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != "host" || e.Hint == "" { //nolint:errorlint // not wrapped
+		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != "host" || e.Hint == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

@@ -66,7 +66,7 @@ func TestReport(t *testing.T) {
 		"commits":    {Status: "FAILED", Phase: "done", Result: &guestapi.Result{Commits: math.MaxInt32}},
 	} {
 		err := guestcheck.Report(&bad)
-		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != field { //nolint:errorlint // it is not wrapped
+		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

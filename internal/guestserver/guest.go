@@ -130,7 +130,7 @@ func withGuest(ctx context.Context, g *guest) context.Context {
 
 // guestOf returns the guest of a call. Every call has one.
 func guestOf(ctx context.Context) *guest {
-	return ctx.Value(guestKey{}).(*guest) //nolint:forcetypeassert // set for each connection
+	return ctx.Value(guestKey{}).(*guest)
 }
 
 // held is an open connection of a guest.

@@ -76,7 +76,7 @@ func fold(s string, width int) string {
 func wide(s string) string {
 	var out []byte
 	for _, u := range utf16.Encode([]rune(s)) {
-		out = append(out, byte(u), byte(u>>8)) //nolint:gosec // the two halves
+		out = append(out, byte(u), byte(u>>8))
 	}
 	return string(out)
 }

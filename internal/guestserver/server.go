@@ -92,7 +92,7 @@ func New(cfg Config) *Server {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		BaseContext:       func(l net.Listener) context.Context { return l.(*accepted).ctx }, //nolint:forcetypeassert // Serve passes no other
+		BaseContext:       func(l net.Listener) context.Context { return l.(*accepted).ctx },
 	}
 	return s
 }

@@ -120,7 +120,7 @@ func sendSlowly(t *testing.T, p *streamtest.Pipes, token, chunk string, every ti
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer close(answered)
-	defer pr.Close() //nolint:errcheck // it never fails
+	defer pr.Close()
 	wg.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()

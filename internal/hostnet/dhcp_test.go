@@ -33,7 +33,7 @@ func (b *box) lease(mac net.HardwareAddr, tries int) (got *nclient4.Lease, err e
 	if err != nil {
 		b.w.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // a test's
+	defer c.Close()
 	return c.Request(b.w.Context())
 }
 
@@ -84,7 +84,7 @@ func TestDHCP(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		defer conn.Close() //nolint:errcheck // a test's
+		defer conn.Close()
 		q, _ := dhcpv4.NewRenewFromAck(got.ACK)
 		_, _ = conn.Write(q.ToBytes())
 		_ = conn.SetDeadline(time.Now().Add(longEnough))
@@ -131,7 +131,7 @@ func TestDHCPForAnother(t *testing.T) {
 		}
 		go func() {
 			defer close(ended)
-			defer conn.Close() //nolint:errcheck // a test's
+			defer conn.Close()
 			for n := 0; !isClosed(stop); n++ {
 				if _, err := conn.WriteTo(q.ToBytes(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
 					t.Error(err)

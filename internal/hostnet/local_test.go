@@ -173,7 +173,7 @@ func (b *box) in(fn func()) {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", b.pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
-			defer unix.Close(fd) //nolint:errcheck // only read
+			defer unix.Close(fd)
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
 		}
 		if err == nil {
@@ -212,7 +212,7 @@ func (b *box) reaches(target string) bool {
 	if err != nil {
 		return false
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	return answers(conn)
 }
 
@@ -223,7 +223,7 @@ func (b *box) shut(target string) bool {
 	if err != nil {
 		return true
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	return !answersWithin(moment, conn)
 }
 
@@ -269,7 +269,7 @@ func (b *box) greetingWithin(limit time.Duration, port int) string {
 	if err != nil {
 		return ""
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(limit))
 	line, _ := bufio.NewReader(conn).ReadString('\n')
 	return line
@@ -352,7 +352,7 @@ func guestPlane(w *world, l network) {
 	}
 	for range 3 * maxPending {
 		if conn, err := a.dialWithin(moment, "10.77.0.1:8844"); err == nil {
-			defer conn.Close() //nolint:errcheck // a test's
+			defer conn.Close()
 		}
 	}
 	if got := b.greeting(8844); got != "beta\n" {
@@ -363,7 +363,7 @@ func guestPlane(w *world, l network) {
 	// else.
 	var echo net.Listener
 	b.in(func() { echo, _ = net.Listen("tcp", ":8845") })
-	defer echo.Close() //nolint:errcheck // a test's
+	defer echo.Close()
 	go func() {
 		if c, err := echo.Accept(); err == nil {
 			_, _ = io.WriteString(c, "control")
@@ -453,7 +453,7 @@ func TestRestart(t *testing.T) {
 	must(t, l.Put(ctx, gone.Guest))
 	conn, err := a.dial(site)
 	must(t, err)
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	must(t, l.Close())
 	if !a.reaches(site) {
 		t.Error("without a daemon an address is not reached any more")
@@ -582,7 +582,7 @@ func TestManyAtOnce(t *testing.T) {
 // element: nft is run again.
 func getElement(set, element string) error {
 	for {
-		out, err := exec.Command("nft", "get", "element", "inet", "agentlab", set, element).CombinedOutput() //nolint:gosec // of this test
+		out, err := exec.Command("nft", "get", "element", "inet", "agentlab", set, element).CombinedOutput()
 		if err == nil {
 			return nil
 		}

@@ -53,7 +53,7 @@ func TestVMIDReused(t *testing.T) {
 	must(t, l.Put(ctx, a.Guest))
 	conn, err := a.dial(site)
 	must(t, err)
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	flows := func() (n int) {
 		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 		must(t, err)

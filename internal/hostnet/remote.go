@@ -37,7 +37,7 @@ type Remote struct {
 	cfg RemoteConfig
 	log *slog.Logger
 
-	ctx    context.Context //nolint:containedctx // the context of the connection, not of a call
+	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
@@ -121,7 +121,7 @@ const agentStopTimeout = 5 * time.Second
 
 // connect starts the agent. The agent's standard error is logged when it ends.
 func (r *Remote) connect() (*yamux.Session, error) {
-	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...) //nolint:gosec // of the configuration
+	cmd := exec.CommandContext(r.ctx, r.cfg.Command[0], r.cfg.Command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	// A child process of it may keep its standard error open forever.
 	cmd.WaitDelay = agentStopTimeout

@@ -37,15 +37,15 @@ func TestConnectionBreaks(t *testing.T) {
 	must(t, r.Drop(ctx, gone.ID))
 	conn, err := a.dial(site)
 	must(t, err)
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 
-	out, err := exec.Command("pgrep", "-P", fmt.Sprint(os.Getpid())).Output() //nolint:gosec // of this test
+	out, err := exec.Command("pgrep", "-P", fmt.Sprint(os.Getpid())).Output()
 	must(t, err)
 	killed := 0
 	for pid := range strings.FieldsSeq(string(out)) {
-		env, _ := exec.Command("cat", "/proc/"+pid+"/environ").Output() //nolint:gosec // of this test
+		env, _ := exec.Command("cat", "/proc/"+pid+"/environ").Output()
 		if strings.Contains(string(env), envAgent+"=") {
-			must(t, exec.Command("kill", "-9", pid).Run()) //nolint:gosec // our own
+			must(t, exec.Command("kill", "-9", pid).Run())
 			killed++
 		}
 	}
@@ -74,12 +74,12 @@ func TestConnectionBreaks(t *testing.T) {
 // An agent that cannot be run is unavailable, with what to try.
 func TestNoAgent(t *testing.T) {
 	r := NewRemote(RemoteConfig{Network: testNetwork, Command: []string{"/nowhere/ssh", "root@pve2"}})
-	defer r.Close() //nolint:errcheck // nothing is open
+	defer r.Close()
 	if err := r.Ready(t.Context()); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !strings.Contains(agentlab.HintOf(err), "root@pve2") {
 		t.Errorf("%v, hint %q", err, agentlab.HintOf(err))
 	}
 	r = NewRemote(RemoteConfig{Network: testNetwork, Command: []string{"false"}})
-	defer r.Close() //nolint:errcheck // nothing is open
+	defer r.Close()
 	if err := r.Ready(t.Context()); err == nil {
 		t.Error("an agent that ends at once is ready")
 	}

@@ -26,12 +26,12 @@ func Rules(c config.Config) (nft.Config, error) {
 	}
 	out := nft.Config{
 		Bridge: h.Bridge, Subnet4: v4, Gateway4: gw4, Subnet6: v6, Gateway6: gw6, Uplink: h.Uplink, Tailscale: h.Tailscale,
-		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup), //nolint:gosec // checked by package config
-		Reserved: append(c.APIPorts(), uint16(h.ProxyPort)), //nolint:gosec // checked by package config
+		ProxyPort: uint16(h.ProxyPort), LogGroup: uint16(h.LogGroup),
+		Reserved: append(c.APIPorts(), uint16(h.ProxyPort)),
 		DHCP:     c.GuestsUseDHCP(),
 	}
 	for _, p := range h.GuestPorts {
-		out.GuestPorts = append(out.GuestPorts, uint16(p)) //nolint:gosec // checked by package config
+		out.GuestPorts = append(out.GuestPorts, uint16(p))
 	}
 	return out, out.Validate()
 }

@@ -90,7 +90,7 @@ func writeFrame(w io.Writer, v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)) //nolint:gosec // far less
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
 	return err
 }
 

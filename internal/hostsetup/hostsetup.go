@@ -139,7 +139,7 @@ func (k *Kit) Run(ctx context.Context, live io.Writer, env []string, script stri
 		return Result{}, agentlab.Errorf(agentlab.CodeNotFound, "script %s not found", script)
 	}
 	out, notes := bounded.Head{Max: maxOutput}, bounded.Head{Max: maxOutput}
-	cmd := exec.CommandContext(ctx, "bash", append([]string{path}, args...)...) //nolint:gosec // our own script
+	cmd := exec.CommandContext(ctx, "bash", append([]string{path}, args...)...)
 	cmd.Env = append(append(os.Environ(), "AGENTLAB_BIN="+k.bin), env...)
 	cmd.Stdout, cmd.Stderr = &out, &notes
 	if live != nil {

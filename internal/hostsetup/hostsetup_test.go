@@ -106,7 +106,7 @@ func TestSmokeTestWithoutTheInternet(t *testing.T) {
 	k, _ := unpack(t)
 	bin := t.TempDir()
 	fake := "#!/bin/sh\ncase \"$*\" in *status*) echo '  \"version\": \"1\",' ;; *'echo works'*) echo works ;; *getent* | *curl*) exit 2 ;; *for\\ port*) echo none ;; esac\n"
-	if err := os.WriteFile(filepath.Join(bin, "agentlab"), []byte(fake), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, "agentlab"), []byte(fake), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for site, want := range map[string]string{"nosuch.invalid": "skip\tdns", "localhost": "fail\tdns"} {

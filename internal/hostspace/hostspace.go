@@ -53,7 +53,7 @@ func FreeBytes(path string) (int64, error) {
 	if err := syscall.Statfs(path, &st); err != nil {
 		return 0, err
 	}
-	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:gosec,unconvert // bytes of a disk fit; the size of a block has another type on macOS
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // bytes of a disk fit; the size of a block has another type on macOS
 }
 
 // Free returns how many bytes are free for users other than root.

@@ -116,7 +116,7 @@ func neighbours(t *testing.T) string {
 			t.Fatal(err)
 		}
 		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}} //nolint:gosec // small
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -162,11 +162,11 @@ func finishHostile(t *testing.T, tree string, edit func(string) string) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil { //nolint:gosec // an executable file
+	if err := os.Chmod(b.path("npm", "bin", "hostile"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	argv := isolated("unshare", "--net", "--ipc", "--uts", "sh", b.path("finish.sh"), b.work, tree)
-	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // our own
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	cmd.Env = buildEnv(t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -193,7 +193,7 @@ func fetchHostile(t *testing.T, tree, index string) (string, error) {
 	defer runtime.UnlockOSThread()
 	neighbours(t)
 	b := &builder{work: t.TempDir()}
-	if err := os.Chmod(b.work, 0o755); err != nil { //nolint:gosec // other users read it
+	if err := os.Chmod(b.work, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"fetch.sh", "enter.sh"} {
@@ -212,7 +212,7 @@ func fetchHostile(t *testing.T, tree, index string) (string, error) {
 		t.Fatal(err)
 	}
 	argv := isolated("sh", "-c", `rm -f "$2/usr/bin/python3" && printf %s "$0" >"$2/usr/bin/python3" && chmod 0755 "$2/usr/bin/python3" && exec sh "$1/fetch.sh" "$1" "$2"`, downloader, b.work, tree)
-	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...) //nolint:gosec // our own
+	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	cmd.Env = append(buildEnv(t.TempDir()), "PIP_EXTRA_INDEX_URL="+index)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -224,12 +224,12 @@ func TestFinishConfines(t *testing.T) {
 	tree := filepath.Join(t.TempDir(), "tree")
 	// Its files belong to the owners in the namespace.
 	argv := isolated("sh", "-c", `mkdir "$1" && "$0" -R "rdump / $1" "$2"`, lookPath("debugfs"), tree, img.RootDisk())
-	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // our own
+	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	t.Cleanup(func() {
 		argv := isolated("rm", "-rf", tree)
-		_ = exec.Command(argv[0], argv[1:]...).Run() //nolint:gosec // our own
+		_ = exec.Command(argv[0], argv[1:]...).Run()
 	})
 	asShipped := func(s string) string { return s }
 	// Not even root with all privileges gets out by way of another chroot.

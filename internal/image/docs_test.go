@@ -25,7 +25,7 @@ func TestReference(t *testing.T) {
 	}
 	want := head + begin + "| key | meaning |\n|---|---|\n" + strings.Join(rows(t, "", reflect.TypeFor[Recipe]()), "") + end + tail
 	if *update {
-		if err := os.WriteFile(document, []byte(want), 0o644); err != nil { //nolint:gosec // a document that is not secret
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	} else if string(have) != want {

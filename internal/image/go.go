@@ -162,7 +162,7 @@ func unpackGo(m module.Version, file, dir string) error {
 // sumOps is a client of the checksum database without a disk: every process
 // starts from the signed tree that it gets first.
 type sumOps struct {
-	ctx     context.Context //nolint:containedctx // the interface of sumdb has none
+	ctx     context.Context
 	proxies []string
 	key     string
 

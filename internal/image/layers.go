@@ -244,7 +244,7 @@ func (b *builder) pack(ctx context.Context, l layer, path string, limit int64) (
 // owners.
 func (b *builder) tar(ctx context.Context, in io.Reader, out io.Writer, args ...string) error {
 	argv := isolated(append([]string{"tar", "--directory=" + b.work, "--numeric-owner", "--xattrs", "--xattrs-include=*", "--file=-"}, args...)...)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // constant arguments and our own path
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = buildEnv(b.path("tmp"))
 	cmd.Stdin, cmd.Stdout = in, out
 	said := &bounded.Tail{Max: 4096}

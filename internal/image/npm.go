@@ -136,7 +136,7 @@ func (b *builder) npmList() []string {
 
 // hostVersion returns the first line of a tool's output about its version.
 func hostVersion(ctx context.Context, name string, args ...string) string {
-	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput() //nolint:gosec // constant arguments
+	out, err := exec.CommandContext(ctx, lookPath(name), args...).CombinedOutput()
 	if err != nil {
 		return "unknown"
 	}

@@ -20,7 +20,7 @@ func TestNPMRunsNoGit(t *testing.T) {
 	}
 	bin := t.TempDir()
 	marker := filepath.Join(bin, "ran")
-	if err := os.WriteFile(filepath.Join(bin, "git"), []byte("#!/bin/sh\n: >"+marker+"\nexit 1\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, "git"), []byte("#!/bin/sh\n: >"+marker+"\nexit 1\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))

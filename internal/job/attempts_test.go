@@ -43,7 +43,7 @@ func (w *world) file(id, path string) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer r.Close() //nolint:errcheck // a test
+	defer r.Close()
 	var b bytes.Buffer
 	if _, err := b.ReadFrom(r); err != nil {
 		w.Fatal(err)
@@ -292,7 +292,7 @@ func TestAttemptsAreChecked(t *testing.T) {
 			{"profile", func(r *agentlab.JobRequest) { r.Profile = "dark" }},
 		} {
 			_, err := w.jobs.Create(context.Background(), base(test.change))
-			if e, _ := err.(*agentlab.Error); e == nil || e.Code != agentlab.CodeInvalid || e.Field != test.field { //nolint:errorlint // compares the identical error
+			if e, _ := err.(*agentlab.Error); e == nil || e.Code != agentlab.CodeInvalid || e.Field != test.field {
 				w.Errorf("got %v, want invalid of field %s", err, test.field)
 			}
 		}

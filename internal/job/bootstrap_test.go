@@ -128,7 +128,7 @@ func TestBootstrapRace(t *testing.T) {
 		if codes[http.StatusOK] != 1 || codes[http.StatusForbidden] != 7 {
 			t.Errorf("answers %v", codes)
 		}
-		if text, err := os.ReadFile(count); err != nil || string(text) != "x\n" { //nolint:gosec // a test's own file
+		if text, err := os.ReadFile(count); err != nil || string(text) != "x\n" {
 			t.Errorf("resolved: %q, %v", text, err)
 		}
 	})
@@ -375,7 +375,7 @@ func TestUnusableVault(t *testing.T) {
 			w.Fatal(err)
 		}
 		j := w.held(agentlab.JobRequest{Profile: "secrets", Task: "hang"})
-		if err := os.Chmod(filepath.Join(w.dir, "secrets"), 0o755); err != nil { //nolint:gosec // on purpose
+		if err := os.Chmod(filepath.Join(w.dir, "secrets"), 0o755); err != nil {
 			w.Fatal(err)
 		}
 		if k := w.final(w.run(agentlab.JobRequest{Task: "echo done"}).ID); k.Status != agentlab.JobCompleted {

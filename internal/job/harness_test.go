@@ -387,7 +387,7 @@ func (w *world) log(id string) string {
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer rc.Close() //nolint:errcheck // everything was read
+	defer rc.Close()
 	text, err := io.ReadAll(rc)
 	if err != nil {
 		w.Fatal(err)
@@ -416,7 +416,7 @@ func (w *world) leaks(secrets ...string) {
 		if err != nil || e.IsDir() {
 			return err
 		}
-		data, err := os.ReadFile(p) //nolint:gosec // a test's own directory
+		data, err := os.ReadFile(p)
 		for _, s := range secrets {
 			if bytes.Contains(data, []byte(s)) {
 				w.Errorf("%s holds the secret %q", p, s)

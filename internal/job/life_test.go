@@ -316,7 +316,7 @@ func TestBadRequests(t *testing.T) {
 			{"cores", agentlab.JobRequest{Task: "x", Sandbox: &agentlab.SandboxRequest{Cores: 65}}, agentlab.CodeUnsupported, "resources.cores"},
 		} {
 			_, err := w.jobs.Create(context.Background(), test.r)
-			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field { //nolint:errorlint // compares the identical error
+			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field {
 				w.Errorf("%s: got %v, want code %s of field %s", test.name, err, test.code, test.field)
 			}
 		}

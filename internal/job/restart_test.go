@@ -226,11 +226,11 @@ func TestLocalRepo(t *testing.T) {
 		{"-C", dir, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "-q", "--allow-empty", "-m", "x"},
 		{"-C", dir, "bundle", "create", "-q", file, "main", "HEAD"},
 	} {
-		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil { //nolint:gosec // arguments of the test
+		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
 		}
 	}
-	data, err := os.ReadFile(file) //nolint:gosec // a test's own file
+	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func (s Store) Checkout(ctx context.Context, git Git, dir string, want func(File
 }
 
 // ErrTooLarge is the error of a Checkout of more bytes than its limit.
-var ErrTooLarge = errors.New("the objects of Git LFS are too large to write them") //nolint:gochecknoglobals // a sentinel error
+var ErrTooLarge = errors.New("the objects of Git LFS are too large to write them")
 
 // filtered returns the files with the attribute filter=lfs.
 func filtered(git Git, files []File) ([]File, error) {
@@ -180,7 +180,7 @@ func unchanged(root *os.Root, files []File) (found []File) {
 func (s Store) replace(ctx context.Context, root *os.Root, f File) (bool, error) {
 	st, err := root.Lstat(f.Path)
 	if err != nil || !st.Mode().IsRegular() {
-		return false, nil //nolint:nilerr // it was replaced or removed just now
+		return false, nil
 	}
 	from, err := os.Open(s.Path(f.OID))
 	if err != nil {
@@ -192,7 +192,7 @@ func (s Store) replace(ctx context.Context, root *os.Root, f File) (bool, error)
 
 // ctxReader is a reader that ends with its context.
 type ctxReader struct {
-	ctx context.Context //nolint:containedctx // of one copy
+	ctx context.Context
 	r   io.Reader
 }
 

@@ -55,9 +55,9 @@ func (g *guard) check(p []byte) error {
 	for len(p) > 0 {
 		if g.body > 0 {
 			n := min(uint64(g.body), uint64(len(p)))
-			g.body -= uint32(n) //nolint:gosec // n ≤ g.body
+			g.body -= uint32(n)
 			p = p[n:]
-			if g.open += int(n); g.body == 0 { //nolint:gosec // n ≤ len(p)
+			if g.open += int(n); g.body == 0 {
 				g.open = 0
 			}
 			continue

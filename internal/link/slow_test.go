@@ -17,7 +17,7 @@ import (
 // of a bubble cannot leave it.
 func TestSlowReader(t *testing.T) {
 	if os.Getenv("AGENTLAB_TEST_BUBBLE") == "" {
-		cmd := exec.CommandContext(testguard.Context(t), os.Args[0], "-test.run=^TestSlowReader$") //nolint:gosec // this program
+		cmd := exec.CommandContext(testguard.Context(t), os.Args[0], "-test.run=^TestSlowReader$")
 		cmd.Env = append(os.Environ(), "AGENTLAB_TEST_BUBBLE=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)

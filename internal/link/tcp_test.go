@@ -31,7 +31,7 @@ func newKey(t testing.TB) ed25519.PrivateKey {
 }
 
 func public(key ed25519.PrivateKey) ed25519.PublicKey {
-	return key.Public().(ed25519.PublicKey) //nolint:forcetypeassert // by the definition of ed25519
+	return key.Public().(ed25519.PublicKey)
 }
 
 // echoGuest is a guest whose control server gives back what it gets.
@@ -106,7 +106,7 @@ func TestTLSSilentPeersDoNotBlock(t *testing.T) {
 	to := echoGuest(t, public(key))
 	for range maxHandshakes - 1 {
 		c := dial(t, to)
-		defer c.Close() //nolint:errcheck // the peer's end is what counts
+		defer c.Close()
 		if _, err := c.Write([]byte{22, 3, 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func TestDialTLSOfAnotherService(t *testing.T) {
 					_ = c.Close()
 				}
 			}()
-			defer l.Close() //nolint:errcheck // nothing is lost
+			defer l.Close()
 			if _, err := DialTLS(t.Context(), dial(t, l.Addr().String()), newKey(t)); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 				t.Fatalf("got %v, want unavailable", err)
 			}
@@ -147,7 +147,7 @@ func TestDialTLSEnds(t *testing.T) {
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ours, theirs := net.Pipe()
-		defer theirs.Close() //nolint:errcheck // nothing is lost
+		defer theirs.Close()
 		go func() {
 			_, _ = theirs.Read(make([]byte, 1))
 			cancel()
@@ -175,7 +175,7 @@ func TestListenTLSClosesItsWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := dial(t, tcp.Addr().String())
-	defer c.Close() //nolint:errcheck // the other end closes it
+	defer c.Close()
 	done := make(chan error, 1)
 	go func() { _, err := l.Accept(); done <- err }()
 	if err := l.Close(); err != nil {
@@ -201,7 +201,7 @@ func TestTLSCarriesHTTP(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(l) })
 	defer wg.Wait()
-	defer server.Close() //nolint:errcheck // nothing is lost
+	defer server.Close()
 	c, err := DialTLS(t.Context(), dial(t, tcp.Addr().String()), key)
 	if err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestKeyFile(t *testing.T) {
 	if _, err := os.Stat(fresh); err != nil {
 		t.Errorf("the file of another process: %v", err)
 	}
-	if err := os.Chmod(path, 0o640); err != nil { //nolint:gosec // the test needs it
+	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := KeyFile(path); agentlab.CodeOf(err) != agentlab.CodeDenied {

@@ -233,7 +233,7 @@ func (c *sessConn) Write(p []byte) (int, error) {
 	total := 0
 	for len(p) > 0 {
 		n := min(len(p), chunk)
-		buf := bufPool.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
+		buf := bufPool.Get().(*[]byte)
 		*buf = escape(*buf, p[:n])
 		req := writeReq{conn: c, buf: buf, err: make(chan error, 1)}
 		select {

@@ -31,7 +31,7 @@ type Lock struct{ f *os.File }
 // holds it, Try fails at once with code busy and the holder's process ID, if
 // known.
 func Try(path string) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the path is our caller's. Go adds O_CLOEXEC: children never inherit the lock
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		code := agentlab.CodeInternal
 		if errors.Is(err, fs.ErrPermission) {

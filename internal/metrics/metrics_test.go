@@ -366,7 +366,7 @@ func TestCardinality(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer st.Close() //nolint:errcheck // nothing is written after the last check
+	defer st.Close()
 	st.Subscribe(s.Committed)
 	s.Start(Config{Sources: Sources{Store: st, Sandboxes: queue{}, Jobs: queue{}, Messages: messages{}, Boots: host{}, VMs: host{}, Workspaces: host{}, ImageUse: host{}.images, Fleet: host{}, State: t.TempDir(), Images: t.TempDir(), Database: "/nonexistent"}})
 	seriesOf := func() (n int) {

@@ -37,7 +37,7 @@ func TestReference(t *testing.T) {
 	}
 	want := before + begin + Reference() + end + after
 	if *update {
-		if err := os.WriteFile(document, []byte(want), 0o644); err != nil { //nolint:gosec // a document for everyone
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -216,7 +216,7 @@ func TestPromtool(t *testing.T) {
 	}
 	run := func(stdin []byte, args ...string) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), promtool, args...) //nolint:gosec // found by LookPath
+		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Stdin = bytes.NewReader(stdin)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)

@@ -269,7 +269,7 @@ func (l *Loop[K]) backoff(n int) time.Duration {
 	if d <= 0 || d > l.cfg.MaxBackoff {
 		d = l.cfg.MaxBackoff
 	}
-	return d - rand.N(d/4+1) //nolint:gosec // for distribution, not for secrecy
+	return d - rand.N(d/4+1)
 }
 
 func (l *Loop[K]) entry(key K) *entry[K] {
@@ -316,7 +316,7 @@ func (t timers[K]) Swap(i, j int) {
 
 // Push adds an entry; called by container/heap only.
 func (t *timers[K]) Push(x any) {
-	e := x.(*entry[K]) //nolint:forcetypeassert // only entries are pushed
+	e := x.(*entry[K])
 	e.index = len(*t)
 	*t = append(*t, e)
 }

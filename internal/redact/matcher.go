@@ -43,7 +43,7 @@ func (m *matcher) add(p string) {
 	for i := range len(p) {
 		c := m.child(n, p[i])
 		if c == 0 {
-			c = int32(len(m.nodes)) //nolint:gosec // bounded by the length of all secrets
+			c = int32(len(m.nodes))
 			m.nodes = append(m.nodes, node{parent: n, b: p[i], depth: m.nodes[n].depth + 1, next: m.nodes[n].child})
 			m.nodes[n].child = c
 			if n == 0 {
@@ -52,7 +52,7 @@ func (m *matcher) add(p string) {
 		}
 		n = c
 	}
-	m.nodes[n].match = int16(len(p)) //nolint:gosec // at most MaxPattern
+	m.nodes[n].match = int16(len(p))
 }
 
 // link sets fail, match and hold of every node, shallow ones first.
@@ -60,7 +60,7 @@ func (m *matcher) link() {
 	byDepth := make([][]int32, MaxPattern+1)
 	for i := range m.nodes {
 		d := m.nodes[i].depth
-		byDepth[d] = append(byDepth[d], int32(i)) //nolint:gosec // as in add
+		byDepth[d] = append(byDepth[d], int32(i))
 	}
 	for _, level := range byDepth[1:] {
 		for _, i := range level {

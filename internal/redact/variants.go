@@ -322,7 +322,7 @@ func jsonASCII(v string) string {
 }
 
 // OpenVariables are variables of agents that are not secret: the names of models.
-var OpenVariables = []string{"ANTHROPIC_MODEL", "GEMINI_MODEL", "OPENAI_MODEL"} //nolint:gochecknoglobals // a constant table
+var OpenVariables = []string{"ANTHROPIC_MODEL", "GEMINI_MODEL", "OPENAI_MODEL"}
 
 // SettingsSecrets returns the strings in a JSON document of settings that are
 // secret: those below an object named "env", and those whose key contains key,

@@ -34,7 +34,7 @@ func run(t *testing.T, env []string, dir string, args ...string) string {
 	if _, err := exec.LookPath(args[0]); err != nil {
 		t.Skipf("there is no %s here", args[0])
 	}
-	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...) //nolint:gosec // of the test
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	cmd.Dir = dir
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, env...)
 	out, err := cmd.CombinedOutput()

@@ -161,7 +161,7 @@ func (st *store) open(kind Kind, key string) *object {
 }
 
 func readObject(path string, size int64) (*object, error) {
-	f, err := os.Open(path) //nolint:gosec // a file of the cache
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func (s *Service) dockerTarget(r *http.Request) (*target, error) {
 		return nil, errNoObject
 	}
 	if strings.TrimSuffix(r.URL.Path, "/") == "/v2" {
-		return nil, nil //nolint:nilnil // the ping has no object
+		return nil, nil
 	}
 	if ns := r.URL.Query().Get("ns"); ns != "" && ns != "docker.io" {
 		return nil, bad(http.StatusNotFound, "the registry cache is a mirror of docker.io only")

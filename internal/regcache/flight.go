@@ -95,7 +95,7 @@ var errTaken = errors.New("the download cannot be shared, because it cannot be s
 // reader reads the content of a flight from its beginning.
 type reader struct {
 	f   *flight
-	ctx context.Context //nolint:containedctx // of one request
+	ctx context.Context
 	pos int64
 	own io.Reader // the rest, for this reader only
 }

@@ -115,9 +115,9 @@ func (s *Service) rewriteJSON(page *url.URL, body []byte) ([]byte, error) {
 		}
 		_ = json.Unmarshal(f["hashes"], &hashes)
 		if to, ok := s.fileURL(page, ref, hashes["sha256"]); ok {
-			f["url"], _ = json.Marshal(to) //nolint:errchkjson // a string
+			f["url"], _ = json.Marshal(to)
 		} else if abs, err := page.Parse(ref); err == nil {
-			f["url"], _ = json.Marshal(abs.String()) //nolint:errchkjson // a string
+			f["url"], _ = json.Marshal(abs.String())
 		}
 	}
 	if index["files"], err = json.Marshal(files); err != nil {

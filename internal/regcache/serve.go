@@ -285,7 +285,7 @@ type stallWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController
 	s     *Service
-	ctx   context.Context //nolint:containedctx // of the request; nil before the decision
+	ctx   context.Context
 	wrote bool
 	err   error
 
@@ -362,7 +362,7 @@ func (w *stallWriter) text(status int, message string) error {
 	w.forget()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(status)
-	_, err := io.WriteString(w, "AgentLab's registry cache: "+message+"\n") //nolint:gosec // the type is text/plain
+	_, err := io.WriteString(w, "AgentLab's registry cache: "+message+"\n")
 	return err
 }
 

@@ -116,7 +116,7 @@ func NewCore(cfg Config) *Core {
 func (s *Core) KeepWork(j Jobs) { s.jobs = j }
 
 // ended is the context of a Run that is over.
-var ended = func() context.Context { //nolint:gochecknoglobals // a constant
+var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx

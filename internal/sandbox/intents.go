@@ -25,7 +25,7 @@ func (n destroyIntents) put(uid string) error {
 		return nil
 	}
 	path := filepath.Join(n.dir, uid)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600) //nolint:gosec // our own name
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err == nil {
 		err = errors.Join(f.Close(), durable.SyncPath(n.dir))
 	}

@@ -215,7 +215,7 @@ func TestBadRequests(t *testing.T) {
 			{"unsupported", agentlab.SandboxRequest{Cores: 65}, agentlab.CodeUnsupported, "resources.cores"},
 		} {
 			_, err := w.Svc.Create(context.Background(), test.r)
-			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field { //nolint:errorlint // compares the identical error
+			if e, _ := err.(*agentlab.Error); e == nil || e.Code != test.code || e.Field != test.field {
 				w.Errorf("%s: got %v, want code %s of field %s", test.name, err, test.code, test.field)
 			}
 		}
@@ -529,7 +529,7 @@ func TestNewGuestIsNotAsked(t *testing.T) {
 	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		var streams atomic.Int32
 		w.Wrap = func(d backend.Driver) backend.Driver {
-			return counted{d.(*fake.Driver), &streams} //nolint:forcetypeassert // it is the world's
+			return counted{d.(*fake.Driver), &streams}
 		}
 		w.Restart()
 		sb := w.Create(agentlab.SandboxRequest{Name: "play"})

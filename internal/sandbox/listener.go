@@ -80,7 +80,7 @@ func (s *Service) listenPassive(vmid int, l net.Listener, p *guestListener) bool
 	}
 	accept, stop := s.guests.Handle(vmid)
 	p.stop = func() { _ = l.Close(); stop() }
-	l.(backend.PassiveListener).Handle(accept, func(err error) { //nolint:forcetypeassert // the caller has checked it
+	l.(backend.PassiveListener).Handle(accept, func(err error) {
 		stop()
 		s.spawn(func(run context.Context) { s.guestListenerFailed(run, vmid, p, err) })
 	})

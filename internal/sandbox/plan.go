@@ -77,7 +77,7 @@ func (s *Service) CheckWorkspace(ctx context.Context, r agentlab.SandboxRequest)
 // wants none.
 func (s *Service) selectWorkspace(ctx context.Context, r agentlab.SandboxRequest, on string) (*agentlab.WorkspaceUse, error) {
 	if r.Workspace == nil {
-		return nil, nil //nolint:nilnil // no workspace is not an error
+		return nil, nil
 	}
 	if r.From != "" || r.Fork != "" {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "a sandbox from a snapshot cannot be created with a workspace").WithField("workspace").

@@ -142,7 +142,7 @@ func TestSessionContinuesWhileTheWorkspaceIsReturned(t *testing.T) {
 			}
 		})
 		w.Wrap = func(d backend.Driver) backend.Driver {
-			return stopHook{d.(*fake.Driver), func() { //nolint:forcetypeassert // it is the world's
+			return stopHook{d.(*fake.Driver), func() {
 				if w.Get(sb.VMID).State == agentlab.SandboxFailed {
 					resume()
 				}

@@ -85,7 +85,7 @@ func (b *Bundle) fixedKeys() map[string]*string {
 }
 
 // open lists the keys whose values are not secret.
-var open = append([]string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"}, openVariables()...) //nolint:gochecknoglobals // a constant table
+var open = append([]string{"git.url", "git.username", "git.ssh_known_hosts", "artifact.endpoint"}, openVariables()...)
 
 // openVariables returns the keys of the variables that are not secret.
 func openVariables() (keys []string) {

@@ -35,7 +35,7 @@ func checkMode(path string, st fs.FileInfo, refused fs.FileMode) *agentlab.Error
 // may change, nor, by the bits of refused, read. A missing one is
 // fs.ErrNotExist, a larger one invalid.
 func readPrivate(path string, limit int64, refused fs.FileMode) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0) //nolint:gosec // our path
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, fault(path, err)
 	}

@@ -22,7 +22,7 @@ import (
 func script(t *testing.T, name, text string) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o700); err != nil { //nolint:gosec // it must be executable
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -126,7 +126,7 @@ func TestReferenceTimeLimit(t *testing.T) {
 		_, err := resolve(ctx, Bundle{Env: map[string]string{"A": "cmd:sh -c 'sleep 1000 & echo $! > " + pidFile + "; wait'"}})
 		cancel()
 		wantCode(t, err, agentlab.CodeTimeout)
-		text, _ = os.ReadFile(pidFile) //nolint:gosec // a test's own file
+		text, _ = os.ReadFile(pidFile)
 	}
 	stat := func() string {
 		p, _ := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat")

@@ -131,7 +131,7 @@ func TestFollowEgress(t *testing.T) {
 				t.Errorf("got %d", id)
 			}
 			stop()
-			for range stream { //nolint:revive // until it has ended
+			for range stream {
 			}
 			return
 		case <-time.After(10 * time.Millisecond):

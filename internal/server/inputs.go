@@ -98,7 +98,7 @@ func selection(w api.WorkspaceSelection) (*agentlab.WorkspaceSelection, error) {
 		if w.WorkspaceCreate != nil || w.WorkspaceWaitSeconds != 0 {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "no workspace is named").WithField("workspace").WithHint("add --workspace NAME")
 		}
-		return nil, nil //nolint:nilnil // no workspace is not an error
+		return nil, nil
 	}
 	out := &agentlab.WorkspaceSelection{Workspace: w.Workspace, Wait: time.Duration(w.WorkspaceWaitSeconds) * time.Second}
 	if c := w.WorkspaceCreate; c != nil {

@@ -273,7 +273,7 @@ func TestAccessMatrix(t *testing.T) {
 	path := filepath.Join("..", "..", "docs", "access.md")
 	want := accessDoc(t, l.srv.table, creds, cells)
 	if *update {
-		if err := os.WriteFile(path, want, 0o644); err != nil { //nolint:gosec // a document for everyone
+		if err := os.WriteFile(path, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,7 +28,7 @@ func TestMessagesByPath(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close() //nolint:errcheck // it was only read
+		defer resp.Body.Close()
 		body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
 		if err != nil {
 			t.Fatal(err)

@@ -61,7 +61,7 @@ func TestMessagesOfALostWorkspace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was only read
+	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
 	if text := string(body); err != nil || !strings.Contains(text, "its own") || strings.Contains(text, "of another") || !strings.Contains(text, "denied") {
 		t.Errorf("%d %s, %v", resp.StatusCode, text, err)

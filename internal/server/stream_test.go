@@ -362,7 +362,7 @@ func TestFollowEventsFromNow(t *testing.T) {
 	st := newStub()
 	socket := filepath.Join(t.TempDir(), "s")
 	serve := func() *Server {
-		srv, err := New(Config{Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}}) //nolint:gosec // a uid
+		srv, err := New(Config{Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -505,7 +505,7 @@ func TestPages(t *testing.T) {
 // TestShutdown ends streams of every kind at once.
 func TestShutdown(t *testing.T) {
 	st := newStub()
-	srv, err := New(Config{Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}}) //nolint:gosec // a uid
+	srv, err := New(Config{Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}})
 	if err != nil {
 		t.Fatal(err)
 	}

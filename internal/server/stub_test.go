@@ -493,7 +493,7 @@ func start(t *testing.T, change func(*Config)) *harness {
 	st := newStub()
 	logged := &lockedBuffer{}
 	cfg := Config{
-		Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())}, //nolint:gosec // a uid
+		Services: st.services(), Rules: Rules{OwnUID: uint32(getuid())},
 		Logger: textLogger(logged), Version: "test",
 	}
 	if change != nil {

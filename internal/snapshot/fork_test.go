@@ -352,7 +352,7 @@ func (d mute) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error
 func TestSilentCopiesDelayNoStart(t *testing.T) {
 	sandboxtest.InWorld(t, func(w *sandboxtest.World) {
 		ctx := context.Background()
-		w.Wrap = func(d backend.Driver) backend.Driver { return mute{d.(*fake.Driver)} } //nolint:forcetypeassert // it is the world's
+		w.Wrap = func(d backend.Driver) backend.Driver { return mute{d.(*fake.Driver)} }
 		w.Restart()
 		src, other := w.Ready("play"), w.Ready("other")
 		began := time.Now()

@@ -203,7 +203,7 @@ func PeerOf(c net.Conn) (Peer, error) {
 	}
 	var p Peer
 	var credErr error
-	err = raw.Control(func(fd uintptr) { p, credErr = peerOf(int(fd)) }) //nolint:gosec // a file descriptor fits an int
+	err = raw.Control(func(fd uintptr) { p, credErr = peerOf(int(fd)) })
 	if err = errors.Join(err, credErr); err != nil {
 		return Peer{}, err
 	}

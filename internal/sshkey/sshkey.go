@@ -16,7 +16,7 @@ const TypeEd25519 = "ssh-ed25519"
 
 // String appends p as a string of RFC 4251.
 func String(dst, p []byte) []byte {
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(p))) //nolint:gosec // a few bytes
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(p)))
 	return append(dst, p...)
 }
 

@@ -64,7 +64,7 @@ func nextAddress(w *tx, a agentlab.Allocation) (ip4, ip6 netip.Addr, err error) 
 		return ip4, ip6, agentlab.Errorf(agentlab.CodeLimit, "every address of %s is in use", a.IPv4).
 			WithHint("destroy sandboxes (agentlab sandbox list), or set a larger host_network.subnet in config.yaml while no sandbox exists")
 	}
-	b := binary.BigEndian.AppendUint32(nil, uint32(n)) //nolint:gosec // between lo and hi
+	b := binary.BigEndian.AppendUint32(nil, uint32(n))
 	ip4 = netip.AddrFrom4([4]byte(b))
 	if a.IPv6.IsValid() {
 		b16 := a.IPv6.Addr().As16()
@@ -108,7 +108,7 @@ func firstFree(w *tx, column string, lo, hi int64, taken map[int64]bool) (int64,
 		SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM sandboxes WHERE %[1]s = ?1) THEN ?1
 		ELSE (SELECT s.%[1]s + 1 FROM sandboxes s WHERE s.%[1]s BETWEEN ?1 AND ?2 - 1
 			AND NOT EXISTS (SELECT 1 FROM sandboxes n WHERE n.%[1]s = s.%[1]s + 1)
-			ORDER BY s.%[1]s LIMIT 1) END`, column) //nolint:gosec // one of two constants
+			ORDER BY s.%[1]s LIMIT 1) END`, column)
 	for lo <= hi {
 		if taken[lo] {
 			lo++

@@ -102,7 +102,7 @@ func TestOnWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // nothing is written after the last check
+	defer s.Close()
 	room := agentlab.Allocation{First: 1, Last: 9}
 	must(s.AllocateSandbox(t.Context(), newSandbox("a"), room))(t)
 	if _, err := s.AllocateSandbox(t.Context(), newSandbox("a"), room); agentlab.CodeOf(err) != agentlab.CodeExists {
@@ -130,7 +130,7 @@ func TestOnRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // nothing is written after the last check
+	defer s.Close()
 	sb := must(s.AllocateSandbox(t.Context(), newSandbox("a"), agentlab.Allocation{First: 1, Last: 9}))(t)
 	must(s.UpdateSandbox(t.Context(), sb.VMID, func(*agentlab.Sandbox) ([]agentlab.Event, error) { return nil, nil }))(t)
 	if reads != 0 {
@@ -181,7 +181,7 @@ func TestAddEgressOnFullDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.Close() //nolint:errcheck // the disk is full
+		defer s.Close()
 		sb := must(s.AllocateSandbox(t.Context(), newSandbox("a"), agentlab.Allocation{First: 1, Last: 9}))(t)
 		smalldisk.Fill(t, dir, 0)
 		const batch = 500

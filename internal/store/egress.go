@@ -282,7 +282,7 @@ func (s *Store) egressTargets(ctx context.Context, f agentlab.EgressFilter, cond
 	where := egressWhere(f)
 	where.add(condition)
 	const by = "proto, name, addr, port, rule"
-	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, n) //nolint:gosec // of constants
+	query := "SELECT " + by + ", sum(count), max(last_ts), count(*) OVER () FROM egress " + where.tailBy(by, "6 DESC, 7 DESC, "+by, n)
 	rows, err := s.r.QueryContext(ctx, query, where.args...)
 	if err != nil {
 		return nil, 0, fault(err)

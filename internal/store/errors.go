@@ -95,7 +95,7 @@ func fullDisk(path string, err error) bool {
 		sqlite3.SQLITE_IOERR_SHMMAP, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_CLOSE, sqlite3.SQLITE_CANTOPEN:
 		var st unix.Statfs_t
 		serr := unix.Statfs(filepath.Dir(path), &st)
-		return serr == nil && (st.Bavail*uint64(st.Bsize) < minFreeSpace || st.Files > 0 && st.Ffree == 0) //nolint:gosec // a block size is positive
+		return serr == nil && (st.Bavail*uint64(st.Bsize) < minFreeSpace || st.Files > 0 && st.Ffree == 0)
 	}
 	return false
 }

@@ -24,7 +24,7 @@ const fixtures = "testdata/schema-*.db.gz"
 func rowsOf(t *testing.T, path string, like map[string][]string) (columns map[string][]string, rows map[string][]string) {
 	t.Helper()
 	db := must(openReadOnly(path))(t)
-	defer db.Close() //nolint:errcheck // read only
+	defer db.Close()
 	columns, rows = like, map[string][]string{}
 	if columns == nil {
 		columns = columnsOf(t, db)
@@ -52,7 +52,7 @@ func columnsOf(t *testing.T, db *sql.DB) map[string][]string {
 func texts(t *testing.T, db *sql.DB, query string) (out []string) {
 	t.Helper()
 	rows := must(db.QueryContext(t.Context(), query))(t)
-	defer rows.Close() //nolint:errcheck // every row was read
+	defer rows.Close()
 	for rows.Next() {
 		var s string
 		if err := rows.Scan(&s); err != nil {
@@ -69,7 +69,7 @@ func texts(t *testing.T, db *sql.DB, query string) (out []string) {
 func unpack(t *testing.T, packed, path string) {
 	t.Helper()
 	f := must(os.Open(packed))(t)
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	z := must(gzip.NewReader(f))(t)
 	content := must(io.ReadAll(z))(t)
 	if err := os.WriteFile(path, content, 0o600); err != nil {

@@ -54,7 +54,7 @@ func TestHandlesOfAnOlderDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = must(Open(t.Context(), path, Options{}))(t)
-	defer s.Close() //nolint:errcheck // everything was read
+	defer s.Close()
 	for name, want := range map[string]string{"qemu": "", "proxmox": "1002"} {
 		if got := must(s.Sandbox(t.Context(), of[name].VMID))(t); got.Handle != want {
 			t.Errorf("%s: handle %q, want %q", name, got.Handle, want)

@@ -141,7 +141,7 @@ func ifMissing(path string, f func() error) error {
 // private ensures that the file exists and that only its owner can read it.
 // SQLite gives its -wal and -shm files the same mode.
 func private(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the path is our caller's
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return fault(err)
 	}

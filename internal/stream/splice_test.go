@@ -137,7 +137,7 @@ func TestSpliceClosesFarWhenNearIsReset(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // of a test
+	defer l.Close()
 	near, err := net.Dial("unix", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

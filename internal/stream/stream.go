@@ -71,7 +71,7 @@ func (w *Writer) Frame(t Type, p []byte) error {
 		n := min(len(p), MaxPayload)
 		buf := make([]byte, 5+n)
 		buf[0] = byte(t)
-		binary.BigEndian.PutUint32(buf[1:], uint32(n)) //nolint:gosec // n ≤ MaxPayload
+		binary.BigEndian.PutUint32(buf[1:], uint32(n))
 		copy(buf[5:], p[:n])
 		if _, err := w.w.Write(buf); err != nil {
 			return err

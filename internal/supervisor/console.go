@@ -19,7 +19,7 @@ const followEvery = 100 * time.Millisecond
 // logReader reads a bounded log: first its older half, then the newer one. When
 // following, it continues with new output, across changes of halves.
 type logReader struct {
-	ctx    context.Context //nolint:containedctx // a reader has no other way to be cancelled
+	ctx    context.Context
 	cancel context.CancelFunc
 	path   string
 	follow bool

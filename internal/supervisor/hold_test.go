@@ -25,7 +25,7 @@ func arpRequest() []byte {
 	f = append(f, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1)
 	f = append(append(f, card...), vnet.DefaultGuest.AsSlice()...)
 	f = append(append(f, make([]byte, 6)...), vnet.DefaultGateway.AsSlice()...)
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...) //nolint:gosec // 42
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...)
 }
 
 // heldGuest is a guest that continues from the memory of another one.

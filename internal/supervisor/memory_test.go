@@ -43,7 +43,7 @@ func TestMemoryOfMappedFile(t *testing.T) {
 		return m.Unique, m.Unique + m.Shared
 	}
 	unique, all := measure()
-	mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE) //nolint:gosec // a file descriptor fits an int
+	mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	if err != nil {
 		t.Fatal(err)
 	}

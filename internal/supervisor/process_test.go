@@ -116,7 +116,7 @@ func TestHaltKillsASupervisorThatHangs(t *testing.T) {
 func TestProgramEndsAtOnce(t *testing.T) {
 	d := testDir(t)
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\necho no such thing >&2\nexit 1\n"), 0o700); err != nil { //nolint:gosec // an executable file
+	if err := os.WriteFile(path, []byte("#!/bin/sh\necho no such thing >&2\nexit 1\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	err := d.Start(t.Context(), []string{path}, func(context.Context) (Config, error) { return &Start{}, nil })

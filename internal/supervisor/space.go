@@ -65,7 +65,7 @@ func occupied(paths []string) (uint64, error) {
 		if err := unix.Stat(path, &st); err != nil {
 			return 0, err
 		}
-		sum += uint64(st.Blocks) * 512 //nolint:gosec // a number of blocks is positive
+		sum += uint64(st.Blocks) * 512
 	}
 	return sum, nil
 }
@@ -96,8 +96,8 @@ func nextLook(free, limit uint64) time.Duration {
 	if free <= limit {
 		return lookFast
 	}
-	left := min(free-limit, 2*fastestGuest)                                           // more does not matter
-	return min(max(time.Duration(left)*time.Second/fastestGuest, lookFast), lookSlow) //nolint:gosec // bounded above
+	left := min(free-limit, 2*fastestGuest) // more does not matter
+	return min(max(time.Duration(left)*time.Second/fastestGuest, lookFast), lookSlow)
 }
 
 // watchSpace pauses the guest while the host's disk is nearly full.
@@ -121,7 +121,7 @@ func (s *supervisor) checkSpace(u *diskUsage) time.Duration {
 	if err != nil {
 		return lookSlow // writers get the error
 	}
-	free := uint64(bytes) //nolint:gosec // a size is positive
+	free := uint64(bytes)
 	disk, err := occupied(s.vm.Disks())
 	below, due := u.pauseThreshold(free, disk, err)
 	s.mu.Lock()

@@ -81,7 +81,7 @@ func (d Dir) startSupervisor(ctx context.Context, program []string, prepare func
 		return fault(err, "cannot open %s", fileStderr)
 	}
 	defer func() { _ = stderr.Close() }()
-	cmd := exec.Command(program[0], append(program[1:len(program):len(program)], d.Path)...) //nolint:gosec,noctx // configured by the driver; it outlives this process
+	cmd := exec.Command(program[0], append(program[1:len(program):len(program)], d.Path)...) //nolint:noctx // configured by the driver; it outlives this process
 	cmd.Dir, cmd.Env = d.Path, environment()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stderr, stderr, []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -59,7 +59,7 @@ func (s *sandboxes) Exec(_ context.Context, _ int, r guestapi.ExecRequest) (net.
 	s.asked <- r
 	near, far := net.Pipe()
 	go func() {
-		defer far.Close() //nolint:errcheck // a pipe
+		defer far.Close()
 		var in []byte
 		frames := stream.NewReader(far)
 		for {

@@ -19,7 +19,7 @@ func SaveTo(name string, r io.Reader, force bool, mode fs.FileMode) (int64, erro
 	}
 	// Unlike os.CreateTemp, this applies the umask to the permissions.
 	tmpName := filepath.Join(filepath.Dir(name), ".agentlab-"+rand.Text())
-	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode) //nolint:gosec // the user's file
+	tmp, err := os.OpenFile(tmpName, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		if e, ok := errors.AsType[*fs.PathError](err); ok {
 			err = e.Err // the path is not the user's

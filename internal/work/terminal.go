@@ -12,5 +12,5 @@ func TerminalOf(r any) (*os.File, bool) {
 	if !ok {
 		return nil, false
 	}
-	return f, term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor fits an int
+	return f, term.IsTerminal(int(f.Fd()))
 }

@@ -410,7 +410,7 @@ func TestChecksAreTimed(t *testing.T) {
 		w.cfg.Metrics = &calls
 		_, none := w.Check(t.Context(), "")
 		_, missing := w.Check(t.Context(), "missing")
-		if len(calls) != 2 || calls[0] != none || calls[1] != missing || agentlab.CodeOf(missing) != agentlab.CodeNotFound { //nolint:errorlint // the same errors
+		if len(calls) != 2 || calls[0] != none || calls[1] != missing || agentlab.CodeOf(missing) != agentlab.CodeNotFound {
 			t.Errorf("%v", calls)
 		}
 	})

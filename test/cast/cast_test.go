@@ -64,7 +64,7 @@ func TestWorkflowRecording(t *testing.T) {
 	}
 	svg := c.SVG()
 	if *update {
-		if err := os.WriteFile(workflowSVG, []byte(svg), 0o644); err != nil { //nolint:gosec // a document
+		if err := os.WriteFile(workflowSVG, []byte(svg), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -65,7 +65,7 @@ func (v *vm) boot() <-chan struct{} {
 	if err != nil {
 		v.Fatal(err)
 	}
-	v.port = l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is TCP
+	v.port = l.Addr().(*net.TCPAddr).Port
 	_ = l.Close()
 	console, err := os.Create(v.path("console"))
 	if err != nil {

@@ -168,7 +168,7 @@ func lock(path string) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { //nolint:gosec // a file descriptor
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
@@ -322,7 +322,7 @@ func isolated(ctx context.Context, log io.Writer, argv ...string) error {
 }
 
 func run(ctx context.Context, log io.Writer, argv ...string) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // constant arguments
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	if err := cmd.Run(); err != nil {

@@ -54,7 +54,7 @@ func (h *host) script(args ...string) (stdout, stderr string, err error) {
 		h.Fatal(err)
 	}
 	argv := append(append(h.Host(), path), h.args...)
-	cmd := exec.Command(argv[0], append(argv[1:], args...)...) //nolint:gosec // arguments of the test
+	cmd := exec.Command(argv[0], append(argv[1:], args...)...)
 	cmd.Env = append(os.Environ(), "AGENTLAB_BIN="+h.bin)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -172,7 +172,7 @@ func TestScriptLeavesTheCacheItsMode(t *testing.T) {
 func isSealed(t testing.TB, raw string) {
 	t.Helper()
 	look := func(command string) string {
-		out, err := exec.Command("debugfs", "-R", command, fmt.Sprintf("%s?offset=%d", raw, firstByte)).Output() //nolint:gosec // constant arguments
+		out, err := exec.Command("debugfs", "-R", command, fmt.Sprintf("%s?offset=%d", raw, firstByte)).Output()
 		if err != nil {
 			t.Fatalf("%s: %v", command, err)
 		}
@@ -266,7 +266,7 @@ func TestTemplateGetsTheRecipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	stage := func(args ...string) string {
-		out, err := exec.Command(filepath.Join(bin, "agentlabd"), append([]string{"image", "stage", "--runner", runner}, args...)...).Output() //nolint:gosec // constant arguments
+		out, err := exec.Command(filepath.Join(bin, "agentlabd"), append([]string{"image", "stage", "--runner", runner}, args...)...).Output()
 		if err != nil {
 			t.Fatalf("%v: %v", args, err)
 		}

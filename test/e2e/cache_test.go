@@ -74,10 +74,10 @@ func deb(t *testing.T) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"DEBIAN/control": "Package: left\nVersion: 1.0\nArchitecture: all\nMaintainer: Test <test@example.com>\nDescription: left\n", "usr/share/left": "left\n"} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, "p", name)), 0o755); err != nil { //nolint:gosec // dpkg wants it
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, "p", name)), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "p", name), []byte(text), 0o644); err != nil { //nolint:gosec // as above
+		if err := os.WriteFile(filepath.Join(dir, "p", name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

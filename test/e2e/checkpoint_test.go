@@ -156,7 +156,7 @@ func TestProxmoxWorkSurvivesALostVM(t *testing.T) {
 		return
 	}
 	p := newLightPVELab(t, "shell", pvenode.Config{})
-	files, err := os.MkdirTemp("/dev/shm", "agentlab-guest-*") //nolint:usetesting // secrets must be on a tmpfs
+	files, err := os.MkdirTemp("/dev/shm", "agentlab-guest-*")
 	if err != nil {
 		t.Fatal(err)
 	}

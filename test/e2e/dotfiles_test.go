@@ -30,7 +30,7 @@ func (d dotfiles) write(t testing.TB, name, text string) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil { //nolint:gosec // the script is run
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -89,7 +89,7 @@ func commitEnvironment(t testing.TB, repo, prefix string) {
 		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(at, []byte(text), 0o700); err != nil { //nolint:gosec // install.sh is run
+		if err := os.WriteFile(at, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}

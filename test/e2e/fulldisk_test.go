@@ -57,7 +57,7 @@ func (l *lab) fillByGuest() {
 	l.Helper()
 	l.ok("sandbox", "new", "--name", "hog", "--memory-mb", "512")
 	guest := exec.Command(filepath.Join(l.bin, "agentlab"), "exec", "hog", "--", "sh", "-c",
-		"head -c 8000000 /dev/urandom >/dev/shm/a; while cat /dev/shm/a; do :; done >/var/tmp/fill") //nolint:noctx // killed below
+		"head -c 8000000 /dev/urandom >/dev/shm/a; while cat /dev/shm/a; do :; done >/var/tmp/fill")
 	guest.Env = l.env
 	if err := guest.Start(); err != nil {
 		l.Fatal(err)
@@ -80,7 +80,7 @@ func (l *lab) killDaemon() {
 		l.Fatal(err)
 	}
 	l.eventually("the daemon ends", func() bool {
-		conn, err := net.Dial("unix", filepath.Join(l.home, "run", "agentlabd.sock")) //nolint:noctx // without waiting
+		conn, err := net.Dial("unix", filepath.Join(l.home, "run", "agentlabd.sock"))
 		if err == nil {
 			_ = conn.Close()
 		}

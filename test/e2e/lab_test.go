@@ -345,7 +345,7 @@ func sampleRepo(t testing.TB) string {
 		".agentlab.yaml": "outputs:\n  - out/**\n",
 	}
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil { //nolint:gosec // test.sh is run
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}

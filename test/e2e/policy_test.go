@@ -70,7 +70,7 @@ func holdOpen(t *testing.T, l *lab, host string) (open, cut <-chan string) {
 	t.Helper()
 	first, last := make(chan string, 1), make(chan string, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), "exec", "box", "--", //nolint:gosec // our own program
+	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), "exec", "box", "--",
 		"bash", "-c", `exec 3<>/dev/tcp/`+host+`/7; echo hello >&3; cat <&3; echo END`)
 	cmd.Env = l.env
 	out, err := cmd.StdoutPipe()

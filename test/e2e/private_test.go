@@ -107,7 +107,7 @@ func TestPrivateDestinations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		go func() { _ = http.Serve(srv, says("the host answers")) }() //nolint:gosec // a test's
+		go func() { _ = http.Serve(srv, says("the host answers")) }()
 		t.Cleanup(func() { _ = srv.Close() })
 	}
 	peer.Net.SetName("self.corp", netip.MustParseAddr("192.168.1.2"))

@@ -166,7 +166,7 @@ func (m *lightGuest) do(fn func() error) (err error) {
 }
 
 func run(format string, args ...any) error {
-	out, err := exec.Command("sh", "-ec", fmt.Sprintf(format, args...)).CombinedOutput() //nolint:gosec // of this test
+	out, err := exec.Command("sh", "-ec", fmt.Sprintf(format, args...)).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -243,7 +243,7 @@ func (m *lightGuest) work(g *lightGuests, b guestapi.Bootstrap) error {
 	if err := os.WriteFile(file, text, 0o600); err != nil || m.works {
 		return err
 	}
-	cmd := exec.Command(filepath.Join(g.bin, "agent-runner"), "run", "--bootstrap", file, "--run-dir", filepath.Join(g.files, "run")) //nolint:gosec // of this test
+	cmd := exec.Command(filepath.Join(g.bin, "agent-runner"), "run", "--bootstrap", file, "--run-dir", filepath.Join(g.files, "run"))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + g.files, "TMPDIR=" + g.files}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := m.do(cmd.Start); err != nil {

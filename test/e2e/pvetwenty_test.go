@@ -100,7 +100,7 @@ func callTable(calls map[string]int) []string {
 // in namespaces.
 func BenchmarkProxmox(b *testing.B) {
 	for _, transport := range []string{"REST", "Shell"} {
-		cmd := exec.CommandContext(b.Context(), "/proc/self/exe", "-test.run", "^TestProxmoxTwenty"+transport+"$", "-test.v", "-test.timeout=10m") //nolint:gosec // our own program
+		cmd := exec.CommandContext(b.Context(), "/proc/self/exe", "-test.run", "^TestProxmoxTwenty"+transport+"$", "-test.v", "-test.timeout=10m")
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err == nil {

@@ -146,7 +146,7 @@ func (p *person) processes() (pids []int) {
 		if err != nil || !guard.Alive(pid) {
 			continue
 		}
-		if st, err := os.Stat("/proc/" + e.Name()); err == nil && st.Sys().(*syscall.Stat_t).Uid == p.uid { //nolint:forcetypeassert // on Linux it is
+		if st, err := os.Stat("/proc/" + e.Name()); err == nil && st.Sys().(*syscall.Stat_t).Uid == p.uid {
 			pids = append(pids, pid)
 		}
 	}
@@ -191,7 +191,7 @@ func (p *person) job(env []string, socket string) {
 	if err := json.Unmarshal([]byte(r.stdout), &j); err != nil || r.code != 0 || j.Status != string(agentlab.JobCompleted) {
 		p.Fatalf("%v\n%v", err, r)
 	}
-	if st, err := os.Stat(socket); err != nil || st.Sys().(*syscall.Stat_t).Uid != p.uid { //nolint:forcetypeassert // on Linux it is
+	if st, err := os.Stat(socket); err != nil || st.Sys().(*syscall.Stat_t).Uid != p.uid {
 		p.Errorf("the daemon's socket %s: %v", socket, err)
 	}
 	if r := p.run(env, "agentlab", "job", "fetch", j.ID, "--repo", own); r.code != 0 {

@@ -43,7 +43,7 @@ func Install(t *testing.T) {
 func Environ(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "git-lfs"), []byte(script), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(dir, "git-lfs"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return []string{"PATH=" + dir + string(filepath.ListSeparator) + os.Getenv("PATH")}

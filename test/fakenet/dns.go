@@ -38,7 +38,7 @@ func (n *Net) serveDNSStream(conn net.Conn) {
 			return
 		}
 		answer := n.answerDNS(question, false)
-		framed := binary.BigEndian.AppendUint16(nil, uint16(len(answer))) //nolint:gosec // Pack refuses more
+		framed := binary.BigEndian.AppendUint16(nil, uint16(len(answer)))
 		if _, err := conn.Write(append(framed, answer...)); err != nil {
 			return
 		}

@@ -242,5 +242,5 @@ func fileConn(fd int) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.(*net.UnixConn), nil //nolint:forcetypeassert // it is a unix socket
+	return c.(*net.UnixConn), nil
 }

@@ -123,7 +123,7 @@ func finishSession(ch ssh.Channel, cmd *exec.Cmd) {
 		_ = cmd.Wait()
 		code = cmd.ProcessState.ExitCode()
 	}
-	_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(code)})) //nolint:gosec // 0 to 255
+	_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(code)}))
 }
 
 // gitCommand takes "git-upload-pack '/name.git'" apart, as git(1) writes it.
@@ -140,5 +140,5 @@ func (g *GitHost) gitCommand(ctx context.Context, line string) (*exec.Cmd, error
 	if _, err := os.Stat(filepath.Join(repo, "HEAD")); err != nil {
 		return nil, err
 	}
-	return exec.CommandContext(ctx, g.bin, strings.TrimPrefix(verb, "git-"), repo), nil //nolint:gosec // one of two commands, in our own directory
+	return exec.CommandContext(ctx, g.bin, strings.TrimPrefix(verb, "git-"), repo), nil
 }

@@ -146,7 +146,7 @@ func (c *DatagramConn) Write(p []byte) (int, error) {
 	}
 	c.write.Lock()
 	defer c.write.Unlock()
-	framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(p)), uint16(len(p))) //nolint:gosec // checked above
+	framed := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(p)), uint16(len(p)))
 	n, err := c.Conn.Write(append(framed, p...))
 	return max(n-2, 0), err
 }

@@ -86,7 +86,7 @@ func FreePort(not ...int) (int, error) {
 	const first, last = 16384, 32767
 	err := errors.New("no free TCP port")
 	for range last - first {
-		port := first + rand.IntN(last-first+1) //nolint:gosec // no secret
+		port := first + rand.IntN(last-first+1)
 		var l net.Listener
 		if l, err = net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}); err != nil {
 			continue

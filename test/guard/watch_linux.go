@@ -23,7 +23,7 @@ func watch(argv []string) (code int, err error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become the reaper of the tests' processes: %w", err)
 	}
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // this program
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), envGuarded+"=1", noSystemGit)
 	if os.Getenv(envShared) == "" {
 		dir, err := os.MkdirTemp("", "agentlab-test-*")

@@ -50,7 +50,7 @@ func runuser(args []string) error {
 	if len(args) < 4 || args[0] != "-u" || args[2] != "--" {
 		return unknown(args)
 	}
-	cmd := exec.Command(args[3], args[4:]...) //nolint:gosec // a test's
+	cmd := exec.Command(args[3], args[4:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return exitCode(1)
@@ -65,7 +65,7 @@ func systemctl(args []string) error {
 	pidFile := func(unit string) string { return "/run/systemd/system/pid-" + unit }
 	has := func(unit string) error {
 		if _, err := os.Stat("/etc/systemd/system/" + unit); err != nil {
-			return fmt.Errorf("Failed: Unit file %s does not exist.", unit) //nolint:staticcheck // arguments of systemd
+			return fmt.Errorf("Failed: Unit file %s does not exist.", unit)
 		}
 		return nil
 	}
@@ -135,12 +135,12 @@ func start(unit, pidFile string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // it ends with this process
+	defer conn.Close()
 	log, err := os.Create("/run/systemd/log-" + unit)
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // the unit's
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET=" + notify}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -155,7 +155,7 @@ func start(unit, pidFile string) error {
 		n, err := conn.Read(buf)
 		if err != nil {
 			said, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("Job for %s failed: %s", unit, said) //nolint:staticcheck // arguments of systemd
+			return fmt.Errorf("Job for %s failed: %s", unit, said)
 		}
 		if strings.Contains(string(buf[:n]), "READY=1") {
 			return os.WriteFile(pidFile, []byte(itoa(cmd.Process.Pid)), 0o600)

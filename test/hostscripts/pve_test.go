@@ -70,7 +70,7 @@ func options(args []string, known ...string) (map[string]string, error) {
 	for len(args) > 0 {
 		name, ok := strings.CutPrefix(args[0], "--")
 		if !ok || len(args) < 2 || !slices.Contains(known, name) {
-			return nil, fmt.Errorf("Unknown option: %s\n400 unable to parse option", args[0]) //nolint:staticcheck // its text
+			return nil, fmt.Errorf("Unknown option: %s\n400 unable to parse option", args[0])
 		}
 		out[name], args = args[1], args[2:]
 	}
@@ -164,7 +164,7 @@ func (s *pveState) token(verb, user, token string, rest []string) error {
 			return fmt.Errorf("no such user ('%s')", user)
 		}
 		if s.Tokens[id] != "" {
-			return errors.New("Token already exists.") //nolint:staticcheck // its text
+			return errors.New("Token already exists.")
 		}
 		s.Tokens[id] = fmt.Sprintf("85e95062-0ddf-4253-b7dd-%012d", os.Getpid())
 		return printJSON(map[string]any{"full-tokenid": id, "info": map[string]string{"privsep": o["privsep"]}, "value": s.Tokens[id]})
@@ -301,8 +301,8 @@ func pvesh(args []string) error {
 			if c := s.Configs[id]; c != nil {
 				return printJSON(c)
 			}
-			return fmt.Errorf("Configuration file 'nodes/pve/qemu-server/%s.conf' does not exist", id) //nolint:staticcheck // its text
+			return fmt.Errorf("Configuration file 'nodes/pve/qemu-server/%s.conf' does not exist", id)
 		}
 	}
-	return fmt.Errorf("No '%s' handler defined for '%s'", args[0], args[1]) //nolint:staticcheck // its text
+	return fmt.Errorf("No '%s' handler defined for '%s'", args[0], args[1])
 }

@@ -31,7 +31,7 @@ func TestTokenOnNode(t *testing.T) {
 			script := func(args ...string) string {
 				t.Helper()
 				argv := append(n.Host(), root+"/scripts/create_api_token.sh", "--template", "9000", "--out", out)
-				cmd := exec.Command(argv[0], append(argv[1:], args...)...) //nolint:gosec // arguments of the test
+				cmd := exec.Command(argv[0], append(argv[1:], args...)...)
 				var stdout, stderr bytes.Buffer
 				cmd.Stdout, cmd.Stderr = &stdout, &stderr
 				if err := cmd.Run(); err != nil {

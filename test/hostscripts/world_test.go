@@ -94,7 +94,7 @@ func begin(t *testing.T, hold string, with ...string) *host {
 	base := t.TempDir()
 	var said bytes.Buffer
 	group := controlGroup(t)
-	cmd := exec.Command("bash", "-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs"; exec "$@"`, group, "unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--cgroup", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", hold, "hold", base) //nolint:gosec // fixed
+	cmd := exec.Command("bash", "-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs"; exec "$@"`, group, "unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--cgroup", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", hold, "hold", base)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func controlGroup(t *testing.T) string {
 		}
 		t.Cleanup(func() { // groups can be removed a moment after their last process
 			for deadline := time.Now().Add(guard.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run() //nolint:gosec // a test's
+				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
 				if _, err := os.Stat(dir); err != nil {
 					return
 				}
@@ -179,7 +179,7 @@ func (h *host) tree(names ...string) {
 		h.Fatal(err)
 	}
 	for _, name := range names {
-		if out, err := exec.Command("cp", "-a", filepath.Join(root, name), filepath.Join(h.dir, "opt/agentlab/")).CombinedOutput(); err != nil { //nolint:gosec // fixed
+		if out, err := exec.Command("cp", "-a", filepath.Join(root, name), filepath.Join(h.dir, "opt/agentlab/")).CombinedOutput(); err != nil {
 			h.Fatal(string(out))
 		}
 	}
@@ -188,7 +188,7 @@ func (h *host) tree(names ...string) {
 // install copies a program.
 func (h *host) install(from, to string) {
 	h.Helper()
-	if out, err := exec.Command("install", "-D", "-m", "0755", from, filepath.Join(h.dir, to)).CombinedOutput(); err != nil { //nolint:gosec // fixed
+	if out, err := exec.Command("install", "-D", "-m", "0755", from, filepath.Join(h.dir, to)).CombinedOutput(); err != nil {
 		h.Fatal(string(out))
 	}
 }

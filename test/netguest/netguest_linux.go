@@ -69,7 +69,7 @@ func Start(t testing.TB, cfg Config) *Guest {
 		t.Fatal(err)
 	}
 	text, _ := json.Marshal(cfg)
-	cmd := exec.Command("/proc/self/exe") //nolint:noctx // it ends with its standard input
+	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), envConfig+"="+string(text))
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Stderr = os.Stderr
@@ -166,7 +166,7 @@ func openTap() (*os.File, error) {
 	}
 	copy(req.name[:], card)
 	req.flags = unix.IFF_TAP | unix.IFF_NO_PI
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TUNSETIFF, uintptr(unsafe.Pointer(&req))); errno != 0 { //nolint:gosec // the kernel's own structure
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TUNSETIFF, uintptr(unsafe.Pointer(&req))); errno != 0 {
 		return nil, fmt.Errorf("make a tap device: %w", errno)
 	}
 	return os.NewFile(uintptr(fd), "tap"), nil
@@ -187,7 +187,7 @@ func setUp(cfg Config) error {
 		return err
 	}
 	for _, args := range steps {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:noctx // without waiting
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %v: %w: %s", args, err, out)
 		}
 	}
@@ -201,7 +201,7 @@ func fromCard(link io.Writer, tap io.Reader) {
 		if err != nil {
 			return
 		}
-		binary.BigEndian.PutUint32(buf, uint32(n)) //nolint:gosec // a frame
+		binary.BigEndian.PutUint32(buf, uint32(n))
 		if _, err := link.Write(buf[:4+n]); err != nil {
 			return
 		}
@@ -215,7 +215,7 @@ func toCard(tap io.Writer, link io.Reader) {
 			return
 		}
 		size := binary.BigEndian.Uint32(buf)
-		if size > uint32(len(buf)) { //nolint:gosec // a constant
+		if size > uint32(len(buf)) {
 			return
 		}
 		if _, err := io.ReadFull(link, buf[:size]); err != nil {

@@ -63,7 +63,7 @@ func Inside(t *testing.T) bool {
 	}
 	args := []string{"-test.run", pattern, "-test.v", "-test.count=1"}
 	// The limit of this process ends the other one too, which dies with it.
-	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...) //nolint:gosec // our own program
+	cmd := exec.Command("/proc/self/exe", append(args, "-test.timeout=0")...)
 	cmd.Env = append(os.Environ(), envInside+"="+t.Name())
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -83,7 +83,7 @@ func Sh(t testing.TB, format string, args ...any) {
 
 func shell(t testing.TB, args ...string) {
 	t.Helper()
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // of this test
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -93,7 +93,7 @@ func shell(t testing.TB, args ...string) {
 func Resolver(t testing.TB, addr netip.Addr) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(file, []byte("nameserver "+addr.String()+"\n"), 0o644); err != nil { //nolint:gosec // same as on a real node
+	if err := os.WriteFile(file, []byte("nameserver "+addr.String()+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount(file, "/etc/resolv.conf", "", syscall.MS_BIND, ""); err != nil {
@@ -123,7 +123,7 @@ func NewPeer(t testing.TB, ifname, bridge string, addrs ...string) *Peer {
 	if err := p.Net.ServeUnix(socket); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe") //nolint:gosec // our own program
+	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), envPeer+"="+socket)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}

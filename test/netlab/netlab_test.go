@@ -70,7 +70,7 @@ func TestNothingRemainsAfterClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer f.Close() //nolint:errcheck // only locked
+		defer f.Close()
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 			t.Errorf("a process is left that holds the file: %v", err)
 		}

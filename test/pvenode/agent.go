@@ -115,7 +115,7 @@ func latin1(s string) bool {
 func latin1Bytes(s string) []byte {
 	var out []byte
 	for _, r := range s {
-		out = append(out, byte(r)) //nolint:gosec // latin1 was checked before
+		out = append(out, byte(r))
 	}
 	return out
 }

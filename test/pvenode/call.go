@@ -44,7 +44,7 @@ type Response struct {
 // call is one request while it is carried out, and later its worker.
 type call struct {
 	n    *Node
-	ctx  context.Context //nolint:containedctx // a call lives as long as its request
+	ctx  context.Context
 	ep   *endpoint
 	p    values
 	user string // without token

@@ -290,7 +290,7 @@ func (s *storage) rename(n *Node, node string, r ref, v *volume, key string) {
 		return
 	}
 	to := n.HostPath(s.filePath(ref{key: key, content: "images"}))
-	if os.MkdirAll(path.Dir(to), 0o755) == nil { //nolint:gosec // same value as on the node
+	if os.MkdirAll(path.Dir(to), 0o755) == nil {
 		_ = os.Rename(n.HostPath(s.filePath(r)), to)
 	}
 }

@@ -188,7 +188,7 @@ func (s *restServer) invoke(w http.ResponseWriter, r *http.Request, req Request)
 	defer t.Stop()
 	select {
 	case resp := <-done:
-		if resp.Err == errLost { //nolint:errorlint // a sentinel of this package, never wrapped
+		if resp.Err == errLost {
 			cut(w)
 			return
 		}

@@ -91,7 +91,7 @@ func (n *Node) addStorage(s Storage) error {
 				s.Path = "/var/lib/vz"
 			}
 		}
-		if err := os.MkdirAll(n.HostPath(s.Path), 0o755); err != nil { //nolint:gosec // same value as on the node
+		if err := os.MkdirAll(n.HostPath(s.Path), 0o755); err != nil {
 			return err
 		}
 	default:

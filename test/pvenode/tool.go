@@ -52,7 +52,7 @@ func (n *Node) RunOn(ctx context.Context, node, program string, args []string, s
 // tool is one run of a program.
 type tool struct {
 	n    *Node
-	ctx  context.Context //nolint:containedctx // one run of a program
+	ctx  context.Context
 	node string
 	exe  string
 	std  Stdio

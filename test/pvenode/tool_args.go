@@ -185,7 +185,7 @@ func (t *tool) fileParameter(p values, name string) *Error {
 		return nil
 	}
 	file := p.str(name)
-	data, err := os.ReadFile(t.n.HostPath(file)) //nolint:gosec // a file of the fake node
+	data, err := os.ReadFile(t.n.HostPath(file))
 	if err != nil {
 		reason := err.Error()
 		if errors.Is(err, fs.ErrNotExist) {

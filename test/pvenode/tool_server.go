@@ -44,7 +44,7 @@ type toolRequest struct {
 func runClient(socket, node, program string, args []string) int {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
-	conn, err := net.Dial("unix", socket) //nolint:noctx,gosec // the process ends with it; the script names its socket
+	conn, err := net.Dial("unix", socket)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: cannot connect to the fake node: %v\n", program, err)
 		return 111
@@ -247,7 +247,7 @@ type frames struct {
 func (f *frames) send(kind byte, data []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	head := append([]byte{kind}, binary.BigEndian.AppendUint32(nil, uint32(len(data)))...) //nolint:gosec // lines of text
+	head := append([]byte{kind}, binary.BigEndian.AppendUint32(nil, uint32(len(data)))...)
 	_, _ = f.to.Write(append(head, data...))
 }
 

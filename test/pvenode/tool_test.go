@@ -19,7 +19,7 @@ func cloneHeld(r *replay) (cmd *exec.Cmd, release func()) {
 	r.t.Helper()
 	hold, reached := make(chan struct{}), make(chan struct{})
 	r.n.Fail("clone.volume", pvenode.Fault{VMID: 103, Hold: hold, Reached: func() { close(reached) }})
-	cmd = exec.Command(filepath.Join(r.n.Bin(), "pvesh"), "create", "/nodes/pve/qemu/9000/clone", "--newid", "103") //nolint:gosec,noctx // it is signalled
+	cmd = exec.Command(filepath.Join(r.n.Bin(), "pvesh"), "create", "/nodes/pve/qemu/9000/clone", "--newid", "103")
 	if err := cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}

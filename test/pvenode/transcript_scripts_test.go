@@ -109,7 +109,7 @@ var scriptT4 = script{
 	},
 	steps: []hidden{
 		{before: "qm set 101 --hookscript local:snippets/hook.sh", nth: 2, do: func(r *replay) {
-			if err := os.Chmod(r.n.HostPath("/var/lib/vz/snippets/hook.sh"), 0o755); err != nil { //nolint:gosec // a hook script is executable
+			if err := os.Chmod(r.n.HostPath("/var/lib/vz/snippets/hook.sh"), 0o755); err != nil {
 				r.t.Fatal(err)
 			}
 		}},

@@ -112,7 +112,7 @@ func rawFirewall(r *replay) []string {
 }
 
 func rawTLS(r *replay) []string {
-	conn, err := tls.Dial("tcp", r.n.Addr(), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec,noctx // it is only read
+	conn, err := tls.Dial("tcp", r.n.Addr(), &tls.Config{InsecureSkipVerify: true})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func newReplayOn(t *testing.T, version, file string, cfg pvenode.Config) *replay
 	cfg.Version, cfg.Boot = version, r.boot
 	r.n = pvenode.New(t, cfg)
 	r.http = &http.Client{Transport: &http.Transport{
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate itself is compared
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 		DisableKeepAlives: true,
 	}}
 	r.token = "root@pam!t1=" + r.newToken("root@pam", "t1", "0")
@@ -162,7 +162,7 @@ func (r *replay) sh(args ...string) string {
 func (r *replay) run(args []string) (stdout, stderr string, rc int) {
 	r.t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(r.t.Context(), filepath.Join(r.n.Bin(), args[0]), args[1:]...) //nolint:gosec // a program of the fake node
+	cmd := exec.CommandContext(r.t.Context(), filepath.Join(r.n.Bin(), args[0]), args[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -409,7 +409,7 @@ func rawLines(e *entry) []string {
 func (r *replay) writeFile(path string, mode os.FileMode, content string) {
 	r.t.Helper()
 	at := r.n.HostPath(path)
-	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil { //nolint:gosec // same value as on the node
+	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		r.t.Fatal(err)
 	}
 	if err := os.WriteFile(at, []byte(content), mode); err != nil {

@@ -3,7 +3,7 @@ package pvenode
 import (
 	"cmp"
 	"crypto/rand"
-	"crypto/sha1" //nolint:gosec // the digest of configs is SHA-1
+	"crypto/sha1"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -234,7 +234,7 @@ func encodeText(s string) string {
 }
 
 func (v *vm) digest() string {
-	sum := sha1.Sum([]byte(v.render())) //nolint:gosec // same as above
+	sum := sha1.Sum([]byte(v.render()))
 	return hex.EncodeToString(sum[:])
 }
 

@@ -139,7 +139,7 @@ func (c *call) makeFile(s *storage, v *volume, with func(file string) error) *Er
 		return nil
 	}
 	file := c.n.HostPath(s.filePath(ref{key: v.key, content: "images"}))
-	if err := os.MkdirAll(path.Dir(file), 0o755); err != nil { //nolint:gosec // same value as on the node
+	if err := os.MkdirAll(path.Dir(file), 0o755); err != nil {
 		return dief("mkdir: %v", err)
 	}
 	if err := with(file); err != nil {

@@ -29,7 +29,7 @@ func draw() error {
 	if os.Getenv(envSeed) != "" {
 		return nil
 	}
-	return os.Setenv(envSeed, strconv.FormatUint(rand.Uint64(), 10)) //nolint:gosec // not a secret
+	return os.Setenv(envSeed, strconv.FormatUint(rand.Uint64(), 10))
 }
 
 // Rand returns a source of random numbers for the selection of cases, and
@@ -45,7 +45,7 @@ func Rand(t testing.TB) *rand.Rand {
 		t.Fatalf("%s: %v", envSeed, err)
 	}
 	t.Logf("a sample of the cases: %s=%d runs the same ones, %s=1 all", envSeed, seed, envFull)
-	return rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
+	return rand.New(rand.NewPCG(seed, 0))
 }
 
 // Of returns n of the cases in their order, or all of them in a full run.

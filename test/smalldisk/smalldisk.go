@@ -17,7 +17,7 @@ import (
 // left of 0 means until nothing more can be written.
 func Fill(t testing.TB, dir string, left int64) {
 	t.Helper()
-	f, err := os.OpenFile(filepath.Join(dir, "fill"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600) //nolint:gosec // a test's own
+	f, err := os.OpenFile(filepath.Join(dir, "fill"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

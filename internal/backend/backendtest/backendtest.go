@@ -238,7 +238,7 @@ func (s *suite) wantCode(what string, err error, want agentlab.Code) {
 }
 
 // allowed are the codes of the contract.
-var allowed = map[agentlab.Code]bool{ //nolint:gochecknoglobals // a constant table
+var allowed = map[agentlab.Code]bool{
 	agentlab.CodeNotFound: true, agentlab.CodeExists: true, agentlab.CodeBusy: true, agentlab.CodeUnsupported: true,
 	agentlab.CodeDenied: true, agentlab.CodeNoSpace: true, agentlab.CodeUnavailable: true,
 	agentlab.CodeUnknownOutcome: true, agentlab.CodeInvalid: true, agentlab.CodeInternal: true, agentlab.CodeConflict: true,

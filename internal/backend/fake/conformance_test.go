@@ -187,7 +187,7 @@ func TestConformanceOfLateTasks(t *testing.T) {
 			return p.Name != string(fake.Half) || p.Method != backendtest.MethodSaveSnapshot && p.Method != backendtest.MethodSnapshotVolume
 		})
 		reopen := h.Reopen
-		h.Reopen = func(t *testing.T) backend.Driver { return late{reopen(t).(*fake.Driver)} } //nolint:forcetypeassert // of harness
+		h.Reopen = func(t *testing.T) backend.Driver { return late{reopen(t).(*fake.Driver)} }
 		return h
 	}})
 }

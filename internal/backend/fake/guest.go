@@ -50,7 +50,7 @@ func newControlServer() *http.Server {
 		Handler:           controlMux(),
 		ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, guestKey{}, c.(*conn).guest) //nolint:forcetypeassert // dialControl has no other use
+			return context.WithValue(ctx, guestKey{}, c.(*conn).guest)
 		},
 	}
 }
@@ -61,7 +61,7 @@ func controlMux() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, fn func(*guest, http.ResponseWriter, *http.Request)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			fn(r.Context().Value(guestKey{}).(*guest), w, r) //nolint:forcetypeassert // ConnContext has set it
+			fn(r.Context().Value(guestKey{}).(*guest), w, r)
 		})
 	}
 	handle("GET "+guestapi.PathHealth, (*guest).health)

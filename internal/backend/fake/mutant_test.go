@@ -418,7 +418,7 @@ func TestSuiteDetectsMutants(t *testing.T) {
 			t.Parallel()
 			// A busy host delays the tests that are not about this sentence.
 			only := "^TestMutant$/^" + strings.ReplaceAll(where, "/", "$/^") + "$"
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run="+only, "-test.v", "-test.timeout="+guard.Patience.String()) //nolint:gosec // this test binary
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run="+only, "-test.v", "-test.timeout="+guard.Patience.String())
 			cmd.Env = append(os.Environ(), mutantEnv+"="+breaks)
 			out, err := cmd.CombinedOutput()
 			exit := (*exec.ExitError)(nil)

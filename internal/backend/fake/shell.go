@@ -35,7 +35,7 @@ type signalled string
 func (s signalled) Error() string { return "killed by " + string(s) }
 
 // signals lists the signals that end a simulated process, with their numbers.
-var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "PIPE": 13, "TERM": 15} //nolint:gochecknoglobals // a constant table
+var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "PIPE": 13, "TERM": 15}
 
 func (g *guest) newProcess(out, errOut io.Writer, env map[string]string) *process {
 	ctx, cancel := context.WithCancelCause(g.ctx)

@@ -195,7 +195,7 @@ func (d *Driver) readFile(name string) (*handle, error) {
 	var h handle
 	err := durable.ReadJSON(path, &h)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // a missing handle is not an error
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fault(err, "cannot read %s", path)

@@ -212,7 +212,7 @@ func (w *world) spec(n int) backend.Spec {
 	return backend.Spec{
 		VMID: 1000 + n, UID: testUID(n), Name: fmt.Sprintf("sb-%d", n), Image: w.image,
 		Resources: agentlab.Resources{Cores: 1, MemoryMB: 512}, Network: agentlab.Network{Mode: agentlab.NetworkNAT},
-		IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(n + 10)}), //nolint:gosec // small
+		IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(n + 10)}),
 		IPv6: netip.MustParseAddr(fmt.Sprintf("fd77:a91a:4d00::a4d:1%02x", n+10)),
 	}
 }

@@ -19,7 +19,7 @@ import (
 var Backend = registry.Backend{Name: Name, Section: newSettings, Options: profileOptions, Open: open}
 
 func open(env registry.Env) (registry.Opened, error) {
-	p := env.Section.(*Settings) //nolint:errcheck // what newSettings returned
+	p := env.Section.(*Settings)
 	transport, err := p.openTransport(env.Getenv)
 	if err != nil {
 		return registry.Opened{}, err

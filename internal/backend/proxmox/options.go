@@ -60,10 +60,10 @@ func templateImage(vmid int) string { return templatePrefix + strconv.Itoa(vmid)
 func templateNumber(image string) (vmid int, ok bool) {
 	digits, ok := strings.CutPrefix(image, templatePrefix)
 	n, err := strconv.ParseUint(digits, 10, 30)
-	if !ok || err != nil || templateImage(int(n)) != image { //nolint:gosec // 30 bits
+	if !ok || err != nil || templateImage(int(n)) != image {
 		return 0, false
 	}
-	return int(n), true //nolint:gosec // 30 bits
+	return int(n), true
 }
 
 const templatePrefix = "template-"

@@ -449,7 +449,7 @@ func (w *world) dies(point string, call func() error) bool {
 		defer survive(&err)
 		err = call()
 	}()
-	_, dead := err.(died) //nolint:errorlint // survive returns it as it is
+	_, dead := err.(died)
 	return dead
 }
 

@@ -43,7 +43,7 @@ func rawBoot(b testing.TB, d *Driver, ref backend.Ref) time.Duration {
 			hostLink = link.Host(b.Context(), conn)
 		}
 	}
-	cmd := exec.Command(cfg.QEMU, vmArgs(h, cfg, fds{net: 3, control: 4, console: 5, qmp: 6})...) //nolint:gosec // a test's arguments
+	cmd := exec.Command(cfg.QEMU, vmArgs(h, cfg, fds{net: 3, control: 4, console: 5, qmp: 6})...)
 	cmd.Dir, cmd.ExtraFiles, cmd.Stderr = d.dir(ref), files[:], os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {

@@ -49,7 +49,7 @@ func TestRootSize(t *testing.T) {
 		sp.Resources.RootSizeGB = test.gb
 		err := d.Create(t.Context(), sp)
 		if test.want == "" {
-			e, ok := err.(*agentlab.Error) //nolint:errorlint // only the outermost error is checked
+			e, ok := err.(*agentlab.Error)
 			if !ok || e.Code != agentlab.CodeInvalid || e.Field != "storage.root_size_gb" || !strings.HasSuffix(e.Hint, "at least 4") || strings.Contains(e.Error(), "MiB") {
 				t.Errorf("%d GiB: %#v", test.gb, err)
 			}
@@ -61,7 +61,7 @@ func TestRootSize(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := exec.Command("qemu-img", "info", "--output=json", filepath.Join(d.dir(sp.Ref()), fileRoot)).CombinedOutput() //nolint:gosec // a test's path
+		out, err := exec.Command("qemu-img", "info", "--output=json", filepath.Join(d.dir(sp.Ref()), fileRoot)).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), `"virtual-size": `+test.want) ||
 			!strings.Contains(string(out), `"backing-filename-format": "raw"`) || !strings.Contains(string(out), `"full-backing-filename": "`+f.Image.RootDisk) {
 			t.Errorf("%d GiB: %v\n%s", test.gb, err, out)
@@ -288,7 +288,7 @@ func TestNewRefusals(t *testing.T) {
 		c := good
 		change(&c)
 		_, err := New(c)
-		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != name { //nolint:errorlint // only the outermost error is checked
+		if e, ok := err.(*agentlab.Error); !ok || e.Code != agentlab.CodeInvalid || e.Field != name {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

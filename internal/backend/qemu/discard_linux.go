@@ -75,7 +75,7 @@ func (f *holeFilter) install() error {
 		result(unix.SECCOMP_RET_USER_NOTIF),
 		result(unix.SECCOMP_RET_ALLOW),
 	}
-	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]} //nolint:gosec // a few instructions
+	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&p)))
 	if errno != 0 {
 		return os.NewSyscallError("seccomp", errno)
@@ -88,7 +88,7 @@ func (f *holeFilter) install() error {
 func (f *holeFilter) serve() {
 	defer func() { _ = unix.Close(f.listener) }()
 	for {
-		poll := []unix.PollFd{{Fd: int32(f.listener), Events: unix.POLLIN}} //nolint:gosec // a small number
+		poll := []unix.PollFd{{Fd: int32(f.listener), Events: unix.POLLIN}}
 		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return
 		}
@@ -109,7 +109,7 @@ func (f *holeFilter) answer() {
 	}
 	r := seccompReply{id: n.id, err: -int32(unix.EPERM)}
 	var st unix.Stat_t
-	name := "/proc/" + strconv.FormatUint(uint64(n.pid), 10) + "/fd/" + strconv.Itoa(int(int32(n.arguments[0]))) //nolint:gosec // a file descriptor is an int
+	name := "/proc/" + strconv.FormatUint(uint64(n.pid), 10) + "/fd/" + strconv.Itoa(int(int32(n.arguments[0])))
 	switch err := unix.Stat(name, &st); {
 	case err != nil:
 	case st.Dev == f.memory.Dev && st.Ino == f.memory.Ino:

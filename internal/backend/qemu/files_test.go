@@ -85,7 +85,7 @@ func TestInitrd(t *testing.T) {
 	modules, runner := filepath.Join(dir, "modules.cpio"), filepath.Join(dir, "runner")
 	write := func(path, text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil { //nolint:gosec // an executable file
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -237,7 +237,7 @@ func TestFilesOfAnOlderVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := vm.(*machine) //nolint:errcheck // what openVM returns
+	m := vm.(*machine)
 	if m.Network().Mode != sp.Network.Mode || !slices.Equal(m.Disks(), []string{filepath.Join(dir, fileRoot)}) {
 		t.Errorf("%+v, %q", m.Network(), m.Disks())
 	}

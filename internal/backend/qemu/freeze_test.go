@@ -89,7 +89,7 @@ func multiThreaded(t *testing.T) string {
 	}
 	path := filepath.Join(stateDir(t), "qemu")
 	script := "#!/bin/bash\nexec " + qemu + ` "${@/thread=single/thread=multi}"` + "\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil { //nolint:gosec // an executable file
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -118,7 +118,7 @@ func (b *box) patch(most int, within time.Duration) (rounds int, frozen bool) {
 	}()
 	defer func() {
 		_ = conn.Close()
-		for range lines { //nolint:revive // until the reader has ended
+		for range lines {
 		}
 	}()
 	var end <-chan time.Time
@@ -150,7 +150,7 @@ func (b *box) loadHost() {
 	b.Cleanup(cancel)
 	for range runtime.NumCPU() {
 		go func() {
-			for ctx.Err() == nil { //nolint:revive // the load to test
+			for ctx.Err() == nil {
 			}
 		}()
 	}

@@ -67,7 +67,7 @@ func (r *guestRAM) copyWritten(ctx context.Context, to pages) error {
 			return notSaved(ctx)
 		}
 		n := min(pagemapRead, (r.size-at)/migration.PageSize*pagemapEntry)
-		first := (int64(r.start) + at) / migration.PageSize * pagemapEntry //nolint:gosec // an address of a process
+		first := (int64(r.start) + at) / migration.PageSize * pagemapEntry
 		if _, err := r.pagemap.ReadAt(entries[:n], first); err != nil {
 			return err
 		}
@@ -117,17 +117,17 @@ func writePages(to pages, b []byte, offset int64) error {
 
 // copyData copies the data of a sparse file to an empty one.
 func copyData(ctx context.Context, to *memoryFile, from *os.File) error {
-	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil { //nolint:gosec // file descriptors fit an int
+	if unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil {
 		return nil
 	}
 	buf := make([]byte, ramRead)
 	for end := int64(0); ; {
-		begin, err := unix.Seek(int(from.Fd()), end, unix.SEEK_DATA) //nolint:gosec // a file descriptor fits an int
+		begin, err := unix.Seek(int(from.Fd()), end, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			return nil // no more data
 		}
 		if err == nil {
-			end, err = unix.Seek(int(from.Fd()), begin, unix.SEEK_HOLE) //nolint:gosec // a file descriptor fits an int
+			end, err = unix.Seek(int(from.Fd()), begin, unix.SEEK_HOLE)
 		}
 		if err != nil {
 			return os.NewSyscallError("lseek", err)
@@ -155,7 +155,7 @@ func memoryFD() (f, w *os.File, err error) {
 	if err != nil {
 		return nil, nil, os.NewSyscallError("memfd_create", err)
 	}
-	f = os.NewFile(uintptr(fd), "devices") //nolint:gosec // not negative
+	f = os.NewFile(uintptr(fd), "devices")
 	w, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_WRONLY, 0)
 	if err != nil {
 		_ = f.Close()
@@ -165,7 +165,7 @@ func memoryFD() (f, w *os.File, err error) {
 
 // Zero implements pages.
 func (f *memoryFile) Zero(at, size int64) error {
-	if unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, size) == nil { //nolint:gosec // a file descriptor fits an int
+	if unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, size) == nil {
 		return nil
 	}
 	_, err := f.WriteAt(make([]byte, size), at)

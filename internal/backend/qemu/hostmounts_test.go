@@ -178,7 +178,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	defer d.Destroy(context.Background(), sp.Ref()) //nolint:errcheck // the directory is removed too
+	defer d.Destroy(context.Background(), sp.Ref())
 	disk := filepath.Join(d.dir(sp.Ref()), fileRoot)
 	if out, err := exec.Command("qemu-img", "rebase", "-u", "-F", "raw", "-b", "/etc/passwd", disk).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

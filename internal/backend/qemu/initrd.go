@@ -55,7 +55,7 @@ func stampOf(path string) (fileStamp, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return fileStamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return fileStamp{path: path, dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil //nolint:unconvert,gosec // on macOS the device is an int32
+	return fileStamp{path: path, dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil //nolint:unconvert // on macOS the device is an int32
 }
 
 // file returns the path of the initrd for an archive of modules.
@@ -179,7 +179,7 @@ func writeRunner(w io.Writer, runner []byte) error {
 	}
 	rw := cpio.Newc.Writer(&writerOnly{w})
 	for i, rec := range records {
-		rec.Info.Ino, rec.Info.NLink = uint64(i)+1, 1 //nolint:gosec // small
+		rec.Info.Ino, rec.Info.NLink = uint64(i)+1, 1
 		if err := rw.WriteRecord(rec); err != nil {
 			return err
 		}

@@ -61,7 +61,7 @@ func parseLAPIC(text string) (lapicTimer, error) {
 	if err != nil {
 		return lapicTimer{}, err
 	}
-	t := lapicTimer{vector: byte(lvt), masked: lvt>>16&1 == 1, periodic: lvt>>17&3 == 1} //nolint:gosec // its lowest byte
+	t := lapicTimer{vector: byte(lvt), masked: lvt>>16&1 == 1, periodic: lvt>>17&3 == 1}
 	if t.divider, err = strconv.ParseUint(m[2], 10, 64); err != nil {
 		return lapicTimer{}, err
 	}

@@ -160,7 +160,7 @@ func runQEMUImgFor(ctx context.Context, limit time.Duration, program, dir string
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // our own arguments
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
 	ended, err := startUnprivileged(cmd, nil, false)
 	if err == nil {

@@ -142,7 +142,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	if err := os.WriteFile(filepath.Join(m.dir, fileNoVolume), nil, 0o600); err != nil {
 		return nil, fault(err, "cannot create %s", fileNoVolume)
 	}
-	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:gosec,noctx // our own arguments; no context ends it
+	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:noctx // our own arguments; no context ends it
 	cmd.Dir = m.dir
 	// One arena for all threads: each further one costs about a megabyte.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "MALLOC_ARENA_MAX=1"}
@@ -162,7 +162,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 		// translated code, QEMU occupies less. This process has the same setting.
 		noHugePages()
 		filter = &holeFilter{}
-		if err := unix.Fstat(int(m.saved.memory.Fd()), &filter.memory); err != nil { //nolint:gosec // a file descriptor fits an int
+		if err := unix.Fstat(int(m.saved.memory.Fd()), &filter.memory); err != nil {
 			return nil, fault(err, "cannot check the saved memory")
 		}
 	}

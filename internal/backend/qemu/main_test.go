@@ -369,7 +369,7 @@ func (c doomed) dieIn() error {
 	if err != nil {
 		panic(err)
 	}
-	cmd := exec.Command(self, "die", string(arg)) //nolint:gosec // this program
+	cmd := exec.Command(self, "die", string(arg))
 	cmd.Stderr = os.Stderr
 	err = cmd.Run()
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL {

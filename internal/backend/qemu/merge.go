@@ -89,7 +89,7 @@ func (f diskFiles) chain() ([]string, error) {
 		switch {
 		case err != nil:
 			return nil, err
-		case h.Size > uint64(f.size): //nolint:gosec // a size of a disk
+		case h.Size > uint64(f.size):
 			return nil, fmt.Errorf("%s in %s describes a disk of %d bytes, not of %d", name, f.dir, h.Size, f.size)
 		case h.backing == f.image:
 			return chain, nil

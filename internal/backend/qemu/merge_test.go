@@ -25,7 +25,7 @@ func qemuIO(t testing.TB, dir string, commands ...string) {
 	for _, c := range commands {
 		args = append(args, "-c", c)
 	}
-	cmd := exec.Command("qemu-io", append(args, filepath.Join(dir, fileRoot))...) //nolint:gosec // a test's commands
+	cmd := exec.Command("qemu-io", append(args, filepath.Join(dir, fileRoot))...)
 	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "verification failed") {
 		t.Fatalf("%s: qemu-io %q: %v\n%s", dir, commands, err, out)
 	}
@@ -346,7 +346,7 @@ func reads(t *testing.T, path, name string) {
 	t.Helper()
 	const at = 1 << 10 // behind all that a header has
 	spoil(t, path, at, []byte(name))
-	spoil(t, path, 8, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, at), uint32(len(name)))) //nolint:gosec // a short name
+	spoil(t, path, 8, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, at), uint32(len(name))))
 }
 
 // The headers of disks are what a guest's QEMU wrote. A disk that would read from

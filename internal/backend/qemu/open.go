@@ -41,7 +41,7 @@ func (s *Settings) Validate(config.Config, bool) error {
 }
 
 func open(env registry.Env) (registry.Opened, error) {
-	s := env.Section.(*Settings) //nolint:errcheck // what newSettings returned
+	s := env.Section.(*Settings)
 	runner, err := config.FindProgram("agent-runner")
 	if err != nil {
 		return registry.Opened{}, err
@@ -61,7 +61,7 @@ func open(env registry.Env) (registry.Opened, error) {
 			}
 			return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
 		},
-		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)), //nolint:gosec // bounded by the configuration
+		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)),
 		Accel:      Accel(s.Accel),
 		NoNested:   !s.Nested,
 
@@ -83,7 +83,7 @@ func open(env registry.Env) (registry.Opened, error) {
 // read its files; nil means none.
 func upstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
 	if c.UpstreamProxy.URL == "" {
-		return nil, nil //nolint:nilnil // no proxy is not a fault
+		return nil, nil
 	}
 	p := gate.ProxyConfig(c.UpstreamProxy)
 	_, err := gate.NewProxyDialer(p)

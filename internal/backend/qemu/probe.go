@@ -124,7 +124,7 @@ func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-m", "32M", "-smp", "1", "-kernel", kernel, "-device", "isa-debug-exit,iobase=0xf4,iosize=4",
 	}, machineArgs(startConfig{Accel: a})...)
-	cmd := exec.CommandContext(ctx, qemu, args...) //nolint:gosec // our own arguments
+	cmd := exec.CommandContext(ctx, qemu, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr, cmd.WaitDelay, cmd.Env = &stderr, time.Second, []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -58,7 +58,7 @@ func TestProbeListing(t *testing.T) {
 		{"as", "--64", "-o", dir + "/k.o", "probekernel.asm.txt"},
 		{"objcopy", "-O", "binary", "-j", ".text", dir + "/k.o", dir + "/k.bin"},
 	} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil { //nolint:gosec // constants
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", args, err, out)
 		}
 	}
@@ -155,7 +155,7 @@ func TestProbeDeadline(t *testing.T) {
 func script(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil { //nolint:gosec // an executable file
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return path

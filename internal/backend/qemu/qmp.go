@@ -130,7 +130,7 @@ func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f 
 		return fmt.Errorf("qmp %s: files need a UNIX socket", command)
 	}
 	return q.send(ctx, command, arguments, result, func(b []byte) (int, error) {
-		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil) //nolint:gosec // a file descriptor fits an int
+		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(int(f.Fd())), nil)
 		return n, err
 	})
 }

@@ -37,7 +37,7 @@ func (d *Driver) room(r agentlab.Resources, dir string) error {
 // size bytes more: guests that write are paused when less than pauseBelow is free.
 // A disk that cannot be measured has room; a write to it reports what is wrong.
 func roomFor(what, dir string, pauseBelow uint64, size int64) error {
-	need := int64(pauseBelow) + size //nolint:gosec // bounded by the configuration
+	need := int64(pauseBelow) + size
 	free, err := hostspace.FreeBytes(dir)
 	if err != nil || free >= need {
 		return nil //nolint:nilerr // see above
@@ -57,7 +57,7 @@ func guestSize(pid int, from *os.File, memory int64) int64 {
 	size := sizes["VmRSS"]
 	if from != nil {
 		var st unix.Stat_t
-		if unix.Fstat(int(from.Fd()), &st) != nil { //nolint:gosec // a file descriptor fits an int
+		if unix.Fstat(int(from.Fd()), &st) != nil {
 			return memory
 		}
 		size = max(size, st.Blocks*512+sizes["RssAnon"])

@@ -29,7 +29,7 @@ func TestStartIsGivenUp(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	defer d.Destroy(context.Background(), sp.Ref()) //nolint:errcheck // the directory is removed too
+	defer d.Destroy(context.Background(), sp.Ref())
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if err := d.Start(ctx, sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeUnavailable {

@@ -38,7 +38,7 @@ type box struct {
 	f   fixed
 	d   *Driver
 	ref backend.Ref
-	ctx context.Context //nolint:containedctx // of the test
+	ctx context.Context
 }
 
 func newBox(t testing.TB, f fixed, change func(*backend.Spec)) *box {

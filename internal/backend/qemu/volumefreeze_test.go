@@ -64,7 +64,7 @@ func TestVolumeIsSavedWhileItIsWritten(t *testing.T) {
 	}
 	mount()
 	writer := one.sh(fill)
-	defer writer.Close() //nolint:errcheck // it ends the writer
+	defer writer.Close()
 	save := func() backend.VolumeSnapshotRef {
 		snap, err := one.d.SnapshotVolume(one.ctx, v, agentlab.NewUID())
 		one.ok(err)

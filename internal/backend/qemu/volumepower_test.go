@@ -93,7 +93,7 @@ func (p *powerTest) cut(i int, c powerCut) {
 		call.Volume = backend.VolumeSpec{UID: p.v.UID, SizeGB: p.gb}
 	}
 	writer := p.sh(fill)
-	defer writer.Close() //nolint:errcheck // its guest is killed
+	defer writer.Close()
 	p.output("echo " + text + " >/work/file && sync /work/file")
 	if c.method == backendtest.MethodSnapshotVolume { // of the running guest
 		p.interrupt(call, c)

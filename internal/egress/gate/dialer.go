@@ -175,7 +175,7 @@ func (h *HostDialer) IPv6() bool {
 func forbidBroadcast(raw syscall.RawConn) error {
 	var failed error
 	err := raw.Control(func(fd uintptr) {
-		failed = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 0)) //nolint:gosec // a file descriptor
+		failed = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 0))
 	})
 	return errors.Join(err, failed)
 }

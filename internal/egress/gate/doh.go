@@ -135,7 +135,7 @@ func readCredentials(path string) (*proxy.Auth, error) {
 // proxyRoots returns the system's certificate authorities and those in a file.
 func proxyRoots(path string) (*x509.CertPool, error) {
 	if path == "" {
-		return nil, nil //nolint:nilnil // nil means the system's
+		return nil, nil
 	}
 	data, _, err := readFile(path, maxAuthorities)
 	pool, perr := x509.SystemCertPool()
@@ -153,7 +153,7 @@ func proxyRoots(path string) (*x509.CertPool, error) {
 
 // readFile reads a regular file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, os.FileMode, error) {
-	f, err := os.Open(path) //nolint:gosec // a path of the operator's configuration
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, 0, err
 	}

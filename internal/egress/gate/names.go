@@ -52,7 +52,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i, e := range n.byIP[a] {
-		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
+		t := e.Value.(*answer)
 		if t.name == name {
 			if until.After(t.until) {
 				t.until = until
@@ -72,7 +72,7 @@ func (n *names) learn(a netip.Addr, name string, ttl time.Duration) {
 }
 
 func (n *names) forget(e *list.Element) {
-	t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
+	t := e.Value.(*answer)
 	n.order.Remove(e)
 	left := slices.DeleteFunc(n.byIP[t.addr], func(o *list.Element) bool { return o == e })
 	if len(left) == 0 {
@@ -89,7 +89,7 @@ func (n *names) of(a netip.Addr) (valid, stale []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range slices.Backward(n.byIP[a]) {
-		t := e.Value.(*answer) //nolint:forcetypeassert // only *answer is put in
+		t := e.Value.(*answer)
 		switch {
 		case now.Before(t.until):
 			valid = append(valid, t.name)

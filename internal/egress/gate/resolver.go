@@ -157,7 +157,7 @@ func (u *Upstream) list() []netip.AddrPort {
 }
 
 func readResolvConf(path string) []netip.AddrPort {
-	f, err := os.Open(path) //nolint:gosec // a fixed path of the host
+	f, err := os.Open(path)
 	if err != nil {
 		return nil
 	}

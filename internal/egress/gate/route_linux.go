@@ -50,11 +50,11 @@ func routeRequest(a netip.Addr) []byte {
 	const attr = unix.SizeofNlMsghdr + unix.SizeofRtMsg
 	b := make([]byte, attr+unix.SizeofRtAttr+len(ip))
 	ne := binary.NativeEndian
-	ne.PutUint32(b, uint32(len(b))) //nolint:gosec // at most 48
+	ne.PutUint32(b, uint32(len(b)))
 	ne.PutUint16(b[4:], unix.RTM_GETROUTE)
 	ne.PutUint16(b[6:], unix.NLM_F_REQUEST)
 	b[unix.SizeofNlMsghdr] = family
-	b[unix.SizeofNlMsghdr+1] = byte(len(ip) * 8) //nolint:gosec // 32 or 128
+	b[unix.SizeofNlMsghdr+1] = byte(len(ip) * 8)
 	ne.PutUint16(b[attr:], uint16(unix.SizeofRtAttr+len(ip)))
 	ne.PutUint16(b[attr+2:], unix.RTA_DST)
 	copy(b[attr+unix.SizeofRtAttr:], ip)
@@ -68,7 +68,7 @@ func routeKind(b []byte) (byte, error) {
 		case unix.RTM_NEWROUTE:
 			return b[unix.SizeofNlMsghdr+7], nil
 		case unix.NLMSG_ERROR:
-			if errno := int32(ne.Uint32(b[unix.SizeofNlMsghdr:])); errno < 0 { //nolint:gosec // it is signed
+			if errno := int32(ne.Uint32(b[unix.SizeofNlMsghdr:])); errno < 0 {
 				return 0, os.NewSyscallError("route", unix.Errno(-errno))
 			}
 		}

@@ -42,7 +42,7 @@ func TestHostDialerRejectsHostAddresses(t *testing.T) {
 		{"route", "add", "broadcast", "9.9.11.1/32", "dev", "lo"},
 		{"-6", "route", "add", "local", "2a00:1450::/32", "dev", "lo"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}
@@ -77,7 +77,7 @@ func testOtherHost(t *testing.T) {
 		{"link", "set", "v0", "up"},
 		{"route", "add", "9.9.12.0/24", "via", "8.8.5.1"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Skipf("no pair of cards here: ip %v: %v\n%s", args, err, out)
 		}
 	}
@@ -121,7 +121,7 @@ func testNAT64(t *testing.T, d *gate.HostDialer) {
 		{"-6", "route", "add", "64:ff9b::/96", "via", "2a00:1460:1:2::1"},
 		{"-6", "route", "add", "2a00:1461::/32", "via", "2a00:1460:1:2::1"},
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil { //nolint:gosec // constant arguments
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}

@@ -130,7 +130,7 @@ func (g *Gate) ServeStream(conn net.Conn) {
 			return
 		}
 		_ = conn.SetDeadline(time.Now().Add(dnsIdle))
-		framed := binary.BigEndian.AppendUint16(nil, uint16(len(answer))) //nolint:gosec // Pack refuses more
+		framed := binary.BigEndian.AppendUint16(nil, uint16(len(answer)))
 		if _, err := conn.Write(append(framed, answer...)); err != nil {
 			return
 		}

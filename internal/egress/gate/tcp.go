@@ -171,7 +171,7 @@ func (f *Flow) Relay(guest, outside net.Conn, abort func()) bool {
 
 // copyHalf copies one direction. It returns nil after a normal end.
 func (f *Flow) copyHalf(dst, src net.Conn, t *throttle, broken func()) error {
-	buf := pieceBuffers.Get().(*[maxPiece / 2]byte) //nolint:forcetypeassert // the pool contains only this type
+	buf := pieceBuffers.Get().(*[maxPiece / 2]byte)
 	defer pieceBuffers.Put(buf)
 	for {
 		n, err := src.Read(buf[:])

@@ -79,7 +79,7 @@ func (f *Flow) arm(c net.Conn, idle time.Duration) bool {
 // copyDatagrams copies one direction. After a read timeout goOn reports
 // whether the flow continues.
 func (f *Flow) copyDatagrams(dst, src net.Conn, t *throttle, goOn func() bool) {
-	buf := datagrams.Get().(*[maxDatagram + 1]byte) //nolint:forcetypeassert // the pool contains only this type
+	buf := datagrams.Get().(*[maxDatagram + 1]byte)
 	defer datagrams.Put(buf)
 	for {
 		size, err := src.Read(buf[:])

@@ -158,7 +158,7 @@ var attacks = []extra{
 
 func (w *world) nft(text string) {
 	w.t.Helper()
-	cmd := exec.Command("nft", "-f", "-") //nolint:gosec // fixed
+	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.t.Fatalf("%s: %s", text, out)
@@ -217,7 +217,7 @@ func TestOnlyAgentLabAnswersDNS(t *testing.T) {
 	srv.NotifyStartedFunc = func() { close(up) }
 	go func() { _ = srv.ListenAndServe() }()
 	<-up
-	defer srv.Shutdown() //nolint:errcheck // a test's
+	defer srv.Shutdown()
 	if w.guests[0].reaches("dns", "site.probe.example.com") {
 		t.Error("another program of the host answered DNS")
 	}

@@ -30,7 +30,7 @@ func told(s Sandbox, n int) []Learned {
 	out := make([]Learned, n)
 	for i := range out {
 		var a [4]byte
-		binary.BigEndian.PutUint32(a[:], 0x20000000+uint32(i)) //nolint:gosec // of a benchmark
+		binary.BigEndian.PutUint32(a[:], 0x20000000+uint32(i))
 		out[i] = Learned{Sandbox: s, Addr: netip.AddrFrom4(a), Names: []string{fmt.Sprintf("host%d.example.com.", i)}, TTL: time.Hour}
 	}
 	return out

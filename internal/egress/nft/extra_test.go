@@ -108,10 +108,10 @@ var extras = []extra{
 	}},
 	{"arp", func(w *world, _ *Manager, s [2]Sandbox) string {
 		stranger := netip.MustParseAddr("10.77.9.9")
-		_ = exec.Command("ip", "neigh", "del", stranger.String(), "dev", "vmbr1").Run() //nolint:gosec // left by an earlier run
+		_ = exec.Command("ip", "neigh", "del", stranger.String(), "dev", "vmbr1").Run()
 		w.guests[0].raw(ethernet(s[0].MAC, 0x0806, arpRequest(s[0], stranger)))
-		w.guests[0].reaches("dns", "site.probe.example.com")                      // it is after the frame
-		out, _ := exec.Command("ip", "neigh", "show", stranger.String()).Output() //nolint:gosec // fixed
+		w.guests[0].reaches("dns", "site.probe.example.com") // it is after the frame
+		out, _ := exec.Command("ip", "neigh", "show", stranger.String()).Output()
 		return want(len(out) == 0, "the host believes that %s is a sandbox's: %s", stranger, out)
 	}},
 	{"limit-flows", func(w *world, m *Manager, s [2]Sandbox) string {
@@ -243,7 +243,7 @@ func (w *world) surroundings() {
 	// What keeps sandboxes apart must not be that bridged packets happen to
 	// pass the rules for routed ones.
 	for _, f := range []string{"iptables", "ip6tables", "arptables"} {
-		if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0o644); err != nil && !os.IsNotExist(err) { //nolint:gosec // the kernel's
+		if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+f, []byte("0"), 0o644); err != nil && !os.IsNotExist(err) {
 			w.t.Fatal(err)
 		}
 	}
@@ -277,7 +277,7 @@ var outsideAddr = netip.MustParseAddr("192.31.196.40")
 func ipv4Packet(src netip.Addr, proto byte, body []byte) []byte {
 	b := make([]byte, 20, 20+len(body))
 	b[0], b[8], b[9] = 0x45, 64, proto
-	binary.BigEndian.PutUint16(b[2:], uint16(20+len(body))) //nolint:gosec // small
+	binary.BigEndian.PutUint16(b[2:], uint16(20+len(body)))
 	s, d := src.As4(), outsideAddr.As4()
 	copy(b[12:], s[:])
 	copy(b[16:], d[:])
@@ -295,7 +295,7 @@ func checksum(sum uint32, b []byte) uint16 {
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
-	return ^uint16(sum) //nolint:gosec // folded
+	return ^uint16(sum)
 }
 
 func udpPacket(src netip.Addr, port uint16) []byte { return udpPacketWith(src, port, []byte("x")) }
@@ -304,7 +304,7 @@ func udpPacketWith(src netip.Addr, port uint16, data []byte) []byte {
 	u := make([]byte, 8, 8+len(data)) // without a checksum, which IPv4 allows
 	binary.BigEndian.PutUint16(u, 40000)
 	binary.BigEndian.PutUint16(u[2:], port)
-	binary.BigEndian.PutUint16(u[4:], uint16(8+len(data))) //nolint:gosec // small
+	binary.BigEndian.PutUint16(u[4:], uint16(8+len(data)))
 	return ipv4Packet(src, 17, append(u, data...))
 }
 

@@ -124,14 +124,14 @@ func TestAnswersShareTransactions(t *testing.T) {
 	dir := t.TempDir()
 	runs := filepath.Join(dir, "runs")
 	script := fmt.Sprintf("#!/bin/sh\necho run >> %s\nexec %s \"$@\"\n", runs, m.kernel.program)
-	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	m.mu.Lock()
 	m.kernel.program = filepath.Join(dir, "nft")
 	m.mu.Unlock()
 	count := func() int {
-		text, _ := os.ReadFile(runs) //nolint:gosec // of this test
+		text, _ := os.ReadFile(runs)
 		return strings.Count(string(text), "run")
 	}
 	for i := range 10 {
@@ -144,7 +144,7 @@ func TestAnswersShareTransactions(t *testing.T) {
 		if n := count() - before; n > 30 {
 			t.Errorf("an answer took %d runs of nft", n)
 		}
-		first, _ := netip.AddrFromSlice(a.Answer[0].(*dns.A).A.To4()) //nolint:forcetypeassert // the type is known
+		first, _ := netip.AddrFromSlice(a.Answer[0].(*dns.A).A.To4())
 		if list := openFor(t, m, "10.77.0.2", first); !strings.Contains(list, "timeout") {
 			t.Errorf("%s is told and not open: %s", first, list)
 		}

@@ -34,7 +34,7 @@ func TestFlowsOfAnOpenHourEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // a test's
+	defer l.Close()
 	go func() {
 		for {
 			c, err := l.Accept()

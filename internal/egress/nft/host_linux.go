@@ -243,7 +243,7 @@ func forwarding(c Config) error {
 
 func sysctl(name, value string) error {
 	path := "/proc/sys/" + name
-	if old, err := os.ReadFile(path); err == nil && string(old) == value+"\n" { //nolint:gosec // under /proc/sys
+	if old, err := os.ReadFile(path); err == nil && string(old) == value+"\n" {
 		return nil
 	}
 	if err := os.WriteFile(path, []byte(value), 0o644); err != nil { //nolint:gosec // a file of the kernel

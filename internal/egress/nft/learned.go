@@ -199,7 +199,7 @@ func segments(ranges []egress.PortRange) []egress.PortRange {
 	cuts = slices.Compact(cuts)
 	var out []egress.PortRange
 	for i := range len(cuts) - 1 {
-		out = append(out, egress.PortRange{Lo: uint16(cuts[i]), Hi: uint16(cuts[i+1] - 1)}) //nolint:gosec // 0 to 65535
+		out = append(out, egress.PortRange{Lo: uint16(cuts[i]), Hi: uint16(cuts[i+1] - 1)})
 	}
 	return out
 }

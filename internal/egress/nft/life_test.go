@@ -169,7 +169,7 @@ func TestRulesAreRestored(t *testing.T) {
 		{"add chain inet agentlab mine", "inet chain mine is not AgentLab's"},
 		{"add rule bridge agentlab forward counter", "bridge chain forward is changed"},
 	} {
-		if out, err := exec.Command("nft", c.do).CombinedOutput(); err != nil { //nolint:gosec // fixed
+		if out, err := exec.Command("nft", c.do).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %s", c.do, out)
 		}
 		if d := drift(); !strings.Contains(d, c.want) {

@@ -86,14 +86,14 @@ func openLog(group uint16) (fd int, err error) {
 
 func attribute(kind uint16, data []byte) []byte {
 	ne := binary.NativeEndian
-	out := ne.AppendUint16(nil, uint16(4+len(data))) //nolint:gosec // a few bytes
+	out := ne.AppendUint16(nil, uint16(4+len(data)))
 	out = append(ne.AppendUint16(out, kind), data...)
 	return append(out, make([]byte, -len(data)&3)...)
 }
 
 func logRequest(group uint16, attr []byte) []byte {
 	ne := binary.NativeEndian
-	out := ne.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+4+len(attr))) //nolint:gosec // a few bytes
+	out := ne.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+4+len(attr)))
 	out = ne.AppendUint16(out, nflogSubsystem<<8|nflogConfig)
 	out = ne.AppendUint16(out, unix.NLM_F_REQUEST)
 	out = append(out, make([]byte, 8)...)

@@ -41,7 +41,7 @@ func (w *world) controller() {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		srv := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { _, _ = rw.Write([]byte("host")) })} //nolint:gosec // a test's
+		srv := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { _, _ = rw.Write([]byte("host")) })}
 		go func() { _ = srv.Serve(l) }()
 		w.t.Cleanup(func() { _ = srv.Close() })
 	}

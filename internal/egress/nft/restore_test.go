@@ -99,7 +99,7 @@ func TestVerifyReadsBack(t *testing.T) {
 		"delete element bridge agentlab macs { \"" + s[0].Port + "\" . " + s[0].MAC.String() + " }",
 		"delete table arp agentlab",
 	} {
-		if out, err := exec.Command("nft", do).CombinedOutput(); err != nil { //nolint:gosec // fixed
+		if out, err := exec.Command("nft", do).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %s", do, out)
 		}
 		if err := m.Verify(ctx); agentlab.CodeOf(err) != agentlab.CodeUnavailable {

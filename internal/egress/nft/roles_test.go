@@ -80,7 +80,7 @@ func (r *role) do(o order) (any, error) {
 		return r.hold(o.Probes), nil
 	case "drop":
 		for id, conn := range r.held {
-			_ = conn.(*net.TCPConn).SetLinger(0) //nolint:forcetypeassert // the type is known
+			_ = conn.(*net.TCPConn).SetLinger(0)
 			_ = conn.Close()
 			delete(r.held, id)
 		}
@@ -210,7 +210,7 @@ func (r *role) serve() error {
 }
 
 func (r *role) stream(conn net.Conn) {
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close()
 	dst, err := originalDst(conn)
 	if err != nil {
 		return
@@ -242,7 +242,7 @@ func (r *role) datagrams(pc net.PacketConn, port uint16) {
 			if err != nil {
 				return
 			}
-			defer far.Close() //nolint:errcheck // a test's
+			defer far.Close()
 			answer := make([]byte, 64<<10)
 			if _, err := far.Write(msg); err != nil {
 				return

@@ -25,7 +25,7 @@ const reconcileEvery = 5 * time.Second
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.Apply(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // its end was requested
+			return nil
 		}
 		return err
 	}

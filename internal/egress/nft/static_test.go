@@ -17,7 +17,7 @@ func TestStaticRules(t *testing.T) {
 	w := newWorld(t)
 	run := func(args ...string) {
 		t.Helper()
-		cmd := exec.Command("bash", append([]string{"../../../scripts/net/apply.sh"}, args...)...) //nolint:gosec // fixed
+		cmd := exec.Command("bash", append([]string{"../../../scripts/net/apply.sh"}, args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}

@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 
 // inNamespace runs this very test again in a namespace of its own.
 func inNamespace() int {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // our own program
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), envInner+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -64,7 +64,7 @@ func inNamespace() int {
 	}
 	runtime.LockOSThread() // Pdeathsig is about the thread that starts it
 	err := cmd.Run()
-	if _, ok := err.(*exec.ExitError); err != nil && !ok { //nolint:errorlint // not wrapped
+	if _, ok := err.(*exec.ExitError); err != nil && !ok {
 		fmt.Println("no network namespace, so rendering is tested alone:", err)
 		os.Exit(0)
 	}
@@ -130,7 +130,7 @@ func newWorld(t testing.TB) *world {
 	}
 	t.Cleanup(func() {
 		for _, l := range []string{"vmbr0", "vmbr1"} {
-			_ = exec.Command("ip", "link", "del", l).Run() //nolint:gosec // fixed
+			_ = exec.Command("ip", "link", "del", l).Run()
 		}
 	})
 	return w
@@ -152,7 +152,7 @@ func (w *world) sh(format string, args ...any) {
 
 func shell(t testing.TB, args ...string) {
 	t.Helper()
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // of this test
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -163,7 +163,7 @@ func shell(t testing.TB, args ...string) {
 func (w *world) peer(role, ifname, bridge string, addrs ...string) *peer {
 	w.t.Helper()
 	p := &peer{t: w.t, name: ifname}
-	p.cmd = exec.Command("/proc/self/exe") //nolint:gosec // our own program
+	p.cmd = exec.Command("/proc/self/exe")
 	p.cmd.Env = append(os.Environ(), envRole+"="+role)
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -180,7 +180,7 @@ func (w *world) peer(role, ifname, bridge string, addrs ...string) *peer {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { // a role ends with its standard input
-		_ = exec.Command("ip", "link", "del", ifname).Run() //nolint:gosec // of this test
+		_ = exec.Command("ip", "link", "del", ifname).Run()
 		_ = p.in.Close()
 		_ = p.cmd.Wait()
 	})

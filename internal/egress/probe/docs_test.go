@@ -57,7 +57,7 @@ func TestDocument(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", id, rows[id].Shows, rule, strings.Join(wants[id], " | "))
 	}
 	if *update {
-		if err := os.WriteFile(document, []byte(b.String()), 0o644); err != nil { //nolint:gosec // a page of the documentation
+		if err := os.WriteFile(document, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -86,7 +86,7 @@ func (t *table) spoofed() {
 			if !src.IsValid() {
 				continue
 			}
-			p := port + uint16(i) //nolint:gosec // few entries
+			p := port + uint16(i)
 			attempts = append(attempts,
 				raw("udp from "+src.String(), wrap(packet(src, dst, protoUDP, udp(src, dst, p, payload))), Trace{Proto: UDP, Addr: dst, Port: p}),
 				raw("tcp from "+src.String(), wrap(packet(src, dst, protoTCP, syn(src, dst, p))), Trace{Proto: TCP, Addr: dst, Port: p}))
@@ -149,7 +149,7 @@ func (t *table) headers() {
 			name string
 			code byte
 		}{{"loose", 131}, {"strict", 137}} {
-			port := 4300 + uint16(i) //nolint:gosec // 0 or 1
+			port := 4300 + uint16(i)
 			opt := append([]byte{kind.code, 7, 4}, append(h[:], 0)...)
 			t.add(Check{ID: "source-route-" + kind.name, Shows: "a " + kind.name + " source route is not followed", Want: Closed},
 				raw("udp by way of "+lan.String(), frame(ipv4(src, dst, protoUDP, 3, 0, opt, udp(src, dst, port, payload))), Trace{Proto: UDP, Addr: dst, Port: port}))
@@ -172,7 +172,7 @@ func (t *table) headers() {
 		}{
 			{"hop-by-hop", 0, [7]byte{0, 1, 4}}, {"routing", 43, [7]byte{0, 0, 1}}, {"fragment", 44, [7]byte{0, 0, 0, 0, 0, 0, 9}}, {"destination options", 60, [7]byte{0, 1, 4}},
 		} {
-			port := 4320 + uint16(i) //nolint:gosec // few entries
+			port := 4320 + uint16(i)
 			next, body := extended(h.kind, protoUDP, h.body)(udp(src, dst, port, payload))
 			attempts = append(attempts, raw(h.name, frame(ipv6(src, dst, next, body)), Trace{Proto: UDP, Addr: dst, Port: port}))
 		}

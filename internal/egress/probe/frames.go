@@ -57,13 +57,13 @@ func sum(b []byte, start uint32) uint16 {
 	for start > 0xffff {
 		start = start>>16 + start&0xffff
 	}
-	return ^uint16(start) //nolint:gosec // folded above
+	return ^uint16(start)
 }
 
 // pseudo returns the sum of the pseudo-header of TCP, UDP and ICMPv6.
 func pseudo(src, dst netip.Addr, proto byte, size int) uint32 {
 	all := append(append(append([]byte{}, src.AsSlice()...), dst.AsSlice()...), 0, proto)
-	return uint32(^sum(all, uint32(size))) //nolint:gosec // a packet's size
+	return uint32(^sum(all, uint32(size)))
 }
 
 // ipv4 returns a packet. flags is the word of flags and fragment offset; the
@@ -71,8 +71,8 @@ func pseudo(src, dst netip.Addr, proto byte, size int) uint32 {
 func ipv4(src, dst netip.Addr, proto byte, id, flags uint16, options, payload []byte) []byte {
 	head := 20 + len(options)
 	b := make([]byte, head, head+len(payload))
-	b[0], b[8], b[9] = 0x40|byte(head/4), 64, proto   //nolint:gosec // at most 60 bytes
-	binary.BigEndian.PutUint16(b[2:], uint16(cap(b))) //nolint:gosec // frames are small
+	b[0], b[8], b[9] = 0x40|byte(head/4), 64, proto
+	binary.BigEndian.PutUint16(b[2:], uint16(cap(b)))
 	binary.BigEndian.PutUint16(b[4:], id)
 	binary.BigEndian.PutUint16(b[6:], flags)
 	s, d := src.As4(), dst.As4()
@@ -86,7 +86,7 @@ func ipv4(src, dst netip.Addr, proto byte, id, flags uint16, options, payload []
 func ipv6(src, dst netip.Addr, next byte, payload []byte) []byte {
 	b := make([]byte, 40, 40+len(payload))
 	b[0], b[6], b[7] = 0x60, next, 64
-	binary.BigEndian.PutUint16(b[4:], uint16(len(payload))) //nolint:gosec // frames are small
+	binary.BigEndian.PutUint16(b[4:], uint16(len(payload)))
 	s, d := src.As16(), dst.As16()
 	copy(b[8:], s[:])
 	copy(b[24:], d[:])
@@ -105,7 +105,7 @@ func udp(src, dst netip.Addr, port uint16, payload []byte) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	binary.BigEndian.PutUint16(b, framePort)
 	binary.BigEndian.PutUint16(b[2:], port)
-	binary.BigEndian.PutUint16(b[4:], uint16(cap(b))) //nolint:gosec // frames are small
+	binary.BigEndian.PutUint16(b[4:], uint16(cap(b)))
 	b = append(b, payload...)
 	binary.BigEndian.PutUint16(b[6:], sum(b, pseudo(src, dst, protoUDP, len(b))))
 	return b
@@ -129,7 +129,7 @@ func fragments(src, dst netip.Addr, proto byte, payload []byte, at int) [][]byte
 	const more = 0x2000
 	return [][]byte{
 		frame(ipv4(src, dst, proto, 7, more, nil, payload[:at])),
-		frame(ipv4(src, dst, proto, 7, uint16(at/8), nil, payload[at:])), //nolint:gosec // small
+		frame(ipv4(src, dst, proto, 7, uint16(at/8), nil, payload[at:])),
 	}
 }
 

@@ -124,6 +124,6 @@ func isLinkLocal(a netip.Addr) bool { return a.Is6() && !a.Is4In6() && a.IsLinkL
 func sum6(p []byte) bool {
 	src, dst := netip.AddrFrom16([16]byte(p[8:24])), netip.AddrFrom16([16]byte(p[24:40]))
 	m := p[ipv6Header:]
-	pseudo := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, toStack(src), toStack(dst), uint16(len(m))) //nolint:gosec // a field of 16 bits
+	pseudo := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, toStack(src), toStack(dst), uint16(len(m)))
 	return checksum.Checksum(m, pseudo) == 0xffff
 }

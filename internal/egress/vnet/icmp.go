@@ -124,11 +124,11 @@ func (n *Network) sendICMP(src, dst netip.Addr, message []byte, hops byte, card 
 	proto := header.IPv4ProtocolNumber
 	if dst.Is6() {
 		proto = header.IPv6ProtocolNumber
-		sum := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, toStack(src), toStack(dst), uint16(len(message))) //nolint:gosec // at most the MTU
+		sum := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, toStack(src), toStack(dst), uint16(len(message)))
 		binary.BigEndian.PutUint16(message[2:], ^checksum.Checksum(message, sum))
 		ip := make(header.IPv6, ipv6Header, ipv6Header+len(message))
 		ip.Encode(&header.IPv6Fields{
-			PayloadLength: uint16(len(message)), TransportProtocol: header.ICMPv6ProtocolNumber, HopLimit: hops, //nolint:gosec // at most the MTU
+			PayloadLength: uint16(len(message)), TransportProtocol: header.ICMPv6ProtocolNumber, HopLimit: hops,
 			SrcAddr: toStack(src), DstAddr: toStack(dst),
 		})
 		packet = append(ip, message...)
@@ -136,7 +136,7 @@ func (n *Network) sendICMP(src, dst netip.Addr, message []byte, hops byte, card 
 		binary.BigEndian.PutUint16(message[2:], ^checksum.Checksum(message, 0))
 		ip := make(header.IPv4, ipv4Header, ipv4Header+len(message))
 		ip.Encode(&header.IPv4Fields{
-			TotalLength: uint16(ipv4Header + len(message)), TTL: hops, Protocol: protoICMP, //nolint:gosec // at most the MTU
+			TotalLength: uint16(ipv4Header + len(message)), TTL: hops, Protocol: protoICMP,
 			SrcAddr: toStack(src), DstAddr: toStack(dst),
 		})
 		ip.SetChecksum(^ip.CalculateChecksum())

@@ -49,7 +49,7 @@ type linkEndpoint struct {
 var _ stack.LinkEndpoint = (*linkEndpoint)(nil)
 
 func newLinkEndpoint(link io.ReadWriteCloser, mtu int, mac tcpip.LinkAddress, stats *counters) *linkEndpoint {
-	return &linkEndpoint{link: link, mac: mac, mtu: uint32(mtu), stats: stats} //nolint:gosec // MTU was checked
+	return &linkEndpoint{link: link, mac: mac, mtu: uint32(mtu), stats: stats}
 }
 
 // shut closes the link; running reads and writes return.
@@ -122,7 +122,7 @@ func (e *linkEndpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Err
 	iov := e.iov[:0]
 	for i, pkt := range list {
 		length := e.lengths[i*lengthSize : (i+1)*lengthSize : (i+1)*lengthSize]
-		binary.BigEndian.PutUint32(length, uint32(pkt.Size())) //nolint:gosec // at most MTU and headers
+		binary.BigEndian.PutUint32(length, uint32(pkt.Size()))
 		iov = append(iov, length)
 		iov = append(iov, pkt.AsSlices()...)
 	}

@@ -146,7 +146,7 @@ func (c *contained) interpret(path string, argv []string) (string, []string, err
 	if c.CannotRun != "" {
 		return "", nil, fmt.Errorf("%s of the VM cannot run in the dev container: %s: install it in the container, or use --devcontainer off", argv[0], c.CannotRun)
 	}
-	f, err := os.Open(path) //nolint:gosec // one of our agents
+	f, err := os.Open(path)
 	if err != nil {
 		return "", nil, err
 	}
@@ -187,12 +187,12 @@ func (t *tui) leaveVM(c *devenv.Container) error {
 		args = append(args, "--resume")
 	}
 	argv := c.Exec(t.dir, true, append(append(args, "--"), t.args...)...)
-	return syscall.Exec(docker, argv, t.env) //nolint:gosec // Docker of the image
+	return syscall.Exec(docker, argv, t.env)
 }
 
 // enter continues leaveVM in the container.
 func (t *tui) enter(file string) error {
-	raw, err := os.ReadFile(file) //nolint:gosec // of leaveVM
+	raw, err := os.ReadFile(file)
 	_ = os.Remove(file)
 	var plan tuiPlan
 	if err == nil {

@@ -128,7 +128,7 @@ const tryTime = time.Minute
 func (in *inner) try(c *command) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, in.argv[0], slices.Concat(in.argv[1:], []string{"--", "/bin/true"})...) //nolint:gosec // the profile's own options
+	cmd := exec.CommandContext(ctx, in.argv[0], slices.Concat(in.argv[1:], []string{"--", "/bin/true"})...)
 	var said bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = c.env, &said, &said, time.Second
 	if err := cmd.Run(); err != nil {

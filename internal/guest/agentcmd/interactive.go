@@ -98,7 +98,7 @@ func runTUI(name string, resume bool, inside string, args []string) error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(path, argv, env) //nolint:gosec // one of our agents
+	return syscall.Exec(path, argv, env)
 }
 
 // command writes the agent's settings and returns its command.
@@ -178,7 +178,7 @@ func (t *tui) loadDirenv() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), direnvTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, path, "export", "json") //nolint:gosec // direnv of the image
+	cmd := exec.CommandContext(ctx, path, "export", "json")
 	cmd.Dir, cmd.Env = t.dir, withDefaults(t.env, []string{"DIRENV_CONFIG=" + direnvConfig})
 	out := bounded.Head{Max: maxSettings}
 	errOut := bounded.Tail{Max: 4 << 10}
@@ -218,7 +218,7 @@ func (t *tui) edit(name string, fn func(map[string]any) bool) error {
 	case st.Size() > maxSettings:
 		return fmt.Errorf("%s is too large", name)
 	default:
-		p, err := os.ReadFile(at) //nolint:gosec // of the agent, who runs this
+		p, err := os.ReadFile(at)
 		if err != nil {
 			return err
 		}

@@ -164,7 +164,7 @@ func newTerminalLab(t *testing.T) *terminalLab {
 	}
 	for _, name := range []string{"claude", "codex"} {
 		agent := fmt.Sprintf("#!/bin/bash\necho \"%[1]s has: $*\"\nread -r line\necho \"%[1]s ends\"\n", name)
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(agent), 0o755); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(agent), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -302,7 +302,7 @@ func TestOpenShell(t *testing.T) {
 		t.Fatal(err)
 	}
 	script := "#!/bin/sh\necho call >>" + log + "\nexec " + tmux + ` "$@"` + "\n"
-	if err := os.WriteFile(filepath.Join(filepath.Dir(l.agentlab("open").Path), "tmux"), []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(filepath.Dir(l.agentlab("open").Path), "tmux"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	attach := func(run, want string) {

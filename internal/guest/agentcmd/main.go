@@ -149,7 +149,7 @@ func Versions(ctx context.Context, env []string) map[string]string {
 			continue
 		}
 		wg.Go(func() {
-			cmd := exec.CommandContext(ctx, path, a.version...) //nolint:gosec // one of our agents
+			cmd := exec.CommandContext(ctx, path, a.version...)
 			cmd.Env = withDefaults(env, slices.Concat(a.env, commonEnv))
 			cmd.WaitDelay = time.Second
 			p, _ := cmd.Output() // no output, no version

@@ -132,7 +132,7 @@ func (p *pane) run() {
 
 // foreground runs a program on the terminal, and unlocks p until it has ended.
 func (p *pane) foreground(dir string, argv []string, started func(*os.Process)) {
-	cmd := exec.CommandContext(context.Background(), argv[0], argv[1:]...) //nolint:gosec // of the user, or the agent
+	cmd := exec.CommandContext(context.Background(), argv[0], argv[1:]...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, os.Stdin, os.Stdout, os.Stderr
 	if in := int(os.Stdin.Fd()); term.IsTerminal(in) {
 		// In the group of this process nothing can stop it (Ctrl-Z), as its parent is not

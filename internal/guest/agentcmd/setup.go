@@ -111,7 +111,7 @@ func runSetup(ctx context.Context, req guestapi.SetupRun, i int, command string,
 	if _, err := fmt.Fprintln(out, "[agentlab]", name); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "bash", "-c", "set -euo pipefail\n"+command) //nolint:gosec // the repository's, in its own VM
+	cmd := exec.CommandContext(ctx, "bash", "-c", "set -euo pipefail\n"+command)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = req.Dir, out, out
 	for _, v := range setupVars {
 		if value, ok := os.LookupEnv(v); ok {

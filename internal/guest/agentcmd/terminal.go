@@ -33,7 +33,7 @@ type multiplexer interface {
 func openMultiplexer(name string) (multiplexer, error) {
 	path := lookPath(name, os.Getenv("PATH"))
 	if path == "" {
-		return nil, nil //nolint:nilnil // absence is not an error here
+		return nil, nil
 	}
 	dir := filepath.Join(os.Getenv("HOME"), ".cache", "agentlab")
 	if name == agentlab.TerminalZellij {

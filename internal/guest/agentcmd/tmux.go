@@ -163,7 +163,7 @@ func (t *tmux) attach(o opening) error {
 	if !knownTerminal(os.Getenv("TERM")) {
 		env = append(env, "TERM=xterm-256color")
 	}
-	return syscall.Exec(t.path, t.args(args...), env) //nolint:gosec // tmux of the image
+	return syscall.Exec(t.path, t.args(args...), env)
 }
 
 // knownTerminal reports whether this machine has a description of a terminal.

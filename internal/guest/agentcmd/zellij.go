@@ -257,7 +257,7 @@ func (z *zellij) attach(o opening) error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(z.path, []string{"zellij", "attach", name}, z.env()) //nolint:gosec // zellij of the image
+	return syscall.Exec(z.path, []string{"zellij", "attach", name}, z.env())
 }
 
 // end implements multiplexer.

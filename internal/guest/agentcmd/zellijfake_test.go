@@ -31,7 +31,7 @@ var fakeCommands = []struct {
 	run     func(z fakeZellij, m []string) error
 }{
 	{line(`list-sessions --no-formatting`), fakeZellij.list},
-	{line(`delete-session (\S+)`), func(_ fakeZellij, m []string) error { return fmt.Errorf("Session: %q not found.", m[1]) }}, //nolint:staticcheck // its words
+	{line(`delete-session (\S+)`), func(_ fakeZellij, m []string) error { return fmt.Errorf("Session: %q not found.", m[1]) }},
 	{line(`kill-session (\S+)`), func(z fakeZellij, m []string) error { return z.ask(m[1], "kill") }},
 	{line(`--layout (\S+) attach --create-background (\S+)`), fakeZellij.create},
 	{line(`attach (\S+)`), fakeZellij.attach},
@@ -80,7 +80,7 @@ func (z fakeZellij) list([]string) error {
 		}
 	}
 	if n == 0 {
-		return errors.New("No active zellij sessions found.") //nolint:staticcheck // its words
+		return errors.New("No active zellij sessions found.")
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (z fakeZellij) list([]string) error {
 func (z fakeZellij) ask(name string, words ...string) error {
 	c, err := net.Dial("unix", z.socket(name))
 	if err != nil {
-		return fmt.Errorf("No session named %q found.", name) //nolint:staticcheck // its words
+		return fmt.Errorf("No session named %q found.", name)
 	}
 	defer func() { _ = c.Close() }()
 	if err := json.NewEncoder(c).Encode(words); err != nil {
@@ -122,7 +122,7 @@ func background(args ...string) error {
 func (z fakeZellij) create(m []string) error {
 	if c, err := net.Dial("unix", z.socket(m[2])); err == nil {
 		_ = c.Close()
-		return errors.New("Session already exists") //nolint:staticcheck // its words
+		return errors.New("Session already exists")
 	}
 	return background("fake-server", m[2], m[1])
 }
@@ -260,7 +260,7 @@ func (z fakeZellij) serveWeb(m []string) error {
 		return err
 	}
 	fmt.Println("started")
-	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // a test
+	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/info/version" {
 			_, _ = io.WriteString(w, "0.45.0")
 		}

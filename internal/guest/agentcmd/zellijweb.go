@@ -32,7 +32,7 @@ func (z *zellij) web(o opening) (w guestapi.TerminalWeb, err error) {
 		return w, err
 	}
 	at := filepath.Join(z.dir, "web-token")
-	if p, err := os.ReadFile(at); err == nil { //nolint:gosec // ours
+	if p, err := os.ReadFile(at); err == nil {
 		_, _ = z.run("web", "--revoke-token", string(p)) // the user may have done it
 	}
 	out, err := z.run("web", "--create-token")
@@ -50,7 +50,7 @@ func (z *zellij) web(o opening) (w guestapi.TerminalWeb, err error) {
 // webServer returns the port of the web server, which it starts unless it runs.
 func (z *zellij) webServer() (uint16, error) {
 	at := filepath.Join(z.dir, "web-port")
-	if p, err := os.ReadFile(at); err == nil { //nolint:gosec // ours
+	if p, err := os.ReadFile(at); err == nil {
 		if port, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 16); err == nil && zellijAnswers(uint16(port)) {
 			return uint16(port), nil
 		}
@@ -75,7 +75,7 @@ func freePort() (uint16, error) {
 		if l, err := lc.Listen(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			port := l.Addr().(*net.TCPAddr).Port
 			_ = l.Close()
-			return uint16(port), nil //nolint:gosec // a port
+			return uint16(port), nil
 		}
 	}
 	return 0, fmt.Errorf("no TCP port is free")

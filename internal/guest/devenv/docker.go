@@ -79,7 +79,7 @@ func runQuiet(ctx context.Context, name string, args ...string) error {
 // run runs a program in dir. Its error has the end of what it wrote to standard error.
 func run(ctx context.Context, dir string, stdout, stderr io.Writer, argv []string) error {
 	said := &bounded.Tail{Max: maxTail}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // Docker and its programs
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = dir, stdout, io.MultiWriter(stderr, said), 5*time.Second
 	err := cmd.Run()
 	switch {

@@ -68,7 +68,7 @@ func (s *Server) freeze(ctx context.Context, v volume, limit time.Duration) erro
 		return err
 	}
 	// Most is written before processes must wait. This can take longer than a client waits.
-	err = unix.Syncfs(int(dir.Fd())) //nolint:gosec // a file descriptor
+	err = unix.Syncfs(int(dir.Fd()))
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -86,7 +86,7 @@ func (s *Server) freeze(ctx context.Context, v volume, limit time.Duration) erro
 			s.thaw()
 		}
 	})
-	if err := unix.IoctlSetInt(int(dir.Fd()), ioctlFreeze, 0); err != nil { //nolint:gosec // a file descriptor
+	if err := unix.IoctlSetInt(int(dir.Fd()), ioctlFreeze, 0); err != nil {
 		z.end.Stop()
 		_ = dir.Close()
 		return agentlab.Errorf(agentlab.CodeConflict, "the file system of the workspace cannot be frozen: %w", err)
@@ -108,7 +108,7 @@ func (s *Server) thaw() (held bool) {
 	}
 	s.frozen = nil
 	z.end.Stop()
-	err := unix.IoctlSetInt(int(z.dir.Fd()), ioctlThaw, 0) //nolint:gosec // a file descriptor
+	err := unix.IoctlSetInt(int(z.dir.Fd()), ioctlThaw, 0)
 	if err != nil {
 		s.log.Warn("the workspace was no longer frozen", "err", err)
 	}
@@ -128,8 +128,8 @@ func (s *Server) thawLeft() {
 	if err != nil {
 		return
 	}
-	defer dir.Close()                                         //nolint:errcheck // a directory that was only read
-	if unix.IoctlSetInt(int(dir.Fd()), ioctlThaw, 0) == nil { //nolint:gosec // a file descriptor
+	defer dir.Close() //nolint:errcheck // a directory that was only read
+	if unix.IoctlSetInt(int(dir.Fd()), ioctlThaw, 0) == nil {
 		s.log.Warn("the workspace is thawed, which an earlier server has frozen")
 	}
 }

@@ -59,7 +59,7 @@ func Grow(root string, least int64, wait time.Duration) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return bytes, growTo(root, "/dev/"+filepath.Base(disk), uint64(bytes)) //nolint:gosec // not negative
+	return bytes, growTo(root, "/dev/"+filepath.Base(disk), uint64(bytes))
 }
 
 // growTo extends the file system mounted at root, on dev, to bytes.

@@ -69,8 +69,8 @@ func (linuxKernel) AddEntropy(p []byte) error {
 	}
 	defer func() { _ = f.Close() }()
 	// struct rand_pool_info: entropy in bits, size in bytes, the bytes.
-	info := binary.NativeEndian.AppendUint32(nil, uint32(len(p)*8)) //nolint:gosec // a few bytes
-	info = binary.NativeEndian.AppendUint32(info, uint32(len(p)))   //nolint:gosec // a few bytes
+	info := binary.NativeEndian.AppendUint32(nil, uint32(len(p)*8))
+	info = binary.NativeEndian.AppendUint32(info, uint32(len(p)))
 	info = append(info, p...)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
 		return os.NewSyscallError("RNDADDENTROPY", errno)

@@ -155,7 +155,7 @@ func TestFreshMachineID(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(Config{Root: t.TempDir()})
-			defer s.Close() //nolint:errcheck // nothing runs
+			defer s.Close()
 			put := func(name, text string) {
 				t.Helper()
 				if err := s.writeFile(name, []byte(text), 0o644, os.Getuid(), os.Getgid()); err != nil {

@@ -133,6 +133,6 @@ func tryKVM(device string) agentlab.NestedState {
 	if errno != 0 {
 		return agentlab.NestedNoVM
 	}
-	_ = unix.Close(int(vm)) //nolint:gosec // a file descriptor
+	_ = unix.Close(int(vm))
 	return agentlab.NestedWorks
 }

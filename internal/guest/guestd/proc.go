@@ -65,7 +65,7 @@ func (s *Server) command(req guestapi.ExecRequest, a account) (*exec.Cmd, error)
 	}
 	if euid := os.Geteuid(); euid == 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: a.groups}
-	} else if uint32(euid) != a.uid { //nolint:gosec // not negative on Linux
+	} else if uint32(euid) != a.uid {
 		return nil, agentlab.Errorf(agentlab.CodeDenied, "only root can run commands as %q", a.name).WithField("user")
 	}
 	return cmd, nil

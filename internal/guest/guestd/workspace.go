@@ -135,10 +135,10 @@ func lookVolume(blocks string) (v volume, err error) {
 // has none. That of a virtio disk is text; that of a SCSI disk is the vital product
 // data page 80h: type, page code, two bytes of length, and the number (SPC-4, 7.8.18).
 func serialOf(dir string) string {
-	if text, err := os.ReadFile(filepath.Join(dir, "serial")); err == nil { //nolint:gosec // a file of the kernel's
+	if text, err := os.ReadFile(filepath.Join(dir, "serial")); err == nil {
 		return strings.TrimSpace(string(text))
 	}
-	page, err := os.ReadFile(filepath.Join(dir, "device", "vpd_pg80")) //nolint:gosec // as above
+	page, err := os.ReadFile(filepath.Join(dir, "device", "vpd_pg80"))
 	if err != nil || len(page) < 4 || page[1] != 0x80 {
 		return ""
 	}
@@ -166,7 +166,7 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 			return ws, agentlab.Errorf(agentlab.CodeConflict, "the file system of the workspace cannot be mounted: %w", err)
 		}
 	}
-	if err := growTo(dir, v.dev, uint64(v.bytes-endBytes)); err != nil { //nolint:gosec // not negative
+	if err := growTo(dir, v.dev, uint64(v.bytes-endBytes)); err != nil {
 		return ws, agentlab.Errorf(agentlab.CodeInternal, "the file system of the workspace cannot be enlarged: %w", err)
 	}
 	if err := own(dir, uid, gid); err != nil {
@@ -176,8 +176,8 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 	if err := unix.Statfs(dir, &st); err != nil {
 		return ws, err
 	}
-	ws.Bytes = int64(st.Blocks) * st.Bsize         //nolint:gosec // of a file system that is mounted
-	ws.Used = int64(st.Blocks-st.Bfree) * st.Bsize //nolint:gosec // of a file system that is mounted
+	ws.Bytes = int64(st.Blocks) * st.Bsize
+	ws.Used = int64(st.Blocks-st.Bfree) * st.Bsize
 	return ws, nil
 }
 
@@ -287,7 +287,7 @@ func label(sb []byte) string {
 
 // tool runs a program of e2fsprogs and returns the end of its output as one line.
 func tool(ctx context.Context, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // our own arguments
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	if found, err := lookPath(name, "/", cmd.Env); err == nil {
 		cmd.Path, cmd.Err = found, nil

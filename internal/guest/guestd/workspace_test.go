@@ -35,7 +35,7 @@ func loopVolume(t *testing.T) volume {
 		t.Fatalf("losetup: %v %s", err, out)
 	}
 	v.dev = strings.TrimSpace(string(out))
-	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", v.dev).Run() }) //nolint:noctx // after the test
+	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", v.dev).Run() })
 	return v
 }
 
@@ -51,7 +51,7 @@ func mountDir(t *testing.T) string {
 // unprotect makes it possible to delete a directory at which a volume was mounted.
 func unprotect(dir string) {
 	_ = unix.Unmount(dir, unix.MNT_DETACH)
-	_ = exec.Command("chattr", "-i", dir).Run() //nolint:noctx // after the test
+	_ = exec.Command("chattr", "-i", dir).Run()
 }
 
 func damage(t *testing.T, v volume, at int64, with string) {
@@ -83,7 +83,7 @@ func TestWorkspaceMount(t *testing.T) {
 	if err != nil || !ws.New || ws.Bytes < 32<<20 || ws.Used > ws.Bytes {
 		t.Fatalf("%+v, %v", ws, err)
 	}
-	if fi, err := os.Stat(dir); err != nil || fi.Sys().(*syscall.Stat_t).Uid != 1000 { //nolint:forcetypeassert // on Linux
+	if fi, err := os.Stat(dir); err != nil || fi.Sys().(*syscall.Stat_t).Uid != 1000 {
 		t.Errorf("its owner: %+v, %v", fi, err)
 	}
 	file := filepath.Join(dir, "file")
@@ -122,7 +122,7 @@ func TestWorkspaceMount(t *testing.T) {
 // Nothing can be written to the mount point of a workspace that is not mounted.
 func TestMountPointIsProtected(t *testing.T) {
 	v, dir := loopVolume(t), mountDir(t)
-	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // as in an image
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chown(dir, 1000, 1000); err != nil {

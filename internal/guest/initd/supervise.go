@@ -64,7 +64,7 @@ func waitPidfd(fd int) {
 	defer func() { _ = unix.Close(fd) }()
 	unix.CloseOnExec(fd)
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) //nolint:gosec // a small number
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 		if n > 0 || (err != nil && err != unix.EINTR) {
 			return
 		}

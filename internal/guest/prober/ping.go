@@ -66,5 +66,5 @@ func checksum(b []byte) uint16 {
 	for s > 0xffff {
 		s = s>>16 + s&0xffff
 	}
-	return ^uint16(s) //nolint:gosec // folded above
+	return ^uint16(s)
 }

@@ -10,13 +10,13 @@ import (
 
 // DurableConfig is the configuration of git with which commits survive the loss of the
 // VM, unlike with its default. SyncRefs does the same for the names of their refs.
-var DurableConfig = [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}} //nolint:gochecknoglobals // a constant
+var DurableConfig = [][2]string{{"core.fsync", "all"}, {"core.fsyncMethod", "batch"}}
 
 // plainConfig makes the steps that the host drives independent of the configuration of
 // the guest: no hook, monitor or signature, and nothing that refuses an update. Settings
 // that decide how files look, such as core.autocrlf, stay: with others, git would take
 // the files of the agent for changed ones.
-var plainConfig = [][2]string{ //nolint:gochecknoglobals // a constant
+var plainConfig = [][2]string{
 	{"core.hooksPath", "/dev/null"}, {"core.fsmonitor", "false"}, {"core.safecrlf", "false"},
 	{"commit.gpgSign", "false"}, {"submodule.recurse", "false"}, {"status.submoduleSummary", "false"}, {"diff.orderFile", "/dev/null"},
 	{"gc.auto", "0"}, {"maintenance.auto", "false"}, {"receive.autogc", "false"},

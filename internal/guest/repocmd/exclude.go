@@ -22,7 +22,7 @@ const (
 // otherwise. Lines of the agent stay.
 func (r repo) exclude(sent []string) error {
 	name := filepath.Join(r.dir, ".git", "info", "exclude")
-	old, err := os.ReadFile(name) //nolint:gosec // of the agent, who runs this
+	old, err := os.ReadFile(name)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

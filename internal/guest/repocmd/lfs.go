@@ -17,7 +17,7 @@ import (
 // LFSConfig is the configuration with which git reads and writes the files of Git LFS.
 // Without an object and without its server, a checkout leaves the pointer instead of
 // failing.
-var LFSConfig = [][2]string{ //nolint:gochecknoglobals // a constant
+var LFSConfig = [][2]string{
 	{"filter.lfs.clean", lfsClean}, {"filter.lfs.smudge", "git-lfs smudge -- %f"},
 	{"filter.lfs.required", "true"}, {"lfs.skipdownloaderrors", "true"},
 }

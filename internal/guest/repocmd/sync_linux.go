@@ -10,7 +10,7 @@ import (
 
 // syncFS writes the file system of a directory to its disk.
 func syncFS(dir *os.File) error {
-	return unix.Syncfs(int(dir.Fd())) //nolint:gosec // a file descriptor fits an int
+	return unix.Syncfs(int(dir.Fd()))
 }
 
 // fsDirSync is FS_DIRSYNC_FL of <linux/fs.h>: changes of the entries of a directory are on

@@ -78,7 +78,7 @@ func (r *Runner) useCacheFor(ctx context.Context, kind string, base *url.URL) er
 	case "pypi":
 		for _, other := range []string{pipFile, filepath.Join(r.cfg.Home, ".pip/pip.conf"), file} {
 			// A file may have a section only once, so nothing is added to the user's own.
-			if old, err := os.ReadFile(other); err == nil && (hasKey(string(old), key) || other == file) { //nolint:gosec // fixed paths
+			if old, err := os.ReadFile(other); err == nil && (hasKey(string(old), key) || other == file) {
 				return nil
 			}
 		}
@@ -97,7 +97,7 @@ func (r *Runner) dropCacheFor(ctx context.Context, kind string, base *url.URL) e
 		return err
 	}
 	file, _, text := r.cacheSetting(kind, base)
-	old, err := os.ReadFile(file) //nolint:gosec // a fixed path below the home
+	old, err := os.ReadFile(file)
 	if err != nil || !strings.Contains(string(old), text) {
 		return nil //nolint:nilerr // there is no such setting
 	}
@@ -121,7 +121,7 @@ const maxSettings = 1 << 20
 
 // setDefault adds text to a file of settings, unless the file sets the key.
 func setDefault(file, key, text string) error {
-	old, err := os.ReadFile(file) //nolint:gosec // a fixed path below the home
+	old, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -161,7 +161,7 @@ func (c *checkpointer) take(ctx context.Context) (took time.Duration, err error)
 	if err := unix.Statfs(c.tmp, &disk); err != nil {
 		return 0, err
 	}
-	if free := disk.Bavail * uint64(disk.Bsize); free < checkpointRoom { //nolint:gosec // not negative
+	if free := disk.Bavail * uint64(disk.Bsize); free < checkpointRoom {
 		return 0, fmt.Errorf("%d MiB are free on the disk, less than %d", free>>20, checkpointRoom>>20)
 	}
 	c.n++

@@ -190,7 +190,7 @@ func TestCheckpointOfAnArmedRepository(t *testing.T) {
 	gitProgram := runGit(t, bin, "--exec-path") + "/git"
 	nice := filepath.Join(bin, "nice")
 	writeFile(t, filepath.Join(bin, "git"), "#!/bin/sh\n[ \"$1\" = pack-objects ] && ps -o ni= -p $$ >> "+nice+"\nexec "+gitProgram+" \"$@\"\n")
-	if err := os.Chmod(filepath.Join(bin, "git"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.Chmod(filepath.Join(bin, "git"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))

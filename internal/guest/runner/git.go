@@ -227,7 +227,7 @@ func (g *git) stream(ctx context.Context, cwd string, env []string, w io.Writer,
 
 // exec runs git. When ctx ends, git and its child processes are killed.
 func (g *git) exec(ctx context.Context, cwd string, env []string, in io.Reader, w io.Writer, args ...string) error {
-	cmd := exec.CommandContext(ctx, g.program, args...) //nolint:gosec // our own commands
+	cmd := exec.CommandContext(ctx, g.program, args...)
 	cmd.Dir, cmd.Env, cmd.Stdin, cmd.Stdout = cwd, env, in, w
 	stderr := bounded.Head{Max: 64 << 10}
 	filter := &gitProgress{w: &stderr, report: g.progress}

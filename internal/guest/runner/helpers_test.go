@@ -63,7 +63,7 @@ func newSandbox(t *testing.T, resp guestapi.BootstrapResponse, limits artifact.L
 		resp.Env = map[string]string{"API_KEY": secret}
 	}
 	s := &sandbox{t: t, Controller: guesttest.New(t, resp, limits)}
-	shm, err := os.MkdirTemp("/dev/shm", "agentlab-test-*") //nolint:usetesting // secrets must be on a tmpfs
+	shm, err := os.MkdirTemp("/dev/shm", "agentlab-test-*")
 	if err != nil {
 		t.Skipf("a runner needs a tmpfs: %v", err)
 	}

@@ -20,10 +20,10 @@ import (
 )
 
 // streamBlobs has git read large blobs in parts instead of whole.
-var streamBlobs = [2]string{"core.bigFileThreshold", "16m"} //nolint:gochecknoglobals // a constant
+var streamBlobs = [2]string{"core.bigFileThreshold", "16m"}
 
 // noLFS disables the filters of Git LFS, for a checkout that has been prepared.
-var noLFS = [][2]string{{"filter.lfs.clean", ""}, {"filter.lfs.smudge", ""}, {"filter.lfs.process", ""}, {"filter.lfs.required", "false"}} //nolint:gochecknoglobals // a constant
+var noLFS = [][2]string{{"filter.lfs.clean", ""}, {"filter.lfs.smudge", ""}, {"filter.lfs.process", ""}, {"filter.lfs.required", "false"}}
 
 func lfsStore(checkout string) lfs.Store {
 	return lfs.Store{Dir: filepath.Join(checkout, ".git/lfs/objects")}

@@ -71,7 +71,7 @@ func (r *Runner) keepGitFiles(ctx context.Context, old, git string) error {
 				return err
 			}
 		}
-		cmd := exec.CommandContext(ctx, "cp", append(slices.Clone(args), filepath.Join(old, e.Name()), to)...) //nolint:gosec // in the guest's own checkout
+		cmd := exec.CommandContext(ctx, "cp", append(slices.Clone(args), filepath.Join(old, e.Name()), to)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("the Git directory of the prepared checkout cannot be copied: %.200s: %w", out, err)
 		}

@@ -42,7 +42,7 @@ func TestTrustStore(t *testing.T) {
 			t.Skip("there is no update-ca-certificates here")
 		}
 		script := "mkdir -p " + trustDir + " && mount -t tmpfs none " + trustDir + " && mkdir $D/certs && cp -a /etc/ssl/certs/. $D/certs && mount --bind $D/certs /etc/ssl/certs && exec \"$@\""
-		cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh", os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v") //nolint:gosec // our own program
+		cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh", os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), inside+"=1", "D="+t.TempDir())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)

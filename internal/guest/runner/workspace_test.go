@@ -31,7 +31,7 @@ type workspace struct {
 
 func newWorkspace(t *testing.T) *workspace {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "agentlab-test-*") //nolint:usetesting // it must be another file system
+	dir, err := os.MkdirTemp("/dev/shm", "agentlab-test-*")
 	if err != nil {
 		t.Skipf("a workspace needs a second file system: %v", err)
 	}

@@ -179,8 +179,8 @@ func (s *Slice) WatchVMs(module string) {
 // memTotal returns the memory of the guest in bytes.
 func memTotal() int64 {
 	var si unix.Sysinfo_t
-	_ = unix.Sysinfo(&si)                              // never fails
-	return int64(si.Totalram) * int64(max(si.Unit, 1)) //nolint:gosec // smaller than 2^63
+	_ = unix.Sysinfo(&si) // never fails
+	return int64(si.Totalram) * int64(max(si.Unit, 1))
 }
 
 // threadsMax returns how many threads the kernel can have.

@@ -22,7 +22,7 @@ func (s *Slice) watchKills() (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("inotify_init1", err)
 	}
-	f := os.NewFile(uintptr(fd), "inotify") //nolint:gosec // a file descriptor
+	f := os.NewFile(uintptr(fd), "inotify")
 	for _, group := range []string{guestapi.Slice, guestapi.NestedSlice} {
 		if _, err := unix.InotifyAddWatch(fd, filepath.Join(s.root, group, "memory.events"), unix.IN_MODIFY); err != nil {
 			_ = f.Close()

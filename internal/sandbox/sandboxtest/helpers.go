@@ -270,7 +270,7 @@ func (d Silent) DialControl(context.Context, backend.Ref) (net.Conn, error) {
 func (w *World) Silence() Silent {
 	s := Silent{Asked: make(chan struct{}), Calls: &atomic.Int32{}}
 	w.Wrap = func(d backend.Driver) backend.Driver {
-		s.Driver = d.(*fake.Driver) //nolint:forcetypeassert // it is the world's
+		s.Driver = d.(*fake.Driver)
 		return s
 	}
 	return s

@@ -28,7 +28,7 @@ var empty = sync.OnceValues(func() (content []byte, err error) {
 	if err := st.Close(); err != nil {
 		return nil, err
 	}
-	return os.ReadFile(path) //nolint:gosec // our own
+	return os.ReadFile(path)
 })
 
 // Create writes a database without rows to path, which store.Open opens.

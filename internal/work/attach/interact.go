@@ -27,8 +27,8 @@ const detachKey = 0x1d
 func (t Terminal) Size() (rows, cols uint16, name string) {
 	rows, cols = 24, 80
 	if f, tty := work.TerminalOf(t.Out); tty {
-		if w, h, err := term.GetSize(int(f.Fd())); err == nil { //nolint:gosec // a file descriptor fits an int
-			rows, cols = uint16(h), uint16(w) //nolint:gosec // the kernel's own type
+		if w, h, err := term.GetSize(int(f.Fd())); err == nil {
+			rows, cols = uint16(h), uint16(w)
 		}
 	}
 	return rows, cols, cmp.Or(os.Getenv("TERM"), "xterm-256color")
@@ -136,7 +136,7 @@ func (t Terminal) rawMode(resumed func()) (restore func(), err error) {
 	if !tty {
 		return func() {}, nil
 	}
-	fd := int(in.Fd()) //nolint:gosec // a file descriptor fits an int
+	fd := int(in.Fd())
 	old, err := term.MakeRaw(fd)
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeInternal, "cannot set the terminal to raw mode: %w", err)

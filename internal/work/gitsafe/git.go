@@ -110,7 +110,7 @@ func (in Command) Run(ctx context.Context, dir string, args ...string) (string, 
 		argv = append(underLimits(path, argv[1:], in.Patient), gitSmall...)
 	}
 	argv = append(argv, args...)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // arguments are checked by the callers
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(gitEnv(), in.Env...)
 	cmd.Stdin = in.Stdin
 	// On SIGTERM git removes its locks and temporary files. A kill would leave a lock, with
@@ -227,7 +227,7 @@ func PackBundle(ctx context.Context, dir string, src LocalCommit, progress io.Wr
 	if _, err := (Command{Stderr: progress}).Run(ctx, bare, args...); err != nil {
 		return nil, err
 	}
-	return os.Open(out) //nolint:gosec // our own temporary file
+	return os.Open(out)
 }
 
 func warnUncommitted(ctx context.Context, ui work.UI, path string) {
@@ -297,7 +297,7 @@ func CopyIndex(ctx context.Context, top, to string) (env []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(from) //nolint:gosec // of the user's repository
+	text, err := os.ReadFile(from)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func TestGitRunsNothingOfTheRepository(t *testing.T) {
 	repo := worktest.Repo(t)
 	marker := filepath.Join(t.TempDir(), "ran")
 	script := filepath.Join(t.TempDir(), "evil.sh")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755); err != nil { //nolint:gosec // it must be executable
+	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	worktest.Git(t, repo, "config", "core.fsmonitor", script)

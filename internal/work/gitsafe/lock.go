@@ -16,7 +16,7 @@ func LockRepo(ctx context.Context, ui work.UI, path string, quiet bool) (unlock 
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.Open(dir) //nolint:gosec // of the user's repository
+	f, err := os.Open(dir)
 	if err != nil {
 		return nil, work.LocalFault(dir, err)
 	}

@@ -232,7 +232,7 @@ func foldsNames(dir string) bool {
 		b, otherErr := os.Lstat(filepath.Join(dir, other(name)))
 		return err == nil && otherErr == nil && name != other(name) && os.SameFile(a, b)
 	}
-	f, err := os.Open(dir) //nolint:gosec // a directory of the user
+	f, err := os.Open(dir)
 	if err != nil {
 		return false
 	}

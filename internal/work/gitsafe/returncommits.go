@@ -113,7 +113,7 @@ func AddAlternate(objects, other string) error {
 	if err := os.MkdirAll(info, 0o700); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(info, "alternates"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600) //nolint:gosec // our own file
+	f, err := os.OpenFile(filepath.Join(info, "alternates"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -319,7 +319,7 @@ func ChangeEntries(list []Change, target func(Change) string) []returncheck.Entr
 func JudgeFetched(ctx context.Context, repo, commit string) ([]returncheck.Finding, error) {
 	top, _ := Git(ctx, repo, "rev-parse", "--show-toplevel")
 	if top == "" { // for a remote helper
-		if linked, err := os.ReadFile(filepath.Join(repo, "gitdir")); err == nil { //nolint:gosec // of git
+		if linked, err := os.ReadFile(filepath.Join(repo, "gitdir")); err == nil {
 			top = filepath.Dir(strings.TrimSpace(string(linked)))
 		} else if filepath.Base(repo) == ".git" {
 			top = filepath.Dir(repo)

@@ -105,7 +105,7 @@ func OpenBundle(ctx context.Context, dir, bundle, path string, refs ...string) (
 
 // Add checks a bundle that continues those that were added before.
 func (b *Bundle) Add(ctx context.Context, bundle string, refs ...string) error {
-	file, err := os.Open(bundle) //nolint:gosec // our own temporary file
+	file, err := os.Open(bundle)
 	if err != nil {
 		return err
 	}

@@ -160,7 +160,7 @@ func TestNoProgramOfTheConfigurationRuns(t *testing.T) {
 	repo := worktest.Repo(t)
 	dir := t.TempDir()
 	marker, script := filepath.Join(dir, "ran"), filepath.Join(dir, "evil.sh")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\ncat\n"), 0o755); err != nil { //nolint:gosec // it must be executable
+	if err := os.WriteFile(script, []byte("#!/bin/sh\ntouch "+marker+"\ncat\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	bundle := guestBundle(t, repo, worktest.Git(t, repo, "rev-parse", "HEAD^{tree}"), worktest.Git(t, repo, "rev-parse", "HEAD"))

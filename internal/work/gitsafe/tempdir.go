@@ -17,8 +17,6 @@ import (
 const KilledAge = time.Minute
 
 // tempPatterns are the names of the directories of TempDir in the temporary folder.
-//
-//nolint:gochecknoglobals // constants
 var tempPatterns = []string{"agentlab-sync-*", "agentlab-push-*", "agentlab-fetch-*", "agentlab-bundle-*", "agentlab-changes-*", "agentlab-ignore-*"}
 
 // TempDir creates a private directory in the temporary folder, with the name of one of

@@ -15,7 +15,7 @@ func UsersGit(ctx context.Context, ui work.UI, args ...string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // no shell
+	cmd := exec.CommandContext(ctx, path, args...)
 	ui.Attach(cmd)
 	return cmd.Run()
 }

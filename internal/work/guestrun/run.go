@@ -122,7 +122,7 @@ type Input struct{ *io.PipeReader }
 func (g Input) Close() error { return g.CloseWithError(ErrEnded) }
 
 // ErrEnded ends the transfer of an archive that the guest no longer reads.
-var ErrEnded = errors.New("the guest ended before the end of the archive") //nolint:gochecknoglobals // a sentinel error
+var ErrEnded = errors.New("the guest ended before the end of the archive")
 
 // lastMessage returns the last message of agentlab-agent in text, which other programs
 // have written to as well, or text if there is none.

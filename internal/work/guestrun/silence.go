@@ -20,14 +20,12 @@ type Silence struct {
 	Most   time.Duration // limit of the time without progress, although the guest lives; 0 is none
 }
 
-// The limits of all commands, and of those for the repository of a session. Git says
-// nothing while it packs, and a guest can be emulated: the second has time for that.
-//
-//nolint:gochecknoglobals // constants
-var (
-	anySilence  = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute}
-	RepoSilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute, Most: 20 * time.Minute}
-)
+// anySilence has the limits of all commands.
+var anySilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute}
+
+// RepoSilence has the limits of commands for the repository of a session. Git says nothing
+// while it packs, and a guest can be emulated.
+var RepoSilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute, Most: 20 * time.Minute}
 
 // watch returns an error as soon as a command has made no progress for too long, and nil
 // when ctx ends. moved changes with each progress. alive returns nil if the guest gives a

@@ -55,7 +55,7 @@ func (r Repo) Call(ctx context.Context, in io.Reader, out io.Writer, args ...str
 }
 
 // SlowWork is what the user waits for, by the command of 'agentlab-agent repo'.
-var SlowWork = map[string]string{ //nolint:gochecknoglobals // a constant
+var SlowWork = map[string]string{
 	"init":     "preparing the repository in the sandbox",
 	"lfs":      "waiting for the objects of Git LFS",
 	"pack":     "waiting for the sandbox to pack its work",
@@ -158,7 +158,7 @@ func (r Repo) Fetch(ctx context.Context, branches []string, changes bool, dir st
 	}
 	defer remove()
 	name := filepath.Join(tmp, "guest.bundle")
-	file, err := os.Create(name) //nolint:gosec // in our own directory
+	file, err := os.Create(name)
 	if err != nil {
 		return err
 	}
@@ -344,7 +344,7 @@ func (r Repo) Pack(ctx context.Context, tmp string, p Pushed, known []string, m 
 	if _, err := in.Run(ctx, bare, append(args, "--stdin")...); err != nil {
 		return nil, err
 	}
-	return os.Open(name) //nolint:gosec // our own temporary file
+	return os.Open(name)
 }
 
 // notRevs returns revisions that exclude the commits that exist.

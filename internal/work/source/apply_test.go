@@ -147,7 +147,7 @@ func TestApply(t *testing.T) {
 	user, bundle := worktest.AgentLeft(t, map[string]string{
 		"lines.txt": "one\n" + worktest.TenLines[2:], "gone.txt": "", "dir/bin": "\x00\x02", "new/file": "new\n", "link": "-> dir/bin",
 	})
-	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil { //nolint:gosec // not removed, because it belongs to the user
+	if err := os.Chmod(filepath.Join(user, "lines.txt"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	worktest.Git(t, user, "config", "core.fileMode", "false")

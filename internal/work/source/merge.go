@@ -363,7 +363,7 @@ func readTarget(file string) (string, error) {
 	if err != nil || st.Size() > returncheck.MaxLink {
 		return "", err
 	}
-	target, err := os.ReadFile(file) //nolint:gosec // our own file
+	target, err := os.ReadFile(file)
 	return string(target), err
 }
 
@@ -415,7 +415,7 @@ func (w *workTree) write(s applyStep) error {
 		return nil
 	}
 	dir := path.Dir(s.Path)
-	if err := w.root.MkdirAll(dir, 0o777); err != nil { //nolint:gosec // the umask applies
+	if err := w.root.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
 	tmp := path.Join(dir, ".agentlab-"+rand.Text())

@@ -48,7 +48,7 @@ func TestCopyToAndFrom(t *testing.T) {
 		"src/a": "text", "src/empty": "", "src/dir./b": "b", "src/none/": "", "src/odd\nname": "odd", "src/-rf": "x", "src/ünï": "u", "src/link": "-> dir./b",
 		"src/" + strings.Repeat("long", 50): "long", "src/.git/config": "no", "src/dir./.git": "no", "src/.hidden": "h",
 	})
-	if err := os.Chmod(filepath.Join(host, "src/a"), 0o4755); err != nil { //nolint:gosec // it has to be executable
+	if err := os.Chmod(filepath.Join(host, "src/a"), 0o4755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Link(filepath.Join(host, "src/.hidden"), filepath.Join(host, "src/hard")); err != nil {
@@ -71,7 +71,7 @@ func TestCopyToAndFrom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(filepath.Join(host, "src/a"), 0o755); err != nil { //nolint:gosec // it has to be executable
+	if err := os.Chmod(filepath.Join(host, "src/a"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if have, want := listing(t, filepath.Join(back, "top")), listing(t, filepath.Join(host, "src")); !slices.Equal(have, want) {
@@ -227,7 +227,7 @@ func TestPullScript(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(guest, "empty"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("mkfifo", filepath.Join(guest, "pipe")).CombinedOutput(); err != nil { //nolint:noctx // ends at once
+	if out, err := exec.Command("mkfifo", filepath.Join(guest, "pipe")).CombinedOutput(); err != nil {
 		t.Fatalf("%s, %v", out, err)
 	}
 	for name, tc := range map[string]struct {

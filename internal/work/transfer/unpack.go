@@ -176,7 +176,7 @@ func (u *unpacker) dir(at string, mode int64) error {
 		}
 	}
 	// Always accessible for the user, so that its content can be created and removed.
-	if err := u.root.Mkdir(at, fs.FileMode(mode)&0o777|0o700); err != nil { //nolint:gosec // masked
+	if err := u.root.Mkdir(at, fs.FileMode(mode)&0o777|0o700); err != nil {
 		return u.fault(at, err)
 	}
 	u.dirs[at] = true
@@ -190,7 +190,7 @@ func (u *unpacker) file(at string, h *tar.Header, in io.Reader) error {
 		return errTooLarge()
 	}
 	u.left -= h.Size
-	out, err := u.root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o777|0o600) //nolint:gosec // masked
+	out, err := u.root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o777|0o600)
 	if err != nil {
 		return u.fault(at, err)
 	}

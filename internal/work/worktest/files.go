@@ -15,7 +15,7 @@ import (
 // GuestScript runs a script of cp with home as the guest's home.
 func GuestScript(t testing.TB, home, script string, in io.Reader, args ...string) (out []byte, code int, text string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", script, "agentlab-cp"}, args...)...) //nolint:gosec // the script under test
+	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", script, "agentlab-cp"}, args...)...)
 	cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), "LC_ALL=C", "CDPATH=/tmp"}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &stdout, &stderr

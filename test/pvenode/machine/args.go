@@ -237,7 +237,7 @@ func (s Spec) plugs() error {
 			up, in, fw = fmt.Sprintf("fwpr%dp%s", s.VMID, n), fmt.Sprintf("fwln%di%s", s.VMID, n), s.firewallBridge(n)
 		}
 		text := fmt.Sprintf(bridgeScript, bridge, up, in, fw)
-		if err := os.WriteFile(s.file("net"+n+"-up"), []byte(text), 0o700); err != nil { //nolint:gosec // QEMU runs it
+		if err := os.WriteFile(s.file("net"+n+"-up"), []byte(text), 0o700); err != nil {
 			return err
 		}
 	}

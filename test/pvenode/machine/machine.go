@@ -96,7 +96,7 @@ func Start(ctx context.Context, s Spec) (*Machine, error) {
 // this program ends, however it ends, so does QEMU.
 func (m *Machine) launch(args []string) error {
 	_ = os.Remove(m.spec.file("qmp"))
-	cmd := exec.CommandContext(context.Background(), args[0], args[1:]...) //nolint:gosec // of a test; it outlives the call
+	cmd := exec.CommandContext(context.Background(), args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = &m.log, &m.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := hostos.EndWithParent(cmd.SysProcAttr); err != nil {
@@ -126,7 +126,7 @@ func (m *Machine) unplug() {
 	for _, n := range m.spec.Conf.netNumbers() {
 		if props(m.spec.Conf["net"+n])["firewall"] == "1" {
 			for _, link := range []string{fmt.Sprintf("fwpr%dp%s", m.spec.VMID, n), m.spec.firewallBridge(n)} {
-				_ = exec.CommandContext(context.Background(), "ip", "link", "del", link).Run() //nolint:gosec // its own interfaces
+				_ = exec.CommandContext(context.Background(), "ip", "link", "del", link).Run()
 			}
 		}
 	}
@@ -259,7 +259,7 @@ func (m *Machine) AgentOpen(ctx context.Context) bool {
 // text. A guest-shutdown that was taken has no answer and returns nil.
 func (m *Machine) Agent(ctx context.Context, command string, args any) (json.RawMessage, error) {
 	if !m.spec.Conf.AgentEnabled() {
-		return nil, errors.New("No QEMU guest agent configured") //nolint:staticcheck // arguments of Proxmox VE
+		return nil, errors.New("No QEMU guest agent configured")
 	}
 	m.agent.Lock()
 	defer m.agent.Unlock()

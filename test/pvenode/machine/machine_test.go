@@ -36,7 +36,7 @@ func need(t *testing.T, programs ...string) {
 
 func run(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(args[0], args[1:]...).CombinedOutput() //nolint:gosec // of this test
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
@@ -244,7 +244,7 @@ func TestSeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close() //nolint:errcheck // only read
+	defer d.Close()
 	fs, err := d.GetFilesystem(0)
 	if err != nil {
 		t.Fatal(err)

@@ -132,7 +132,7 @@ func askAgent(ctx context.Context, path, command string, args any) (json.RawMess
 }
 
 func converse(conn net.Conn, command string, args any) (json.RawMessage, error) {
-	id := rand.Int64N(1 << 48) //nolint:gosec // it only has to be different each time
+	id := rand.Int64N(1 << 48)
 	if _, err := conn.Write([]byte{0xff}); err != nil {
 		return nil, err
 	}

@@ -191,7 +191,7 @@ func (s *shell) run(ctx context.Context, read bool, release func(), name string,
 		return nil, nil, err
 	}
 	argv := s.command(name, args)
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec,noctx // a program of the node; a context would kill it, see the type
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // a program of the node; a context would kill it, see the type
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Dir = "/"
 	cmd.Env = slices.Clone(programEnv)

@@ -22,7 +22,7 @@ import (
 func programs(t *testing.T, scripts map[string]string) ShellOptions {
 	dir := t.TempDir()
 	for name, text := range scripts {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o700); err != nil { //nolint:gosec // it is run
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -41,7 +41,7 @@ func TestShellArguments(t *testing.T) {
 	if _, err := c.Clone(guard.Context(t), "pve", 9000, CloneOptions{NewID: 101, Name: "sb-101", Description: desc}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(log) //nolint:gosec // our own
+	got, err := os.ReadFile(log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,14 +54,14 @@ func TestShellArguments(t *testing.T) {
 	if _, err := c.AgentExec(guard.Context(t), "pve", 101, []string{"/bin/echo", "a b"}, nil); agentlab.CodeOf(err) != agentlab.CodeUnknownOutcome {
 		t.Errorf("exec: %v", err) // a task where a number was expected
 	}
-	got, _ = os.ReadFile(log) //nolint:gosec // our own
+	got, _ = os.ReadFile(log)
 	if !strings.HasPrefix(string(got), "create\x00/nodes/pve/qemu/101/agent/exec\x00--command\x00/bin/echo\x00--command\x00a b\x00--output-format") {
 		t.Errorf("%q", got)
 	}
 	if _, err := c.DeleteContent(guard.Context(t), "pve", "local-zfs:base-9000-disk-0/vm-101-disk-0"); err != nil {
 		t.Error(err)
 	}
-	got, _ = os.ReadFile(log) //nolint:gosec // our own
+	got, _ = os.ReadFile(log)
 	if !strings.HasPrefix(string(got), "delete\x00/nodes/pve/storage/local-zfs/content/base-9000-disk-0/vm-101-disk-0\x00") {
 		t.Errorf("%q", got)
 	}
@@ -137,7 +137,7 @@ func TestShellChangesAreNeverCutOff(t *testing.T) {
 	c := shellClient(t, fmt.Sprintf(`echo begun; echo $$ >%[1]s; read x <%[1]s; echo log; ps -o sid= -p $$ >%[2]s.tmp; mv %[2]s.tmp %[2]s; echo end >%[1]s`, fifo, done))
 	ctx, cancel := context.WithCancel(guard.Context(t))
 	go func() {
-		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
+		_, _ = os.ReadFile(fifo)
 		cancel()
 	}()
 	_, err := c.Start(ctx, "pve", 101)
@@ -150,10 +150,10 @@ func TestShellChangesAreNeverCutOff(t *testing.T) {
 	if err := os.WriteFile(fifo, []byte("go\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // our own process
+	if _, err := os.ReadFile(fifo); err != nil {
 		t.Fatal(err)
 	}
-	sid, err := os.ReadFile(done) //nolint:gosec // our own
+	sid, err := os.ReadFile(done)
 	if err != nil {
 		t.Fatalf("the change was cut off: %v", err)
 	}
@@ -172,7 +172,7 @@ func TestShellReadsAreCutOff(t *testing.T) {
 	c := shellClient(t, fmt.Sprintf(`echo begun >%[1]s; read x <%[1]s`, fifo))
 	ctx, cancel := context.WithCancel(guard.Context(t))
 	go func() {
-		_, _ = os.ReadFile(fifo) //nolint:gosec // our own process
+		_, _ = os.ReadFile(fifo)
 		cancel()
 	}()
 	if _, err := c.VMs(ctx, "pve"); agentlab.CodeOf(err) != agentlab.CodeUnavailable || !errors.Is(err, context.Canceled) {
@@ -194,13 +194,13 @@ func TestShellOutputSurvivesTheDaemon(t *testing.T) {
 	}
 	o := programs(t, map[string]string{"pvesh": fmt.Sprintf(
 		`echo begun >%[1]s; read x <%[1]s; i=0; while [ $i -lt 2000 ]; do echo "a line of log" || exit 1; echo x >&2 || exit 1; i=$((i+1)); done; echo all >%[1]s`, fifo)})
-	daemon := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$") //nolint:gosec,noctx // this test
+	daemon := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	daemon.Env = append(os.Environ(), "PVE_TEST_DAEMON="+o.Bin)
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.ReadFile(fifo); err != nil { //nolint:gosec // our own
+	if _, err := os.ReadFile(fifo); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(-daemon.Process.Pid, syscall.SIGKILL); err != nil {
@@ -210,7 +210,7 @@ func TestShellOutputSurvivesTheDaemon(t *testing.T) {
 	if err := os.WriteFile(fifo, []byte("go\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(fifo); err != nil || string(got) != "all\n" { //nolint:gosec // our own
+	if got, err := os.ReadFile(fifo); err != nil || string(got) != "all\n" {
 		t.Errorf("the change has not come to its end: %q %v", got, err)
 	}
 }
@@ -233,7 +233,7 @@ func TestShellRunsWithRootsGroup(t *testing.T) {
 		t.Error("who programs run as")
 	}
 	o := programs(t, map[string]string{"pvesh": `echo "gid $(id -g)" >&2; exit 1`})
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$") //nolint:gosec,noctx // this test
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), "PVE_TEST_GROUP="+o.Bin)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: 997}}
 	out, err := cmd.CombinedOutput()

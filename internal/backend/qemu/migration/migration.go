@@ -162,7 +162,7 @@ func (m *receiver) appendTo(b *bytes.Buffer, values ...any) {
 	for _, v := range values {
 		switch v := v.(type) {
 		case string:
-			b.WriteByte(byte(len(v))) //nolint:gosec // it was read with such a length
+			b.WriteByte(byte(len(v)))
 			b.WriteString(v)
 		case []byte:
 			b.Write(v)

@@ -25,7 +25,7 @@ func (s *stream) put(values ...any) *stream {
 	for _, v := range values {
 		switch v := v.(type) {
 		case string:
-			s.WriteByte(byte(len(v))) //nolint:gosec // short names
+			s.WriteByte(byte(len(v)))
 			s.WriteString(v)
 		case []byte:
 			s.Write(v)

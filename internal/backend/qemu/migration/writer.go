@@ -30,7 +30,7 @@ func (w *writer) next(offset uint64) []byte {
 
 func (w *writer) flush() {
 	if len(w.buf) > 0 && w.err == nil {
-		_, w.err = w.file.WriteAt(w.buf, int64(w.start)) //nolint:gosec // less than the memory's size
+		_, w.err = w.file.WriteAt(w.buf, int64(w.start))
 	}
 	w.buf = w.buf[:0]
 }
