@@ -129,3 +129,42 @@ func TestJobRunPath(t *testing.T) {
 		}
 	}
 }
+
+// Each file in changelog/ is one item about one change, short enough for a list.
+func TestChangelog(t *testing.T) {
+	for text, good := range map[string]bool{
+		"- `agentlab x` does y.\n": true, "- **Fixed**: z.\n": true, "": false, "text\n": false, "- a.\n- b.\n": false, "- a\n": false,
+		"- a.": false, "- " + strings.Repeat("a", 600) + ".\n": false,
+	} {
+		if fault := changeFault(text); (fault == "") != good {
+			t.Errorf("%q: %q", text, fault)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(root, "changelog", "*.md"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fault := changeFault(string(text)); filepath.Base(path) != "README.md" && fault != "" {
+			t.Errorf("changelog/%s: %s", filepath.Base(path), fault)
+		}
+	}
+}
+
+// changeFault returns what is wrong with the text of a file in changelog/, "" if nothing is.
+func changeFault(text string) string {
+	const most = 500
+	switch {
+	case !strings.HasPrefix(text, "- ") || !strings.HasSuffix(text, ".\n"):
+		return "it is not a list item that ends with a full stop"
+	case strings.Count(text, "\n") != 1:
+		return "it has more than one line"
+	case len(text) > most:
+		return "it has more than " + strconv.Itoa(most) + " characters"
+	}
+	return ""
+}

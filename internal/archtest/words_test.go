@@ -51,7 +51,7 @@ func findPhrases(file string, line int, text string) []wordHit {
 // textFiles are the documents, scripts and data files that the word list applies
 // to.
 var textFiles = []string{
-	"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "skills/*/*.md",
+	"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "changelog/*.md", "docs/*.md", "skills/*/*.md",
 	"Makefile", ".ci/run", ".golangci.yml", "scripts/*.sh", "scripts/*/*.sh", "scripts/*/*.nft", "scripts/systemd/*.service",
 	"presets/*.txt", "profiles/*.yaml", "images/*.yaml", "images/build/*", "images/cloud/etc/systemd/system/*", "images/files/etc/systemd/system/*",
 	"internal/store/migrations/*.sql", "test/*/*.sh",
