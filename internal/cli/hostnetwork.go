@@ -49,7 +49,7 @@ func (a *App) printBody(key string, body client.Body, err error) error {
 	if err != nil {
 		return err
 	}
-	defer body.Close() //nolint:errcheck // only read from
+	defer body.Close()
 	text, err := io.ReadAll(body)
 	if err != nil {
 		return err

@@ -95,7 +95,7 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 	if err != nil {
 		return err
 	}
-	defer kit.Close() //nolint:errcheck // a copy in a temporary directory
+	defer kit.Close()
 	h := &hostInit{app: a, flags: f, kit: kit}
 	if err := h.run(ctx); err != nil {
 		return err

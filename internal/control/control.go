@@ -171,7 +171,7 @@ func (c *Client) Rehearse(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // the command has ended, or is ended by this
+	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	frames := stream.NewReader(io.LimitReader(conn, maxBody))
 	for {

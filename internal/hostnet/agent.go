@@ -29,7 +29,7 @@ func ServeAgent(ctx context.Context, in io.Reader, out io.Writer, cfg Config) er
 	if err != nil {
 		return err
 	}
-	defer mux.Close() //nolint:errcheck // already ended
+	defer mux.Close()
 	stop := context.AfterFunc(ctx, func() { _ = mux.Close() })
 	defer stop()
 	// One agent at a time: an old agent that still changes the rules would
@@ -116,7 +116,7 @@ func (a *agent) hello(c call) error {
 
 // serve answers one call.
 func (a *agent) serve(ctx context.Context, conn net.Conn) {
-	defer conn.Close() //nolint:errcheck // already ended
+	defer conn.Close()
 	var c call
 	if err := readCall(conn, &c); err != nil {
 		_ = writeFrame(conn, answer{Failed: failureOf(err)})
@@ -187,7 +187,7 @@ func (a *agent) listen(ctx context.Context, l *Local, c call) error {
 		return err
 	}
 	go func() {
-		defer ln.Close() //nolint:errcheck // already ended
+		defer ln.Close()
 		for {
 			conn, err := ln.Accept()
 			if err != nil {

@@ -184,7 +184,7 @@ func (l *Local) listenGuests(ctx context.Context, m *nft.Manager) (out []net.Lis
 func (l *Local) demultiplex(ctx context.Context, m *nft.Manager, ln net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
-	defer ln.Close() //nolint:errcheck // it is closed twice
+	defer ln.Close()
 	for {
 		conn, err := ln.Accept()
 		if ctx.Err() != nil {

@@ -30,7 +30,7 @@ func ReadToken(path string) (string, error) {
 	if err != nil {
 		return "", bad(agentlab.CodeInvalid, "cannot read the token of the metrics: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close()
 	st, err := f.Stat()
 	switch {
 	case err != nil:

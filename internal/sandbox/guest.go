@@ -192,7 +192,7 @@ func (s *Service) saveConsole(ctx context.Context, sb agentlab.Sandbox) {
 	defer cancel()
 	rc, err := s.ConsoleLog(sctx, sb.VMID, false)
 	if err == nil {
-		defer rc.Close() //nolint:errcheck // it was only read
+		defer rc.Close()
 		end := bounded.Tail{Max: saveBytes}
 		if _, err = io.Copy(&end, io.LimitReader(rc, lookBytes)); err == nil && end.String() != "" {
 			err = s.putConsole(sctx, sb.JobID, strings.NewReader(end.String()))

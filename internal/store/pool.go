@@ -47,7 +47,7 @@ func (p *pool) prepared(ctx context.Context, query string) *sql.Stmt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if other := p.kept[query]; other != nil {
-		_ = st.Close() //nolint:sqlclosecheck // the other one is kept
+		_ = st.Close()
 		return other
 	}
 	p.kept[query] = st
@@ -63,7 +63,7 @@ func wasRead(q querier, begin time.Time) {
 
 // QueryContext does not report the read: the caller does, after the last row.
 func (p *pool) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
+	if st := p.prepared(ctx, query); st != nil {
 		return st.QueryContext(ctx, args...)
 	}
 	return p.DB.QueryContext(ctx, query, args...)
@@ -71,7 +71,7 @@ func (p *pool) QueryContext(ctx context.Context, query string, args ...any) (*sq
 
 func (p *pool) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
 	defer wasRead(p, time.Now())
-	if st := p.prepared(ctx, query); st != nil { //nolint:sqlclosecheck // the pool keeps it
+	if st := p.prepared(ctx, query); st != nil {
 		return st.QueryRowContext(ctx, args...)
 	}
 	return p.DB.QueryRowContext(ctx, query, args...)
@@ -89,21 +89,21 @@ func (w *tx) statement(query string) *sql.Stmt {
 }
 
 func (w *tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
+	if st := w.statement(query); st != nil {
 		return st.QueryContext(ctx, args...)
 	}
 	return w.Tx.QueryContext(ctx, query, args...)
 }
 
 func (w *tx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
+	if st := w.statement(query); st != nil {
 		return st.QueryRowContext(ctx, args...)
 	}
 	return w.Tx.QueryRowContext(ctx, query, args...)
 }
 
 func (w *tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if st := w.statement(query); st != nil { //nolint:sqlclosecheck // the transaction closes it
+	if st := w.statement(query); st != nil {
 		return st.ExecContext(ctx, args...)
 	}
 	return w.Tx.ExecContext(ctx, query, args...)

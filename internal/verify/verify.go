@@ -148,7 +148,7 @@ func (s *Service) exec(ctx context.Context, vmid int, probes []guestapi.Probe) (
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is left in it
+	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	sent := make(chan error, 1)

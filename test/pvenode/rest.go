@@ -377,7 +377,7 @@ func encodeBody(resp Response, bare bool) []byte {
 
 // write writes a fault, after which the connection closes.
 func (s *restServer) write(conn net.Conn, buf *bufio.ReadWriter, status int, reason string, body []byte) {
-	defer conn.Close() //nolint:errcheck // the answer is written
+	defer conn.Close()
 	head := "HTTP/1.1 " + strconv.Itoa(status) + " " + reason + "\r\nCache-Control: max-age=0\r\nConnection: close\r\n" +
 		"Date: " + time.Now().UTC().Format(http.TimeFormat) + "\r\nPragma: no-cache\r\nServer: pve-api-daemon/3.0\r\n" +
 		"Content-Length: " + strconv.Itoa(len(body)) + "\r\n"

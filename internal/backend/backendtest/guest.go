@@ -21,10 +21,10 @@ func (s *suite) connections(ref backend.Ref) {
 	defer cancel()
 	conn, err := s.d.DialControl(ctx, ref)
 	s.ok("DialControl", err)
-	defer conn.Close() //nolint:errcheck // everything was read
+	defer conn.Close()
 	l, err := s.d.ListenGuest(ctx, ref)
 	s.ok("ListenGuest", err)
-	defer l.Close() //nolint:errcheck // it is closed twice
+	defer l.Close()
 	cancel()
 
 	s.ok("a connection to the guest", s.deadlineWorks(conn))
@@ -50,7 +50,7 @@ func (s *suite) serveClosed(l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // all was written
+	defer conn.Close()
 	if err := errors.Join(l.Close(), s.deadlineWorks(conn)); err != nil {
 		return err
 	}

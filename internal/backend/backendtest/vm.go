@@ -122,7 +122,7 @@ func (s *suite) execAs(ref backend.Ref, user string, argv ...string) (string, in
 	s.Helper()
 	conn, err := s.client(ref).Exec(s.ctx(), guestapi.ExecRequest{Command: argv, User: user})
 	s.ok("exec", err)
-	defer conn.Close() //nolint:errcheck // everything was read
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(s.cfg.Patience))
 	var out bytes.Buffer
 	frames := stream.NewReader(conn)
@@ -155,7 +155,7 @@ func (s *suite) dialGuest(ref backend.Ref) {
 	s.ok("ssh-key", err)
 	conn, err := s.d.DialGuest(s.ctx(), ref, resp.Port)
 	s.ok("DialGuest", err)
-	defer conn.Close() //nolint:errcheck // everything was read
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(s.cfg.Patience))
 	banner := make([]byte, 4)
 	if _, err := io.ReadFull(conn, banner); err != nil || string(banner) != "SSH-" {
@@ -236,7 +236,7 @@ func (s *suite) consoleLog(ref backend.Ref) {
 	defer cancel()
 	rc, err = cl.ConsoleLog(ctx, ref, true)
 	s.ok("ConsoleLog with follow", err)
-	defer rc.Close() //nolint:errcheck // everything was read
+	defer rc.Close()
 	_, err = io.ReadFull(rc, make([]byte, len(text)))
 	s.ok("read with follow", err)
 	ended := make(chan struct{})

@@ -108,7 +108,7 @@ func (g *guest) dialPort(d *Driver, port uint16) (net.Conn, error) {
 		return nil, err
 	}
 	g.in.h.spawn(func() {
-		defer guestEnd.Close() //nolint:errcheck // no caller to report it to
+		defer guestEnd.Close()
 		if web {
 			g.serveWeb(guestEnd, port)
 			return
@@ -327,7 +327,7 @@ func (g *guest) exec(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	defer c.Close() //nolint:errcheck // the frames have the result
+	defer c.Close()
 	out := stream.NewWriter(c)
 	p := g.newProcess(out.Data(stream.Stdout), out.Data(stream.Stderr), req.Env)
 	defer p.cancel(nil)
@@ -344,7 +344,7 @@ func (g *guest) attach(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	defer c.Close() //nolint:errcheck // the frames have the result
+	defer c.Close()
 	name := req.Session
 	if name == "" {
 		name = "main"

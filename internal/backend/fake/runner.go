@@ -485,7 +485,7 @@ func (r *runner) exchange(ctx context.Context, method, u, token string, body io.
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // the rest is not needed
+	defer resp.Body.Close()
 	if resp.StatusCode >= 400 {
 		no := refused{status: resp.StatusCode}
 		_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&no.body)

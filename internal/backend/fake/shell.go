@@ -171,7 +171,7 @@ func (p *process) curl(url string) int {
 	if err != nil {
 		return 7
 	}
-	defer resp.Body.Close() //nolint:errcheck // everything was read
+	defer resp.Body.Close()
 	if _, err := io.Copy(p.out, resp.Body); err != nil {
 		return 18
 	}

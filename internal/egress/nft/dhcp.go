@@ -44,7 +44,7 @@ func (m *Manager) listenDHCP(ctx context.Context) (net.PacketConn, error) {
 func (m *Manager) serveDHCP(ctx context.Context, conn net.PacketConn) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	defer conn.Close() //nolint:errcheck // it is closed twice
+	defer conn.Close()
 	buf := make([]byte, 1500)
 	for {
 		n, _, err := conn.ReadFrom(buf)

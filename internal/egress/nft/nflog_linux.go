@@ -40,7 +40,7 @@ func (m *Manager) auditLog(ctx context.Context) error {
 	f := os.NewFile(uintptr(fd), "nflog")
 	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
 	defer stop()
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close()
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := f.Read(buf)

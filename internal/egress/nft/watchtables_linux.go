@@ -25,7 +25,7 @@ func tablesRemoved(ctx context.Context) (<-chan struct{}, error) {
 	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
 	go func() {
 		defer stop()
-		defer f.Close() //nolint:errcheck // only read from
+		defer f.Close()
 		buf := make([]byte, 64<<10)
 		for {
 			n, err := f.Read(buf)

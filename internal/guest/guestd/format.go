@@ -76,7 +76,7 @@ func (v volume) marked() (bool, error) {
 func (v volume) read(part []byte, at int64) error {
 	f, err := os.Open(v.dev)
 	if err == nil {
-		defer f.Close() //nolint:errcheck // it was only read
+		defer f.Close()
 		_, err = f.ReadAt(part, at)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -128,7 +128,7 @@ func (s *Server) thawLeft() {
 	if err != nil {
 		return
 	}
-	defer dir.Close() //nolint:errcheck // a directory that was only read
+	defer dir.Close()
 	if unix.IoctlSetInt(int(dir.Fd()), ioctlThaw, 0) == nil {
 		s.log.Warn("the workspace is thawed, which an earlier server has frozen")
 	}

@@ -77,7 +77,7 @@ func (p *prober) lookup(ctx context.Context, network, server, name, typ string) 
 	if err != nil {
 		return answer{}, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is left in it
+	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if network == "tcp" {
@@ -161,7 +161,7 @@ func configured() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())

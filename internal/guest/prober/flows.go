@@ -114,7 +114,7 @@ func (p *prober) datagram(ctx context.Context, a *attempt, payload []byte) error
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is left in it
+	defer conn.Close()
 	end, _ := ctx.Deadline()
 	half := time.Now().Add(time.Until(end) / 2)
 	buf := make([]byte, 2048)

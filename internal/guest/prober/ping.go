@@ -26,7 +26,7 @@ func (p *prober) ping(ctx context.Context, a *attempt) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is left in it
+	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	// The reply to an earlier probe of the same address may still arrive.

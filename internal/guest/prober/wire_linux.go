@@ -136,7 +136,7 @@ func arpEntry(a netip.Addr) (net.HardwareAddr, bool) {
 	if err != nil {
 		return nil, false
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		w := strings.Fields(lines.Text())

@@ -312,7 +312,7 @@ func (w *World) Sh(sb agentlab.Sandbox, script string) string {
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // it was only read
+	defer c.Close()
 	var out strings.Builder
 	for r := stream.NewReader(c); ; {
 		typ, data, err := r.Next()
