@@ -25,6 +25,16 @@ func (c *Client) Backends(ctx context.Context) (api.List[api.Backend], error) {
 	return get[api.List[api.Backend]](ctx, c, nil, "backends")
 }
 
+// DrainBackend drains a backend: no sandbox and no workspace is made on it.
+func (c *Client) DrainBackend(ctx context.Context, name string) (api.Backend, error) {
+	return post[api.Backend](ctx, c, nil, "backends", name, "drain")
+}
+
+// UndrainBackend ends the draining of a backend.
+func (c *Client) UndrainBackend(ctx context.Context, name string) (api.Backend, error) {
+	return post[api.Backend](ctx, c, nil, "backends", name, "undrain")
+}
+
 // CheckBackend checks a backend now and returns all results.
 func (c *Client) CheckBackend(ctx context.Context, name string) (api.HostChecks, error) {
 	return get[api.HostChecks](ctx, c, nil, "backends", name, "checks")

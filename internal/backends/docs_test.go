@@ -36,11 +36,23 @@ backends:
     token_id: agentlab@pve!agentlab
 ` + "```" + `
 
-Each sandbox, workspace, snapshot and template stays on its backend, and the daemon drives all of them. New ones
-are made on the default, or on the backend of the workspace or snapshot that they use. A backend that has the
-name of its driver, with or without ` + "`backends`" + `, has the files that the only backend had before; the files of
-others are in ` + "`backends/NAME`" + ` of the state and cache directories. A sandbox of a backend that is not in the file is
-not changed. At most 16 backends are possible.
+Each sandbox, workspace, snapshot and template stays on its backend, and the daemon drives all of them. A new
+sandbox is made on the backend of the workspace or snapshot that it uses; else on the one that the request names
+(` + "`" + `--backend` + "`" + ` of ` + "`" + `sandbox new` + "`" + `, ` + "`" + `job run` + "`" + `, ` + "`" + `start` + "`" + `, ` + "`" + `session create` + "`" + `, ` + "`" + `workspace create` + "`" + ` and ` + "`" + `image warm` + "`" + `); else on
+the one in its profile (` + "`" + `backend` + "`" + `); else on the default. A request for another backend than the one of its workspace
+or snapshot is refused, and so is one for what the backend does not support: the error names the backends that do.
+` + "`" + `agentlab backend list` + "`" + ` shows them, ` + "`" + `agentlab backend check NAME` + "`" + ` checks one. While one is drained (` + "`" + `agentlab backend
+drain NAME` + "`" + `), nothing new is made on it. The warm pool is on the default.
+
+A backend that has the name of its driver, with or without ` + "`" + `backends` + "`" + `, has the files that the only backend had
+before; the files of others are in ` + "`" + `backends/NAME` + "`" + ` of the state and cache directories. A sandbox of a backend that is
+not in the file is not changed. At most 16 backends are possible.
+
+A backend that hangs or fails delays nothing on the others: each has its own workers and its own slots for VMs that
+boot. One that twice fails to list its sandboxes, or does not return the list within three minutes, is down. Until
+it answers again, requests for it are refused or wait, with the time since when it is down and the reason; only what
+limits a sandbox (to stop, suspend or destroy it, or to change its network) is still tried. ` + "`" + `agentlab status` + "`" + ` and
+` + "`" + `doctor` + "`" + ` show it, and so does ` + "`" + `agentlab_backend_up` + "`" + ` in the [metrics](metrics.md).
 `
 
 // docs/config.md is generated from the doc tags of config.Config and of the

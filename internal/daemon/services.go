@@ -128,7 +128,7 @@ func (s *services) openImages(context.Context, *cleanup) error {
 	return nil
 }
 
-func (s *services) openDriver(_ context.Context, undo *cleanup) error {
+func (s *services) openDriver(ctx context.Context, undo *cleanup) error {
 	var list []*fleet.Backend
 	for _, in := range s.settings.Instances() {
 		b, err := s.cfg.Backends.Open(in, s.cfg.Paths, registry.Env{
@@ -143,6 +143,9 @@ func (s *services) openDriver(_ context.Context, undo *cleanup) error {
 	s.fleet = fleet.New(list...).Observe(s.metrics)
 	_, built := s.fleet.Default().Images.(image.Bootable)
 	s.doctor = doctor.New(s.doctorConfig(built))
+	if err := s.doctor.Load(ctx); err != nil {
+		return err
+	}
 	var private []agentlab.PrivateTarget
 	for _, p := range s.settings.Network.Private {
 		private = append(private, agentlab.PrivateTarget{Host: p.Host, Port: p.Port, Reason: p.Reason, Source: profile.SourceConfig})

@@ -27,10 +27,12 @@ const (
 // another one.
 const checkLimit = 30 * time.Second
 
-// Store counts rows; *store.Store implements it.
+// Store counts rows, and keeps which backends are drained; *store.Store implements it.
 type Store interface {
 	CountSandboxes(ctx context.Context) (map[agentlab.SandboxState]int, error)
 	CountJobs(ctx context.Context) (map[agentlab.JobStatus]int, error)
+	Fact(ctx context.Context, name string) (string, error)
+	SetFact(ctx context.Context, name, value string) error
 }
 
 // Reporter is a service that reports findings about itself.
@@ -55,6 +57,8 @@ type Service struct {
 	reporters []Reporter
 
 	backends []*checked
+
+	draining sync.Mutex // held while the list of drained backends changes
 
 	mu     sync.Mutex
 	images []backend.Finding
@@ -170,11 +174,14 @@ func (s *Service) backendFindings(ctx context.Context) (all []backend.Finding) {
 	return all
 }
 
-// Usable returns why a backend cannot start any sandbox. If the last check
+// Usable returns why a backend starts no new sandbox: it is drained, or it cannot. If the last check
 // found an error, it checks again, because the user may have fixed the error.
 func (s *Service) Usable(name string) error {
 	for _, c := range s.backends {
 		if c.b.Name() == name {
+			if err := c.b.Admits(); err != nil {
+				return err
+			}
 			return c.usable()
 		}
 	}

@@ -68,6 +68,9 @@ func (rows) CountJobs(context.Context) (map[agentlab.JobStatus]int, error) {
 	return map[agentlab.JobStatus]int{agentlab.JobRunning: 2}, nil
 }
 
+func (rows) Fact(context.Context, string) (string, error)  { return "", nil }
+func (rows) SetFact(context.Context, string, string) error { return nil }
+
 // reporter is a service with one finding.
 type reporter backend.Finding
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -22,6 +23,7 @@ type Backend struct {
 	Images  Images // of its sandboxes
 	name    string
 	missing error
+	drained atomic.Bool
 	watch   *watch // nil if the daemon does not have it
 }
 
@@ -77,6 +79,22 @@ func (b *Backend) Can() backend.Capabilities { return b.Info().Capabilities }
 // Missing returns nil if the daemon has this backend. Otherwise the error has code conflict
 // and a hint, and all methods of the backend return it.
 func (b *Backend) Missing() error { return b.missing }
+
+// SetDrained drains the backend, or ends that: while it is drained, nothing new is made on it.
+func (b *Backend) SetDrained(drained bool) { b.drained.Store(drained) }
+
+// Drained reports whether the backend is drained.
+func (b *Backend) Drained() bool { return b.drained.Load() }
+
+// Admits returns nil if sandboxes and workspaces may be made on the backend. While it is
+// drained, the error has code busy.
+func (b *Backend) Admits() error {
+	if !b.Drained() {
+		return b.missing
+	}
+	return agentlab.Errorf(agentlab.CodeBusy, "backend %s is drained: nothing new is made on it", b.name).WithField("backend").
+		WithHint("end that with 'agentlab backend undrain %s', or use another backend: --backend NAME", b.name)
+}
 
 // Without returns the error for a request that the backend does not support, such as
 // "has no workspaces".

@@ -50,6 +50,8 @@ func (s *Server) routes() []route {
 		{get, "/v1/status", AccessRead, "daemon.read", noTarget, anyOrigin, 200, "status", "Show the state of the daemon", call(s.status)},
 		{get, "/v1/backends", AccessRead, "daemon.read", noTarget, anyOrigin, 200, "backends", "List the backends of the daemon, the default first", listing(s.backends)},
 		{get, "/v1/backends/{backend}/checks", AccessRead, "host.read", noTarget, anyOrigin, 200, "check-backend", "Check a backend now", call(s.checkBackend)},
+		{post, "/v1/backends/{backend}/drain", AccessAdmin, "host.drain", noTarget, anyOrigin, 200, "drain-backend", "Make no new sandboxes and workspaces on a backend", call(s.drainBackend)},
+		{post, "/v1/backends/{backend}/undrain", AccessAdmin, "host.drain", noTarget, anyOrigin, 200, "undrain-backend", "Make sandboxes and workspaces on a backend again", call(s.undrainBackend)},
 		{get, "/v1/metrics", AccessRead, "daemon.read", noTarget, anyOrigin, 200, "metrics", "Read the metrics of the daemon in the text format of Prometheus", raw("text/plain", s.metrics)},
 		{post, "/v1/daemon/stop", AccessAdmin, "daemon.stop", noTarget, localOnly, 202, "stop-daemon", "Stop the daemon; VMs keep running", call(s.stopDaemon)},
 		{post, "/v1/daemon/backup", AccessAdmin, "daemon.backup", noTarget, anyOrigin, 201, "backup-database", "Make a backup of the database", call(s.backupDatabase)},

@@ -209,6 +209,7 @@ type Doctor interface {
 	Checks(ctx context.Context) (api.HostChecks, error) // runs the checks now
 	CheckBackend(ctx context.Context, name string) (api.HostChecks, error)
 	Backends() []api.Backend
+	Drain(ctx context.Context, name string, drain bool) (api.Backend, error)
 }
 
 // Bundles makes doctor bundles; *doctor.Bundles implements it.

@@ -442,6 +442,10 @@ func (s stubSystem) Status(context.Context) (api.Status, error) {
 }
 func (s stubSystem) Backends() []api.Backend { return []api.Backend{{Name: "lab", Up: true}} }
 
+func (s stubSystem) Drain(_ context.Context, name string, drain bool) (api.Backend, error) {
+	return api.Backend{Name: name, Drained: drain}, s.called("backend.drain " + name)
+}
+
 func (s stubSystem) CheckBackend(_ context.Context, name string) (api.HostChecks, error) {
 	return api.HostChecks{Backend: name}, s.called("backend.check " + name)
 }

@@ -38,6 +38,14 @@ func (s *Server) backends(context.Context, *struct{}) ([]api.Backend, error) {
 	return s.cfg.Services.Doctor.Backends(), nil
 }
 
+func (s *Server) drainBackend(ctx context.Context, in *backendInput) (api.Backend, error) {
+	return s.cfg.Services.Doctor.Drain(ctx, in.Backend, true)
+}
+
+func (s *Server) undrainBackend(ctx context.Context, in *backendInput) (api.Backend, error) {
+	return s.cfg.Services.Doctor.Drain(ctx, in.Backend, false)
+}
+
 func (s *Server) checkBackend(ctx context.Context, in *backendInput) (api.HostChecks, error) {
 	return s.cfg.Services.Doctor.CheckBackend(ctx, in.Backend)
 }

@@ -30,6 +30,9 @@ func (s *Service) Create(ctx context.Context, sel agentlab.WorkspaceSelection) (
 func (s *Service) plan(sel agentlab.WorkspaceSelection) (agentlab.Workspace, error) {
 	none := agentlab.Workspace{}
 	b, err := s.cfg.Fleet.Choose(sel.Backend)
+	if err == nil {
+		err = b.Admits()
+	}
 	if err != nil {
 		return none, err
 	}
@@ -280,6 +283,9 @@ func (s *Service) PlanFork(ctx context.Context, idOrName, name, snapshot string)
 		return none, err
 	}
 	src, err := s.getReachable(ctx, idOrName)
+	if err == nil {
+		err = s.cfg.Fleet.Of(src.Backend).Admits()
+	}
 	if err != nil {
 		return none, err
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -240,7 +239,7 @@ func (d *Driver) cloneEnded(ctx context.Context, h *handle, first bool, err erro
 	case agentlab.CodeExists:
 		return d.afterNumberTaken(ctx, h, first, err)
 	case agentlab.CodeUnsupported:
-		if !h.Full && strings.Contains(err.Error(), "Linked clone") {
+		if !h.Full && pve.NoLinkedClone.Is(err) {
 			d.log.Warn("the template's storage has no linked clones: its disk is copied", "template", h.Template, "vmid", h.Spec.VMID)
 			h.Full = true
 			return d.cloneOnce(ctx, h)

@@ -222,11 +222,11 @@ func (d *Driver) removeFound(ctx context.Context, id vmID, h *handle, s lookupRe
 		case ctx.Err() != nil || try == destroyTries:
 			return err
 		case code == agentlab.CodeNotFound: // on this node: it may have been migrated
-		case code == agentlab.CodeConflict && strings.Contains(err.Error(), "is running"): // started by a user
+		case pve.VMRuns.Is(err): // started by a user
 			if err := d.cutPower(ctx, s.node, id.VMID); err != nil {
 				return err
 			}
-		case code == agentlab.CodeDenied && strings.Contains(err.Error(), "protection mode") && !protected:
+		case pve.VMProtected.Is(err) && !protected:
 			protected = true
 		case code == agentlab.CodeBusy:
 		default:

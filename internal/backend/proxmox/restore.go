@@ -139,7 +139,7 @@ func (d *Driver) rollBack(ctx context.Context, h *handle, s pve.Snapshot, all []
 			return serr
 		}
 	}
-	if newer := d.newerSnapshots(s, all, h.id()); agentlab.CodeOf(err) == agentlab.CodeConflict && strings.Contains(err.Error(), "is not most recent snapshot") {
+	if newer := d.newerSnapshots(s, all, h.id()); pve.NotNewestSnapshot.Is(err) {
 		hint := "run on its node: zfs list -t snapshot; a snapshot of the disk that was made outside of Proxmox VE is newer"
 		if len(newer) > 0 {
 			hint = "this storage can return only to the newest snapshot: delete the newer ones first: " + strings.Join(newer, ", ")

@@ -119,6 +119,25 @@ var faults = []fault{
 	row(`(?i)^no such task$`, agentlab.CodeNotFound, ""),
 }
 
+// Class is a kind of fault that callers handle in a way of its own.
+type Class struct {
+	code agentlab.Code
+	text *lazyre.Regexp
+}
+
+// The classes. Each text is a part of one of the rows above.
+var (
+	NoLinkedClone     = Class{agentlab.CodeUnsupported, lazyre.New(`Linked clone`)} // of the template's storage
+	VMRuns            = Class{agentlab.CodeConflict, lazyre.New(`is running`)}
+	VMProtected       = Class{agentlab.CodeDenied, lazyre.New(`protection mode`)}
+	NotNewestSnapshot = Class{agentlab.CodeConflict, lazyre.New(`is not most recent snapshot`)}
+)
+
+// Is reports whether err is a fault of the class.
+func (c Class) Is(err error) bool {
+	return agentlab.CodeOf(err) == c.code && c.text.MatchString(err.Error())
+}
+
 // faultOf returns the node's answer in an error.
 func faultOf(err error) (*Fault, bool) { return errors.AsType[*Fault](err) }
 

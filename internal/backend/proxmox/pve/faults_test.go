@@ -177,3 +177,19 @@ func TestDiagnosisOfPrograms(t *testing.T) {
 		t.Errorf("nothing was said: %+v", f)
 	}
 }
+
+// Each class matches its own text of the node, and no other class's.
+func TestClasses(t *testing.T) {
+	classes := []Class{NoLinkedClone, VMRuns, VMProtected, NotNewestSnapshot}
+	for i, text := range []string{
+		"Linked clone feature is not supported for drive 'scsi0'", "VM 101 is running - destroy failed", "can't remove VM 101 - protection mode enabled",
+		"can't rollback, 's1' is not most recent snapshot on 'local-zfs:vm-101-disk-0'",
+	} {
+		err := callError("call", &Fault{Status: 500, Message: text})
+		for j, c := range classes {
+			if c.Is(err) != (i == j) {
+				t.Errorf("%q: class %d: %v", text, j, c.Is(err))
+			}
+		}
+	}
+}
