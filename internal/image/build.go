@@ -116,7 +116,7 @@ const withheld = "-dac_read_search,-sys_module,-sys_rawio,-sys_ptrace,-sys_boot,
 // prepare creates the directories of the build and stages the recipe.
 func (b *builder) prepare(ctx context.Context) error {
 	for _, dir := range []string{"image", "tmp"} {
-		if err := os.Mkdir(b.path(dir), 0o755); err != nil { //nolint:gosec // read inside the namespace by others than root
+		if err := os.Mkdir(b.path(dir), 0o755); err != nil {
 			return err
 		}
 	}
@@ -251,7 +251,7 @@ func (b *builder) kernel(s *Stamp) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", filepath.Base(files[0]), err)
 	}
-	if err := os.WriteFile(b.path("image", fileKernel), elf, 0o444); err != nil { //nolint:gosec // not secret
+	if err := os.WriteFile(b.path("image", fileKernel), elf, 0o444); err != nil {
 		return err
 	}
 	dir := b.path("tree", "usr", "lib", "modules", release)
@@ -259,7 +259,7 @@ func (b *builder) kernel(s *Stamp) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(b.path("image", fileModules), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444) //nolint:gosec // not secret
+	f, err := os.OpenFile(b.path("image", fileModules), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return err
 	}
@@ -322,5 +322,5 @@ func (s *Stamp) write(path string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o444) //nolint:gosec // not secret
+	return os.WriteFile(path, append(text, '\n'), 0o444)
 }

@@ -52,7 +52,7 @@ func (s *Store) commit(ctx context.Context, work string, base Image, disk func(c
 	}
 	st, err := os.Stat(root)
 	if err == nil {
-		err = os.Chmod(root, 0o444) //nolint:gosec // images are not secret
+		err = os.Chmod(root, 0o444)
 	}
 	if err != nil {
 		return nil, err

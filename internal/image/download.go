@@ -101,7 +101,7 @@ var errTooLarge = errors.New("the file has more than 2 GiB")
 
 // save writes what r returns to path, durably, and returns its SHA-256.
 func save(path string, r io.Reader) (sum string, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // a file of an image
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return "", err
 	}

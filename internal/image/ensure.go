@@ -110,7 +110,7 @@ func (s *Store) fresh(name, key string) (Image, bool) {
 // another process holds the lock, its build log is passed to progress.
 func (s *Store) lockName(ctx context.Context, name string, progress func(string)) (func(), error) {
 	dir := filepath.Join(s.root, buildDir)
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, classify("making the image store", err, "")
 	}
 	path := filepath.Join(dir, name+".lock")
@@ -258,7 +258,7 @@ func (s *Store) workDir(ctx context.Context, name string) (dir string, remove fu
 		return "", nil, classify("making the build's directory", err, "")
 	}
 	remove = func() { removeTree(context.WithoutCancel(ctx), dir) }
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the namespace's users read below it
+	if err := os.Chmod(dir, 0o755); err != nil {
 		remove()
 		return "", nil, classify("making the build's directory", err, "")
 	}
@@ -269,7 +269,7 @@ func (s *Store) workDir(ctx context.Context, name string) (dir string, remove fu
 // with the same content is left as it is, because sandboxes may use it.
 func (s *Store) publish(stamp *Stamp, from string) (Image, error) {
 	dir := filepath.Join(s.root, stamp.Name)
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // images are not secret
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Image{}, err
 	}
 	if _, err := s.load(stamp.Name, stamp.Digest); err != nil {

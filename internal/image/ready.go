@@ -29,7 +29,7 @@ func (s *Store) Readiness(ctx context.Context, ref string) (Readiness, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
-	if err := os.MkdirAll(s.root, 0o755); err != nil { //nolint:gosec // images are not secret
+	if err := os.MkdirAll(s.root, 0o755); err != nil {
 		return Readiness{}, classify("making the image store", err, "")
 	}
 	return Readiness{Built: built, Obstacles: r.obstacles(ctx, s.root)}, nil

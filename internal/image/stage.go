@@ -189,7 +189,7 @@ func (s *stage) writeMode(name, text string, mode fs.FileMode) {
 
 // writeFile writes a file and the directories above it.
 func writeFile(path, text string, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // directories of a root file system
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	if err := os.WriteFile(path, []byte(text), mode); err != nil {

@@ -81,7 +81,7 @@ var errContent = errors.New("its content does not match its name")
 // Put stores an object from its content, which must end after its size and have its hash.
 func (s Store) Put(p Pointer, r io.Reader) error {
 	dir := filepath.Dir(s.Path(p.OID))
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as Git LFS makes it
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(s.Dir, ".agentlab-")

@@ -240,7 +240,7 @@ func end(pid int) {
 func (s *Server) newBootID(mounted bool) error {
 	id := []byte(randomUUID() + "\n")
 	// The file is written in place: it may be mounted already.
-	f, err := os.OpenFile(s.path(bootIDFile), os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o444) //nolint:gosec // public
+	f, err := os.OpenFile(s.path(bootIDFile), os.O_WRONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o444)
 	if err != nil {
 		return err
 	}

@@ -366,7 +366,7 @@ func (s *Server) linkBootstrap() error {
 	if to, err := os.Readlink(link); err == nil && to == bootstrapFile {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil { //nolint:gosec // a directory that all users may read
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
 		return err
 	}
 	_ = os.Remove(link)
@@ -377,7 +377,7 @@ func (s *Server) linkBootstrap() error {
 // owner is set only as root.
 func (s *Server) writeFile(name string, content []byte, mode fs.FileMode, uid, gid int) error {
 	name = s.path(name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // directories that all users may read
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
 	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // mode 0600

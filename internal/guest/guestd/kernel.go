@@ -121,7 +121,7 @@ func prepareIPv6(device string, want bool) bool {
 	if _, err := os.Stat(conf); err != nil {
 		return false
 	}
-	set := func(name, value string) bool { return os.WriteFile(conf+name, []byte(value), 0o644) == nil } //nolint:gosec // a file of the kernel's
+	set := func(name, value string) bool { return os.WriteFile(conf+name, []byte(value), 0o644) == nil }
 	if !want {
 		set("disable_ipv6", "1")
 		return false

@@ -90,7 +90,7 @@ func (linuxKernel) LoadKVM() agentlab.NestedState {
 
 // ShareKVM implements Kernel.
 func (linuxKernel) ShareKVM(gid int) error {
-	return errors.Join(os.Lchown(kvmDevice, 0, gid), os.Chmod(kvmDevice, 0o660)) //nolint:gosec // for its group
+	return errors.Join(os.Lchown(kvmDevice, 0, gid), os.Chmod(kvmDevice, 0o660))
 }
 
 // kvmModule returns the module of KVM for the processor, "" if it has no

@@ -199,7 +199,7 @@ func (s *Server) startRunnerProcess(ctx context.Context, p *runnerProcess, a acc
 // directory is root's, so that the user cannot replace the file.
 func (s *Server) agentFile(name string, flags int, a account) (*os.File, error) {
 	name = s.path(name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // all users may read it
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(name, flags|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)

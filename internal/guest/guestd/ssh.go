@@ -217,7 +217,7 @@ func (s *Server) startSSHD(ctx context.Context) bool {
 	} else if s.systemdWanted() && s.sshdEnabled() {
 		return false // it is starting
 	}
-	_ = os.MkdirAll(s.path("/run/sshd"), 0o755) //nolint:gosec // sshd requires it
+	_ = os.MkdirAll(s.path("/run/sshd"), 0o755)
 	return exec.CommandContext(ctx, "/usr/sbin/sshd").Run() == nil
 }
 

@@ -156,7 +156,7 @@ func (v volume) mount(ctx context.Context, dir string, format bool, uid, gid int
 		if ws, err = v.prepare(ctx, format); err != nil {
 			return ws, err
 		}
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a directory that all users may read
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return ws, err
 		}
 		if err := protect(dir); err != nil {

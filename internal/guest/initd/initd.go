@@ -123,7 +123,7 @@ var kernelMounts = []mount{
 
 func mountKernel() error {
 	for _, m := range kernelMounts {
-		if err := os.MkdirAll(m.target, 0o755); err != nil { //nolint:gosec // mount points
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
 			return err
 		}
 		err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data)
@@ -181,7 +181,7 @@ func waitRoot() (string, error) {
 
 func mountRoot(disk string) error {
 	dev := "/dev/" + disk
-	if err := os.MkdirAll(newRoot, 0o755); err != nil { //nolint:gosec // the root directory
+	if err := os.MkdirAll(newRoot, 0o755); err != nil {
 		return err
 	}
 	// noinit_itable: otherwise the kernel would zero inode tables in the
@@ -198,7 +198,7 @@ func mountRoot(disk string) error {
 
 // setUpRun makes this program available after the initrd is freed.
 func setUpRun() error {
-	if err := os.MkdirAll(binDir, 0o755); err != nil { //nolint:gosec // all users may execute it
+	if err := os.MkdirAll(binDir, 0o755); err != nil {
 		return err
 	}
 	if err := preserveProgram(program); err != nil {
@@ -221,10 +221,10 @@ var runFiles = map[string]string{
 func preservePrograms() error {
 	for name, content := range runFiles {
 		name = filepath.Join("/run", name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // systemd's
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(name, []byte(content), 0o644); err != nil { //nolint:gosec // public
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
@@ -235,7 +235,7 @@ func preservePrograms() error {
 // neither time nor memory; the file stays in the initrd's file system without
 // a name.
 func preserveProgram(name string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755) //nolint:gosec // all users may execute it
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 func switchRoot() error {
 	for _, dir := range []string{"/proc", "/sys", "/dev", "/run"} {
 		to := filepath.Join(newRoot, dir)
-		if err := os.MkdirAll(to, 0o755); err != nil { //nolint:gosec // mount points
+		if err := os.MkdirAll(to, 0o755); err != nil {
 			return err
 		}
 		if err := unix.Mount(dir, to, "", unix.MS_MOVE, ""); err != nil {
@@ -91,11 +91,11 @@ func ensureMachineID() error {
 	_, _ = rand.Read(r[:])
 	r[6], r[8] = r[6]&0x0f|0x40, r[8]&0x3f|0x80
 	id := []byte(hex.EncodeToString(r[:]) + "\n")
-	if err := os.WriteFile(fresh, id, 0o644); err != nil { //nolint:gosec // public
+	if err := os.WriteFile(fresh, id, 0o644); err != nil {
 		return err
 	}
 	_ = os.Remove(name)
-	return os.WriteFile(name, id, 0o444) //nolint:gosec // public
+	return os.WriteFile(name, id, 0o444)
 }
 
 // loopbackUp brings up the loopback device.

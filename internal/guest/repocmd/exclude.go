@@ -52,10 +52,10 @@ func (r repo) exclude(sent []string) error {
 	if bytes.Equal(text, old) {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // as git makes it
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(name, text, 0o644) //nolint:gosec // as git makes it
+	return os.WriteFile(name, text, 0o644)
 }
 
 // excludePattern returns the pattern of git that matches only the file with a path. There

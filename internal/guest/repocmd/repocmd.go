@@ -156,7 +156,7 @@ func (r repo) init(p guestapi.RepoInit) error {
 	if err := agentlab.ValidateRef(p.Branch); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(r.dir, 0o755); err != nil { //nolint:gosec // as git makes it
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(filepath.Join(r.dir, ".git")); errors.Is(err, os.ErrNotExist) {

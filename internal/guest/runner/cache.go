@@ -134,7 +134,7 @@ func setDefault(file, key, text string) error {
 	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
 		text = "\n" + text
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // it holds nothing secret
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
 	return replaceFile(file, append(old, text...))

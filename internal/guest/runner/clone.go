@@ -84,9 +84,9 @@ func (r *Runner) checkout(ctx context.Context) (repo, error) {
 			return rp, errNotPrepared
 		}
 		rp.None, rp.Branch = true, ""
-		return rp, os.MkdirAll(rp.Path, 0o755) //nolint:gosec // the agent's work is not secret in its own VM
+		return rp, os.MkdirAll(rp.Path, 0o755)
 	}
-	if err := os.MkdirAll(filepath.Dir(rp.Path), 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(filepath.Dir(rp.Path), 0o755); err != nil {
 		return rp, err
 	}
 	// In a temporary directory until it is complete: a git process of a

@@ -99,7 +99,7 @@ func keepLFS(from, to string) error {
 		if st, err := src.Lstat(name); err != nil || !st.Mode().IsRegular() || !lfs.IsOID(oid) {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(store.Path(oid)), 0o755); err != nil { //nolint:gosec // as Git LFS makes it
+		if err := os.MkdirAll(filepath.Dir(store.Path(oid)), 0o755); err != nil {
 			return err
 		}
 		if err := os.Link(filepath.Join(from, ".git", name), store.Path(oid)); err != nil && !errors.Is(err, os.ErrExist) {

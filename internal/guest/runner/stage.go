@@ -196,7 +196,7 @@ func shellEnvironment(home, env, programs string) error {
 		return nil
 	}
 	tmp := name + ".agentlab-new"
-	if err := os.WriteFile(tmp, append([]byte(line), old...), 0o644); err != nil { //nolint:gosec // it holds nothing secret
+	if err := os.WriteFile(tmp, append([]byte(line), old...), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(tmp, name)

@@ -85,7 +85,7 @@ func (d dir) open() error {
 	if int(sys.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d, not to user %d that agent-runner runs as", d, sys.Uid, os.Geteuid())
 	}
-	if err := os.Chmod(string(d), 0o700); err != nil { //nolint:gosec // a directory
+	if err := os.Chmod(string(d), 0o700); err != nil {
 		return err
 	}
 	inMemory, err := isInMemory(string(d))

@@ -38,7 +38,7 @@ func (r *Runner) checkoutModules(ctx context.Context, top string, sent map[strin
 	}
 	if aside != nil {
 		m.InUse = func(at, _ string) (bool, error) {
-			return false, errors.Join(aside(at), os.Mkdir(filepath.Join(top, at), 0o755)) //nolint:gosec // as git makes it
+			return false, errors.Join(aside(at), os.Mkdir(filepath.Join(top, at), 0o755))
 		}
 	}
 	return m.CheckOut()

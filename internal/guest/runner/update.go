@@ -341,7 +341,7 @@ func linkObjects(ctx context.Context, from, to string) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := os.MkdirAll(filepath.Join(to, d.Name()), 0o755); err != nil { //nolint:gosec // as git does
+		if err := os.MkdirAll(filepath.Join(to, d.Name()), 0o755); err != nil {
 			return err
 		}
 		files, err := fs.ReadDir(src.FS(), d.Name())

@@ -53,7 +53,7 @@ func (r *Runner) prepareWorkspace() error {
 		return err
 	}
 	dir := filepath.Join(r.cfg.Workspace, workspaceCache)
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // caches are not secret in their own VM
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("the workspace cannot be written: %w", err)
 	}
 	return r.checkWorkspace(dir)

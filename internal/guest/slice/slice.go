@@ -122,7 +122,7 @@ func (s *Slice) make() error {
 		for _, controller := range []string{"memory", "pids", "cpu"} {
 			_ = s.set(parent, "cgroup.subtree_control", "+"+controller)
 		}
-		if err := os.Mkdir(filepath.Join(s.root, dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // of the kernel's
+		if err := os.Mkdir(filepath.Join(s.root, dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -144,10 +144,10 @@ func writeUnit(name, text string) error {
 	if old, err := os.ReadFile(name); err == nil && string(old) == text {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // systemd's
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(name, []byte(text), 0o644) //nolint:gosec // public
+	return os.WriteFile(name, []byte(text), 0o644)
 }
 
 // Add makes a process start in the slice. If its cgroups are gone, it makes them again:
