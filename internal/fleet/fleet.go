@@ -92,7 +92,7 @@ func (b *Backend) Admits() error {
 	if !b.Drained() {
 		return b.missing
 	}
-	return agentlab.Errorf(agentlab.CodeBusy, "backend %s is drained: nothing new is made on it", b.name).WithField("backend").
+	return agentlab.Errorf(agentlab.CodeBusy, "backend %s is drained: nothing new is made on it", b.name).
 		WithHint("end that with 'agentlab backend undrain %s', or use another backend: --backend NAME", b.name)
 }
 
