@@ -90,7 +90,7 @@ type Job struct {
 	Task         string     `json:"task"`
 	Agent        string     `json:"agent"`
 	Profile      string     `json:"profile"`
-	Backend      string     `json:"backend,omitempty" doc:"The one that was requested"`
+	Backend      string     `json:"backend,omitempty" doc:"The requested backend; absent if the request named none"`
 	Image        string     `json:"image,omitempty"`
 	Mode         string     `json:"mode"`
 	TTLMinutes   int        `json:"ttl_minutes"`

@@ -37,9 +37,9 @@ backends:
 ` + "```" + `
 
 Each sandbox, workspace, snapshot and template stays on its backend, and the daemon drives all of them. A new
-sandbox is made on the backend of the workspace or snapshot that it uses; else on the one that the request names
+sandbox is made on the backend of the workspace or snapshot that it uses; else on the backend in the request
 (` + "`" + `--backend` + "`" + ` of ` + "`" + `sandbox new` + "`" + `, ` + "`" + `job run` + "`" + `, ` + "`" + `start` + "`" + `, ` + "`" + `session create` + "`" + `, ` + "`" + `workspace create` + "`" + ` and ` + "`" + `image warm` + "`" + `); else on
-the one in its profile (` + "`" + `backend` + "`" + `); else on the default. A request for another backend than the one of its workspace
+the backend in its profile (` + "`" + `backend` + "`" + `); else on the default. A request for another backend than the one of its workspace
 or snapshot is refused, and so is one for what the backend does not support: the error names the backends that do.
 ` + "`" + `agentlab backend list` + "`" + ` shows them, ` + "`" + `agentlab backend check NAME` + "`" + ` checks one. While one is drained (` + "`" + `agentlab backend
 drain NAME` + "`" + `), nothing new is made on it. The warm pool is on the default.

@@ -59,7 +59,7 @@ func (f choiceFlag) Set(s string) error {
 	return nil
 }
 
-// backendFlag adds --backend, for the backend of what a command creates.
+// backendFlag adds --backend. of is what the command creates there, with the default.
 func backendFlag(flags *pflag.FlagSet, to *string, of string) {
 	flags.StringVar(to, "backend", "", "backend of "+of)
 }

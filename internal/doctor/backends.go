@@ -37,8 +37,8 @@ func (s *Service) Load(ctx context.Context) error {
 	return err
 }
 
-// drained returns the names of the backends that are drained, also of those that the daemon
-// does not have now.
+// drained returns the names of the drained backends, including backends that the daemon does
+// not have now.
 func (s *Service) drained(ctx context.Context) (names []string, err error) {
 	text, err := s.cfg.Store.Fact(ctx, store.FactDrained)
 	if err == nil && text != "" {
@@ -49,8 +49,8 @@ func (s *Service) drained(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// Drain drains a backend, or with false ends that: while it is drained, no sandbox and no
-// workspace is made on it, and jobs wait that need one. What is there stays and can be used.
+// Drain drains a backend, or with false makes it usable again: no sandbox and no workspace is
+// made on a drained backend, and jobs that need one wait. What is there stays and can be used.
 // It lasts beyond the end of the daemon. The error has code invalid if there is no such
 // backend.
 func (s *Service) Drain(ctx context.Context, name string, drain bool) (api.Backend, error) {

@@ -74,7 +74,7 @@ var (
 	buildInfo       = metric{name: "agentlab_build_info", help: "Always 1; the labels are the version of the daemon and the name of its backend.", label: "version, backend"}
 
 	// The values of their label are the names of the daemon's backends (Set.Backends).
-	backendCall     = metric{name: "agentlab_backend_call_seconds", help: "Time of the calls of a backend, also of those that failed.", label: backendLabel, buckets: saveBuckets}
+	backendCall     = metric{name: "agentlab_backend_call_seconds", help: "Time of the calls of a backend, failed calls included.", label: backendLabel, buckets: saveBuckets}
 	backendFailures = metric{name: "agentlab_backend_call_failures_total", help: "Calls of a backend that it did not answer or did not finish: errors with the codes unavailable, unknown_outcome, timeout and internal.", label: backendLabel}
 
 	workspaceCheckFailures = metric{name: "agentlab_workspace_check_failures_total", help: "Comparisons of workspaces with the backend that failed, by the code of the error.", label: "code", values: codes}

@@ -301,8 +301,8 @@ func (s *Core) hostNested(ctx context.Context, sb agentlab.Sandbox) error {
 }
 
 // noteNested stores what the guest of a sandbox has reported about /dev/kvm. The guest
-// may be wrong about it, which harms only itself. The reason in the event is that of
-// the host, if it has one.
+// may be wrong about it, which harms only itself. The event has the reason of the host, if
+// there is one.
 func (s *Service) noteNested(ctx context.Context, sb agentlab.Sandbox, state agentlab.NestedState) error {
 	if !sb.Resources.Nested.Wanted() || sb.Maintenance() {
 		return nil

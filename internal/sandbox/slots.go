@@ -80,7 +80,7 @@ func (s *slots) wakeNext(q *slotList, wake func(int)) {
 	}
 }
 
-// queue returns how many sandboxes wait, and how long the one that has waited longest.
+// queue returns how many sandboxes wait, and the longest of their waits so far.
 func (s *slots) queue() (waiting int, longest time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -43,7 +43,7 @@ var verbs = []struct{ name, allows string }{
 	{"token.manage", "create, list and revoke tokens"},
 	{"host.read", "read the firewall of the bridge for sandboxes and the use of the registry cache"},
 	{"host.network", "apply and remove the firewall of the bridge for sandboxes"},
-	{"host.drain", "drain backends, and end that"},
+	{"host.drain", "drain backends, and make them usable again"},
 	{"image.read", "read images and templates"},
 	{"image.write", "build and remove images, remove templates"},
 }

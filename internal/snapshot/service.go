@@ -1,5 +1,5 @@
-// Package snapshot is the service for the snapshots of sandboxes: those that users save,
-// those from which sandboxes are forked, and those after setup.
+// Package snapshot is the service for the snapshots of sandboxes: snapshots of users,
+// sources of forks, and snapshots after setup.
 //
 // A request writes the row. The driver requires that the calls for a sandbox and its
 // snapshots are made one after the other. So the step of the sandbox makes them (Step,
@@ -78,7 +78,7 @@ type Service struct {
 
 	mu            sync.Mutex
 	states        map[int]*state          // by VMID
-	lostSnapshots map[string]lostSnapshot // by UID: those that the last audit found without a row; never changed
+	lostSnapshots map[string]lostSnapshot // by UID: snapshots without a row at the last audits; replaced, never changed
 }
 
 // state is the state in memory for a sandbox. It may be lost.

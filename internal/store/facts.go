@@ -10,7 +10,7 @@ import (
 const (
 	FactInstallation = "installation" // ID of the installation, also in a file of the state directory
 	FactClock        = "clock"        // last state of the host's clock, as JSON
-	FactDrained      = "drained"      // names of the backends that are drained, as a JSON list
+	FactDrained      = "drained"      // names of the drained backends, as a JSON list
 	FactRepair       = "repair"       // unfinished repair of the database; "" for none
 )
 
