@@ -21,7 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/devproxy"
 	"github.com/agentlab-vm/agentlab/internal/doctor"
 	"github.com/agentlab-vm/agentlab/internal/gc"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/hostclock"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
@@ -69,7 +69,7 @@ type services struct {
 	ports        *devproxy.Service
 	messages     *message.Service
 	jobs         *job.Service
-	guests       *guestserver.Server
+	guests       *guestplane.Plane
 	gc           *gc.Collector
 	tokens       *auth.Service
 	audit        *audit.Service
@@ -235,7 +235,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Logger: s.log.With("part", "jobs"),
 	})
 	s.messages = message.New(s.store, agentlab.MessageLimits(s.settings.Messages))
-	s.guests = guestserver.New(guestserver.Config{
+	s.guests = guestplane.New(guestplane.Config{
 		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages, Leases: s.sandboxes, Cache: s.cache,
 		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
 	})

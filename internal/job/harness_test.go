@@ -30,7 +30,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -163,7 +163,7 @@ type world struct {
 	boot       *bootstrap.Service
 	artifacts  *artifact.Service
 	vault      *secret.Vault
-	guests     *guestserver.Server
+	guests     *guestplane.Plane
 	kill       func()
 
 	mu   sync.Mutex
@@ -252,9 +252,9 @@ func (w *world) begin() {
 		w.next = make(chan struct{})
 	})
 	w.jobs = jobs
-	w.guests = guestserver.New(guestserver.Config{
+	w.guests = guestplane.New(guestplane.Config{
 		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{boot, jobs, w},
-		Limits: guestserver.Limits{Bootstraps: 1000},
+		Limits: guestplane.Limits{Bootstraps: 1000},
 	})
 	w.sandboxes.ServeGuests(w.guests)
 	w.sandboxes.KeepWork(w.jobs)

@@ -121,7 +121,7 @@ type Host interface {
 	Usable(backend string) error
 }
 
-// Guests serves guests; *guestserver.Server implements it.
+// Guests serves guests; *guestplane.Plane implements it.
 type Guests interface {
 	// Serve serves the guest of one sandbox on l until ctx ends or l fails,
 	// and closes l.

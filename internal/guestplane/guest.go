@@ -1,4 +1,4 @@
-package guestserver
+package guestplane
 
 import (
 	"context"
@@ -23,7 +23,7 @@ const (
 
 // guest is the state of one sandbox in the guest plane.
 type guest struct {
-	s          *Server
+	s          *Plane
 	vmid       int
 	log        *slog.Logger
 	calls      *rate.Limiter
@@ -44,7 +44,7 @@ type guest struct {
 
 // line is what remains of a guest while it has no connections.
 type line struct {
-	s    *Server
+	s    *Plane
 	vmid int
 
 	mu      sync.Mutex
@@ -109,7 +109,7 @@ func (l *line) forget() {
 	}
 }
 
-func (s *Server) newGuest(vmid int) *guest {
+func (s *Plane) newGuest(vmid int) *guest {
 	l := s.cfg.Limits
 	ctx, cancel := context.WithCancel(context.Background())
 	return &guest{

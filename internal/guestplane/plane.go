@@ -1,4 +1,4 @@
-package guestserver
+package guestplane
 
 import (
 	"cmp"
@@ -50,7 +50,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Config is what a Server needs.
+// Config is what a Plane needs.
 type Config struct {
 	Tokens    Tokens
 	Jobs      Jobs
@@ -64,20 +64,20 @@ type Config struct {
 	Logger    *slog.Logger     // nil means none
 }
 
-// Server serves the guest plane. Its only state is that of open listeners, so a
+// Plane serves the guest plane. Its only state is that of open listeners, so a
 // restarted controller continues.
 //
 // All guests share one mux and one http.Server: an idle guest costs its listener
 // and a goroutine.
-type Server struct {
+type Plane struct {
 	cfg  Config
 	log  *slog.Logger
 	mux  http.Handler
 	http *http.Server
 }
 
-// New returns a Server.
-func New(cfg Config) *Server {
+// New returns a Plane.
+func New(cfg Config) *Plane {
 	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
@@ -85,7 +85,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, log: cfg.Logger, mux: withCache(newMux(), cfg.Cache)}
+	s := &Plane{cfg: cfg, log: cfg.Logger, mux: withCache(newMux(), cfg.Cache)}
 	s.http = &http.Server{
 		Handler:           s.mux,
 		ReadHeaderTimeout: headerTimeout,
@@ -109,7 +109,7 @@ const (
 // Serve serves the guest of one sandbox on l until ctx ends or l fails. It
 // closes l and all connections, which aborts running calls: the runner sends them
 // again.
-func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
+func (s *Plane) Serve(ctx context.Context, vmid int, l net.Listener) error {
 	accept, stop := s.Handle(vmid)
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
@@ -143,7 +143,7 @@ func (s *Server) Serve(ctx context.Context, vmid int, l net.Listener) error {
 // Handle returns a function that serves a connection of the guest of one sandbox
 // and returns at once, and one that closes all its connections and refuses more.
 // The number of connections is limited. A guest without connections costs little.
-func (s *Server) Handle(vmid int) (accept func(net.Conn), stop func()) {
+func (s *Plane) Handle(vmid int) (accept func(net.Conn), stop func()) {
 	l := &line{s: s, vmid: vmid}
 	return l.accept, l.stop
 }
@@ -179,7 +179,7 @@ func (a *accepted) Addr() net.Addr { return a.LocalAddr() }
 // Handler serves all routes of the guest plane for the sandbox with that VMID,
 // which must be the only one that can reach it. Each handler has its own rate
 // limits.
-func (s *Server) Handler(vmid int) http.Handler {
+func (s *Plane) Handler(vmid int) http.Handler {
 	g := s.newGuest(vmid)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mux.ServeHTTP(w, r.WithContext(withGuest(r.Context(), g)))
