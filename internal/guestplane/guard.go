@@ -17,98 +17,123 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// guard limits the rate, the number and the duration of a guest's calls, and
-// recovers from panics.
-func guard(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g := guestOf(r.Context())
-		defer func() {
-			p := recover()
-			if p == nil {
-				return
-			}
-			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-				panic(p)
-			}
-			g.log.Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			writeError(w, http.StatusInternalServerError, string(agentlab.CodeInternal), "internal error")
-		}()
-		w.Header().Set("Cache-Control", "no-store")
-		if path.Clean(r.URL.Path) != r.URL.Path { // the mux would send a redirect
-			writeError(w, http.StatusNotFound, string(agentlab.CodeNotFound), "no such call")
+// serve finds the call of a request. A panic of a service ends only this request.
+func (s *Plane) serve(w http.ResponseWriter, r *http.Request) {
+	g := guestOf(r.Context())
+	defer func() {
+		p := recover()
+		if p == nil {
 			return
 		}
-		if !g.calls.AllowN(g.s.cfg.Clock(), 1) {
-			tooMany(w)
+		if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+			panic(p)
+		}
+		g.log.Error("panic in a guest call", "method", r.Method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		writeError(w, http.StatusInternalServerError, agentlab.CodeInternal, "internal error")
+	}()
+	for i := range s.protocols {
+		if e := &s.protocols[i]; e.Match(r) {
+			s.foreign(e, w, r)
 			return
 		}
-		select {
-		case g.slots <- struct{}{}:
-			defer func() { <-g.slots }()
-		default:
-			tooMany(w)
-			return
-		}
-		r.Body = &body{
-			ReadCloser: r.Body, rc: http.NewResponseController(w), clock: g.s.cfg.Clock, began: g.s.cfg.Clock(),
-			stall: g.s.cfg.Limits.StallTimeout, rate: g.s.cfg.Limits.MinBodyRate,
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-func tooMany(w http.ResponseWriter) {
-	w.Header().Set("Retry-After", "1")
-	writeError(w, http.StatusTooManyRequests, string(agentlab.CodeBusy), "too many calls")
-}
-
-// withGrant admits a call whose bearer token is a grant of that kind for this
-// sandbox and a job. The response is the same for every invalid token.
-func withGrant(kind string, next handler) func(*guest, http.ResponseWriter, *http.Request) {
-	return func(g *guest, w http.ResponseWriter, r *http.Request) {
-		grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
-		if err != nil {
-			g.fail(w, r, err)
-			return
-		}
-		next(g, w, r, grant.JobID)
 	}
+	w.Header().Set("Cache-Control", "no-store")
+	if path.Clean(r.URL.Path) != r.URL.Path { // the mux would send a redirect
+		writeError(w, http.StatusNotFound, agentlab.CodeNotFound, "no such call")
+		return
+	}
+	s.mux.ServeHTTP(w, r)
 }
 
-// whileRunning is withGrant for calls that change the artifacts or the log of a
-// job, or read its repository: those of a final job do not change.
-func whileRunning(kind string, next handler) func(*guest, http.ResponseWriter, *http.Request) {
-	return withGrant(kind, func(g *guest, w http.ResponseWriter, r *http.Request, jobID string) {
-		if err := g.jobRunning(r, kind); err != nil {
-			g.fail(w, r, err)
-			return
-		}
-		next(g, w, r, jobID)
-	})
-}
-
-// jobRunning returns an error when the job of a call has ended. A body may take
-// long, so it is called again at its end.
-func (g *guest) jobRunning(r *http.Request, kind string) error {
-	grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
+// foreign serves a request of another protocol, within the limits of its service.
+func (s *Plane) foreign(e *protocol, w http.ResponseWriter, r *http.Request) {
+	g := guestOf(r.Context())
+	leave, err := g.enter(r.Context(), e.lane)
 	if err != nil {
-		return err
+		g.fail(w, r, err)
+		return
 	}
-	j, err := g.s.cfg.Jobs.Get(r.Context(), grant.JobID)
+	defer leave()
+	r.Body = http.NoBody
+	e.Protocol.Serve(&Call{VMID: g.vmid, Log: g.log, Request: r, g: g, e: &e.entry}, w)
+}
+
+// call applies the limits and the token of a route, and calls its service.
+func (s *Plane) call(e *entry, w http.ResponseWriter, r *http.Request) {
+	g := guestOf(r.Context())
+	leave, err := g.enter(r.Context(), e.lane)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	defer leave()
+	r.Body = &body{
+		ReadCloser: r.Body, rc: http.NewResponseController(w), clock: s.cfg.Clock, began: s.cfg.Clock(),
+		stall: s.cfg.Limits.StallTimeout, rate: s.cfg.Limits.MinBodyRate, most: e.Body,
+	}
+	c := &Call{VMID: g.vmid, Log: g.log, Request: r, g: g, e: e}
+	if c.JobID, err = g.admit(r, e.Token); err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	leaveRoute, err := g.enter(r.Context(), &e.Limits)
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	defer leaveRoute()
+	answer, err := e.Serve(c)
+	switch out := answer.(type) {
+	case nil:
+		if err == nil {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+	case *Stream:
+		if err == nil {
+			out.send(c, w)
+			return
+		}
+	}
+	if err != nil {
+		g.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
+
+var errTooMany = &Refused{Status: http.StatusTooManyRequests, Code: agentlab.CodeBusy, Message: "too many calls", RetryAfter: 1}
+
+// admit returns the job of the grant that a request has. The error is the same for
+// every invalid token.
+func (g *guest) admit(r *http.Request, t Token) (jobID string, err error) {
+	if t == Channel {
+		return "", nil
+	}
+	kind, atWork := t.grant()
+	if kind == "" {
+		return "", errNoGrant
+	}
+	grant, err := g.grant(r.Context(), kind, r.Header.Get("Authorization"))
+	if err != nil || !atWork {
+		return grant.JobID, err
+	}
+	// The artifacts and the log of an ended job do not change.
+	j, err := g.p.cfg.Store.Job(r.Context(), grant.JobID)
 	if err == nil && j.Status.Final() {
-		return errNoGrant
+		err = errNoGrant
 	}
-	return err
+	return grant.JobID, err
 }
 
 var errNoGrant = agentlab.Errorf(agentlab.CodeDenied, "denied")
 
 func (g *guest) grant(ctx context.Context, kind, header string) (agentlab.Grant, error) {
 	token, ok := strings.CutPrefix(header, "Bearer ")
-	if !ok || !plausibleToken(token) {
+	if !ok || !Plausible(token) {
 		return agentlab.Grant{}, errNoGrant
 	}
-	grant, err := g.s.cfg.Tokens.GrantByHash(ctx, hashToken(token), kind)
+	grant, err := g.p.cfg.Store.GrantByHash(ctx, Hash(token), kind)
 	switch agentlab.CodeOf(err) {
 	case "":
 	case agentlab.CodeNotFound, agentlab.CodeDenied:
@@ -116,7 +141,7 @@ func (g *guest) grant(ctx context.Context, kind, header string) (agentlab.Grant,
 	default:
 		return agentlab.Grant{}, err
 	}
-	if grant.VMID != g.vmid || grant.JobID == "" && kind != agentlab.GrantMessages || !g.s.cfg.Clock().Before(grant.ExpiresAt) {
+	if grant.VMID != g.vmid || grant.JobID == "" && kind != agentlab.GrantMessages || !g.p.cfg.Clock().Before(grant.ExpiresAt) {
 		return agentlab.Grant{}, errNoGrant
 	}
 	return grant, nil
@@ -124,9 +149,11 @@ func (g *guest) grant(ctx context.Context, kind, header string) (agentlab.Grant,
 
 const maxTokenBytes = 256
 
-func plausibleToken(t string) bool { return t != "" && len(t) <= maxTokenBytes }
+// Plausible reports whether a text can be a token.
+func Plausible(t string) bool { return t != "" && len(t) <= maxTokenBytes }
 
-func hashToken(t string) string {
+// Hash returns the lower-case hex SHA-256 of a token, by which it is stored.
+func Hash(t string) string {
 	sum := sha256.Sum256([]byte(t))
 	return hex.EncodeToString(sum[:])
 }
@@ -140,6 +167,7 @@ type body struct {
 	stall time.Duration
 	rate  float64
 	n     int64
+	most  int64 // maximum of n; AnyBody: none
 }
 
 var errSlow = agentlab.Errorf(agentlab.CodeTimeout, "the request body is sent too slowly")
@@ -148,6 +176,9 @@ func (b *body) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall)) // not supported by every ResponseWriter of tests
 	n, err := b.ReadCloser.Read(p)
 	b.n += int64(n)
+	if b.most != AnyBody && b.n > b.most {
+		return 0, agentlab.Errorf(agentlab.CodeLimit, "the body exceeds %d bytes", b.most)
+	}
 	if err != nil {
 		_ = b.rc.SetReadDeadline(time.Time{})
 		if errors.Is(err, os.ErrDeadlineExceeded) {

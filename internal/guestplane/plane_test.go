@@ -164,7 +164,7 @@ func TestBearerTokens(t *testing.T) {
 		}
 	}
 	// The same tokens through another sandbox's channel are worth nothing.
-	other := guestplane.New(guestplane.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c})
+	other := c.Plane(guestplane.Config{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +376,7 @@ func TestBrokenUpload(t *testing.T) {
 func TestTooManyAtOnce(t *testing.T) {
 	c := setup(t, artifact.Limits{})
 	c.Stop()
-	c.Limits = guestplane.Limits{InFlight: 2, Connections: 16}
+	c.Limits = guestplane.PlaneLimits{InFlight: 2, Connections: 16}
 	c.Start()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -399,7 +399,7 @@ func TestTooManyAtOnce(t *testing.T) {
 
 func TestConnectionsAreLimited(t *testing.T) {
 	c := setup(t, artifact.Limits{})
-	s := guestplane.New(guestplane.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: guestplane.Limits{Connections: 2}})
+	s := c.Plane(guestplane.Config{Limits: guestplane.PlaneLimits{Connections: 2}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

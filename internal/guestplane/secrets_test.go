@@ -127,7 +127,7 @@ func TestNothingSecretIsKept(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{Upload: true}}, artifact.Limits{})
 		defer c.Stop()
-		h := guestplane.New(guestplane.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c}).Handler(c.VMID)
+		h := c.Plane(guestplane.Config{}).Handler(c.VMID)
 		send := func(method, target, token, body string) int {
 			req := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
 			req.Header.Set("Authorization", "Bearer "+token)
@@ -189,9 +189,9 @@ func TestLogLinesAreBounded(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Now().Add(-2 * time.Hour) // grants last an hour from now on
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
-	h := guestplane.New(guestplane.Config{
-		Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
-		Clock: func() time.Time { return now },
+	h := c.Plane(guestplane.Config{
+		Logger: slog.New(slog.NewTextHandler(&out, nil)),
+		Clock:  func() time.Time { return now },
 	}).Handler(c.VMID)
 	c.Fail(agentlab.Errorf(agentlab.CodeUnavailable, "the database failed"))
 	const hour = 3600
