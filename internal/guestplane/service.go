@@ -97,20 +97,20 @@ type entry struct {
 
 // Add registers services. It must be called before guests are served, and panics for
 // routes that overlap and for a rate that a forgotten guest would escape.
-func (p *Plane) Add(services ...Service) {
-	for _, s := range services {
-		lane := &p.shared
-		if s.Lane != (Limits{}) {
-			lane = &s.Lane
+func (s *Plane) Add(services ...Service) {
+	for _, one := range services {
+		lane := &s.shared
+		if one.Lane != (Limits{}) {
+			lane = &one.Lane
 		}
-		lane.check(s.Name)
-		if s.Protocol != nil {
-			p.protocols = append(p.protocols, protocol{*s.Protocol, entry{lane: lane}})
+		lane.check(one.Name)
+		if one.Protocol != nil {
+			s.protocols = append(s.protocols, protocol{*one.Protocol, entry{lane: lane}})
 		}
-		for _, r := range s.Routes {
+		for _, r := range one.Routes {
 			e := &entry{lane, r}
-			e.Limits.check(s.Name)
-			p.mux.HandleFunc(r.Method+" "+r.Path, func(w http.ResponseWriter, req *http.Request) { p.call(e, w, req) })
+			e.Limits.check(one.Name)
+			s.mux.HandleFunc(r.Method+" "+r.Path, func(w http.ResponseWriter, req *http.Request) { s.call(e, w, req) })
 		}
 	}
 }
