@@ -33,7 +33,11 @@ func (s *Plane) serve(w http.ResponseWriter, r *http.Request) {
 	}()
 	for i := range s.protocols {
 		if e := &s.protocols[i]; e.Match(r) {
-			s.foreign(e, w, r)
+			s.within(e.lane, w, r, func(g *guest) error {
+				r.Body = http.NoBody // bodies are not read
+				e.Protocol.Serve(&Call{VMID: g.vmid, Log: g.log, Request: r, g: g, e: &e.entry}, w)
+				return nil
+			})
 			return
 		}
 	}
@@ -45,61 +49,55 @@ func (s *Plane) serve(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// foreign serves a request of another protocol, within the limits of its service.
-func (s *Plane) foreign(e *protocol, w http.ResponseWriter, r *http.Request) {
+// within calls serve within the limits of a lane, and answers with its error. serve
+// has sent nothing when it returns an error.
+func (s *Plane) within(lane *Limits, w http.ResponseWriter, r *http.Request, serve func(g *guest) error) {
 	g := guestOf(r.Context())
-	leave, err := g.enter(r.Context(), e.lane)
+	leave, err := g.enter(r.Context(), lane)
+	if err == nil {
+		defer leave()
+		err = serve(g)
+	}
 	if err != nil {
 		g.fail(w, r, err)
-		return
 	}
-	defer leave()
-	r.Body = http.NoBody
-	e.Protocol.Serve(&Call{VMID: g.vmid, Log: g.log, Request: r, g: g, e: &e.entry}, w)
 }
 
-// call applies the limits and the token of a route, and calls its service.
-func (s *Plane) call(e *entry, w http.ResponseWriter, r *http.Request) {
-	g := guestOf(r.Context())
-	leave, err := g.enter(r.Context(), e.lane)
-	if err != nil {
-		g.fail(w, r, err)
-		return
+// handler returns the handler of a route.
+func (s *Plane) handler(e *entry) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s.within(e.lane, w, r, func(g *guest) error { return s.call(g, e, w, r) })
 	}
-	defer leave()
+}
+
+// call applies the token and the limits of a route, and calls its service.
+func (s *Plane) call(g *guest, e *entry, w http.ResponseWriter, r *http.Request) (err error) {
 	r.Body = &body{
 		ReadCloser: r.Body, rc: http.NewResponseController(w), clock: s.cfg.Clock, began: s.cfg.Clock(),
 		stall: s.cfg.Limits.StallTimeout, rate: s.cfg.Limits.MinBodyRate, most: e.Body,
 	}
 	c := &Call{VMID: g.vmid, Log: g.log, Request: r, g: g, e: e}
 	if c.JobID, err = g.admit(r, e.Token); err != nil {
-		g.fail(w, r, err)
-		return
+		return err
 	}
 	leaveRoute, err := g.enter(r.Context(), &e.Limits)
 	if err != nil {
-		g.fail(w, r, err)
-		return
+		return err
 	}
 	defer leaveRoute()
 	answer, err := e.Serve(c)
+	if err != nil {
+		return err
+	}
 	switch out := answer.(type) {
 	case nil:
-		if err == nil {
-			w.WriteHeader(http.StatusNoContent)
-			return
-		}
+		w.WriteHeader(http.StatusNoContent)
 	case *Stream:
-		if err == nil {
-			out.send(c, w)
-			return
-		}
+		out.send(c, w)
+	default:
+		writeJSON(w, http.StatusOK, answer)
 	}
-	if err != nil {
-		g.fail(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, answer)
+	return nil
 }
 
 var errTooMany = &Refused{Status: http.StatusTooManyRequests, Code: agentlab.CodeBusy, Message: "too many calls", RetryAfter: 1}

@@ -54,7 +54,7 @@ type Store interface {
 	Job(ctx context.Context, id string) (agentlab.Job, error)
 }
 
-// Redactors has the redactors of what guests send; *bootstrap.Service implements it.
+// Redactors returns the redactors of the data from guests; *bootstrap.Service implements it.
 // After an error nothing is stored: the runner tries again.
 type Redactors interface {
 	// Redactor returns the redactor of the secrets of a job.
@@ -91,7 +91,7 @@ func New(cfg Config, services ...Service) *Plane {
 	unknown := &entry{&p.shared, Route{Token: Channel, Serve: func(*Call) (any, error) {
 		return nil, agentlab.Errorf(agentlab.CodeNotFound, "no such call")
 	}}}
-	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { p.call(unknown, w, r) })
+	p.mux.HandleFunc("/", p.handler(unknown))
 	p.Add(services...)
 	p.http = &http.Server{
 		Handler:           http.HandlerFunc(p.serve),
@@ -223,18 +223,15 @@ func status(code agentlab.Code) int {
 // fail answers with an error. The guest receives its text only if the guest's
 // request caused it.
 func (g *guest) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if own, ok := errors.AsType[*Refused](err); ok {
-		if own.RetryAfter > 0 {
-			w.Header().Set("Retry-After", strconv.Itoa(own.RetryAfter))
-		}
-		g.log.Debug("guest call refused", "method", r.Method, "pattern", r.Pattern, "code", own.Code)
-		writeError(w, own.Status, own.Code, own.Message)
-		return
-	}
 	code := agentlab.CodeOf(err)
 	st := status(code)
 	msg := "the controller cannot do this now"
-	if own, ok := errors.AsType[*agentlab.Error](err); ok && st < 500 {
+	if own, ok := errors.AsType[*Refused](err); ok {
+		st, code, msg = own.Status, own.Code, own.Message
+		if own.RetryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(own.RetryAfter))
+		}
+	} else if own, ok := errors.AsType[*agentlab.Error](err); ok && st < 500 {
 		msg = own.Message
 	}
 	if st >= 500 && r.Context().Err() == nil { // otherwise the guest has disconnected

@@ -110,7 +110,7 @@ func (s *Plane) Add(services ...Service) {
 		for _, r := range one.Routes {
 			e := &entry{lane, r}
 			e.Limits.check(one.Name)
-			s.mux.HandleFunc(r.Method+" "+r.Path, func(w http.ResponseWriter, req *http.Request) { s.call(e, w, req) })
+			s.mux.HandleFunc(r.Method+" "+r.Path, s.handler(e))
 		}
 	}
 }

@@ -53,33 +53,30 @@ type service struct {
 // an end that may be the beginning of a secret is left for the next call,
 // unless the runner says that nothing follows. Secrets are masked in place, so
 // the offsets of runner and controller stay the same.
-func (s *service) appendLog(c *guestplane.Call) (any, error) { return s.takeLog(c) }
-
-func (s *service) takeLog(c *guestplane.Call) (guestapi.LogAck, error) {
-	var none guestapi.LogAck
+func (s *service) appendLog(c *guestplane.Call) (any, error) {
 	offset, err := c.QueryInt("offset", 1<<50)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	final, err := c.QueryInt("final", 1)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	p, err := c.Read()
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	unlock, err := s.logs.Lock(c.Context(), c.JobID) // the size must not change between the read and the append
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	defer unlock()
 	if err := c.Recheck(); err != nil {
-		return none, err
+		return nil, err
 	}
 	size, err := s.store.LogSize(c.Context(), c.JobID)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	if offset > size || offset+int64(len(p)) <= size {
 		// An empty append reports whether the quota is used up.
@@ -88,11 +85,11 @@ func (s *service) takeLog(c *guestplane.Call) (guestapi.LogAck, error) {
 	}
 	red, err := c.JobRedactor()
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	before, err := s.logTail(c.Context(), c.JobID, size)
 	if err != nil {
-		return none, err
+		return nil, err
 	}
 	p = p[size-offset:]
 	settled := len(p)
