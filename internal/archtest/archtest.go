@@ -81,7 +81,7 @@ func driverLayers() []Layer {
 			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
 			May: and([]string{
 				".", "guestapi", "internal/backend", "internal/backend/registry", "internal/config", "internal/control", "internal/egress",
-				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/supervisor",
+				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/qemuvm", "internal/supervisor",
 			}, leaves),
 			Why: "a driver imports no other driver, no service, and not the store or the server",
 		})
@@ -163,6 +163,11 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "supervisor", Packages: []string{"internal/supervisor"},
 		May: and([]string{".", "internal/backend", "internal/control", "internal/egress", "internal/egress/gate", "internal/egress/vnet"}, leaves),
 		Why: "the supervisor runs the VM of any driver and imports none",
+	},
+	{
+		Name: "QEMU", Packages: []string{"internal/qemuvm"},
+		May: and([]string{".", "internal/backend", "internal/supervisor"}, leaves),
+		Why: "what is known about QEMU belongs to no driver",
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},

@@ -19,6 +19,7 @@ var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|proxmox|
 // them, with the reason.
 var backendWordsIn = map[string]string{
 	"api/api.go":                      "docs of fields say which values a backend has",
+	"internal/archtest/archtest.go":   "the layers of the packages",
 	"internal/archtest/words.go":      "a list of files",
 	"internal/backends/":              "the list of backends",
 	"internal/cli/hostnetwork.go":     "the help names a backend whose sandboxes are on a bridge",
@@ -27,6 +28,7 @@ var backendWordsIn = map[string]string{
 	"internal/guest/slice/watch.go":   "the device of the guest's own kernel, on every backend",
 	"internal/guest/guestd/nested.go": "the device of the guest's own kernel, on every backend",
 	"internal/image/stage.go":         "the name of a package of the distribution",
+	"internal/qemuvm/":                "what two drivers know about the same program",
 }
 
 // TestBackendWords checks that identifiers and strings name no single backend

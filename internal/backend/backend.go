@@ -28,6 +28,7 @@ package backend
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"time"
@@ -308,6 +309,11 @@ type Finding struct {
 	Level  Level
 	Detail string // what the check found
 	Remedy string // what to do; empty if Level is LevelOK
+}
+
+// Findf returns a finding whose detail is a formatted text.
+func Findf(name string, level Level, remedy, format string, args ...any) Finding {
+	return Finding{Name: name, Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 // Level is the severity of a Finding.

@@ -76,7 +76,7 @@ func BenchmarkColdBoot(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := d.host.accel(b.Context()); err != nil { // the verdict is there before
+	if _, err := d.host.Accel(b.Context()); err != nil { // the verdict is there before
 		b.Fatal(err)
 	}
 	var raw, ours []float64

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -241,8 +242,8 @@ func TestArgs(t *testing.T) {
 		}
 		return args[i+1]
 	}
-	tcg := vmArgs(h, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
-	kvm := vmArgs(h, startConfig{Accel: AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
+	tcg := vmArgs(h, startConfig{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
+	kvm := vmArgs(h, startConfig{Accel: qemuvm.AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
 	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max,-erms,-fsrm,-svm,-vmx"} {
 		if got := find(tcg, name); got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
@@ -270,7 +271,7 @@ func TestArgs(t *testing.T) {
 	if got := find(tcg, "-sandbox"); !strings.Contains(got, "spawn=deny") {
 		t.Error(got)
 	}
-	if a, b := find(tcg, "-append"), find(vmArgs(handle{}, startConfig{Accel: AccelTCG, TSCKHz: 7, TSCFixed: true}, fds{}), "-append"); a != b {
+	if a, b := find(tcg, "-append"), find(vmArgs(handle{}, startConfig{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true}, fds{}), "-append"); a != b {
 		t.Errorf("the kernel's command line is not the same for all sandboxes: %q, %q", a, b)
 	}
 }

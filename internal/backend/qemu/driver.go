@@ -20,22 +20,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Name is the driver's name.
 const Name = "qemu"
-
-// Accel is the accelerator of a VM's CPUs.
-type Accel string
-
-// The accelerators. AccelAuto is KVM if a probe shows that it works, else
-// TCG, QEMU's emulator.
-const (
-	AccelAuto Accel = "auto"
-	AccelKVM  Accel = "kvm"
-	AccelTCG  Accel = "tcg"
-)
 
 // ImageFiles are the parts of an image; all paths are absolute.
 type ImageFiles struct {
@@ -56,8 +46,8 @@ type Config struct {
 	// means that there is no such image.
 	Images func(ctx context.Context, ref string) (ImageFiles, error)
 
-	Supervisor []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
-	Accel      Accel    // "" means auto
+	Supervisor []string     // command to which a sandbox's directory is appended; nil means this program with "vmm"
+	Accel      qemuvm.Accel // "" means auto
 
 	QEMU    string // path or name of qemu-system-x86_64; "" means that name
 	QEMUImg string // path or name of qemu-img; "" means that name
@@ -93,8 +83,8 @@ type Config struct {
 type Driver struct {
 	cfg  Config
 	log  *slog.Logger
-	host *host
-	rd   *initrds
+	host *qemuvm.Host
+	rd   *qemuvm.Initrds
 	tmpl *templates
 
 	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
@@ -131,9 +121,9 @@ func New(cfg Config) (*Driver, error) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("Images")
 	}
 	if cfg.Accel == "" {
-		cfg.Accel = AccelAuto
+		cfg.Accel = qemuvm.AccelAuto
 	}
-	if !slices.Contains([]Accel{AccelAuto, AccelKVM, AccelTCG}, cfg.Accel) {
+	if !slices.Contains(qemuvm.Accels, cfg.Accel) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not auto, kvm or tcg", cfg.Accel).WithField("accel")
 	}
 	if cfg.Now == nil {
@@ -150,8 +140,8 @@ func New(cfg Config) (*Driver, error) {
 		cfg.Supervisor = []string{self, "vmm"}
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger}
-	d.host = newHost(cfg)
-	d.rd = &initrds{dir: filepath.Join(cfg.CacheDir, dirInitrd), runner: cfg.Runner, boot: supervisor.BootID()}
+	d.host = qemuvm.NewHost(d.hostConfig())
+	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, dirInitrd), cfg.Runner)
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fault(err, "cannot create %s", dir)
@@ -162,6 +152,13 @@ func New(cfg Config) (*Driver, error) {
 		d.tmpl.disable(err)
 	}
 	return d, nil
+}
+
+func (d *Driver) hostConfig() qemuvm.HostConfig {
+	return qemuvm.HostConfig{
+		QEMU: d.cfg.QEMU, QEMUImg: d.cfg.QEMUImg, Key: "qemu.binary", CacheDir: d.cfg.CacheDir, Accel: d.cfg.Accel,
+		Machine: probeMachine, Logger: d.log,
+	}
 }
 
 func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }

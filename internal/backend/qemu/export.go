@@ -35,7 +35,7 @@ func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) e
 		err = agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s, not stopped", f.vmid, in.Power)
 	}
 	if err == nil {
-		err = d.host.ready(ctx)
+		err = d.host.Ready(ctx)
 	}
 	if err != nil {
 		return err
@@ -97,5 +97,5 @@ func (d *Driver) exportDisk(ctx context.Context, f found, path string) error {
 		}
 	}()
 	disk := diskChain(append([]string{fileRoot}, chain...), diskFile("raw", f.Image.RootDisk))
-	return runQEMUImgFor(ctx, exportPatience, d.host.qemuImg(), f.dir, "convert", "-q", "-O", "raw", "-S", "4k", disk, path)
+	return runQEMUImgFor(ctx, exportPatience, d.host.QEMUImg(), f.dir, "convert", "-q", "-O", "raw", "-S", "4k", disk, path)
 }

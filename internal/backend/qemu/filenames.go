@@ -25,7 +25,5 @@ const trashPrefix = ".trash-"
 
 // Files and directories under Config.CacheDir.
 const (
-	dirInitrd   = "initrd"        // <sha256>.cpio
-	fileVerdict = "kvm.json"      // verdict
-	fileProbe   = "kvm-probe.elf" // the probe's kernel
+	dirInitrd = "initrd" // <sha256>.cpio
 )

@@ -13,6 +13,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/sample"
@@ -83,7 +84,7 @@ func twoCPUs(s *backend.Spec) { s.Resources = agentlab.Resources{Cores: 2, Memor
 // multiThreaded returns a program that runs QEMU with a thread for each CPU.
 func multiThreaded(t *testing.T) string {
 	t.Helper()
-	qemu, err := exec.LookPath(defaultQEMU)
+	qemu, err := exec.LookPath(qemuvm.DefaultQEMU)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -36,13 +37,13 @@ type startConfig struct {
 	QEMUImg string `json:"qemu_img,omitempty"` // absolute path
 	Machine string `json:"machine,omitempty"`  // machineKey
 	// Background gives the VM the least of the host's CPU time.
-	Background bool   `json:"background,omitempty"`
-	Load       bool   `json:"load,omitempty"`   // load the guest's memory from the sandbox's directory; it does not boot
-	Accel      Accel  `json:"accel"`            // "kvm" or "tcg"
-	Nested     bool   `json:"nested,omitempty"` // the CPUs have virtualization
-	TSCKHz     int    `json:"tsc_khz,omitempty"`
-	TSCFixed   bool   `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
-	Initrd     string `json:"initrd"`              // absolute path
+	Background bool         `json:"background,omitempty"`
+	Load       bool         `json:"load,omitempty"`   // load the guest's memory from the sandbox's directory; it does not boot
+	Accel      qemuvm.Accel `json:"accel"`            // "kvm" or "tcg"
+	Nested     bool         `json:"nested,omitempty"` // the CPUs have virtualization
+	TSCKHz     int          `json:"tsc_khz,omitempty"`
+	TSCFixed   bool         `json:"tsc_fixed,omitempty"` // the host's TSC never changes its rate
+	Initrd     string       `json:"initrd"`              // absolute path
 }
 
 // sandboxName matches the directory name of a sandbox: number and UID.

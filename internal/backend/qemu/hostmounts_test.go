@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -27,7 +28,7 @@ func prepared(t *testing.T) (dir string, h handle, c startConfig, args []string)
 		t.Fatal(err)
 	}
 	h = b.handle
-	c = startConfig{Accel: AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
+	c = startConfig{Accel: qemuvm.AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
 	return b.dir, h, c, vmArgs(h, c, qemuFDs)
 }
 
@@ -37,7 +38,7 @@ func TestHostMountsAreRefused(t *testing.T) {
 		t.Fatalf("what we really run: %v", err)
 	}
 	kvm := c
-	kvm.Accel = AccelKVM
+	kvm.Accel = qemuvm.AccelKVM
 	if err := refuseHostMounts(dir, h, kvm, vmArgs(h, kvm, qemuFDs)); err != nil {
 		t.Fatalf("with KVM: %v", err)
 	}
@@ -168,7 +169,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err := New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: AccelTCG, QEMU: qemu,
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: qemuvm.AccelTCG, QEMU: qemu,
 		Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil },
 	})
 	if err != nil {
@@ -191,7 +192,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{dir: b.dir, handle: b.handle, cfg: startConfig{QEMU: qemu, Accel: AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
+	m := &machine{dir: b.dir, handle: b.handle, cfg: startConfig{QEMU: qemu, Accel: qemuvm.AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
 	if _, err := m.Launch(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("the shim: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/fsfault"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // The root disk of a sandbox is root.qcow2, an overlay on the image, with any
@@ -176,5 +177,5 @@ func runQEMUImgFor(ctx context.Context, limit time.Duration, program, dir string
 	if werr := fsfault.ProbeWrite(dir); werr != nil { // it has the errno that qemu-img reports as text only
 		err = werr
 	}
-	return fault(err, "qemu-img %s failed (%s)", args[0], agentlab.OneLine(strings.TrimPrefix(stderr.String(), "qemu-img: "), maxReason))
+	return fault(err, "qemu-img %s failed (%s)", args[0], agentlab.OneLine(strings.TrimPrefix(stderr.String(), "qemu-img: "), qemuvm.MaxReason))
 }

@@ -80,7 +80,7 @@ func sameMachine(a, b backend.Spec) bool {
 
 // newHandle finds the image, then creates the directory and config.json.
 func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (handle, error) {
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return handle{}, err
 	}
 	if spec.From != nil {
@@ -141,7 +141,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if err != nil {
 		return err
 	}
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	// Of an interrupted copy: its source may have been replaced since.
@@ -163,7 +163,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 		return err
 	}
 	tmp := path + tmpSuffix
-	if err := createOverlay(ctx, d.host.qemuImg(), tmp, h.Image.RootDisk, "raw", size); err != nil {
+	if err := createOverlay(ctx, d.host.QEMUImg(), tmp, h.Image.RootDisk, "raw", size); err != nil {
 		return err
 	}
 	d.at("disk not named")

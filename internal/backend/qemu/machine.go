@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -38,7 +39,7 @@ type machine struct {
 	cmd       *exec.Cmd
 	log       *bounded.Log // what QEMU writes to stderr
 	stderr    bounded.Tail
-	qmp       *qmp
+	qmp       *qemuvm.QMP
 	done      chan struct{}
 	oomBefore uint64
 	saved     savedFiles         // open until the supervisor ends
@@ -102,11 +103,11 @@ func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
 		}
 		return supervisor.Wires{}, err
 	}
-	m.qmp = newQMP(ours[3], m.onEvent)
+	m.qmp = qemuvm.NewQMP(ours[3], m.onEvent)
 	go func() {
 		<-ended
 		select { // its last events are needed for the reason
-		case <-m.qmp.done:
+		case <-m.qmp.Done():
 		case <-time.After(2 * time.Second):
 		}
 		_ = m.qmp.Close()
@@ -169,7 +170,7 @@ func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
 	cmd.Stderr = io.MultiWriter(m.log, &m.stderr)
 	cmd.WaitDelay = 2 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	m.cmd, m.oomBefore = cmd, oomKills()
+	m.cmd, m.oomBefore = cmd, qemuvm.OOMKills()
 	if ended, err = startUnprivileged(cmd, filter, m.cfg.Background); err != nil {
 		return nil, fault(err, "cannot start QEMU (%s)", m.cfg.QEMU)
 	}
@@ -219,7 +220,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		Running bool   `json:"running"`
 		Status  string `json:"status"`
 	}
-	err := m.qmp.negotiate(qctx)
+	err := m.qmp.Negotiate(qctx)
 	switch {
 	case err != nil:
 	case m.cfg.Load:
@@ -228,13 +229,13 @@ func (m *machine) Ready(ctx context.Context) error {
 		err = m.plugAttached(qctx)
 	}
 	if err == nil {
-		err = m.qmp.execute(qctx, "query-status", nil, &st)
+		err = m.qmp.Execute(qctx, "query-status", nil, &st)
 	}
 	if err == nil && !st.Running {
-		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, maxReason))
+		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, qemuvm.MaxReason))
 	}
 	if err == nil {
-		if m.cfg.Accel != AccelKVM && !m.cfg.Load {
+		if m.cfg.Accel != qemuvm.AccelKVM && !m.cfg.Load {
 			go m.watchLAPIC(context.WithoutCancel(ctx))
 		}
 		return nil
@@ -259,7 +260,7 @@ func (m *machine) load(ctx context.Context) error {
 		var st struct {
 			Status string `json:"status"`
 		}
-		if err := m.qmp.execute(ctx, "query-status", nil, &st); err != nil {
+		if err := m.qmp.Execute(ctx, "query-status", nil, &st); err != nil {
 			return err
 		}
 		if loaded = st.Status != "inmigrate"; !loaded {
@@ -277,7 +278,7 @@ func (m *machine) load(ctx context.Context) error {
 	if err != nil || size == saved.DiskSize {
 		return err
 	}
-	return m.qmp.execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
+	return m.qmp.Execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
 }
 
 // runLoaded starts the CPUs of a guest that QEMU has loaded. The copy of a template
@@ -287,17 +288,17 @@ func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
 		if err := dropMemory(m.dir, durable.None); err != nil { // it is not valid after a power cut
 			return err
 		}
-		return m.qmp.execute(ctx, "cont", nil, nil)
+		return m.qmp.Execute(ctx, "cont", nil, nil)
 	}
-	if err := m.qmp.execute(ctx, "query-status", nil, nil); err != nil {
+	if err := m.qmp.Execute(ctx, "query-status", nil, nil); err != nil {
 		return err // QEMU has ended, so the memory is still whole
 	}
 	if err := renameMemory(m.dir, fileMemoryState, fileMemoryUsed); err != nil {
 		return err
 	}
 	m.at("memory claimed")
-	if err := m.qmp.execute(ctx, "cont", nil, nil); err != nil {
-		if errors.As(err, new(refusedError)) { // nothing of the guest has run
+	if err := m.qmp.Execute(ctx, "cont", nil, nil); err != nil {
+		if errors.As(err, new(qemuvm.RefusedError)) { // nothing of the guest has run
 			err = errors.Join(err, renameMemory(m.dir, fileMemoryUsed, fileMemoryState))
 		}
 		return err
@@ -327,29 +328,29 @@ func (m *machine) Done() <-chan struct{} { return m.done }
 func (m *machine) End(s supervisor.Seen) supervisor.End {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := vmExit{shutdown: m.shutdown, stderr: m.stderr.String(), console: s.Console, answered: s.Answered, oom: oomKills() > m.oomBefore}
+	e := qemuvm.Exit{Shutdown: m.shutdown, Stderr: m.stderr.String(), Console: s.Console, Answered: s.Answered, OOM: qemuvm.OOMKills() > m.oomBefore}
 	if ws, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
-		e.status = ws
+		e.Status = ws
 	}
-	return e.end()
+	return e.End()
 }
 
 // PowerButton implements supervisor.VM.
 func (m *machine) PowerButton(ctx context.Context) error {
-	return m.qmp.execute(ctx, "system_powerdown", nil, nil)
+	return m.qmp.Execute(ctx, "system_powerdown", nil, nil)
 }
 
 // Quit implements supervisor.VM. QEMU flushes the metadata of its disk format.
-func (m *machine) Quit(ctx context.Context) error { return m.qmp.execute(ctx, "quit", nil, nil) }
+func (m *machine) Quit(ctx context.Context) error { return m.qmp.Execute(ctx, "quit", nil, nil) }
 
 // Kill implements supervisor.VM.
 func (m *machine) Kill() { _ = m.cmd.Process.Kill() }
 
 // Pause implements supervisor.VM.
-func (m *machine) Pause(ctx context.Context) error { return m.qmp.execute(ctx, "stop", nil, nil) }
+func (m *machine) Pause(ctx context.Context) error { return m.qmp.Execute(ctx, "stop", nil, nil) }
 
 // Continue implements supervisor.VM.
-func (m *machine) Continue(ctx context.Context) error { return m.qmp.execute(ctx, "cont", nil, nil) }
+func (m *machine) Continue(ctx context.Context) error { return m.qmp.Execute(ctx, "cont", nil, nil) }
 
 // Disks implements supervisor.VM.
 func (m *machine) Disks() []string {
@@ -385,7 +386,7 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 	return nil
 }
 
-func (m *machine) onEvent(e qmpEvent) {
+func (m *machine) onEvent(e qemuvm.QMPEvent) {
 	switch e.Event {
 	case "SHUTDOWN":
 		m.hooks.Log.Info("QEMU is shutting down", "guest", e.Data.Guest, "reason", e.Data.Reason)

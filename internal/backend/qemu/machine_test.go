@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -34,7 +35,7 @@ func TestEventsDoNotWaitForTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		m.onEvent(qmpEvent{Event: "SHUTDOWN"})
+		m.onEvent(qemuvm.QMPEvent{Event: "SHUTDOWN"})
 		close(read)
 	}()
 	select {
@@ -66,8 +67,8 @@ func TestBackgroundHasTime(t *testing.T) {
 				}
 			}()
 			m := &machine{
-				cfg: startConfig{Accel: AccelKVM, Background: background}, done: make(chan struct{}),
-				qmp: newQMP(ours, func(qmpEvent) {}), hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
+				cfg: startConfig{Accel: qemuvm.AccelKVM, Background: background}, done: make(chan struct{}),
+				qmp: qemuvm.NewQMP(ours, func(qemuvm.QMPEvent) {}), hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
 			}
 			if err := m.Ready(t.Context()); (err == nil) != background {
 				t.Errorf("background %t: %v", background, err)

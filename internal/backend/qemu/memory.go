@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -131,22 +132,22 @@ func lostError(vmid int) error {
 
 // machineKey returns the key of a sandbox's machine on this host.
 func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (string, error) {
-	v, err := d.host.version(ctx)
+	v, err := d.host.Version(ctx)
 	if err != nil {
 		return "", err
 	}
-	stamp, err := stampOf(c.QEMU)
+	stamp, err := qemuvm.StampOf(c.QEMU)
 	if err != nil {
 		return "", fault(err, "cannot check %s", c.QEMU)
 	}
-	return machineKey(h, c, v.text, stamp), nil
+	return machineKey(h, c, v.Text, stamp), nil
 }
 
 // machineKey identifies the machine of a sandbox: a memory can be loaded by no
 // other. stamp is that of QEMU's program.
-func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
+func machineKey(h handle, c startConfig, qemu string, stamp qemuvm.FileStamp) string {
 	text, _ := json.Marshal([]any{
-		memoryVersion, deviceVolume, qemu, stamp.size, stamp.mtime, processor(c.Accel),
+		memoryVersion, deviceVolume, qemu, stamp.Size, stamp.Mtime, processor(c.Accel),
 		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), machineArgs(c), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
 	})
 	sum := sha256.Sum256(text)
@@ -155,11 +156,11 @@ func machineKey(h handle, c startConfig, qemu string, stamp fileStamp) string {
 
 // processor identifies what a saved guest needs of the host's processor. A guest
 // on KVM has found its model and its features, and uses them.
-func processor(a Accel) string {
-	if a != AccelKVM {
-		return hostCPU()
+func processor(a qemuvm.Accel) string {
+	if a != qemuvm.AccelKVM {
+		return qemuvm.HostCPU()
 	}
-	return cpuFields("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+	return qemuvm.CPUFields("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 }
 
 // onDisk reports whether a sandbox without a VM is suspended to disk. The copy of

@@ -234,7 +234,7 @@ func removeMerge(dir string) {
 // mergeLayers merges root.qcow2 and its layers into one new layer. Their files do
 // not change: others may have links to them.
 func (d *Driver) mergeLayers(ctx context.Context, f diskFiles, chain []string) (err error) {
-	img := d.host.qemuImg()
+	img := d.host.QEMUImg()
 	path := func(name string) string { return filepath.Join(f.dir, name) }
 	defer removeMerge(f.dir)
 	if err := createOverlay(ctx, img, path(fileMerged), f.image, "raw", f.size); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -222,7 +223,7 @@ func TestLargeLayers(t *testing.T) {
 // start begins. The VM that runs already is left alone.
 func TestMergeBeforeStart(t *testing.T) {
 	d, f := still(t)
-	d.host.cfg.Accel = AccelTCG
+	rehost(d, func(h *qemuvm.HostConfig) { h.Accel = qemuvm.AccelTCG })
 	d.cfg.Supervisor = []string{"/bin/false"} // no VM is needed
 	sp := f.spec(1)
 	layered(t, d, sp, mergeFrom)

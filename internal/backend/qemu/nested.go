@@ -6,6 +6,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostvirt"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // Nested implements backend.Host. QEMU's emulator has AMD's virtualization.
@@ -14,8 +15,8 @@ func (d *Driver) Nested(ctx context.Context) error {
 	if d.cfg.NoNested {
 		return hostvirt.Refused("it is switched off on this host", "set qemu.nested: true in config.yaml, and restart the daemon")
 	}
-	accel, err := d.host.accel(ctx)
-	if err != nil || accel != AccelKVM {
+	accel, err := d.host.Accel(ctx)
+	if err != nil || accel != qemuvm.AccelKVM {
 		return err
 	}
 	return hostvirt.Nested(hostvirt.Modules)
@@ -25,11 +26,11 @@ func (d *Driver) checkNested(ctx context.Context) backend.Finding {
 	const name = "nested"
 	switch err := d.Nested(ctx); {
 	case d.cfg.NoNested:
-		return finding(name, backend.LevelOK, "", "off: the configuration says qemu.nested: false")
+		return backend.Findf(name, backend.LevelOK, "", "off: the configuration says qemu.nested: false")
 	case agentlab.CodeOf(err) == agentlab.CodeUnsupported:
-		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "virtual machines do not run in sandboxes: %s", err)
+		return backend.Findf(name, backend.LevelWarn, agentlab.HintOf(err), "virtual machines do not run in sandboxes: %s", err)
 	case err != nil:
-		return finding(name, backend.LevelWarn, agentlab.HintOf(err), "unknown: %s", err)
+		return backend.Findf(name, backend.LevelWarn, agentlab.HintOf(err), "unknown: %s", err)
 	}
-	return finding(name, backend.LevelOK, "", "virtual machines can run in sandboxes whose profile has resources.nested")
+	return backend.Findf(name, backend.LevelOK, "", "virtual machines can run in sandboxes whose profile has resources.nested")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
@@ -34,7 +35,7 @@ func TestNestedKVM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, err := d.host.accel(t.Context()); err != nil || a == AccelKVM {
+	if a, err := d.host.Accel(t.Context()); err != nil || a == qemuvm.AccelKVM {
 		t.Skipf("skipped: KVM works on this host, so all tests run with it (%v)", err)
 	}
 	b := newBox(t, f, func(s *backend.Spec) { s.Resources.MemoryMB, s.Resources.Nested = 3000, agentlab.NestedOn })
@@ -80,8 +81,10 @@ func nested() int {
 		if err != nil {
 			return err
 		}
-		d.host.cfg.Accel = AccelKVM         // nothing else will do
-		d.host.probe.deadline = bootTimeout // this KVM is itself emulated
+		rehost(d, func(h *qemuvm.HostConfig) {
+			h.Accel = qemuvm.AccelKVM     // nothing else will do
+			h.ProbeDeadline = bootTimeout // this KVM is itself emulated
+		})
 		sp := f.spec(1)
 		if err := d.Create(ctx, sp); err != nil {
 			return err
@@ -91,7 +94,7 @@ func nested() int {
 		}
 		var run startConfig
 		err = supervisor.ReadStart(d.dir(sp.Ref()), &run)
-		if err == nil && run.Accel != AccelKVM {
+		if err == nil && run.Accel != qemuvm.AccelKVM {
 			err = errors.New("it runs with " + string(run.Accel))
 		}
 		for err == nil { // until the guest answers
@@ -130,7 +133,7 @@ func sendNest(to io.Writer, f fixed) error {
 		return err
 	}
 	files := map[string]string{"self": self, "agent-runner": f.Runner, "vmlinux": f.Image.Kernel, "modules.cpio": f.Image.Modules}
-	for _, program := range []string{defaultQEMU, defaultQEMUImg, self} {
+	for _, program := range []string{qemuvm.DefaultQEMU, qemuvm.DefaultQEMUImg, self} {
 		path, err := exec.LookPath(program)
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // Backend is the backend of virtual machines on this host.
@@ -26,7 +27,7 @@ type Settings struct {
 }
 
 func newSettings() config.Section {
-	return &Settings{Accel: string(AccelAuto), Nested: true, TemplateCacheGB: 4}
+	return &Settings{Accel: string(qemuvm.AccelAuto), Nested: true, TemplateCacheGB: 4}
 }
 
 // Validate implements config.Section.
@@ -37,7 +38,7 @@ func (s *Settings) Validate(config.Config, bool) error {
 	if s.TemplateCacheGB < 0 || s.TemplateCacheGB > 1<<20 {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%d is not between 0 and %d", s.TemplateCacheGB, 1<<20).WithField("qemu.template_cache_gb")
 	}
-	return config.OneOf("qemu.accel", s.Accel, []string{string(AccelAuto), string(AccelKVM), string(AccelTCG)})
+	return config.OneOf("qemu.accel", s.Accel, []string{string(qemuvm.AccelAuto), string(qemuvm.AccelKVM), string(qemuvm.AccelTCG)})
 }
 
 func open(env registry.Env) (registry.Opened, error) {
@@ -62,7 +63,7 @@ func open(env registry.Env) (registry.Opened, error) {
 			return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
 		},
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)),
-		Accel:      Accel(s.Accel),
+		Accel:      qemuvm.Accel(s.Accel),
 		NoNested:   !s.Nested,
 
 		TemplateBytes: int64(s.TemplateCacheGB) << 30,

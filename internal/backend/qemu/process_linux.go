@@ -44,12 +44,6 @@ func startUnprivileged(cmd *exec.Cmd, filter *holeFilter, background bool) (ende
 	return done, <-started
 }
 
-// noCore disables core files of a process: its memory contains the guest's
-// secrets.
-func noCore(pid int) {
-	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
-}
-
 // dropPrivileges makes processes that this thread starts run without any
 // capability, also as root, and without a way to get one. The thread must not be
 // used for anything else afterwards.

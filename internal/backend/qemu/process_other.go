@@ -23,5 +23,4 @@ func privatePair() ([2]int, error) {
 	return [2]int{}, hostos.Unsupported("the backend qemu does not run")
 }
 
-func noCore(int)   {}
 func noHugePages() {}

@@ -48,7 +48,7 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 	if err := noVolume(f.dir); err != nil {
 		return err
 	}
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	if restoring(f.dir) { // perhaps with another snapshot
@@ -182,7 +182,7 @@ func (d *Driver) copySaved(ctx context.Context, from, to string, how copyOf) err
 		// The file is ours. What it reads from was written by a guest's QEMU, and is
 		// not opened.
 		disk := `json:{"driver":"qcow2","file":{"driver":"file","filename":"` + fileRoot + tmpSuffix + `"},"backing":null}`
-		if err := runQEMUImg(ctx, d.host.qemuImg(), to, "resize", "-q", disk, strconv.FormatInt(how.size, 10)); err != nil {
+		if err := runQEMUImg(ctx, d.host.QEMUImg(), to, "resize", "-q", disk, strconv.FormatInt(how.size, 10)); err != nil {
 			return err
 		}
 	}

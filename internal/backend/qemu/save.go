@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -109,7 +110,7 @@ func (s *saving) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.m.cfg.Load && (!s.to.Continue || s.m.cfg.Accel != AccelKVM) {
+	if s.m.cfg.Load && (!s.to.Continue || s.m.cfg.Accel != qemuvm.AccelKVM) {
 		if s.ram, err = s.m.openRAM(ctx); err == nil {
 			return nil
 		}
@@ -132,7 +133,7 @@ func (s *saving) beginStream(ctx context.Context, bytes int64) error {
 		_ = conn.Close() // QEMU then ends the migration too
 		s.received <- err
 	}()
-	if !s.to.Continue || s.m.cfg.Accel != AccelKVM {
+	if !s.to.Continue || s.m.cfg.Accel != qemuvm.AccelKVM {
 		if err := s.stop(ctx); err != nil {
 			return err
 		}
@@ -144,11 +145,11 @@ func (s *saving) beginStream(ctx context.Context, bytes int64) error {
 		{"migrate-set-capabilities", capabilities(true, "events", "pause-before-switchover")},
 		{"migrate-set-parameters", map[string]any{"max-bandwidth": 0, "downtime-limit": saveDowntime.Milliseconds()}},
 	} {
-		if err := s.m.qmp.execute(ctx, c.name, c.args, nil); err != nil {
+		if err := s.m.qmp.Execute(ctx, c.name, c.args, nil); err != nil {
 			return fault(err, "cannot prepare QEMU")
 		}
 	}
-	if err := s.m.qmp.executeWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs, nil); err != nil {
+	if err := s.m.qmp.ExecuteWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs, nil); err != nil {
 		return fault(err, "cannot pass a socket to QEMU")
 	}
 	return nil
@@ -183,12 +184,12 @@ func (s *saving) leaveSaved(ctx context.Context) error {
 		var st struct {
 			Status string `json:"status"`
 		}
-		if err := s.m.qmp.execute(ctx, "query-status", nil, &st); err != nil {
+		if err := s.m.qmp.Execute(ctx, "query-status", nil, &st); err != nil {
 			return fault(err, "cannot check the state of QEMU")
 		}
 		switch st.Status {
 		case "postmigrate":
-			if err := s.m.qmp.executeAll(ctx, "cont", "stop"); err != nil {
+			if err := s.m.qmp.ExecuteAll(ctx, "cont", "stop"); err != nil {
 				return fault(err, "cannot prepare QEMU for another save")
 			}
 			return nil
@@ -226,7 +227,7 @@ func (s *saving) addOverlay(ctx context.Context) error {
 		{"driver": "file", "node-name": s.file, "filename": fileRoot, "discard": "unmap"},
 		{"driver": "qcow2", "node-name": s.node, "file": s.file, "backing": nil, "discard": "unmap", "detect-zeroes": "unmap"},
 	} {
-		if err := s.m.qmp.execute(ctx, "blockdev-add", node, nil); err != nil {
+		if err := s.m.qmp.Execute(ctx, "blockdev-add", node, nil); err != nil {
 			return fault(err, "cannot open the new disk")
 		}
 	}
@@ -236,7 +237,7 @@ func (s *saving) addOverlay(ctx context.Context) error {
 // transfer copies the memory until the guest's CPUs are stopped and everything
 // was sent.
 func (s *saving) transfer(ctx context.Context) error {
-	if err := s.m.qmp.execute(ctx, "migrate", map[string]any{"uri": "fd:memory"}, nil); err != nil {
+	if err := s.m.qmp.Execute(ctx, "migrate", map[string]any{"uri": "fd:memory"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	if err := s.awaitStopped(ctx); err != nil {
@@ -250,7 +251,7 @@ func (s *saving) transfer(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.m.qmp.execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
+	if err := s.m.qmp.Execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "completed")
@@ -261,7 +262,7 @@ func (s *saving) transfer(ctx context.Context) error {
 func (s *saving) switchDisk(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("QEMU did not answer"))
 	defer cancel()
-	if err := s.m.qmp.execute(ctx, "blockdev-snapshot", map[string]any{"node": s.disk, "overlay": s.node}, nil); err != nil {
+	if err := s.m.qmp.Execute(ctx, "blockdev-snapshot", map[string]any{"node": s.disk, "overlay": s.node}, nil); err != nil {
 		return fault(err, "cannot switch to the new disk")
 	}
 	s.switched = true
@@ -277,10 +278,10 @@ func (s *saving) dropOverlay(ctx context.Context) error {
 	if err != nil || node == s.node {
 		return err
 	}
-	if err := s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil); err != nil {
+	if err := s.m.qmp.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil); err != nil {
 		return fault(err, "cannot close the new disk")
 	}
-	_ = s.m.qmp.execute(ctx, "blockdev-del", map[string]any{"node-name": s.file}, nil)
+	_ = s.m.qmp.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.file}, nil)
 	return unfreezeDisk(s.m.dir, s.layer)
 }
 
@@ -294,7 +295,7 @@ func (s *saving) awaitStopped(ctx context.Context) error {
 		return err
 	}
 	s.m.hooks.Log.Info("the guest writes faster than its memory can be copied: it is stopped")
-	if err := s.m.qmp.execute(ctx, "migrate-set-parameters", map[string]any{"downtime-limit": saveLimit.Milliseconds()}, nil); err != nil {
+	if err := s.m.qmp.Execute(ctx, "migrate-set-parameters", map[string]any{"downtime-limit": saveLimit.Milliseconds()}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "pre-switchover")
@@ -337,7 +338,7 @@ func (s *saving) awaitReceived(limit time.Duration) error {
 func (s *saving) cancel(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpPatience)
 	defer cancel()
-	_ = s.m.qmp.execute(ctx, "migrate_cancel", nil, nil)
+	_ = s.m.qmp.Execute(ctx, "migrate_cancel", nil, nil)
 	if s.in != nil {
 		_ = s.awaitReceived(0)
 	}
@@ -355,12 +356,12 @@ func (s *saving) cancel(ctx context.Context) error {
 func (s *saving) resume(ctx context.Context) error {
 	if !s.to.Running {
 		if s.inactive {
-			return s.m.qmp.executeAll(ctx, "cont", "stop")
+			return s.m.qmp.ExecuteAll(ctx, "cont", "stop")
 		}
 		return nil
 	}
 	for {
-		err := s.m.qmp.execute(ctx, "cont", nil, nil)
+		err := s.m.qmp.Execute(ctx, "cont", nil, nil)
 		// QEMU reports that a migration has completed before it accepts this.
 		if err == nil || !strings.Contains(err.Error(), "not finalized") {
 			return err
@@ -375,7 +376,7 @@ func (s *saving) resume(ctx context.Context) error {
 
 // reset prepares QEMU for the next save.
 func (s *saving) reset(ctx context.Context) error {
-	return s.m.qmp.execute(ctx, "migrate-set-capabilities", capabilities(false, "pause-before-switchover"), nil)
+	return s.m.qmp.Execute(ctx, "migrate-set-capabilities", capabilities(false, "pause-before-switchover"), nil)
 }
 
 // finish continues the guest, and then completes the files.
@@ -429,7 +430,7 @@ func (m *machine) drive(ctx context.Context, device string) (node string, size i
 			} `json:"image"`
 		} `json:"inserted"`
 	}
-	if err := m.qmp.execute(ctx, "query-block", nil, &drives); err != nil {
+	if err := m.qmp.Execute(ctx, "query-block", nil, &drives); err != nil {
 		return "", 0, fault(err, "cannot find the guest's disk in QEMU")
 	}
 	for _, d := range drives {

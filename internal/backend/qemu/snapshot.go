@@ -245,7 +245,7 @@ func savedSize(h handle, dir string) (int64, error) {
 // saveStopped saves a sandbox without a VM: its disk, and the memory if it is
 // suspended to disk.
 func (d *Driver) saveStopped(ctx context.Context, f found, dir string) error {
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	lock, err := d.supervised(f).LockProcess() // no QEMU writes to the disk
@@ -258,12 +258,12 @@ func (d *Driver) saveStopped(ctx context.Context, f found, dir string) error {
 	if err != nil {
 		return err
 	}
-	layer, err := freezeDisk(ctx, d.host.qemuImg(), f.dir, size)
+	layer, err := freezeDisk(ctx, d.host.QEMUImg(), f.dir, size)
 	if err != nil {
 		return err
 	}
 	d.at("disk frozen")
-	if err := linkDisk(ctx, d.host.qemuImg(), f.dir, dir, layer, size, durable.Content); err != nil {
+	if err := linkDisk(ctx, d.host.QEMUImg(), f.dir, dir, layer, size, durable.Content); err != nil {
 		return err
 	}
 	if onDisk(f.dir) {

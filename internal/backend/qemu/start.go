@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
@@ -79,7 +80,7 @@ func (d *Driver) start(ctx context.Context, f found) error {
 
 // startConfig examines the host and returns what the supervisor runs.
 func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error) {
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return startConfig{}, err
 	}
 	for _, p := range []string{h.Image.Kernel, h.Image.RootDisk} {
@@ -87,7 +88,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 			return startConfig{}, imageGone(h, err)
 		}
 	}
-	accel, err := d.host.accel(ctx)
+	accel, err := d.host.Accel(ctx)
 	if err != nil {
 		return startConfig{}, err
 	}
@@ -96,7 +97,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 			return startConfig{}, err
 		}
 	}
-	initrd, err := d.rd.file(ctx, h.Image.Modules)
+	initrd, err := d.rd.File(ctx, h.Image.Modules)
 	if errors.Is(err, fs.ErrNotExist) && !fileExists(h.Image.Modules) {
 		return startConfig{}, imageGone(h, err)
 	}
@@ -107,14 +108,14 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 		Start: supervisor.Start{
 			Backend: Name, PauseBelow: d.cfg.PauseBelow, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 		},
-		QEMU: d.host.qemu(), QEMUImg: d.host.qemuImg(), Accel: accel, Initrd: initrd,
+		QEMU: d.host.QEMU(), QEMUImg: d.host.QEMUImg(), Accel: accel, Initrd: initrd,
 		Nested: h.Spec.Resources.Nested.Wanted() && !d.cfg.NoNested,
 	}
 	if cfg.Machine, err = d.machineKey(ctx, h, cfg); err != nil {
 		return startConfig{}, err
 	}
-	if accel == AccelTCG {
-		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.tsc(ctx); err != nil {
+	if accel == qemuvm.AccelTCG {
+		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.TSC(ctx); err != nil {
 			return startConfig{}, err
 		}
 	}
@@ -212,8 +213,11 @@ func machineArgs(c startConfig) []string {
 	}
 }
 
-func accelArg(a Accel) string {
-	if a == AccelKVM {
+// probeMachine returns the machine with which an accelerator is probed.
+func probeMachine(a qemuvm.Accel) []string { return machineArgs(startConfig{Accel: a}) }
+
+func accelArg(a qemuvm.Accel) string {
+	if a == qemuvm.AccelKVM {
 		return "kvm"
 	}
 	// One thread translates and runs all CPUs. With a thread for each, a CPU can
@@ -227,7 +231,7 @@ func cpuArg(c startConfig) string {
 	// One step of an emulated string instruction handles one element. Without these
 	// features the guest copies and clears its memory by words, not by bytes.
 	arg := "max,-erms,-fsrm"
-	if c.Accel == AccelKVM {
+	if c.Accel == qemuvm.AccelKVM {
 		arg = "host"
 	}
 	if !c.Nested {
@@ -248,7 +252,7 @@ func kernelCommandLine(c startConfig) string {
 		"lsm=landlock,yama", "apparmor=0", "audit=0",
 		"systemd.show_status=yes", // "quiet" would leave the console log empty
 	}
-	if c.Accel != AccelKVM {
+	if c.Accel != qemuvm.AccelKVM {
 		// Large pages would be cleared slowly, and occupy the host's memory.
 		args = append(args, "transparent_hugepage=madvise")
 		// The code against speculation has no effect on an emulated processor, and
@@ -259,7 +263,7 @@ func kernelCommandLine(c startConfig) string {
 		// as long.
 		args = append(args, "norandmaps")
 	}
-	if c.Accel != AccelKVM && c.TSCKHz > 0 {
+	if c.Accel != qemuvm.AccelKVM && c.TSCKHz > 0 {
 		// Without it the kernel measures the TSC against a timer, which on a
 		// busy host takes very long.
 		args = append(args, "tsc_early_khz="+strconv.Itoa(c.TSCKHz))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // A start that its caller gives up leaves a stopped sandbox, not a crash.
@@ -19,7 +20,7 @@ func TestStartIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err := New(Config{
-		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: AccelTCG, QEMU: qemu,
+		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: qemuvm.AccelTCG, QEMU: qemu,
 		Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil },
 	})
 	if err != nil {

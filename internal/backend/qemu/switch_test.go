@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -65,7 +66,7 @@ func diskOn(t *testing.T, dir, node string) net.Conn {
 		t.Fatal(err)
 	}
 	defer func() { _ = theirs.Close() }()
-	cmd := exec.Command(defaultQEMU, "-nodefaults", "-display", "none", "-S", "-machine", "microvm", "-m", "32M",
+	cmd := exec.Command(qemuvm.DefaultQEMU, "-nodefaults", "-display", "none", "-S", "-machine", "microvm", "-m", "32M",
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
 		"-blockdev", node,
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file",
@@ -91,17 +92,17 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 		if err := os.WriteFile(base, make([]byte, size), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := createOverlay(t.Context(), defaultQEMUImg, filepath.Join(dir, fileRoot), base, "raw", size); err != nil {
+		if err := createOverlay(t.Context(), qemuvm.DefaultQEMUImg, filepath.Join(dir, fileRoot), base, "raw", size); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		conn := &slowQMP{Conn: diskOnly(t, dir), command: "blockdev-snapshot", lose: lose, done: cancel, sent: make(chan struct{})}
-		q := newQMP(conn, func(qmpEvent) {})
+		q := qemuvm.NewQMP(conn, func(qemuvm.QMPEvent) {})
 		defer func() { _ = q.Close() }()
-		m := &machine{dir: dir, qmp: q, cfg: startConfig{QEMUImg: defaultQEMUImg}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}
+		m := &machine{dir: dir, qmp: q, cfg: startConfig{QEMUImg: qemuvm.DefaultQEMUImg}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}
 		s := &saving{m: m}
-		err := q.negotiate(ctx)
+		err := q.Negotiate(ctx)
 		if err == nil {
 			s.disk, s.size, err = m.rootDisk(ctx)
 		}
@@ -128,14 +129,14 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 		}
 		for _, command := range []string{"qemu-io " + node + ` "write -P 90 0 64k"`, "qemu-io " + node + " flush"} {
 			var out string
-			if err := q.execute(t.Context(), "human-monitor-command", map[string]any{"command-line": command}, &out); err != nil || out != "" {
+			if err := q.Execute(t.Context(), "human-monitor-command", map[string]any{"command-line": command}, &out); err != nil || out != "" {
 				t.Fatal(out, err)
 			}
 		}
-		if err := q.execute(t.Context(), "quit", nil, nil); err != nil {
+		if err := q.Execute(t.Context(), "quit", nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		<-q.done
+		<-q.Done()
 		out, err := exec.Command("qemu-io", "-r", "-c", "read -P 90 0 64k", filepath.Join(dir, fileRoot)).CombinedOutput()
 		if err != nil || bytes.Contains(out, []byte("failed")) {
 			t.Errorf("answer lost %v: after a stop the disk has not what was written: %s, %v", lose, out, err)
@@ -174,20 +175,20 @@ func TestDiskThatCannotBeFlushed(t *testing.T) {
 	} {
 		fails := strings.HasPrefix(node, "{")
 		dir := t.TempDir()
-		if err := runQEMUImg(t.Context(), defaultQEMUImg, dir, "create", "-q", "-f", "qcow2", fileRoot, "1M"); err != nil {
+		if err := runQEMUImg(t.Context(), qemuvm.DefaultQEMUImg, dir, "create", "-q", "-f", "qcow2", fileRoot, "1M"); err != nil {
 			t.Fatal(err)
 		}
-		q := newQMP(diskOn(t, dir, node), func(qmpEvent) {})
+		q := qemuvm.NewQMP(diskOn(t, dir, node), func(qemuvm.QMPEvent) {})
 		defer func() { _ = q.Close() }()
 		s := &saving{m: &machine{dir: dir, qmp: q, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}}
 		write := func() {
 			t.Helper()
 			var out string
-			if err := q.execute(t.Context(), "human-monitor-command", map[string]any{"command-line": `qemu-io root "write 0 64k"`}, &out); err != nil || out != "" {
+			if err := q.Execute(t.Context(), "human-monitor-command", map[string]any{"command-line": `qemu-io root "write 0 64k"`}, &out); err != nil || out != "" {
 				t.Errorf("fails %v: a write: %q, %v", fails, out, err)
 			}
 		}
-		if err := q.negotiate(t.Context()); err != nil {
+		if err := q.Negotiate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		write()

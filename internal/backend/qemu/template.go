@@ -325,10 +325,10 @@ func (t *templates) trim(ctx context.Context, key string) error {
 func (t *templates) check() backend.Finding {
 	const name = "templates"
 	if t.broken != nil {
-		return finding(name, backend.LevelWarn, "repair or remove "+t.dir+", and restart the daemon", "not used, so every sandbox boots: %s", t.broken)
+		return backend.Findf(name, backend.LevelWarn, "repair or remove "+t.dir+", and restart the daemon", "not used, so every sandbox boots: %s", t.broken)
 	}
 	if t.max == 0 {
-		return finding(name, backend.LevelOK, "", "off: every sandbox boots")
+		return backend.Findf(name, backend.LevelOK, "", "off: every sandbox boots")
 	}
 	keys, err := t.keys()
 	var total int64
@@ -340,7 +340,7 @@ func (t *templates) check() backend.Finding {
 		total += n
 	}
 	if err != nil {
-		return finding(name, backend.LevelWarn, "check the directory and its permissions", "cannot check %s: %s", t.dir, err)
+		return backend.Findf(name, backend.LevelWarn, "check the directory and its permissions", "cannot check %s: %s", t.dir, err)
 	}
 	var last failure
 	t.mu.Lock()
@@ -351,10 +351,10 @@ func (t *templates) check() backend.Finding {
 	}
 	t.mu.Unlock()
 	if last.err != nil {
-		return finding(name, backend.LevelWarn, cmp.Or(agentlab.HintOf(last.err), "see 'agentlab daemon logs'"),
+		return backend.Findf(name, backend.LevelWarn, cmp.Or(agentlab.HintOf(last.err), "see 'agentlab daemon logs'"),
 			"no template of image %s was made at %s, so its sandboxes boot: %s", last.image, last.at.Format(time.TimeOnly), last.err)
 	}
-	return finding(name, backend.LevelOK, "", "%d templates with %d MiB of at most %d MiB in %s", len(keys), total>>20, t.max>>20, t.dir)
+	return backend.Findf(name, backend.LevelOK, "", "%d templates with %d MiB of at most %d MiB in %s", len(keys), total>>20, t.max>>20, t.dir)
 }
 
 // remove removes a template. A sandbox that is being created from it has links to

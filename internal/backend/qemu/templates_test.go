@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
@@ -23,9 +24,16 @@ import (
 func stillTemplates(t *testing.T) (*Driver, fixed) {
 	t.Helper()
 	d, f := still(t)
-	d.host.cfg.Accel = AccelTCG
+	rehost(d, func(h *qemuvm.HostConfig) { h.Accel = qemuvm.AccelTCG })
 	d.tmpl.max = 1 << 30
 	return d, f
+}
+
+// rehost gives a driver a changed view of this machine.
+func rehost(d *Driver, change func(*qemuvm.HostConfig)) {
+	cfg := d.hostConfig()
+	change(&cfg)
+	d.host = qemuvm.NewHost(cfg)
 }
 
 // templateSize is the size of the memory in a template of putTemplate.
@@ -127,19 +135,21 @@ func TestTemplatesAreDescribed(t *testing.T) {
 	used := time.Now().Add(-time.Hour).UTC()
 	for name, replace := range map[string]func(d *Driver, f fixed) error{
 		"nothing": func(*Driver, fixed) error { return nil },
-		"no QEMU": func(d *Driver, _ fixed) error { d.host.cfg.QEMU = "/nonexistent"; return nil },
+		"no QEMU": func(d *Driver, _ fixed) error {
+			rehost(d, func(h *qemuvm.HostConfig) { h.QEMU = "/nonexistent" })
+			return nil
+		},
 		"agent-runner": func(_ *Driver, f fixed) error {
 			return os.WriteFile(f.Runner, []byte("a newer one"), 0o600)
 		},
 		"QEMU": func(d *Driver, f fixed) error {
 			copied := filepath.Join(f.StateDir, "qemu")
-			err := os.WriteFile(copied, []byte("#!/bin/sh\nexec "+d.host.qemu()+` "$@"`), 0o700)
-			d.host.cfg.QEMU = copied
+			err := os.WriteFile(copied, []byte("#!/bin/sh\nexec "+d.host.QEMU()+` "$@"`), 0o700)
+			rehost(d, func(h *qemuvm.HostConfig) { h.QEMU = copied })
 			return err
 		},
 		"accel": func(d *Driver, _ fixed) error {
-			d.host.verdict = &verdict{}
-			d.host.cfg.Accel = AccelKVM
+			rehost(d, func(h *qemuvm.HostConfig) { h.Accel = qemuvm.AccelKVM })
 			return nil
 		},
 		"image": func(_ *Driver, f fixed) error { return os.Remove(f.Image.Kernel) },
@@ -150,7 +160,7 @@ func TestTemplatesAreDescribed(t *testing.T) {
 			if err := os.WriteFile(f.Runner, []byte("one"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			d.rd.runner = f.Runner
+			d.rd = qemuvm.NewInitrds(filepath.Join(d.cfg.CacheDir, dirInitrd), f.Runner)
 			key := putTemplate(t, d, f, 512, used)
 			if err := replace(d, f); err != nil {
 				t.Fatal(err)
@@ -342,7 +352,7 @@ func TestTemplateIsSynced(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		err := d.tmpl.publish(t.Context(), dir, startConfig{QEMUImg: d.host.qemuImg()})
+		err := d.tmpl.publish(t.Context(), dir, startConfig{QEMUImg: d.host.QEMUImg()})
 		if (err == nil) != (broken == "") {
 			t.Errorf("%q: %v", broken, err)
 		}

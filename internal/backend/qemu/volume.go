@@ -229,7 +229,7 @@ func (d *Driver) CreateVolume(ctx context.Context, spec backend.VolumeSpec) (bac
 	}
 	defer unlock()
 	return d.newVolume(ctx, v, func(tmp string) error {
-		return createOverlay(ctx, d.host.qemuImg(), tmp, "", "", int64(spec.SizeGB)<<30)
+		return createOverlay(ctx, d.host.QEMUImg(), tmp, "", "", int64(spec.SizeGB)<<30)
 	})
 }
 
@@ -259,7 +259,7 @@ func (d *Driver) makeVolume(ctx context.Context, v foundVolume, disk func(tmp st
 	case v.whole:
 		return nil
 	}
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	if err := d.roomForVolume(); err != nil {
@@ -355,7 +355,7 @@ func (d *Driver) GrowVolume(ctx context.Context, ref backend.VolumeRef, sizeGB i
 	if size == v.size {
 		return nil
 	}
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	if err := refuseDisks(v.dir, ""); err != nil {
@@ -364,7 +364,7 @@ func (d *Driver) GrowVolume(ctx context.Context, ref backend.VolumeRef, sizeGB i
 	d.at("volume not grown")
 	// What the disk reads from is not opened.
 	disk := `json:{"driver":"qcow2","file":{"driver":"file","filename":"` + fileRoot + `"},"backing":null}`
-	if err := runQEMUImg(ctx, d.host.qemuImg(), v.dir, "resize", "-q", disk, strconv.FormatInt(size, 10)); err != nil {
+	if err := runQEMUImg(ctx, d.host.QEMUImg(), v.dir, "resize", "-q", disk, strconv.FormatInt(size, 10)); err != nil {
 		return err
 	}
 	if err := durable.SyncPath(filepath.Join(v.dir, fileRoot)); err != nil {

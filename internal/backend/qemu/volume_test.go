@@ -84,7 +84,7 @@ func TestVolumeReadsNoOtherFile(t *testing.T) {
 	if err := os.WriteFile(secret, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), d.host.qemuImg(), "rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", secret, disk).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), d.host.QEMUImg(), "rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", secret, disk).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if err := d.GrowVolume(t.Context(), v, 2); err == nil {
@@ -156,7 +156,7 @@ func TestVolumeSurvivesPowerCut(t *testing.T) {
 		}
 	}
 	b.ok(b.d.DetachVolume(b.ctx, b.ref, v))
-	if out, err := exec.CommandContext(t.Context(), b.d.host.qemuImg(), "check", filepath.Join(b.d.volumes(), v.UID, fileRoot)).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), b.d.host.QEMUImg(), "check", filepath.Join(b.d.volumes(), v.UID, fileRoot)).CombinedOutput(); err != nil {
 		t.Errorf("qemu-img check: %v, %s", err, out)
 	}
 }

@@ -153,7 +153,7 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 // saveVolume saves a volume, which the sandbox f has unless f is zero, in the
 // directory of a snapshot.
 func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir string) error {
-	if err := d.host.ready(ctx); err != nil {
+	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
 	if err := d.roomForVolume(); err != nil {
@@ -203,14 +203,14 @@ func (d *Driver) saveStill(ctx context.Context, v foundVolume, dir string) error
 	if err != nil {
 		return err
 	}
-	return linkDisk(ctx, d.host.qemuImg(), v.dir, dir, layer, v.size, durable.Content)
+	return linkDisk(ctx, d.host.QEMUImg(), v.dir, dir, layer, v.size, durable.Content)
 }
 
 // freezeVolume makes root.qcow2 of a volume that no QEMU uses an empty overlay on a
 // new layer.
 func (d *Driver) freezeVolume(ctx context.Context, v foundVolume) (layer string, err error) {
 	d.tidyVolume(ctx, v)
-	if layer, err = freezeDisk(ctx, d.host.qemuImg(), v.dir, v.size); err != nil {
+	if layer, err = freezeDisk(ctx, d.host.QEMUImg(), v.dir, v.size); err != nil {
 		return "", err
 	}
 	if err := durable.SyncPath(filepath.Join(v.dir, layer)); err != nil {

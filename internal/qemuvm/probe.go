@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"bytes"
@@ -24,13 +24,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
+// Files in HostConfig.CacheDir.
+const (
+	fileVerdict = "kvm.json"      // Verdict
+	fileProbe   = "kvm-probe.elf" // the probe's kernel
+)
+
 // probeDeadline is how long the probe's kernel may take: a processor needs about
 // 20 ms, QEMU's emulator 100 ms, and a KVM that is itself emulated minutes.
 const probeDeadline = 5 * time.Second
 
-// verdict is the result of a probe of KVM. It is cached, because the things it
+// Verdict is the result of a probe of KVM. It is cached, because the things it
 // depends on rarely change.
-type verdict struct {
+type Verdict struct {
 	Works  bool   `json:"works"`
 	Why    string `json:"why,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
@@ -38,7 +44,7 @@ type verdict struct {
 	Boot   string `json:"boot,omitempty"` // a negative verdict holds until the host is restarted
 }
 
-func (v verdict) holds(key string) bool {
+func (v Verdict) holds(key string) bool {
 	return v.Key == key && (v.Works || v.Boot == supervisor.BootID())
 }
 
@@ -46,29 +52,30 @@ func (v verdict) holds(key string) bool {
 type prober struct {
 	dir      string
 	log      *slog.Logger
+	machine  func(Accel) []string // HostConfig.Machine
 	deadline time.Duration
-	// run runs the kernel at a path with a QEMU and an accelerator, and returns
+	// run runs the kernel at a path with a QEMU and its machine, and returns
 	// nil if the kernel succeeded.
-	run func(ctx context.Context, qemu, kernel string, a Accel) error
+	run func(ctx context.Context, qemu, kernel string, machine []string) error
 }
 
 // verdict returns the cached verdict or runs a probe. An error means that the
 // result is unknown.
-func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) {
+func (p prober) verdict(ctx context.Context, qemu, key string) (Verdict, error) {
 	path := filepath.Join(p.dir, fileVerdict)
-	var v verdict
+	var v Verdict
 	if err := durable.ReadJSON(path, &v); err == nil && v.holds(key) {
 		return v, nil
 	}
-	v = verdict{Key: key, Boot: supervisor.BootID()}
+	v = Verdict{Key: key, Boot: supervisor.BootID()}
 	kernel := filepath.Join(p.dir, fileProbe)
-	if err := errors.Join(os.WriteFile(kernel+tmpSuffix, probeKernel(), 0o600), os.Rename(kernel+tmpSuffix, kernel)); err != nil {
+	if err := errors.Join(os.WriteFile(kernel+durable.Suffix, probeKernel(), 0o600), os.Rename(kernel+durable.Suffix, kernel)); err != nil {
 		return v, fault(err, "cannot probe KVM")
 	}
 	began := time.Now()
 	pctx, cancel := context.WithTimeout(ctx, p.deadline)
 	defer cancel()
-	err := p.run(pctx, qemu, kernel, AccelKVM)
+	err := p.run(pctx, qemu, kernel, p.machine(AccelKVM))
 	switch {
 	case ctx.Err() != nil:
 		return v, agentlab.Errorf(agentlab.CodeUnavailable, "probing KVM: %w", context.Cause(ctx))
@@ -77,7 +84,7 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 	case pctx.Err() != nil:
 		v.Why = fmt.Sprintf("a tiny guest did not end within %s", p.deadline)
 	default:
-		v.Why = agentlab.OneLine(err.Error(), maxReason)
+		v.Why = agentlab.OneLine(err.Error(), MaxReason)
 	}
 	if !v.Works {
 		v.Remedy = "check that the host offers hardware virtualization (nested virtualization if it is a virtual machine)"
@@ -90,19 +97,19 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (verdict, error) 
 }
 
 // probeKey returns a hash of everything that a verdict depends on.
-func probeKey(qemu, version string, stamp fileStamp) string {
+func probeKey(qemu, version string, stamp FileStamp, machine []string) string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	text, _ := json.Marshal([]any{qemu, version, stamp.size, stamp.mtime, unix.ByteSliceToString(u.Release[:]), hostCPU(), probeText, machineArgs(startConfig{Accel: AccelKVM})})
+	text, _ := json.Marshal([]any{qemu, version, stamp.Size, stamp.Mtime, unix.ByteSliceToString(u.Release[:]), HostCPU(), probeText, machine})
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }
 
-// hostCPU returns the model of the host's processor.
-func hostCPU() string { return cpuFields("model name") }
+// HostCPU returns the model of the host's processor.
+func HostCPU() string { return CPUFields("model name") }
 
-// cpuFields returns fields of the first processor in /proc/cpuinfo.
-func cpuFields(names ...string) string {
+// CPUFields returns fields of the first processor in /proc/cpuinfo.
+func CPUFields(names ...string) string {
 	b, _ := os.ReadFile("/proc/cpuinfo")
 	var values []string
 	for line := range strings.Lines(string(b)) {
@@ -119,11 +126,11 @@ func cpuFields(names ...string) string {
 
 // runProbe boots the kernel and checks QEMU's exit code, which only the kernel's
 // own code can set to the expected value.
-func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
+func runProbe(ctx context.Context, qemu, kernel string, machine []string) error {
 	args := append([]string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-m", "32M", "-smp", "1", "-kernel", kernel, "-device", "isa-debug-exit,iobase=0xf4,iosize=4",
-	}, machineArgs(startConfig{Accel: a})...)
+	}, machine...)
 	cmd := exec.CommandContext(ctx, qemu, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr, cmd.WaitDelay, cmd.Env = &stderr, time.Second, []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
@@ -131,7 +138,7 @@ func runProbe(ctx context.Context, qemu, kernel string, a Accel) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	noCore(cmd.Process.Pid) // QEMU aborts if KVM rejects a request
+	NoCore(cmd.Process.Pid) // QEMU aborts if KVM rejects a request
 	err := cmd.Wait()
 	if cmd.ProcessState.ExitCode() == probeExit {
 		return nil

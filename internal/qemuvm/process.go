@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"os"
@@ -7,10 +7,13 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/fsfault"
 )
 
-// oomKills returns how many processes this host killed for lack of memory.
-func oomKills() uint64 {
+// OOMKills returns how many processes this host killed for lack of memory.
+func OOMKills() uint64 {
 	b, _ := os.ReadFile("/proc/vmstat")
 	for line := range strings.Lines(string(b)) {
 		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
@@ -27,4 +30,9 @@ func signalName(s syscall.Signal) string {
 		return n
 	}
 	return s.String()
+}
+
+// fault adds the code to an error of the operating system.
+func fault(err error, format string, args ...any) *agentlab.Error {
+	return fsfault.Own(err, "free disk space, or destroy sandboxes that are no longer needed", format, args...)
 }

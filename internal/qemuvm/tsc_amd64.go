@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 // rdtsc reads the time stamp counter.
 func rdtsc() uint64

@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"strings"
@@ -8,42 +8,43 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// vmExit describes a QEMU process that ended without a request.
-type vmExit struct {
-	status   syscall.WaitStatus
-	shutdown string // reason of QMP's SHUTDOWN event, "" if there was none
-	stderr   string // the last output of QEMU
-	console  string // the last output of the guest
-	answered bool   // agent-runner answered in this run
-	oom      bool   // the host killed processes for lack of memory during the run
+// Exit describes a QEMU process that ended without a request.
+type Exit struct {
+	Status   syscall.WaitStatus
+	Shutdown string // reason of QMP's SHUTDOWN event, "" if there was none
+	Stderr   string // the last output of QEMU
+	Console  string // the last output of the guest
+	Answered bool   // agent-runner answered in this run
+	OOM      bool   // the host killed processes for lack of memory during the run
 }
 
-const maxReason = 240
+// MaxReason bounds the reason of an end, in bytes.
+const MaxReason = 240
 
-// end returns how the VM ended. The reason contains text of the guest only for a
+// End returns how the VM ended. The reason contains text of the guest only for a
 // kernel panic, sanitized and cut.
-func (e vmExit) end() supervisor.End {
+func (e Exit) End() supervisor.End {
 	switch {
-	case e.status.Signaled() && e.status.Signal() == syscall.SIGKILL && e.oom:
+	case e.Status.Signaled() && e.Status.Signal() == syscall.SIGKILL && e.OOM:
 		return supervisor.End{Reason: "QEMU was killed because the host ran out of memory"}
-	case e.status.Signaled() && e.status.Signal() == syscall.SIGSYS:
+	case e.Status.Signaled() && e.Status.Signal() == syscall.SIGSYS:
 		return supervisor.End{Reason: "QEMU was killed by its system call filter"}
-	case e.status.Signaled():
-		return endOf("QEMU was killed by "+signalName(e.status.Signal()), lastLine(e.stderr))
-	case e.shutdown == "guest-shutdown":
+	case e.Status.Signaled():
+		return endOf("QEMU was killed by "+signalName(e.Status.Signal()), lastLine(e.Stderr))
+	case e.Shutdown == "guest-shutdown":
 		return supervisor.End{Reason: "the guest powered itself off", PoweredOff: true}
-	case e.shutdown == "guest-panic", e.shutdown == "guest-reset":
-		if p := panicText(e.console); p != "" {
+	case e.Shutdown == "guest-panic", e.Shutdown == "guest-reset":
+		if p := panicText(e.Console); p != "" {
 			return endOf("guest kernel panic", p)
 		}
-		if !e.answered {
+		if !e.Answered {
 			return supervisor.End{Reason: "the guest reset itself before agent-runner answered"}
 		}
 		return supervisor.End{Reason: "the guest rebooted itself", Rebooted: true}
-	case e.status.ExitStatus() != 0:
-		return endOf("QEMU failed", lastLine(e.stderr))
+	case e.Status.ExitStatus() != 0:
+		return endOf("QEMU failed", lastLine(e.Stderr))
 	}
-	return endOf("QEMU ended", lastLine(e.stderr))
+	return endOf("QEMU ended", lastLine(e.Stderr))
 }
 
 // endOf returns an end with a reason, and details if there are any.
@@ -51,7 +52,7 @@ func endOf(reason, details string) supervisor.End {
 	if details != "" {
 		reason += ": " + details
 	}
-	return supervisor.End{Reason: agentlab.OneLine(reason, maxReason)}
+	return supervisor.End{Reason: agentlab.OneLine(reason, MaxReason)}
 }
 
 // panicText returns the last kernel panic in the console output.

@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"context"
@@ -18,18 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// keepInitrds is how many initrds the cache has: the last used ones. It has as
+// keepInitrds is how many Initrds the cache has: the last used ones. It has as
 // many links to them: the newest ones.
 const keepInitrds = 4
 
-// linkSuffix is that of a link to an initrd (findOrMake).
+// linkSuffix ends the name of a link to an initrd (findOrMake).
 const linkSuffix = ".link"
 
-// initrds builds and caches initrds: the archive of the image's modules, followed
+// Initrds builds and caches Initrds: the archive of the image's modules, followed
 // by one with agent-runner as /init. The kernel unpacks both in order.
-type initrds struct {
+type Initrds struct {
 	dir    string
 	runner string
 	boot   string // identifies the run of the host's kernel
@@ -38,33 +40,39 @@ type initrds struct {
 	known map[initrdKey]string // to path
 }
 
+// NewInitrds returns the cache in dir of initrds with the agent-runner at a path.
+func NewInitrds(dir, runner string) *Initrds {
+	return &Initrds{dir: dir, runner: runner, boot: supervisor.BootID()}
+}
+
 // initrdKey is what an initrd is made from: the modules, agent-runner and this
 // program, which writes the archive.
-type initrdKey [3]fileStamp
+type initrdKey [3]FileStamp
 
-// fileStamp identifies a version of a file.
-type fileStamp struct {
+// FileStamp identifies a version of a file.
+type FileStamp struct {
 	path     string
 	dev, ino uint64
-	size     int64
-	mtime    int64
+	Size     int64 // in bytes
+	Mtime    int64 // in nanoseconds since 1970
 }
 
-func stampOf(path string) (fileStamp, error) {
+// StampOf returns the version of the file at path.
+func StampOf(path string) (FileStamp, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return fileStamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return FileStamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return fileStamp{path: path, dev: uint64(st.Dev), ino: st.Ino, size: st.Size, mtime: st.Mtim.Nano()}, nil //nolint:unconvert // on macOS the device is an int32
+	return FileStamp{path: path, dev: uint64(st.Dev), ino: st.Ino, Size: st.Size, Mtime: st.Mtim.Nano()}, nil //nolint:unconvert // on macOS the device is an int32
 }
 
-// file returns the path of the initrd for an archive of modules.
-func (r *initrds) file(ctx context.Context, modules string) (string, error) {
-	m, err := stampOf(modules)
+// File returns the path of the initrd for an archive of modules.
+func (r *Initrds) File(ctx context.Context, modules string) (string, error) {
+	m, err := StampOf(modules)
 	if err != nil {
 		return "", err
 	}
-	n, err := stampOf(r.runner)
+	n, err := StampOf(r.runner)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "the guest program %s is missing", r.runner).
 			WithHint("install agent-runner next to agentlabd, or run 'make build'")
@@ -72,7 +80,7 @@ func (r *initrds) file(ctx context.Context, modules string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	self, err := stampOf("/proc/self/exe")
+	self, err := StampOf("/proc/self/exe")
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +106,7 @@ func (r *initrds) file(ctx context.Context, modules string) (string, error) {
 // makes it. A symbolic link leads from a key to an initrd, so that a new process
 // reads and writes no large file. Initrds are not synced: after a restart of the
 // host one may be incomplete, and no link of before counts.
-func (r *initrds) findOrMake(ctx context.Context, key initrdKey) (string, error) {
+func (r *Initrds) findOrMake(ctx context.Context, key initrdKey) (string, error) {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %v", r.boot, key))
 	link := filepath.Join(r.dir, hex.EncodeToString(sum[:])+linkSuffix)
 	if name, err := os.Readlink(link); err == nil && r.boot != "" {
@@ -116,11 +124,11 @@ func (r *initrds) findOrMake(ctx context.Context, key initrdKey) (string, error)
 
 // make writes the initrd to a temporary file, and renames it to the hash of its
 // content.
-func (r *initrds) make(ctx context.Context, modules string) (_ string, err error) {
+func (r *Initrds) make(ctx context.Context, modules string) (_ string, err error) {
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return "", err
 	}
-	f, err := os.CreateTemp(r.dir, "*"+tmpSuffix)
+	f, err := os.CreateTemp(r.dir, "*"+durable.Suffix)
 	if err != nil {
 		return "", err
 	}
@@ -142,7 +150,7 @@ func (r *initrds) make(ctx context.Context, modules string) (_ string, err error
 	return path, nil
 }
 
-func (r *initrds) write(ctx context.Context, w io.Writer, modules string) error {
+func (r *Initrds) write(ctx context.Context, w io.Writer, modules string) error {
 	m, err := os.Open(modules)
 	if err != nil {
 		return err
@@ -192,7 +200,7 @@ type writerOnly struct{ io.Writer }
 
 // prune removes old files of the cache. QEMU reads an initrd only when it starts,
 // so the newest one is enough for the current start.
-func (r *initrds) prune(keep string) {
+func (r *Initrds) prune(keep string) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
 		return
@@ -208,7 +216,7 @@ func (r *initrds) prune(keep string) {
 		if err != nil || path == keep {
 			continue
 		}
-		if filepath.Ext(path) == tmpSuffix && time.Since(info.ModTime()) < time.Hour {
+		if filepath.Ext(path) == durable.Suffix && time.Since(info.ModTime()) < time.Hour {
 			continue // another process may be writing it
 		}
 		all = append(all, aged{path, info.ModTime()})
@@ -217,8 +225,13 @@ func (r *initrds) prune(keep string) {
 	kept := map[string]int{} // by suffix
 	for _, a := range all {
 		ext := filepath.Ext(a.path)
-		if kept[ext]++; kept[ext] >= keepInitrds || ext == tmpSuffix {
+		if kept[ext]++; kept[ext] >= keepInitrds || ext == durable.Suffix {
 			_ = os.Remove(a.path)
 		}
 	}
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

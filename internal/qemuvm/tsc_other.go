@@ -1,5 +1,5 @@
 //go:build !amd64
 
-package qemu
+package qemuvm
 
 func rdtsc() uint64 { return 0 }

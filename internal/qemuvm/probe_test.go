@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"bytes"
@@ -11,15 +11,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
+
+// microvm returns arguments of QEMU for a small machine.
+func microvm(a Accel) []string { return []string{"-machine", "microvm", "-accel", string(a)} }
 
 // TestProbeKernel runs the probe's kernel where it is known to work.
 func TestProbeKernel(t *testing.T) {
@@ -27,7 +30,7 @@ func TestProbeKernel(t *testing.T) {
 	if err := os.WriteFile(kernel, probeKernel(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := runProbe(guard.Context(t), defaultQEMU, kernel, AccelTCG); err != nil {
+	if err := runProbe(guard.Context(t), DefaultQEMU, kernel, microvm(AccelTCG)); err != nil {
 		t.Fatal(err)
 	}
 	// A sum of other numbers must not pass.
@@ -41,7 +44,7 @@ func TestProbeKernel(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	if err := runProbe(short, defaultQEMU, kernel, AccelTCG); err == nil {
+	if err := runProbe(short, DefaultQEMU, kernel, microvm(AccelTCG)); err == nil {
 		t.Error("a broken kernel passes")
 	}
 }
@@ -74,10 +77,11 @@ func TestVerdict(t *testing.T) {
 	var result error
 	p := prober{
 		dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 100 * time.Millisecond,
-		run: func(ctx context.Context, _, kernel string, a Accel) error {
+		machine: microvm,
+		run: func(ctx context.Context, _, kernel string, machine []string) error {
 			runs++
-			if _, err := os.Stat(kernel); err != nil || a != AccelKVM {
-				t.Error(kernel, a, err)
+			if _, err := os.Stat(kernel); err != nil || !slices.Equal(machine, microvm(AccelKVM)) {
+				t.Error(kernel, machine, err)
 			}
 			if errors.Is(result, context.DeadlineExceeded) {
 				<-ctx.Done()
@@ -85,7 +89,7 @@ func TestVerdict(t *testing.T) {
 			return result
 		},
 	}
-	ask := func(key string, wantWorks bool, wantRuns int) verdict {
+	ask := func(key string, wantWorks bool, wantRuns int) Verdict {
 		t.Helper()
 		v, err := p.verdict(t.Context(), "/qemu", key)
 		if err != nil || v.Works != wantWorks || runs != wantRuns {
@@ -103,7 +107,7 @@ func TestVerdict(t *testing.T) {
 		t.Errorf("%q", v.Why)
 	}
 	ask("b", false, 2)
-	if err := durable.ReplaceJSON(filepath.Join(p.dir, fileVerdict), verdict{Key: "b", Why: "x", Remedy: "x", Boot: "before"}, durable.None); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(p.dir, fileVerdict), Verdict{Key: "b", Why: "x", Remedy: "x", Boot: "before"}, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	ask("b", false, 3) // a no of another start of the host
@@ -127,30 +131,6 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestProbeDeadline runs the real probe: it ends in time whatever KVM does
-// here, and leaves no process.
-func TestProbeDeadline(t *testing.T) {
-	f := fixed{StateDir: t.TempDir(), CacheDir: t.TempDir(), Runner: "/nonexistent"}
-	d, err := f.open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if v, bad := kvmAccess("/dev/kvm"); bad {
-		t.Skipf("skipped: %s", v.Why)
-	}
-	v, err := d.host.kvm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("KVM works: %v (%s)", v.Works, v.Why)
-	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range cmdlines {
-		if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(f.CacheDir)) {
-			t.Errorf("%s is left: %q", path, b)
-		}
-	}
-}
-
 // script makes a program of a few lines.
 func script(t *testing.T, name, text string) string {
 	t.Helper()
@@ -164,7 +144,7 @@ func script(t *testing.T, name, text string) string {
 func TestProbeHangs(t *testing.T) {
 	marker := fmt.Sprintf("%d.%d", 3000+os.Getpid()%1000, time.Now().Nanosecond())
 	qemu := script(t, "qemu", "exec sleep "+marker)
-	p := prober{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 300 * time.Millisecond, run: runProbe}
+	p := prober{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 300 * time.Millisecond, machine: microvm, run: runProbe}
 	v, err := p.verdict(t.Context(), qemu, "k")
 	if err != nil || v.Works {
 		t.Errorf("%+v, %v", v, err)
@@ -174,66 +154,6 @@ func TestProbeHangs(t *testing.T) {
 		if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(marker)) {
 			t.Errorf("%s is left: %q", path, b)
 		}
-	}
-}
-
-func TestCheck(t *testing.T) {
-	good, img := script(t, "qemu", "echo QEMU emulator version 9.1.0 '(Debian)'"), script(t, "qemu-img", "exit 0")
-	for _, test := range []struct {
-		name   string
-		change func(*Config)
-		arch   string
-		want   map[string]backend.Level
-		code   agentlab.Code
-	}{
-		{"good", func(*Config) {}, "amd64", map[string]backend.Level{"arch": "ok", "qemu": "ok", "qemu-img": "ok", "agent-runner": "ok", "kvm": "warn"}, ""},
-		{"no QEMU", func(c *Config) { c.QEMU = "/nonexistent/qemu" }, "amd64", map[string]backend.Level{"qemu": "error"}, agentlab.CodeUnavailable},
-		{"old QEMU", func(c *Config) { c.QEMU = script(t, "old", "echo QEMU emulator version 6.2.0") }, "amd64", map[string]backend.Level{"qemu": "error"}, agentlab.CodeUnavailable},
-		{"not QEMU", func(c *Config) { c.QEMU = script(t, "not", "echo hello") }, "amd64", map[string]backend.Level{"qemu": "error"}, agentlab.CodeUnavailable},
-		{"no qemu-img", func(c *Config) { c.QEMUImg = "/nonexistent/qemu-img" }, "amd64", map[string]backend.Level{"qemu-img": "error"}, agentlab.CodeUnavailable},
-		{"no runner", func(c *Config) { c.Runner = "/nonexistent" }, "amd64", map[string]backend.Level{"agent-runner": "error"}, ""},
-		{"arm", func(*Config) {}, "arm64", map[string]backend.Level{"arch": "error"}, agentlab.CodeUnsupported},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			cfg := Config{
-				StateDir: t.TempDir(), CacheDir: t.TempDir(), Runner: good, QEMU: good, QEMUImg: img, Accel: AccelTCG,
-				Images: func(context.Context, string) (ImageFiles, error) {
-					return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image")
-				},
-			}
-			test.change(&cfg)
-			d, err := New(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			d.host.arch = test.arch
-			found := map[string]backend.Finding{}
-			for _, f := range d.Check(t.Context()) {
-				found[f.Name] = f
-				if (f.Level == backend.LevelOK) != (f.Remedy == "") {
-					t.Errorf("%+v", f)
-				}
-			}
-			for name, level := range test.want {
-				if found[name].Level != level {
-					t.Errorf("%s: %+v, want %s", name, found[name], level)
-				}
-			}
-			err = d.host.ready(t.Context())
-			if agentlab.CodeOf(err) != test.code || (err != nil && agentlab.HintOf(err) == "") {
-				t.Errorf("ready: %v, want code %q", err, test.code)
-			}
-			if test.code == "" {
-				return
-			}
-			sp := fixed{Image: ImageFiles{Ref: "base@0"}}.spec(1)
-			if err := d.Create(t.Context(), sp); agentlab.CodeOf(err) != test.code {
-				t.Errorf("Create: %v, want code %s", err, test.code)
-			}
-			if left, _ := os.ReadDir(d.sandboxes()); len(left) != 0 {
-				t.Errorf("a refused Create left %v", left)
-			}
-		})
 	}
 }
 
@@ -260,12 +180,12 @@ func TestTSC(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		return
 	}
-	h := newHost(Config{})
-	a, _, err := h.tsc(t.Context())
+	h := NewHost(HostConfig{})
+	a, _, err := h.TSC(t.Context())
 	if err != nil || a < 500_000 || a > 10_000_000 {
 		t.Fatalf("this host's TSC: %d kHz, %v", a, err)
 	}
-	b, _, err := newHost(Config{}).tsc(t.Context())
+	b, _, err := NewHost(HostConfig{}).TSC(t.Context())
 	if diff := float64(a-b) / float64(a); err != nil || diff > 1e-3 || diff < -1e-3 {
 		t.Errorf("measured twice: %d and %d kHz, %v", a, b, err)
 	}

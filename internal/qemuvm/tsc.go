@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"context"
@@ -33,9 +33,9 @@ func sampleTSC() tscSample {
 	return best
 }
 
-// tsc returns the rate of the host's TSC in kHz, 0 when it has none, and
+// TSC returns the rate of the host's TSC in kHz, 0 when it has none, and
 // whether it never changes. Under TCG a guest reads the host's TSC.
-func (h *host) tsc(ctx context.Context) (khz int, fixed bool, err error) {
+func (h *Host) TSC(ctx context.Context) (khz int, fixed bool, err error) {
 	if h.tsc0.ticks == 0 {
 		return 0, false, nil
 	}

@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"bufio"
@@ -18,10 +18,10 @@ import (
 // maxQMPLine bounds one message of QEMU, in bytes: a guest may control QEMU.
 const maxQMPLine = 1 << 20
 
-// qmp is a client of the QEMU machine protocol.
-type qmp struct {
+// QMP is a client of the QEMU machine protocol.
+type QMP struct {
 	conn   io.ReadWriteCloser
-	events func(qmpEvent) // called in order, by one goroutine
+	events func(QMPEvent) // called in order, by one goroutine
 	done   chan struct{}
 
 	mu      sync.Mutex
@@ -37,16 +37,16 @@ type qmpMessage struct {
 		Class string `json:"class"`
 		Desc  string `json:"desc"`
 	} `json:"error"`
-	qmpEvent
+	QMPEvent
 }
 
-// refusedError is QEMU's answer to a command that it has not executed.
-type refusedError struct{ class, text string }
+// RefusedError is QEMU's answer to a command that it has not executed.
+type RefusedError struct{ Class, Text string }
 
-func (e refusedError) Error() string { return e.class + ": " + e.text }
+func (e RefusedError) Error() string { return e.Class + ": " + e.Text }
 
-// qmpEvent has the fields of QEMU's events that are used.
-type qmpEvent struct {
+// QMPEvent has the fields of QEMU's events that are used.
+type QMPEvent struct {
 	Event string `json:"event"`
 	Data  struct {
 		Guest   bool   `json:"guest"`   // SHUTDOWN: requested by the guest
@@ -58,20 +58,20 @@ type qmpEvent struct {
 	} `json:"data"`
 }
 
-// newQMP returns a client on conn, which it owns. QEMU accepts commands after
+// NewQMP returns a client on conn, which it owns. QEMU accepts commands after
 // negotiate.
-func newQMP(conn io.ReadWriteCloser, events func(qmpEvent)) *qmp {
-	q := &qmp{conn: conn, events: events, done: make(chan struct{}), waiting: map[int]chan qmpMessage{}}
+func NewQMP(conn io.ReadWriteCloser, events func(QMPEvent)) *QMP {
+	q := &QMP{conn: conn, events: events, done: make(chan struct{}), waiting: map[int]chan qmpMessage{}}
 	go q.read()
 	return q
 }
 
-// negotiate waits until QEMU accepts commands. read skips QEMU's greeting.
-func (q *qmp) negotiate(ctx context.Context) error {
-	return q.execute(ctx, "qmp_capabilities", nil, nil)
+// Negotiate waits until QEMU accepts commands. read skips QEMU's greeting.
+func (q *QMP) Negotiate(ctx context.Context) error {
+	return q.Execute(ctx, "qmp_capabilities", nil, nil)
 }
 
-func (q *qmp) read() {
+func (q *QMP) read() {
 	sc := bufio.NewScanner(q.conn)
 	sc.Buffer(make([]byte, 0, 4096), maxQMPLine)
 	for sc.Scan() {
@@ -79,7 +79,7 @@ func (q *qmp) read() {
 		switch {
 		case err != nil:
 		case m.Event != "":
-			q.events(m.qmpEvent)
+			q.events(m.QMPEvent)
 			continue
 		default:
 			q.reply(m)
@@ -99,7 +99,7 @@ func parseQMP(line []byte) (qmpMessage, error) {
 	return m, nil
 }
 
-func (q *qmp) reply(m qmpMessage) {
+func (q *QMP) reply(m qmpMessage) {
 	q.mu.Lock()
 	ch := q.waiting[m.ID]
 	delete(q.waiting, m.ID)
@@ -109,7 +109,7 @@ func (q *qmp) reply(m qmpMessage) {
 	}
 }
 
-func (q *qmp) fail(err error) {
+func (q *QMP) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err == nil {
@@ -118,13 +118,13 @@ func (q *qmp) fail(err error) {
 	}
 }
 
-// execute runs a command and stores what it returns in result, if not nil.
-func (q *qmp) execute(ctx context.Context, command string, arguments, result any) error {
+// Execute runs a command and stores what it returns in result, if not nil.
+func (q *QMP) Execute(ctx context.Context, command string, arguments, result any) error {
 	return q.send(ctx, command, arguments, result, q.conn.Write)
 }
 
-// executeWith is execute for a command with which QEMU gets an open file.
-func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f *os.File, result any) error {
+// ExecuteWith is execute for a command with which QEMU gets an open file.
+func (q *QMP) ExecuteWith(ctx context.Context, command string, arguments any, f *os.File, result any) error {
 	conn, ok := q.conn.(*net.UnixConn)
 	if !ok {
 		return fmt.Errorf("qmp %s: files need a UNIX socket", command)
@@ -135,8 +135,8 @@ func (q *qmp) executeWith(ctx context.Context, command string, arguments any, f 
 	})
 }
 
-// executeAll runs commands without arguments, which QEMU gets in one message.
-func (q *qmp) executeAll(ctx context.Context, commands ...string) error {
+// ExecuteAll runs commands without arguments, which QEMU gets in one message.
+func (q *QMP) ExecuteAll(ctx context.Context, commands ...string) error {
 	list := make([]qmpCommand, len(commands))
 	for i, name := range commands {
 		list[i].Execute = name
@@ -150,7 +150,7 @@ func (q *qmp) executeAll(ctx context.Context, commands ...string) error {
 	return err
 }
 
-func (q *qmp) send(ctx context.Context, command string, arguments, result any, write func([]byte) (int, error)) error {
+func (q *QMP) send(ctx context.Context, command string, arguments, result any, write func([]byte) (int, error)) error {
 	answers, err := q.post([]qmpCommand{{Execute: command, Arguments: arguments}}, write)
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ type qmpCommand struct {
 }
 
 // post writes commands in one message, and returns where their answers arrive.
-func (q *qmp) post(commands []qmpCommand, write func([]byte) (int, error)) ([]<-chan qmpMessage, error) {
+func (q *QMP) post(commands []qmpCommand, write func([]byte) (int, error)) ([]<-chan qmpMessage, error) {
 	var answers []<-chan qmpMessage
 	var text []byte
 	q.mu.Lock() // one message at a time
@@ -190,11 +190,11 @@ func (q *qmp) post(commands []qmpCommand, write func([]byte) (int, error)) ([]<-
 
 // receive waits for the answer to a command, and stores what it has in result, if
 // not nil.
-func (q *qmp) receive(ctx context.Context, command string, answer <-chan qmpMessage, result any) error {
+func (q *QMP) receive(ctx context.Context, command string, answer <-chan qmpMessage, result any) error {
 	select {
 	case m := <-answer:
 		if m.Error != nil {
-			return fmt.Errorf("qmp %s: %w", command, refusedError{m.Error.Class, m.Error.Desc})
+			return fmt.Errorf("qmp %s: %w", command, RefusedError{m.Error.Class, m.Error.Desc})
 		}
 		if result == nil {
 			return nil
@@ -209,5 +209,8 @@ func (q *qmp) receive(ctx context.Context, command string, answer <-chan qmpMess
 	}
 }
 
+// Done returns a channel that is closed when the connection has ended.
+func (q *QMP) Done() <-chan struct{} { return q.done }
+
 // Close closes the connection.
-func (q *qmp) Close() error { return q.conn.Close() }
+func (q *QMP) Close() error { return q.conn.Close() }
