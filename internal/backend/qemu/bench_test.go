@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/link"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // rawBoot starts QEMU by hand, with the same kernel, initrd and disk, and
@@ -34,7 +35,7 @@ func rawBoot(b testing.TB, d *Driver, ref backend.Ref) time.Duration {
 	ours := make([]interface{ Close() error }, 4)
 	var hostLink *link.HostLink
 	for i := range files {
-		conn, f, err := socketPair()
+		conn, f, err := qemuvm.SocketPair()
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -56,6 +56,15 @@ type holeFilter struct {
 	listener int
 }
 
+// start installs the filter on the calling thread, and answers its calls.
+func (f *holeFilter) start() error {
+	err := f.install()
+	if err == nil {
+		go f.serve()
+	}
+	return err
+}
+
 // install adds the filter to the calling thread and the processes that it
 // starts. The thread must not be used for anything else afterwards.
 func (f *holeFilter) install() error {

@@ -9,8 +9,6 @@ const (
 	fileNoVolume = "no-volume"   // empty: what QEMU has in the place of a volume
 	fileVolume   = "volume.json" // attachment; exists while the sandbox has a volume
 
-	fileQEMULog = "qemu.log" // stderr of QEMU
-
 	// processName is supervisor.Dir.Process: QEMU's files are qemu.lock and
 	// qemu.pid.
 	processName = "qemu"

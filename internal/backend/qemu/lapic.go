@@ -150,7 +150,7 @@ func (m *machine) watchLAPIC(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-m.done:
+		case <-m.Done():
 			return
 		case <-tick.C:
 		}
@@ -196,7 +196,7 @@ func (m *machine) lapic(ctx context.Context) (lapicTimer, error) {
 
 // monitor runs a command of QEMU's human monitor, which QMP does not have.
 func (m *machine) monitor(ctx context.Context, line string) (text string, err error) {
-	err = m.qmp.Execute(ctx, "human-monitor-command", map[string]string{"command-line": line}, &text)
+	err = m.QMP.Execute(ctx, "human-monitor-command", map[string]string{"command-line": line}, &text)
 	return text, err
 }
 
@@ -205,11 +205,11 @@ func (m *machine) monitor(ctx context.Context, line string) (text string, err er
 func (m *machine) reset(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpPatience)
 	defer cancel()
-	if err := m.qmp.Execute(ctx, "set-action", map[string]string{"reboot": "reset"}, nil); err != nil {
+	if err := m.QMP.Execute(ctx, "set-action", map[string]string{"reboot": "reset"}, nil); err != nil {
 		return err
 	}
-	if err := m.qmp.Execute(ctx, "system_reset", nil, nil); err != nil {
+	if err := m.QMP.Execute(ctx, "system_reset", nil, nil); err != nil {
 		return err
 	}
-	return m.qmp.Execute(ctx, "set-action", map[string]string{"reboot": "shutdown"}, nil)
+	return m.QMP.Execute(ctx, "set-action", map[string]string{"reboot": "shutdown"}, nil)
 }

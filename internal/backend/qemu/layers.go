@@ -163,7 +163,7 @@ func runQEMUImgFor(ctx context.Context, limit time.Duration, program, dir string
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Stderr, cmd.WaitDelay = dir, &stderr, time.Second
-	ended, err := startUnprivileged(cmd, nil, false)
+	ended, err := qemuvm.StartUnprivileged(cmd, nil, false)
 	if err == nil {
 		<-ended
 		if cmd.ProcessState.Success() {

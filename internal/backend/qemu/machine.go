@@ -3,28 +3,19 @@ package qemu
 import (
 	"context"
 	"errors"
-	"io"
 	"io/fs"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
-
-// Bounds of the log of QEMU's stderr: bytes, and bytes per second.
-const qemuLogMax, qemuLogRate = 256 << 10, 16 << 10
 
 // qmpPatience is how long QEMU may take to become ready (in the background:
 // templateStartPatience), or to execute a command.
@@ -36,27 +27,21 @@ type machine struct {
 	cfg   startConfig
 	hooks supervisor.Hooks
 
-	cmd       *exec.Cmd
-	log       *bounded.Log // what QEMU writes to stderr
-	stderr    bounded.Tail
-	qmp       *qemuvm.QMP
-	done      chan struct{}
-	oomBefore uint64
-	saved     savedFiles         // open until the supervisor ends
-	devices   *deviceState       // nil before the first save that needs it
-	crash     func(point string) // called at each crash point; tests set it
+	*qemuvm.Process                    // nil before Launch
+	saved           savedFiles         // open until the supervisor ends
+	devices         *deviceState       // nil before the first save that needs it
+	crash           func(point string) // called at each crash point; tests set it
 
 	volumes volumeSlot
 
-	mu       sync.Mutex
-	handle   handle // only its network changes
-	shutdown string // reason of the last SHUTDOWN event
-	saving   *saving
+	mu     sync.Mutex
+	handle handle // only its network changes
+	saving *saving
 }
 
 // openVM implements supervisor.Kind.
 func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
-	m := &machine{dir: dir, hooks: h, stderr: bounded.Tail{Max: 4 << 10}, done: make(chan struct{})}
+	m := &machine{dir: dir, hooks: h}
 	if err := supervisor.ReadStart(dir, &m.cfg); err != nil {
 		return nil, err
 	}
@@ -75,136 +60,42 @@ func (m *machine) at(point string) {
 }
 
 // Launch implements supervisor.VM.
-func (m *machine) Launch(context.Context) (supervisor.Wires, error) {
-	var ours [4]net.Conn
-	var theirs [4]*os.File
-	defer func() {
-		for _, f := range theirs {
-			_ = f.Close() // QEMU has duplicates
-		}
-	}()
-	var err error
-	for i := range ours {
-		if err == nil {
-			ours[i], theirs[i], err = socketPair()
-		}
+func (m *machine) Launch(context.Context) (wires supervisor.Wires, err error) {
+	c := qemuvm.Command{
+		Files: supervisor.Dir{Path: m.dir, Process: processName}, Program: m.cfg.QEMU, Args: vmArgs(m.handle, m.cfg, qemuFDs),
+		Background: m.cfg.Background, Log: m.hooks.Log, Event: m.onEvent,
 	}
-	var ended <-chan struct{}
-	if err != nil {
-		err = fault(err, "cannot create a socket for QEMU")
-	} else {
-		ended, err = m.start(theirs[:])
+	if c.Lock, err = c.Files.LockProcess(); err != nil {
+		return wires, err
 	}
-	if err != nil {
-		for _, c := range ours {
-			if c != nil {
-				_ = c.Close()
-			}
-		}
-		return supervisor.Wires{}, err
+	defer func() { _ = c.Lock.Close() }() // as Start does
+	if err := refuseHostMounts(m.dir, m.handle, m.cfg, c.Args); err != nil {
+		return wires, err
 	}
-	m.qmp = qemuvm.NewQMP(ours[3], m.onEvent)
-	go func() {
-		<-ended
-		select { // its last events are needed for the reason
-		case <-m.qmp.Done():
-		case <-time.After(2 * time.Second):
-		}
-		_ = m.qmp.Close()
-		_ = m.log.Close()
-		close(m.done)
-	}()
-	return supervisor.Wires{Network: ours[0], Control: ours[1], Console: ours[2]}, nil
-}
-
-// start starts the process. It inherits the other ends of the sockets, and the
-// lock that shows that it is alive.
-func (m *machine) start(theirs []*os.File) (ended <-chan struct{}, err error) {
-	files := supervisor.Dir{Path: m.dir, Process: processName}
-	lock, err := files.LockProcess()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = lock.Close() }() // QEMU still holds it
-	args := vmArgs(m.handle, m.cfg, qemuFDs)
-	if err := refuseHostMounts(m.dir, m.handle, m.cfg, args); err != nil {
-		return nil, err
-	}
-	m.log, err = bounded.OpenLog(filepath.Join(m.dir, fileQEMULog), qemuLogMax, qemuLogRate, time.Now)
-	if err != nil {
-		return nil, fault(err, "cannot open %s", fileQEMULog)
-	}
-	defer func() {
-		if err != nil {
-			_ = m.log.Close()
-		}
-	}()
-	m.hooks.Log.Info("starting qemu", "path", m.cfg.QEMU, "args", args)
 	if err := os.WriteFile(filepath.Join(m.dir, fileNoVolume), nil, 0o600); err != nil {
-		return nil, fault(err, "cannot create %s", fileNoVolume)
+		return wires, fault(err, "cannot create %s", fileNoVolume)
 	}
-	cmd := exec.Command(m.cfg.QEMU, args...) //nolint:noctx // our own arguments; no context ends it
-	cmd.Dir = m.dir
-	// One arena for all threads: each further one costs about a megabyte.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "MALLOC_ARENA_MAX=1"}
-	cmd.ExtraFiles = append(theirs, lock)
-	var filter *holeFilter
 	if m.cfg.Load {
 		if m.saved, err = openSaved(m.dir); err != nil {
-			return nil, err
+			return wires, err
 		}
 		defer func() {
 			if err != nil {
 				m.saved.close()
 			}
 		}()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, m.saved.devices)
+		c.Inherit = []*os.File{m.saved.devices}
 		// The memory of a saved guest has no huge pages. Without them for its
 		// translated code, QEMU occupies less. This process has the same setting.
 		noHugePages()
-		filter = &holeFilter{}
+		filter := &holeFilter{}
 		if err := unix.Fstat(int(m.saved.memory.Fd()), &filter.memory); err != nil {
-			return nil, fault(err, "cannot check the saved memory")
+			return wires, fault(err, "cannot check the saved memory")
 		}
+		c.OnThread = filter.start
 	}
-	cmd.Stderr = io.MultiWriter(m.log, &m.stderr)
-	cmd.WaitDelay = 2 * time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	m.cmd, m.oomBefore = cmd, qemuvm.OOMKills()
-	if ended, err = startUnprivileged(cmd, filter, m.cfg.Background); err != nil {
-		return nil, fault(err, "cannot start QEMU (%s)", m.cfg.QEMU)
-	}
-	if err := files.NoteProcess(cmd.Process.Pid); err != nil {
-		_ = cmd.Process.Kill()
-		<-ended
-		return nil, err
-	}
-	process := "/proc/" + strconv.Itoa(cmd.Process.Pid)
-	score := "300" // if the host runs out of memory, a VM is killed before its supervisor
-	if m.cfg.Background {
-		score = "1000" // and one in the background before all others
-		// The priority of a process counts within its session only, and the
-		// session has one of its own.
-		_ = os.WriteFile(process+"/autogroup", []byte("19"), 0)
-	}
-	_ = os.WriteFile(process+"/oom_score_adj", []byte(score), 0)
-	return ended, nil
-}
-
-// socketPair returns two connected stream sockets, one of them for a child.
-func socketPair() (net.Conn, *os.File, error) {
-	pair, err := privatePair()
-	if err != nil {
-		return nil, nil, err
-	}
-	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
-	defer func() { _ = ours.Close() }()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		_ = theirs.Close()
-		return nil, nil, err
-	}
-	return conn, theirs, nil
+	m.Process, wires, err = qemuvm.Start(c)
+	return wires, err
 }
 
 // Ready implements supervisor.VM. QEMU answers when its devices exist and the
@@ -220,7 +111,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		Running bool   `json:"running"`
 		Status  string `json:"status"`
 	}
-	err := m.qmp.Negotiate(qctx)
+	err := m.QMP.Negotiate(qctx)
 	switch {
 	case err != nil:
 	case m.cfg.Load:
@@ -229,7 +120,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		err = m.plugAttached(qctx)
 	}
 	if err == nil {
-		err = m.qmp.Execute(qctx, "query-status", nil, &st)
+		err = m.QMP.Execute(qctx, "query-status", nil, &st)
 	}
 	if err == nil && !st.Running {
 		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, qemuvm.MaxReason))
@@ -241,7 +132,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		return nil
 	}
 	select {
-	case <-m.done: // its exit is a better reason than the broken connection
+	case <-m.Done(): // its exit is a better reason than the broken connection
 		return errors.New(m.End(supervisor.Seen{}).Reason)
 	case <-time.After(500 * time.Millisecond):
 		return fault(err, "QEMU did not become ready")
@@ -260,7 +151,7 @@ func (m *machine) load(ctx context.Context) error {
 		var st struct {
 			Status string `json:"status"`
 		}
-		if err := m.qmp.Execute(ctx, "query-status", nil, &st); err != nil {
+		if err := m.QMP.Execute(ctx, "query-status", nil, &st); err != nil {
 			return err
 		}
 		if loaded = st.Status != "inmigrate"; !loaded {
@@ -278,7 +169,7 @@ func (m *machine) load(ctx context.Context) error {
 	if err != nil || size == saved.DiskSize {
 		return err
 	}
-	return m.qmp.Execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
+	return m.QMP.Execute(ctx, "block_resize", map[string]any{"node-name": node, "size": size}, nil)
 }
 
 // runLoaded starts the CPUs of a guest that QEMU has loaded. The copy of a template
@@ -288,16 +179,16 @@ func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
 		if err := dropMemory(m.dir, durable.None); err != nil { // it is not valid after a power cut
 			return err
 		}
-		return m.qmp.Execute(ctx, "cont", nil, nil)
+		return m.QMP.Execute(ctx, "cont", nil, nil)
 	}
-	if err := m.qmp.Execute(ctx, "query-status", nil, nil); err != nil {
+	if err := m.QMP.Execute(ctx, "query-status", nil, nil); err != nil {
 		return err // QEMU has ended, so the memory is still whole
 	}
 	if err := renameMemory(m.dir, fileMemoryState, fileMemoryUsed); err != nil {
 		return err
 	}
 	m.at("memory claimed")
-	if err := m.qmp.Execute(ctx, "cont", nil, nil); err != nil {
+	if err := m.QMP.Execute(ctx, "cont", nil, nil); err != nil {
 		if errors.As(err, new(qemuvm.RefusedError)) { // nothing of the guest has run
 			err = errors.Join(err, renameMemory(m.dir, fileMemoryUsed, fileMemoryState))
 		}
@@ -320,37 +211,6 @@ func (m *machine) reused() bool {
 
 // Continued implements supervisor.Continuer.
 func (m *machine) Continued() error { return removeFiles(m.dir, durable.Content, fileMemoryUsed) }
-
-// Done implements supervisor.VM.
-func (m *machine) Done() <-chan struct{} { return m.done }
-
-// End implements supervisor.VM.
-func (m *machine) End(s supervisor.Seen) supervisor.End {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e := qemuvm.Exit{Shutdown: m.shutdown, Stderr: m.stderr.String(), Console: s.Console, Answered: s.Answered, OOM: qemuvm.OOMKills() > m.oomBefore}
-	if ws, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
-		e.Status = ws
-	}
-	return e.End()
-}
-
-// PowerButton implements supervisor.VM.
-func (m *machine) PowerButton(ctx context.Context) error {
-	return m.qmp.Execute(ctx, "system_powerdown", nil, nil)
-}
-
-// Quit implements supervisor.VM. QEMU flushes the metadata of its disk format.
-func (m *machine) Quit(ctx context.Context) error { return m.qmp.Execute(ctx, "quit", nil, nil) }
-
-// Kill implements supervisor.VM.
-func (m *machine) Kill() { _ = m.cmd.Process.Kill() }
-
-// Pause implements supervisor.VM.
-func (m *machine) Pause(ctx context.Context) error { return m.qmp.Execute(ctx, "stop", nil, nil) }
-
-// Continue implements supervisor.VM.
-func (m *machine) Continue(ctx context.Context) error { return m.qmp.Execute(ctx, "cont", nil, nil) }
 
 // Disks implements supervisor.VM.
 func (m *machine) Disks() []string {
@@ -388,11 +248,6 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 
 func (m *machine) onEvent(e qemuvm.QMPEvent) {
 	switch e.Event {
-	case "SHUTDOWN":
-		m.hooks.Log.Info("QEMU is shutting down", "guest", e.Data.Guest, "reason", e.Data.Reason)
-		m.mu.Lock()
-		m.shutdown = e.Data.Reason
-		m.mu.Unlock()
 	case "BLOCK_IO_ERROR":
 		m.hooks.Log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
 		if e.Data.NoSpace && e.Data.Action == "stop" {

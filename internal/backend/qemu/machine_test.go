@@ -67,8 +67,8 @@ func TestBackgroundHasTime(t *testing.T) {
 				}
 			}()
 			m := &machine{
-				cfg: startConfig{Accel: qemuvm.AccelKVM, Background: background}, done: make(chan struct{}),
-				qmp: qemuvm.NewQMP(ours, func(qemuvm.QMPEvent) {}), hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
+				cfg:     startConfig{Accel: qemuvm.AccelKVM, Background: background},
+				Process: &qemuvm.Process{QMP: qemuvm.NewQMP(ours, func(qemuvm.QMPEvent) {})}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
 			}
 			if err := m.Ready(t.Context()); (err == nil) != background {
 				t.Errorf("background %t: %v", background, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/image"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/guard"
@@ -174,7 +175,7 @@ func (f fixed) destroyAll(t testing.TB) {
 	}
 	for _, in := range list {
 		if t.Failed() {
-			for _, name := range []string{shimLog, fileQEMULog, "shim.stderr", "console.log"} {
+			for _, name := range []string{shimLog, qemuvm.FileLog, "shim.stderr", "console.log"} {
 				b, _ := os.ReadFile(filepath.Join(d.dir(in.Ref), name))
 				t.Logf("%s:\n%s", name, b[max(0, len(b)-3000):])
 			}
@@ -261,7 +262,7 @@ func crashKind(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 			switch victim {
 			case "QEMU":
 				m.Kill()
-				<-m.done
+				<-m.Done()
 				return
 			case "nothing":
 				time.Sleep(time.Second) // so that others see the point

@@ -90,7 +90,7 @@ func (s *saving) begin(ctx context.Context) error {
 		return err
 	}
 	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
-	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.cmd.Process.Pid, s.m.saved.memory, bytes)); err != nil {
+	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.PID(), s.m.saved.memory, bytes)); err != nil {
 		return err
 	}
 	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
@@ -121,7 +121,7 @@ func (s *saving) begin(ctx context.Context) error {
 
 // beginStream prepares QEMU to send the memory.
 func (s *saving) beginStream(ctx context.Context, bytes int64) error {
-	conn, theirs, err := socketPair()
+	conn, theirs, err := qemuvm.SocketPair()
 	if err != nil {
 		return fault(err, "cannot make a socket for QEMU")
 	}
@@ -145,11 +145,11 @@ func (s *saving) beginStream(ctx context.Context, bytes int64) error {
 		{"migrate-set-capabilities", capabilities(true, "events", "pause-before-switchover")},
 		{"migrate-set-parameters", map[string]any{"max-bandwidth": 0, "downtime-limit": saveDowntime.Milliseconds()}},
 	} {
-		if err := s.m.qmp.Execute(ctx, c.name, c.args, nil); err != nil {
+		if err := s.m.QMP.Execute(ctx, c.name, c.args, nil); err != nil {
 			return fault(err, "cannot prepare QEMU")
 		}
 	}
-	if err := s.m.qmp.ExecuteWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs, nil); err != nil {
+	if err := s.m.QMP.ExecuteWith(ctx, "getfd", map[string]any{"fdname": "memory"}, theirs, nil); err != nil {
 		return fault(err, "cannot pass a socket to QEMU")
 	}
 	return nil
@@ -184,12 +184,12 @@ func (s *saving) leaveSaved(ctx context.Context) error {
 		var st struct {
 			Status string `json:"status"`
 		}
-		if err := s.m.qmp.Execute(ctx, "query-status", nil, &st); err != nil {
+		if err := s.m.QMP.Execute(ctx, "query-status", nil, &st); err != nil {
 			return fault(err, "cannot check the state of QEMU")
 		}
 		switch st.Status {
 		case "postmigrate":
-			if err := s.m.qmp.ExecuteAll(ctx, "cont", "stop"); err != nil {
+			if err := s.m.QMP.ExecuteAll(ctx, "cont", "stop"); err != nil {
 				return fault(err, "cannot prepare QEMU for another save")
 			}
 			return nil
@@ -227,7 +227,7 @@ func (s *saving) addOverlay(ctx context.Context) error {
 		{"driver": "file", "node-name": s.file, "filename": fileRoot, "discard": "unmap"},
 		{"driver": "qcow2", "node-name": s.node, "file": s.file, "backing": nil, "discard": "unmap", "detect-zeroes": "unmap"},
 	} {
-		if err := s.m.qmp.Execute(ctx, "blockdev-add", node, nil); err != nil {
+		if err := s.m.QMP.Execute(ctx, "blockdev-add", node, nil); err != nil {
 			return fault(err, "cannot open the new disk")
 		}
 	}
@@ -237,7 +237,7 @@ func (s *saving) addOverlay(ctx context.Context) error {
 // transfer copies the memory until the guest's CPUs are stopped and everything
 // was sent.
 func (s *saving) transfer(ctx context.Context) error {
-	if err := s.m.qmp.Execute(ctx, "migrate", map[string]any{"uri": "fd:memory"}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "migrate", map[string]any{"uri": "fd:memory"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	if err := s.awaitStopped(ctx); err != nil {
@@ -251,7 +251,7 @@ func (s *saving) transfer(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.m.qmp.Execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "migrate-continue", map[string]any{"state": "pre-switchover"}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "completed")
@@ -262,7 +262,7 @@ func (s *saving) transfer(ctx context.Context) error {
 func (s *saving) switchDisk(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errors.New("QEMU did not answer"))
 	defer cancel()
-	if err := s.m.qmp.Execute(ctx, "blockdev-snapshot", map[string]any{"node": s.disk, "overlay": s.node}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "blockdev-snapshot", map[string]any{"node": s.disk, "overlay": s.node}, nil); err != nil {
 		return fault(err, "cannot switch to the new disk")
 	}
 	s.switched = true
@@ -278,10 +278,10 @@ func (s *saving) dropOverlay(ctx context.Context) error {
 	if err != nil || node == s.node {
 		return err
 	}
-	if err := s.m.qmp.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.node}, nil); err != nil {
 		return fault(err, "cannot close the new disk")
 	}
-	_ = s.m.qmp.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.file}, nil)
+	_ = s.m.QMP.Execute(ctx, "blockdev-del", map[string]any{"node-name": s.file}, nil)
 	return unfreezeDisk(s.m.dir, s.layer)
 }
 
@@ -295,7 +295,7 @@ func (s *saving) awaitStopped(ctx context.Context) error {
 		return err
 	}
 	s.m.hooks.Log.Info("the guest writes faster than its memory can be copied: it is stopped")
-	if err := s.m.qmp.Execute(ctx, "migrate-set-parameters", map[string]any{"downtime-limit": saveLimit.Milliseconds()}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "migrate-set-parameters", map[string]any{"downtime-limit": saveLimit.Milliseconds()}, nil); err != nil {
 		return fault(err, "cannot save the guest's memory")
 	}
 	return s.await(ctx, "pre-switchover")
@@ -315,7 +315,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 				}
 				return agentlab.Errorf(agentlab.CodeInternal, "QEMU did not save the guest's memory: %s", got)
 			}
-		case <-s.m.done:
+		case <-s.m.Done():
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the VM has ended")
 		case <-ctx.Done():
 			return notSaved(ctx)
@@ -338,7 +338,7 @@ func (s *saving) awaitReceived(limit time.Duration) error {
 func (s *saving) cancel(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpPatience)
 	defer cancel()
-	_ = s.m.qmp.Execute(ctx, "migrate_cancel", nil, nil)
+	_ = s.m.QMP.Execute(ctx, "migrate_cancel", nil, nil)
 	if s.in != nil {
 		_ = s.awaitReceived(0)
 	}
@@ -356,12 +356,12 @@ func (s *saving) cancel(ctx context.Context) error {
 func (s *saving) resume(ctx context.Context) error {
 	if !s.to.Running {
 		if s.inactive {
-			return s.m.qmp.ExecuteAll(ctx, "cont", "stop")
+			return s.m.QMP.ExecuteAll(ctx, "cont", "stop")
 		}
 		return nil
 	}
 	for {
-		err := s.m.qmp.Execute(ctx, "cont", nil, nil)
+		err := s.m.QMP.Execute(ctx, "cont", nil, nil)
 		// QEMU reports that a migration has completed before it accepts this.
 		if err == nil || !strings.Contains(err.Error(), "not finalized") {
 			return err
@@ -376,7 +376,7 @@ func (s *saving) resume(ctx context.Context) error {
 
 // reset prepares QEMU for the next save.
 func (s *saving) reset(ctx context.Context) error {
-	return s.m.qmp.Execute(ctx, "migrate-set-capabilities", capabilities(false, "pause-before-switchover"), nil)
+	return s.m.QMP.Execute(ctx, "migrate-set-capabilities", capabilities(false, "pause-before-switchover"), nil)
 }
 
 // finish continues the guest, and then completes the files.
@@ -430,7 +430,7 @@ func (m *machine) drive(ctx context.Context, device string) (node string, size i
 			} `json:"image"`
 		} `json:"inserted"`
 	}
-	if err := m.qmp.Execute(ctx, "query-block", nil, &drives); err != nil {
+	if err := m.QMP.Execute(ctx, "query-block", nil, &drives); err != nil {
 		return "", 0, fault(err, "cannot find the guest's disk in QEMU")
 	}
 	for _, d := range drives {

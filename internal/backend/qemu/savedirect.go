@@ -62,7 +62,7 @@ func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openRAM(m.cmd.Process.Pid, start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
+	return openRAM(m.PID(), start, int64(m.handle.Spec.Resources.MemoryMB)<<20)
 }
 
 // copyDirectly copies the memory and the state of the devices, and leaves the guest's
@@ -134,7 +134,7 @@ func (s *saving) readDevices(ctx context.Context, end bool) ([]byte, error) {
 	}
 	s.inactive = s.inactive || end
 	name := "/dev/fdset/" + strconv.FormatInt(d.id, 10)
-	if err := s.m.qmp.Execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": end}, nil); err != nil {
+	if err := s.m.QMP.Execute(ctx, "xen-save-devices-state", map[string]any{"filename": name, "live": end}, nil); err != nil {
 		return nil, err
 	}
 	b, err := io.ReadAll(io.NewSectionReader(d.f, 0, migration.MaxState+1))
@@ -164,7 +164,7 @@ func (m *machine) deviceState(ctx context.Context) (*deviceState, error) {
 	var set struct {
 		ID int64 `json:"fdset-id"`
 	}
-	if err := m.qmp.ExecuteWith(ctx, "add-fd", nil, d.w, &set); err != nil {
+	if err := m.QMP.ExecuteWith(ctx, "add-fd", nil, d.w, &set); err != nil {
 		d.close()
 		return nil, err
 	}

@@ -132,11 +132,11 @@ func (m *machine) unplug(ctx context.Context) error {
 // fillSlot makes the guest's disk read from a node of size bytes.
 func (m *machine) fillSlot(ctx context.Context, node string, size int64) error {
 	slot := map[string]any{"driver": "raw", "node-name": nodeSlot, "file": node, "discard": "unmap"}
-	if err := m.qmp.Execute(ctx, "blockdev-reopen", map[string]any{"options": []any{slot}}, nil); err != nil {
+	if err := m.QMP.Execute(ctx, "blockdev-reopen", map[string]any{"options": []any{slot}}, nil); err != nil {
 		return err
 	}
 	// The size is that of the node already. This command reports it to the guest.
-	return m.qmp.Execute(ctx, "block_resize", map[string]any{"node-name": nodeSlot, "size": size}, nil)
+	return m.QMP.Execute(ctx, "block_resize", map[string]any{"node-name": nodeSlot, "size": size}, nil)
 }
 
 // addDisk opens root.qcow2 in dir, which reads from backing. It has the only lock
@@ -149,7 +149,7 @@ func (m *machine) addDisk(ctx context.Context, dir string, backing any) (node st
 		{"driver": "file", "node-name": nodeFile + id, "filename": filepath.Join(dir, fileRoot), "discard": "unmap", "locking": "on"},
 		{"driver": "qcow2", "node-name": nodeData + id, "file": nodeFile + id, "backing": backing, "discard": "unmap", "detect-zeroes": "unmap"},
 	} {
-		if err := m.qmp.Execute(ctx, "blockdev-add", n, nil); err != nil {
+		if err := m.QMP.Execute(ctx, "blockdev-add", n, nil); err != nil {
 			return "", err
 		}
 	}
@@ -171,7 +171,7 @@ func (m *machine) dropNodes(ctx context.Context) error {
 		var nodes []struct {
 			Name string `json:"node-name"`
 		}
-		if err := m.qmp.Execute(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+		if err := m.QMP.Execute(ctx, "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
 			return fault(err, "cannot list the disks in QEMU")
 		}
 		dropped, left := false, error(nil)
@@ -179,7 +179,7 @@ func (m *machine) dropNodes(ctx context.Context) error {
 			if !strings.HasPrefix(n.Name, nodeData) && !strings.HasPrefix(n.Name, nodeFile) {
 				continue
 			}
-			if err := m.qmp.Execute(ctx, "blockdev-del", map[string]any{"node-name": n.Name}, nil); err != nil {
+			if err := m.QMP.Execute(ctx, "blockdev-del", map[string]any{"node-name": n.Name}, nil); err != nil {
 				left = err
 			} else {
 				dropped = true
@@ -216,7 +216,7 @@ func (m *machine) SaveVolume(ctx context.Context, dir, to string) error {
 	next, err := m.addDisk(qctx, dir, nil)
 	if err == nil {
 		m.volumes.set(dir, "") // until QEMU has answered
-		err = m.qmp.Execute(qctx, "blockdev-snapshot", map[string]any{"node": node, "overlay": next}, nil)
+		err = m.QMP.Execute(qctx, "blockdev-snapshot", map[string]any{"node": node, "overlay": next}, nil)
 	}
 	refused := err != nil && errors.As(err, new(qemuvm.RefusedError))
 	switch {

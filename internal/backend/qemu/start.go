@@ -140,7 +140,7 @@ type fds struct{ net, control, console, qmp, devices int }
 
 // qemuFDs are the file descriptors of a sandbox's QEMU, in the order of the
 // inherited files.
-var qemuFDs = fds{net: 3, control: 4, console: 5, qmp: 6, devices: 8} // 7 is the lock
+var qemuFDs = fds{net: qemuvm.FDNetwork, control: qemuvm.FDControl, console: qemuvm.FDConsole, qmp: qemuvm.FDMonitor, devices: qemuvm.FDMore}
 
 // vmArgs returns the command line of QEMU, without the program. QEMU runs in
 // the sandbox's directory.

@@ -61,7 +61,7 @@ func diskOnly(t *testing.T, dir string) net.Conn {
 // diskOn is diskOnly with the node root-file of the disk.
 func diskOn(t *testing.T, dir, node string) net.Conn {
 	t.Helper()
-	ours, theirs, err := socketPair()
+	ours, theirs, err := qemuvm.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestGivenUpWhileDiskSwitches(t *testing.T) {
 		conn := &slowQMP{Conn: diskOnly(t, dir), command: "blockdev-snapshot", lose: lose, done: cancel, sent: make(chan struct{})}
 		q := qemuvm.NewQMP(conn, func(qemuvm.QMPEvent) {})
 		defer func() { _ = q.Close() }()
-		m := &machine{dir: dir, qmp: q, cfg: startConfig{QEMUImg: qemuvm.DefaultQEMUImg}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}
+		m := &machine{dir: dir, Process: &qemuvm.Process{QMP: q}, cfg: startConfig{QEMUImg: qemuvm.DefaultQEMUImg}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}
 		s := &saving{m: m}
 		err := q.Negotiate(ctx)
 		if err == nil {
@@ -180,7 +180,7 @@ func TestDiskThatCannotBeFlushed(t *testing.T) {
 		}
 		q := qemuvm.NewQMP(diskOn(t, dir, node), func(qemuvm.QMPEvent) {})
 		defer func() { _ = q.Close() }()
-		s := &saving{m: &machine{dir: dir, qmp: q, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}}
+		s := &saving{m: &machine{dir: dir, Process: &qemuvm.Process{QMP: q}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)}}}
 		write := func() {
 			t.Helper()
 			var out string

@@ -20,6 +20,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
@@ -221,7 +222,7 @@ func TestHoleFilter(t *testing.T) {
 	cmd := exec.Command("sh", "-c", script, "sh", memory, disk)
 	var out bytes.Buffer
 	cmd.Stderr = &out
-	ended, err := startUnprivileged(cmd, &f, false)
+	ended, err := qemuvm.StartUnprivileged(cmd, f.start, false)
 	if err != nil {
 		t.Fatal(err)
 	}

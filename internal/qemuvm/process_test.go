@@ -1,4 +1,4 @@
-package qemu
+package qemuvm
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ func TestQEMUHasNoPrivileges(t *testing.T) {
 	var status bytes.Buffer
 	cmd := exec.Command("cat", "/proc/self/status")
 	cmd.Stdout = &status
-	ended, err := startUnprivileged(cmd, nil, false)
+	ended, err := StartUnprivileged(cmd, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
