@@ -81,7 +81,7 @@ func driverLayers() []Layer {
 			Name: "driver " + d, Packages: []string{"internal/backend/" + d + "/..."},
 			May: and([]string{
 				".", "guestapi", "internal/backend", "internal/backend/registry", "internal/config", "internal/control", "internal/egress",
-				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/qemuvm", "internal/supervisor",
+				"internal/egress/gate", "internal/egress/vnet", "internal/egress/nft", "internal/hostnet", "internal/qemuvm", "internal/supervisor", "internal/vmdir",
 			}, leaves),
 			Why: "a driver imports no other driver, no service, and not the store or the server",
 		})
@@ -165,9 +165,9 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the supervisor runs the VM of any driver and imports none",
 	},
 	{
-		Name: "QEMU", Packages: []string{"internal/qemuvm"},
-		May: and([]string{".", "internal/backend", "internal/supervisor"}, leaves),
-		Why: "what is known about QEMU belongs to no driver",
+		Name: "for drivers", Packages: []string{"internal/qemuvm", "internal/vmdir"},
+		May: and([]string{".", "internal/backend", "internal/egress/vnet", "internal/supervisor"}, leaves),
+		Why: "what drivers share imports none of them",
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},

@@ -65,8 +65,6 @@ type HostConfig struct {
 	CacheDir string
 	Accel    Accel
 	Arch     string // "" is runtime.GOARCH
-	// Machine returns QEMU's arguments for the machine with which KVM is probed.
-	Machine func(Accel) []string
 	// ProbeDeadline is how long the probe may take; 0 is 5 s, far more than any
 	// KVM needs that is not itself emulated.
 	ProbeDeadline time.Duration
@@ -100,7 +98,7 @@ func NewHost(cfg HostConfig) *Host {
 		cfg.Arch = runtime.GOARCH
 	}
 	h := &Host{cfg: cfg, tsc0: sampleTSC(), versions: map[FileStamp]Version{}, FaultCost: sync.OnceValues(hostvirt.FaultCost)}
-	h.probe = prober{dir: cfg.CacheDir, log: cfg.Logger, machine: cfg.Machine, deadline: cmp.Or(cfg.ProbeDeadline, probeDeadline), run: runProbe}
+	h.probe = prober{dir: cfg.CacheDir, log: cfg.Logger, deadline: cmp.Or(cfg.ProbeDeadline, probeDeadline), run: runProbe}
 	return h
 }
 
@@ -222,7 +220,7 @@ func (h *Host) KVM(ctx context.Context) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, err
 	}
-	key := probeKey(path, version.Text, stamp, h.cfg.Machine(AccelKVM))
+	key := probeKey(path, version.Text, stamp, Machine{Accel: AccelKVM}.Args())
 	h.mu.Lock()
 	defer h.mu.Unlock() // one probe at a time
 	if h.verdict != nil && h.verdict.holds(key) {

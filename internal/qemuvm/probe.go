@@ -52,7 +52,6 @@ func (v Verdict) holds(key string) bool {
 type prober struct {
 	dir      string
 	log      *slog.Logger
-	machine  func(Accel) []string // HostConfig.Machine
 	deadline time.Duration
 	// run runs the kernel at a path with a QEMU and its machine, and returns
 	// nil if the kernel succeeded.
@@ -75,7 +74,7 @@ func (p prober) verdict(ctx context.Context, qemu, key string) (Verdict, error) 
 	began := time.Now()
 	pctx, cancel := context.WithTimeout(ctx, p.deadline)
 	defer cancel()
-	err := p.run(pctx, qemu, kernel, p.machine(AccelKVM))
+	err := p.run(pctx, qemu, kernel, Machine{Accel: AccelKVM}.Args())
 	switch {
 	case ctx.Err() != nil:
 		return v, agentlab.Errorf(agentlab.CodeUnavailable, "probing KVM: %w", context.Cause(ctx))

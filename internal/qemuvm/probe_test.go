@@ -21,16 +21,13 @@ import (
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
-// microvm returns arguments of QEMU for a small machine.
-func microvm(a Accel) []string { return []string{"-machine", "microvm", "-accel", string(a)} }
-
 // TestProbeKernel runs the probe's kernel where it is known to work.
 func TestProbeKernel(t *testing.T) {
 	kernel := filepath.Join(t.TempDir(), "kernel")
 	if err := os.WriteFile(kernel, probeKernel(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := runProbe(guard.Context(t), DefaultQEMU, kernel, microvm(AccelTCG)); err != nil {
+	if err := runProbe(guard.Context(t), DefaultQEMU, kernel, Machine{Accel: AccelTCG}.Args()); err != nil {
 		t.Fatal(err)
 	}
 	// A sum of other numbers must not pass.
@@ -44,7 +41,7 @@ func TestProbeKernel(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	if err := runProbe(short, DefaultQEMU, kernel, microvm(AccelTCG)); err == nil {
+	if err := runProbe(short, DefaultQEMU, kernel, Machine{Accel: AccelTCG}.Args()); err == nil {
 		t.Error("a broken kernel passes")
 	}
 }
@@ -77,10 +74,9 @@ func TestVerdict(t *testing.T) {
 	var result error
 	p := prober{
 		dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 100 * time.Millisecond,
-		machine: microvm,
 		run: func(ctx context.Context, _, kernel string, machine []string) error {
 			runs++
-			if _, err := os.Stat(kernel); err != nil || !slices.Equal(machine, microvm(AccelKVM)) {
+			if _, err := os.Stat(kernel); err != nil || !slices.Equal(machine, Machine{Accel: AccelKVM}.Args()) {
 				t.Error(kernel, machine, err)
 			}
 			if errors.Is(result, context.DeadlineExceeded) {
@@ -144,7 +140,7 @@ func script(t *testing.T, name, text string) string {
 func TestProbeHangs(t *testing.T) {
 	marker := fmt.Sprintf("%d.%d", 3000+os.Getpid()%1000, time.Now().Nanosecond())
 	qemu := script(t, "qemu", "exec sleep "+marker)
-	p := prober{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 300 * time.Millisecond, machine: microvm, run: runProbe}
+	p := prober{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), deadline: 300 * time.Millisecond, run: runProbe}
 	v, err := p.verdict(t.Context(), qemu, "k")
 	if err != nil || v.Works {
 		t.Errorf("%+v, %v", v, err)

@@ -16,13 +16,14 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostos"
 	"github.com/agentlab-vm/agentlab/internal/link"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // rawBoot starts QEMU by hand, with the same kernel, initrd and disk, and
 // returns how long its guest takes to answer.
 func rawBoot(b testing.TB, d *Driver, ref backend.Ref) time.Duration {
 	b.Helper()
-	h, err := readHandle(d.dir(ref))
+	h, err := vmdir.ReadHandle(d.dir(ref))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // TestProbeDeadline runs the real probe: it ends in time whatever KVM does
@@ -68,8 +69,8 @@ func TestCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := Config{
 				StateDir: t.TempDir(), CacheDir: t.TempDir(), Runner: good, QEMU: good, QEMUImg: img, Accel: qemuvm.AccelTCG,
-				Images: func(context.Context, string) (ImageFiles, error) {
-					return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image")
+				Images: func(context.Context, string) (vmdir.ImageFiles, error) {
+					return vmdir.ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image")
 				},
 			}
 			test.change(&cfg)
@@ -97,7 +98,7 @@ func TestCheck(t *testing.T) {
 			if test.code == "" {
 				return
 			}
-			sp := fixed{Image: ImageFiles{Ref: "base@0"}}.spec(1)
+			sp := fixed{Image: vmdir.ImageFiles{Ref: "base@0"}}.spec(1)
 			if err := d.Create(t.Context(), sp); agentlab.CodeOf(err) != test.code {
 				t.Errorf("Create: %v, want code %s", err, test.code)
 			}

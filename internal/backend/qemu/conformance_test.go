@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -145,7 +146,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		},
 		Options: map[string]any{"network.model": "virtio"},
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
-			return foreignFile(t, filepath.Join(m.sandboxes(), dirName(s.VMID, s.UID)), fileConfig, `{"version":1,"spec":{"VMID":7,"UID":"another"}}`)
+			return foreignFile(t, filepath.Join(m.sandboxes(), vmdir.Name(s.VMID, s.UID)), vmdir.FileConfig, `{"version":1,"spec":{"VMID":7,"UID":"another"}}`)
 		},
 		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {

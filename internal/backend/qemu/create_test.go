@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
 
@@ -23,7 +24,7 @@ import (
 func still(t *testing.T) (*Driver, fixed) {
 	t.Helper()
 	dir := t.TempDir()
-	img := ImageFiles{Ref: "base@0", RootDisk: filepath.Join(dir, "root.img"), Kernel: filepath.Join(dir, "vmlinux"), Modules: filepath.Join(dir, "modules.cpio")}
+	img := vmdir.ImageFiles{Ref: "base@0", RootDisk: filepath.Join(dir, "root.img"), Kernel: filepath.Join(dir, "vmlinux"), Modules: filepath.Join(dir, "modules.cpio")}
 	for path, size := range map[string]int64{img.RootDisk: 3<<30 + 512, img.Kernel: 10, img.Modules: 10} {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -180,7 +181,7 @@ func TestDamagedFiles(t *testing.T) {
 		t.Errorf("a state that was lost in a power cut: %+v, %v", in, err)
 	}
 	// A damaged file is reported, and never treated as absent.
-	for _, name := range []string{stateJSON, fileConfig} {
+	for _, name := range []string{stateJSON, vmdir.FileConfig} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +220,7 @@ func TestNewerHandle(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	if err := durable.ReplaceJSON(filepath.Join(d.dir(sp.Ref()), fileConfig), handle{Version: handleVersion + 1, Spec: sp}, durable.None); err != nil {
+	if err := durable.ReplaceJSON(filepath.Join(d.dir(sp.Ref()), vmdir.FileConfig), handle{Version: vmdir.Version + 1, Spec: sp}, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
@@ -233,7 +234,7 @@ func TestNewerHandle(t *testing.T) {
 }
 
 func TestArgs(t *testing.T) {
-	h := handle{Spec: fixed{Image: ImageFiles{Ref: "b@0"}}.spec(1), Image: ImageFiles{Kernel: "/k,ernel"}}
+	h := handle{Spec: fixed{Image: vmdir.ImageFiles{Ref: "b@0"}}.spec(1), Image: vmdir.ImageFiles{Kernel: "/k,ernel"}}
 	h.Spec.Resources = agentlab.Resources{Cores: 100, MemoryMB: 300}
 	find := func(args []string, name string) string {
 		i := slices.Index(args, name)
@@ -242,8 +243,8 @@ func TestArgs(t *testing.T) {
 		}
 		return args[i+1]
 	}
-	tcg := vmArgs(h, startConfig{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
-	kvm := vmArgs(h, startConfig{Accel: qemuvm.AccelKVM, TSCKHz: 7, TSCFixed: true, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
+	tcg := vmArgs(h, startConfig{Machine: qemuvm.Machine{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true}, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
+	kvm := vmArgs(h, startConfig{Machine: qemuvm.Machine{Accel: qemuvm.AccelKVM, TSCKHz: 7, TSCFixed: true}, Initrd: "/i"}, fds{net: 3, control: 4, console: 5, qmp: 6})
 	for name, want := range map[string]string{"-smp": "100", "-m": "300M", "-kernel": "/k,ernel", "-initrd": "/i", "-accel": "tcg,thread=single,tb-size=128", "-cpu": "max,-erms,-fsrm,-svm,-vmx"} {
 		if got := find(tcg, name); got != want {
 			t.Errorf("%s %s, want %s", name, got, want)
@@ -271,14 +272,14 @@ func TestArgs(t *testing.T) {
 	if got := find(tcg, "-sandbox"); !strings.Contains(got, "spawn=deny") {
 		t.Error(got)
 	}
-	if a, b := find(tcg, "-append"), find(vmArgs(handle{}, startConfig{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true}, fds{}), "-append"); a != b {
+	if a, b := find(tcg, "-append"), find(vmArgs(handle{}, startConfig{Machine: qemuvm.Machine{Accel: qemuvm.AccelTCG, TSCKHz: 7, TSCFixed: true}}, fds{}), "-append"); a != b {
 		t.Errorf("the kernel's command line is not the same for all sandboxes: %q, %q", a, b)
 	}
 }
 
 func TestNewRefusals(t *testing.T) {
 	_, f := still(t)
-	good := Config{StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil }}
+	good := Config{StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Images: func(context.Context, string) (vmdir.ImageFiles, error) { return f.Image, nil }}
 	for name, change := range map[string]func(*Config){
 		"StateDir": func(c *Config) { c.StateDir = "relative" },
 		"CacheDir": func(c *Config) { c.CacheDir = "" },
@@ -304,7 +305,7 @@ func TestCreateOfOlderHandle(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(d.dir(sp.Ref()), fileConfig)
+	path := filepath.Join(d.dir(sp.Ref()), vmdir.FileConfig)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

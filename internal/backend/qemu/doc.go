@@ -17,10 +17,10 @@
 // QEMU's microvm machine boots an uncompressed Linux kernel directly, with an
 // initrd made of the image's kernel modules and agent-runner as /init. Its
 // devices: a virtio-serial bus with the console (hvc0) and the control port
-// (ControlPort), a network card whose frames go to the supervisor, the root disk
+// (qemuvm.ControlPort), a network card whose frames go to the supervisor, the root disk
 // (a qcow2 overlay on the image), the place of a volume, an entropy source and a
 // balloon that returns free memory to the host. The guest finds disks by serial
-// number (RootSerial, backend.VolumeSerial), so their order does not matter.
+// number (qemuvm.RootSerial, backend.VolumeSerial), so their order does not matter.
 //
 // # Templates, snapshots and forks
 //

@@ -22,18 +22,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Name is the driver's name.
 const Name = "qemu"
-
-// ImageFiles are the parts of an image; all paths are absolute.
-type ImageFiles struct {
-	Ref      string `json:"ref"`       // name@digest
-	RootDisk string `json:"root_disk"` // raw, never changed
-	Kernel   string `json:"kernel"`    // ELF
-	Modules  string `json:"modules"`   // newc archive of kernel modules
-}
 
 // Config is the configuration of a Driver. StateDir, CacheDir, Runner and Images
 // are required.
@@ -44,7 +37,7 @@ type Config struct {
 
 	// Images returns an image by the reference of a Spec. Code not_found
 	// means that there is no such image.
-	Images func(ctx context.Context, ref string) (ImageFiles, error)
+	Images func(ctx context.Context, ref string) (vmdir.ImageFiles, error)
 
 	Supervisor []string     // command to which a sandbox's directory is appended; nil means this program with "vmm"
 	Accel      qemuvm.Accel // "" means auto
@@ -81,6 +74,7 @@ type Config struct {
 
 // Driver implements backend.Driver and the groups below.
 type Driver struct {
+	vmdir.Guests
 	cfg  Config
 	log  *slog.Logger
 	host *qemuvm.Host
@@ -140,6 +134,7 @@ func New(cfg Config) (*Driver, error) {
 		cfg.Supervisor = []string{self, "vmm"}
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger}
+	d.Guests.From = source{d}
 	d.host = qemuvm.NewHost(d.hostConfig())
 	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, dirInitrd), cfg.Runner)
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {
@@ -157,7 +152,7 @@ func New(cfg Config) (*Driver, error) {
 func (d *Driver) hostConfig() qemuvm.HostConfig {
 	return qemuvm.HostConfig{
 		QEMU: d.cfg.QEMU, QEMUImg: d.cfg.QEMUImg, Key: "qemu.binary", CacheDir: d.cfg.CacheDir, Accel: d.cfg.Accel,
-		Machine: probeMachine, Logger: d.log,
+		Logger: d.log,
 	}
 }
 
@@ -165,20 +160,20 @@ func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sand
 
 // supervised returns the supervisor's view of a sandbox's directory.
 func (d *Driver) supervised(f found) supervisor.Dir {
-	return supervisor.Dir{Path: f.dir, VMID: f.vmid, Process: processName, Log: d.log, At: d.at}
+	return supervisor.Dir{Path: f.Dir, VMID: f.VMID, Process: processName, Log: d.log, At: d.at}
 }
 
 // Info implements backend.Driver.
 func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
-		Name: Name, Version: strconv.Itoa(handleVersion),
+		Name: Name, Version: strconv.Itoa(vmdir.Version),
 		Capabilities: backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, KeptSnapshots: true, Forks: true, VolumeHotplug: true, AttachedVolumeSnapshots: true, SuspendToDisk: true, Deadlines: true, EgressRecords: true},
 		Options:      profileOptions, OptionsOK: optionsOK,
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{
-			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: GuestMTU,
+			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: qemuvm.GuestMTU,
 			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),
 		},
 	}
@@ -257,27 +252,15 @@ func (d *Driver) load(ref backend.Ref) (found, error) {
 	switch {
 	case err != nil:
 		return f, err
-	case f.dir == "":
-		return f, absent(ref.UID)
-	case errors.Is(f.err, fs.ErrNotExist):
-		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.vmid)
-	case f.err != nil:
-		return f, asError(f.err, "cannot read sandbox %d", f.vmid)
-	case restoring(f.dir):
-		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the restoration of sandbox %d was interrupted", f.vmid).
+	case f.Dir == "":
+		return f, vmdir.Absent(ref.UID)
+	case errors.Is(f.Err, fs.ErrNotExist):
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.VMID)
+	case f.Err != nil:
+		return f, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
+	case restoring(f.Dir):
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the restoration of sandbox %d was interrupted", f.VMID).
 			WithHint("restore it again, or destroy it")
 	}
 	return f, nil
-}
-
-func absent(uid string) error {
-	return agentlab.Errorf(agentlab.CodeNotFound, "no sandbox on this host has the mark %q", uid)
-}
-
-// asError returns an *agentlab.Error unchanged and wraps any other error.
-func asError(err error, format string, args ...any) error {
-	if _, ok := errors.AsType[*agentlab.Error](err); ok {
-		return err
-	}
-	return fault(err, format, args...)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // egressDriver has one sandbox, of which there is nothing but its log.
@@ -17,18 +18,18 @@ func egressDriver(t *testing.T) (*Driver, backend.Ref, string) {
 	dir := t.TempDir()
 	d, err := New(Config{
 		StateDir: dir, CacheDir: filepath.Join(dir, "cache"), Runner: "/bin/true", Supervisor: []string{"/bin/false"},
-		Images: func(context.Context, string) (ImageFiles, error) { return ImageFiles{}, os.ErrNotExist },
+		Images: func(context.Context, string) (vmdir.ImageFiles, error) { return vmdir.ImageFiles{}, os.ErrNotExist },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ref := backend.Ref{UID: uid(1)}
-	box := filepath.Join(d.sandboxes(), dirName(1001, ref.UID))
+	box := filepath.Join(d.sandboxes(), vmdir.Name(1001, ref.UID))
 	if err := os.MkdirAll(box, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	h := handle{Version: handleVersion, Spec: backend.Spec{VMID: 1001, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
-	if err := durable.ReplaceJSON(filepath.Join(box, fileConfig), h, durable.None); err != nil {
+	h := handle{Version: vmdir.Version, Spec: backend.Spec{VMID: 1001, UID: ref.UID, Network: agentlab.Network{Mode: agentlab.NetworkNAT}}}
+	if err := durable.ReplaceJSON(filepath.Join(box, vmdir.FileConfig), h, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	return d, ref, d.dir(ref)
@@ -41,7 +42,7 @@ func TestUpdateNetworkOfAStoppedSandbox(t *testing.T) {
 	if err := d.UpdateNetwork(t.Context(), ref, n); err != nil {
 		t.Fatal(err)
 	}
-	h, err := readHandle(dir)
+	h, err := vmdir.ReadHandle(dir)
 	if err != nil || len(h.Spec.Network.Allow) != 2 || h.Spec.Network.Mode != n.Mode {
 		t.Errorf("%+v, %v", h.Spec.Network, err)
 	}
@@ -50,7 +51,7 @@ func TestUpdateNetworkOfAStoppedSandbox(t *testing.T) {
 			t.Errorf("%+v is taken", bad)
 		}
 	}
-	if again, _ := readHandle(dir); len(again.Spec.Network.Allow) != 2 {
+	if again, _ := vmdir.ReadHandle(dir); len(again.Spec.Network.Allow) != 2 {
 		t.Errorf("a refused policy was kept: %+v", again.Spec.Network)
 	}
 }

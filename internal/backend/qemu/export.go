@@ -32,7 +32,7 @@ func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) e
 	}
 	in, err := d.instance(f)
 	if err == nil && in.Power != backend.PowerStopped {
-		err = agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s, not stopped", f.vmid, in.Power)
+		err = agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is %s, not stopped", f.VMID, in.Power)
 	}
 	if err == nil {
 		err = d.host.Ready(ctx)
@@ -51,15 +51,15 @@ func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) e
 // exportDisk copies a disk that no QEMU uses. The files of the disk are not to be
 // trusted: the copy ends when it occupies more than they and the image do.
 func (d *Driver) exportDisk(ctx context.Context, f found, path string) error {
-	size, err := savedSize(f.handle, f.dir)
+	size, err := savedSize(f.Handle, f.Dir)
 	var chain []string
 	if err == nil {
-		chain, err = diskFiles{dir: f.dir, image: f.Image.RootDisk, size: size}.chain()
+		chain, err = diskFiles{dir: f.Dir, image: f.Image.RootDisk, size: size}.chain()
 	}
 	if err != nil {
-		return fault(err, "cannot read the disk of sandbox %d", f.vmid)
+		return fault(err, "cannot read the disk of sandbox %d", f.VMID)
 	}
-	use, err := diskUseOf(f.dir, chain)
+	use, err := diskUseOf(f.Dir, chain)
 	if err != nil {
 		return err
 	}
@@ -97,5 +97,5 @@ func (d *Driver) exportDisk(ctx context.Context, f found, path string) error {
 		}
 	}()
 	disk := diskChain(append([]string{fileRoot}, chain...), diskFile("raw", f.Image.RootDisk))
-	return runQEMUImgFor(ctx, exportPatience, d.host.QEMUImg(), f.dir, "convert", "-q", "-O", "raw", "-S", "4k", disk, path)
+	return runQEMUImgFor(ctx, exportPatience, d.host.QEMUImg(), f.Dir, "convert", "-q", "-O", "raw", "-S", "4k", disk, path)
 }

@@ -4,7 +4,6 @@ import "github.com/agentlab-vm/agentlab/internal/durable"
 
 // Files in a sandbox's directory, beside those of the supervisor.
 const (
-	fileConfig   = "config.json" // handle; written first; later only its network changes
 	fileRoot     = "root.qcow2"  // root disk: overlay on the image's root.img; exists once Create has finished
 	fileNoVolume = "no-volume"   // empty: what QEMU has in the place of a volume
 	fileVolume   = "volume.json" // attachment; exists while the sandbox has a volume
@@ -16,10 +15,6 @@ const (
 
 // tmpSuffix marks a file that is being written. It is renamed when complete.
 const tmpSuffix = durable.Suffix
-
-// trashPrefix is the prefix of the directory of a sandbox that is being
-// destroyed.
-const trashPrefix = ".trash-"
 
 // Files and directories under Config.CacheDir.
 const (

@@ -5,29 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
-
-func TestDirName(t *testing.T) {
-	const vmid = 105
-	mark := agentlab.NewUID()
-	if got, uid, ok := parseDirName(dirName(vmid, mark)); !ok || got != vmid || uid != mark {
-		t.Errorf("%q is read as %d, %q, %v", dirName(vmid, mark), got, uid, ok)
-	}
-	for _, bad := range []string{
-		"", "105", "105-", "-" + mark, "0-" + mark, "0105-" + mark, "-1-" + mark, "105-../../etc/passwd/aaaaaaaaaa", "1-../x",
-		"105-" + mark + "a", "105-" + strings.ToUpper(mark), "99999999999999999999-" + mark, trashPrefix + dirName(vmid, mark),
-	} {
-		if vmid, uid, ok := parseDirName(bad); ok {
-			t.Errorf("%q is read as %d, %q", bad, vmid, uid)
-		}
-	}
-}
 
 // The uid alone names a sandbox. A foreign directory with the uid in its name
 // does not hide it, and trash is found beside it.
@@ -37,20 +21,20 @@ func TestFind(t *testing.T) {
 	if err := d.Create(t.Context(), sp); err != nil {
 		t.Fatal(err)
 	}
-	whole := filepath.Join(d.sandboxes(), dirName(sp.VMID, sp.UID))
-	copied := filepath.Join(d.sandboxes(), dirName(999, sp.UID)) // sorts before it
+	whole := filepath.Join(d.sandboxes(), vmdir.Name(sp.VMID, sp.UID))
+	copied := filepath.Join(d.sandboxes(), vmdir.Name(999, sp.UID)) // sorts before it
 	if err := os.CopyFS(copied, os.DirFS(whole)); err != nil {
 		t.Fatal(err)
 	}
-	trash := filepath.Join(d.sandboxes(), trashPrefix+filepath.Base(whole))
+	trash := filepath.Join(d.sandboxes(), vmdir.TrashPrefix+filepath.Base(whole))
 	if err := os.Mkdir(trash, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(d.sandboxes(), dirName(7, sp.UID)), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.sandboxes(), vmdir.Name(7, sp.UID)), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got, err := d.find(sp.UID)
-	if err != nil || got.dir != whole || got.trash != trash || got.vmid != sp.VMID || got.Spec.Name != sp.Name {
+	if err != nil || got.Dir != whole || got.Trash != trash || got.VMID != sp.VMID || got.Spec.Name != sp.Name {
 		t.Errorf("%+v, %v", got, err)
 	}
 	in, err := d.Inspect(t.Context(), backend.Ref{UID: sp.UID})

@@ -2,94 +2,19 @@ package qemu
 
 import (
 	"context"
-	"io"
-	"net"
-	"path/filepath"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
-// DialControl implements backend.Driver.
-func (d *Driver) DialControl(ctx context.Context, ref backend.Ref) (net.Conn, error) {
-	return d.dial(ctx, ref, supervisor.Dir.DialControl)
-}
+// source is the driver for vmdir.Guests.
+type source struct{ *Driver }
 
-// DialGuest implements backend.Driver.
-func (d *Driver) DialGuest(ctx context.Context, ref backend.Ref, port uint16) (net.Conn, error) {
-	if port == 0 {
-		return nil, agentlab.Errorf(agentlab.CodeInvalid, "port 0 cannot be dialled").WithField("port")
-	}
-	return d.dial(ctx, ref, func(s supervisor.Dir, ctx context.Context) (net.Conn, error) { return s.DialGuest(ctx, port) })
-}
-
-func (d *Driver) dial(ctx context.Context, ref backend.Ref, open func(supervisor.Dir, context.Context) (net.Conn, error)) (net.Conn, error) {
-	f, err := d.find(ref.UID)
-	if err == nil && f.dir == "" {
-		err = absent(ref.UID)
-	}
-	if err != nil {
-		return nil, err
-	}
-	c, err := open(d.supervised(f), ctx)
-	if err == nil {
-		return c, nil
-	}
-	in, ierr := d.Inspect(ctx, ref)
-	switch {
-	case ierr != nil:
-		return nil, ierr
-	case in.Power != backend.PowerRunning:
-		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is %s", f.vmid, in.Power).WithHint("start it with 'agentlab sandbox start %d'", f.vmid)
-	}
-	return nil, err
-}
-
-// ListenGuest implements backend.Driver.
-func (d *Driver) ListenGuest(_ context.Context, ref backend.Ref) (net.Listener, error) {
-	f, err := d.load(ref)
-	if err != nil {
-		return nil, err
-	}
-	return d.supervised(f).Listen()
-}
-
-// ConsoleLog implements backend.Console.
-func (d *Driver) ConsoleLog(ctx context.Context, ref backend.Ref, follow bool) (io.ReadCloser, error) {
-	f, err := d.load(ref)
-	if err != nil {
-		return nil, err
-	}
-	return d.supervised(f).Console(ctx, follow), nil
-}
-
-// EgressLog implements backend.Net.
-func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, limit int) ([]agentlab.EgressRecord, error) {
-	f, err := d.load(ref)
-	if err != nil {
-		return nil, err
-	}
-	return d.supervised(f).Egress(ctx, after, limit)
-}
-
-// RecordEgress implements backend.Net.
-func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.EgressRecord) error {
-	f, err := d.load(ref)
-	if err != nil {
-		return err
-	}
-	return d.supervised(f).RecordEgress(ctx, r)
-}
-
-// Memory implements backend.Host.
-func (d *Driver) Memory(_ context.Context, ref backend.Ref) (backend.Memory, error) {
-	f, err := d.load(ref)
-	if err != nil {
-		return backend.Memory{}, err
-	}
-	return d.supervised(f).Memory()
+// Supervised implements vmdir.Source.
+func (s source) Supervised(ref backend.Ref) (supervisor.Dir, error) {
+	f, err := s.load(ref)
+	return s.supervised(f), err
 }
 
 // Suspend implements backend.Power. The guest's memory stays in QEMU's
@@ -109,7 +34,7 @@ func (d *Driver) SuspendToDisk(ctx context.Context, ref backend.Ref) error {
 		if onDisk {
 			return nil
 		}
-		return d.supervised(f).Save(ctx, supervisor.SaveTo{Dir: f.dir, Durable: true})
+		return d.supervised(f).Save(ctx, supervisor.SaveTo{Dir: f.Dir, Durable: true})
 	})
 }
 
@@ -120,8 +45,8 @@ func (d *Driver) Resume(ctx context.Context, ref backend.Ref) error {
 			return d.start(ctx, f)
 		}
 		err := d.supervised(f).Resume(ctx)
-		if agentlab.CodeOf(err) == agentlab.CodeConflict && memoryLost(f.dir) {
-			err = lostError(f.vmid)
+		if agentlab.CodeOf(err) == agentlab.CodeConflict && memoryLost(f.Dir) {
+			err = lostError(f.VMID)
 		}
 		return err
 	})
@@ -156,18 +81,7 @@ func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.
 
 // updateNetwork is UpdateNetwork for a caller that holds the sandbox's lock.
 func (d *Driver) updateNetwork(ctx context.Context, f found, n agentlab.Network) error {
-	return d.supervised(f).SetNetwork(ctx, n, func() error { return f.storeNetwork(f.dir, n) })
-}
-
-// storeNetwork writes h with another network.
-func (h *handle) storeNetwork(dir string, n agentlab.Network) error {
-	next := *h
-	next.Spec.Network = n
-	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), next, durable.Content); err != nil {
-		return fault(err, "cannot write %s of sandbox %d", fileConfig, h.Spec.VMID)
-	}
-	*h = next
-	return nil
+	return d.supervised(f).SetNetwork(ctx, n, func() error { return f.StoreNetwork(f.Dir, n) })
 }
 
 // SetDeadline implements backend.Power.

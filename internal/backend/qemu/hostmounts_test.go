@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // prepared is a sandbox that could be started, and what it would be started
@@ -27,9 +28,9 @@ func prepared(t *testing.T) (dir string, h handle, c startConfig, args []string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h = b.handle
-	c = startConfig{Accel: qemuvm.AccelTCG, Initrd: f.Image.Modules, TSCKHz: 1000000, TSCFixed: true}
-	return b.dir, h, c, vmArgs(h, c, qemuFDs)
+	h = b.Handle
+	c = startConfig{Machine: qemuvm.Machine{Accel: qemuvm.AccelTCG, TSCKHz: 1000000, TSCFixed: true}, Initrd: f.Image.Modules}
+	return b.Dir, h, c, vmArgs(h, c, qemuFDs)
 }
 
 func TestHostMountsAreRefused(t *testing.T) {
@@ -170,7 +171,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	}
 	d, err := New(Config{
 		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: qemuvm.AccelTCG, QEMU: qemu,
-		Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil },
+		Images: func(context.Context, string) (vmdir.ImageFiles, error) { return f.Image, nil },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +193,7 @@ func TestStartRefusesHostMounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{dir: b.dir, handle: b.handle, cfg: startConfig{QEMU: qemu, Accel: qemuvm.AccelTCG, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
+	m := &machine{dir: b.Dir, handle: b.Handle, cfg: startConfig{QEMU: qemu, Machine: qemuvm.Machine{Accel: qemuvm.AccelTCG}, Initrd: f.Image.Modules}, hooks: supervisor.Hooks{Log: d.log}}
 	if _, err := m.Launch(t.Context()); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("the shim: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Inspect implements backend.Driver.
@@ -20,41 +21,41 @@ func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, 
 	if err != nil {
 		return backend.Instance{}, err
 	}
-	if f.dir == "" && f.trash == "" {
-		return backend.Instance{}, absent(ref.UID)
+	if f.Dir == "" && f.Trash == "" {
+		return backend.Instance{}, vmdir.Absent(ref.UID)
 	}
 	return d.instance(f)
 }
 
 // instance returns the state of a sandbox that was found.
 func (d *Driver) instance(f found) (backend.Instance, error) {
-	in := backend.Instance{Ref: backend.Ref{UID: f.uid}, VMID: f.vmid, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
+	in := backend.Instance{Ref: backend.Ref{UID: f.UID}, VMID: f.VMID, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
 	switch {
-	case f.dir == "":
+	case f.Dir == "":
 		in.Reason = "its destruction was interrupted"
 		return in, nil
-	case errors.Is(f.err, fs.ErrNotExist):
+	case errors.Is(f.Err, fs.ErrNotExist):
 		return in, nil
-	case f.err != nil:
-		return in, asError(f.err, "cannot read sandbox %d", f.vmid)
+	case f.Err != nil:
+		return in, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
 	}
-	if restoring(f.dir) {
+	if restoring(f.Dir) {
 		in.Reason = "its restoration was interrupted"
 		return in, nil
 	}
 	in.Name, in.Spec = f.Spec.Name, &f.Spec
-	if _, err := os.Lstat(filepath.Join(f.dir, fileRoot)); err != nil {
+	if _, err := os.Lstat(filepath.Join(f.Dir, fileRoot)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return in, nil
 		}
-		return in, fault(err, "cannot check the disk of sandbox %d", f.vmid)
+		return in, fault(err, "cannot check the disk of sandbox %d", f.VMID)
 	}
 	in.IP = vnet.DefaultGuest.String()
 	if err := d.power(f, &in); err != nil {
 		return in, err
 	}
 	var started startConfig
-	in.Copied = in.Power == backend.PowerRunning && supervisor.ReadStart(f.dir, &started) == nil && started.Load
+	in.Copied = in.Power == backend.PowerRunning && supervisor.ReadStart(f.Dir, &started) == nil && started.Load
 	return in, nil
 }
 
@@ -65,9 +66,9 @@ func (d *Driver) power(f found, in *backend.Instance) error {
 	err := d.supervised(f).Power(in)
 	switch {
 	case err != nil || in.Power == backend.PowerRunning:
-	case onDisk(f.dir):
+	case onDisk(f.Dir):
 		in.Power, in.Reason, in.HostRestarted, in.GuestRebooted = backend.PowerSuspended, "", false, false
-	case in.Power != backend.PowerSuspended && !in.Expired && memoryLost(f.dir):
+	case in.Power != backend.PowerSuspended && !in.Expired && memoryLost(f.Dir):
 		why := cmp.Or(in.Reason, "it does not run")
 		in.Power, in.HostRestarted, in.GuestRebooted = backend.PowerCrashed, false, false
 		in.Reason = agentlab.Reason("its saved memory is lost, because its VM ended while the guest continued: " + why)
@@ -80,7 +81,7 @@ func (d *Driver) power(f found, in *backend.Instance) error {
 func (d *Driver) suspendedToDisk(f found) (bool, error) {
 	var in backend.Instance
 	err := d.power(f, &in)
-	return in.Power == backend.PowerSuspended && onDisk(f.dir), err
+	return in.Power == backend.PowerSuspended && onDisk(f.Dir), err
 }
 
 // List implements backend.Driver. A sandbox that cannot be read is partial, with

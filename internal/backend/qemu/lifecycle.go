@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Create implements backend.Driver. Its steps are atomic: the directory,
@@ -21,8 +22,8 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
 	}
-	name := dirName(spec.VMID, spec.UID)
-	if _, _, ok := parseDirName(name); !ok {
+	name := vmdir.Name(spec.VMID, spec.UID)
+	if _, _, ok := vmdir.ParseName(name); !ok {
 		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", spec.VMID, spec.UID)
 	}
 	if spec.From != nil { // where they are does not matter
@@ -38,18 +39,18 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		return err
 	}
 	switch {
-	case f.dir == "":
-		f.dir = filepath.Join(d.sandboxes(), name)
-		if _, err := os.Lstat(f.dir); err == nil {
-			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.dir).WithHint("move it away")
+	case f.Dir == "":
+		f.Dir = filepath.Join(d.sandboxes(), name)
+		if _, err := os.Lstat(f.Dir); err == nil {
+			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.Dir).WithHint("move it away")
 		}
-		f.handle, err = d.newHandle(ctx, f.dir, spec)
-	case filepath.Base(f.dir) != name, f.err == nil && !sameMachine(f.Spec, spec):
-		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.vmid)
-	case errors.Is(f.err, fs.ErrNotExist):
-		f.handle, err = d.newHandle(ctx, f.dir, spec)
-	case f.err != nil:
-		return asError(f.err, "cannot read sandbox %d", f.vmid)
+		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
+	case filepath.Base(f.Dir) != name, f.Err == nil && !sameMachine(f.Spec, spec):
+		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.VMID)
+	case errors.Is(f.Err, fs.ErrNotExist):
+		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
+	case f.Err != nil:
+		return vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
 	case !sameSpec(f.Spec, spec): // the caller's name and policy are newer
 		f.Spec.Name = spec.Name
 		err = d.updateNetwork(ctx, f, spec.Network)
@@ -57,10 +58,10 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err != nil {
 		return err
 	}
-	if restoring(f.dir) {
+	if restoring(f.Dir) {
 		return d.finishRestore(ctx, f)
 	}
-	return d.makeDisk(ctx, f.dir, f.handle)
+	return d.makeDisk(ctx, f.Dir, f.Handle)
 }
 
 // sameSpec compares two specifications as config.json has them.
@@ -90,45 +91,21 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 	}
 	img, err := d.cfg.Images(ctx, spec.Image)
 	if err != nil {
-		return handle{}, asError(err, "cannot find image %s", spec.Image)
+		return handle{}, vmdir.AsError(err, "cannot find image %s", spec.Image)
 	}
-	h := handle{Version: handleVersion, Spec: spec, Image: img, Created: d.cfg.Now().UTC()}
-	if _, err := diskSize(h); err != nil {
+	h := handle{Version: vmdir.Version, Spec: spec, Image: img, Created: d.cfg.Now().UTC()}
+	if _, err := h.DiskSize(); err != nil {
 		return handle{}, err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return handle{}, fault(err, "cannot create the directory of sandbox %d", spec.VMID)
 	}
 	d.at("directory made")
-	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.Content); err != nil {
-		return handle{}, fault(err, "cannot write %s of sandbox %d", fileConfig, spec.VMID)
+	if err := h.Write(dir); err != nil {
+		return handle{}, err
 	}
 	d.at("mark written")
 	return h, nil
-}
-
-// diskSize returns the size of the root disk in bytes.
-func diskSize(h handle) (int64, error) {
-	st, err := os.Stat(h.Image.RootDisk)
-	if err != nil {
-		return 0, imageGone(h, err)
-	}
-	size := st.Size()
-	if gb := h.Spec.Resources.RootSizeGB; gb > 0 {
-		if err := backend.CheckDisk(gb, size); err != nil {
-			return 0, err
-		}
-		size = int64(gb) << 30
-	}
-	return size, nil
-}
-
-func imageGone(h handle, err error) error {
-	if !errors.Is(err, fs.ErrNotExist) {
-		return fault(err, "cannot read image %s", h.Image.Ref)
-	}
-	return agentlab.Errorf(agentlab.CodeNotFound, "image %s no longer exists: %w", h.Image.Ref, err).
-		WithHint("build it again with 'agentlab image build', and create a new sandbox if its digest has changed")
 }
 
 // makeDisk creates the overlay if it does not exist.
@@ -137,7 +114,7 @@ func (d *Driver) makeDisk(ctx context.Context, dir string, h handle) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
 	}
-	size, err := diskSize(h)
+	size, err := h.DiskSize()
 	if err != nil {
 		return err
 	}
@@ -184,7 +161,7 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 	if err != nil {
 		return false // Start reports it
 	}
-	from := d.tmpl.find(cfg.Machine)
+	from := d.tmpl.find(cfg.Key)
 	if from == "" {
 		return false
 	}
@@ -208,7 +185,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	f, err := d.load(ref)
 	switch {
 	case err == nil:
-	case f.dir != "" && restoring(f.dir):
+	case f.Dir != "" && restoring(f.Dir):
 		if err := d.finishRestore(ctx, f); err != nil {
 			return err
 		}
@@ -219,10 +196,10 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	}
 	s := d.supervised(f)
 	if err := s.Halt(ctx, grace); err != nil {
-		return asError(err, "stopping sandbox %d", f.vmid)
+		return vmdir.AsError(err, "stopping sandbox %d", f.VMID)
 	}
 	d.at("halted")
-	if err := dropMemory(f.dir, durable.Content); err != nil { // of a sandbox that was suspended to disk
+	if err := dropMemory(f.Dir, durable.Content); err != nil { // of a sandbox that was suspended to disk
 		return err
 	}
 	return s.Settle(d.cfg.Now())
@@ -240,28 +217,20 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	if err != nil {
 		return err
 	}
-	if f.dir == "" {
-		return empty(f.trash)
+	if f.Dir == "" {
+		return vmdir.Empty(f.Trash)
 	}
 	if err := d.supervised(f).Halt(ctx, 0); err != nil {
-		return asError(err, "destroying sandbox %d", f.vmid)
+		return vmdir.AsError(err, "destroying sandbox %d", f.VMID)
 	}
 	d.at("halted")
-	if err := empty(f.trash); err != nil {
+	if err := vmdir.Empty(f.Trash); err != nil {
 		return err
 	}
-	trash := filepath.Join(d.sandboxes(), trashPrefix+filepath.Base(f.dir))
-	if err := os.Rename(f.dir, trash); err != nil {
-		return fault(err, "cannot move sandbox %d to the trash", f.vmid)
+	trash, err := vmdir.Discard(f)
+	if err != nil {
+		return err
 	}
 	d.at("in the trash")
-	return empty(trash)
-}
-
-// empty removes a directory; "" is none.
-func empty(trash string) error {
-	if err := os.RemoveAll(trash); err != nil {
-		return fault(err, "cannot empty %s", trash)
-	}
-	return nil
+	return vmdir.Empty(trash)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // qmpPatience is how long QEMU may take to become ready (in the background:
@@ -46,8 +47,8 @@ func openVM(dir string, h supervisor.Hooks) (supervisor.VM, error) {
 		return nil, err
 	}
 	var err error
-	if m.handle, err = readHandle(dir); err != nil {
-		return nil, asError(err, "cannot read %s", fileConfig)
+	if m.handle, err = vmdir.ReadHandle(dir); err != nil {
+		return nil, vmdir.AsError(err, "cannot read %s", vmdir.FileConfig)
 	}
 	return m, nil
 }
@@ -144,7 +145,7 @@ func (m *machine) Ready(ctx context.Context) error {
 func (m *machine) load(ctx context.Context) error {
 	saved, err := readMemory(m.dir)
 	if err != nil {
-		return asError(err, "cannot read %s", fileMemoryState)
+		return vmdir.AsError(err, "cannot read %s", fileMemoryState)
 	}
 	m.at("launched")
 	for loaded := false; !loaded; {
@@ -237,7 +238,7 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 	m.mu.Lock()
 	next := m.handle
 	m.mu.Unlock()
-	if err := next.storeNetwork(m.dir, n); err != nil {
+	if err := next.StoreNetwork(m.dir, n); err != nil {
 		return err
 	}
 	m.mu.Lock()

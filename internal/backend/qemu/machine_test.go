@@ -17,12 +17,13 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // While the disk stores a policy, QEMU's events are read.
 func TestEventsDoNotWaitForTheDisk(t *testing.T) {
 	dir := t.TempDir()
-	slow := filepath.Join(dir, fileConfig+durable.Suffix)
+	slow := filepath.Join(dir, vmdir.FileConfig+durable.Suffix)
 	if err := unix.Mkfifo(slow, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func TestBackgroundHasTime(t *testing.T) {
 				}
 			}()
 			m := &machine{
-				cfg:     startConfig{Accel: qemuvm.AccelKVM, Background: background},
+				cfg:     startConfig{Machine: qemuvm.Machine{Accel: qemuvm.AccelKVM}, Background: background},
 				Process: &qemuvm.Process{QMP: qemuvm.NewQMP(ours, func(qemuvm.QMPEvent) {})}, hooks: supervisor.Hooks{Log: slog.New(slog.DiscardHandler)},
 			}
 			if err := m.Ready(t.Context()); (err == nil) != background {

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/sample"
@@ -74,16 +75,16 @@ func images(t testing.TB) *image.Store {
 	return image.NewStore(filepath.Join(dir, "images"), image.Options{})
 }
 
-var baseImage = sync.OnceValues(func() (ImageFiles, error) {
+var baseImage = sync.OnceValues(func() (vmdir.ImageFiles, error) {
 	img, err := images(nil).Ensure(context.Background(), "base", func(string) {})
-	return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, err
+	return vmdir.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, err
 })
 
 // fixed is the part of a driver's configuration that another process needs to
 // open the same driver.
 type fixed struct {
 	StateDir, CacheDir, Runner string
-	Image                      ImageFiles
+	Image                      vmdir.ImageFiles
 	Internet                   string // socket of the guests' internet; "" means that of the host
 	PauseBelow                 uint64
 	TemplateBytes              int64
@@ -99,9 +100,9 @@ func (f fixed) open() (*Driver, error) {
 	}
 	d, err := New(Config{
 		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, UpstreamProxy: f.UpstreamProxy, PauseBelow: f.PauseBelow, TemplateBytes: f.TemplateBytes, TemplateDir: f.TemplateDir, QEMU: f.QEMU, Supervisor: []string{self, "vmm", f.Internet},
-		Images: func(_ context.Context, ref string) (ImageFiles, error) {
+		Images: func(_ context.Context, ref string) (vmdir.ImageFiles, error) {
 			if ref != f.Image.Ref {
-				return ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
+				return vmdir.ImageFiles{}, agentlab.Errorf(agentlab.CodeNotFound, "no image %s", ref)
 			}
 			return f.Image, nil
 		},
@@ -225,7 +226,7 @@ func eventually(t testing.TB, within time.Duration, what string, cond func() err
 // dir returns the directory of a sandbox; "" means that there is none.
 func (d *Driver) dir(ref backend.Ref) string {
 	f, _ := d.find(ref.UID)
-	return f.dir
+	return f.Dir
 }
 
 // Files of the supervisor in a sandbox's directory.

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Files of a guest whose memory is in a directory: that of a sandbox, a template
@@ -148,7 +149,7 @@ func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (strin
 func machineKey(h handle, c startConfig, qemu string, stamp qemuvm.FileStamp) string {
 	text, _ := json.Marshal([]any{
 		memoryVersion, deviceVolume, qemu, stamp.Size, stamp.Mtime, processor(c.Accel),
-		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), machineArgs(c), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
+		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), c.Args(), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
 	})
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
@@ -174,21 +175,21 @@ func onDisk(dir string) bool {
 // template that this host cannot load is removed: the sandbox boots. A sandbox
 // that is suspended to disk, or is a fork, keeps its memory.
 func (d *Driver) memoryOf(f found, cfg startConfig) (bool, error) {
-	saved, err := readMemory(f.dir)
+	saved, err := readMemory(f.Dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if memoryLost(f.dir) {
-			return false, lostError(f.vmid)
+		if memoryLost(f.Dir) {
+			return false, lostError(f.VMID)
 		}
 	case err != nil:
-		return false, asError(err, "cannot read the memory of sandbox %d", f.vmid)
-	case saved.loadable(cfg.Machine):
+		return false, vmdir.AsError(err, "cannot read the memory of sandbox %d", f.VMID)
+	case saved.loadable(cfg.Key):
 		return true, nil
 	case saved.Boot == "":
-		return false, agentlab.Errorf(agentlab.CodeUnsupported, "sandbox %d cannot be continued: its memory was saved with another processor, QEMU or version of AgentLab", f.vmid).
-			WithHint("'agentlab sandbox stop %d' discards its memory and keeps its disk", f.vmid)
+		return false, agentlab.Errorf(agentlab.CodeUnsupported, "sandbox %d cannot be continued: its memory was saved with another processor, QEMU or version of AgentLab", f.VMID).
+			WithHint("'agentlab sandbox stop %d' discards its memory and keeps its disk", f.VMID)
 	}
-	return false, dropMemory(f.dir, durable.Content)
+	return false, dropMemory(f.Dir, durable.Content)
 }
 
 // blocksOf returns how many bytes a file occupies on the disk.

@@ -124,18 +124,18 @@ func (d *Driver) tidyStopped(ctx context.Context, f found) error {
 // uses the disk. A disk that cannot be merged, for example because there is no
 // space, stays as it is.
 func (d *Driver) tidyLayers(ctx context.Context, f found) {
-	_ = os.RemoveAll(filepath.Join(f.dir, dirRestore+tmpSuffix))
-	removeMerge(f.dir)
-	layers, err := layersIn(f.dir)
+	_ = os.RemoveAll(filepath.Join(f.Dir, dirRestore+tmpSuffix))
+	removeMerge(f.Dir)
+	layers, err := layersIn(f.Dir)
 	if err != nil || len(layers) == 0 {
 		return // who opens the disk reports the error
 	}
-	size, err := savedSize(f.handle, f.dir)
+	size, err := savedSize(f.Handle, f.Dir)
 	if err == nil {
-		err = d.tidyDisk(ctx, diskFiles{dir: f.dir, image: f.Image.RootDisk, size: size}, layers)
+		err = d.tidyDisk(ctx, diskFiles{dir: f.Dir, image: f.Image.RootDisk, size: size}, layers)
 	}
 	if err != nil {
-		d.log.Warn("the layers of a disk were not merged", "vmid", f.vmid, "layers", len(layers), "err", err)
+		d.log.Warn("the layers of a disk were not merged", "vmid", f.VMID, "layers", len(layers), "err", err)
 	}
 }
 

@@ -162,13 +162,13 @@ func TestUnusedLayersAreMerged(t *testing.T) {
 			if err := d.tidyStopped(t.Context(), box); err != nil {
 				t.Error(err)
 			}
-			got, err := layersIn(box.dir)
+			got, err := layersIn(box.Dir)
 			if err != nil || len(got) != test.layers || last != nil && !slices.Equal(got, last) {
 				t.Errorf("%s: the layers are %q, %v; %q before", test.name, got, err, last)
 			}
 			last = got
 		}
-		wantBlocks(t, box.dir, 4)
+		wantBlocks(t, box.Dir, 4)
 		if test.delete < 4 && fmt.Sprint(sums(t, kept)) != before {
 			t.Errorf("%s: the snapshot that is left has changed", test.name)
 		}
@@ -189,11 +189,11 @@ func TestLargeLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layers, err := layersIn(box.dir)
+	layers, err := layersIn(box.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	spoil(t, filepath.Join(box.dir, layers[0]), size, bytes.Repeat([]byte{1}, maxDisks*size)) // behind the data
+	spoil(t, filepath.Join(box.Dir, layers[0]), size, bytes.Repeat([]byte{1}, maxDisks*size)) // behind the data
 	save := func() error {
 		_, err := d.SaveSnapshot(t.Context(), sp.Ref(), agentlab.NewUID())
 		return err
@@ -206,17 +206,17 @@ func TestLargeLayers(t *testing.T) {
 	if err := save(); err != nil {
 		t.Error(err)
 	}
-	wantBlocks(t, box.dir, 2)
-	if got, err := layersIn(box.dir); err != nil || len(got) != 2 { // the merged one, and that of this snapshot
+	wantBlocks(t, box.Dir, 2)
+	if got, err := layersIn(box.Dir); err != nil || len(got) != 2 { // the merged one, and that of this snapshot
 		t.Errorf("the layers are %q, %v", got, err)
 	}
-	if u, err := diskUseOf(box.dir, nil); err != nil || u.all > size {
+	if u, err := diskUseOf(box.Dir, nil); err != nil || u.all > size {
 		t.Errorf("%+v, %v", u, err)
 	}
 	if err := d.RestoreSnapshot(t.Context(), refs[0]); err != nil {
 		t.Error(err)
 	}
-	wantBlocks(t, box.dir, 1)
+	wantBlocks(t, box.Dir, 1)
 }
 
 // A start has a short time limit, which a merge does not use: it is done when the
@@ -361,8 +361,8 @@ func TestHostileDiskIsNotMerged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, whole := box.dir, map[string][]byte{}
-	size, err := savedSize(box.handle, dir)
+	dir, whole := box.Dir, map[string][]byte{}
+	size, err := savedSize(box.Handle, dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // nest is where the guest of TestNestedKVM keeps what it runs.
@@ -74,7 +75,7 @@ func nested() int {
 	defer cancel()
 	f := fixed{
 		StateDir: "/tmp/state", CacheDir: "/tmp/cache", Runner: "/agent-runner",
-		Image: ImageFiles{Ref: "nested@0", RootDisk: "/root.img", Kernel: "/vmlinux", Modules: "/modules.cpio"},
+		Image: vmdir.ImageFiles{Ref: "nested@0", RootDisk: "/root.img", Kernel: "/vmlinux", Modules: "/modules.cpio"},
 	}
 	err := func() error {
 		d, err := f.open()

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Backend is the backend of virtual machines on this host.
@@ -55,12 +56,12 @@ func open(env registry.Env) (registry.Opened, error) {
 		StateDir: env.State,
 		CacheDir: env.Cache,
 		Runner:   runner,
-		Images: func(ctx context.Context, ref string) (ImageFiles, error) {
+		Images: func(ctx context.Context, ref string) (vmdir.ImageFiles, error) {
 			img, err := env.Images.Resolve(ctx, ref)
 			if err != nil {
-				return ImageFiles{}, err
+				return vmdir.ImageFiles{}, err
 			}
-			return ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
+			return vmdir.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
 		},
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)),
 		Accel:      qemuvm.Accel(s.Accel),

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // dirRestore is a directory in that of a sandbox, with the disk and the memory
@@ -40,24 +41,24 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 	switch {
 	case err != nil:
 		return err
-	case f.dir == "":
-		return absent(ref.Of.UID)
-	case f.err != nil:
-		return asError(f.err, "cannot read sandbox %d", f.vmid)
+	case f.Dir == "":
+		return vmdir.Absent(ref.Of.UID)
+	case f.Err != nil:
+		return vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
 	}
-	if err := noVolume(f.dir); err != nil {
+	if err := noVolume(f.Dir); err != nil {
 		return err
 	}
 	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
-	if restoring(f.dir) { // perhaps with another snapshot
+	if restoring(f.Dir) { // perhaps with another snapshot
 		if err := d.finishRestore(ctx, f); err != nil {
 			return err
 		}
 	}
-	if err := d.stageRestore(ctx, s, f.dir); err != nil {
-		return asError(err, "cannot restore sandbox %d", f.vmid)
+	if err := d.stageRestore(ctx, s, f.Dir); err != nil {
+		return vmdir.AsError(err, "cannot restore sandbox %d", f.VMID)
 	}
 	d.at("restore staged")
 	return d.finishRestore(ctx, f)
@@ -67,7 +68,7 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 func (d *Driver) stageRestore(ctx context.Context, s foundSnapshot, dir string) (err error) {
 	to := filepath.Join(dir, dirRestore)
 	tmp := to + tmpSuffix
-	if err := empty(tmp); err != nil { // of an interrupted call
+	if err := vmdir.Empty(tmp); err != nil { // of an interrupted call
 		return err
 	}
 	if err := os.Mkdir(tmp, 0o700); err != nil {
@@ -75,7 +76,7 @@ func (d *Driver) stageRestore(ctx context.Context, s foundSnapshot, dir string) 
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, empty(tmp))
+			err = errors.Join(err, vmdir.Empty(tmp))
 		}
 	}()
 	if err := d.copySaved(ctx, s.dir, tmp, copyOf{from: s.saved.DiskSize, size: s.saved.DiskSize, memory: memorySuspended, needed: s.saved.Memory}); err != nil {
@@ -99,28 +100,28 @@ func (d *Driver) stageRestore(ctx context.Context, s foundSnapshot, dir string) 
 func (d *Driver) finishRestore(ctx context.Context, f found) error {
 	s := d.supervised(f)
 	if err := s.Halt(ctx, 0); err != nil {
-		return asError(err, "restoring sandbox %d", f.vmid)
+		return vmdir.AsError(err, "restoring sandbox %d", f.VMID)
 	}
 	if err := s.Settle(d.cfg.Now()); err != nil {
 		return err
 	}
 	d.at("restore halted")
-	if err := dropMemory(f.dir, durable.Content); err != nil {
+	if err := dropMemory(f.Dir, durable.Content); err != nil {
 		return err
 	}
-	from := filepath.Join(f.dir, dirRestore)
+	from := filepath.Join(f.Dir, dirRestore)
 	layers, err := layersIn(from)
 	if err != nil {
 		return fault(err, "cannot read %s", from)
 	}
 	for _, name := range append(layers, fileRoot, fileMemory, fileDevices, fileMemoryState) {
-		tmp := filepath.Join(f.dir, name+tmpSuffix)
+		tmp := filepath.Join(f.Dir, name+tmpSuffix)
 		err := os.Remove(tmp)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			err = os.Link(filepath.Join(from, name), tmp)
 		}
 		if err == nil {
-			err = os.Rename(tmp, filepath.Join(f.dir, name))
+			err = os.Rename(tmp, filepath.Join(f.Dir, name))
 			_ = os.Remove(tmp) // which a rename to another name of the same file does not
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a snapshot of a stopped sandbox has no memory
@@ -128,16 +129,16 @@ func (d *Driver) finishRestore(ctx context.Context, f found) error {
 		}
 		d.at("restored " + name)
 	}
-	if err := durable.SyncPath(f.dir); err != nil {
-		return fault(err, "cannot sync %s", f.dir)
+	if err := durable.SyncPath(f.Dir); err != nil {
+		return fault(err, "cannot sync %s", f.Dir)
 	}
 	done := from + tmpSuffix
-	if err := errors.Join(empty(done), os.Rename(from, done)); err != nil {
+	if err := errors.Join(vmdir.Empty(done), os.Rename(from, done)); err != nil {
 		return fault(err, "cannot rename %s", from)
 	}
 	d.at("restore done")
 	d.tidyLayers(ctx, f)
-	return empty(done)
+	return vmdir.Empty(done)
 }
 
 // memoryAs says what a copied memory is for its sandbox.
@@ -233,7 +234,7 @@ func (d *Driver) copySnapshot(ctx context.Context, dir string, h handle, size in
 		return agentlab.Errorf(agentlab.CodeInvalid, "the disk is smaller than that of the snapshot (%d MiB)", s.saved.DiskSize>>20).WithField("storage.root_size_gb")
 	}
 	if err := d.copySaved(ctx, s.dir, dir, copyOf{from: s.saved.DiskSize, size: size, memory: memoryFork, needed: s.saved.Memory}); err != nil {
-		return asError(err, "cannot copy snapshot %s", s.uid)
+		return vmdir.AsError(err, "cannot copy snapshot %s", s.uid)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // ramBlock is the name of the guest's RAM, on the command line and in a
@@ -311,7 +312,7 @@ func (s *saving) await(ctx context.Context, want string) error {
 				return nil
 			case "failed", "cancelled":
 				if err := s.awaitReceived(time.Second); err != nil { // the reason, if the receiver has one
-					return asError(err, "cannot store the guest's memory")
+					return vmdir.AsError(err, "cannot store the guest's memory")
 				}
 				return agentlab.Errorf(agentlab.CodeInternal, "QEMU did not save the guest's memory: %s", got)
 			}
@@ -401,7 +402,7 @@ func (s *saving) finish(ctx context.Context) error {
 		err = linkDisk(context.WithoutCancel(ctx), s.m.cfg.QEMUImg, s.m.dir, s.to.Dir, s.layer, s.size, how)
 	}
 	if err == nil {
-		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Machine, DiskSize: s.size, Saved: time.Now().UTC(), Reused: s.m.reused()}
+		state := savedMemory{Version: memoryVersion, Machine: s.m.cfg.Key, DiskSize: s.size, Saved: time.Now().UTC(), Reused: s.m.reused()}
 		err = durable.ReplaceJSON(filepath.Join(s.to.Dir, fileMemoryState), state, how)
 	}
 	if err == nil {
@@ -410,7 +411,7 @@ func (s *saving) finish(ctx context.Context) error {
 	if !s.to.Continue {
 		err = errors.Join(err, s.resume(ctx), s.reset(ctx))
 	}
-	return asError(err, "cannot save the guest")
+	return vmdir.AsError(err, "cannot save the guest")
 }
 
 // rootDisk returns the node in QEMU to which the guest writes, and the size of

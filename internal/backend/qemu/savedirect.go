@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu/migration"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Most of the memory of a guest that continues from a saved one is in a file that does
@@ -69,7 +70,7 @@ func (m *machine) openRAM(ctx context.Context) (*guestRAM, error) {
 // CPUs stopped.
 func (s *saving) copyDirectly(ctx context.Context) error {
 	if err := copyData(ctx, s.memory, s.m.saved.memory); err != nil {
-		return asError(err, "cannot copy the saved memory")
+		return vmdir.AsError(err, "cannot copy the saved memory")
 	}
 	s.m.at("save copied")
 	if err := s.stop(ctx); err != nil {
@@ -95,7 +96,7 @@ func (s *saving) copyDirectly(ctx context.Context) error {
 		}
 		switch {
 		case err != nil:
-			return asError(err, "cannot save the guest's memory")
+			return vmdir.AsError(err, "cannot save the guest's memory")
 		case rests:
 			return s.keepDevices(now)
 		}
@@ -114,7 +115,7 @@ func (s *saving) keepDevices(tail []byte) error {
 	}
 	size := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
 	if s.devices, err = migration.Replace(io.NewSectionReader(loaded, 0, fi.Size()), ramBlock, size, tail); err != nil {
-		return asError(err, "cannot save the guest's devices")
+		return vmdir.AsError(err, "cannot save the guest's devices")
 	}
 	s.received <- nil
 	return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // A microVM has no hot-plug: every VM has a place for a volume, a disk of size 0.
@@ -57,7 +58,7 @@ func (m *machine) plugAttached(ctx context.Context) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return asError(err, "cannot read %s", fileVolume)
+		return vmdir.AsError(err, "cannot read %s", fileVolume)
 	}
 	return m.SetVolume(ctx, a.Dir)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // A snapshot is a directory in StateDir/snapshots with the config.json of its
@@ -63,12 +64,12 @@ func (d *Driver) findSnapshot(uid string) (foundSnapshot, error) {
 		return s, fault(err, "cannot check snapshot %s", uid)
 	}
 	s.exists = true
-	h, err := readHandle(s.dir)
+	h, err := vmdir.ReadHandle(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
 	if err != nil {
-		return s, asError(err, "cannot read snapshot %s", uid)
+		return s, vmdir.AsError(err, "cannot read snapshot %s", uid)
 	}
 	s.handle = h
 	s.whole, err = s.saved.read(s.dir, uid)
@@ -82,7 +83,7 @@ func (s *savedSnapshot) read(dir, uid string) (whole bool, err error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case err != nil:
-		return false, asError(err, "cannot read snapshot %s", uid)
+		return false, vmdir.AsError(err, "cannot read snapshot %s", uid)
 	case s.Version != snapshotVersion:
 		return false, agentlab.Errorf(agentlab.CodeUnsupported, "snapshot %s has format %d; this program supports format %d", uid, s.Version, snapshotVersion)
 	}
@@ -166,16 +167,16 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	}
 	f, err := d.load(ref)
 	if err == nil {
-		err = noVolume(f.dir)
+		err = noVolume(f.Dir)
 	}
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
 	if err := d.save(ctx, f, s.dir); err != nil {
-		if eerr := empty(s.dir); eerr != nil { // it stays as a partial one
+		if eerr := vmdir.Empty(s.dir); eerr != nil { // it stays as a partial one
 			d.log.Warn("after a failed snapshot", "err", eerr)
 		}
-		return backend.Snapshot{}, asError(err, "cannot save sandbox %d", f.vmid)
+		return backend.Snapshot{}, vmdir.AsError(err, "cannot save sandbox %d", f.VMID)
 	}
 	if s, err = d.findSnapshot(uid); err != nil {
 		return backend.Snapshot{}, err
@@ -190,22 +191,22 @@ func (d *Driver) save(ctx context.Context, f found, dir string) error {
 		return err
 	}
 	if in.Power == backend.PowerPartial {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is not complete: %s", f.vmid, in.Reason)
+		return agentlab.Errorf(agentlab.CodeUnavailable, "sandbox %d is not complete: %s", f.VMID, in.Reason)
 	}
-	if err := empty(dir); err != nil {
+	if err := vmdir.Empty(dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fault(err, "cannot create %s", dir)
 	}
 	d.at("snapshot begun")
-	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), f.handle, durable.Content); err != nil {
-		return fault(err, "cannot write %s", fileConfig)
+	if err := durable.ReplaceJSON(filepath.Join(dir, vmdir.FileConfig), f.Handle, durable.Content); err != nil {
+		return fault(err, "cannot write %s", vmdir.FileConfig)
 	}
 	d.at("snapshot marked")
 	s := savedSnapshot{Version: snapshotVersion, Saved: d.cfg.Now().UTC()}
 	running := in.Power == backend.PowerRunning || in.Power == backend.PowerSuspended
-	if in.Power == backend.PowerRunning || running && !onDisk(f.dir) {
+	if in.Power == backend.PowerRunning || running && !onDisk(f.Dir) {
 		err = d.supervised(f).Save(ctx, supervisor.SaveTo{Dir: dir, Continue: true, Durable: true})
 	} else {
 		err = d.saveStopped(ctx, f, dir)
@@ -214,7 +215,7 @@ func (d *Driver) save(ctx context.Context, f found, dir string) error {
 		return err
 	}
 	d.at("snapshot saved")
-	if s.DiskSize, err = savedSize(f.handle, dir); err != nil {
+	if s.DiskSize, err = savedSize(f.Handle, dir); err != nil {
 		return err
 	}
 	s.Memory = running
@@ -236,9 +237,9 @@ func savedSize(h handle, dir string) (int64, error) {
 	case err == nil:
 		return saved.DiskSize, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return diskSize(h)
+		return h.DiskSize()
 	default:
-		return 0, asError(err, "cannot read %s", fileMemoryState)
+		return 0, vmdir.AsError(err, "cannot read %s", fileMemoryState)
 	}
 }
 
@@ -254,20 +255,20 @@ func (d *Driver) saveStopped(ctx context.Context, f found, dir string) error {
 	}
 	defer func() { _ = lock.Close() }()
 	d.tidyLayers(ctx, f)
-	size, err := savedSize(f.handle, f.dir)
+	size, err := savedSize(f.Handle, f.Dir)
 	if err != nil {
 		return err
 	}
-	layer, err := freezeDisk(ctx, d.host.QEMUImg(), f.dir, size)
+	layer, err := freezeDisk(ctx, d.host.QEMUImg(), f.Dir, size)
 	if err != nil {
 		return err
 	}
 	d.at("disk frozen")
-	if err := linkDisk(ctx, d.host.QEMUImg(), f.dir, dir, layer, size, durable.Content); err != nil {
+	if err := linkDisk(ctx, d.host.QEMUImg(), f.Dir, dir, layer, size, durable.Content); err != nil {
 		return err
 	}
-	if onDisk(f.dir) {
-		if err := linkFiles(f.dir, dir, fileMemory, fileDevices, fileMemoryState); err != nil {
+	if onDisk(f.Dir) {
+		if err := linkFiles(f.Dir, dir, fileMemory, fileDevices, fileMemoryState); err != nil {
 			return fault(err, "cannot link the memory")
 		}
 	}
@@ -296,5 +297,5 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) er
 		return fault(err, "cannot remove %s", fileSnapshot)
 	}
 	d.at("snapshot unmarked")
-	return empty(s.dir)
+	return vmdir.Empty(s.dir)
 }

@@ -58,7 +58,7 @@ func TestForkOfAnotherMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if load, err := d.memoryOf(box, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+	if load, err := d.memoryOf(box, startConfig{Key: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
 		t.Errorf("%v, %v", load, err)
 	}
 	if load, err := d.memoryOf(box, startConfig{Machine: "other"}); !load || err != nil {
@@ -70,7 +70,7 @@ func TestForkOfAnotherMachine(t *testing.T) {
 	if load, err := d.memoryOf(box, startConfig{Machine: "this"}); load || err != nil {
 		t.Errorf("after a stop: %v, %v", load, err)
 	}
-	if _, err := os.Lstat(filepath.Join(box.dir, fileMemory)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(box.Dir, fileMemory)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the memory is left: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // A start that its caller gives up leaves a stopped sandbox, not a crash.
@@ -21,7 +22,7 @@ func TestStartIsGivenUp(t *testing.T) {
 	}
 	d, err := New(Config{
 		StateDir: f.StateDir, CacheDir: f.CacheDir, Runner: f.Runner, Supervisor: []string{self, "vmm", ""}, Accel: qemuvm.AccelTCG, QEMU: qemu,
-		Images: func(context.Context, string) (ImageFiles, error) { return f.Image, nil },
+		Images: func(context.Context, string) (vmdir.ImageFiles, error) { return f.Image, nil },
 	})
 	if err != nil {
 		t.Fatal(err)

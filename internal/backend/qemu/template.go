@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // templates are guests that have booted and have no identity: each one is a
@@ -113,7 +114,7 @@ func (d *Driver) WarmTemplate(ctx context.Context, spec backend.Spec) (backend.T
 	}
 	img, err := d.cfg.Images(ctx, spec.Image)
 	if err != nil {
-		return backend.Template{}, asError(err, "cannot find image %s", spec.Image)
+		return backend.Template{}, vmdir.AsError(err, "cannot find image %s", spec.Image)
 	}
 	h := handle{Spec: spec, Image: img}
 	cfg, err := d.startConfig(ctx, h)
@@ -123,7 +124,7 @@ func (d *Driver) WarmTemplate(ctx context.Context, spec backend.Spec) (backend.T
 	if err := d.tmpl.make(ctx, h, cfg); err != nil {
 		return backend.Template{}, err
 	}
-	return d.tmpl.read(ctx, cfg.Machine)
+	return d.tmpl.read(ctx, cfg.Key)
 }
 
 // Templates implements backend.Templates.
@@ -155,7 +156,7 @@ func (t *templates) watch(f found, key string) {
 		if answered(ctx, t.d.supervised(f)) || t.ctx.Err() != nil {
 			return
 		}
-		t.d.log.Warn("a guest that was started from a template does not answer; the template is removed", "vmid", f.vmid)
+		t.d.log.Warn("a guest that was started from a template does not answer; the template is removed", "vmid", f.VMID)
 		if err := t.remove(key); err != nil {
 			t.d.log.Warn("a template was not removed", "err", err)
 		}
@@ -247,7 +248,7 @@ func (t *templates) read(ctx context.Context, key string) (backend.Template, err
 		return backend.Template{}, fault(err, "cannot check %s", dir)
 	}
 	saved, err1 := readMemory(dir)
-	h, err2 := readHandle(dir)
+	h, err2 := vmdir.ReadHandle(dir)
 	if err1 == nil && err2 == nil { // otherwise no sandbox can start from it
 		one.Image, one.Resources, one.Made = h.Image.Ref, h.Spec.Resources, saved.Saved
 		one.Stale = t.stale(ctx, h, key)
@@ -263,7 +264,7 @@ func (t *templates) read(ctx context.Context, key string) (backend.Template, err
 // is not stale if the host cannot start anything.
 func (t *templates) stale(ctx context.Context, h handle, key string) bool {
 	cfg, err := t.d.startConfig(ctx, h)
-	return agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && cfg.Machine != key
+	return agentlab.CodeOf(err) == agentlab.CodeNotFound || err == nil && cfg.Key != key
 }
 
 // sweep removes what a killed process has left of templates, and all of them if
@@ -277,7 +278,7 @@ func (t *templates) sweep() error {
 		return nil // it is alive
 	}
 	if err != nil {
-		return asError(err, "cannot lock %s", t.dir)
+		return vmdir.AsError(err, "cannot lock %s", t.dir)
 	}
 	defer func() { _ = l.Unlock() }()
 	entries, err := os.ReadDir(t.dir)
@@ -368,7 +369,7 @@ func (t *templates) remove(key string) error {
 	if err != nil {
 		return fault(err, "cannot remove template %s", key)
 	}
-	return empty(trash)
+	return vmdir.Empty(trash)
 }
 
 // occupiedBy returns how many bytes the files in dir occupy on the disk.

@@ -17,6 +17,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 const (
@@ -56,7 +57,7 @@ const (
 // background, unless there is one already. It starts when no sandbox boots, so
 // that it makes no boot slower.
 func (t *templates) want(f found, cfg startConfig) {
-	if t.max == 0 || t.find(cfg.Machine) != "" {
+	if t.max == 0 || t.find(cfg.Key) != "" {
 		return
 	}
 	t.mu.Lock()
@@ -64,18 +65,18 @@ func (t *templates) want(f found, cfg startConfig) {
 	if t.ctx.Err() != nil {
 		return
 	}
-	t.booting[f.uid] = t.d.supervised(f)
-	if last, ok := t.failed[cfg.Machine]; t.making[cfg.Machine] || ok && time.Since(last.at) < last.pause() {
+	t.booting[f.UID] = t.d.supervised(f)
+	if last, ok := t.failed[cfg.Key]; t.making[cfg.Key] || ok && time.Since(last.at) < last.pause() {
 		return
 	}
-	t.making[cfg.Machine] = true
+	t.making[cfg.Key] = true
 	t.wg.Go(func() {
 		t.awaitBoots()
 		cfg.Background = true
-		err := t.make(t.ctx, f.handle, cfg)
+		err := t.make(t.ctx, f.Handle, cfg)
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		delete(t.making, cfg.Machine)
+		delete(t.making, cfg.Key)
 		if err != nil && t.ctx.Err() == nil {
 			t.d.log.Warn("no template was made; sandboxes boot instead", "image", f.Image.Ref, "err", err)
 		}
@@ -135,24 +136,24 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	}
 	l, err := lock.Acquire(ctx, filepath.Join(t.dir, fileTemplateLock))
 	if err != nil {
-		return asError(err, "waiting for another template")
+		return vmdir.AsError(err, "waiting for another template")
 	}
 	defer func() { _ = l.Unlock() }()
-	if t.find(cfg.Machine) != "" {
+	if t.find(cfg.Key) != "" {
 		return nil
 	}
 	defer func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		last := t.failed[cfg.Machine]
-		delete(t.failed, cfg.Machine)
+		last := t.failed[cfg.Key]
+		delete(t.failed, cfg.Key)
 		if err != nil && ctx.Err() == nil {
-			t.failed[cfg.Machine] = failure{time.Now(), h.Image.Ref, err, last.times + 1}
+			t.failed[cfg.Key] = failure{time.Now(), h.Image.Ref, err, last.times + 1}
 		}
 	}()
 	t.d.at("template begun")
 	began := time.Now()
-	dir := filepath.Join(t.dir, makingPrefix+cfg.Machine)
+	dir := filepath.Join(t.dir, makingPrefix+cfg.Key)
 	if err := errors.Join(t.discard(dir), t.d.room(h.Spec.Resources, t.dir)); err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	}
 	t.d.log.Info("a template was made", "image", h.Image.Ref, "cores", h.Spec.Resources.Cores, "memory_mb", h.Spec.Resources.MemoryMB,
 		"took", time.Since(began).Round(time.Millisecond).String())
-	return t.trim(ctx, cfg.Machine)
+	return t.trim(ctx, cfg.Key)
 }
 
 func (t *templates) supervised(dir string) supervisor.Dir {
@@ -192,9 +193,9 @@ func (t *templates) supervised(dir string) supervisor.Dir {
 func (t *templates) boot(ctx context.Context, dir string, h handle, cfg startConfig) error {
 	spec := backend.Spec{UID: agentlab.NewUID(), Name: "template", Image: h.Spec.Image, Resources: h.Spec.Resources, Network: agentlab.Network{Mode: agentlab.NetworkOff}}
 	spec.Resources.RootSizeGB = 0
-	h = handle{Version: handleVersion, Spec: spec, Image: h.Image, Created: time.Now().UTC()}
-	if err := durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.None); err != nil {
-		return fault(err, "cannot write %s", fileConfig)
+	h = handle{Version: vmdir.Version, Spec: spec, Image: h.Image, Created: time.Now().UTC()}
+	if err := durable.ReplaceJSON(filepath.Join(dir, vmdir.FileConfig), h, durable.None); err != nil {
+		return fault(err, "cannot write %s", vmdir.FileConfig)
 	}
 	if err := t.d.makeDisk(ctx, dir, h); err != nil {
 		return err
@@ -318,7 +319,7 @@ func consoleSize(dir string) int64 {
 func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) error {
 	saved, err := readMemory(dir)
 	if err != nil {
-		return asError(err, "cannot read %s", fileMemoryState)
+		return vmdir.AsError(err, "cannot read %s", fileMemoryState)
 	}
 	if _, err := freezeDisk(ctx, cfg.QEMUImg, dir, saved.DiskSize); err != nil {
 		return err
@@ -329,7 +330,7 @@ func (t *templates) publish(ctx context.Context, dir string, cfg startConfig) er
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case fileMemory, fileDevices, fileMemoryState, fileConfig, fileRoot, supervisor.FileConsole:
+		case fileMemory, fileDevices, fileMemoryState, vmdir.FileConfig, fileRoot, supervisor.FileConsole:
 		default:
 			if layerName.MatchString(e.Name()) {
 				continue
@@ -381,7 +382,7 @@ func (t *templates) discard(dir string) error {
 		return nil
 	}
 	if err := t.supervised(dir).Halt(context.WithoutCancel(t.ctx), 0); err != nil {
-		return asError(err, "ending the VM of a template")
+		return vmdir.AsError(err, "ending the VM of a template")
 	}
-	return empty(dir)
+	return vmdir.Empty(dir)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
 )
@@ -43,13 +44,13 @@ const templateSize = 100 << 10
 // that has made one leaves them. It was used at a time.
 func putTemplate(t *testing.T, d *Driver, f fixed, mb int, used time.Time) (key string) {
 	t.Helper()
-	h := handle{Version: handleVersion, Spec: f.spec(1), Image: f.Image, Created: used}
+	h := handle{Version: vmdir.Version, Spec: f.spec(1), Image: f.Image, Created: used}
 	h.Spec.Resources.MemoryMB = mb
 	cfg, err := d.startConfig(t.Context(), h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	size, err := diskSize(h)
+	size, err := h.DiskSize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,15 +59,15 @@ func putTemplate(t *testing.T, d *Driver, f fixed, mb int, used time.Time) (key 
 		return os.WriteFile(filepath.Join(dir, name), make([]byte, templateSize/4), 0o600)
 	}
 	layer := newLayerName()
-	to := filepath.Join(d.tmpl.dir, cfg.Machine)
+	to := filepath.Join(d.tmpl.dir, cfg.Key)
 	err = errors.Join(os.MkdirAll(dir, 0o700), write(fileMemory), write(fileDevices), write(supervisor.FileConsole), write(layer), write(fileRoot),
-		durable.ReplaceJSON(filepath.Join(dir, fileConfig), h, durable.None),
-		durable.ReplaceJSON(filepath.Join(dir, fileMemoryState), savedMemory{Version: memoryVersion, Machine: cfg.Machine, DiskSize: size, Saved: used}, durable.None),
+		durable.ReplaceJSON(filepath.Join(dir, vmdir.FileConfig), h, durable.None),
+		durable.ReplaceJSON(filepath.Join(dir, fileMemoryState), savedMemory{Version: memoryVersion, Machine: cfg.Key, DiskSize: size, Saved: used}, durable.None),
 		os.Rename(dir, to), os.Chtimes(to, used, used))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cfg.Machine
+	return cfg.Key
 }
 
 // kept returns which of the templates exist, the last used first.
@@ -266,10 +267,10 @@ func TestNoRoomForTemplate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d.tmpl.want(found{uid: sp.UID, dir: t.TempDir(), handle: h}, cfg)
+			d.tmpl.want(found{UID: sp.UID, Dir: t.TempDir(), Handle: h}, cfg)
 			d.tmpl.mu.Lock()
 			defer d.tmpl.mu.Unlock()
-			if d.tmpl.making[cfg.Machine] {
+			if d.tmpl.making[cfg.Key] {
 				t.Error("it is tried again at once")
 			}
 		})
@@ -339,7 +340,7 @@ func TestTemplateDeadline(t *testing.T) {
 
 // A template of which a file cannot be synced is not published.
 func TestTemplateIsSynced(t *testing.T) {
-	for _, broken := range []string{"", fileMemory, fileDevices, fileConfig, supervisor.FileConsole} {
+	for _, broken := range []string{"", fileMemory, fileDevices, vmdir.FileConfig, supervisor.FileConsole} {
 		d, f := stillTemplates(t)
 		key := putTemplate(t, d, f, 512, time.Now())
 		dir := filepath.Join(d.tmpl.dir, makingPrefix+key)

@@ -25,8 +25,10 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/sockpath"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/sample"
 	"github.com/agentlab-vm/agentlab/test/smalldisk"
@@ -233,9 +235,9 @@ func guest(t *testing.T, warm bool) {
 
 	for script, want := range map[string]string{
 		"nproc": strconv.Itoa(has.Cores),
-		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":                                                                                    GuestMAC + "\n" + strconv.Itoa(GuestMTU),
-		"cat /sys/block/vda/serial":                                                                                                                  RootSerial,
-		"cat /sys/class/virtio-ports/*/name | grep .":                                                                                                ControlPort,
+		"cat /sys/class/net/eth0/address /sys/class/net/eth0/mtu":                                                                                    qemuvm.GuestMAC + "\n" + strconv.Itoa(qemuvm.GuestMTU),
+		"cat /sys/block/vda/serial":                                                                                                                  qemuvm.RootSerial,
+		"cat /sys/class/virtio-ports/*/name | grep .":                                                                                                qemuvm.ControlPort,
 		"cat /sys/devices/system/clocksource/clocksource0/current_clocksource":                                                                       "tsc",
 		"cat /sys/class/misc/hw_random/rng_current":                                                                                                  "virtio_rng.0",
 		"cat /sys/block/vda/queue/discard_max_bytes | grep -c '^0$'":                                                                                 "0",
@@ -420,10 +422,10 @@ func TestStartFails(t *testing.T) {
 	b.ok(b.d.Stop(b.ctx, b.ref, 0))
 	img := b.f.Image
 	img.Ref, img.Kernel = "gone@0", "/nonexistent/vmlinux"
-	h, err := readHandle(b.d.dir(b.ref))
+	h, err := vmdir.ReadHandle(b.d.dir(b.ref))
 	b.ok(err)
 	h.Image = img
-	b.ok(durable.ReplaceJSON(filepath.Join(b.d.dir(b.ref), fileConfig), h, durable.None))
+	b.ok(durable.ReplaceJSON(filepath.Join(b.d.dir(b.ref), vmdir.FileConfig), h, durable.None))
 	err = b.d.Start(b.ctx, b.ref)
 	if agentlab.CodeOf(err) != agentlab.CodeNotFound || agentlab.HintOf(err) == "" {
 		t.Errorf("Start without its image: %v, want code not_found and a hint", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // A volume is StateDir/volumes/<uid>/: volume.json, root.qcow2 with its layers, and a
@@ -93,12 +94,14 @@ func readVolume(dir, uid string) (whole bool, size int64, err error) {
 		return false, 0, nil
 	}
 	if err != nil {
-		return false, 0, asError(err, "cannot read volume %s", uid)
+		return false, 0, vmdir.AsError(err, "cannot read volume %s", uid)
 	}
 	return true, size, nil
 }
 
-func (d *Driver) volumeTrash(uid string) string { return filepath.Join(d.volumes(), trashPrefix+uid) }
+func (d *Driver) volumeTrash(uid string) string {
+	return filepath.Join(d.volumes(), vmdir.TrashPrefix+uid)
+}
 
 func lexists(path string) (bool, error) {
 	if _, err := os.Lstat(path); err != nil {
@@ -190,7 +193,7 @@ func (d *Driver) openVolume(ctx context.Context, uid string) (v foundVolume, unl
 
 // asUnavailable adds a code to the error of a context.
 func asUnavailable(err error) error {
-	return asError(err, "given up")
+	return vmdir.AsError(err, "given up")
 }
 
 // freeVolume is openVolume for a volume that no sandbox may have.
@@ -279,13 +282,13 @@ func (d *Driver) makeVolume(ctx context.Context, v foundVolume, disk func(tmp st
 	d.at("volume marked")
 	path := filepath.Join(v.dir, fileRoot)
 	if err := disk(path + tmpSuffix); err != nil {
-		return asError(err, "cannot create volume %s", v.uid)
+		return vmdir.AsError(err, "cannot create volume %s", v.uid)
 	}
 	if err := replaceDisk(path); err != nil {
 		return err
 	}
 	d.at("volume made")
-	return empty(d.volumeTrash(v.uid))
+	return vmdir.Empty(d.volumeTrash(v.uid))
 }
 
 // replaceDisk gives a disk that is complete its name, so that it survives a power cut.
@@ -323,7 +326,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, ref backend.VolumeRef) error 
 	}
 	trash := d.volumeTrash(v.uid)
 	if !v.trash {
-		if err := empty(trash); err != nil {
+		if err := vmdir.Empty(trash); err != nil {
 			return err
 		}
 		if err := os.Rename(v.dir, trash); err != nil {
@@ -331,7 +334,7 @@ func (d *Driver) DeleteVolume(ctx context.Context, ref backend.VolumeRef) error 
 		}
 		d.at("volume in the trash")
 	}
-	return empty(trash)
+	return vmdir.Empty(trash)
 }
 
 // GrowVolume implements backend.Volumes.
@@ -430,7 +433,7 @@ func (d *Driver) volumeUIDs() ([]string, error) {
 	seen := map[string]bool{}
 	var uids []string
 	for _, e := range entries {
-		uid := strings.TrimPrefix(e.Name(), trashPrefix)
+		uid := strings.TrimPrefix(e.Name(), vmdir.TrashPrefix)
 		if e.IsDir() && snapshotName.MatchString(uid) && !seen[uid] {
 			seen[uid] = true
 			uids = append(uids, uid)

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -103,7 +104,7 @@ func TestVolumeReadsNoOtherFile(t *testing.T) {
 func TestUnreadableAttachment(t *testing.T) {
 	d := volumeFixture(t)
 	v := newTestVolume(t, d)
-	dir := filepath.Join(d.sandboxes(), dirName(1001, uid(1)))
+	dir := filepath.Join(d.sandboxes(), vmdir.Name(1001, uid(1)))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // readAttachment reads which volume the sandbox in dir has; without one the error is
@@ -34,16 +35,16 @@ func (d *Driver) owners() (map[string]string, error) {
 	}
 	owners := map[string]string{}
 	for _, f := range all {
-		if f.dir == "" {
+		if f.Dir == "" {
 			continue
 		}
-		a, err := readAttachment(f.dir)
+		a, err := readAttachment(f.Dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			return nil, asError(err, "cannot read which volume sandbox %d has", f.vmid)
+			return nil, vmdir.AsError(err, "cannot read which volume sandbox %d has", f.VMID)
 		default:
-			owners[a.UID] = f.uid
+			owners[a.UID] = f.UID
 		}
 	}
 	return owners, nil
@@ -80,7 +81,7 @@ func noVolume(dir string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return asError(err, "cannot read %s", fileVolume)
+		return vmdir.AsError(err, "cannot read %s", fileVolume)
 	}
 	return agentlab.Errorf(agentlab.CodeConflict, "the sandbox has volume %s", a.UID).WithHint("detach the volume first")
 }
@@ -109,14 +110,14 @@ func (d *Driver) AttachVolume(ctx context.Context, ref backend.Ref, to backend.V
 		if err := attachedTo(owner); err != nil {
 			return err
 		}
-		if err := noVolume(f.dir); err != nil {
+		if err := noVolume(f.Dir); err != nil {
 			return err
 		}
 		if err := d.mayHotplug(f); err != nil {
 			return err
 		}
 		a := attachment{Version: volumeVersion, UID: v.uid, Dir: v.dir}
-		if err := durable.ReplaceJSON(filepath.Join(f.dir, fileVolume), a, durable.Content); err != nil {
+		if err := durable.ReplaceJSON(filepath.Join(f.Dir, fileVolume), a, durable.Content); err != nil {
 			return fault(err, "cannot write %s", fileVolume)
 		}
 	}
@@ -140,7 +141,7 @@ func (d *Driver) mayHotplug(f found) error {
 		return err
 	}
 	if in.Power == backend.PowerSuspended {
-		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", f.vmid).WithHint("resume or stop the sandbox first")
+		return agentlab.Errorf(agentlab.CodeConflict, "sandbox %d is suspended", f.VMID).WithHint("resume or stop the sandbox first")
 	}
 	return nil
 }
@@ -154,15 +155,15 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, from backend
 	}
 	defer unlock()
 	f, err := d.find(ref.UID)
-	if err != nil || f.dir == "" {
+	if err != nil || f.Dir == "" {
 		return err
 	}
-	a, err := readAttachment(f.dir)
+	a, err := readAttachment(f.Dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && a.UID != from.UID:
 		return nil
 	case err != nil:
-		return asError(err, "cannot read %s", fileVolume)
+		return vmdir.AsError(err, "cannot read %s", fileVolume)
 	}
 	if err := d.mayHotplug(f); err != nil {
 		return err
@@ -178,7 +179,7 @@ func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, from backend
 		return err
 	}
 	d.at("volume unplugged")
-	if err := removeFiles(f.dir, durable.Content, fileVolume); err != nil {
+	if err := removeFiles(f.Dir, durable.Content, fileVolume); err != nil {
 		return err
 	}
 	d.at("volume not named")

@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // dirSnapshots is the directory of a volume's snapshots in that of the volume. Each
@@ -137,10 +138,10 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 	s, err := d.findSaved(v.uid, uid)
 	if err == nil && !s.whole {
 		if err = d.saveVolume(ctx, v, f, s.dir); err != nil {
-			if eerr := empty(s.dir); eerr != nil { // it stays as a partial one
+			if eerr := vmdir.Empty(s.dir); eerr != nil { // it stays as a partial one
 				d.log.Warn("after a failed snapshot", "err", eerr)
 			}
-			return backend.VolumeSnapshot{}, asError(err, "cannot save volume %s", v.uid)
+			return backend.VolumeSnapshot{}, vmdir.AsError(err, "cannot save volume %s", v.uid)
 		}
 		s, err = d.findSaved(v.uid, uid)
 	}
@@ -159,7 +160,7 @@ func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir str
 	if err := d.roomForVolume(); err != nil {
 		return err
 	}
-	if err := empty(dir); err != nil { // of an interrupted call
+	if err := vmdir.Empty(dir); err != nil { // of an interrupted call
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -168,7 +169,7 @@ func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir str
 	d.at("volume snapshot begun")
 	still := func() error { return d.saveStill(ctx, v, dir) }
 	err := error(nil)
-	if f.dir == "" {
+	if f.Dir == "" {
 		err = still()
 	} else {
 		err = d.supervised(f).Volume(ctx, supervisor.VolumeTo{Dir: v.dir, Save: dir}, func() error {
@@ -354,5 +355,5 @@ func (d *Driver) DeleteVolumeSnapshot(ctx context.Context, ref backend.VolumeSna
 		return err
 	}
 	d.at("volume snapshot unmarked")
-	return empty(dir)
+	return vmdir.Empty(dir)
 }
