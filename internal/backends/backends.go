@@ -2,6 +2,7 @@
 package backends
 
 import (
+	"github.com/agentlab-vm/agentlab/internal/backend/lima"
 	"github.com/agentlab-vm/agentlab/internal/backend/proxmox"
 	"github.com/agentlab-vm/agentlab/internal/backend/qemu"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
@@ -11,4 +12,5 @@ import (
 var All = registry.List{
 	qemu.Backend,
 	proxmox.Backend,
+	lima.Backend,
 }

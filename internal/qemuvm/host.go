@@ -206,6 +206,28 @@ func (h *Host) Accel(ctx context.Context) (Accel, error) {
 	return AccelTCG, nil
 }
 
+// Machine returns the machine of a guest on this host. With nested its CPUs have
+// virtualization.
+func (h *Host) Machine(ctx context.Context, nested bool) (Machine, error) {
+	m := Machine{Nested: nested}
+	var err error
+	if m.Accel, err = h.Accel(ctx); err == nil && m.Accel == AccelTCG {
+		m.TSCKHz, m.TSCFixed, err = h.TSC(ctx)
+	}
+	return m, err
+}
+
+// Nested returns an error with code unsupported if this host cannot provide
+// virtualization to guests. QEMU's emulator has AMD's. KVM provides the processor's if
+// its module permits it.
+func (h *Host) Nested(ctx context.Context) error {
+	accel, err := h.Accel(ctx)
+	if err != nil || accel != AccelKVM {
+		return err
+	}
+	return hostvirt.Nested(hostvirt.Modules)
+}
+
 // KVM returns the verdict on KVM: from memory, from the cache, or by a probe.
 func (h *Host) KVM(ctx context.Context) (Verdict, error) {
 	if v, bad := kvmAccess("/dev/kvm"); bad {

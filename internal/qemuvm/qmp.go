@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentlab-vm/agentlab"
 )
 
 // maxQMPLine bounds one message of QEMU, in bytes: a guest may control QEMU.
@@ -207,6 +209,19 @@ func (q *QMP) receive(ctx context.Context, command string, answer <-chan qmpMess
 	case <-ctx.Done():
 		return fmt.Errorf("qmp %s: %w", command, context.Cause(ctx))
 	}
+}
+
+// Running returns an error unless the guest's CPUs run.
+func (q *QMP) Running(ctx context.Context) error {
+	var st struct {
+		Running bool   `json:"running"`
+		Status  string `json:"status"`
+	}
+	err := q.Execute(ctx, "query-status", nil, &st)
+	if err == nil && !st.Running {
+		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, MaxReason))
+	}
+	return err
 }
 
 // Done returns a channel that is closed when the connection has ended.

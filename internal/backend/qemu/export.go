@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 const (
@@ -69,7 +70,7 @@ func (d *Driver) exportDisk(ctx context.Context, f found, path string) error {
 	}
 	most := use.all + shared + exportSlack
 	room := func(bytes int64) error {
-		return roomFor("the copy of a disk", filepath.Dir(path), d.cfg.PauseBelow, bytes)
+		return qemuvm.RoomFor("the copy of a disk", filepath.Dir(path), d.cfg.PauseBelow, bytes)
 	}
 	if err := room(most); err != nil {
 		return err

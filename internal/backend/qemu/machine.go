@@ -108,10 +108,6 @@ func (m *machine) Ready(ctx context.Context) error {
 	}
 	qctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("QEMU did not become ready"))
 	defer cancel()
-	var st struct {
-		Running bool   `json:"running"`
-		Status  string `json:"status"`
-	}
 	err := m.QMP.Negotiate(qctx)
 	switch {
 	case err != nil:
@@ -121,10 +117,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		err = m.plugAttached(qctx)
 	}
 	if err == nil {
-		err = m.QMP.Execute(qctx, "query-status", nil, &st)
-	}
-	if err == nil && !st.Running {
-		err = errors.New("the guest's CPUs do not run: " + agentlab.OneLine(st.Status, qemuvm.MaxReason))
+		err = m.QMP.Running(qctx)
 	}
 	if err == nil {
 		if m.cfg.Accel != qemuvm.AccelKVM && !m.cfg.Load {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // mergeFrom is how many layers a disk may have when its VM starts: more are
@@ -207,7 +208,7 @@ func (d *Driver) worthMerging(f diskFiles, chain []string) (bool, error) {
 	if len(chain) < mergeFrom && u.all <= maxDisks*f.size && (u.owned < 2 || u.own < u.shared) {
 		return false, nil
 	}
-	err = roomFor("a merge", f.dir, d.cfg.PauseBelow, min(u.all, f.size))
+	err = qemuvm.RoomFor("a merge", f.dir, d.cfg.PauseBelow, min(u.all, f.size))
 	return err == nil, err
 }
 

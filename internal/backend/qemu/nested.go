@@ -6,20 +6,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/hostvirt"
-	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
-// Nested implements backend.Host. QEMU's emulator has AMD's virtualization.
-// KVM provides that of the processor if its module permits it.
+// Nested implements backend.Host.
 func (d *Driver) Nested(ctx context.Context) error {
 	if d.cfg.NoNested {
 		return hostvirt.Refused("it is switched off on this host", "set qemu.nested: true in config.yaml, and restart the daemon")
 	}
-	accel, err := d.host.Accel(ctx)
-	if err != nil || accel != qemuvm.AccelKVM {
-		return err
-	}
-	return hostvirt.Nested(hostvirt.Modules)
+	return d.host.Nested(ctx)
 }
 
 func (d *Driver) checkNested(ctx context.Context) backend.Finding {

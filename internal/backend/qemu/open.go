@@ -8,7 +8,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/config"
-	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
@@ -48,7 +47,7 @@ func open(env registry.Env) (registry.Opened, error) {
 	if err != nil {
 		return registry.Opened{}, err
 	}
-	upstream, err := upstreamProxy(env.Config)
+	upstream, err := registry.UpstreamProxy(env.Config)
 	if err != nil {
 		return registry.Opened{}, err
 	}
@@ -79,15 +78,4 @@ func open(env registry.Env) (registry.Opened, error) {
 		return registry.Opened{}, err
 	}
 	return registry.Opened{Driver: d}, nil
-}
-
-// upstreamProxy returns the proxy that the configuration names, after it has
-// read its files; nil means none.
-func upstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
-	if c.UpstreamProxy.URL == "" {
-		return nil, nil
-	}
-	p := gate.ProxyConfig(c.UpstreamProxy)
-	_, err := gate.NewProxyDialer(p)
-	return &p, err
 }

@@ -8,42 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/internal/hostspace"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // Room implements backend.Host.
 func (d *Driver) Room(_ context.Context, r agentlab.Resources) error {
-	if err := d.room(r, d.cfg.StateDir); err != nil {
+	if err := qemuvm.Room(r, d.cfg.StateDir, d.cfg.PauseBelow); err != nil {
 		return agentlab.Errorf(agentlab.CodeNoSpace, "%w", err)
 	}
 	return nil
-}
-
-// room returns an error if the host has no room for another VM: its memory must be
-// free now, and the disk must not become so full that the guests of sandboxes are
-// paused.
-func (d *Driver) room(r agentlab.Resources, dir string) error {
-	memory := int64(r.MemoryMB) << 20
-	if sizes, err := supervisor.ReadSizes("/proc/meminfo"); err == nil && sizes["MemAvailable"] < memory+vmOverhead {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the host has %d MiB of free memory, and another guest needs %d", sizes["MemAvailable"]>>20, (memory+vmOverhead)>>20).
-			WithHint("end sandboxes that are no longer needed")
-	}
-	// A guest that has just booted uses a part of its memory.
-	return roomFor("another guest", dir, d.cfg.PauseBelow, memory/4+vmOverhead)
-}
-
-// roomFor returns an error with code no_space if the disk of dir has no room for
-// size bytes more: guests that write are paused when less than pauseBelow is free.
-// A disk that cannot be measured has room; a write to it reports what is wrong.
-func roomFor(what, dir string, pauseBelow uint64, size int64) error {
-	need := int64(pauseBelow) + size
-	free, err := hostspace.FreeBytes(dir)
-	if err != nil || free >= need {
-		return nil //nolint:nilerr // see above
-	}
-	return agentlab.Errorf(agentlab.CodeNoSpace, "%d MiB are free in %s, and %s needs %d", free>>20, dir, what, need>>20).
-		WithHint("free disk space, or destroy sandboxes that are no longer needed")
 }
 
 // guestSize returns how many bytes the memory of a guest will occupy on the disk,
@@ -79,7 +53,7 @@ type memoryFile struct {
 func (f *memoryFile) WriteAt(b []byte, at int64) (int, error) {
 	if f.unlooked += len(b); f.unlooked >= spaceEvery {
 		f.unlooked = 0
-		if err := roomFor("the guest's memory", f.Name(), f.least, spaceEvery); err != nil {
+		if err := qemuvm.RoomFor("the guest's memory", f.Name(), f.least, spaceEvery); err != nil {
 			return 0, err
 		}
 	}

@@ -91,7 +91,7 @@ func (s *saving) begin(ctx context.Context) error {
 		return err
 	}
 	bytes := int64(s.m.handle.Spec.Resources.MemoryMB) << 20
-	if err := roomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.PID(), s.m.saved.memory, bytes)); err != nil {
+	if err := qemuvm.RoomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.PID(), s.m.saved.memory, bytes)); err != nil {
 		return err
 	}
 	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped

@@ -61,13 +61,13 @@ func TestForkOfAnotherMachine(t *testing.T) {
 	if load, err := d.memoryOf(box, startConfig{Key: "this"}); load || agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
 		t.Errorf("%v, %v", load, err)
 	}
-	if load, err := d.memoryOf(box, startConfig{Machine: "other"}); !load || err != nil {
+	if load, err := d.memoryOf(box, startConfig{Key: "other"}); !load || err != nil {
 		t.Errorf("%v, %v", load, err)
 	}
 	if err := d.Stop(t.Context(), child.Ref(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if load, err := d.memoryOf(box, startConfig{Machine: "this"}); load || err != nil {
+	if load, err := d.memoryOf(box, startConfig{Key: "this"}); load || err != nil {
 		t.Errorf("after a stop: %v, %v", load, err)
 	}
 	if _, err := os.Lstat(filepath.Join(box.Dir, fileMemory)); !errors.Is(err, fs.ErrNotExist) {

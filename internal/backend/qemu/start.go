@@ -87,7 +87,7 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 			return startConfig{}, h.ImageGone(err)
 		}
 	}
-	accel, err := d.host.Accel(ctx)
+	machine, err := d.host.Machine(ctx, h.Spec.Resources.Nested.Wanted() && !d.cfg.NoNested)
 	if err != nil {
 		return startConfig{}, err
 	}
@@ -107,18 +107,10 @@ func (d *Driver) startConfig(ctx context.Context, h handle) (startConfig, error)
 		Start: supervisor.Start{
 			Backend: Name, PauseBelow: d.cfg.PauseBelow, Reserved: d.cfg.Reserved, UpstreamProxy: d.cfg.UpstreamProxy,
 		},
-		QEMU: d.host.QEMU(), QEMUImg: d.host.QEMUImg(), Initrd: initrd,
-		Machine: qemuvm.Machine{Accel: accel, Nested: h.Spec.Resources.Nested.Wanted() && !d.cfg.NoNested},
+		QEMU: d.host.QEMU(), QEMUImg: d.host.QEMUImg(), Initrd: initrd, Machine: machine,
 	}
-	if cfg.Key, err = d.machineKey(ctx, h, cfg); err != nil {
-		return startConfig{}, err
-	}
-	if accel == qemuvm.AccelTCG {
-		if cfg.TSCKHz, cfg.TSCFixed, err = d.host.TSC(ctx); err != nil {
-			return startConfig{}, err
-		}
-	}
-	return cfg, nil
+	cfg.Key, err = d.machineKey(ctx, h, cfg)
+	return cfg, err
 }
 
 func fileExists(path string) bool {

@@ -261,7 +261,7 @@ func TestMemoryOfAnotherMachine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if load, err := d.memoryOf(sb, startConfig{Machine: "this"}); load || agentlab.CodeOf(err) != want {
+		if load, err := d.memoryOf(sb, startConfig{Key: "this"}); load || agentlab.CodeOf(err) != want {
 			t.Errorf("%s: %v, %v", text, load, err)
 		}
 		if _, err := readMemory(dir); (err == nil) != (want != "") {

@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/control"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
@@ -48,9 +49,6 @@ const (
 	// bootedUptime is when a guest whose init does not report its state counts as
 	// booted.
 	bootedUptime = 20 * time.Second
-	// vmOverhead is the memory of a VM in addition to that of its guest, in bytes:
-	// translated code, devices, and the supervisor.
-	vmOverhead = 256 << 20
 )
 
 // want makes a template for the machine of a sandbox that boots, in the
@@ -154,7 +152,7 @@ func (t *templates) make(ctx context.Context, h handle, cfg startConfig) (err er
 	t.d.at("template begun")
 	began := time.Now()
 	dir := filepath.Join(t.dir, makingPrefix+cfg.Key)
-	if err := errors.Join(t.discard(dir), t.d.room(h.Spec.Resources, t.dir)); err != nil {
+	if err := errors.Join(t.discard(dir), qemuvm.Room(h.Spec.Resources, t.dir, t.d.cfg.PauseBelow)); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
@@ -308,7 +309,7 @@ func replaceDisk(path string) error {
 
 // roomForVolume returns an error if the disk of the host has no room for more.
 func (d *Driver) roomForVolume() error {
-	return roomFor("a volume", d.cfg.StateDir, d.cfg.PauseBelow, 1<<20)
+	return qemuvm.RoomFor("a volume", d.cfg.StateDir, d.cfg.PauseBelow, 1<<20)
 }
 
 // DeleteVolume implements backend.Volumes.

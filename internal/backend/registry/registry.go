@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/config"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
@@ -25,6 +26,10 @@ type Backend struct {
 	Options []backend.Option      // Info.Options of its driver
 	Open    func(Env) (Opened, error)
 	VM      supervisor.Kind // opens a supervised VM of its driver; nil means that it has none
+	// Helper is a program that other programs start for the driver ("agentlabd helper
+	// NAME"). It gets their arguments and returns the exit code; nil means that there is
+	// none.
+	Helper func(args []string) int
 }
 
 // Env has the parameters for opening a driver.
@@ -109,10 +114,33 @@ func (l List) VM(name string) (supervisor.Kind, error) {
 	return b.VM, err
 }
 
+// Helper runs the helper of a backend, and returns the exit code.
+func (l List) Helper(name string, args []string) (int, error) {
+	b, err := l.named(name)
+	if err == nil && b.Helper == nil {
+		err = agentlab.Errorf(agentlab.CodeUnsupported, "the backend %q has no helper", name)
+	}
+	if err != nil {
+		return 1, err
+	}
+	return b.Helper(args), nil
+}
+
 func (l List) named(name string) (Backend, error) {
 	i := slices.IndexFunc(l, func(b Backend) bool { return b.Name == name })
 	if i < 0 {
 		return Backend{}, agentlab.Errorf(agentlab.CodeInvalid, "there is no backend %q", name).WithField("backend")
 	}
 	return l[i], nil
+}
+
+// UpstreamProxy returns the proxy that the configuration names, after it has
+// read its files; nil means none.
+func UpstreamProxy(c config.Config) (*gate.ProxyConfig, error) {
+	if c.UpstreamProxy.URL == "" {
+		return nil, nil
+	}
+	p := gate.ProxyConfig(c.UpstreamProxy)
+	_, err := gate.NewProxyDialer(p)
+	return &p, err
 }

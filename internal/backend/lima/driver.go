@@ -1,0 +1,229 @@
+package lima
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
+	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
+)
+
+// Name is the driver's name.
+const Name = "lima"
+
+// Config is the configuration of a Driver. StateDir, CacheDir, Runner and Images are
+// required.
+type Config struct {
+	StateDir string // sandboxes and instances are stored in StateDir/lima
+	CacheDir string // initrds and the KVM verdict; may be emptied at any time
+	Runner   string // path of the agent-runner binary, which becomes the guest's /init
+
+	// Images returns an image by the reference of a Spec. Code not_found
+	// means that there is no such image.
+	Images func(ctx context.Context, ref string) (vmdir.ImageFiles, error)
+
+	Limactl string       // path or name of limactl; "" means that name
+	QEMU    string       // path or name of qemu-system-x86_64; "" means that name
+	Accel   qemuvm.Accel // "" means auto
+
+	Supervisor []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
+	Wrapper    []string // command to which QEMU's arguments are appended; nil means this program with "helper lima"
+
+	PauseBelow    uint64            // as qemu.Config.PauseBelow
+	Reserved      []uint16          // ports of this host that no policy can allow
+	UpstreamProxy *gate.ProxyConfig // of the connections of sandboxes; nil means that they are dialled directly
+
+	Now    func() time.Time // nil means time.Now
+	Logger *slog.Logger     // nil means none
+}
+
+// Driver implements backend.Driver and the groups below.
+type Driver struct {
+	vmdir.Guests
+	cfg  Config
+	log  *slog.Logger
+	host *qemuvm.Host
+	rd   *qemuvm.Initrds
+
+	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
+
+	crash func(point string) // called at each crash point; tests set it
+}
+
+// at is called at points where the driver's process may die without harm.
+func (d *Driver) at(point string) {
+	if d.crash != nil {
+		d.crash(point)
+	}
+}
+
+var (
+	_ backend.Driver  = (*Driver)(nil)
+	_ backend.Power   = (*Driver)(nil)
+	_ backend.Net     = (*Driver)(nil)
+	_ backend.Console = (*Driver)(nil)
+	_ backend.Host    = (*Driver)(nil)
+)
+
+// New returns a Driver. It creates the driver's directories.
+func New(cfg Config) (*Driver, error) {
+	for field, v := range map[string]string{"StateDir": cfg.StateDir, "CacheDir": cfg.CacheDir, "Runner": cfg.Runner} {
+		if !filepath.IsAbs(v) {
+			return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not an absolute path", v).WithField(field)
+		}
+	}
+	if cfg.Images == nil {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "missing").WithField("Images")
+	}
+	if cfg.Accel == "" {
+		cfg.Accel = qemuvm.AccelAuto
+	}
+	if !slices.Contains(qemuvm.Accels, cfg.Accel) {
+		return nil, agentlab.Errorf(agentlab.CodeInvalid, "%q is not auto, kvm or tcg", cfg.Accel).WithField("accel")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, vmdir.Fault(err, "cannot find the path of this program")
+	}
+	if len(cfg.Supervisor) == 0 {
+		cfg.Supervisor = []string{self, "vmm"}
+	}
+	if len(cfg.Wrapper) == 0 {
+		cfg.Wrapper = []string{self, "helper", Name}
+	}
+	d := &Driver{cfg: cfg, log: cfg.Logger}
+	d.Guests.From = source{d}
+	d.host = qemuvm.NewHost(qemuvm.HostConfig{QEMU: cfg.QEMU, Key: "lima.binary", CacheDir: cfg.CacheDir, Accel: cfg.Accel, Logger: d.log})
+	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, "initrd"), cfg.Runner)
+	for _, dir := range []string{d.sandboxes(), d.home(), cfg.CacheDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, vmdir.Fault(err, "cannot create %s", dir)
+		}
+	}
+	return d, nil
+}
+
+func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "lima", "sandboxes") }
+
+// supervised returns the supervisor's view of a sandbox's directory.
+func (d *Driver) supervised(f vmdir.Found) supervisor.Dir {
+	return supervisor.Dir{Path: f.Dir, VMID: f.VMID, Process: processName, Log: d.log, At: d.at, StartPatience: startPatience}
+}
+
+// source is the driver for vmdir.Guests.
+type source struct{ *Driver }
+
+// Supervised implements vmdir.Source.
+func (s source) Supervised(ref backend.Ref) (supervisor.Dir, error) {
+	f, err := s.load(ref)
+	return s.supervised(f), err
+}
+
+// Info implements backend.Driver.
+func (d *Driver) Info() backend.Info {
+	gw := vnet.DefaultGateway.String()
+	return backend.Info{
+		Name: Name, Version: strconv.Itoa(vmdir.Version),
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, Deadlines: true, EgressRecords: true},
+		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
+		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",
+		GuestNetwork: &guestapi.Network{
+			Address: vnet.DefaultGuest.String() + "/24", Gateway: gw, DNS: []string{gw}, MTU: qemuvm.GuestMTU,
+			Address6: vnet.DefaultGuest6.String() + "/64", Gateway6: vnet.DefaultGateway6.String(),
+		},
+	}
+}
+
+// Validate implements backend.Driver.
+func (d *Driver) Validate(spec backend.Spec) error {
+	if err := spec.CheckVM(); err != nil {
+		return err
+	}
+	if err := d.Info().CheckSpec(spec); err != nil {
+		return err
+	}
+	return validNetwork(spec.Network)
+}
+
+// validNetwork rejects an invalid policy, and a mode that this driver does not
+// know.
+func validNetwork(n agentlab.Network) error {
+	if err := backend.CheckMode(Name, n); err != nil {
+		return err
+	}
+	_, err := egress.New(n)
+	return err
+}
+
+// Close implements backend.Driver.
+func (d *Driver) Close() error { return nil }
+
+// open locks a sandbox whose Create is complete, for a method that changes it.
+func (d *Driver) open(ctx context.Context, ref backend.Ref) (f vmdir.Found, unlock func(), err error) {
+	if unlock, err = d.begin(ctx, ref); err != nil {
+		return f, nil, err
+	}
+	if f, err = d.load(ref); err != nil {
+		unlock()
+	}
+	return f, unlock, err
+}
+
+// begin waits for the sandbox's lock in this process. Every method that changes
+// a sandbox holds it.
+func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
+	unlock, err = d.locks.Lock(ctx, ref.UID)
+	if err != nil {
+		return nil, agentlab.Errorf(agentlab.CodeBusy, "another operation on the sandbox is in progress: %w", err)
+	}
+	return unlock, nil
+}
+
+// find looks for the sandbox with a uid.
+func (d *Driver) find(uid string) (vmdir.Found, error) {
+	if uid == "" {
+		return vmdir.Found{}, nil
+	}
+	all, err := vmdir.Find(d.sandboxes(), uid)
+	if err != nil || len(all) == 0 {
+		return vmdir.Found{}, err
+	}
+	return all[0], nil
+}
+
+// load finds a sandbox whose Create is complete.
+func (d *Driver) load(ref backend.Ref) (vmdir.Found, error) {
+	f, err := d.find(ref.UID)
+	switch {
+	case err != nil:
+		return f, err
+	case f.Dir == "":
+		return f, vmdir.Absent(ref.UID)
+	case errors.Is(f.Err, fs.ErrNotExist):
+		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.VMID)
+	case f.Err != nil:
+		return f, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
+	}
+	return f, nil
+}

@@ -1,0 +1,298 @@
+package lima
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/durable"
+	"github.com/agentlab-vm/agentlab/internal/lazyre"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
+)
+
+// How limactl is found and installed.
+const (
+	defaultLimactl = "limactl"
+	installLimactl = "install Lima: https://lima-vm.io/docs/installation"
+)
+
+// minLima is the oldest version of limactl whose behaviour is known.
+var minLima = qemuvm.Release{Major: 1, Minor: 2}
+
+// createPatience limits 'limactl create', which copies the disk of the image.
+const createPatience = 10 * time.Minute
+
+// Names in the directory of an instance, which Lima gives them
+// (https://lima-vm.io/docs/dev/internals).
+const (
+	limaBaseDisk = "basedisk" // the disk of the image, raw
+	limaDiffDisk = "diffdisk" // qcow2, an overlay on it
+	limaMonitor  = "qmp.sock"
+	limaPID      = "qemu.pid"
+	limaAgentPID = "ha.pid"
+	limaAgent    = "ha.sock"
+)
+
+// home is the LIMA_HOME of the instances of AgentLab.
+func (d *Driver) home() string { return filepath.Join(d.cfg.StateDir, "lima", "home") }
+
+// instanceName returns the name of a sandbox's instance. A socket in its directory
+// may have a path of 107 bytes, so it is short.
+func instanceName(uid string) string { return uid[:min(16, len(uid))] }
+
+func (d *Driver) instance(uid string) string { return filepath.Join(d.home(), instanceName(uid)) }
+
+// limactl returns the absolute path of limactl.
+func (d *Driver) limactl() (string, error) {
+	name := d.cfg.Limactl
+	if name == "" {
+		name = defaultLimactl
+	}
+	path, err := exec.LookPath(name)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	switch {
+	case err == nil:
+		return path, nil
+	case d.cfg.Limactl != "":
+		return "", agentlab.Errorf(agentlab.CodeUnavailable, "%s, which lima.limactl in config.yaml names, is not an executable program", name).
+			WithHint("correct lima.limactl, or remove it to use limactl from the PATH, and restart the daemon")
+	}
+	return "", agentlab.Errorf(agentlab.CodeUnavailable, "limactl is not installed").WithHint(installLimactl)
+}
+
+var versionRE = lazyre.New(`^limactl version v?([0-9]+)\.([0-9]+)[^\n]*`)
+
+// version returns the version of limactl.
+func (d *Driver) version(ctx context.Context) (qemuvm.Version, error) {
+	var v qemuvm.Version
+	path, err := d.limactl()
+	if err != nil {
+		return v, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env, cmd.WaitDelay = d.env(), time.Second
+	out, err := cmd.Output()
+	m := versionRE.FindStringSubmatch(string(out))
+	if err != nil || m == nil {
+		return v, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the version of %s: %w", path, errors.Join(err, ctx.Err())).WithHint(installLimactl)
+	}
+	v.Text = strings.TrimPrefix(m[0], "limactl version ")
+	_, err = fmt.Sscanf(m[1]+" "+m[2], "%d %d", &v.Major, &v.Minor)
+	return v, err
+}
+
+// ready fails with a hint if this host cannot run a sandbox.
+func (d *Driver) ready(ctx context.Context) error {
+	if err := d.host.Ready(ctx); err != nil {
+		return err
+	}
+	if os.Geteuid() == 0 {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "limactl does not run as root").WithHint("run the daemon as an ordinary user, or use another backend")
+	}
+	v, err := d.version(ctx)
+	if err == nil && v.Less(minLima) {
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "limactl %s is too old, %s is needed", v.Release, minLima).WithHint(installLimactl)
+	}
+	return err
+}
+
+// bin is the only directory in the PATH of limactl.
+func (d *Driver) bin() string { return filepath.Join(d.cfg.StateDir, "lima", "bin") }
+
+// wrapperQEMU is the wrapper's name, which is the name of QEMU.
+const wrapperQEMU = qemuvm.DefaultQEMU
+
+// makeBin fills bin: the wrapper in the place of QEMU, an SSH client that connects to
+// nothing, and the programs that limactl needs.
+func (d *Driver) makeBin() error {
+	if err := os.MkdirAll(d.bin(), 0o700); err != nil {
+		return vmdir.Fault(err, "cannot create %s", d.bin())
+	}
+	ssh, err := exec.LookPath("ssh")
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "ssh is not installed, and limactl needs its version").WithHint("sudo apt install openssh-client")
+	}
+	keygen, err := exec.LookPath("ssh-keygen")
+	if err != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "ssh-keygen is not installed, and limactl needs it").WithHint("sudo apt install openssh-client")
+	}
+	var words []string
+	for _, w := range d.cfg.Wrapper {
+		words = append(words, quote(w))
+	}
+	for name, text := range map[string]string{
+		wrapperQEMU:  "exec " + strings.Join(words, " ") + ` "$@"`,
+		"ssh":        `[ "$1" = -V ] && exec ` + quote(ssh) + " -V\nexit 255",
+		"ssh-keygen": "exec " + quote(keygen) + ` "$@"`,
+		"qemu-img":   "exec " + quote(d.host.QEMUImg()) + ` "$@"`,
+	} {
+		text = "#!/bin/sh\n" + text + "\n"
+		path := filepath.Join(d.bin(), name)
+		if old, err := os.ReadFile(path); err == nil && string(old) == text {
+			continue
+		}
+		tmp := path + durable.Suffix
+		if err := errors.Join(os.WriteFile(tmp, []byte(text), 0o700), os.Rename(tmp, path)); err != nil {
+			return vmdir.Fault(err, "cannot write %s", path)
+		}
+	}
+	return nil
+}
+
+// quote returns s as one word of a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// env is the environment of limactl: nothing of the daemon's own, which may be secret.
+func (d *Driver) env() []string { return limaEnv(d.home(), d.bin()) }
+
+func limaEnv(home, bin string) []string {
+	env := []string{"PATH=" + bin, "LIMA_HOME=" + home, "LC_ALL=C", "TZ=UTC"}
+	for _, k := range []string{"HOME", "USER", "LOGNAME", "TMPDIR"} {
+		if v, ok := os.LookupEnv(k); ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	return env
+}
+
+// template is lima.yaml. JSON is YAML. Field names: https://lima-vm.io/docs/config.
+type template struct {
+	VMType     string            `json:"vmType"`
+	Arch       string            `json:"arch"`
+	Images     []templateImage   `json:"images"`
+	CPUs       int               `json:"cpus"`
+	Memory     string            `json:"memory"`
+	Disk       string            `json:"disk"`
+	Mounts     []string          `json:"mounts"`
+	Plain      bool              `json:"plain"` // no guest agent, no port forwards
+	SSH        templateSSH       `json:"ssh"`
+	Containerd map[string]bool   `json:"containerd"`
+	Firmware   map[string]bool   `json:"firmware"`
+	Video      map[string]string `json:"video"`
+	Resolver   map[string]bool   `json:"hostResolver"`
+	ProxyEnv   bool              `json:"propagateProxyEnv"`
+}
+
+type templateImage struct {
+	Location string `json:"location"`
+	Arch     string `json:"arch"`
+}
+
+type templateSSH struct {
+	LocalPort         int  `json:"localPort"` // 0: a free one, to which nothing listens
+	ForwardAgent      bool `json:"forwardAgent"`
+	LoadDotSSHPubKeys bool `json:"loadDotSSHPubKeys"`
+}
+
+// limaYAML returns the template of a sandbox's instance.
+func limaYAML(h vmdir.Handle) ([]byte, error) {
+	size, err := h.DiskSize()
+	if err != nil {
+		return nil, err
+	}
+	return json.MarshalIndent(template{
+		VMType: "qemu", Arch: "x86_64", CPUs: h.Spec.Resources.Cores, Memory: fmt.Sprintf("%dMiB", h.Spec.Resources.MemoryMB),
+		Disk:   fmt.Sprintf("%dB", size),
+		Images: []templateImage{{Location: h.Image.RootDisk, Arch: "x86_64"}},
+		Mounts: []string{}, Plain: true, Video: map[string]string{"display": "none"},
+		Containerd: map[string]bool{"system": false, "user": false},
+		Firmware:   map[string]bool{"legacyBIOS": true}, Resolver: map[string]bool{"enabled": false},
+	}, "", "  ")
+}
+
+// makeInstance creates the instance of a sandbox. What an interrupted creation left is
+// removed.
+func (d *Driver) makeInstance(ctx context.Context, dir string, h vmdir.Handle) error {
+	if _, err := os.Lstat(filepath.Join(dir, fileMade)); err == nil {
+		return nil
+	}
+	if err := d.ready(ctx); err != nil {
+		return err
+	}
+	if err := d.makeBin(); err != nil {
+		return err
+	}
+	text, err := limaYAML(h)
+	if err != nil {
+		return err
+	}
+	yaml := filepath.Join(dir, fileYAML)
+	if err := durable.Replace(yaml, text, durable.None); err != nil {
+		return vmdir.Fault(err, "cannot write %s", yaml)
+	}
+	if err := d.removeInstance(h.Spec.UID); err != nil {
+		return err
+	}
+	d.at("instance not made")
+	if err := d.runLimactl(ctx, "create", "--tty=false", "--name="+instanceName(h.Spec.UID), yaml); err != nil {
+		return err
+	}
+	d.at("instance not named")
+	if _, err := os.Stat(filepath.Join(d.instance(h.Spec.UID), limaDiffDisk)); err != nil {
+		return vmdir.Fault(err, "limactl create has made no disk")
+	}
+	if err := durable.Replace(filepath.Join(dir, fileMade), nil, durable.Content); err != nil {
+		return vmdir.Fault(err, "cannot write %s", fileMade)
+	}
+	d.at("instance made")
+	return nil
+}
+
+// removeInstance removes the instance of a sandbox whose VM does not run. All
+// instances in home are those of sandboxes, and the caller has found the sandbox.
+func (d *Driver) removeInstance(uid string) error {
+	if err := os.RemoveAll(d.instance(uid)); err != nil {
+		return vmdir.Fault(err, "cannot remove the instance %s", instanceName(uid))
+	}
+	return nil
+}
+
+// runLimactl runs a command of limactl that starts no VM.
+func (d *Driver) runLimactl(ctx context.Context, args ...string) error {
+	path, err := d.limactl()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, createPatience)
+	defer cancel()
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = d.home(), d.env(), &out, &out, time.Second
+	ended, err := qemuvm.StartUnprivileged(cmd, nil, false)
+	if err == nil {
+		<-ended
+		if cmd.ProcessState.Success() {
+			return nil
+		}
+		err = errors.New(cmd.ProcessState.String())
+	}
+	if ctx.Err() != nil {
+		return agentlab.Errorf(agentlab.CodeUnavailable, "limactl %s: %w", args[0], context.Cause(ctx))
+	}
+	return vmdir.Fault(err, "limactl %s failed (%s)", args[0], lastWords(out.String()))
+}
+
+var messageRE = lazyre.New(`msg="((?:[^"\\]|\\.)*)"`)
+
+// lastWords returns the last message in the output of limactl.
+func lastWords(text string) string {
+	text = strings.TrimSpace(text)
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if m := messageRE.FindStringSubmatch(text); m != nil {
+		text = m[1]
+	}
+	return agentlab.OneLine(text, qemuvm.MaxReason)
+}
