@@ -171,7 +171,7 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},
-		May: and([]string{".", "internal/backend", "internal/config", "internal/fleet", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/config", "internal/egress/gate", "internal/fleet", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
 		Why: "the registry describes a backend and the parameters of its driver; it imports no driver",
 	},
 	{

@@ -12,7 +12,7 @@ import (
 
 // backendWords are words of single backends: their names, their tools, and the
 // settings that only they have.
-var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|proxmox|\bpve\b|\bpvesh\b|\bqm\b|` +
+var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|lima\b|limactl|proxmox|\bpve\b|\bpvesh\b|\bqm\b|` +
 	`cpu_?list|\bballoon|firewall_?group|nic_?model|template_?vmid|\bnetwork\.(bridge|model)\b`)
 
 // backendWordsIn are the files and folders (with a final slash) that may use

@@ -20,7 +20,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/recovery"
-	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
@@ -86,14 +85,8 @@ func command(ctx context.Context, args []string, known registry.List) error {
 		return recovery.Command(ctx, rest, known, os.Stdout)
 	case verb == "image":
 		return imageCommand(ctx, rest, os.Stdout)
-	case verb == "helper" && len(rest) > 0: // only programs that drivers start run it
-		code, err := known.Helper(rest[0], rest[1:])
-		if err == nil && code != 0 {
-			os.Exit(code)
-		}
-		return err
-	case verb == "vmm" && len(rest) == 1: // a VM's supervisor; only drivers start it
-		return supervisor.Run(ctx, rest[0], known.VM, supervisor.Options{})
+	case (verb == "vmm" || verb == "helper") && len(rest) > 0: // only drivers and their programs start them
+		return known.Process(ctx, verb, rest)
 	}
 	return config.Usage(usage)
 }

@@ -99,6 +99,7 @@ type lab struct {
 	testing.TB
 	home, bin string
 	env       []string
+	attr      *syscall.SysProcAttr // of agentlab, and so of the daemon that it starts
 }
 
 // newLab makes a home. When the test ends, the daemon is stopped and nothing
@@ -264,7 +265,7 @@ func (l *lab) runInput(dir string, stdin io.Reader, args ...string) result {
 	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(l.bin, "agentlab"), args...)
-	cmd.Dir, cmd.Env, cmd.Stdin = dir, l.env, stdin
+	cmd.Dir, cmd.Env, cmd.Stdin, cmd.SysProcAttr = dir, l.env, stdin, l.attr
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/agentlab-vm/agentlab/internal/backends"
 	"github.com/agentlab-vm/agentlab/internal/daemon"
@@ -31,9 +32,9 @@ func Main(args []string) int {
 	return daemon.Main(args, append(slices.Clip(backends.All), fakebackend.Backend)...)
 }
 
-// supervise runs the supervisor of the VM in HOME/state/sandboxes/NAME.
+// supervise runs the supervisor of the VM in a directory in HOME/state.
 func supervise(dir string) int {
-	home := filepath.Join(dir, "..", "..", "..")
+	home, _, _ := strings.Cut(dir, "/state/")
 	dropRuleIn(home)
 	o := supervisor.Options{Dialer: fakenet.UnixDialer{Path: filepath.Join(home, Internet)}}
 	if err := supervisor.Run(context.Background(), dir, backends.All.VM, o); err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -61,6 +62,7 @@ type Driver struct {
 	rd   *qemuvm.Initrds
 
 	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
+	bins  sync.Mutex         // held while bin and placeholder are made
 
 	crash func(point string) // called at each crash point; tests set it
 }
@@ -162,6 +164,10 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	}
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
+	}
+	if spec.From != nil {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "Lima's instances cannot be copied from a snapshot").WithField("from").
+			WithHint("use a backend with snapshots: 'agentlab backend list'")
 	}
 	return validNetwork(spec.Network)
 }

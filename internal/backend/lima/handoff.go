@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -33,8 +32,9 @@ const maxHandoff = 1 << 20
 type handoff struct {
 	listener net.Listener
 
-	mu   sync.Mutex
-	conn net.Conn // to the wrapper; it ends when this is closed
+	mu     sync.Mutex
+	conn   net.Conn // to the wrapper; it ends when this is closed
+	closed bool
 }
 
 func listenHandoff(path string) (*handoff, error) {
@@ -50,10 +50,21 @@ func (h *handoff) close() {
 	_ = h.listener.Close()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.closed = true
 	if h.conn != nil {
 		_, _ = io.WriteString(h.conn, "0\n") // its exit code
 		_ = h.conn.Close()
 	}
+}
+
+// lost waits for the end of the wrapper, and reports whether something else than close has
+// ended it.
+func (h *handoff) lost() bool {
+	_ = h.conn.SetReadDeadline(time.Time{})
+	_, _ = h.conn.Read(make([]byte, 1)) // it sends nothing more
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.closed
 }
 
 // await returns when the wrapper of an instance has called. It fails if its command
@@ -93,33 +104,24 @@ func (h *handoff) await(ctx context.Context, ended <-chan struct{}, instance str
 
 // checkArgs returns an error for a command line of limactl that is not one of an
 // instance as limaYAML describes it. Nothing of it is run: a difference means that
-// somebody has changed the instance.
+// the instance was changed.
 func checkArgs(args []string, instance string) error {
 	if i := slices.Index(args, "-name"); i < 0 || i+1 >= len(args) || args[i+1] != "lima-"+instance {
 		return agentlab.Errorf(agentlab.CodeConflict, "limactl has started another instance than %s", instance)
 	}
-	for _, a := range args {
-		for _, bad := range []string{"virtfs", "fsdev", "vhost-user", "9p"} {
-			if strings.HasPrefix(strings.TrimLeft(a, "-"), bad) || strings.Contains(a, "-"+bad) && !strings.Contains(a, "=") {
-				return agentlab.Errorf(agentlab.CodeConflict, "the instance %s has a mount of this host (%s), which no sandbox may have", instance, agentlab.OneLine(a, 80)).
-					WithHint("destroy the sandbox: its lima.yaml was changed")
-			}
-		}
+	i := slices.IndexFunc(args, func(a string) bool {
+		return a == "-virtfs" || a == "-fsdev" || strings.HasPrefix(a, "vhost-user")
+	})
+	if i >= 0 {
+		return agentlab.Errorf(agentlab.CodeConflict, "the instance %s has a mount of this host (%s), which no sandbox may have", instance, agentlab.OneLine(args[i], 80)).
+			WithHint("destroy the sandbox: the lima.yaml of its instance was changed")
 	}
 	return nil
 }
 
-// Helper is the wrapper, which limactl runs in the place of QEMU with QEMU's arguments.
-// It returns the exit code.
-func Helper(args []string) int {
-	if err := wrap(args); err != nil {
-		fmt.Fprintln(os.Stderr, "agentlab: QEMU for Lima:", err)
-		return 1
-	}
-	return 0
-}
-
-func wrap(args []string) error {
+// Helper is the wrapper, which limactl runs in the place of QEMU with QEMU's arguments. It
+// returns when the VM has ended.
+func Helper(args []string) error {
 	qemu, socket := os.Getenv(envQEMU), os.Getenv(envSocket)
 	if qemu == "" || socket == "" {
 		return errors.New("only 'agentlab sandbox start' can start this instance")

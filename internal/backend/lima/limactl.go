@@ -34,7 +34,7 @@ const createPatience = 10 * time.Minute
 // Names in the directory of an instance, which Lima gives them
 // (https://lima-vm.io/docs/dev/internals).
 const (
-	limaBaseDisk = "basedisk" // the disk of the image, raw
+	limaBaseDisk = "basedisk" // a link to the disk of the image, raw
 	limaDiffDisk = "diffdisk" // qcow2, an overlay on it
 	limaMonitor  = "qmp.sock"
 	limaPID      = "qemu.pid"
@@ -47,7 +47,7 @@ func (d *Driver) home() string { return filepath.Join(d.cfg.StateDir, "lima", "h
 
 // instanceName returns the name of a sandbox's instance. A socket in its directory
 // may have a path of 107 bytes, so it is short.
-func instanceName(uid string) string { return uid[:min(16, len(uid))] }
+func instanceName(uid string) string { return uid[max(0, len(uid)-16):] }
 
 func (d *Driver) instance(uid string) string { return filepath.Join(d.home(), instanceName(uid)) }
 
@@ -115,9 +115,11 @@ func (d *Driver) bin() string { return filepath.Join(d.cfg.StateDir, "lima", "bi
 // wrapperQEMU is the wrapper's name, which is the name of QEMU.
 const wrapperQEMU = qemuvm.DefaultQEMU
 
-// makeBin fills bin: the wrapper in the place of QEMU, an SSH client that connects to
+// makeBin makes placeholder and fills bin: the wrapper in the place of QEMU, an SSH client that connects to
 // nothing, and the programs that limactl needs.
 func (d *Driver) makeBin() error {
+	d.bins.Lock()
+	defer d.bins.Unlock()
 	if err := os.MkdirAll(d.bin(), 0o700); err != nil {
 		return vmdir.Fault(err, "cannot create %s", d.bin())
 	}
@@ -129,9 +131,17 @@ func (d *Driver) makeBin() error {
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "ssh-keygen is not installed, and limactl needs it").WithHint("sudo apt install openssh-client")
 	}
+	if err := d.makeKey(keygen); err != nil {
+		return err
+	}
 	var words []string
 	for _, w := range d.cfg.Wrapper {
 		words = append(words, quote(w))
+	}
+	if _, err := os.Stat(d.placeholder()); err != nil {
+		if err := durable.Replace(d.placeholder(), make([]byte, placeholderSize), durable.None); err != nil {
+			return vmdir.Fault(err, "cannot write %s", d.placeholder())
+		}
 	}
 	for name, text := range map[string]string{
 		wrapperQEMU:  "exec " + strings.Join(words, " ") + ` "$@"`,
@@ -148,6 +158,36 @@ func (d *Driver) makeBin() error {
 		if err := errors.Join(os.WriteFile(tmp, []byte(text), 0o700), os.Rename(tmp, path)); err != nil {
 			return vmdir.Fault(err, "cannot write %s", path)
 		}
+	}
+	return nil
+}
+
+// makeKey makes the SSH key that limactl gives to all instances, and that nothing uses.
+// limactl would make it itself, but two of them at the same time fail, and one that is
+// killed leaves a half that all later ones refuse.
+func (d *Driver) makeKey(keygen string) error {
+	config := filepath.Join(d.home(), "_config")
+	key := filepath.Join(config, "user")
+	if _, err := os.Stat(key); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(config, 0o700); err != nil {
+		return vmdir.Fault(err, "cannot create %s", config)
+	}
+	tmp, err := os.MkdirTemp(config, durable.TempPrefix)
+	if err != nil {
+		return vmdir.Fault(err, "cannot create the SSH key of Lima")
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	made := filepath.Join(tmp, "user")
+	out, err := exec.CommandContext(ctx, keygen, "-t", "ed25519", "-q", "-N", "", "-C", "lima", "-f", made).CombinedOutput()
+	if err == nil {
+		err = errors.Join(os.Rename(made+".pub", key+".pub"), os.Rename(made, key)) // limactl looks for the last one
+	}
+	if err != nil {
+		return vmdir.Fault(err, "cannot create the SSH key of Lima (%s)", agentlab.OneLine(string(out), qemuvm.MaxReason))
 	}
 	return nil
 }
@@ -197,8 +237,17 @@ type templateSSH struct {
 	LoadDotSSHPubKeys bool `json:"loadDotSSHPubKeys"`
 }
 
-// limaYAML returns the template of a sandbox's instance.
-func limaYAML(h vmdir.Handle) ([]byte, error) {
+// placeholder is the image of all instances until they have their own: limactl copies
+// an image whole, and writes its holes, too.
+func (d *Driver) placeholder() string {
+	return filepath.Join(d.cfg.StateDir, "lima", "placeholder.img")
+}
+
+// placeholderSize is a size that limactl accepts as that of a raw disk, in bytes.
+const placeholderSize = 1 << 20
+
+// limaYAML returns the template of a sandbox's instance with an image.
+func limaYAML(h vmdir.Handle, image string) ([]byte, error) {
 	size, err := h.DiskSize()
 	if err != nil {
 		return nil, err
@@ -206,7 +255,7 @@ func limaYAML(h vmdir.Handle) ([]byte, error) {
 	return json.MarshalIndent(template{
 		VMType: "qemu", Arch: "x86_64", CPUs: h.Spec.Resources.Cores, Memory: fmt.Sprintf("%dMiB", h.Spec.Resources.MemoryMB),
 		Disk:   fmt.Sprintf("%dB", size),
-		Images: []templateImage{{Location: h.Image.RootDisk, Arch: "x86_64"}},
+		Images: []templateImage{{Location: image, Arch: "x86_64"}},
 		Mounts: []string{}, Plain: true, Video: map[string]string{"display": "none"},
 		Containerd: map[string]bool{"system": false, "user": false},
 		Firmware:   map[string]bool{"legacyBIOS": true}, Resolver: map[string]bool{"enabled": false},
@@ -225,7 +274,7 @@ func (d *Driver) makeInstance(ctx context.Context, dir string, h vmdir.Handle) e
 	if err := d.makeBin(); err != nil {
 		return err
 	}
-	text, err := limaYAML(h)
+	text, err := limaYAML(h, d.placeholder())
 	if err != nil {
 		return err
 	}
@@ -241,8 +290,13 @@ func (d *Driver) makeInstance(ctx context.Context, dir string, h vmdir.Handle) e
 		return err
 	}
 	d.at("instance not named")
-	if _, err := os.Stat(filepath.Join(d.instance(h.Spec.UID), limaDiffDisk)); err != nil {
+	instance := d.instance(h.Spec.UID)
+	if _, err := os.Stat(filepath.Join(instance, limaDiffDisk)); err != nil {
 		return vmdir.Fault(err, "limactl create has made no disk")
+	}
+	base := filepath.Join(instance, limaBaseDisk)
+	if err := errors.Join(os.Remove(base), os.Symlink(h.Image.RootDisk, base)); err != nil {
+		return vmdir.Fault(err, "cannot link the disk of the image")
 	}
 	if err := durable.Replace(filepath.Join(dir, fileMade), nil, durable.Content); err != nil {
 		return vmdir.Fault(err, "cannot write %s", fileMade)

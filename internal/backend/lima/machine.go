@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -51,6 +53,8 @@ type machine struct {
 	cfg   startConfig
 	hooks supervisor.Hooks
 	done  chan struct{}
+
+	pressed atomic.Bool // the supervisor has asked for the power-off
 
 	mu     sync.Mutex
 	handle vmdir.Handle // only its network changes
@@ -94,6 +98,11 @@ func (m *machine) Launch(ctx context.Context) (wires supervisor.Wires, err error
 		return wires, err
 	}
 	go func() {
+		if a.calls.lost() {
+			m.stop("limactl has ended the wrapper")
+		}
+	}()
+	go func() {
 		<-m.Process.Done()
 		a.end(agentPatience)
 		close(m.done)
@@ -114,9 +123,9 @@ func vmArgs(h vmdir.Handle, c startConfig, instance string) []string {
 	)
 	a = append(a, qemuvm.Devices(qemuvm.FDNetwork, qemuvm.FDControl, qemuvm.FDConsole, qemuvm.FDMonitor)...)
 	a = append(a,
-		// The disks of the instance, with their formats: a guest must not choose the
+		// The disks, with their formats: a guest must not choose the
 		// format of its disk by what it writes.
-		"-blockdev", "driver=file,node-name=base-file,read-only=on,filename="+file(limaBaseDisk),
+		"-blockdev", "driver=file,node-name=base-file,read-only=on,filename="+comma(h.Image.RootDisk),
 		"-blockdev", "driver=raw,node-name=base,read-only=on,file=base-file",
 		"-blockdev", "driver=file,node-name=root-file,discard=unmap,filename="+file(limaDiffDisk),
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,backing=base,discard=unmap,detect-zeroes=unmap",
@@ -194,6 +203,18 @@ func (a *agent) end(patience time.Duration) {
 	_ = a.log.Close()
 }
 
+// stop makes the supervisor, which is this process, power the guest off.
+func (m *machine) stop(why string) {
+	m.hooks.Log.Info("the VM is powered off from outside", "why", why)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+}
+
+// PowerButton implements supervisor.VM.
+func (m *machine) PowerButton(ctx context.Context) error {
+	m.pressed.Store(true)
+	return m.Process.PowerButton(ctx)
+}
+
 // Ready implements supervisor.VM.
 func (m *machine) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, qmpPatience, errors.New("QEMU did not become ready"))
@@ -245,5 +266,9 @@ func (m *machine) onEvent(e qemuvm.QMPEvent) {
 		}
 	case "RESUME":
 		m.hooks.Paused("")
+	case "POWERDOWN":
+		if !m.pressed.Load() {
+			m.stop("limactl stop")
+		}
 	}
 }

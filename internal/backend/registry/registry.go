@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -27,9 +28,8 @@ type Backend struct {
 	Open    func(Env) (Opened, error)
 	VM      supervisor.Kind // opens a supervised VM of its driver; nil means that it has none
 	// Helper is a program that other programs start for the driver ("agentlabd helper
-	// NAME"). It gets their arguments and returns the exit code; nil means that there is
-	// none.
-	Helper func(args []string) int
+	// NAME"), with their arguments; nil means that there is none.
+	Helper func(args []string) error
 }
 
 // Env has the parameters for opening a driver.
@@ -114,16 +114,20 @@ func (l List) VM(name string) (supervisor.Kind, error) {
 	return b.VM, err
 }
 
-// Helper runs the helper of a backend, and returns the exit code.
-func (l List) Helper(name string, args []string) (int, error) {
-	b, err := l.named(name)
+// Process runs a process of a driver: "vmm" and the directory of a VM is its supervisor,
+// "helper" and the name of a backend is its helper.
+func (l List) Process(ctx context.Context, verb string, args []string) error {
+	if verb == "vmm" {
+		return supervisor.Run(ctx, args[0], l.VM, supervisor.Options{})
+	}
+	b, err := l.named(args[0])
 	if err == nil && b.Helper == nil {
-		err = agentlab.Errorf(agentlab.CodeUnsupported, "the backend %q has no helper", name)
+		err = agentlab.Errorf(agentlab.CodeUnsupported, "the backend %q has no helper", args[0])
 	}
 	if err != nil {
-		return 1, err
+		return err
 	}
-	return b.Helper(args), nil
+	return b.Helper(args[1:])
 }
 
 func (l List) named(name string) (Backend, error) {
