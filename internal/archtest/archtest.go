@@ -89,7 +89,7 @@ func driverLayers() []Layer {
 	return out
 }
 
-// Layers lists all layers of the module. Each package is in at most one layer.
+// Layers lists all layers of the module. A package is in the first layer that lists it.
 var Layers = append(driverLayers(), []Layer{
 	{
 		Name: "domain", Packages: []string{"."},
@@ -198,7 +198,7 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
 	{
-		Name: "registry cache", Packages: []string{"internal/regcache"},
+		Name: "registry cache", Packages: []string{"internal/guestplane/regcache"},
 		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate", "internal/guestplane"}, leaves),
 		Why: "the registry cache decides by policies and knows no service, driver or store",
 	},
@@ -209,7 +209,7 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
-		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/fleet", "internal/hostnet", "internal/image", "internal/profile", "internal/regcache", "internal/secret"}, serviceNames, leaves),
+		May: and([]string{".", "api", "guestapi", "internal/auth", "internal/backend", "internal/egress", "internal/fleet", "internal/hostnet", "internal/image", "internal/guestplane/regcache", "internal/profile", "internal/secret"}, serviceNames, leaves),
 		Why: "the server authenticates, decodes, calls one service and encodes; it imports neither the store nor a driver",
 	},
 	{
@@ -230,7 +230,7 @@ var Layers = append(driverLayers(), []Layer{
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config", "internal/fleet",
 			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestplane/...", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
-			"internal/recovery", "internal/regcache", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
+			"internal/recovery", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon connects all packages; user interfaces and guests are other programs",
 	},

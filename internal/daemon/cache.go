@@ -6,8 +6,8 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/internal/profile"
-	"github.com/agentlab-vm/agentlab/internal/regcache"
 )
 
 // openCache opens the registry cache, if it is enabled.

@@ -18,7 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/regcache"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 

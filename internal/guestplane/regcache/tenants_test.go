@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
-	"github.com/agentlab-vm/agentlab/internal/regcache"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
