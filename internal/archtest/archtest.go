@@ -198,9 +198,14 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "a service declares the small interfaces that it needs: it imports no driver, no store and no server",
 	},
 	{
+		Name: "outside", Packages: []string{"internal/guestplane/outside"},
+		May: and([]string{".", "internal/egress", "internal/egress/gate"}, leaves),
+		Why: "only this package decides by policies and connects on behalf of guests, for any service",
+	},
+	{
 		Name: "registry cache", Packages: []string{"internal/guestplane/regcache"},
-		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate", "internal/guestplane"}, leaves),
-		Why: "the registry cache decides by policies and knows no service, driver or store",
+		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/guestplane", "internal/guestplane/outside"}, leaves),
+		Why: "the registry cache connects through outside and knows no service, driver or store",
 	},
 	{
 		Name: "guestplane", Packages: []string{"internal/guestplane/..."},

@@ -6,27 +6,24 @@
 // upstream, whether or not the object is stored, and is recorded in its egress log
 // like a connection.
 //
-// The cache downloads objects itself, and shares one download among all guests
-// that want the same object. A guest sends nothing that is stored: it names an
-// object of a configured upstream. Objects with a known digest are verified before
-// the last byte is sent. An object is stored in one file, which gets its name when
-// it is complete.
+// The cache stores what never changes: objects with a digest, and URLs whose content
+// stays the same (see rules). It downloads them itself, and shares one download among
+// all guests that want the same object. Everything else is passed on. A guest sends
+// nothing that is stored: it names an object of a configured upstream. Contents with a
+// known digest are verified before the last byte is sent. An object is stored in one
+// file, which gets its name when it is complete.
 package regcache
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
-	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
 
@@ -54,18 +51,6 @@ const (
 	ResultError  = "error"  // the upstream failed, or does not have the object
 )
 
-// Outside resolves the names of upstreams and connects to them; *gate.Outside
-// implements it.
-type Outside interface {
-	Lookup(ctx context.Context, name string, private bool) ([]netip.Addr, error)
-	Dial(ctx context.Context, to netip.AddrPort, private bool) (net.Conn, error)
-}
-
-// Sandboxes returns the sandbox with a VMID; *store.Store implements it.
-type Sandboxes interface {
-	Sandbox(ctx context.Context, vmid int) (agentlab.Sandbox, error)
-}
-
 // Profiles returns a profile, or an error with the reason why it cannot be used.
 type Profiles interface {
 	Use(name string) (agentlab.Profile, error)
@@ -80,11 +65,6 @@ type Metrics interface {
 	CacheBytes(fetched bool, n int64)
 }
 
-// Audit appends a request of a guest to the egress log of its sandbox.
-type Audit interface {
-	RecordEgress(ctx context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error
-}
-
 // Config is the configuration of a Service.
 type Config struct {
 	Dir       string // it belongs to the cache alone
@@ -93,13 +73,9 @@ type Config struct {
 	Base      string // URL of the controller for guests, without a path
 	Upstreams Upstreams
 
-	Outside   Outside
-	Sandboxes Sandboxes
-	Profiles  Profiles
-	Audit     Audit
-	Metrics   Metrics // nil means none
-	// Certificates are trusted in addition to those of the system, each as PEM.
-	Certificates []string
+	Outside  *outside.Outside
+	Profiles Profiles
+	Metrics  Metrics
 
 	Limits Limits
 	Logger *slog.Logger // nil means none
@@ -109,56 +85,33 @@ type Config struct {
 type Limits struct {
 	Requests int           // of one sandbox at a time; more wait; default 32
 	Fetches  int           // downloads at a time; more wait; default 64
-	Fresh    time.Duration // how long an index is served without asking the upstream; default 1 min
-	Stall    time.Duration // longest time without a byte from an upstream or to a guest; default 1 min
+	Stall    time.Duration // longest time without a byte to a guest; default 1 min
 	Object   int64         // maximum size of a stored object; default half of MaxBytes, at most 8 GiB
-	Index    int64         // maximum size of a stored index; default 128 MiB
-	Whole    int64         // maximum size of an index that is rewritten, or of a manifest of Docker; default 32 MiB
+	Index    int64         // maximum size of an index that is searched for a digest; default 128 MiB
+	Whole    int64         // maximum size of an index that is rewritten; default 32 MiB
 }
 
 func (l Limits) withDefaults(maxBytes int64) Limits {
-	if l.Requests <= 0 {
-		l.Requests = 32
+	return Limits{
+		Requests: cmp.Or(l.Requests, 32), Fetches: cmp.Or(l.Fetches, 64), Stall: cmp.Or(l.Stall, time.Minute),
+		Object: cmp.Or(l.Object, min(maxBytes/2, 8<<30)), Index: cmp.Or(l.Index, 128<<20), Whole: cmp.Or(l.Whole, 32<<20),
 	}
-	if l.Fetches <= 0 {
-		l.Fetches = 64
-	}
-	if l.Fresh <= 0 {
-		l.Fresh = time.Minute
-	}
-	if l.Stall <= 0 {
-		l.Stall = time.Minute
-	}
-	if l.Object <= 0 {
-		l.Object = min(maxBytes/2, 8<<30)
-	}
-	if l.Index <= 0 {
-		l.Index = 128 << 20
-	}
-	if l.Whole <= 0 {
-		l.Whole = 32 << 20
-	}
-	return l
 }
 
 // Service is the cache. Its methods may be called from any goroutine. A nil Service
 // is a cache that is off.
 type Service struct {
-	cfg    Config
-	log    *slog.Logger
-	store  *store
-	public *http.Transport
-	// private has the connections to private addresses.
-	private *http.Transport
-	slots   chan struct{} // of downloads
-	tokens  tokens
-
-	rewrites chan struct{} // of indexes that are rewritten or searched
-	changes  atomic.Int64  // calls of SandboxChanged
+	cfg      Config
+	log      *slog.Logger
+	store    *store
+	slots    chan struct{} // of downloads
+	rewrites chan struct{} // of indexes that are rewritten
+	tokens   tokens
+	running  sync.WaitGroup // downloads
 
 	mu      sync.Mutex
-	guests  map[int]*guest
 	flights map[string]*flight
+	opted   map[string]optOut // by profile
 }
 
 // New opens the directory of the cache, and removes what a killed process left.
@@ -167,51 +120,54 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = noMetrics{}
-	}
 	st, err := openStore(cfg.Dir, cfg.MaxBytes, hostspace.New(cfg.Dir, cfg.MinFree, nil, nil))
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the directory of the registry cache: %w", err).WithField("cache.dir").WithHint("%s", cmp.Or(agentlab.HintOf(err), "check the directory and its permissions"))
 	}
-	s := &Service{
-		cfg: cfg, log: cfg.Logger, store: st,
-		slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
-		guests: map[int]*guest{}, flights: map[string]*flight{}, tokens: tokens{known: map[string]token{}},
-	}
-	s.public, s.private = s.transport(), s.transport()
-	return s, nil
+	return &Service{
+		cfg: cfg, log: cfg.Logger, store: st, slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
+		flights: map[string]*flight{}, opted: map[string]optOut{}, tokens: tokens{known: map[string]token{}},
+	}, nil
 }
 
-// How many contents are in memory at the same time, to be rewritten or searched, and
-// for one guest.
-const (
-	maxRewrites = 4
-	maxWholes   = 2
-)
-
-type noMetrics struct{}
-
-func (noMetrics) CacheRequest(string)    {}
-func (noMetrics) CacheBytes(bool, int64) {}
+// How many indexes of Python are in memory: of one guest, and while they are rewritten.
+const maxIndexes, maxRewrites = 2, 4
 
 // Close ends all downloads. Requests must have ended.
 func (s *Service) Close() error {
 	s.mu.Lock()
-	guests, flights := s.guests, s.flights
-	s.guests, s.flights = map[int]*guest{}, map[string]*flight{}
-	s.mu.Unlock()
-	for _, f := range flights {
+	for _, f := range s.flights {
 		f.cancel()
 	}
-	for _, g := range guests {
-		g.close()
+	s.mu.Unlock()
+	s.running.Wait()
+	return nil
+}
+
+// profileAge is how long the opt-out of a profile is used.
+const profileAge = 5 * time.Second
+
+type optOut struct {
+	out   bool
+	asked time.Time
+}
+
+// optedOut returns an error if a profile does not use the cache.
+func (s *Service) optedOut(profile string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.opted[profile]
+	if now := time.Now(); now.Sub(have.asked) > profileAge {
+		p, err := s.cfg.Profiles.Use(profile)
+		if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound { // a profile may be removed while its sandboxes run
+			return err
+		}
+		have = optOut{p.NoCache, now}
+		s.opted[profile] = have
 	}
-	for _, f := range flights {
-		<-f.ended
+	if have.out {
+		return errOptOut
 	}
-	s.public.CloseIdleConnections()
-	s.private.CloseIdleConnections()
 	return nil
 }
 
@@ -258,5 +214,5 @@ func (s *Service) Clear(kind Kind) (Usage, error) {
 	if s == nil {
 		return Usage{}, agentlab.Errorf(agentlab.CodeUnsupported, "the registry cache is off").WithHint("set cache.enabled: true in config.yaml, and restart the daemon")
 	}
-	return s.store.clear(kind)
+	return s.store.clear(cmp.Or(kind, "*"))
 }

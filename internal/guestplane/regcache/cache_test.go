@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/test/fakenet"
 	"github.com/agentlab-vm/agentlab/test/guard"
@@ -40,6 +41,7 @@ type world struct {
 	net   *fakenet.Net
 	ca    *fakenet.CA
 	cfg   regcache.Config
+	out   outside.Config
 	cache *regcache.Service
 	base  map[int]string // URLs of the cache, by sandbox
 
@@ -78,12 +80,15 @@ func newWorld(t testing.TB, change ...func(*regcache.Config)) *world {
 			Go: parse("https://registry.test/go"), Apt: []*url.URL{parse("http://mirror.test")},
 			Docker: parse("https://registry.test"), DockerAuth: parse("https://auth.test"),
 		},
-		Outside: gate.OutsideThrough(w.net), Sandboxes: w, Profiles: w, Audit: w, Metrics: w,
-		Certificates: []string{string(w.ca.PEM())},
+		Profiles: w, Metrics: w,
 	}
+	w.out = outside.Config{Network: gate.OutsideThrough(w.net), Sandboxes: w, Audit: w, Certificates: []string{string(w.ca.PEM())}}
 	for _, fn := range change {
 		fn(&w.cfg)
 	}
+	w.out.Stall = w.cfg.Limits.Stall
+	w.cfg.Outside = outside.New(w.out)
+	t.Cleanup(func() { _ = w.cfg.Outside.Close() })
 	w.start()
 	t.Cleanup(func() { _ = w.cache.Close() })
 	for vmid := range w.rows {
@@ -118,7 +123,7 @@ func parse(text string) *url.URL {
 	return u
 }
 
-// Sandbox implements regcache.Sandboxes.
+// Sandbox implements outside.Sandboxes.
 func (w *world) Sandbox(_ context.Context, vmid int) (agentlab.Sandbox, error) {
 	w.mu.Lock()
 	sb, ok := w.rows[vmid]
@@ -138,7 +143,7 @@ func (w *world) Use(name string) (agentlab.Profile, error) {
 	return agentlab.Profile{Name: name, NoCache: name == "no-cache"}, nil
 }
 
-// RecordEgress implements Audit.
+// RecordEgress implements outside.Audit.
 func (w *world) RecordEgress(_ context.Context, sb agentlab.Sandbox, r agentlab.EgressRecord) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,10 +294,10 @@ func TestOneDownloadForAll(t *testing.T) {
 	}
 }
 
-// npm's tarballs are verified with what the index says, an index is revalidated,
-// and the root path that npm uses works.
+// npm's tarballs are verified with what the index says, an index is passed on, and the
+// root path that npm uses works.
 func TestNPM(t *testing.T) {
-	w := newWorld(t, func(c *regcache.Config) { c.Limits.Fresh = time.Nanosecond })
+	w := newWorld(t)
 	content := "the tarball"
 	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
 		switch r.URL.EscapedPath() {

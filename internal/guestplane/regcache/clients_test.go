@@ -73,10 +73,8 @@ func TestGoCommand(t *testing.T) {
 			t.Errorf("%s", out)
 		}
 	}
-	for _, name := range []string{"v1.0.0.zip", "list"} {
-		if n := w.times("registry.test " + at + name); n != 1 {
-			t.Errorf("%s was downloaded %d times", name, n)
-		}
+	if n := w.times("registry.test " + at + "v1.0.0.zip"); n != 1 {
+		t.Errorf("the module was downloaded %d times", n)
 	}
 }
 
@@ -106,9 +104,7 @@ func TestNPMCommand(t *testing.T) {
 			t.Errorf("package-lock.json: %v\n%s", err, lock)
 		}
 	}
-	for _, path := range []string{"/left", "/left/-/left-1.0.0.tgz"} {
-		if n := w.times("registry.test " + path); n != 1 {
-			t.Errorf("%s was downloaded %d times", path, n)
-		}
+	if n := w.times("registry.test /left/-/left-1.0.0.tgz"); n != 1 {
+		t.Errorf("the package was downloaded %d times", n)
 	}
 }

@@ -8,11 +8,9 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,31 +25,22 @@ type meta struct {
 	ContentType string    `json:"content_type,omitempty"`
 	ETag        string    `json:"etag,omitempty"`
 	Modified    time.Time `json:"modified,omitzero"`
-	Digest      string    `json:"digest,omitempty"` // sha256:HEX of the content of an index of Docker
 }
 
 // maxMeta is the maximum length of the line of a meta, in bytes.
 const maxMeta = 16 << 10
 
-// store has the objects on disk, each in the file objects/KIND/XX/ID. A file in tmp
-// is being written; it is not an object.
+// store has the objects on disk, each in the file objects/KIND/XX/ID. The time of
+// modification of a file is its last use. A file in tmp is being written; it is not an
+// object.
 type store struct {
 	dir   string
 	max   int64
 	space *hostspace.Guard
 
-	mu      sync.Mutex
-	entries map[string]*entry // by kind/id
-	total   int64
-	epoch   int // changes when objects are cleared
-}
-
-// entry is a stored object.
-type entry struct {
-	kind    Kind
-	size    int64     // of the file
-	used    time.Time // last use
-	checked time.Time // when the upstream was last asked; the file's time of modification
+	mu    sync.Mutex
+	total int64 // of the sizes of all files
+	epoch int   // changes when objects are cleared
 }
 
 // object is an open object.
@@ -60,8 +49,6 @@ type object struct {
 	meta meta
 	off  int64 // of the content in the file
 	size int64 // of the content
-
-	checked time.Time
 }
 
 // id returns the name of the object with a key.
@@ -95,99 +82,76 @@ func claim(dir string) error {
 	return os.WriteFile(filepath.Join(dir, tagFile), []byte(tagText), 0o600)
 }
 
-// openStore reads the names and sizes of all objects, and removes incomplete ones.
+// openStore reads the sizes of all objects, and removes incomplete ones.
 func openStore(dir string, most int64, space *hostspace.Guard) (*store, error) {
-	st := &store{dir: dir, max: most, space: space, entries: map[string]*entry{}}
+	st := &store{dir: dir, max: most, space: space}
 	if err := claim(dir); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(os.RemoveAll(st.tmp()), os.MkdirAll(st.tmp(), 0o700)); err != nil {
 		return nil, err
 	}
-	for _, kind := range Kinds {
-		base := filepath.Join(dir, "objects", string(kind))
-		err := filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.Type().IsRegular() {
-				return err
-			}
-			info, err := d.Info()
-			if err != nil {
-				return err
-			}
-			if len(d.Name()) != 2*sha256.Size {
-				return os.Remove(path) //nolint:gosec // the directory belongs to the cache alone
-			}
-			st.entries[string(kind)+"/"+d.Name()] = &entry{kind, info.Size(), info.ModTime(), info.ModTime()}
-			st.total += info.Size()
-			return nil
-		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
 	st.evict()
 	return st, nil
 }
 
-// open returns an object, nil if it is not stored. An invalid file is removed.
-func (st *store) open(kind Kind, key string) *object {
-	name := id(key)
-	full := string(kind) + "/" + name
-	for {
-		st.mu.Lock()
-		e := st.entries[full]
-		if e == nil {
-			st.mu.Unlock()
-			return nil
-		}
-		e.used = time.Now()
-		size, checked := e.size, e.checked
-		st.mu.Unlock()
-		o, err := readObject(st.path(kind, name), size)
-		if err == nil {
-			o.checked = checked
-			return o
-		}
-		st.mu.Lock()
-		if st.entries[full] == e { // otherwise the file is that of a newer object
-			_ = st.removeLocked(full) // it is invalid also if it stays
-			e = nil
-		}
-		st.mu.Unlock()
-		if e == nil {
-			return nil
-		}
-	}
+// file is the file of an object.
+type file struct {
+	path string
+	size int64
+	used time.Time
 }
 
-func readObject(path string, size int64) (*object, error) {
+// files returns the files of all objects of a kind, "*" means all. It removes others.
+func (st *store) files(kind Kind) (all []file) {
+	names, _ := fs.Glob(os.DirFS(st.dir), "objects/"+string(kind)+"/*/*") // the pattern is valid
+	for _, name := range names {
+		path := filepath.Join(st.dir, name)
+		info, err := os.Lstat(path)
+		switch {
+		case err != nil: // it was removed
+		case len(info.Name()) != 2*sha256.Size:
+			_ = os.Remove(path)
+		default:
+			all = append(all, file{path, info.Size(), info.ModTime()})
+		}
+	}
+	return all
+}
+
+// open returns an object, nil if it is not stored. An invalid file is removed.
+func (st *store) open(kind Kind, key string) *object {
+	path := st.path(kind, id(key))
+	o, err := readObject(path)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			_ = os.Remove(path)
+		}
+		return nil
+	}
+	now := time.Now()
+	_ = os.Chtimes(path, now, now)
+	return o
+}
+
+func readObject(path string) (*object, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	o := &object{file: f}
-	info, err := f.Stat()
-	if err == nil && info.Size() != size {
-		err = io.ErrUnexpectedEOF
-	}
+	line, err := bufio.NewReaderSize(io.NewSectionReader(f, 0, maxMeta), maxMeta).ReadSlice('\n')
 	if err == nil {
-		err = o.readMeta()
+		err = json.Unmarshal(line, &o.meta)
 	}
-	if err != nil {
+	info, serr := f.Stat()
+	if err = errors.Join(err, serr); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	o.size = size - o.off
-	return o, nil
-}
-
-func (o *object) readMeta() error {
-	line, err := bufio.NewReaderSize(io.NewSectionReader(o.file, 0, maxMeta), maxMeta).ReadSlice('\n')
-	if err != nil {
-		return err
-	}
 	o.off = int64(len(line))
-	return json.Unmarshal(line, &o.meta)
+	o.size = info.Size() - o.off
+	return o, nil
 }
 
 func (o *object) content() *io.SectionReader { return io.NewSectionReader(o.file, o.off, o.size) }
@@ -197,6 +161,7 @@ func (o *object) close() { _ = o.file.Close() }
 // draft is an object that is being written.
 type draft struct {
 	st    *store
+	meta  meta
 	file  *os.File
 	off   int64
 	size  int64 // of the content so far
@@ -219,7 +184,7 @@ func (st *store) create(m meta) (*draft, error) {
 	st.mu.Lock()
 	epoch := st.epoch
 	st.mu.Unlock()
-	d := &draft{st: st, file: f, off: int64(len(line) + 1), epoch: epoch}
+	d := &draft{st: st, meta: m, file: f, off: int64(len(line) + 1), epoch: epoch}
 	if _, err := f.Write(append(line, '\n')); err != nil {
 		_ = f.Close()
 		d.drop()
@@ -232,107 +197,75 @@ func (st *store) create(m meta) (*draft, error) {
 func (d *draft) drop() { _ = os.Remove(d.file.Name()) }
 
 // keep makes the draft the object of a key.
-func (d *draft) keep(kind Kind, key string) error {
-	name := id(key)
-	path := d.st.path(kind, name)
-	err := d.file.Sync()
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(path), 0o700)
-	}
-	if err != nil {
-		d.drop()
+func (d *draft) keep(kind Kind, key string) (err error) {
+	defer func() {
+		if err != nil {
+			d.drop()
+		}
+	}()
+	path := d.st.path(kind, id(key))
+	if err := errors.Join(d.file.Sync(), os.MkdirAll(filepath.Dir(path), 0o700)); err != nil {
 		return err
 	}
 	d.st.mu.Lock()
 	defer d.st.mu.Unlock()
-	if d.epoch != d.st.epoch { // the cache was cleared since the download began
-		d.drop()
-		return nil
+	if d.epoch != d.st.epoch {
+		return errors.New("the cache was cleared since the download began")
 	}
 	if err := os.Rename(d.file.Name(), path); err != nil {
-		d.drop()
 		return err
 	}
-	full := string(kind) + "/" + name
-	if old := d.st.entries[full]; old != nil {
-		d.st.total -= old.size
+	if d.st.total += d.off + d.size; d.st.total > d.st.max {
+		d.st.evict()
 	}
-	now := time.Now()
-	d.st.entries[full] = &entry{kind, d.off + d.size, now, now}
-	d.st.total += d.off + d.size
-	d.st.evict()
 	return nil
 }
 
-// evict removes the objects that were used least recently until the rest fits.
-// The caller holds the lock, or is alone.
+// evict reads the sizes of all files, and removes those that were used least recently
+// until the rest fits. The caller holds the lock, or is alone.
 func (st *store) evict() {
+	all := st.files("*")
+	st.total = 0
+	for _, f := range all {
+		st.total += f.size
+	}
 	if st.total <= st.max {
 		return
 	}
-	byUse := func(a, b string) int { return st.entries[a].used.Compare(st.entries[b].used) }
-	for _, name := range slices.SortedFunc(maps.Keys(st.entries), byUse) {
+	slices.SortFunc(all, func(a, b file) int { return a.used.Compare(b.used) })
+	for _, f := range all {
 		if st.total <= st.max-st.max/20 { // a little more, so that it is rarely done
 			return
 		}
-		_ = st.removeLocked(name)
-	}
-}
-
-func (st *store) removeLocked(full string) error {
-	e := st.entries[full]
-	if e == nil {
-		return nil
-	}
-	err := os.Remove(st.path(e.kind, strings.TrimPrefix(full, string(e.kind)+"/")))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	st.total -= e.size
-	delete(st.entries, full)
-	return nil
-}
-
-// touch records that the upstream has confirmed an object.
-func (st *store) touch(kind Kind, key string) {
-	name := id(key)
-	now := time.Now()
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if e := st.entries[string(kind)+"/"+name]; e != nil {
-		e.checked, e.used = now, now
-		_ = os.Chtimes(st.path(kind, name), now, now) // otherwise it is checked again after a restart
+		if os.Remove(f.path) == nil {
+			st.total -= f.size
+		}
 	}
 }
 
 func (st *store) usage(kind Kind) Usage {
-	st.mu.Lock()
-	defer st.mu.Unlock()
 	u := Usage{Kind: kind}
-	for _, e := range st.entries {
-		if e.kind == kind {
-			u.Objects++
-			u.Bytes += e.size
-		}
+	for _, f := range st.files(kind) {
+		u.Objects++
+		u.Bytes += f.size
 	}
 	return u
 }
 
+// clear removes the objects of a kind, "*" means all.
 func (st *store) clear(kind Kind) (Usage, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.epoch++
 	gone := Usage{Kind: kind}
-	for name, e := range st.entries {
-		if kind != "" && e.kind != kind {
-			continue
-		}
-		if err := st.removeLocked(name); err != nil {
+	for _, f := range st.files(kind) {
+		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return gone, agentlab.Errorf(agentlab.CodeUnavailable, "an object of the registry cache cannot be removed: %w", err).
 				WithHint("check the permissions of %s", st.dir)
 		}
 		gone.Objects++
-		gone.Bytes += e.size
+		gone.Bytes += f.size
+		st.total -= f.size
 	}
 	return gone, nil
 }

@@ -75,7 +75,7 @@ func TestClearFails(t *testing.T) {
 	if err := errors.Join(os.Remove(file), os.MkdirAll(filepath.Join(file, "other"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := st.clear(""); gone.Objects != 0 || agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
+	if gone, err := st.clear("*"); gone.Objects != 0 || agentlab.CodeOf(err) != agentlab.CodeUnavailable || agentlab.HintOf(err) == "" {
 		t.Errorf("%+v, %v", gone, err)
 	}
 }

@@ -5,237 +5,180 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
+
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 )
 
-// flight is one download. Guests that want the same object share it: they read
-// from its file while it is written. The last byte is held back until the object
-// is complete and verified.
+// flight is one download of an object that will be stored. Guests that want the same
+// object share it: they read from its file while it is written.
 type flight struct {
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when the download has ended
-	begun  chan struct{} // closed when the answer is known, or after a failure
-
-	// Set before begun is closed.
-	status int // of the upstream; 200, or what is passed on; 304: the stored object is valid
-	meta   meta
-	size   int64 // -1: not known
-	body   []byte
-	failed error // before the answer
+	most   int64 // maximum size of the content
 
 	mu      sync.Mutex
-	draft   *draft // nil if it is not stored
+	changed chan struct{} // closed at the next change
+	readers int           // -1: the last one has left
+	draft   *draft        // nil until the answer is known
+	size    int64         // of the content; -1: not known
 	written int64
-	rest    io.Reader // what follows written, if it cannot be written; for one reader
-	done    bool
-	err     error // why it is not complete
-	changed chan struct{}
-	readers int
+	ended   bool
+	err     error // why it is not complete, if it has ended
 }
 
-func newFlight(cancel context.CancelFunc) *flight {
-	return &flight{cancel: cancel, ended: make(chan struct{}), begun: make(chan struct{}), changed: make(chan struct{})}
+// errDirect is the error of a download that cannot be stored or shared. Each guest
+// continues it with a download of its own.
+var errDirect = errors.New("the object cannot be stored")
+
+// fly joins the download of an object, or starts one for a guest. The caller must leave
+// it.
+func (s *Service) fly(g *outside.Guest, t *target) (f *flight, joined bool) {
+	full := string(t.kind) + "/" + t.name() + " " + t.url.String() + " " + t.digest.String()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f = s.flights[full]; f != nil && f.join() {
+		return f, true
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	f = &flight{cancel: cancel, most: s.cfg.Limits.Object, changed: make(chan struct{}), readers: 1}
+	s.flights[full] = f
+	s.running.Go(func() {
+		defer cancel()
+		err := s.download(ctx, g, t, f)
+		if err != nil && !errors.Is(err, errDirect) && ctx.Err() == nil {
+			s.log.Warn("a download of the registry cache failed", "kind", t.kind, "url", t.url.String(), "err", err)
+		}
+		s.mu.Lock()
+		if s.flights[full] == f {
+			delete(s.flights, full)
+		}
+		s.mu.Unlock()
+		f.update(func() { f.ended, f.err = true, err })
+	})
+	return f, false
 }
 
-// join adds a reader. It returns false if the last one has left, or if only one can have
-// the rest of the content.
+// join adds a reader. It returns false if the last one has left.
 func (f *flight) join() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.readers < 0 || f.rest != nil {
-		return false
+	if f.readers > 0 {
+		f.readers++
 	}
-	f.readers++
-	return true
+	return f.readers > 0
 }
 
 // leave removes a reader. Without readers the download is cancelled.
 func (f *flight) leave() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.readers--; f.readers == 0 {
-		f.readers = -1
-		f.cancel()
-		f.release()
-	}
+	f.update(func() {
+		if f.readers--; f.readers == 0 {
+			f.readers = -1
+			f.cancel()
+		}
+	})
 }
 
-// over records that the download has ended.
-func (f *flight) over() {
-	close(f.ended)
+// update changes the state. It closes the file if neither the download nor a reader
+// uses it.
+func (f *flight) update(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.release()
-}
-
-// release closes the file if neither the download nor a reader uses it.
-func (f *flight) release() {
-	select {
-	case <-f.ended:
-	default:
-		return
-	}
-	if f.readers < 0 && f.draft != nil {
+	change()
+	close(f.changed)
+	f.changed = make(chan struct{})
+	if f.ended && f.readers < 0 && f.draft != nil {
 		_ = f.draft.file.Close()
 	}
 }
 
-func (f *flight) update(fn func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	fn()
-	close(f.changed)
-	f.changed = make(chan struct{})
-}
-
-// errTaken is the error of a reader of a download that cannot be stored and that
-// another guest reads.
-var errTaken = errors.New("the download cannot be shared, because it cannot be stored")
-
-// reader reads the content of a flight from its beginning.
-type reader struct {
-	f   *flight
-	ctx context.Context
-	pos int64
-	own io.Reader // the rest, for this reader only
-}
-
-// Read implements io.Reader.
-func (r *reader) Read(p []byte) (int, error) {
+// wait waits until ready, which is called with the lock, returns true. It returns the
+// error of the download.
+func (f *flight) wait(ctx context.Context, ready func() bool) error {
 	for {
-		if r.own != nil {
-			return r.own.Read(p)
-		}
-		f := r.f
 		f.mu.Lock()
-		visible, d, changed := f.written, f.draft, f.changed
-		if !f.done && f.rest == nil {
-			visible-- // the last byte is held back
-		}
-		switch {
-		case f.err != nil:
-			err := f.err
-			f.mu.Unlock()
-			return 0, err
-		case r.pos < visible:
-			f.mu.Unlock()
-			n, err := d.file.ReadAt(p[:min(int64(len(p)), visible-r.pos)], d.off+r.pos)
-			r.pos += int64(n)
-			if n > 0 {
-				err = nil
-			}
-			return n, err
-		case f.done:
-			f.mu.Unlock()
-			return 0, io.EOF
-		case f.rest != nil:
-			r.own, f.rest = f.rest, eofReader{}
-			f.mu.Unlock()
-			continue
-		}
+		ok, err, changed := ready(), f.err, f.changed
 		f.mu.Unlock()
+		if ok || err != nil {
+			return err
+		}
 		select {
 		case <-changed:
-		case <-r.ctx.Done():
-			return 0, context.Cause(r.ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-// eofReader is the rest that another reader has taken.
-type eofReader struct{}
-
-// Read implements io.Reader.
-func (eofReader) Read([]byte) (int, error) { return 0, errTaken }
-
-// receive copies the body of an answer to the draft, and verifies it. most is the
-// maximum size of a stored object.
-func (f *flight) receive(ctx context.Context, body io.Reader, want digest, most int64, count func(int64)) error {
-	sum := want.hash()
-	buf := make([]byte, 64<<10)
+// send sends a download to a guest whose policy allows all servers that it came from.
+func (f *flight) send(ctx context.Context, g *outside.Guest, t *target, w *writer) error {
+	if err := f.wait(ctx, func() bool { return f.draft != nil }); err != nil {
+		return err
+	}
+	if err := permitVia(ctx, g, t, f.draft.meta.Via); err != nil {
+		return err
+	}
+	w.describe(t, f.draft.meta)
+	if f.size >= 0 {
+		w.Header().Set("Content-Length", strconv.FormatInt(f.size, 10))
+	}
 	for {
-		n, err := body.Read(buf)
-		if n > 0 {
-			count(int64(n))
-			_, _ = sum.Write(buf[:n])
-			if werr := f.write(buf[:n], most); werr != nil {
-				return f.handOver(ctx, buf[:n], body, func(p []byte, end bool) error {
-					count(int64(len(p)))
-					_, _ = sum.Write(p)
-					if end {
-						return want.verify(sum)
-					}
-					return nil
-				})
-			}
+		var more int64
+		err := f.wait(ctx, func() bool {
+			more = f.written - w.sent
+			return more > 0 || f.ended
+		})
+		if err == nil && more > 0 {
+			_, err = io.Copy(struct{ io.Writer }{w}, io.NewSectionReader(f.draft.file, f.draft.off+w.sent, more))
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF):
-			if f.size >= 0 && f.size != f.written {
-				return io.ErrUnexpectedEOF
-			}
-			return want.verify(sum)
-		default:
+		if err != nil || more == 0 {
 			return err
 		}
 	}
 }
 
-func (f *flight) write(p []byte, most int64) error {
-	if f.draft == nil || f.written+int64(len(p)) > most {
-		return errTaken
+// download performs a flight.
+func (s *Service) download(ctx context.Context, g *outside.Guest, t *target, f *flight) error {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	if err := f.draft.st.space.Keep(); err != nil {
+	resp, via, err := s.fetch(ctx, g, t, http.MethodGet, http.Header{"Accept-Encoding": {"identity"}}) // the digest is that of the file as it is
+	if err != nil {
 		return err
 	}
-	if _, err := f.draft.file.WriteAt(p, f.draft.off+f.written); err != nil {
+	defer func() { _ = resp.Body.Close() }()
+	if resp.ContentLength > s.cfg.Limits.Object {
+		return errDirect
+	}
+	d, err := s.store.create(metaOf(t, resp, via))
+	if err != nil {
+		s.log.Warn("an object of the registry cache is not stored", "err", err)
+		return errDirect
+	}
+	f.update(func() { f.draft, f.size = d, resp.ContentLength })
+	body := io.TeeReader(resp.Body, counter{s})
+	if _, err = io.Copy(f, &verifier{r: body, sum: t.digest.hash(), want: t.digest}); err != nil {
+		d.drop()
 		return err
 	}
-	f.update(func() { f.written += int64(len(p)) })
+	d.size = f.written
+	if err := d.keep(t.kind, t.name()); err != nil { // the readers have it, and the next request downloads it again
+		s.log.Warn("an object of the registry cache is not stored", "err", err)
+	}
 	return nil
 }
 
-// handOver gives the rest of a body that cannot be stored to one reader, and waits
-// until it has read it. The last part is held back until check, which gets each part
-// and the end, accepts it.
-func (f *flight) handOver(ctx context.Context, first []byte, body io.Reader, check func(part []byte, end bool) error) error {
-	pr, pw := io.Pipe()
-	f.update(func() { f.rest = pr })
-	stop := context.AfterFunc(ctx, func() { _ = pw.CloseWithError(context.Cause(ctx)) })
-	defer stop()
-	held := append([]byte(nil), first...)
-	var err error
-	for buf := make([]byte, 64<<10); err == nil; {
-		n, rerr := body.Read(buf)
-		end := errors.Is(rerr, io.EOF)
-		if err = check(buf[:n], end); err == nil && n > 0 {
-			_, err = pw.Write(held)
-			held = append(held[:0], buf[:n]...)
-		}
-		if err == nil && end {
-			_, err = pw.Write(held)
-		}
-		if err == nil {
-			err = rerr
-		}
+// Write implements io.Writer. It appends to the draft.
+func (f *flight) Write(p []byte) (int, error) {
+	if f.written+int64(len(p)) > f.most || f.draft.st.space.Keep() != nil {
+		return 0, errDirect
 	}
-	if errors.Is(err, io.EOF) {
-		_ = pw.Close()
-	} else {
-		_ = pw.CloseWithError(err)
+	if _, err := f.draft.file.WriteAt(p, f.draft.off+f.written); err != nil {
+		return 0, errDirect
 	}
-	return errTaken
-}
-
-// fail ends the flight before its answer.
-func (f *flight) fail(err error) {
-	f.failed = err
-	close(f.begun)
-}
-
-// begin publishes the answer.
-func (f *flight) begin(resp *http.Response, m meta) {
-	f.status, f.meta, f.size = resp.StatusCode, m, resp.ContentLength
-	close(f.begun)
+	f.update(func() { f.written += int64(len(p)) })
+	return len(p), nil
 }

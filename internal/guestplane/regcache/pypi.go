@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"path"
 	"slices"
@@ -15,53 +14,15 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/lazyre"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 )
-
-const pypiJSON = "application/vnd.pypi.simple.v1+json"
-
-var (
-	pypiProject = lazyre.New(`^simple/([A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?)/?$`)
-	pypiFile    = lazyre.New(`^files/(sha256:[0-9a-f]{64}|none)/([A-Za-z0-9.:-]{1,260})(/[^?#]+)$`)
-)
-
-// pypiTarget reads simple/PROJECT/ and files/DIGEST/HOST/PATH, which the index has
-// instead of the URLs of files.
-func (s *Service) pypiTarget(r *http.Request, rest string) (*target, error) {
-	base := s.cfg.Upstreams.PyPI
-	if base == nil {
-		return nil, errNoObject
-	}
-	if m := pypiProject.FindStringSubmatch(rest); m != nil {
-		t := &target{kind: PyPI, url: base.JoinPath(m[1]), index: true, accept: "text/html"}
-		t.url.Path += "/"
-		if strings.Contains(r.Header.Get("Accept"), pypiJSON) {
-			t.accept = pypiJSON + ", text/html;q=0.1"
-		}
-		t.key = t.accept + " " + t.url.String()
-		t.rewrite = func(body []byte, contentType string) ([]byte, string, error) {
-			return s.rewriteIndex(t.url, body, contentType)
-		}
-		return t, nil
-	}
-	m := pypiFile.FindStringSubmatch(rest)
-	if m == nil || !slices.Contains(s.pypiHosts(), m[2]) {
-		return nil, errNoObject
-	}
-	u := &url.URL{Scheme: base.Scheme, Host: m[2], Path: m[3]}
-	t := &target{kind: PyPI, url: u, index: true, key: u.String()}
-	if d, ok := parseDigest(m[1]); ok && !strings.HasSuffix(m[3], ".metadata") { // whose digest is another one
-		t.digest, t.index, t.key = d, false, d.String()
-	}
-	return t, nil
-}
 
 // pypiHosts returns the HOST:PORT of the servers whose files are cached.
 func (s *Service) pypiHosts() []string {
-	out := []string{hostPort(s.cfg.Upstreams.PyPI)}
+	out := []string{outside.HostPort(s.cfg.Upstreams.PyPI)}
 	for _, h := range s.cfg.Upstreams.PyPIFiles {
 		if _, _, err := net.SplitHostPort(h); err != nil {
-			h = hostPort(&url.URL{Scheme: s.cfg.Upstreams.PyPI.Scheme, Host: h})
+			h = outside.HostPort(&url.URL{Scheme: s.cfg.Upstreams.PyPI.Scheme, Host: h})
 		}
 		out = append(out, h)
 	}
@@ -83,7 +44,7 @@ func (s *Service) rewriteIndex(page *url.URL, body []byte, contentType string) (
 // cached.
 func (s *Service) fileURL(page *url.URL, ref, sha256 string) (string, bool) {
 	u, err := page.Parse(ref)
-	if err != nil || u.Scheme != page.Scheme || u.RawQuery != "" || u.User != nil || path.Clean(u.Path) != u.Path || !slices.Contains(s.pypiHosts(), hostPort(u)) {
+	if err != nil || u.Scheme != page.Scheme || u.RawQuery != "" || u.User != nil || path.Clean(u.Path) != u.Path || !slices.Contains(s.pypiHosts(), outside.HostPort(u)) {
 		return "", false
 	}
 	sum := "none"
@@ -93,7 +54,7 @@ func (s *Service) fileURL(page *url.URL, ref, sha256 string) (string, bool) {
 	if d, ok := parseDigest("sha256:" + sha256); ok {
 		sum = d.String()
 	}
-	out := url.URL{Path: guestapi.PathCache + string(PyPI) + "/files/" + sum + "/" + hostPort(u) + u.Path, Fragment: u.Fragment}
+	out := url.URL{Path: guestapi.PathCache + string(PyPI) + "/files/" + sum + "/" + outside.HostPort(u) + u.Path, Fragment: u.Fragment}
 	return s.cfg.Base + out.String(), true
 }
 

@@ -6,395 +6,235 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
-	"path"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 )
 
-// Service returns the guest service; a cache that is off has no requests.
-func (s *Service) Service() guestplane.Service {
-	out := guestplane.Service{Name: "registry cache"}
-	if s != nil {
-		out.Lane = guestplane.Limits{Parallel: s.cfg.Limits.Requests, Wait: true}
-		out.Protocol = &guestplane.Protocol{Match: s.Wants, Serve: func(c *guestplane.Call, w http.ResponseWriter) { s.Serve(c.VMID, w, c.Request) }}
+// Services returns the guest services; a cache that is off has none. An index of Python
+// is in memory while it is sent, so a guest has few at a time.
+func (s *Service) Services() []guestplane.Service {
+	if s == nil {
+		return nil
 	}
-	return out
+	service := func(name string, parallel int, match func(*http.Request) bool) guestplane.Service {
+		return guestplane.Service{
+			Name: name, Lane: guestplane.Limits{Parallel: parallel, Wait: true},
+			Protocol: &guestplane.Protocol{Match: match, Serve: func(c *guestplane.Call, w http.ResponseWriter) { s.Serve(c.VMID, w, c.Request) }},
+		}
+	}
+	return []guestplane.Service{
+		service("registry cache: index of Python", maxIndexes, func(r *http.Request) bool {
+			return strings.HasPrefix(r.URL.Path, guestapi.PathCache+string(PyPI)+"/simple/")
+		}),
+		service("registry cache", s.cfg.Limits.Requests, s.Wants),
+	}
 }
 
 // Wants reports whether a request of a guest is for the cache. Docker and npm also
 // use paths outside of guestapi.PathCache, and apt sends requests to a proxy.
 func (s *Service) Wants(r *http.Request) bool {
 	p := r.URL.Path
-	return s != nil && (r.URL.IsAbs() || strings.HasPrefix(p, guestapi.PathCache) || p == "/v2" || strings.HasPrefix(p, "/v2/") || isTarballPath(p))
+	return r.URL.IsAbs() || strings.HasPrefix(p, guestapi.PathCache) || p == "/v2" || strings.HasPrefix(p, "/v2/") || isTarballPath(p)
 }
 
-// badRequest is the answer to a request that the cache does not answer.
-type badRequest struct {
-	status  int
-	message string
+// answer is an answer that is not the content of an object. It is an error of the
+// functions that return one.
+type answer struct {
+	status            int
+	result            string
+	contentType, body string
 }
 
-func (e *badRequest) Error() string { return e.message }
+// Error implements error.
+func (a *answer) Error() string { return a.body }
 
-func bad(status int, message string) error { return &badRequest{status, message} }
+func text(status int, result, message string) *answer {
+	return &answer{status, result, "text/plain; charset=utf-8", "AgentLab's registry cache: " + message + "\n"}
+}
+
+func bad(status int, message string) error { return text(status, ResultBad, message) }
 
 var (
-	errNoObject    = bad(http.StatusNotFound, "the registry cache does not serve this path")
-	errCredentials = bad(http.StatusForbidden, "the registry cache serves public packages only and accepts no credentials: configure the private registry or scope with its own URL")
+	errNoObject          = bad(http.StatusNotFound, "the registry cache does not serve this path")
+	errCredentials       = bad(http.StatusForbidden, "the registry cache serves public packages only and accepts no credentials: configure the private registry or scope with its own URL")
+	errOptOut      error = text(http.StatusForbidden, ResultDenied, "the profile of this sandbox does not use the registry cache")
+	// pong is the answer to the ping of Docker.
+	pong error = &answer{http.StatusOK, ResultHit, "application/json", "{}"}
 )
 
 // Serve answers a request of the guest of a sandbox.
 func (s *Service) Serve(vmid int, rw http.ResponseWriter, r *http.Request) {
-	w := &stallWriter{ResponseWriter: rw, rc: http.NewResponseController(rw), s: s}
+	w := &writer{ResponseWriter: rw, rc: http.NewResponseController(rw), s: s, ctx: r.Context()}
+	if !r.URL.IsAbs() && strings.HasPrefix(r.URL.Path, "/v2") {
+		w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+	}
 	result, err := s.serve(vmid, w, r)
+	began := w.wrote
+	if err != nil && !began {
+		result = w.fail(err)
+	}
+	_ = w.rc.SetWriteDeadline(time.Time{})
 	s.cfg.Metrics.CacheRequest(result)
 	if err != nil {
 		s.log.Debug("a request to the registry cache failed", "vmid", vmid, "path", r.URL.Path, "result", result, "err", err)
-	}
-	if w.broken {
-		panic(http.ErrAbortHandler) // the guest must not take the answer for complete
+		if began && result != ResultHit {
+			panic(http.ErrAbortHandler) // the guest must not take the answer for complete
+		}
 	}
 }
 
-// serve returns the result of a request, and the error that it has answered.
-func (s *Service) serve(vmid int, w *stallWriter, r *http.Request) (string, error) {
-	defer w.end()
+// serve returns the result of a request. The caller answers with the error, unless the
+// answer has begun.
+func (s *Service) serve(vmid int, w *writer, r *http.Request) (string, error) {
 	t, err := s.target(r)
-	if err == nil && t == nil { // the ping of Docker
-		return ResultHit, w.pong()
+	if err != nil {
+		return "", err
+	}
+	g, err := s.cfg.Outside.Guest(r.Context(), vmid)
+	if err == nil {
+		err = s.optedOut(g.Profile)
 	}
 	if err != nil {
-		return ResultBad, w.fail(err)
+		return "", err
 	}
-	g, err := s.guestOf(r.Context(), vmid)
-	if err != nil {
-		return ResultDenied, w.fail(err)
-	}
-	g.mu.Lock()
-	changed := g.changed
-	g.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	defer context.AfterFunc(changed, func() { cancel(errors.New("the network policy has changed")) })()
+	ctx, cancel := g.Context(r.Context())
+	defer cancel()
 	w.ctx = ctx
-	srv, err := g.permit(ctx, hostPort(t.url))
+	srv, err := g.Permit(ctx, outside.HostPort(t.url))
 	if err != nil {
-		return w.failed(err)
+		return "", err
 	}
-	t.scope = srv.scope()
-	return s.object(ctx, g, t, w, r)
-}
-
-// target reads a request. It returns nil for the ping of Docker.
-func (s *Service) target(r *http.Request) (*target, error) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return nil, bad(http.StatusMethodNotAllowed, "the registry cache only answers GET and HEAD")
-	}
-	for _, name := range []string{"Authorization", "Proxy-Authorization", "Cookie"} {
-		if r.Header.Get(name) != "" {
-			return nil, errCredentials
-		}
-	}
-	if r.URL.User != nil {
-		return nil, errCredentials
-	}
-	p := r.URL.Path
-	if r.URL.IsAbs() {
-		p = strings.ReplaceAll(p, "/./", "/") // apt asks so for repositories without suites
-	}
-	if p == "" || len(p) > 2048 || path.Clean(p) != strings.TrimSuffix(p, "/") && p != "/" || strings.ContainsFunc(p, func(c rune) bool { return c < ' ' || c == 0x7f || c == '\\' }) {
-		return nil, errNoObject
-	}
-	if r.URL.IsAbs() {
-		return s.aptTarget(r)
-	}
-	if rest, ok := strings.CutPrefix(p, guestapi.PathCache); ok {
-		kind, name, _ := strings.Cut(rest, "/")
-		switch Kind(kind) {
-		case NPM:
-			return s.npmTarget(r, name)
-		case PyPI:
-			return s.pypiTarget(r, name)
-		case Go:
-			return s.goTarget(name)
-		}
-		return nil, errNoObject
-	}
-	if isTarballPath(p) {
-		return s.npmTarget(r, strings.TrimPrefix(p, "/"))
-	}
-	return s.dockerTarget(r)
-}
-
-// object serves an object: the stored one, or a download.
-func (s *Service) object(ctx context.Context, g *guest, t *target, w *stallWriter, r *http.Request) (string, error) {
-	var o *object
-	if t.index || !strings.Contains(r.Header.Get("Cache-Control"), "no-cache") {
-		o = s.store.open(t.kind, t.name())
-	}
-	if o != nil {
-		defer o.close()
-		fresh := !t.index || time.Since(o.checked) < s.cfg.Limits.Fresh
+	t.scope = scope(srv)
+	if t.key != "" {
 		// The upstream may send this guest to a server that its policy allows.
-		if fresh && g.permitVia(ctx, t, o.meta.Via) == nil {
-			return s.stored(ctx, g, t, o, w, r)
+		if o := s.store.open(t.kind, t.name()); o != nil {
+			defer o.close()
+			if permitVia(ctx, g, t, o.meta.Via) == nil {
+				w.describe(t, o.meta)
+				http.ServeContent(w, r, "", o.meta.Modified, o.content())
+				return ResultHit, w.err
+			}
 		}
 	}
-	for attempt := 0; ; attempt++ {
-		f, joined := s.fly(g, t, attempt == 0)
-		result, err := s.follow(ctx, g, t, f, w, r)
-		f.leave()
-		// The guest that has started the download may have another policy, or may
-		// have been cut. What cannot be stored has one reader.
-		if err != nil && !w.wrote && ctx.Err() == nil && attempt == 0 && (joined || errors.Is(err, errTaken)) {
-			continue
-		}
-		if err != nil && !w.wrote {
-			return w.failed(err)
-		}
-		if err != nil {
-			w.broken, result = true, ResultError
-		}
-		return result, err
+	if err := s.missing(ctx, g, t, w, r); err != nil {
+		return ResultError, err
 	}
+	return ResultMiss, nil
 }
 
-// permitVia checks that the policy allows all servers that an object came from.
-func (g *guest) permitVia(ctx context.Context, t *target, via []string) error {
-	for _, step := range via {
-		at, private := strings.CutPrefix(step, scopePrivate)
-		if step == t.scope+hostPort(t.url) {
-			continue // it was checked
+// missing serves what is not stored: by a download that is stored and shared, or else by
+// one for this guest.
+func (s *Service) missing(ctx context.Context, g *outside.Guest, t *target, w *writer, r *http.Request) error {
+	if t.tarball[0] != "" && r.Method == http.MethodGet {
+		if t.digest = s.tarballDigest(ctx, g, t); t.digest.hex == "" {
+			t.key = "" // only what was verified is stored for others
 		}
-		srv, err := g.permit(ctx, at)
-		if err == nil && private && !srv.private {
-			err = &egress.DeniedError{Rule: egress.RuleRebinding}
+	}
+	if t.key != "" && r.Method == http.MethodGet && s.store.space.Keep() == nil {
+		w.sum = sha256.New()
+		f, joined := s.fly(g, t)
+		err := f.send(ctx, g, t, w)
+		f.leave()
+		// The guest that has started the download may have another policy.
+		if other := joined && !w.wrote && ctx.Err() == nil; err == nil || !other && !errors.Is(err, errDirect) {
+			return err
+		}
+	}
+	return s.direct(ctx, g, t, w, r)
+}
+
+// direct passes on an answer of the upstream, and stores nothing. It continues after the
+// bytes that were already sent.
+func (s *Service) direct(ctx context.Context, g *outside.Guest, t *target, w *writer, r *http.Request) error {
+	method, header := r.Method, http.Header{"Accept-Encoding": {"identity"}}
+	switch {
+	case t.rewrite != nil:
+		method, header = http.MethodGet, http.Header{}
+	case t.key == "":
+		for _, name := range []string{"Accept-Encoding", "If-None-Match", "If-Modified-Since"} {
+			if v := r.Header.Get(name); v != "" {
+				header.Set(name, v)
+			}
+		}
+	}
+	resp, _, err := s.fetch(ctx, g, t, method, header)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body := io.TeeReader(resp.Body, counter{s})
+	if t.rewrite != nil {
+		return s.rewritten(t, body, resp.Header.Get("Content-Type"), w, r)
+	}
+	if !w.wrote {
+		w.describe(t, metaOf(t, resp, nil))
+		for _, name := range passed {
+			if v := resp.Header.Get(name); v != "" {
+				w.Header().Set(name, v)
+			}
+		}
+	}
+	if method == http.MethodHead || resp.StatusCode == http.StatusNotModified {
+		w.WriteHeader(resp.StatusCode)
+		return nil
+	}
+	return t.pass(body, w)
+}
+
+// passed are the headers of upstreams that are passed on with a content, in addition to
+// those of a stored object.
+var passed = []string{"Cache-Control", "Content-Encoding", "Content-Length", "Docker-Content-Digest"}
+
+// counter counts what is received from upstreams.
+type counter struct{ s *Service }
+
+// Write implements io.Writer.
+func (c counter) Write(p []byte) (int, error) {
+	c.s.cfg.Metrics.CacheBytes(true, int64(len(p)))
+	return len(p), nil
+}
+
+// pass sends a body from the first byte that was not sent yet.
+func (t *target) pass(body io.Reader, w *writer) error {
+	v := verifier{r: body, sum: t.digest.hash(), want: t.digest}
+	if w.sent > 0 {
+		again := sha256.New()
+		_, err := io.CopyN(io.MultiWriter(v.sum, again), body, w.sent)
+		if err == nil && !bytes.Equal(again.Sum(nil), w.sum.Sum(nil)) {
+			err = errors.New("the upstream has another content than before")
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return nil
+	_, err := io.Copy(struct{ io.Writer }{w}, &v)
+	return err
 }
 
-// stored serves an object of the store, whose servers the policy allows.
-func (s *Service) stored(ctx context.Context, g *guest, t *target, o *object, w *stallWriter, r *http.Request) (string, error) {
-	if t.whole() {
-		return s.whole(ctx, g, t, o.meta, func() ([]byte, error) { return io.ReadAll(o.content()) }, w, r)
+// rewritten sends an index with other URLs.
+func (s *Service) rewritten(t *target, body io.Reader, contentType string, w *writer, r *http.Request) error {
+	index, err := io.ReadAll(io.LimitReader(body, s.cfg.Limits.Whole+1))
+	if err == nil && int64(len(index)) > s.cfg.Limits.Whole {
+		err = fmt.Errorf("the index has more than %d bytes", s.cfg.Limits.Whole)
 	}
-	w.describe(t, o.meta)
-	http.ServeContent(w, r, "", o.meta.Modified, o.content())
-	return ResultHit, w.err
-}
-
-// whole serves an object that must be in memory. Few of one guest are at a time.
-func (s *Service) whole(ctx context.Context, g *guest, t *target, m meta, read func() ([]byte, error), w *stallWriter, r *http.Request) (string, error) {
-	select {
-	case g.wholes <- struct{}{}:
-		defer func() { <-g.wholes }()
-	case <-ctx.Done():
-		return ResultError, context.Cause(ctx)
-	}
-	body, err := s.prepare(t, &m, read)
 	if err != nil {
-		return w.failed(err)
+		return err
 	}
-	w.describe(t, m)
-	http.ServeContent(w, r, "", m.Modified, bytes.NewReader(body))
-	return ResultHit, w.err
-}
-
-// prepare reads and rewrites a content. Few are rewritten at a time, because that
-// takes several times their size of memory.
-func (s *Service) prepare(t *target, m *meta, read func() ([]byte, error)) ([]byte, error) {
-	s.rewrites <- struct{}{}
-	defer func() { <-s.rewrites }()
-	body, err := read()
-	if err == nil && t.rewrite != nil {
-		body, m.ContentType, err = t.rewrite(body, m.ContentType)
-		m.Modified = time.Time{} // the rewritten content also depends on the configuration
-	}
-	sum := sha256.Sum256(body)
-	m.Digest = "sha256:" + hex.EncodeToString(sum[:])
-	m.ETag = `"` + hex.EncodeToString(sum[:16]) + `"`
-	return body, err
-}
-
-// follow serves a download.
-func (s *Service) follow(ctx context.Context, g *guest, t *target, f *flight, w *stallWriter, r *http.Request) (string, error) {
-	select {
-	case <-f.begun:
-	case <-ctx.Done():
-		return ResultError, context.Cause(ctx)
-	}
-	if f.failed != nil {
-		return ResultError, f.failed
-	}
-	if err := g.permitVia(ctx, t, f.meta.Via); err != nil {
-		return ResultDenied, err
-	}
-	switch {
-	case f.status != http.StatusOK && f.status != http.StatusNotModified:
-		return ResultError, w.pass(f)
-	case f.status == http.StatusOK && t.whole():
-		_, err := s.whole(ctx, g, t, f.meta, func() ([]byte, error) { return f.body, nil }, w, r)
-		return ResultMiss, err
-	case f.status == http.StatusNotModified:
-		if err := f.wait(ctx); err != nil {
-			return ResultError, err
-		}
-		o := s.store.open(t.kind, t.name())
-		if o == nil {
-			return ResultError, agentlab.Errorf(agentlab.CodeUnavailable, "the cache was cleared")
-		}
-		defer o.close()
-		if err := g.permitVia(ctx, t, o.meta.Via); err != nil {
-			return ResultDenied, err
-		}
-		return s.stored(ctx, g, t, o, w, r)
-	}
-	w.describe(t, f.meta)
-	if f.size >= 0 {
-		w.Header().Set("Content-Length", strconv.FormatInt(f.size, 10))
-	}
-	if r.Method == http.MethodHead {
-		w.WriteHeader(http.StatusOK)
-		return ResultMiss, nil
-	}
-	_, err := io.Copy(struct{ io.Writer }{w}, &reader{f: f, ctx: ctx})
-	return ResultMiss, err
-}
-
-// wait waits until the download is complete.
-func (f *flight) wait(ctx context.Context) error {
-	select {
-	case <-f.ended:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.err
-}
-
-// stallWriter is a ResponseWriter that disconnects a guest that reads nothing.
-type stallWriter struct {
-	http.ResponseWriter
-	rc    *http.ResponseController
-	s     *Service
-	ctx   context.Context
-	wrote bool
-	err   error
-
-	broken bool // the answer has begun and cannot be completed
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (w *stallWriter) WriteHeader(status int) {
-	w.wrote = true
-	w.ResponseWriter.WriteHeader(status)
-}
-
-// Write implements http.ResponseWriter.
-func (w *stallWriter) Write(p []byte) (int, error) {
-	w.wrote = true
-	if w.ctx != nil && w.ctx.Err() != nil {
-		w.err = context.Cause(w.ctx)
-		return 0, w.err
-	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(w.s.cfg.Limits.Stall)) // not supported by every ResponseWriter of tests
-	n, err := w.ResponseWriter.Write(p)
-	w.s.cfg.Metrics.CacheBytes(false, int64(n))
+	s.rewrites <- struct{}{} // it takes several times their size of memory
+	index, contentType, err = t.rewrite(index, contentType)
+	<-s.rewrites
 	if err != nil {
-		w.err = err
+		return err
 	}
-	return n, err
-}
-
-func (w *stallWriter) end() { _ = w.rc.SetWriteDeadline(time.Time{}) }
-
-// forget deletes the headers of an object that was about to be sent.
-func (w *stallWriter) forget() {
-	for _, name := range []string{"Content-Length", "Etag", "Last-Modified", "Docker-Content-Digest"} {
-		w.Header().Del(name)
-	}
-}
-
-// describe sets the headers of an object.
-func (w *stallWriter) describe(t *target, m meta) {
-	w.forget()
-	h := w.Header()
-	h.Set("Content-Type", m.ContentType)
-	if m.ContentType == "" {
-		h.Set("Content-Type", "application/octet-stream")
-	}
-	if m.ETag != "" {
-		h.Set("Etag", m.ETag)
-	}
-	if !m.Modified.IsZero() {
-		h.Set("Last-Modified", m.Modified.UTC().Format(http.TimeFormat))
-	}
-	h.Set("X-Content-Type-Options", "nosniff")
-	if t.header != nil {
-		t.header(h, m)
-	}
-}
-
-// pass passes on an error of the upstream.
-func (w *stallWriter) pass(f *flight) error {
-	status := f.status
-	if status < 400 || status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired {
-		status = http.StatusForbidden // the cache has no credentials, and the guest's are not accepted
-	}
-	if status == http.StatusForbidden && f.status != status || f.meta.ContentType == "" {
-		return w.text(status, "the upstream answers "+strconv.Itoa(f.status))
-	}
-	w.Header().Set("Content-Type", f.meta.ContentType)
-	w.WriteHeader(status)
-	_, err := w.Write(f.body)
-	return err
-}
-
-func (w *stallWriter) text(status int, message string) error {
-	w.forget()
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(status)
-	_, err := io.WriteString(w, "AgentLab's registry cache: "+message+"\n")
-	return err
-}
-
-// failed answers an error, and returns its result.
-func (w *stallWriter) failed(err error) (string, error) {
-	result := ResultError
-	if _, ok := asDenied(err); ok {
-		result = ResultDenied
-	}
-	return result, w.fail(err)
-}
-
-// fail answers an error, and returns it.
-func (w *stallWriter) fail(err error) error {
-	status, message := http.StatusBadGateway, "the upstream cannot be reached"
-	var b *badRequest
-	denied, ok := asDenied(err)
-	switch {
-	case ok:
-		status, message = http.StatusForbidden, "the network policy of this sandbox denies the upstream (rule "+denied.Rule+")"
-	case errors.As(err, &b):
-		status, message = b.status, b.message
-	case errors.Is(err, errOptOut):
-		status, message = http.StatusForbidden, errOptOut.Error()
-	case agentlab.CodeOf(err) == agentlab.CodeNotFound:
-		status, message = http.StatusForbidden, "the sandbox is not known"
-	}
-	_ = w.text(status, message)
-	return err
+	sum := sha256.Sum256(index)
+	w.describe(t, meta{ContentType: contentType, ETag: `"` + hex.EncodeToString(sum[:16]) + `"`})
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(index))
+	return w.err
 }

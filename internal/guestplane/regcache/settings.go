@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 )
 
 // Settings returns what the guest of a sandbox needs to use the cache: the kinds of
@@ -24,12 +25,12 @@ func (s *Service) Settings(sb agentlab.Sandbox, prof agentlab.Profile) *guestapi
 	out := &guestapi.RegistryCache{URL: s.cfg.Base}
 	u := s.cfg.Upstreams
 	for _, k := range Kinds {
-		if u.has(k) && k != Apt && mayAsk(p, hostPort(u.of(k))) {
+		if u.has(k) && k != Apt && mayAsk(p, outside.HostPort(u.of(k))) {
 			out.Kinds = append(out.Kinds, string(k))
 		}
 	}
 	for _, m := range u.Apt {
-		if mayAsk(p, hostPort(m)) {
+		if mayAsk(p, outside.HostPort(m)) {
 			host, _, _ := net.SplitHostPort(aptHost(m))
 			out.AptHosts = append(out.AptHosts, host)
 		}

@@ -145,7 +145,7 @@ func TestChangeDuringRequest(t *testing.T) {
 			w.mu.Lock()
 			w.rows[open] = narrow
 			w.mu.Unlock()
-			w.cache.SandboxChanged(narrow)
+			w.cfg.Outside.SandboxChanged(narrow)
 		})
 	}
 	w.mu.Unlock()
@@ -177,10 +177,10 @@ func TestStoredFromDeniedServer(t *testing.T) {
 	}
 }
 
-// An index from a server that the policy of a guest denies is not revalidated for it, but
-// downloaded.
+// An index that a guest gets from a server that the policy of another guest denies does
+// not reach that guest: it gets what the upstream sends to it.
 func TestIndexFromDeniedServer(t *testing.T) {
-	w := newWorld(t, func(c *regcache.Config) { c.Limits.Fresh = time.Nanosecond })
+	w := newWorld(t)
 	var requests atomic.Int32
 	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
 		switch {
@@ -200,6 +200,52 @@ func TestIndexFromDeniedServer(t *testing.T) {
 		if status, body, _ := w.get(vmid, "/cache/go/example.com/mod/@v/list"); status != 200 || body != "v1.0.0" {
 			t.Errorf("sandbox %d: %d %q", vmid, status, body)
 		}
+	}
+}
+
+// A content that changes while a download continues without the store is an error: a
+// guest does not get a mixture.
+func TestContentChangesDuringDownload(t *testing.T) {
+	w := newWorld(t, func(c *regcache.Config) { c.Limits.Object = 1 << 20 })
+	var requests atomic.Int32
+	change := atomic.Bool{}
+	w.upstream("registry.test", func(rw http.ResponseWriter, _ *http.Request) {
+		part := strings.Repeat("x", 1<<20)
+		if requests.Add(1)%2 == 0 && change.Load() {
+			part = strings.Repeat("y", 1<<20)
+		}
+		_, _ = io.WriteString(rw, part)
+		_ = http.NewResponseController(rw).Flush() // its size is not known
+		_, _ = io.WriteString(rw, part)
+	})
+	read := func() error {
+		status, body, _, err := w.try(t.Context(), http.MethodGet, open, module)
+		if err == nil && (status != 200 || body != strings.Repeat("x", 2<<20)) {
+			err = fmt.Errorf("%d, %d bytes, of %.1q to %.1q", status, len(body), body, body[max(0, len(body)-1):])
+		}
+		return err
+	}
+	if err := read(); err != nil || requests.Load() != 2 {
+		t.Errorf("%v, %d requests", err, requests.Load())
+	}
+	change.Store(true)
+	if err := read(); err == nil || strings.Contains(err.Error(), "200, ") {
+		t.Errorf("a mixture: %v", err)
+	}
+	wantNoTemps(t, w.cfg.Dir)
+}
+
+// A tarball of npm that the index has no digest of is passed on, and not stored.
+func TestTarballWithoutDigest(t *testing.T) {
+	w := newWorld(t)
+	w.upstream("registry.test", text(`{"dist-tags":{"latest":"1.0.0"},"versions":{"1.0.0":{"dist":{"tarball":"https://registry.test/left/-/left-1.0.0.tgz","shasum":"0"}}}}`))
+	for range 2 {
+		if status, body, _ := w.get(open, "/cache/npm/left/-/left-1.0.0.tgz"); status != 200 || !strings.Contains(body, "dist-tags") {
+			t.Errorf("%d %q", status, body)
+		}
+	}
+	if use, _ := w.cache.Status(); use[0].Objects != 0 || w.times("registry.test /left/-/left-1.0.0.tgz") != 2 {
+		t.Errorf("it is stored: %+v", use)
 	}
 }
 
