@@ -43,10 +43,10 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 			out.SandboxChanged(sb)
 		}
 	})
-	cfg := regcache.Configured(c)
-	cfg.MinFree, cfg.Base, cfg.Outside, cfg.Profiles = int64(s.settings.Limits.MinFreeMB)<<20, base, out, s.profiles
-	cfg.Metrics, cfg.Logger = s.metrics, log
-	if s.cache, err = regcache.New(cfg); err != nil {
+	s.cache, err = regcache.New(regcache.Config{
+		Cache: c, MinFree: int64(s.settings.Limits.MinFreeMB) << 20, Base: base, Outside: out, Profiles: s.profiles, Metrics: s.metrics, Logger: log,
+	})
+	if err != nil {
 		return err
 	}
 	undo.add(s.cache.Close)

@@ -5,6 +5,7 @@
 package outside
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,13 +21,8 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 )
-
-// Network resolves names and connects to addresses; *gate.Outside implements it.
-type Network interface {
-	Lookup(ctx context.Context, name string, private bool) ([]netip.Addr, error)
-	Dial(ctx context.Context, to netip.AddrPort, private bool) (net.Conn, error)
-}
 
 // Sandboxes returns the sandbox with a VMID; *store.Store implements it.
 type Sandboxes interface {
@@ -40,7 +36,7 @@ type Audit interface {
 
 // Config is the configuration of an Outside.
 type Config struct {
-	Network   Network
+	Network   *gate.Outside
 	Sandboxes Sandboxes
 	Audit     Audit
 	// Certificates are trusted in addition to those of the system, each as PEM.
@@ -65,12 +61,7 @@ type Outside struct {
 
 // New returns an Outside.
 func New(cfg Config) *Outside {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Stall <= 0 {
-		cfg.Stall = time.Minute
-	}
+	cfg.Logger, cfg.Stall = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), cmp.Or(cfg.Stall, time.Minute)
 	o := &Outside{cfg: cfg, guests: map[int]*Guest{}}
 	o.public, o.private = o.transport(), o.transport()
 	return o

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -306,7 +307,7 @@ func TestForeignDirectory(t *testing.T) {
 	if err := os.WriteFile(file, []byte("another owner's"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := regcache.New(regcache.Config{Dir: dir, MaxBytes: 1 << 20}); agentlab.HintOf(err) == "" {
+	if c, err := regcache.New(regcache.Config{Cache: config.Cache{Dir: dir}, MaxBytes: 1 << 20}); agentlab.HintOf(err) == "" {
 		t.Errorf("it is used: %v", err)
 		_ = c.Close()
 	}

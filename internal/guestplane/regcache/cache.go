@@ -18,11 +18,13 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 )
@@ -67,11 +69,10 @@ type Metrics interface {
 
 // Config is the configuration of a Service.
 type Config struct {
-	Dir       string // it belongs to the cache alone
-	MaxBytes  int64  // of all objects
-	MinFree   int64  // bytes of the disk that stay free
-	Base      string // URL of the controller for guests, without a path
-	Upstreams Upstreams
+	config.Cache        // the section of config.yaml, whose values were checked; Dir is set
+	MaxBytes     int64  // of all objects; default MaxGB
+	MinFree      int64  // bytes of the disk that stay free
+	Base         string // URL of the controller for guests, without a path
 
 	Outside  *outside.Outside
 	Profiles Profiles
@@ -101,9 +102,14 @@ func (l Limits) withDefaults(maxBytes int64) Limits {
 // Service is the cache. Its methods may be called from any goroutine. A nil Service
 // is a cache that is off.
 type Service struct {
-	cfg      Config
-	log      *slog.Logger
-	store    *store
+	cfg   Config
+	log   *slog.Logger
+	store *store
+
+	upstreams  map[Kind]*url.URL // without those of apt; nil: the kind is off
+	dockerAuth *url.URL          // where tokens for anonymous downloads come from
+	mirrors    []*url.URL        // of apt; the host and port of each are those that guests ask for
+
 	slots    chan struct{} // of downloads
 	rewrites chan struct{} // of indexes that are rewritten
 	tokens   tokens
@@ -116,18 +122,26 @@ type Service struct {
 
 // New opens the directory of the cache, and removes what a killed process left.
 func New(cfg Config) (*Service, error) {
+	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, int64(cfg.MaxGB)<<30)
 	cfg.Limits = cfg.Limits.withDefaults(cfg.MaxBytes)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
+	parse := func(text string) *url.URL {
+		u, _ := config.RegistryURL(text) // nil: the kind is off
+		return u
 	}
 	st, err := openStore(cfg.Dir, cfg.MaxBytes, hostspace.New(cfg.Dir, cfg.MinFree, nil, nil))
 	if err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "cannot use the directory of the registry cache: %w", err).WithField("cache.dir").WithHint("%s", cmp.Or(agentlab.HintOf(err), "check the directory and its permissions"))
 	}
-	return &Service{
-		cfg: cfg, log: cfg.Logger, store: st, slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
+	s := &Service{
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), store: st,
+		upstreams: map[Kind]*url.URL{NPM: parse(cfg.NPM), PyPI: parse(cfg.PyPI), Go: parse(cfg.Go), Docker: parse(cfg.Docker)}, dockerAuth: parse(cfg.DockerAuth),
+		slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
 		flights: map[string]*flight{}, opted: map[string]optOut{}, tokens: tokens{known: map[string]token{}},
-	}, nil
+	}
+	for _, m := range cfg.Apt {
+		s.mirrors = append(s.mirrors, parse(m))
+	}
+	return s, nil
 }
 
 // How many indexes of Python are in memory: of one guest, and while they are rewritten.
@@ -186,7 +200,7 @@ func (s *Service) Status() (use []Usage, maxBytes int64) {
 	}
 	for _, k := range Kinds {
 		u := s.store.usage(k)
-		if u.Objects > 0 || s.cfg.Upstreams.has(k) {
+		if u.Objects > 0 || s.upstreams[k] != nil || k == Apt && len(s.mirrors) > 0 {
 			use = append(use, u)
 		}
 	}

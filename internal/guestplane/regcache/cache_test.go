@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
 	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
@@ -74,11 +75,10 @@ func newWorld(t testing.TB, change ...func(*regcache.Config)) *world {
 		w.rows[vmid] = sb
 	}
 	w.cfg = regcache.Config{
-		Dir: t.TempDir(), MaxBytes: 64 << 20, Base: "http://10.77.0.1:8844",
-		Upstreams: regcache.Upstreams{
-			NPM: parse("https://registry.test"), PyPI: parse("https://registry.test/simple"), PyPIFiles: []string{"files.test"},
-			Go: parse("https://registry.test/go"), Apt: []*url.URL{parse("http://mirror.test")},
-			Docker: parse("https://registry.test"), DockerAuth: parse("https://auth.test"),
+		MaxBytes: 64 << 20, Base: "http://10.77.0.1:8844",
+		Cache: config.Cache{
+			Dir: t.TempDir(), NPM: "https://registry.test", PyPI: "https://registry.test/simple", PyPIFiles: []string{"files.test"},
+			Go: "https://registry.test/go", Apt: []string{"http://mirror.test"}, Docker: "https://registry.test", DockerAuth: "https://auth.test",
 		},
 		Profiles: w, Metrics: w,
 	}

@@ -72,7 +72,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 // tarballDigest returns the digest of a tarball of npm from the index of its package,
 // the zero digest if the index does not have it.
 func (s *Service) tarballDigest(ctx context.Context, g *outside.Guest, t *target) digest {
-	index := &target{kind: NPM, url: npmIndex(s.cfg.Upstreams.NPM, t.tarball[0]), accept: npmShort}
+	index := &target{kind: NPM, url: npmIndex(s.upstreams[NPM], t.tarball[0]), accept: npmShort}
 	resp, _, err := s.fetch(ctx, g, index, http.MethodGet, http.Header{})
 	if err != nil {
 		return digest{}

@@ -43,7 +43,7 @@ const (
 // dockerToken returns a token for anonymous downloads from a repository, which
 // the server that a challenge names gives to anybody.
 func (s *Service) dockerToken(ctx context.Context, g *outside.Guest, t *target, challenge string) (string, error) {
-	auth := s.cfg.Upstreams.DockerAuth
+	auth := s.dockerAuth
 	if auth == nil {
 		return "", agentlab.Errorf(agentlab.CodeDenied, "the Docker registry wants a token, and cache.docker_auth is not set")
 	}

@@ -19,10 +19,10 @@ import (
 
 // pypiHosts returns the HOST:PORT of the servers whose files are cached.
 func (s *Service) pypiHosts() []string {
-	out := []string{outside.HostPort(s.cfg.Upstreams.PyPI)}
-	for _, h := range s.cfg.Upstreams.PyPIFiles {
+	out := []string{outside.HostPort(s.upstreams[PyPI])}
+	for _, h := range s.cfg.PyPIFiles {
 		if _, _, err := net.SplitHostPort(h); err != nil {
-			h = outside.HostPort(&url.URL{Scheme: s.cfg.Upstreams.PyPI.Scheme, Host: h})
+			h = outside.HostPort(&url.URL{Scheme: s.upstreams[PyPI].Scheme, Host: h})
 		}
 		out = append(out, h)
 	}

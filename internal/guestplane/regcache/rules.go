@@ -1,6 +1,7 @@
 package regcache
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"path"
@@ -36,11 +37,11 @@ const scopePrivate = "private "
 // name is the key with the scope.
 func (t *target) name() string { return t.scope + t.key }
 
-// rule is a form of the paths that guests ask for. What is stored has a URL whose
-// content never changes, or a digest; everything else is passed on.
+// rule is a form of the requests of guests. What is stored has a URL whose content never
+// changes, or a digest; everything else is passed on.
 type rule struct {
 	kind   Kind
-	path   *lazyre.Regexp // below the URL of the upstream
+	path   *lazyre.Regexp // the first group is the path below the URL of the upstream
 	stored bool
 	// fill completes a target, with the groups of path. Nil: nothing is missing.
 	fill func(s *Service, t *target, m []string, r *http.Request) error
@@ -52,30 +53,36 @@ const (
 	npmShort = "application/vnd.npm.install-v1+json"
 	pypiJSON = "application/vnd.pypi.simple.v1+json"
 
-	goSumdb    = `^sumdb/[a-z0-9.-]{1,200}/`
-	dockerRepo = `^v2/((?:[a-z0-9]+(?:[._-]+[a-z0-9]+)*/){0,8}[a-z0-9]+(?:[._-]+[a-z0-9]+)*)/`
-	// dockerAccept are the media types of manifests.
-	dockerAccept = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, " +
+	underNPM, underPyPI, underGo = "^" + guestapi.PathCache + "npm/", "^" + guestapi.PathCache + "pypi/", "^" + guestapi.PathCache + "go/"
+
+	sumdb = underGo + `(sumdb/[a-z0-9.-]{1,200}/`
+	image = `^/(v2/((?:[a-z0-9]+(?:[._-]+[a-z0-9]+)*/){0,8}[a-z0-9]+(?:[._-]+[a-z0-9]+)*)/`
+	// manifests are their media types.
+	manifests = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, " +
 		"application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 )
 
-var npmTarball = lazyre.New(`^` + npmName + `/-/([A-Za-z0-9~._+-]{1,300}\.tgz)$`)
+// npmTarball is a package of npm. npm replaces the host of the public registry in an
+// index by that of the configured one, without its path.
+var npmTarball = lazyre.New(`^/(?:cache/npm/)?(` + npmName + `/-/([A-Za-z0-9~._+-]{1,300}\.tgz))$`)
 
-// rules are all rules; the first one that matches applies.
+// rules are all rules; the first one that matches applies. The path of a request to a
+// proxy, as apt makes it, follows "proxy".
 var rules = []rule{
 	{NPM, npmTarball, true, (*Service).fillTarball},
-	{NPM, lazyre.New(`^` + npmName + `$`), false, (*Service).fillNPM},
-	{PyPI, lazyre.New(`^simple/([A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?)/?$`), false, (*Service).fillProject},
-	{PyPI, lazyre.New(`^files/(sha256:[0-9a-f]{64}|none)/([A-Za-z0-9.:-]{1,260})(/[^?#]+)$`), true, (*Service).fillFile},
-	{Go, lazyre.New(goSumdb + `tile/[0-9]{1,2}/[a-z0-9/.]{1,100}$`), true, nil},
-	{Go, lazyre.New(goSumdb + `(?:supported|latest|lookup/[^?#]{1,600})$`), false, nil},
-	{Go, lazyre.New(`^([^@]+)/@(?:latest|v/list)$`), false, (*Service).fillModule},
-	{Go, lazyre.New(`^([^@]+)/@v/([^/]+)\.(?:info|mod|zip)$`), true, (*Service).fillModule},
-	{Docker, lazyre.New(dockerRepo + `(manifests|blobs)/(sha[0-9]+:[0-9a-f]+)$`), true, (*Service).fillImage},
-	{Docker, lazyre.New(dockerRepo + `(manifests)/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`), false, (*Service).fillImage},
-	{Apt, lazyre.New(`/by-hash/(SHA256|SHA512)/([0-9a-f]{64,128})$`), true, (*Service).fillByHash},
-	{Apt, lazyre.New(`/pool/.+\.(?:deb|udeb|ddeb|dsc|tar\.[a-z0-9]+)$`), true, nil},
-	{Apt, lazyre.New(`^/`), false, nil},
+	{NPM, lazyre.New(underNPM + `(` + npmName + `)$`), false, (*Service).fillNPM},
+	{PyPI, lazyre.New(underPyPI + `simple/([A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?)/?$`), false, (*Service).fillProject},
+	{PyPI, lazyre.New(underPyPI + `files/((sha256:[0-9a-f]{64}|none)/([A-Za-z0-9.:-]{1,260})(/[^?#]+))$`), true, (*Service).fillFile},
+	{Go, lazyre.New(sumdb + `tile/[0-9]{1,2}/[a-z0-9/.]{1,100})$`), true, nil},
+	{Go, lazyre.New(sumdb + `(?:supported|latest|lookup/[^?#]{1,600}))$`), false, nil},
+	{Go, lazyre.New(underGo + `(([^@]+)/@(?:latest|v/list))$`), false, (*Service).fillModule},
+	{Go, lazyre.New(underGo + `(([^@]+)/@v/([^/]+)\.(?:info|mod|zip))$`), true, (*Service).fillModule},
+	{Docker, lazyre.New(`^/(v2)/?$`), false, func(*Service, *target, []string, *http.Request) error { return pong }},
+	{Docker, lazyre.New(image + `(manifests|blobs)/(sha[0-9]+:[0-9a-f]+))$`), true, (*Service).fillImage},
+	{Docker, lazyre.New(image + `(manifests)/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`), false, (*Service).fillImage},
+	{Apt, lazyre.New(`^proxy(/(?:.*/)?by-hash/(SHA256|SHA512)/([0-9a-f]{64,128}))$`), true, (*Service).fillByHash},
+	{Apt, lazyre.New(`^proxy(/(?:.*/)?pool/.+\.(?:deb|udeb|ddeb|dsc|tar\.[a-z0-9]+))$`), true, nil},
+	{Apt, lazyre.New(`^proxy(/.*)$`), false, nil},
 }
 
 // target reads a request.
@@ -98,21 +105,27 @@ func (s *Service) target(r *http.Request) (*target, error) {
 	if p == "" || len(p) > 2048 || path.Clean(p) != strings.TrimSuffix(p, "/") && p != "/" || strings.ContainsFunc(p, func(c rune) bool { return c < ' ' || c == 0x7f || c == '\\' }) {
 		return nil, errNoObject
 	}
-	kind, base, rest, err := s.upstream(r, p)
+	mirror, err := s.mirror(r)
 	if err != nil {
 		return nil, err
 	}
+	if mirror != nil {
+		p = "proxy" + p
+	}
 	for _, one := range rules {
-		if m := one.path.FindStringSubmatch(rest); one.kind == kind && m != nil {
-			t := &target{kind: kind, url: below(base, rest)}
-			if one.stored {
-				t.key = t.url.String()
-			}
-			if one.fill != nil {
-				err = one.fill(s, t, m, r)
-			}
-			return t, err
+		base := cmp.Or(mirror, s.upstreams[one.kind])
+		m := one.path.FindStringSubmatch(p)
+		if m == nil || base == nil {
+			continue
 		}
+		t := &target{kind: one.kind, url: below(base, m[1])}
+		if one.stored {
+			t.key = t.url.String()
+		}
+		if one.fill != nil {
+			err = one.fill(s, t, m, r)
+		}
+		return t, err
 	}
 	return nil, errNoObject
 }
@@ -120,56 +133,32 @@ func (s *Service) target(r *http.Request) (*target, error) {
 // below returns the URL of a path below a URL. It has a path that begins with a slash.
 func below(base *url.URL, path string) *url.URL { return base.JoinPath("/").JoinPath(path) }
 
-// upstream returns the upstream of a request for a path, and the rest of the path.
-func (s *Service) upstream(r *http.Request, p string) (kind Kind, base *url.URL, rest string, err error) {
-	under, prefixed := strings.CutPrefix(p, guestapi.PathCache)
-	switch {
-	case r.URL.IsAbs(): // as apt asks a proxy: GET http://MIRROR/PATH
-		kind, rest = Apt, p
-		if r.URL.Scheme != "http" || r.URL.RawQuery != "" {
-			return kind, nil, "", errNoObject
-		}
-		for _, m := range s.cfg.Upstreams.Apt {
-			if aptHost(m) == outside.HostPort(&url.URL{Scheme: "http", Host: r.URL.Host}) {
-				base = m
-			}
-		}
-		if base == nil {
-			err = bad(http.StatusForbidden, "the registry cache is no proxy for "+strings.ToLower(r.URL.Hostname())+": it is no mirror of cache.apt")
-		}
-		return kind, base, rest, err
-	case prefixed:
-		name, below, _ := strings.Cut(under, "/")
-		if kind, rest = Kind(name), below; kind == Docker {
-			return kind, nil, "", errNoObject
-		}
-	case isTarballPath(p):
-		kind, rest = NPM, p[1:]
-	default:
-		kind, rest = Docker, p[1:]
+// mirror returns the mirror of a request that apt sends to a proxy: GET
+// http://MIRROR/PATH. It is nil for other requests.
+func (s *Service) mirror(r *http.Request) (*url.URL, error) {
+	if !r.URL.IsAbs() {
+		return nil, nil
 	}
-	if base = s.cfg.Upstreams.of(kind); base == nil {
-		err = errNoObject
-	} else if kind == Docker && strings.TrimSuffix(rest, "/") == "v2" {
-		err = pong
+	if r.URL.Scheme != "http" || r.URL.RawQuery != "" {
+		return nil, errNoObject
 	}
-	return kind, base, rest, err
+	for _, m := range s.mirrors {
+		if aptHost(m) == outside.HostPort(&url.URL{Scheme: "http", Host: r.URL.Host}) {
+			return m, nil
+		}
+	}
+	return nil, bad(http.StatusForbidden, "the registry cache is no proxy for "+strings.ToLower(r.URL.Hostname())+": it is no mirror of cache.apt")
 }
 
-// isTarballPath reports whether a path is that of a package of npm at the root of
-// a registry. npm replaces the host of the public registry in an index by that of
-// the configured one, without its path.
-func isTarballPath(p string) bool { return npmTarball.MatchString(strings.TrimPrefix(p, "/")) }
-
 func (s *Service) fillTarball(t *target, m []string, _ *http.Request) error {
-	t.tarball = [2]string{m[1], m[2]}
+	t.tarball = [2]string{m[2], m[3]}
 	return nil
 }
 
 // fillNPM completes an index, which is passed on as it is: npm writes the URLs in it to
 // package-lock.json.
 func (s *Service) fillNPM(t *target, m []string, r *http.Request) error {
-	t.url, t.accept = npmIndex(s.cfg.Upstreams.NPM, m[1]), "application/json"
+	t.url, t.accept = npmIndex(s.upstreams[NPM], m[1]), "application/json"
 	if strings.Contains(r.Header.Get("Accept"), npmShort) {
 		t.accept = npmShort
 	}
@@ -185,7 +174,7 @@ func npmIndex(base *url.URL, name string) *url.URL {
 // fillProject completes an index of Python, in which the files have URLs of the cache:
 // files/DIGEST/HOST/PATH.
 func (s *Service) fillProject(t *target, m []string, r *http.Request) error {
-	t.url, t.accept = below(s.cfg.Upstreams.PyPI, m[1]), "text/html"
+	t.url, t.accept = below(s.upstreams[PyPI], m[1]), "text/html"
 	t.url.Path += "/"
 	if strings.Contains(r.Header.Get("Accept"), pypiJSON) {
 		t.accept = pypiJSON + ", text/html;q=0.1"
@@ -197,11 +186,11 @@ func (s *Service) fillProject(t *target, m []string, r *http.Request) error {
 }
 
 func (s *Service) fillFile(t *target, m []string, _ *http.Request) error {
-	if !slices.Contains(s.pypiHosts(), m[2]) {
+	if !slices.Contains(s.pypiHosts(), m[3]) {
 		return errNoObject
 	}
-	t.url, t.key = &url.URL{Scheme: s.cfg.Upstreams.PyPI.Scheme, Host: m[2], Path: m[3]}, ""
-	if d, ok := parseDigest(m[1]); ok && !strings.HasSuffix(m[3], ".metadata") { // whose digest is another one
+	t.url, t.key = &url.URL{Scheme: s.upstreams[PyPI].Scheme, Host: m[3], Path: m[4]}, ""
+	if d, ok := parseDigest(m[2]); ok && !strings.HasSuffix(m[4], ".metadata") { // whose digest is another one
 		t.digest, t.key = d, d.String()
 	}
 	return nil
@@ -210,13 +199,13 @@ func (s *Service) fillFile(t *target, m []string, _ *http.Request) error {
 // fillModule completes a path of the protocol of Go proxies. The content of a version
 // does not change; a branch or a prefix of a version names a commit that does.
 func (s *Service) fillModule(t *target, m []string, _ *http.Request) error {
-	if _, err := module.UnescapePath(m[1]); err != nil {
+	if _, err := module.UnescapePath(m[2]); err != nil {
 		return errNoObject
 	}
 	if t.key == "" {
 		return nil
 	}
-	v, err := module.UnescapeVersion(m[2])
+	v, err := module.UnescapeVersion(m[3])
 	if err != nil {
 		return errNoObject
 	}
@@ -230,24 +219,24 @@ func (s *Service) fillImage(t *target, m []string, r *http.Request) error {
 	if ns := r.URL.Query().Get("ns"); ns != "" && ns != "docker.io" {
 		return bad(http.StatusNotFound, "the registry cache is a mirror of docker.io only")
 	}
-	t.repo = m[1]
-	if m[2] == "manifests" {
-		t.accept = dockerAccept
+	t.repo = m[2]
+	if m[3] == "manifests" {
+		t.accept = manifests
 	}
 	if t.key == "" {
 		return nil
 	}
 	var ok bool
-	if t.digest, ok = parseDigest(m[3]); !ok {
+	if t.digest, ok = parseDigest(m[4]); !ok {
 		return errNoObject
 	}
-	t.key = "docker " + m[2] + " " + t.digest.String()
+	t.key = "docker " + m[3] + " " + t.digest.String()
 	return nil
 }
 
 func (s *Service) fillByHash(t *target, m []string, _ *http.Request) (err error) {
 	var ok bool
-	if t.digest, ok = parseDigest(strings.ToLower(m[1]) + ":" + m[2]); !ok {
+	if t.digest, ok = parseDigest(strings.ToLower(m[2]) + ":" + m[3]); !ok {
 		err = errNoObject
 	}
 	return err

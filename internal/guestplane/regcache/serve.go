@@ -41,7 +41,7 @@ func (s *Service) Services() []guestplane.Service {
 // use paths outside of guestapi.PathCache, and apt sends requests to a proxy.
 func (s *Service) Wants(r *http.Request) bool {
 	p := r.URL.Path
-	return r.URL.IsAbs() || strings.HasPrefix(p, guestapi.PathCache) || p == "/v2" || strings.HasPrefix(p, "/v2/") || isTarballPath(p)
+	return r.URL.IsAbs() || strings.HasPrefix(p, guestapi.PathCache) || p == "/v2" || strings.HasPrefix(p, "/v2/") || npmTarball.MatchString(p)
 }
 
 // answer is an answer that is not the content of an object. It is an error of the

@@ -23,13 +23,12 @@ func (s *Service) Settings(sb agentlab.Sandbox, prof agentlab.Profile) *guestapi
 		return nil
 	}
 	out := &guestapi.RegistryCache{URL: s.cfg.Base}
-	u := s.cfg.Upstreams
-	for _, k := range Kinds {
-		if u.has(k) && k != Apt && mayAsk(p, outside.HostPort(u.of(k))) {
+	for k, u := range s.upstreams {
+		if u != nil && mayAsk(p, outside.HostPort(u)) {
 			out.Kinds = append(out.Kinds, string(k))
 		}
 	}
-	for _, m := range u.Apt {
+	for _, m := range s.mirrors {
 		if mayAsk(p, outside.HostPort(m)) {
 			host, _, _ := net.SplitHostPort(aptHost(m))
 			out.AptHosts = append(out.AptHosts, host)
