@@ -84,20 +84,18 @@ type Config struct {
 
 // Limits bound the work. Zero means the default.
 type Limits struct {
-	Requests int           // of one sandbox at a time; more wait; default 32
-	Fetches  int           // downloads at a time; more wait; default 64
-	Stall    time.Duration // longest time without a byte to a guest; default 1 min
-	Object   int64         // maximum size of a stored object; default half of MaxBytes, at most 8 GiB
-	Index    int64         // maximum size of an index that is searched for a digest; default 128 MiB
-	Whole    int64         // maximum size of an index that is rewritten; default 32 MiB
+	Stall  time.Duration // longest time without a byte to a guest; default 1 min
+	Object int64         // maximum size of a stored object; default half of MaxBytes, at most 8 GiB
+	Whole  int64         // maximum size of an index that is rewritten; default 32 MiB
 }
 
-func (l Limits) withDefaults(maxBytes int64) Limits {
-	return Limits{
-		Requests: cmp.Or(l.Requests, 32), Fetches: cmp.Or(l.Fetches, 64), Stall: cmp.Or(l.Stall, time.Minute),
-		Object: cmp.Or(l.Object, min(maxBytes/2, 8<<30)), Index: cmp.Or(l.Index, 128<<20), Whole: cmp.Or(l.Whole, 32<<20),
-	}
-}
+const (
+	maxRequests = 32        // of one sandbox at a time; more wait
+	maxIndexes  = 2         // of Python, of one sandbox: each is in memory
+	maxRewrites = 4         // of these indexes at a time
+	maxFetches  = 64        // downloads that are stored, at a time; more wait
+	maxIndex    = 128 << 20 // bytes of an index that is searched for a digest
+)
 
 // Service is the cache. Its methods may be called from any goroutine. A nil Service
 // is a cache that is off.
@@ -110,20 +108,22 @@ type Service struct {
 	dockerAuth *url.URL          // where tokens for anonymous downloads come from
 	mirrors    []*url.URL        // of apt; the host and port of each are those that guests ask for
 
-	slots    chan struct{} // of downloads
-	rewrites chan struct{} // of indexes that are rewritten
-	tokens   tokens
+	slots    chan struct{}  // of downloads
+	rewrites chan struct{}  // of indexes that are rewritten
 	running  sync.WaitGroup // downloads
 
 	mu      sync.Mutex
 	flights map[string]*flight
 	opted   map[string]optOut // by profile
+	tokens  map[string]token  // by repository
 }
 
 // New opens the directory of the cache, and removes what a killed process left.
 func New(cfg Config) (*Service, error) {
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, int64(cfg.MaxGB)<<30)
-	cfg.Limits = cfg.Limits.withDefaults(cfg.MaxBytes)
+	cfg.Limits = Limits{
+		Stall: cmp.Or(cfg.Limits.Stall, time.Minute), Object: cmp.Or(cfg.Limits.Object, min(cfg.MaxBytes/2, 8<<30)), Whole: cmp.Or(cfg.Limits.Whole, 32<<20),
+	}
 	parse := func(text string) *url.URL {
 		u, _ := config.RegistryURL(text) // nil: the kind is off
 		return u
@@ -135,17 +135,14 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), store: st,
 		upstreams: map[Kind]*url.URL{NPM: parse(cfg.NPM), PyPI: parse(cfg.PyPI), Go: parse(cfg.Go), Docker: parse(cfg.Docker)}, dockerAuth: parse(cfg.DockerAuth),
-		slots: make(chan struct{}, cfg.Limits.Fetches), rewrites: make(chan struct{}, maxRewrites),
-		flights: map[string]*flight{}, opted: map[string]optOut{}, tokens: tokens{known: map[string]token{}},
+		slots: make(chan struct{}, maxFetches), rewrites: make(chan struct{}, maxRewrites),
+		flights: map[string]*flight{}, opted: map[string]optOut{}, tokens: map[string]token{},
 	}
 	for _, m := range cfg.Apt {
 		s.mirrors = append(s.mirrors, parse(m))
 	}
 	return s, nil
 }
-
-// How many indexes of Python are in memory: of one guest, and while they are rewritten.
-const maxIndexes, maxRewrites = 2, 4
 
 // Close ends all downloads. Requests must have ended.
 func (s *Service) Close() error {

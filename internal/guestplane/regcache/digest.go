@@ -78,7 +78,7 @@ func (s *Service) tarballDigest(ctx context.Context, g *outside.Guest, t *target
 		return digest{}
 	}
 	defer func() { _ = resp.Body.Close() }()
-	dec := json.NewDecoder(io.LimitReader(resp.Body, s.cfg.Limits.Index))
+	dec := json.NewDecoder(io.LimitReader(resp.Body, maxIndex))
 	var found digest
 	_ = members(dec, func(key string) error {
 		if key != "versions" {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -21,14 +20,9 @@ var (
 	dockerName  = lazyre.New(`\bservice="([^"]*)"`)
 )
 
-// tokens are the tokens for anonymous downloads, by repository. The cache gets them
-// itself: with the token of a guest, layers that only this guest may read would be
-// stored for others.
-type tokens struct {
-	mu    sync.Mutex
-	known map[string]token
-}
-
+// token is a token for anonymous downloads from a repository. The cache gets it itself:
+// with the token of a guest, layers that only this guest may read would be stored for
+// others.
 type token struct {
 	text string
 	ends time.Time
@@ -61,9 +55,9 @@ func (s *Service) dockerToken(ctx context.Context, g *outside.Guest, t *target, 
 	if err != nil {
 		return "", err
 	}
-	s.tokens.mu.Lock()
-	have := s.tokens.known[t.scope+t.repo]
-	s.tokens.mu.Unlock()
+	s.mu.Lock()
+	have := s.tokens[t.scope+t.repo]
+	s.mu.Unlock()
 	if time.Now().Before(have.ends) {
 		return have.text, nil
 	}
@@ -72,12 +66,12 @@ func (s *Service) dockerToken(ctx context.Context, g *outside.Guest, t *target, 
 	if err != nil {
 		return "", err
 	}
-	s.tokens.mu.Lock()
-	defer s.tokens.mu.Unlock()
-	if len(s.tokens.known) >= maxTokens {
-		clear(s.tokens.known)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.tokens) >= maxTokens {
+		clear(s.tokens)
 	}
-	s.tokens.known[t.scope+t.repo] = got
+	s.tokens[t.scope+t.repo] = got
 	return got.text, nil
 }
 

@@ -33,7 +33,7 @@ func (s *Service) Services() []guestplane.Service {
 		service("registry cache: index of Python", maxIndexes, func(r *http.Request) bool {
 			return strings.HasPrefix(r.URL.Path, guestapi.PathCache+string(PyPI)+"/simple/")
 		}),
-		service("registry cache", s.cfg.Limits.Requests, s.Wants),
+		service("registry cache", maxRequests, s.Wants),
 	}
 }
 
