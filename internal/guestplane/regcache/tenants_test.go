@@ -66,6 +66,43 @@ func TestDownloadsOfOtherPlacesAreNotShared(t *testing.T) {
 	}
 }
 
+// A guest does not get a running download from a server that its policy denies.
+func TestDownloadFromDeniedServer(t *testing.T) {
+	w := newWorld(t)
+	asked, release := make(chan struct{}), make(chan struct{})
+	w.upstream("registry.test", func(rw http.ResponseWriter, r *http.Request) {
+		http.Redirect(rw, r, "https://cdn.test/x", http.StatusFound)
+	})
+	w.upstream("cdn.test", func(rw http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(rw, "from the")
+		_ = http.NewResponseController(rw).Flush()
+		close(asked)
+		<-release
+		_, _ = io.WriteString(rw, " CDN")
+	})
+	first, second := make(chan string, 1), make(chan string, 1)
+	get := func(vmid int, to chan string) {
+		status, body, _, err := w.try(t.Context(), http.MethodGet, vmid, module)
+		to <- fmt.Sprint(status, " ", body, " ", err)
+	}
+	go get(open, first)
+	<-asked
+	go get(listed, second)
+	select {
+	case got := <-second:
+		if !strings.HasPrefix(got, "403 ") || strings.Contains(got, "from the") {
+			t.Error(got)
+		}
+		close(release)
+	case <-time.After(guard.Patience):
+		close(release)
+		t.Errorf("it waits for the download, and gets %s", <-second)
+	}
+	if got := <-first; got != "200 from the CDN <nil>" {
+		t.Error(got)
+	}
+}
+
 // Two guests that want an object which cannot be stored both get it.
 func TestFullDiskForTwo(t *testing.T) {
 	w := newWorld(t, func(c *regcache.Config) { c.MinFree = 1 << 60 })
