@@ -49,8 +49,16 @@ func (w *writer) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
+// forget deletes the headers of a content that was about to be sent.
+func (w *writer) forget() {
+	for _, name := range append([]string{"Etag", "Last-Modified"}, passed...) {
+		w.Header().Del(name)
+	}
+}
+
 // describe sets the headers of a content.
 func (w *writer) describe(t *target, m meta) {
+	w.forget()
 	h := w.Header()
 	h.Set("Content-Type", m.ContentType)
 	if m.ContentType == "" {
@@ -81,9 +89,7 @@ func (w *writer) fail(err error) string {
 	default:
 		a = text(http.StatusBadGateway, ResultError, "the upstream cannot be reached")
 	}
-	for _, name := range append([]string{"Etag", "Last-Modified"}, passed...) { // of a content that was about to be sent
-		w.Header().Del(name)
-	}
+	w.forget()
 	w.Header().Set("Content-Type", a.contentType)
 	w.ctx = context.Background()
 	w.WriteHeader(a.status)
