@@ -28,6 +28,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // App is one run of the command line.
@@ -48,7 +49,6 @@ type App struct {
 	place     *mcpPlace      // what the run may send of this machine; nil is everything
 	daemon    *client.Client // the last one that connect returned
 	shown     int64          // ID of the last event that showEvent printed
-	brief     bool           // of the start of a sandbox only what is not routine is shown
 
 	logIdle time.Duration // 0 means the constant logIdle
 }
@@ -180,7 +180,7 @@ Or unattended:
 			root.AddCommand(c)
 		}
 	}
-	for _, name := range interactiveAgents {
+	for _, name := range session.Agents {
 		add("interactive", a.agentCmd(name))
 	}
 	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())

@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // completionLimit limits the time for completing a word.
@@ -125,7 +126,7 @@ func artifactsOf(job string) lister {
 // newNames are the commands whose NAME is that of a new object.
 var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename", "agentlab session create", "agentlab session rename", "agentlab session branch"}
 
-var sessionAgents = words(append(slices.Clone(interactiveAgents), shellOnly)...)
+var sessionAgents = words(append(slices.Clone(session.Agents), session.ShellOnly)...)
 
 // flagListers complete the values of flags, by the name of the flag, and of those of one
 // command that has other values; nil means that there are none to complete.
@@ -134,7 +135,7 @@ var flagListers = map[string]lister{
 	"workspace": listWorkspaces, "session": listSessions, "agent": words(agentlab.Agents...),
 	"agentlab start --agent": sessionAgents, "agentlab sessionizer --agent": sessionAgents,
 	"agentlab attach --session": nil,
-	"sync":                      words(syncManual, syncOnCommit, syncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
+	"sync":                      words(session.SyncManual, session.SyncOnCommit, session.SyncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
 }
 
 // fileFlags take the name of a file or directory, which the shell completes.

@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -118,17 +119,17 @@ func (a *App) printCommand(e editor, host, dir string) error {
 // editorTarget returns the host of a session or sandbox in the configuration of OpenSSH,
 // and the directory to open.
 func (a *App) editorTarget(ctx context.Context, c *client.Client, arg string) (host, dir string, err error) {
-	t, err := a.chosenTarget(ctx, c, arg)
+	t, err := session.ChooseTarget(ctx, a, c, arg)
 	switch {
 	case err != nil:
 		return "", "", err
-	case t.sandbox != "":
-		return t.sandbox + sshSuffix, transfer.AgentHome, nil
+	case t.Sandbox != "":
+		return t.Sandbox + sshSuffix, transfer.AgentHome, nil
 	}
-	sb, err := a.resumeForWork(ctx, c, t.session, 0)
+	sb, err := session.Resume(ctx, a, c, t.Session, 0)
 	if err != nil {
 		return "", "", err
 	}
-	dir, err = workDir(ctx, c, t.session, sb, t.link, t.worktree)
-	return t.session.Name + sshSuffix, dir, err
+	dir, err = session.WorkDir(ctx, c, t.Session, sb, t.Link, t.Worktree)
+	return t.Session.Name + sshSuffix, dir, err
 }

@@ -2,31 +2,15 @@ package cli
 
 import (
 	"context"
-	"path"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
-
-// excludeSent has git in a session ignore the environment files that were sent to its
-// repository. Other sandboxes have none.
-func excludeSent(ctx context.Context, c *client.Client, sent transfer.SentEnvFiles) error {
-	if in := path.Clean(sent.Directory); in != guestapi.RepoDir && in != guestapi.ProjectDir {
-		return nil
-	}
-	r := session.Repo{C: c, Sandbox: sent.Sandbox}
-	st, err := r.State(ctx)
-	if err != nil || len(st.Worktrees) == 0 {
-		return nil //nolint:nilerr // it has no repository of a session
-	}
-	return r.CallJSON(ctx, guestapi.RepoInit{Branch: st.Worktrees[0].Branch, Exclude: sent.Files}, nil, "init")
-}
 
 func (a *App) syncEnvCmd() *cobra.Command {
 	var repo, dir string
@@ -56,7 +40,7 @@ AgentLab does not know their values: it does not redact them in logs.`,
 				return err
 			}
 		}
-		if err := excludeSent(ctx, c, sent); err != nil {
+		if err := session.ExcludeSent(ctx, c, sent); err != nil {
 			return err
 		}
 		if len(sent.Files) == 0 {

@@ -1,17 +1,13 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"iter"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
-
-	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // table writes aligned columns. Some cells come from guests, so it replaces
@@ -54,42 +50,6 @@ func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 		}
 	}
 	return nil
-}
-
-// sanitizeWriter writes a guest's log to a terminal without escape sequences. It
-// passes tab, newline and carriage return, and replaces other control
-// characters and invalid UTF-8 by dots. Colors are lost.
-type sanitizeWriter struct {
-	w    io.Writer
-	rest []byte // an incomplete rune at the end of the last write
-}
-
-func (p *sanitizeWriter) Write(b []byte) (int, error) {
-	in := append(p.rest, b...)
-	clean := make([]byte, 0, len(in))
-	for len(in) > 0 && utf8.FullRune(in) {
-		r, size := utf8.DecodeRune(in)
-		switch {
-		case r == utf8.RuneError && size == 1, agentlab.ControlsTerminal(r) && r != '\t' && r != '\n' && r != '\r':
-			clean = append(clean, '.')
-		default:
-			clean = append(clean, in[:size]...)
-		}
-		in = in[size:]
-	}
-	p.rest = bytes.Clone(in)
-	if _, err := p.w.Write(clean); err != nil {
-		return 0, err
-	}
-	return len(b), nil
-}
-
-// logWriter returns w, without control characters if it is a terminal.
-func logWriter(w io.Writer) io.Writer {
-	if _, tty := work.TerminalOf(w); tty {
-		return &sanitizeWriter{w: w}
-	}
-	return w
 }
 
 // age formats the time since t with one or two units.

@@ -62,7 +62,7 @@ func TestPlain(t *testing.T) {
 	const in, want = "ok\r\n\x1b[2Jü\x7f\a|\u009b2J|\x9b2J|\u202egnp|\u2028|\U0001f600\xff.", "ok\r\n.[2Jü..|.2J|.2J|.gnp|.|\U0001f600.."
 	for chunk := 1; chunk <= len(in); chunk++ { // runes are cut at every place
 		out.Reset()
-		w := &sanitizeWriter{w: &out}
+		w := work.Sanitizer(&out)
 		for b := []byte(in); len(b) > 0; {
 			n := min(chunk, len(b))
 			if _, err := w.Write(b[:n]); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
+	"github.com/agentlab-vm/agentlab/internal/work/project"
 )
 
 // buildContainerScript starts the dev container of the directory $1, which builds it,
@@ -76,11 +77,11 @@ repository (default: this one).`,
 		if err := agentlab.ValidateName(name); err != nil {
 			return agentlab.Errorf(agentlab.CodeInvalid, "%w", err).WithField("name").WithHint("choose one with --name")
 		}
-		if !slices.ContainsFunc(containerFiles, func(f string) bool {
+		if !slices.ContainsFunc(project.ContainerFiles, func(f string) bool {
 			_, err := gitsafe.Git(ctx, top, "cat-file", "-e", "HEAD:"+f)
 			return err == nil
 		}) {
-			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, containerFiles[0]).WithHint("commit it, and try again")
+			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, project.ContainerFiles[0]).WithHint("commit it, and try again")
 		}
 		img, err := a.devcontainerImage(ctx, c, top, name, req)
 		if err != nil {

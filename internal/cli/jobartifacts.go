@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 func (a *App) jobArtifactsCmd() *cobra.Command {
@@ -79,7 +80,7 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 // in an archive, which is only named: it is extracted by the user.
 func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, artifact []string, name string) ([]returncheck.Finding, error) {
 	if len(artifact) > 0 {
-		return a.admitFile(ctx, name)
+		return transfer.AdmitFile(ctx, a, name, a.json)
 	}
 	list, err := c.Artifacts(ctx, job)
 	if err != nil {
@@ -94,18 +95,6 @@ func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, a
 		gitsafe.NoteArchive(a, found)
 	}
 	return found, nil
-}
-
-// admitFile is the return check of one file of a guest that is about to be written.
-func (a *App) admitFile(ctx context.Context, name string) ([]returncheck.Finding, error) {
-	found, err := gitsafe.JudgeFile(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	if !a.json {
-		gitsafe.NoteNamed(a, found)
-	}
-	return found, gitsafe.Admit(ctx, a, found, gitsafe.Admission{Dir: filepath.Dir(name), Verb: "written"})
 }
 
 // jobID returns the ID of the job with an ID or unique prefix of one.
@@ -134,7 +123,7 @@ func copyOut(w io.Writer, r io.Reader, force bool) error {
 		r = in
 	}
 	if !force {
-		w = logWriter(w)
+		w = work.LogWriter(w)
 	}
 	_, err := io.Copy(w, r)
 	return err

@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
@@ -83,7 +84,7 @@ func (a *App) nothingToFetch(j api.Job, got source.Fetched) error {
 	case got.Left:
 		what = "uncommitted changes"
 	case j.Result.Uncommitted > 0:
-		what = uncommittedFiles(j.Result.Uncommitted)
+		what = session.UncommittedFiles(j.Result.Uncommitted)
 	}
 	if what != "" {
 		a.Progressf("note: %s\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", what, j.ID, j.ID)

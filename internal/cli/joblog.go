@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 func (a *App) jobLogsCmd() *cobra.Command {
@@ -60,7 +61,7 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 			err = a.preparationLog(ctx, c, id, func(id string) error {
 				log, err := c.JobLog(ctx, id, false, 0)
 				if err == nil {
-					err = copyAll(logWriter(a.Stdout), log)
+					err = copyAll(work.LogWriter(a.Stdout), log)
 				}
 				return err
 			})
@@ -70,7 +71,7 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 		}
 		var log client.Body
 		if log, err = c.JobLog(ctx, id, follow, 0); err == nil {
-			err = copyAll(logWriter(a.Stdout), log)
+			err = copyAll(work.LogWriter(a.Stdout), log)
 		}
 	}
 	if err == nil && follow {
@@ -92,7 +93,7 @@ func copyAll(w io.Writer, r io.ReadCloser) error {
 func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event), lost func(error)) (api.Job, error) {
 	logCtx, stopLog := context.WithCancelCause(ctx)
 	defer stopLog(nil)
-	idle := newIdleLimit(logWriter(out), a.logIdle, func() { stopLog(errLogIdle) })
+	idle := newIdleLimit(work.LogWriter(out), a.logIdle, func() { stopLog(errLogIdle) })
 	ended := make(chan struct{})
 	var log sync.WaitGroup
 	log.Go(func() {

@@ -19,6 +19,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/version"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -99,7 +100,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	})
 	stream := func(w http.ResponseWriter, r *http.Request) {
 		if !events {
-			refuse(w, agentlab.CodeDenied, http.StatusForbidden)
+			worktest.Refuse(w, agentlab.CodeDenied, http.StatusForbidden)
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -121,12 +122,6 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	a := &App{Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, logIdle: idle}
 	code := a.Run(ctx, []string{"--socket", serveAPI(t, mux), "job", "logs", "--follow", id})
 	return code, errs.String()
-}
-
-func refuse(w http.ResponseWriter, code agentlab.Code, status int) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(api.Error{Code: string(code), Detail: "refused"})
 }
 
 // After the job's end, a log is read on for as long as bytes arrive.
@@ -182,7 +177,7 @@ func TestFollowedLogFails(t *testing.T) {
 	}{
 		{"full disk", full, func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "one") }, "no space left on device"},
 		{"refused", io.Discard, func(w http.ResponseWriter, _ *http.Request) {
-			refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
+			worktest.Refuse(w, agentlab.CodeNotFound, http.StatusNotFound)
 		}, "the log was cut off: refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

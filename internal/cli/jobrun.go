@@ -16,6 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/project"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 type jobRunFlags struct {
@@ -192,13 +194,13 @@ func readLimited(r io.Reader, name string, limit int64) (string, error) {
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
 	if f.branch != "" {
-		image, err := newSessionImage(ctx, f.repo, f.req.Ref, f.req.Image)
+		image, err := session.NewImage(ctx, f.repo, f.req.Ref, f.req.Image)
 		if err != nil {
 			return err
 		}
-		s, err := a.branchSession(ctx, c, f.repo, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, Image: image})
+		s, err := session.OfBranch(ctx, a, c, f.repo, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, Image: image})
 		if err != nil {
-			return projectImage(err, image != f.req.Image)
+			return project.ImageError(err, image != f.req.Image)
 		}
 		f.req.Session = s.ID
 	}
@@ -350,9 +352,9 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 		return err
 	}
 	asked := f.req.Image
-	p, err := useProject(ctx, src, &f.req)
+	p, err := project.Use(ctx, src, &f.req)
 	if err == nil && f.cachesSetup() {
-		err = a.useSetup(ctx, src, p, &f.req)
+		err = project.UseSetup(ctx, a, src, p, &f.req)
 	}
 	if err != nil {
 		return err
@@ -360,7 +362,7 @@ func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, 
 	check.Image = f.req.Image
 	check.Ref = src.Branch
 	if err := c.ValidateJob(ctx, check); err != nil {
-		return projectImage(err, asked != f.req.Image)
+		return project.ImageError(err, asked != f.req.Image)
 	}
 	f.req.Ref = src.Shown(ctx, f.req.Ref)
 	if a.place != nil {

@@ -90,7 +90,7 @@ func TestTerminalWeb(t *testing.T) {
 	} {
 		c, commands := terminalDaemon(t, api.Profile{}, tc.answer, 8082)
 		var out, errOut bytes.Buffer
-		open := guestapi.ExecRequest{Command: openCommand(startOptions{agent: "claude"}, "/work/repo"), TTY: true}
+		open := guestapi.ExecRequest{Command: []string{"agentlab-agent", "open", "--session", "main", "--dir", "/work/repo", "--agent", "claude"}, TTY: true}
 		err := (&App{Stdout: &out, Stderr: &errOut}).openTerminalWeb(t.Context(), c, api.Session{Name: "app"}, "7", open)
 		if agentlab.CodeOf(err) != tc.code || out.String() != tc.out {
 			t.Errorf("%s: %v, %q", tc.answer, err, out.String())

@@ -40,7 +40,7 @@ func (a *App) page(ctx context.Context, colour bool, fn func(w io.Writer) error)
 	if colour && os.Getenv("NO_COLOR") == "" {
 		w = &patchColours{w: out, bol: true}
 	}
-	err := fn(&sanitizeWriter{w: w})
+	err := fn(work.Sanitizer(w))
 	finish()
 	return out.ended(err)
 }

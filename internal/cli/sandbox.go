@@ -370,7 +370,7 @@ func (a *App) copyConsole(ctx context.Context, c *client.Client, sandbox string,
 	if err != nil {
 		return err
 	}
-	return copyAll(logWriter(a.Stdout), log)
+	return copyAll(work.LogWriter(a.Stdout), log)
 }
 
 func (a *App) logsCmd() *cobra.Command {

@@ -16,6 +16,8 @@ import (
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
+	"github.com/agentlab-vm/agentlab/internal/work/project"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 func (a *App) sessionCmd() *cobra.Command {
@@ -94,7 +96,7 @@ func (a *App) sessionWorkspace(ctx context.Context, c *client.Client, s api.Sess
 func (a *App) sessionListCmd() *cobra.Command {
 	var linked map[string]string
 	fetch := func(ctx context.Context, c *client.Client, _ []string) (api.List[api.Session], error) {
-		linked = linkedBranches(ctx)
+		linked = session.LinkedBranches(ctx)
 		return c.Sessions(ctx)
 	}
 	return query(a, "list", "List sessions", exactArgs(), fetch, func(list api.List[api.Session]) error {
@@ -266,11 +268,11 @@ the name of the directory and a hash, too.`,
 		}
 		image := ""
 		if commit, err := gitsafe.Git(ctx, ".", "rev-parse", "--verify", "--quiet", "HEAD^{commit}"); err == nil {
-			image = a.projectOf(ctx, ".", commit).Image
+			image = project.Of(ctx, a, ".", commit).Image
 		}
-		s, err := a.branchSession(ctx, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
+		s, err := session.OfBranch(ctx, a, c, repo, api.SessionCreate{Branch: args[0], Profile: profile, Image: image})
 		if err != nil {
-			return projectImage(err, image != "")
+			return project.ImageError(err, image != "")
 		}
 		if profile != "" && s.Profile != profile {
 			a.Progressf("note: session %s keeps its profile %s: --profile is for new sessions", s.Name, s.Profile)
