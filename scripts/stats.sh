@@ -74,12 +74,12 @@ go list -f '{{$p := .ImportPath}}{{range .Imports}}{{$p}} {{.}}{{"\n"}}{{end}}' 
 awk '{o[$1]++; i[$2]++; n[$1]; n[$2]; e++} END{printf "packages=%d edges=%d\n",length(n),e
   for (p in n) printf "%-36s imports=%d imported_by=%d\n",p,o[p],i[p] | "sort"}' "$T/edges"
 echo "-- edges among services, daemon, server"
-awk '$1 ~ /^internal\/(job|sandbox|gc|artifact|audit|verify|daemon|server|guestserver|cli|session|workspace|bootstrap|recovery|doctor)$/ {d[$1]=d[$1] " " $2} END{for(p in d) print p " ->" d[p] | "sort"}' "$T/edges"
+awk '$1 ~ /^internal\/(job|sandbox|gc|artifact|audit|verify|daemon|server|guestplane|cli|session|workspace|bootstrap|recovery|doctor)$/ {d[$1]=d[$1] " " $2} END{for(p in d) print p " ->" d[p] | "sort"}' "$T/edges"
 echo "-- doubles that the product imports (must be none but the fake's registration)"
 awk -v D="$DOUBLE" '$2 ~ D' "$T/edges"
 
 echo; echo "== function-typed fields and setters of services (callbacks; clocks, random sources and loggers excluded)"
-for p in job sandbox bootstrap gc artifact audit verify doctor recovery guestserver; do
+for p in job sandbox bootstrap gc artifact audit verify doctor recovery guestplane; do
   [ -d internal/$p ] || continue
   tracked "internal/$p/*.go" | grep -v _test.go | tr '\n' '\0' | xargs -0r awk '
     /^type [A-Za-z]+ (struct|interface) \{/ {t=$2; s=($3=="struct")} /^}/ {t=""}

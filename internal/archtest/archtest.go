@@ -47,7 +47,7 @@ var leaves = []string{
 
 // doubles are the packages below internal that only tests link.
 var doubles = []string{
-	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestserver/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest", "internal/work/worktest",
+	"internal/backend/backendtest", "internal/backend/fake", "internal/egress/probe/probetest", "internal/guestplane/guesttest", "internal/sandbox/sandboxtest", "internal/store/storetest", "internal/stream/streamtest", "internal/work/worktest",
 }
 
 func and(lists ...[]string) []string {
@@ -199,13 +199,13 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "registry cache", Packages: []string{"internal/regcache"},
-		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate"}, leaves),
+		May: and([]string{".", "guestapi", "internal/backend", "internal/config", "internal/egress", "internal/egress/gate", "internal/guestplane"}, leaves),
 		Why: "the registry cache decides by policies and knows no service, driver or store",
 	},
 	{
-		Name: "guestserver", Packages: []string{"internal/guestserver/..."},
+		Name: "guestplane", Packages: []string{"internal/guestplane/..."},
 		May: and([]string{".", "guestapi", "internal/artifact", "internal/guestcheck"}, leaves),
-		Why: "the guest plane shares no code with the control plane and calls services through its own interfaces",
+		Why: "the guest plane shares no code with the control plane, and its services call others through their own interfaces",
 	},
 	{
 		Name: "server", Packages: []string{"internal/server/..."},
@@ -229,7 +229,7 @@ var Layers = append(driverLayers(), []Layer{
 		Name: "daemon", Packages: []string{"internal/daemon/..."},
 		May: and([]string{
 			".", "api", "guestapi", "internal/artifact", "internal/auth", "internal/backend", "internal/backend/registry", "internal/backends", "internal/config", "internal/fleet",
-			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestserver", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
+			"internal/control", "internal/egress/...", "internal/doctor", "internal/guestplane/...", "internal/hostclock", "internal/hostnet", "internal/image", "internal/metrics", "internal/profile",
 			"internal/recovery", "internal/regcache", "internal/secret", "internal/server", "internal/store", "internal/supervisor",
 		}, serviceNames, leaves),
 		Why: "the daemon connects all packages; user interfaces and guests are other programs",

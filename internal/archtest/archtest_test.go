@@ -172,7 +172,7 @@ func TestCheck(t *testing.T) {
 		{"api", ".", "no other package"},
 		{"internal/redact", "internal/store", "small package"},
 		{"internal/server", "internal/store", "neither the store"},
-		{"internal/guestserver", "api", "shares no code"},
+		{"internal/guestplane", "api", "shares no code"},
 		{"cmd/agentlab", "internal/cli", ""},
 		{"cmd/agentlab", "internal/store", "a main"},
 		{"internal/newthing", ".", "no layer"},

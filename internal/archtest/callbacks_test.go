@@ -13,7 +13,7 @@ import (
 // interfaces that it declares. A function in its Config hides who is called.
 func TestServicesHaveNoCallbacks(t *testing.T) {
 	configs := 0
-	for _, pkg := range append([]string{"internal/doctor", "internal/guestserver"}, serviceNames...) {
+	for _, pkg := range append([]string{"internal/doctor", "internal/guestplane"}, serviceNames...) {
 		files, err := filepath.Glob(filepath.Join(root, pkg, "*.go"))
 		if err != nil {
 			t.Fatal(err)

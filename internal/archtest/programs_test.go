@@ -14,7 +14,7 @@ import (
 // readers hold what guests say and write. They start no program, so that no
 // git, tar or mount of the host ever meets what a guest made.
 var readers = []string{
-	"internal/artifact", "internal/audit", "internal/control", "internal/gc", "internal/guestcheck", "internal/guestserver",
+	"internal/artifact", "internal/audit", "internal/control", "internal/gc", "internal/guestcheck", "internal/guestplane",
 	"internal/job", "internal/link", "internal/redact", "internal/sandbox", "internal/server", "internal/store", "internal/stream",
 	"internal/egress/gate", "internal/egress/sniff", "internal/egress/vnet",
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/devproxy"
 	"github.com/agentlab-vm/agentlab/internal/doctor"
 	"github.com/agentlab-vm/agentlab/internal/gc"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/hostclock"
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
@@ -69,7 +69,7 @@ type services struct {
 	ports        *devproxy.Service
 	messages     *message.Service
 	jobs         *job.Service
-	guests       *guestserver.Server
+	guests       *guestplane.Plane
 	gc           *gc.Collector
 	tokens       *auth.Service
 	audit        *audit.Service
@@ -221,10 +221,10 @@ func (s *services) bundles() *doctor.Bundles {
 	})
 }
 
-// openJobs creates the services of sandboxes and jobs, and the server for
-// guests. Each has references to the previous ones. The only reference back is
-// that of the sandbox service to the server for guests.
+// openJobs creates the guest plane, the services of sandboxes and jobs, and the
+// services for guests. Each has references to the previous ones only.
 func (s *services) openJobs(context.Context, *cleanup) error {
+	s.guests = guestplane.New(guestplane.Config{Store: s.store, Redactors: s.bootstrap, Clock: s.cfg.Clock, Logger: s.log.With("part", "guests")})
 	s.openSandboxes()
 	s.jobs = job.New(job.Config{
 		Store: s.store, Sandboxes: s.sandboxes, Snapshots: s.snapshots, Profiles: s.profiles, Secrets: s.vault, Bootstrap: s.bootstrap, Artifacts: s.artifacts,
@@ -235,12 +235,7 @@ func (s *services) openJobs(context.Context, *cleanup) error {
 		Logger: s.log.With("part", "jobs"),
 	})
 	s.messages = message.New(s.store, agentlab.MessageLimits(s.settings.Messages))
-	s.guests = guestserver.New(guestserver.Config{
-		Tokens: s.store, Jobs: s.jobs, Artifacts: s.artifacts, Bootstrap: s.bootstrap, Messages: s.messages, Leases: s.sandboxes, Cache: s.cache,
-		Clock: s.cfg.Clock, Logger: s.log.With("part", "guests"),
-	})
-	s.sandboxes.ServeGuests(s.guests)
-	s.sandboxes.KeepWork(s.jobs)
+	s.guests.Add(s.guestServices()...)
 	s.sessions = session.New(session.Config{
 		Store: s.store, Workspaces: s.workspaces, Sandboxes: s.sandboxes, Profiles: s.profiles, Fleet: s.fleet, DefaultProfile: s.settings.DefaultProfile, AgentsImage: s.settings.Images.Agents,
 	})
@@ -263,7 +258,7 @@ func (s *services) openSandboxes() {
 			MaxSandboxes: s.settings.Limits.MaxSandboxes, MaxTTL: s.settings.MaxTTL(), BootTimeout: s.settings.BootTimeout(),
 			Salvage: time.Duration(s.settings.Retention.SalvageHours) * time.Hour, SalvageBytes: int64(s.settings.Limits.SalvageGB) << 30,
 		},
-		Audit: s.audit, Host: s.doctor,
+		Audit: s.audit, Host: s.doctor, Guests: s.guests, Jobs: job.Work{Store: s.store, Artifacts: s.artifacts, Profiles: s.profiles},
 		IntentsDir: s.cfg.Paths.Ending(),
 		Clock:      s.cfg.Clock,
 		Logger:     s.log.With("part", "sandboxes"),

@@ -30,7 +30,11 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/bootstrap"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/artifacts"
+	exchange "github.com/agentlab-vm/agentlab/internal/guestplane/bootstrap"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/report"
 	"github.com/agentlab-vm/agentlab/internal/job"
 	"github.com/agentlab-vm/agentlab/internal/sandbox"
 	"github.com/agentlab-vm/agentlab/internal/secret"
@@ -163,7 +167,7 @@ type world struct {
 	boot       *bootstrap.Service
 	artifacts  *artifact.Service
 	vault      *secret.Vault
-	guests     *guestserver.Server
+	guests     *guestplane.Plane
 	kill       func()
 
 	mu   sync.Mutex
@@ -229,7 +233,9 @@ func (w *world) begin() {
 	boot = bootstrap.New(bootstrap.Config{Store: w.store, Profiles: w.profiles, Secrets: slowVault{w.vault, w}, Backends: fleet.Single(driver, nil)})
 	w.boot = boot
 	backends := fleet.Single(driver, fake.Images{})
+	w.guests = guestplane.New(guestplane.Config{Store: w.store, Redactors: boot})
 	core := sandbox.NewCore(sandbox.Config{
+		Guests: w.guests, Jobs: job.Work{Store: w.store, Artifacts: w.artifacts, Profiles: w.profiles},
 		Store: w.store, Sessions: w.store, Fleet: backends, Profiles: w.profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: sandbox.Limits{MaxSandboxes: w.max, Salvage: w.salvage, SalvageBytes: 100 << 30},
 		Bootstrap: w.boot, Artifacts: w.artifacts,
@@ -252,12 +258,7 @@ func (w *world) begin() {
 		w.next = make(chan struct{})
 	})
 	w.jobs = jobs
-	w.guests = guestserver.New(guestserver.Config{
-		Tokens: w.store, Jobs: w.jobs, Artifacts: w.artifacts, Bootstrap: lossy{boot, jobs, w},
-		Limits: guestserver.Limits{Bootstraps: 1000},
-	})
-	w.sandboxes.ServeGuests(w.guests)
-	w.sandboxes.KeepWork(w.jobs)
+	w.guests.Add(guesttest.Unlimited(exchange.Service(lossy{boot, jobs, w}, jobs)), report.Service(jobs), artifacts.Service(w.artifacts))
 	var wg sync.WaitGroup
 	for _, run := range []func(context.Context) error{w.sandboxes.Run, w.snapshots.Run, w.jobs.Run} {
 		wg.Go(func() {

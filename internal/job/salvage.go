@@ -27,7 +27,7 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	}
 	s.salvaging.Lock() // of two requests the second finds the job of the first
 	defer s.salvaging.Unlock()
-	open, err := s.openSalvages(ctx, j.ID)
+	open, err := s.work().openSalvages(ctx, j.ID)
 	if err != nil || len(open) > 0 {
 		return append(open, none)[0], err
 	}
@@ -64,13 +64,21 @@ func (s *Service) Salvage(ctx context.Context, id string) (agentlab.Job, error) 
 	return out, nil
 }
 
+// Work knows the work of jobs that is not stored: what the service of sandboxes needs to
+// know of jobs.
+type Work struct {
+	Store     Store
+	Artifacts Artifacts
+	Profiles  Profiles
+}
+
 // openSalvages lists the jobs that extract the work of a job and have not ended.
-func (s *Service) openSalvages(ctx context.Context, id string) ([]agentlab.Job, error) {
-	return s.cfg.Store.Jobs(ctx, agentlab.JobFilter{Salvages: id, Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
+func (s Work) openSalvages(ctx context.Context, id string) ([]agentlab.Job, error) {
+	return s.Store.Jobs(ctx, agentlab.JobFilter{Salvages: id, Statuses: []agentlab.JobStatus{agentlab.JobQueued, agentlab.JobRunning}})
 }
 
 // Salvaging reports whether a job that has not ended extracts the work of a job.
-func (s *Service) Salvaging(ctx context.Context, id string) (bool, error) {
+func (s Work) Salvaging(ctx context.Context, id string) (bool, error) {
 	open, err := s.openSalvages(ctx, id)
 	return len(open) > 0, err
 }
@@ -133,25 +141,27 @@ func (s *Service) wakeSalvage(ctx context.Context, id string) error {
 
 // Unshipped reports whether a job has, or may have, work that is not stored and that
 // is lost with the disk of its sandbox.
-func (s *Service) Unshipped(ctx context.Context, id string) (bool, error) {
-	j, err := s.cfg.Store.Job(ctx, id)
+func (s Work) Unshipped(ctx context.Context, id string) (bool, error) {
+	j, err := s.Store.Job(ctx, id)
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	files, err := s.cfg.Artifacts.List(ctx, id)
+	files, err := s.Artifacts.List(ctx, id)
 	return err == nil && s.worthKeeping(j, files), err
 }
 
 // worthKeeping reports whether the disk of the sandbox of a job must be kept when the
 // job ends. That of an attempt is not: its job has others. A profile that uploads
 // nothing does not want its work to be stored.
-func (s *Service) worthKeeping(j agentlab.Job, files []agentlab.Artifact) bool {
+func (s Work) worthKeeping(j agentlab.Job, files []agentlab.Artifact) bool {
 	if j.ParentID != "" || !hasUnshipped(j, files) {
 		return false
 	}
-	prof, err := s.cfg.Profiles.Use(j.Profile)
+	prof, err := s.Profiles.Use(j.Profile)
 	return err != nil || prof.UploadArtifacts
 }
+
+func (s *Service) work() Work { return Work{s.cfg.Store, s.cfg.Artifacts, s.cfg.Profiles} }

@@ -354,7 +354,7 @@ func (s *Service) release(ctx context.Context, j agentlab.Job) error {
 	}
 	_, err = s.cfg.Sandboxes.Release(ctx, vmid, sandbox.Outcome{
 		Status: j.Status, Reason: j.Reason, TTL: j.TTL, Prepared: j.Agent == agentlab.AgentNone,
-		Unshipped: s.worthKeeping(j, files), Unused: unused(j),
+		Unshipped: s.work().worthKeeping(j, files), Unused: unused(j),
 	})
 	if agentlab.CodeOf(err) == agentlab.CodeNotFound {
 		return nil

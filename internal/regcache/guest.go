@@ -21,7 +21,6 @@ type guest struct {
 	s        *Service
 	uid      string
 	recorder *gate.Recorder
-	slots    chan struct{} // of requests
 	wholes   chan struct{} // of answers in memory
 
 	mu      sync.Mutex
@@ -82,7 +81,7 @@ func (s *Service) guest(sb agentlab.Sandbox) *guest {
 }
 
 func (s *Service) newGuest(sb agentlab.Sandbox) *guest {
-	g := &guest{s: s, uid: sb.UID, slots: make(chan struct{}, s.cfg.Limits.Requests), wholes: make(chan struct{}, maxWholes)}
+	g := &guest{s: s, uid: sb.UID, wholes: make(chan struct{}, maxWholes)}
 	g.changed, g.change = context.WithCancel(context.Background())
 	g.recorder = gate.NewRecorder(func(r agentlab.EgressRecord) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -16,7 +16,18 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/egress"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 )
+
+// Service returns the guest service; a cache that is off has no requests.
+func (s *Service) Service() guestplane.Service {
+	out := guestplane.Service{Name: "registry cache"}
+	if s != nil {
+		out.Lane = guestplane.Limits{Parallel: s.cfg.Limits.Requests, Wait: true}
+		out.Protocol = &guestplane.Protocol{Match: s.Wants, Serve: func(c *guestplane.Call, w http.ResponseWriter) { s.Serve(c.VMID, w, c.Request) }}
+	}
+	return out
+}
 
 // Wants reports whether a request of a guest is for the cache. Docker and npm also
 // use paths outside of guestapi.PathCache, and apt sends requests to a proxy.
@@ -66,12 +77,6 @@ func (s *Service) serve(vmid int, w *stallWriter, r *http.Request) (string, erro
 	g, err := s.guestOf(r.Context(), vmid)
 	if err != nil {
 		return ResultDenied, w.fail(err)
-	}
-	select {
-	case g.slots <- struct{}{}:
-		defer func() { <-g.slots }()
-	case <-r.Context().Done():
-		return ResultError, r.Context().Err()
 	}
 	g.mu.Lock()
 	changed := g.changed

@@ -283,7 +283,7 @@ func (s *Service) ensureIdentity(ctx context.Context, sb agentlab.Sandbox) (heal
 		}
 	}
 	var doc *guestapi.Bootstrap
-	if s.guests != nil && !sb.Maintenance() {
+	if s.cfg.Guests != nil && !sb.Maintenance() {
 		if doc, err = s.cfg.Bootstrap.Document(ctx, sb); err != nil {
 			return health, err
 		}
@@ -330,7 +330,7 @@ const (
 // answer for the last one. It returns the time until the next check, 0 for
 // none. It is not an error if the guest does not answer.
 func (s *Service) ensureDelivered(ctx context.Context, sb agentlab.Sandbox) (again time.Duration, err error) {
-	if s.guests == nil || sb.Maintenance() {
+	if s.cfg.Guests == nil || sb.Maintenance() {
 		return 0, nil
 	}
 	s.withState(sb.VMID, func(m *runtimeState) { again = m.askAt.Sub(s.clock()) })

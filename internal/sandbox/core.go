@@ -27,7 +27,6 @@ type Core struct {
 	step      func(ctx context.Context, vmid int) (time.Duration, error) // of the Service
 	boots     slots
 	copySlots slots
-	jobs      Jobs // nil means that no sandbox is kept
 
 	mu     sync.Mutex
 	states map[int]*runtimeState
@@ -110,10 +109,6 @@ func NewCore(cfg Config) *Core {
 	})
 	return c
 }
-
-// KeepWork sets the service of the jobs, for which sandboxes with unstored work are
-// kept. It must be called before Run; without it none is kept.
-func (s *Core) KeepWork(j Jobs) { s.jobs = j }
 
 // ended is the context of a Run that is over.
 var ended = func() context.Context {

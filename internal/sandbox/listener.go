@@ -25,7 +25,7 @@ const relistenDelay = time.Second
 // openGuestListener ensures that the guest of a sandbox is served, until
 // closeGuestListener or the end of Run. A failed listener is opened again.
 func (s *Service) openGuestListener(ctx context.Context, sb agentlab.Sandbox) error {
-	if s.guests == nil || sb.Maintenance() {
+	if s.cfg.Guests == nil || sb.Maintenance() {
 		return nil
 	}
 	open := true
@@ -59,7 +59,7 @@ func (s *Service) listenActive(vmid int, l net.Listener, p *guestListener) bool 
 		defer cancel()
 		p.stop = func() { cancel(); <-done }
 		close(began)
-		err := s.guests.Serve(run, vmid, l)
+		err := s.cfg.Guests.Serve(run, vmid, l)
 		_ = l.Close()
 		if run.Err() == nil {
 			s.guestListenerFailed(run, vmid, p, err)
@@ -78,7 +78,7 @@ func (s *Service) listenPassive(vmid int, l net.Listener, p *guestListener) bool
 	if s.run == nil || s.run.Err() != nil {
 		return false
 	}
-	accept, stop := s.guests.Handle(vmid)
+	accept, stop := s.cfg.Guests.Handle(vmid)
 	p.stop = func() { _ = l.Close(); stop() }
 	l.(backend.PassiveListener).Handle(accept, func(err error) {
 		stop()

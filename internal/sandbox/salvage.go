@@ -18,7 +18,7 @@ import (
 // salvageable reports whether the disk of a sandbox may be kept for the work of its
 // job. A job on a workspace has its work there.
 func (s *Core) salvageable(sb agentlab.Sandbox) bool {
-	return s.lim.Salvage > 0 && s.jobs != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
+	return s.lim.Salvage > 0 && s.cfg.Jobs != nil && sb.JobID != "" && sb.Workspace == "" && !sb.BootedAt.IsZero() && !sb.Salvage &&
 		sb.State != agentlab.SandboxDestroyed && sb.Desired != agentlab.DesiredDestroyed && s.diskBytes(sb) <= s.lim.SalvageBytes
 }
 
@@ -27,7 +27,7 @@ func (s *Service) hasWork(ctx context.Context, sb agentlab.Sandbox) (bool, error
 	if !s.salvageable(sb) {
 		return false, nil
 	}
-	return s.jobs.Unshipped(ctx, sb.JobID)
+	return s.cfg.Jobs.Unshipped(ctx, sb.JobID)
 }
 
 // unknownDisk is the size that a disk counts with if its size is not known: it is that of
@@ -59,10 +59,10 @@ const salvageWait = 10 * time.Minute
 
 // salvaging reports whether a job extracts the work on the disk of a kept sandbox.
 func (s *Core) salvaging(ctx context.Context, sb agentlab.Sandbox) (bool, error) {
-	if !sb.Salvage || s.jobs == nil {
+	if !sb.Salvage || s.cfg.Jobs == nil {
 		return false, nil
 	}
-	return s.jobs.Salvaging(ctx, sb.JobID)
+	return s.cfg.Jobs.Salvaging(ctx, sb.JobID)
 }
 
 // SalvageEnded is called after the end of a job that extracted the work of another:

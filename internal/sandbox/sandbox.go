@@ -121,7 +121,7 @@ type Host interface {
 	Usable(backend string) error
 }
 
-// Guests serves guests; *guestserver.Server implements it.
+// Guests serves guests; *guestplane.Plane implements it.
 type Guests interface {
 	// Serve serves the guest of one sandbox on l until ctx ends or l fails,
 	// and closes l.
@@ -131,7 +131,7 @@ type Guests interface {
 	Handle(vmid int) (accept func(net.Conn), stop func())
 }
 
-// Jobs knows the jobs of sandboxes; *job.Service implements it.
+// Jobs knows the jobs of sandboxes; job.Work implements it.
 type Jobs interface {
 	// Unshipped reports whether a job has, or may have, work that is not stored and
 	// is lost with the disk of its sandbox.
@@ -291,6 +291,8 @@ type Config struct {
 	Artifacts Artifacts // stores console logs; nil: they are not stored
 	Audit     Audit     // nil means that network use is not recorded
 	Host      Host      // nil means that there is always space
+	Guests    Guests    // nil means that guests are not served
+	Jobs      Jobs      // nil means that no sandbox is kept for unstored work
 
 	DefaultProfile string // of sandboxes without a profile in the request
 	DefaultImage   string // if neither request nor profile names one
@@ -312,7 +314,6 @@ type Service struct {
 
 	orphans    lock.Keyed[string] // by UID; held during a destruction
 	images     imageBuilds
-	guests     Guests // nil means that guests are not served
 	intents    destroyIntents
 	pool       Pool
 	snaps      Snapshots
@@ -334,11 +335,6 @@ func New(c *Core, parts Parts) *Service {
 	c.step = s.step
 	return s
 }
-
-// ServeGuests sets the server for guests. It must be called before Run. It is
-// not in Config because that server calls the job service, and the job service
-// calls this one.
-func (s *Service) ServeGuests(g Guests) { s.guests = g }
 
 // Run runs the steps of sandboxes until ctx ends, and returns when all steps
 // have ended. VMs keep running. It may be called once.

@@ -20,7 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guest/agentcmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/msgcmd"
-	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 

@@ -285,8 +285,13 @@ func (w *World) Begin() {
 	w.Driver = w.Host.Open()
 	backends := fleet.Single(w.offered(), w.Images)
 	received := boot{bootstrap.New(bootstrap.Config{Store: w.Store, Profiles: w.Profiles, Backends: fleet.Single(w.Driver, nil), Clock: w.Clock}), &w.Received}
+	var guests sandbox.Guests
+	if w.serve != nil {
+		guests = w.serve
+	}
 	core := sandbox.NewCore(sandbox.Config{
-		Store: db{w.Store, &w.DBFull}, Sessions: w.Store, IntentsDir: w.Intents, Fleet: backends,
+		Guests: guests,
+		Store:  db{w.Store, &w.DBFull}, Sessions: w.Store, IntentsDir: w.Intents, Fleet: backends,
 		Profiles:       w.Profiles,
 		DefaultProfile: "plain", DefaultImage: "base", Limits: w.Limits, Clock: w.Clock, Host: host{w},
 		Bootstrap: received,
@@ -298,9 +303,6 @@ func (w *World) Begin() {
 	})
 	w.Svc = sandbox.New(core, sandbox.Parts{Pool: w.Warm, Snapshots: w.Snaps, Workspaces: w.Workspaces})
 	w.Sessions = session.New(session.Config{Store: w.Store, Workspaces: w.Workspaces, Sandboxes: w.Svc, Profiles: w.Profiles, Fleet: fleet.Single(w.Driver, w.Images), DefaultProfile: "plain"})
-	if w.serve != nil {
-		w.Svc.ServeGuests(w.serve)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 4)
 	for _, run := range []func(context.Context) error{w.Svc.Run, w.Warm.Run, w.Snaps.Run, w.Workspaces.Run} {

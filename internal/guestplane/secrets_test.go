@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"bytes"
@@ -27,8 +27,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
-	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
 )
 
 // shown are ways in which programs show a value, in the middle of other data.
@@ -127,7 +127,7 @@ func TestNothingSecretIsKept(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{Upload: true}}, artifact.Limits{})
 		defer c.Stop()
-		h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c}).Handler(c.VMID)
+		h := c.Plane(guestplane.Config{}).Handler(c.VMID)
 		send := func(method, target, token, body string) int {
 			req := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
 			req.Header.Set("Authorization", "Bearer "+token)
@@ -189,9 +189,9 @@ func TestLogLinesAreBounded(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Now().Add(-2 * time.Hour) // grants last an hour from now on
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
-	h := guestserver.New(guestserver.Config{
-		Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Logger: slog.New(slog.NewTextHandler(&out, nil)),
-		Clock: func() time.Time { return now },
+	h := c.Plane(guestplane.Config{
+		Logger: slog.New(slog.NewTextHandler(&out, nil)),
+		Clock:  func() time.Time { return now },
 	}).Handler(c.VMID)
 	c.Fail(agentlab.Errorf(agentlab.CodeUnavailable, "the database failed"))
 	const hour = 3600

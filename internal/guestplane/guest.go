@@ -1,4 +1,4 @@
-package guestserver
+package guestplane
 
 import (
 	"context"
@@ -23,15 +23,9 @@ const (
 
 // guest is the state of one sandbox in the guest plane.
 type guest struct {
-	s          *Server
-	vmid       int
-	log        *slog.Logger
-	calls      *rate.Limiter
-	bootstraps *rate.Limiter
-	posts      *rate.Limiter // of messages
-	slots      chan struct{}
-	tails      chan struct{} // of calls that read messages
-	logMu      sync.Mutex    // one log append at a time
+	p    *Plane
+	vmid int
+	log  *slog.Logger
 
 	ctx    context.Context // of all calls, until disconnect
 	cancel context.CancelFunc
@@ -40,11 +34,59 @@ type guest struct {
 	mu     sync.Mutex
 	open   map[*held]struct{}
 	closed bool
+	limits map[*Limits]*usage // by the limits of a lane or a route
+}
+
+// usage is the use of Limits by one guest.
+type usage struct {
+	rate  *rate.Limiter
+	slots chan struct{}
+}
+
+func (g *guest) usage(l *Limits) *usage {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.limits == nil {
+		g.limits = map[*Limits]*usage{}
+	}
+	if g.limits[l] == nil {
+		g.limits[l] = &usage{rate.NewLimiter(rate.Limit(l.Rate), l.Burst), make(chan struct{}, l.Parallel)}
+	}
+	return g.limits[l]
+}
+
+// enter counts a call. leave must be called at its end.
+func (g *guest) enter(ctx context.Context, l *Limits) (leave func(), err error) {
+	if *l == (Limits{}) {
+		return func() {}, nil
+	}
+	of := g.usage(l)
+	if l.Rate > 0 && !of.rate.AllowN(g.p.cfg.Clock(), 1) {
+		return nil, errTooMany
+	}
+	if l.Parallel == 0 {
+		return func() {}, nil
+	}
+	leave = func() { <-of.slots }
+	select {
+	case of.slots <- struct{}{}:
+		return leave, nil
+	default:
+	}
+	if !l.Wait {
+		return nil, errTooMany
+	}
+	select {
+	case of.slots <- struct{}{}:
+		return leave, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // line is what remains of a guest while it has no connections.
 type line struct {
-	s    *Server
+	s    *Plane
 	vmid int
 
 	mu      sync.Mutex
@@ -52,11 +94,6 @@ type line struct {
 	stopped bool
 	drop    *time.Timer
 }
-
-// forgetAfter is how long after its last connection the state of a guest is
-// deleted. All its rate limits have recovered then, so a new state is the same; the
-// limit of its lines in the log may need longer.
-const forgetAfter = 15 * time.Second
 
 func (l *line) accept(c net.Conn) {
 	l.mu.Lock()
@@ -109,17 +146,9 @@ func (l *line) forget() {
 	}
 }
 
-func (s *Server) newGuest(vmid int) *guest {
-	l := s.cfg.Limits
+func (s *Plane) newGuest(vmid int) *guest {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &guest{
-		ctx: ctx, cancel: cancel, s: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock),
-		calls:      rate.NewLimiter(rate.Limit(l.Rate), int(2*l.Rate)),
-		bootstraps: rate.NewLimiter(rate.Limit(l.Bootstraps), int(10*l.Bootstraps)),
-		posts:      rate.NewLimiter(rate.Limit(l.Posts), int(10*l.Posts)),
-		slots:      make(chan struct{}, l.InFlight),
-		tails:      make(chan struct{}, l.Tails),
-	}
+	return &guest{ctx: ctx, cancel: cancel, p: s, vmid: vmid, log: bounded.Lines(s.log.With("vmid", vmid), logBurst, logEvery, s.cfg.Clock)}
 }
 
 type guestKey struct{}
@@ -148,7 +177,7 @@ func (g *guest) hold(c net.Conn) net.Conn {
 	}
 	h := &held{Conn: c, g: g}
 	g.mu.Lock()
-	ok := !g.closed && len(g.open) < g.s.cfg.Limits.Connections
+	ok := !g.closed && len(g.open) < g.p.cfg.Limits.Connections
 	if ok {
 		if g.open == nil {
 			g.open = map[*held]struct{}{}

@@ -8,12 +8,12 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
-// SandboxRedactor implements guestserver.Bootstrap.
+// SandboxRedactor implements guestplane.Redactors.
 func (c *Controller) SandboxRedactor(ctx context.Context, _ int) (*redact.Redactor, error) {
 	return c.Redactor(ctx, c.JobID)
 }
 
-// OfSandbox implements guestserver.Messages: the sandbox has a job and a workspace.
+// OfSandbox implements messages.Messages: the sandbox has a job and a workspace.
 func (c *Controller) OfSandbox(_ context.Context, vmid int, kind agentlab.MessageScopeKind) (agentlab.MessageScope, string, error) {
 	scope := agentlab.MessageScope{Kind: kind, ID: c.JobID}
 	switch {
@@ -27,14 +27,14 @@ func (c *Controller) OfSandbox(_ context.Context, vmid int, kind agentlab.Messag
 	return scope, "job:" + c.JobID, scope.Validate()
 }
 
-// Lease implements guestserver.Leases.
+// Lease implements lease.Leases.
 func (c *Controller) Lease(context.Context, int) (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leaseEnds, nil
 }
 
-// RenewFromGuest implements guestserver.Leases. More than a day is refused.
+// RenewFromGuest implements lease.Leases. More than a day is refused.
 func (c *Controller) RenewFromGuest(_ context.Context, vmid int, ttl time.Duration) (time.Time, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,7 +45,7 @@ func (c *Controller) RenewFromGuest(_ context.Context, vmid int, ttl time.Durati
 	return c.leaseEnds, nil
 }
 
-// Post implements guestserver.Messages.
+// Post implements messages.Messages.
 func (c *Controller) Post(_ context.Context, m agentlab.Message) (agentlab.Message, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,7 +64,7 @@ func (c *Controller) Post(_ context.Context, m agentlab.Message) (agentlab.Messa
 	return m, nil
 }
 
-// List implements guestserver.Messages.
+// List implements messages.Messages.
 func (c *Controller) List(_ context.Context, f agentlab.MessageFilter) (out []agentlab.Message, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *Controller) List(_ context.Context, f agentlab.MessageFilter) (out []ag
 	return out, nil
 }
 
-// AwaitMessages implements guestserver.Messages.
+// AwaitMessages implements messages.Messages.
 func (c *Controller) AwaitMessages(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error) {
 	for {
 		c.mu.Lock()

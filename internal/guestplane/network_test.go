@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"net/http"

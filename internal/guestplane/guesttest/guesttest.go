@@ -20,7 +20,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
 	"github.com/agentlab-vm/agentlab/internal/guestcheck"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -37,7 +37,7 @@ type Controller struct {
 	MaxPosts int
 	// OnReport, if not nil, is called with each report before it is accepted.
 	OnReport func(guestapi.Report)
-	Limits   guestserver.Limits
+	Limits   guestplane.PlaneLimits
 	Service  *artifact.Service
 	Dir      string // directory of Service
 	addr     string
@@ -137,7 +137,7 @@ func (c *Controller) Start() {
 		c.tb.Fatal(err)
 	}
 	c.addr = l.Addr().String()
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Leases: c, Limits: c.Limits})
+	s := c.Plane(guestplane.Config{Limits: c.Limits})
 	var ctx context.Context
 	ctx, c.disconnect = context.WithCancel(context.WithoutCancel(c.tb.Context()))
 	c.served.Go(func() { _ = s.Serve(ctx, c.VMID, l) })
@@ -174,7 +174,7 @@ func (c *Controller) wake() {
 	c.changed = make(chan struct{})
 }
 
-// NarrowNetwork implements guestserver.Jobs.
+// NarrowNetwork implements report.Jobs.
 func (c *Controller) NarrowNetwork(_ context.Context, vmid int, n guestapi.NetworkNarrow) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -334,10 +334,10 @@ func (c *Controller) GiveBundle(r io.Reader) {
 	}
 }
 
-// Started implements guestserver.Jobs.
+// Started implements bootstrap.Jobs.
 func (c *Controller) Started(context.Context, int) {}
 
-// Exchange implements guestserver.Bootstrap.
+// Exchange implements bootstrap.Exchanger.
 func (c *Controller) Exchange(_ context.Context, vmid int, tokenHash string) (guestapi.BootstrapResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -356,7 +356,7 @@ func (c *Controller) Exchange(_ context.Context, vmid int, tokenHash string) (gu
 	return c.response, nil
 }
 
-// Report implements guestserver.Jobs.
+// Report implements report.Jobs.
 func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guestapi.Directive, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -374,17 +374,7 @@ func (c *Controller) Report(_ context.Context, _ int, r guestapi.Report) (guesta
 	return c.now(), nil
 }
 
-// Get implements guestserver.Jobs.
-func (c *Controller) Get(_ context.Context, id string) (agentlab.Job, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended {
-		return agentlab.Job{ID: id, Status: agentlab.JobCompleted}, nil
-	}
-	return agentlab.Job{ID: id, Status: agentlab.JobRunning}, nil
-}
-
-// GrantByHash implements guestserver.Tokens.
+// GrantByHash implements guestplane.Store.
 func (c *Controller) GrantByHash(_ context.Context, h, kind string) (agentlab.Grant, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -395,7 +385,7 @@ func (c *Controller) GrantByHash(_ context.Context, h, kind string) (agentlab.Gr
 	return g, nil
 }
 
-// Redactor implements guestserver.Bootstrap.
+// Redactor implements guestplane.Redactors.
 func (c *Controller) Redactor(context.Context, string) (*redact.Redactor, error) {
 	if c.NoRedactor != nil {
 		return nil, c.NoRedactor

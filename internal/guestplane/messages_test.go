@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"context"
@@ -14,14 +14,15 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
-	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/messages"
 )
 
 // messenger makes calls about messages with the token of one sandbox.
-func messenger(tb testing.TB, c *guesttest.Controller, l guestserver.Limits) func(method, query, token, body string) (int, string) {
+func messenger(tb testing.TB, c *guesttest.Controller, p *guestplane.Plane) func(method, query, token, body string) (int, string) {
 	tb.Helper()
-	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: c, Leases: c, Limits: l}).Handler(c.VMID)
+	h := p.Handler(c.VMID)
 	return func(method, query, token, body string) (int, string) {
 		req := httptest.NewRequestWithContext(context.Background(), method, "http://controller"+guestapi.PathMessages+"?"+query, io.NopCloser(strings.NewReader(body)))
 		req.Header.Set("Authorization", "Bearer "+token)
@@ -35,7 +36,7 @@ func messenger(tb testing.TB, c *guesttest.Controller, l guestserver.Limits) fun
 // removed from every part of a message.
 func TestMessagesOfAGuest(t *testing.T) {
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}, Env: map[string]string{"K": secret}}, artifact.Limits{})
-	call := messenger(t, c, guestserver.Limits{})
+	call := messenger(t, c, c.Plane(guestplane.Config{}))
 	token := c.Response().Messages.Token
 	escaped := ""
 	for _, r := range secret {
@@ -71,7 +72,9 @@ func TestMessagesOfAGuest(t *testing.T) {
 func TestMessageFlood(t *testing.T) {
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
 	c.MaxPosts = 2
-	call := messenger(t, c, guestserver.Limits{Posts: 0.5})
+	slow := messages.Service(c)
+	slow.Routes[0].Limits = guestplane.Limits{Rate: 0.5, Burst: 5}
+	call := messenger(t, c, c.PlaneOf(slow))
 	want := []int{200, 200, 429, 429, 429, 429}
 	for i, w := range want {
 		if status, body := call("POST", "", c.Response().Messages.Token, `{"text":"x"}`); status != w {
@@ -89,7 +92,7 @@ func FuzzMessages(f *testing.F) {
 		f.Add(s, "scope=job&after=0")
 	}
 	c := guesttest.New(f, guestapi.BootstrapResponse{Job: &guestapi.Job{}, Env: map[string]string{"K": secret}}, artifact.Limits{})
-	call := messenger(f, c, guestserver.Limits{Rate: 1e9, Posts: 1e9})
+	call := messenger(f, c, c.Unlimited())
 	token := c.Response().Messages.Token
 	f.Fuzz(func(t *testing.T, body, query string) {
 		if status, answer := call("POST", "", token, body); status >= 500 || strings.Contains(answer, secret) {
@@ -124,7 +127,7 @@ func (d *detached) AwaitMessages(_ context.Context, f agentlab.MessageFilter) ([
 func TestMessagesAfterAWorkspaceIsLost(t *testing.T) {
 	c := guesttest.New(t, guestapi.BootstrapResponse{Job: &guestapi.Job{}}, artifact.Limits{})
 	d := &detached{Controller: c}
-	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Messages: d, Leases: c}).Handler(c.VMID)
+	h := c.PlaneOf(messages.Service(d)).Handler(c.VMID)
 	req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://controller"+guestapi.PathMessages+"?scope=workspace&wait=1", nil)
 	req.Header.Set("Authorization", "Bearer "+c.Response().Messages.Token)
 	w := httptest.NewRecorder()

@@ -1,4 +1,4 @@
-package guestserver
+package guestplane_test
 
 import (
 	"context"
@@ -16,6 +16,13 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/artifacts"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/bootstrap"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/lease"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/messages"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/report"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -53,14 +60,14 @@ func (s *services) GrantByHash(_ context.Context, hash, kind string) (agentlab.G
 		"expired-" + kind: {VMID: ownVMID, JobID: ownJob, ExpiresAt: time.Now()}, "ended-" + kind: {VMID: ownVMID, JobID: endedJob, ExpiresAt: soon},
 		"jobless-" + kind: {VMID: ownVMID, ExpiresAt: soon},
 	} {
-		if hashToken(token) == hash {
+		if guestplane.Hash(token) == hash {
 			return g, nil
 		}
 	}
 	return agentlab.Grant{}, agentlab.Errorf(agentlab.CodeNotFound, "there is no such grant")
 }
 
-func (s *services) Get(_ context.Context, id string) (agentlab.Job, error) {
+func (s *services) Job(_ context.Context, id string) (agentlab.Job, error) {
 	status := agentlab.JobRunning
 	if id == endedJob {
 		status = agentlab.JobCompleted
@@ -71,7 +78,7 @@ func (s *services) Get(_ context.Context, id string) (agentlab.Job, error) {
 func (s *services) Started(_ context.Context, vmid int) { s.note(about{"started", vmid, ""}) }
 
 func (s *services) Exchange(_ context.Context, vmid int, hash string) (guestapi.BootstrapResponse, error) {
-	whose := map[string]int{hashToken("own-once"): ownVMID, hashToken("other-once"): otherVMID}[hash]
+	whose := map[string]int{guestplane.Hash("own-once"): ownVMID, guestplane.Hash("other-once"): otherVMID}[hash]
 	if whose != vmid {
 		return guestapi.BootstrapResponse{}, agentlab.Errorf(agentlab.CodeDenied, "no")
 	}
@@ -163,9 +170,24 @@ type nopSeeker struct{ *strings.Reader }
 
 func (nopSeeker) Close() error { return nil }
 
+// all returns the services of the plane, without limits of their routes.
+func (s *services) all() (out []guestplane.Service) {
+	for _, one := range []guestplane.Service{bootstrap.Service(s, s), report.Service(s), artifacts.Service(s), messages.Service(s), lease.Service(s)} {
+		out = append(out, guesttest.Unlimited(one))
+	}
+	return out
+}
+
+func (s *services) routes() (out []guestplane.Route) {
+	for _, one := range s.all() {
+		out = append(out, one.Routes...)
+	}
+	return out
+}
+
 // claims are ways to claim another identity: in the body, the query, the
 // header and the path.
-func claims(r route) []*http.Request {
+func claims(r guestplane.Route) []*http.Request {
 	body, err := json.Marshal(map[string]any{
 		"status": "RUNNING", "phase": "agent", "message": "m", "token": "own-once",
 		"vmid": otherVMID, "VMID": otherVMID, "job": otherJob, "job_id": otherJob, "JobID": otherJob, "sandbox": "other", "uid": "other",
@@ -174,13 +196,13 @@ func claims(r route) []*http.Request {
 		panic(err) // strings and numbers
 	}
 	plainBody := `{"status":"RUNNING","phase":"agent"}`
-	if r.needs == oneTime {
+	if r.Path == guestapi.PathBootstrap {
 		plainBody = fmt.Sprintf(`{"token":"own-once","vmid":%d}`, ownVMID)
 	}
-	path := strings.ReplaceAll(r.path, "{path...}", "a.txt")
+	path := strings.ReplaceAll(r.Path, "{path...}", "a.txt")
 	query := url.Values{"vmid": {fmt.Sprint(otherVMID)}, "job": {otherJob}, "job_id": {otherJob}, "sandbox": {"other"}, "offset": {"0"}}
 	mk := func(path, body string) *http.Request {
-		return httptest.NewRequest(r.method, "http://10.77.0.1:8844"+path, strings.NewReader(body))
+		return httptest.NewRequest(r.Method, "http://10.77.0.1:8844"+path, strings.NewReader(body))
 	}
 	out := []*http.Request{mk(path, plainBody), mk(path, string(body)), mk(path+"?"+query.Encode(), plainBody)}
 	h := mk(path, plainBody)
@@ -189,9 +211,9 @@ func claims(r route) []*http.Request {
 	}
 	h.Host, h.RemoteAddr = "10.77.0.3:8844", "10.77.0.3:1234"
 	out = append(out, h)
-	if strings.Contains(r.path, "{path...}") {
+	if strings.Contains(r.Path, "{path...}") {
 		for _, p := range []string{otherJob + "/a.txt", "..%2f" + otherJob + "%2fa.txt", "%2e%2e/" + otherJob + "/a.txt"} {
-			out = append(out, mk(strings.ReplaceAll(r.path, "{path...}", p), plainBody))
+			out = append(out, mk(strings.ReplaceAll(r.Path, "{path...}", p), plainBody))
 		}
 	}
 	return out
@@ -204,16 +226,16 @@ func claims(r route) []*http.Request {
 // called at all.
 func TestGuestCanAccessOnlyItself(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Messages: s, Leases: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6, Posts: 1e6}})
+	srv := guestplane.New(guestplane.Config{Store: s, Redactors: s, Limits: guestplane.PlaneLimits{Rate: 1e6}}, s.all()...)
 	handler := srv.Handler(ownVMID)
-	for _, r := range routes() {
-		if r.method == "" || r.path == "" || r.serve == nil || r.needs < oneTime || r.needs > messenger {
-			t.Fatalf("%s %s lacks a column", r.method, r.path)
+	for _, r := range s.routes() {
+		if r.Method == "" || r.Path == "" || r.Serve == nil || r.Token < guestplane.Channel || r.Token > guestplane.Messenger {
+			t.Fatalf("%s %s lacks a column", r.Method, r.Path)
 		}
-		good := map[need][]string{
-			runner: {"own-runner", "ended-runner"}, runnerAtWork: {"own-runner"}, uploaderAtWork: {"own-upload"},
-			messenger: {"own-messages", "ended-messages", "jobless-messages"},
-		}[r.needs]
+		good := map[guestplane.Token][]string{
+			guestplane.Runner: {"own-runner", "ended-runner"}, guestplane.RunnerAtWork: {"own-runner"}, guestplane.UploaderAtWork: {"own-upload"},
+			guestplane.Messenger: {"own-messages", "ended-messages", "jobless-messages"},
+		}[r.Token]
 		reached := false
 		for _, token := range []string{
 			"", "own-runner", "own-upload", "other-runner", "other-upload", "expired-runner", "expired-upload",
@@ -226,14 +248,14 @@ func TestGuestCanAccessOnlyItself(t *testing.T) {
 				}
 				w := httptest.NewRecorder()
 				handler.ServeHTTP(w, req)
-				name := fmt.Sprintf("%s %s, claim %d, token %q: %d %s", r.method, req.URL, i, token, w.Code, w.Body)
+				name := fmt.Sprintf("%s %s, claim %d, token %q: %d %s", r.Method, req.URL, i, token, w.Code, w.Body)
 				for _, c := range s.calls {
 					if c.vmid == otherVMID || c.job == otherJob || c.vmid == 0 && c.job == "" {
 						t.Errorf("%s: about another: %+v", name, c)
 					}
 				}
 				switch {
-				case r.needs == oneTime: // which no bearer token replaces
+				case r.Token == guestplane.Channel: // which no bearer token replaces
 					reached = reached || len(s.calls) > 0
 				case !slices.Contains(good, token) && (len(s.calls) > 0 || w.Code != http.StatusUnauthorized && w.Code != http.StatusNotFound):
 					t.Errorf("%s: the token should not do, called %v", name, s.calls)
@@ -243,7 +265,7 @@ func TestGuestCanAccessOnlyItself(t *testing.T) {
 			}
 		}
 		if !reached {
-			t.Errorf("%s %s: no call got through, so this shows nothing", r.method, r.path)
+			t.Errorf("%s %s: no call got through, so this shows nothing", r.Method, r.Path)
 		}
 	}
 }
@@ -252,7 +274,7 @@ func TestGuestCanAccessOnlyItself(t *testing.T) {
 // through another sandbox's channel, whatever number the guest claims.
 func TestBootstrapRequiresGuestChannel(t *testing.T) {
 	s := &services{}
-	srv := New(Config{Tokens: s, Jobs: s, Artifacts: s, Bootstrap: s, Limits: Limits{Rate: 1e6, Bootstraps: 1e6}})
+	srv := guestplane.New(guestplane.Config{Store: s, Redactors: s}, s.all()...)
 	for _, c := range []struct {
 		channel, claimed int
 		token            string
@@ -276,18 +298,66 @@ func TestBootstrapRequiresGuestChannel(t *testing.T) {
 	}
 }
 
-// TestRowWithoutNeed checks that a row without a need denies all calls.
-func TestRowWithoutNeed(t *testing.T) {
-	srv := New(Config{Tokens: &services{}})
-	g := &guest{s: srv, vmid: ownVMID, log: srv.log}
+// A route without a token denies all calls, and one without a maximum body reads none.
+func TestRouteWithoutColumns(t *testing.T) {
 	called := false
-	h := admit(route{method: "GET", path: "/v1/x", serve: func(*guest, http.ResponseWriter, *http.Request, string) { called = true }})
+	serve := func(c *guestplane.Call) (any, error) {
+		called = true
+		_, err := c.Read()
+		return nil, err
+	}
+	h := guestplane.New(guestplane.Config{Store: &services{}}, guestplane.Service{Routes: []guestplane.Route{
+		{Method: "GET", Path: "/v1/x", Serve: serve}, {Method: "POST", Path: "/v1/y", Token: guestplane.Channel, Serve: serve},
+	}}).Handler(ownVMID)
 	for _, token := range []string{"", "own-runner", "own-upload"} {
 		req := httptest.NewRequest(http.MethodGet, "/v1/x", nil)
 		req.Header.Set("Authorization", "Bearer "+token)
 		w := httptest.NewRecorder()
-		if h(g, w, req); called || w.Code != http.StatusUnauthorized {
+		if h.ServeHTTP(w, req); called || w.Code != http.StatusUnauthorized {
 			t.Errorf("with %q: %d, called %t", token, w.Code, called)
 		}
 	}
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, httptest.NewRequest("POST", "/v1/y", strings.NewReader("x"))); !called || w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body: %d, called %t", w.Code, called)
+	}
+}
+
+// The calls of a service with a lane do not take the places of the calls of others, and
+// wait for each other.
+func TestLane(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	h := guestplane.New(guestplane.Config{Store: &services{}, Limits: guestplane.PlaneLimits{InFlight: 1}},
+		guestplane.Service{Name: "wide", Lane: guestplane.Limits{Parallel: 1, Wait: true}, Protocol: &guestplane.Protocol{
+			Match: func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/wide/") },
+			Serve: func(_ *guestplane.Call, w http.ResponseWriter) {
+				begun <- struct{}{}
+				<-release
+				w.WriteHeader(http.StatusTeapot)
+			},
+		}},
+		guestplane.Service{Name: "other", Routes: []guestplane.Route{{
+			Method: "GET", Path: "/v1/x", Token: guestplane.Channel, Serve: func(*guestplane.Call) (any, error) { return nil, nil },
+		}}}).Handler(ownVMID)
+	get := func(path string) int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		return w.Code
+	}
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			if got := get("/wide/x"); got != http.StatusTeapot {
+				t.Errorf("a call with a lane: %d", got)
+			}
+		})
+	}
+	<-begun
+	if got := get("/v1/x"); got != http.StatusNoContent {
+		t.Errorf("a call of another service: %d", got)
+	}
+	release <- struct{}{}
+	<-begun
+	release <- struct{}{}
+	wg.Wait()
 }

@@ -1,4 +1,4 @@
-package guestserver
+package guestplane
 
 import (
 	"io"

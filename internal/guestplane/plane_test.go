@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
-	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -164,7 +164,7 @@ func TestBearerTokens(t *testing.T) {
 		}
 	}
 	// The same tokens through another sandbox's channel are worth nothing.
-	other := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c})
+	other := c.Plane(guestplane.Config{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +376,7 @@ func TestBrokenUpload(t *testing.T) {
 func TestTooManyAtOnce(t *testing.T) {
 	c := setup(t, artifact.Limits{})
 	c.Stop()
-	c.Limits = guestserver.Limits{InFlight: 2, Connections: 16}
+	c.Limits = guestplane.PlaneLimits{InFlight: 2, Connections: 16}
 	c.Start()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -399,7 +399,7 @@ func TestTooManyAtOnce(t *testing.T) {
 
 func TestConnectionsAreLimited(t *testing.T) {
 	c := setup(t, artifact.Limits{})
-	s := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: guestserver.Limits{Connections: 2}})
+	s := c.Plane(guestplane.Config{Limits: guestplane.PlaneLimits{Connections: 2}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

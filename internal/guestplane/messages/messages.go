@@ -1,4 +1,5 @@
-package guestserver
+// Package messages is the guest service for the messages of agents.
+package messages
 
 import (
 	"bytes"
@@ -9,7 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/guestcheck"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/redact"
 )
 
@@ -25,50 +26,56 @@ type Messages interface {
 	List(ctx context.Context, f agentlab.MessageFilter) ([]agentlab.Message, error)
 }
 
-// maxMessageBody bounds a MessagePost: a text in which each byte is an escape of
+// maxBody bounds a MessagePost: a text in which each byte is an escape of
 // six, and the JSON.
-const maxMessageBody = 6*agentlab.MaxMessageText + 2*agentlab.MaxMessageData + 4<<10
+const maxBody = 6*agentlab.MaxMessageText + 2*agentlab.MaxMessageData + 4<<10
 
-func (g *guest) postMessage(w http.ResponseWriter, r *http.Request, _ string) {
-	m, err := g.takeMessage(r)
-	if err == nil {
-		m, err = g.s.cfg.Messages.Post(r.Context(), m)
-	}
-	switch {
-	case agentlab.CodeOf(err) == agentlab.CodeLimit && m.Author != "": // of the author, not of the body
-		g.log.Debug("a message of a guest was refused", "err", err)
-		w.Header().Set("Retry-After", "60")
-		writeError(w, http.StatusTooManyRequests, string(agentlab.CodeLimit), "too many messages in a minute: wait, and post fewer and longer messages")
-	case err != nil:
-		g.fail(w, r, err)
-	default:
-		writeJSON(w, http.StatusOK, toMessage(m))
-	}
+const maxWait = 55 // seconds
+
+// Service returns the guest service. The number of calls that read is limited: their
+// answers are in memory, and they must not keep the runner of the same sandbox from
+// its calls.
+func Service(messages Messages) guestplane.Service {
+	s := service{messages}
+	return guestplane.Service{Name: "messages", Routes: []guestplane.Route{
+		{Method: "POST", Path: guestapi.PathMessages, Token: guestplane.Messenger, Body: maxBody, Limits: guestplane.Limits{Rate: 5, Burst: 50}, Serve: s.post},
+		{Method: "GET", Path: guestapi.PathMessages, Token: guestplane.Messenger, Limits: guestplane.Limits{Parallel: 8}, Serve: s.read},
+	}}
 }
 
-// takeMessage reads a message, sets its scope and author by the channel, and
-// removes the secrets of the sandbox.
-func (g *guest) takeMessage(r *http.Request) (agentlab.Message, error) {
+type service struct{ messages Messages }
+
+func (s service) post(c *guestplane.Call) (any, error) {
+	m, err := s.take(c)
+	if err != nil {
+		return nil, err
+	}
+	m, err = s.messages.Post(c.Context(), m)
+	if agentlab.CodeOf(err) == agentlab.CodeLimit { // of the author, not of the body
+		c.Log.Debug("a message of a guest was refused", "err", err)
+		return nil, &guestplane.Refused{
+			Status: http.StatusTooManyRequests, Code: agentlab.CodeLimit, RetryAfter: 60,
+			Message: "too many messages in a minute: wait, and post fewer and longer messages",
+		}
+	}
+	return toMessage(m), err
+}
+
+// take reads a message, sets its scope and author by the channel, and removes the
+// secrets of the sandbox.
+func (s service) take(c *guestplane.Call) (agentlab.Message, error) {
 	var none agentlab.Message
-	if !g.posts.AllowN(g.s.cfg.Clock(), 1) {
-		return none, agentlab.Errorf(agentlab.CodeBusy, "too many messages in a second")
-	}
-	p, err := readAll(r.Body, maxMessageBody)
 	var post guestapi.MessagePost
-	if err == nil {
-		err = guestcheck.Decode(p, &post)
+	if err := c.Decode(&post); err != nil {
+		return none, err
 	}
+	scope, author, err := s.messages.OfSandbox(c.Context(), c.VMID, agentlab.MessageScopeKind(post.Scope))
 	if err != nil {
 		return none, err
 	}
-	scope, author, err := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, agentlab.MessageScopeKind(post.Scope))
+	red, err := c.SandboxRedactor()
 	if err != nil {
 		return none, err
-	}
-	red, err := g.s.cfg.Bootstrap.SandboxRedactor(r.Context(), g.vmid)
-	if err != nil {
-		g.log.Error("cannot redact a message of a guest", "err", err)
-		return none, agentlab.Errorf(agentlab.CodeUnavailable, "the controller cannot do this now")
 	}
 	m := agentlab.Message{Scope: scope, Kind: post.Kind, Text: red.String(post.Text)}
 	if red.String(m.Kind) != m.Kind {
@@ -131,58 +138,46 @@ func redactValue(red *redact.Redactor, v any) any {
 	return v
 }
 
-// readMessages answers with messages after an ID. With wait it answers at the next
-// message at the latest; the number of such calls is limited, so that they do not
-// keep the runner of the same sandbox from its calls.
-func (g *guest) readMessages(w http.ResponseWriter, r *http.Request, _ string) {
-	list, err := g.messages(r)
-	if err != nil {
-		g.fail(w, r, err)
-		return
-	}
+// read answers with messages after an ID. With wait it answers at the next message at
+// the latest.
+func (s service) read(c *guestplane.Call) (any, error) {
+	list, err := s.list(c)
 	out := guestapi.MessageList{Messages: []guestapi.Message{}}
 	for _, m := range list {
 		out.Messages = append(out.Messages, toMessage(m))
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, err
 }
 
-func (g *guest) messages(r *http.Request) ([]agentlab.Message, error) {
-	after, err := queryInt(r, "after", 1<<62)
+func (s service) list(c *guestplane.Call) ([]agentlab.Message, error) {
+	after, err := c.QueryInt("after", 1<<62)
 	if err != nil {
 		return nil, err
 	}
-	wait, err := queryInt(r, "wait", maxWait)
+	wait, err := c.QueryInt("wait", maxWait)
 	if err != nil {
 		return nil, err
 	}
-	kind := agentlab.MessageScopeKind(r.URL.Query().Get("scope"))
-	scope, _, err := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, kind)
+	kind := agentlab.MessageScopeKind(c.Request.URL.Query().Get("scope"))
+	scope, _, err := s.messages.OfSandbox(c.Context(), c.VMID, kind)
 	if err != nil {
 		return nil, err
-	}
-	select { // before anything is read: the answers are in memory
-	case g.tails <- struct{}{}:
-		defer func() { <-g.tails }()
-	default:
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "too many calls of this sandbox read messages")
 	}
 	f := agentlab.MessageFilter{Scope: scope, AfterID: after, Limit: guestapi.MaxMessages, Tail: after == 0}
-	var list []agentlab.Message
 	if wait == 0 {
-		list, err = g.s.cfg.Messages.List(r.Context(), f)
-	} else {
-		ctx, cancel := context.WithTimeout(r.Context(), time.Duration(wait)*time.Second)
-		defer cancel()
-		list, err = g.s.cfg.Messages.AwaitMessages(ctx, f)
-		// The sandbox may have lost the workspace while it waited.
-		now, _, nerr := g.s.cfg.Messages.OfSandbox(r.Context(), g.vmid, kind)
-		switch {
-		case nerr != nil:
-			return nil, nerr
-		case now != scope:
-			return nil, agentlab.Errorf(agentlab.CodeConflict, "the %s of the sandbox has changed", kind)
-		}
+		list, err := s.messages.List(c.Context(), f)
+		return shorten(list, f.Tail), err
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), time.Duration(wait)*time.Second)
+	defer cancel()
+	list, err := s.messages.AwaitMessages(ctx, f)
+	// The sandbox may have lost the workspace while it waited.
+	now, _, nerr := s.messages.OfSandbox(c.Context(), c.VMID, kind)
+	switch {
+	case nerr != nil:
+		return nil, nerr
+	case now != scope:
+		return nil, agentlab.Errorf(agentlab.CodeConflict, "the %s of the sandbox has changed", kind)
 	}
 	return shorten(list, f.Tail), err
 }

@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"bytes"
@@ -12,8 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
-	"github.com/agentlab-vm/agentlab/internal/guestserver/guesttest"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/guesttest"
 )
 
 // FuzzCalls sends any body to every call of a guest that has good tokens.
@@ -24,7 +23,7 @@ func FuzzCalls(f *testing.F) {
 	f.Add(3, "outputs/x", []byte("content"))
 	f.Add(4, "wait=0", []byte(""))
 	c := guesttest.New(f, guestapi.BootstrapResponse{Job: &guestapi.Job{Upload: true}, Env: map[string]string{"K": secret}}, artifact.Limits{})
-	h := guestserver.New(guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c, Limits: guestserver.Limits{Rate: 1e9, Bootstraps: 1e9}}).Handler(c.VMID)
+	h := c.Unlimited().Handler(c.VMID)
 	f.Fuzz(func(t *testing.T, call int, arg string, body []byte) {
 		method, target, token := "POST", "", c.Response().Runner.Token
 		switch call {

@@ -1,4 +1,4 @@
-package guestserver_test
+package guestplane_test
 
 import (
 	"context"
@@ -14,18 +14,18 @@ import (
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/artifact"
-	"github.com/agentlab-vm/agentlab/internal/guestserver"
+	"github.com/agentlab-vm/agentlab/internal/guestplane"
 	"github.com/agentlab-vm/agentlab/internal/stream/streamtest"
 )
 
 // inSlowMotion serves a guest whose connections are pipes, in fake time.
-func inSlowMotion(t *testing.T, cfg guestserver.Config, f func(t *testing.T, p *streamtest.Pipes)) {
+func inSlowMotion(t *testing.T, plane func() *guestplane.Plane, f func(t *testing.T, p *streamtest.Pipes)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		p, ended := streamtest.NewPipes(), make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = guestserver.New(cfg).Serve(ctx, 42, p)
+			_ = plane().Serve(ctx, 42, p)
 		}()
 		f(t, p)
 		cancel()
@@ -43,7 +43,7 @@ func closedAfter(c net.Conn) time.Duration {
 
 // A header that drips, or never comes, ends its connection in seconds.
 func TestSlowHeader(t *testing.T) {
-	inSlowMotion(t, guestserver.Config{}, func(t *testing.T, p *streamtest.Pipes) {
+	inSlowMotion(t, func() *guestplane.Plane { return guestplane.New(guestplane.Config{}) }, func(t *testing.T, p *streamtest.Pipes) {
 		silent := p.Dial()
 		if d := closedAfter(silent); d > 15*time.Second {
 			t.Errorf("a silent connection lives for %s", d)
@@ -69,7 +69,7 @@ func TestSlowHeader(t *testing.T) {
 // A guest that does not read what it is answered holds its connection for a
 // while, and then no more.
 func TestUnreadAnswer(t *testing.T) {
-	inSlowMotion(t, guestserver.Config{}, func(t *testing.T, p *streamtest.Pipes) {
+	inSlowMotion(t, func() *guestplane.Plane { return guestplane.New(guestplane.Config{}) }, func(t *testing.T, p *streamtest.Pipes) {
 		c := p.Dial()
 		if _, err := io.WriteString(c, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
@@ -86,7 +86,7 @@ func TestUnreadAnswer(t *testing.T) {
 // of the timeouts.
 func TestSlowBodies(t *testing.T) {
 	c := setup(t, artifact.Limits{}) // outside the fake time, for its tokens and its store
-	inSlowMotion(t, guestserver.Config{Tokens: c, Jobs: c, Artifacts: c.Service, Bootstrap: c}, func(t *testing.T, p *streamtest.Pipes) {
+	inSlowMotion(t, func() *guestplane.Plane { return c.Plane(guestplane.Config{}) }, func(t *testing.T, p *streamtest.Pipes) {
 		for _, body := range []struct {
 			name   string
 			chunk  string

@@ -34,7 +34,7 @@ func (c *Controller) now() guestapi.Directive {
 	return d
 }
 
-// Directive implements guestserver.Jobs.
+// Directive implements report.Jobs.
 func (c *Controller) Directive(ctx context.Context, _ int, wait time.Duration) (guestapi.Directive, error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
