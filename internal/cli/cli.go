@@ -28,11 +28,32 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work"
-	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
+
+// The groups of commands in the help of the program.
+const (
+	GroupInteractive = "interactive"
+	GroupWork        = "work"
+	GroupSetup       = "setup"
+	GroupOperate     = "operate"
+)
+
+// Command is a command of the program, with its subcommands. Each package of commands has a
+// table of them, and package commands lists the tables.
+type Command struct {
+	Group string // in the help of the program; "" for a hidden command
+	New   func(a *App) *cobra.Command
+}
+
+// own returns the commands that need the whole command line.
+func own() []Command {
+	return []Command{{GroupWork, (*App).mcpCmd}, {GroupOperate, (*App).versionCmd}}
+}
 
 // App is one run of the command line.
 type App struct {
+	Commands []Command
+
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
@@ -53,16 +74,16 @@ type App struct {
 	logIdle time.Duration // 0 means the constant logIdle
 }
 
-// Main runs the command line with the process's own streams and returns the
-// exit code.
-func Main(args []string) int {
+// Main runs the command line of these commands with the process's own streams and returns
+// the exit code.
+func Main(commands []Command, args []string) int {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // ignored under nohup
 		signals = append(signals, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
-	app := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now}
+	app := &App{Commands: commands, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now}
 	return app.Run(ctx, args)
 }
 
@@ -169,25 +190,16 @@ Or unattended:
 	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
 
 	root.AddGroup(
-		&cobra.Group{ID: "interactive", Title: "Interactive work:"},
-		&cobra.Group{ID: "work", Title: "Jobs and sandboxes:"},
-		&cobra.Group{ID: "setup", Title: "Setup:"},
-		&cobra.Group{ID: "operate", Title: "Operation:"},
+		&cobra.Group{ID: GroupInteractive, Title: "Interactive work:"},
+		&cobra.Group{ID: GroupWork, Title: "Jobs and sandboxes:"},
+		&cobra.Group{ID: GroupSetup, Title: "Setup:"},
+		&cobra.Group{ID: GroupOperate, Title: "Operation:"},
 	)
-	add := func(group string, cmds ...*cobra.Command) {
-		for _, c := range cmds {
-			c.GroupID = group
-			root.AddCommand(c)
-		}
+	for _, c := range append(own(), a.Commands...) {
+		cmd := c.New(a)
+		cmd.GroupID = c.Group
+		root.AddCommand(cmd)
 	}
-	for _, name := range session.Agents {
-		add("interactive", a.agentCmd(name))
-	}
-	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())
-	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.sshConfigCmd(), a.logsCmd(), a.mcpCmd())
-	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.setupCmd(), a.cacheCmd(), a.profileCmd(), a.secretsCmd(), a.loginCmd(), a.logoutCmd())
-	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.backendCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
-	root.AddCommand(a.proxyCmd(), a.sshProxyCmd(), a.versionCmd())
 	if !a.internal {
 		a.complete(root)
 	}
@@ -197,7 +209,7 @@ Or unattended:
 
 func (a *App) versionCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: exactArgs(), GroupID: "operate",
+		Use: "version", Short: "Print the version", Args: exactArgs(),
 		RunE: func(*cobra.Command, []string) error {
 			return a.emit(map[string]string{"version": version.String()}, func() error {
 				_, err := fmt.Fprintf(a.Stdout, "agentlab %s\n", version.String())

@@ -243,3 +243,34 @@ func nameOrFlag(cmd *cobra.Command, name *string, what string) (set func(args []
 		}
 	}
 }
+
+// preflightFlag adds --no-preflight.
+func preflightFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-preflight", false, "skip the check that the agent has an API key and can reach its model")
+}
+
+// setupFlag adds --no-setup.
+func setupFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup and start no services of the repository's .agentlab.yaml")
+}
+
+// devcontainerFlag adds --devcontainer.
+func devcontainerFlag(flags *pflag.FlagSet, to *string) {
+	choice(flags, to, "devcontainer", agentlab.DevcontainerModes, "use the dev container of the repository: auto (if the image can), on or off (default: the profile's, or auto)")
+}
+
+// optionalArg accepts at most one argument.
+func optionalArg(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return exactArgs(name)(cmd, args)
+		}
+		return nil
+	}
+}
+
+// nameFlag adds the required flag --name of a snapshot.
+func nameFlag(cmd *cobra.Command, name *string, usage string) {
+	cmd.Flags().StringVar(name, "name", "", usage)
+	_ = cmd.MarkFlagRequired("name")
+}

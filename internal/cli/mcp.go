@@ -88,7 +88,7 @@ func (a *App) mcpTool(tree *cobra.Command, t mcpTool, at mcpPlace) mcp.Tool {
 func (a *App) mcpCall(ctx context.Context, t mcpTool, at mcpPlace, line []string, progress func(string)) mcp.Result {
 	var text, notes mcp.Output
 	doc := &bounded.Head{Max: maxDocument}
-	run := &App{Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true, place: &at}
+	run := &App{Commands: a.Commands, Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true, place: &at}
 	isExec := t.path == "exec"
 	if isExec {
 		run.Stderr = &notes // it is the guest's

@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
 // SilentGuest never answers a command of the repository, and lets run what else is
@@ -95,4 +98,21 @@ func CommandHandler(t *testing.T, guest func(command []string, in []byte) (out [
 		_, _ = answer.Data(stream.Stderr).Write([]byte(errOut))
 		_ = answer.JSON(stream.Exit, stream.ExitStatus{Code: code})
 	}
+}
+
+// ServeAPI serves an API on a socket, which it returns.
+func ServeAPI(t *testing.T, h http.Handler) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(api.VersionHeader, version.Get().Version)
+		h.ServeHTTP(w, r)
+	})}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return socket
 }

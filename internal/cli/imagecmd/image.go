@@ -11,12 +11,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/strictyaml"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
-
-// maxRecipeBytes limits a recipe or profile that is sent to the daemon.
-const maxRecipeBytes = strictyaml.MaxBytes
 
 func (a *App) imageCmd() *cobra.Command {
 	cmd := &cobra.Command{

@@ -206,7 +206,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		}
 	}
 	if run {
-		value, err := a.ownLogin(ctx, v.own)
+		value, err := a.readOwnLogin(ctx, v.own)
 		if err != nil || !v.own.prints {
 			return value, err
 		}
@@ -228,9 +228,9 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 	return strings.TrimSpace(string(value)), err
 }
 
-// ownLogin runs a program of a service. What it prints or stores is the result, unless
+// readOwnLogin runs a program of a service. What it prints or stores is the result, unless
 // the user has to enter it.
-func (a *App) ownLogin(ctx context.Context, own *ownLogin) (string, error) {
+func (a *App) readOwnLogin(ctx context.Context, own *ownLogin) (string, error) {
 	name := strings.Join(own.command, " ")
 	out := &bounded.Head{Max: maxSecretBytes}
 	cmd := exec.CommandContext(ctx, own.command[0], own.command[1:]...)

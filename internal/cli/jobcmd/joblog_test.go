@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,7 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -68,7 +65,7 @@ func TestFollowedLogIsResumed(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	socket := serveAPI(t, mux)
+	socket := worktest.ServeAPI(t, mux)
 	var out, errs bytes.Buffer
 	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
 	if code := a.Run(t.Context(), []string{"--socket", socket, "job", "logs", "--follow", id}); code != exitOK || out.String() != first+second {
@@ -120,7 +117,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	ctx := guard.Context(t)
 	var errs bytes.Buffer
 	a := &App{Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, logIdle: idle}
-	code := a.Run(ctx, []string{"--socket", serveAPI(t, mux), "job", "logs", "--follow", id})
+	code := a.Run(ctx, []string{"--socket", worktest.ServeAPI(t, mux), "job", "logs", "--follow", id})
 	return code, errs.String()
 }
 
@@ -227,25 +224,8 @@ func TestLastEventOfJobIsShown(t *testing.T) {
 	ctx := guard.Context(t)
 	a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
 	var shown []int64
-	j, err := a.followJob(ctx, client.New(serveAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })
+	j, err := a.followJob(ctx, client.New(worktest.ServeAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })
 	if err != nil || j.Status != string(agentlab.JobCompleted) || !slices.Equal(shown, []int64{1, 2}) {
 		t.Errorf("%+v, %v; shown: %v", j, err, shown)
 	}
-}
-
-// serveAPI serves an API on a socket, which it returns.
-func serveAPI(t *testing.T, h http.Handler) string {
-	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(api.VersionHeader, version.Get().Version)
-		h.ServeHTTP(w, r)
-	})}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	return socket
 }

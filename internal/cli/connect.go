@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,14 +14,16 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
+	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 const (
@@ -253,59 +254,6 @@ func daemonError(log string) string {
 	return agentlab.WithoutControls(strings.Join(kept, "; "))
 }
 
-func (a *App) daemonCmd() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "daemon", Short: "Run, start, stop and inspect the daemon",
-		Long: `Run, start, stop and inspect the daemon. Other commands start the user's daemon
-if none is running. Sandboxes keep running while the daemon is stopped.`,
-	}
-	cmd.AddCommand(
-		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: exactArgs(), RunE: func(*cobra.Command, []string) error { return a.daemonRun() }},
-		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context()) }},
-		endingCmd("restart", "Stop the daemon and start the installed version; sandboxes keep running", a.daemonRestart),
-		endingCmd("stop", "Stop the daemon; sandboxes keep running", a.daemonStop),
-		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
-		a.daemonLogsCmd(),
-		a.confirmClockCmd(),
-	)
-	return cmd
-}
-
-// endingCmd returns a command that stops the daemon with end.
-func endingCmd(use, short string, end func(ctx context.Context, force bool) error) *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: exactArgs(),
-		Long: short + ".\n\nA build of an image is interrupted only after a confirmation, or with --force. A later\nbuild continues from the parts that are complete.",
-		RunE: func(cmd *cobra.Command, _ []string) error { return end(cmd.Context(), force) },
-	}
-	cmd.Flags().BoolVar(&force, "force", false, "interrupt builds of images")
-	return cmd
-}
-
-func (a *App) daemonRun() error {
-	binary, err := config.FindProgram("agentlabd")
-	if err != nil {
-		return err
-	}
-	return syscall.Exec(binary, []string{binary, "run"}, os.Environ())
-}
-
-func (a *App) daemonStart(ctx context.Context) error {
-	if err := a.localOnly(); err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	text := "the daemon is already running"
-	if a.started {
-		text = "daemon started"
-	}
-	return a.done(map[string]any{"running": true, "started": a.started, "socket": c.Socket()}, "%s", text)
-}
-
 // localOnly returns an error if a daemon over TCP is selected.
 func (a *App) localOnly() error {
 	url, err := a.remoteURL()
@@ -313,82 +261,6 @@ func (a *App) localOnly() error {
 		err = work.UsageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
 	}
 	return err
-}
-
-// findDaemon returns the socket of the daemon of this machine and whether it is
-// running, without starting it.
-func (a *App) findDaemon(ctx context.Context) (socket string, running bool, err error) {
-	if err := a.localOnly(); err != nil {
-		return "", false, err
-	}
-	if socket, err = a.socketPath(); err != nil {
-		return "", false, err
-	}
-	err = ping(ctx, socket)
-	if err != nil && agentlab.CodeOf(err) != agentlab.CodeDenied {
-		return socket, false, nil
-	}
-	return socket, err == nil, err
-}
-
-func (a *App) daemonStatus(ctx context.Context) error {
-	socket, running, err := a.findDaemon(ctx)
-	if err != nil {
-		return err
-	}
-	if !running {
-		return a.noDaemonStatus(socket)
-	}
-	s, err := client.New(socket).Status(ctx)
-	if err != nil {
-		return err
-	}
-	v := map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version, "state_dir": s.StateDir}
-	return a.emit(v, func() error {
-		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\nstate: %s\n", s.Version, s.PID, socket, orDash(s.StateDir))
-		return err
-	})
-}
-
-func (a *App) noDaemonStatus(socket string) error {
-	v, text := map[string]any{"running": false, "socket": socket}, fmt.Sprintf("not running (%s)\n", socket)
-	if a.socket == "" { // otherwise the directory is not known
-		p, err := a.paths()
-		if err != nil {
-			return err
-		}
-		v["state_dir"], text = p.State, text+fmt.Sprintf("state: %s\n", p.State)
-	}
-	if err := a.emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
-		return err
-	}
-	return work.ExitStatus(exitFailure)
-}
-
-func (a *App) daemonLogsCmd() *cobra.Command {
-	var lines int
-	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: exactArgs()}
-	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "print at most this many lines; -1 means all")
-	cmd.RunE = func(*cobra.Command, []string) error {
-		if err := a.localOnly(); err != nil {
-			return err
-		}
-		p, err := a.paths()
-		if err != nil {
-			return err
-		}
-		text, err := os.ReadFile(p.DaemonLog())
-		if err != nil {
-			return agentlab.Errorf(agentlab.CodeNotFound, "the daemon has no log: %w", err).WithHint("start it: agentlab daemon start")
-		}
-		all := strings.SplitAfter(strings.TrimSuffix(string(text), "\n"), "\n")
-		if lines >= 0 && len(all) > lines {
-			all = all[len(all)-lines:]
-		}
-		_, err = fmt.Fprintln(a.Stdout, strings.Join(all, ""))
-		return err
-	}
-	return cmd
 }
 
 // Limits of the files for a daemon over TCP.
@@ -439,38 +311,6 @@ func (a *App) remote(url string) (*client.Client, error) {
 	return client.NewRemote(r)
 }
 
-// readPrivate reads a file with a token. Other users must not be able to read
-// it, because the token gives access.
-func readPrivate(name string) (string, error) {
-	info, err := os.Stat(name)
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
-	}
-	if info.Mode().Type()&fs.ModeNamedPipe == 0 && info.Mode().Perm()&0o077 != 0 {
-		return "", agentlab.Errorf(agentlab.CodeDenied, "other users can read or write %s (mode %04o)", name, info.Mode().Perm()).
-			WithHint("run chmod 600 %s, and revoke the token if others may have read it", work.ShellQuote(name))
-	}
-	text, err := readFile(name, maxTokenFileBytes)
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
-	}
-	return text, nil
-}
-
-// writePrivate writes a file that only its owner can read. The file must not
-// exist.
-func writePrivate(name, text string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose the path of a new file")
-	}
-	_, err = io.WriteString(f, text)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
-}
-
 // daemonFlags returns flags that select the same daemon in another run of this
 // program. The token itself is passed in the environment only.
 func (a *App) daemonFlags() ([]string, error) {
@@ -491,4 +331,61 @@ func (a *App) daemonFlags() ([]string, error) {
 		words = append(words, "--token-file", file)
 	}
 	return words, nil
+}
+
+// restartSystem restarts the daemon of a machine.
+const restartSystem = "systemctl restart agentlabd"
+
+// noteOldDaemon says that the daemon of this machine, which the command has used, is
+// older than this program.
+func (a *App) noteOldDaemon() {
+	if a.daemon == nil || a.daemon.Socket() == "" || a.json || a.internal {
+		return
+	}
+	of, ok := a.daemon.DaemonVersion()
+	own := version.Get().Version
+	if !ok || !olderVersion(of, own) {
+		return
+	}
+	what, how := "an earlier version", "agentlab daemon restart"
+	if of != "" {
+		what = "version " + agentlab.WithoutControls(of)
+	}
+	if p, err := a.paths(); err == nil && p.System {
+		how = restartSystem
+	}
+	a.Progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
+}
+
+// olderVersion reports whether the version of a daemon is older than another one. A daemon
+// that does not send its version is.
+func olderVersion(daemon, own string) bool {
+	return daemon == "" || semver.IsValid("v"+daemon) && semver.IsValid("v"+own) && semver.Compare("v"+daemon, "v"+own) < 0
+}
+
+// stoppedMark is a file next to the socket of a daemon that a user has stopped. The next
+// daemon removes it.
+func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
+
+// StoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
+func (a *App) StoppedByUser() bool {
+	socket, err := a.socketPath()
+	if err == nil {
+		_, err = os.Stat(stoppedMark(socket))
+	}
+	return err == nil && !a.explicitDaemon()
+}
+
+// Restart starts the daemon if it is not selected explicitly and the user has not stopped
+// it.
+func (a *App) Restart(ctx context.Context) (*client.Client, error) {
+	if a.explicitDaemon() || a.StoppedByUser() {
+		return nil, nil
+	}
+	return a.connect(ctx)
+}
+
+// attached returns the terminal of the user.
+func (a *App) attached() attach.Terminal {
+	return attach.Terminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }

@@ -53,16 +53,6 @@ func portsOf(ctx context.Context, c *client.Client, args []string) (api.List[api
 	return c.Ports(ctx, firstOf(args))
 }
 
-// optionalArg accepts at most one argument.
-func optionalArg(name string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) > 1 {
-			return exactArgs(name)(cmd, args)
-		}
-		return nil
-	}
-}
-
 // forwarding is one port to forward.
 type forwarding struct{ local, remote uint16 }
 

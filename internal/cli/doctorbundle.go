@@ -44,43 +44,6 @@ func (f *doctorFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.force, "force", false, "overwrite an existing file")
 }
 
-func (a *App) doctorCmd() *cobra.Command {
-	var f doctorFlags
-	cmd := &cobra.Command{
-		Use: "doctor", Short: "Check the host, or write a doctor bundle of the whole installation",
-		Long: `Check the host now and print all findings, each with a remedy. The exit code is
-1 if one of them is an error. With --out, write a doctor bundle of the whole
-installation instead.
-
-` + doctorLong,
-		Args: exactArgs(),
-	}
-	f.add(cmd)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-		if f.out != "" {
-			body, err := c.Doctor(ctx)
-			return a.writeDoctor(f, "agentlab-doctor.tar.gz", body, err)
-		}
-		if f.force {
-			return work.UsageErrorf("--force requires --out")
-		}
-		checks, err := c.HostChecks(ctx)
-		if err != nil {
-			return err
-		}
-		return a.emitChecks(checks)
-	})
-	return cmd
-}
-
-// emitChecks prints the results of checks, and returns an error if one of them is an error.
-func (a *App) emitChecks(checks api.HostChecks) error {
-	if err := a.emit(checks, func() error { return a.printFindings(checks.Checks) }); err != nil {
-		return err
-	}
-	return findingsError(checks.Checks)
-}
-
 // doctorOf returns a command that writes the doctor bundle of one object. what is the
 // kind of the object.
 func (a *App) doctorOf(what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // A job may end, and its sandbox be destroyed, before the command that made
@@ -42,7 +43,7 @@ func TestSandboxOfAShortJob(t *testing.T) {
 		})
 		var out, errs bytes.Buffer
 		a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
-		code := a.Run(t.Context(), []string{"--socket", serveAPI(t, mux), "sandbox", "new", "--name", "box", "--agent", "shell", "--task", "true"})
+		code := a.Run(t.Context(), []string{"--socket", worktest.ServeAPI(t, mux), "sandbox", "new", "--name", "box", "--agent", "shell", "--task", "true"})
 		if code != want || !strings.Contains(out.String(), "DESTROYED") {
 			t.Errorf("%s: exit code %d\n%s\n%s", status, code, out.String(), errs.String())
 		}

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spf13/pflag"
-
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
@@ -17,21 +15,6 @@ import (
 // maxDenials limits the denials that are shown while a job runs. Its agent
 // controls how many there are.
 const maxDenials = 30
-
-// preflightFlag adds --no-preflight.
-func preflightFlag(flags *pflag.FlagSet, p *bool) {
-	flags.BoolVar(p, "no-preflight", false, "skip the check that the agent has an API key and can reach its model")
-}
-
-// setupFlag adds --no-setup.
-func setupFlag(flags *pflag.FlagSet, p *bool) {
-	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup and start no services of the repository's .agentlab.yaml")
-}
-
-// devcontainerFlag adds --devcontainer.
-func devcontainerFlag(flags *pflag.FlagSet, to *string) {
-	choice(flags, to, "devcontainer", agentlab.DevcontainerModes, "use the dev container of the repository: auto (if the image can), on or off (default: the profile's, or auto)")
-}
 
 // showDenials prints each denied request of a job once on standard error, until
 // ctx ends. It ignores errors, since the denials are only additional output.

@@ -120,14 +120,6 @@ func workspaceUser(w api.Workspace) string {
 	return user
 }
 
-// usedBytes formats a size that may be unknown.
-func usedBytes(n int64) string {
-	if n == 0 {
-		return "-"
-	}
-	return work.ByteSize(n)
-}
-
 func (a *App) workspaceShowCmd() *cobra.Command {
 	return query(a, "show WORKSPACE", "Show a workspace", exactArgs("WORKSPACE"), one((*client.Client).Workspace), func(w api.Workspace) error {
 		size := fmt.Sprintf("%d GiB", w.SizeGB)

@@ -95,13 +95,6 @@ func (a *App) syncCommits(ctx context.Context, c *client.Client, name, into, wor
 	return a.emit(got, func() error { return a.printSynced(w, got) })
 }
 
-func firstOf(args []string) string {
-	if len(args) == 0 {
-		return ""
-	}
-	return args[0]
-}
-
 // printHeads prints the refs that were fetched; with --json they are in the document.
 func (a *App) printHeads(w *session.Opened, got session.Synced) {
 	for _, h := range got.Fetched {

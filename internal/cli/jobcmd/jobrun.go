@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -162,34 +160,6 @@ func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error)
 	}
 	f.identity, err = gitsafe.Identify(ctx, f.repo)
 	return f.identity.WorkspaceName(), err
-}
-
-// readInput reads a file of at most limit bytes; - is standard input.
-func (a *App) readInput(path string, limit int64) (string, error) {
-	if path == "-" {
-		return readLimited(a.Stdin, "standard input", limit)
-	}
-	return readFile(path, limit)
-}
-
-func readFile(path string, limit int64) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	return readLimited(f, path, limit)
-}
-
-func readLimited(r io.Reader, name string, limit int64) (string, error) {
-	text, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err != nil {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", name, err)
-	}
-	if int64(len(text)) > limit {
-		return "", agentlab.Errorf(agentlab.CodeInvalid, "%s is larger than %d bytes", name, limit)
-	}
-	return string(text), nil
 }
 
 func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {

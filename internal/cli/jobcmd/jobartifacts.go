@@ -1,14 +1,8 @@
 package cli
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"errors"
-	"io"
-	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -104,38 +98,4 @@ func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	}
 	j, err := c.Job(ctx, arg)
 	return j.ID, err
-}
-
-// copyOut copies a file of a guest to standard output. The guest wrote it: on a terminal
-// it is printed only if it is text, without control characters, unless force is
-// set.
-func copyOut(w io.Writer, r io.Reader, force bool) error {
-	if _, tty := work.TerminalOf(w); tty && !force {
-		in := bufio.NewReader(r)
-		head, err := in.Peek(in.Size())
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if bytes.IndexByte(head, 0) >= 0 {
-			return agentlab.Errorf(agentlab.CodeInvalid, "the file is binary and standard output is a terminal").
-				WithHint("write it to a file or a pipe, or print it with --force")
-		}
-		r = in
-	}
-	if !force {
-		w = work.LogWriter(w)
-	}
-	_, err := io.Copy(w, r)
-	return err
-}
-
-// outputName applies --out, a file or directory, to a default file name.
-func outputName(out, name string) string {
-	if out == "" {
-		return name
-	}
-	if info, err := os.Stat(out); strings.HasSuffix(out, "/") || err == nil && info.IsDir() {
-		return filepath.Join(out, name)
-	}
-	return out
 }

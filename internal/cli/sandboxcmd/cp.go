@@ -44,7 +44,9 @@ directory, or larger than --max-size, is refused.`,
   agentlab cp fixtures play:/tmp
   agentlab cp play:/tmp/out/. ./out --force
   pg_dump app | agentlab cp - play:app.sql`,
-		ValidArgsFunction: a.completeCopy,
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return a.completeCopy(cmd, given, begin)
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&opt.User, "user", "u", "", "user in the sandbox (default agent)")

@@ -20,12 +20,6 @@ func (a *App) snapshotCmd() *cobra.Command {
 	return cmd
 }
 
-// nameFlag adds the required flag --name of a snapshot.
-func nameFlag(cmd *cobra.Command, name *string, usage string) {
-	cmd.Flags().StringVar(name, "name", "", usage)
-	_ = cmd.MarkFlagRequired("name")
-}
-
 func (a *App) snapshotSaveCmd() *cobra.Command {
 	var r api.SnapshotCreate
 	var wait bool

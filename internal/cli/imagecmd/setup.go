@@ -62,13 +62,3 @@ next job runs the commands again. Running jobs do not change.`,
 	})
 	return cmd
 }
-
-// preparationLog copies the log of the job that runs the commands under setup for a job,
-// until it has ended.
-func (a *App) preparationLog(ctx context.Context, c *client.Client, id string, copyLog func(id string) error) error {
-	j, err := c.Job(ctx, id)
-	if err != nil || j.Setup == nil || j.Setup.PreparationID == "" {
-		return err
-	}
-	return copyLog(j.Setup.PreparationID)
-}

@@ -180,7 +180,7 @@ echo "$CODEX_HOME" > "`+home+`/used"`)
 	} else {
 		remove()
 	}
-	value, err := a.ownLogin(t.Context(), v.own)
+	value, err := a.readOwnLogin(t.Context(), v.own)
 	if err != nil || value != `{"tokens":{}}` || !strings.Contains(stderr.String(), "AB-CD") {
 		t.Errorf("%q, %v, %s", value, err, stderr.String())
 	}
@@ -195,7 +195,7 @@ echo "$CODEX_HOME" > "`+home+`/used"`)
 		t.Errorf("the user's own sign-in was changed: %v", err)
 	}
 	program(t, "codex", "exit 1")
-	if _, err := a.ownLogin(t.Context(), v.own); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if _, err := a.readOwnLogin(t.Context(), v.own); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Error(err)
 	}
 }

@@ -7,15 +7,11 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/internal/config"
-	"github.com/agentlab-vm/agentlab/internal/version"
 	"github.com/agentlab-vm/agentlab/internal/work"
-	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
 // daemonStopLimit is how long a daemon may take to exit.
@@ -65,9 +61,6 @@ func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int
 	return pid, awaitEnd(ctx, pid, ended)
 }
 
-// restartSystem restarts the daemon of a machine.
-const restartSystem = "systemctl restart agentlabd"
-
 // daemonRestart stops the user's daemon, if one is running, and starts another one, or
 // uses a daemon that another command has started since.
 func (a *App) daemonRestart(ctx context.Context, force bool) error {
@@ -93,60 +86,6 @@ func (a *App) daemonRestart(ctx context.Context, force bool) error {
 		return err
 	}
 	return a.done(map[string]any{"running": true, "stopped": running, "socket": c.Socket()}, "daemon restarted")
-}
-
-// noteOldDaemon says that the daemon of this machine, which the command has used, is
-// older than this program.
-func (a *App) noteOldDaemon() {
-	if a.daemon == nil || a.daemon.Socket() == "" || a.json || a.internal {
-		return
-	}
-	of, ok := a.daemon.DaemonVersion()
-	own := version.Get().Version
-	if !ok || !olderVersion(of, own) {
-		return
-	}
-	what, how := "an earlier version", "agentlab daemon restart"
-	if of != "" {
-		what = "version " + agentlab.WithoutControls(of)
-	}
-	if p, err := a.paths(); err == nil && p.System {
-		how = restartSystem
-	}
-	a.Progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
-}
-
-// olderVersion reports whether the version of a daemon is older than another one. A daemon
-// that does not send its version is.
-func olderVersion(daemon, own string) bool {
-	return daemon == "" || semver.IsValid("v"+daemon) && semver.IsValid("v"+own) && semver.Compare("v"+daemon, "v"+own) < 0
-}
-
-// stoppedMark is a file next to the socket of a daemon that a user has stopped. The next
-// daemon removes it.
-func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
-
-// StoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
-func (a *App) StoppedByUser() bool {
-	socket, err := a.socketPath()
-	if err == nil {
-		_, err = os.Stat(stoppedMark(socket))
-	}
-	return err == nil && !a.explicitDaemon()
-}
-
-// Restart starts the daemon if it is not selected explicitly and the user has not stopped
-// it.
-func (a *App) Restart(ctx context.Context) (*client.Client, error) {
-	if a.explicitDaemon() || a.StoppedByUser() {
-		return nil, nil
-	}
-	return a.connect(ctx)
-}
-
-// attached returns the terminal of the user.
-func (a *App) attached() attach.Terminal {
-	return attach.Terminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of

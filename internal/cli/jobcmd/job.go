@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -179,22 +177,6 @@ TIMEOUT. The sandbox of a job that has not started is destroyed, also with
 	return cmd
 }
 
-func orDash(s string) string { return cmp.Or(s, "-") }
-
-func dashInt(n int) string {
-	if n == 0 {
-		return "-"
-	}
-	return fmt.Sprint(n)
-}
-
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
 // uncommitted describes the uncommitted changes of a job.
 func uncommitted(j api.Job) string {
 	text := yesNo(j.Result.Dirty)
@@ -209,15 +191,4 @@ func uncommitted(j api.Job) string {
 		return "inside submodules: " + work.JoinNames(names)
 	}
 	return text + ", and inside submodules: " + work.JoinNames(names)
-}
-
-func firstLine(s string, most int) string {
-	s, _, more := strings.Cut(strings.TrimSpace(s), "\n")
-	if r := []rune(s); len(r) > most {
-		return string(r[:most-1]) + "…"
-	}
-	if more {
-		return s + " …"
-	}
-	return s
 }
