@@ -29,12 +29,14 @@ import (
 const (
 	daemonStartLimit = 30 * time.Second // for the start of a daemon
 	daemonEndLimit   = 2 * time.Second  // for another daemon, after the one that this command started has ended
-	daemonPoll       = 20 * time.Millisecond
 )
 
-// paths returns the directories of the system daemon if its socket exists, else
+// DaemonPoll is the time between two looks at a daemon that starts or ends.
+const DaemonPoll = 20 * time.Millisecond
+
+// Paths returns the directories of the system daemon if its socket exists, else
 // of the user's daemon. AGENTLAB_HOME always means the user's daemon.
-func (a *App) paths() (config.Paths, error) {
+func (a *App) Paths() (config.Paths, error) {
 	if os.Getenv("AGENTLAB_HOME") == "" {
 		system, err := config.ResolvePaths(os.Getenv, true)
 		if err != nil {
@@ -47,11 +49,12 @@ func (a *App) paths() (config.Paths, error) {
 	return config.ResolvePaths(os.Getenv, false)
 }
 
-func (a *App) socketPath() (string, error) {
-	if a.socket != "" {
-		return filepath.Abs(a.socket)
+// SocketPath returns the path of the control socket of the selected daemon of this machine.
+func (a *App) SocketPath() (string, error) {
+	if a.Socket != "" {
+		return filepath.Abs(a.Socket)
 	}
-	p, err := a.paths()
+	p, err := a.Paths()
 	if err != nil {
 		return "", err
 	}
@@ -59,9 +62,9 @@ func (a *App) socketPath() (string, error) {
 	return p.Socket(), p.CheckRun()
 }
 
-// connect returns a client of the daemon. It starts the user's daemon if none is
+// Connect returns a client of the daemon. It starts the user's daemon if none is
 // running, unless --socket is set.
-func (a *App) connect(ctx context.Context) (c *client.Client, err error) {
+func (a *App) Connect(ctx context.Context) (c *client.Client, err error) {
 	defer func() { a.daemon = c }()
 	c, err = a.dial()
 	if err != nil || c.Socket() == "" {
@@ -72,7 +75,7 @@ func (a *App) connect(ctx context.Context) (c *client.Client, err error) {
 	case err == nil:
 	case agentlab.CodeOf(err) == agentlab.CodeDenied:
 		return nil, err
-	case a.socket != "":
+	case a.Socket != "":
 		return nil, agentlab.Errorf(agentlab.CodeOf(err), "%w", err).WithHint("a daemon is not started for --socket; run agentlabd there")
 	default:
 		if err := a.startDaemon(ctx); err != nil {
@@ -92,18 +95,18 @@ func (a *App) dial() (*client.Client, error) {
 	if url != "" {
 		return a.remote(url)
 	}
-	if a.tokenFile != "" {
+	if a.TokenFile != "" {
 		return nil, work.UsageErrorf("--token-file requires --host")
 	}
-	socket, err := a.socketPath()
+	socket, err := a.SocketPath()
 	if err != nil {
 		return nil, err
 	}
 	return client.New(socket), nil
 }
 
-// ping checks that a daemon of this user or root listens on the socket.
-func ping(ctx context.Context, socket string) error {
+// Ping checks that a daemon of this user or root listens on the socket.
+func Ping(ctx context.Context, socket string) error {
 	return client.New(socket).Ping(ctx)
 }
 
@@ -114,7 +117,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "agentlabd does not run on %s", runtime.GOOS).
 			WithHint("run it on a Linux machine, and set --host or AGENTLAB_HOST to its URL (docs/access.md)")
 	}
-	p, err := a.paths()
+	p, err := a.Paths()
 	if err != nil {
 		return err
 	}
@@ -133,7 +136,7 @@ func (a *App) startDaemon(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		a.started = true
+		a.Started = true
 		err = awaitDaemon(ctx, p, exited, startLog)
 		_ = startLog.Close()
 		if !errors.Is(err, errDaemonFreed) {
@@ -202,7 +205,7 @@ func openStartLog(name string) (_ *os.File, err error) {
 func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan int, startLog io.ReaderAt) error {
 	deadline := time.NewTimer(daemonStartLimit)
 	defer deadline.Stop()
-	tick := time.NewTicker(daemonPoll)
+	tick := time.NewTicker(DaemonPoll)
 	defer tick.Stop()
 	var ended, other bool // the daemon has ended; because of another one
 	for {
@@ -215,7 +218,7 @@ func awaitDaemon(ctx context.Context, p config.Paths, exited <-chan int, startLo
 				deadline.Reset(daemonEndLimit)
 			}
 		case <-tick.C:
-			if ping(ctx, p.Running().Socket()) == nil {
+			if Ping(ctx, p.Running().Socket()) == nil {
 				return nil
 			}
 			if pid, _ := lock.Holder(p.Lock()); other && (pid == 0 || syscall.Kill(pid, 0) != nil) {
@@ -254,8 +257,8 @@ func daemonError(log string) string {
 	return agentlab.WithoutControls(strings.Join(kept, "; "))
 }
 
-// localOnly returns an error if a daemon over TCP is selected.
-func (a *App) localOnly() error {
+// LocalOnly returns an error if a daemon over TCP is selected.
+func (a *App) LocalOnly() error {
 	url, err := a.remoteURL()
 	if err == nil && url != "" {
 		err = work.UsageErrorf("this command works only on the daemon's own machine").WithHint("run it there, or unset AGENTLAB_HOST to use the daemon of this machine")
@@ -273,36 +276,36 @@ const (
 // this machine. Flags take precedence over the environment.
 func (a *App) remoteURL() (string, error) {
 	switch {
-	case a.host != "" && a.socket != "":
+	case a.Host != "" && a.Socket != "":
 		return "", work.UsageErrorf("--host and --socket cannot be used together")
-	case a.host != "" || a.socket != "":
-		return a.host, nil
+	case a.Host != "" || a.Socket != "":
+		return a.Host, nil
 	}
 	return os.Getenv("AGENTLAB_HOST"), nil
 }
 
-// explicitDaemon reports whether a daemon was selected explicitly; it is then never
+// ExplicitDaemon reports whether a daemon was selected explicitly; it is then never
 // started.
-func (a *App) explicitDaemon() bool {
-	return a.socket != "" || a.host != "" || os.Getenv("AGENTLAB_HOST") != ""
+func (a *App) ExplicitDaemon() bool {
+	return a.Socket != "" || a.Host != "" || os.Getenv("AGENTLAB_HOST") != ""
 }
 
 // remote returns a client of the daemon at url.
 func (a *App) remote(url string) (*client.Client, error) {
 	r := client.Remote{URL: url, Pin: os.Getenv("AGENTLAB_PIN"), Token: os.Getenv("AGENTLAB_TOKEN")}
-	file := a.tokenFile
+	file := a.TokenFile
 	if file == "" && r.Token == "" {
 		file = os.Getenv("AGENTLAB_TOKEN_FILE")
 	}
 	if file != "" {
-		text, err := readPrivate(file)
+		text, err := ReadPrivate(file)
 		if err != nil {
 			return nil, err
 		}
 		r.Token = strings.TrimSpace(text)
 	}
 	if ca := os.Getenv("AGENTLAB_CA_FILE"); ca != "" {
-		pem, err := readFile(ca, maxCAFileBytes)
+		pem, err := ReadFile(ca, maxCAFileBytes)
 		if err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeInvalid, "cannot read the CA file: %w", err).WithField("AGENTLAB_CA_FILE")
 		}
@@ -311,20 +314,20 @@ func (a *App) remote(url string) (*client.Client, error) {
 	return client.NewRemote(r)
 }
 
-// daemonFlags returns flags that select the same daemon in another run of this
+// DaemonFlags returns flags that select the same daemon in another run of this
 // program. The token itself is passed in the environment only.
-func (a *App) daemonFlags() ([]string, error) {
+func (a *App) DaemonFlags() ([]string, error) {
 	url, err := a.remoteURL()
 	if err != nil {
 		return nil, err
 	}
 	if url == "" {
-		socket, err := a.socketPath()
+		socket, err := a.SocketPath()
 		return []string{"--socket", socket}, err
 	}
 	words := []string{"--host", url}
-	if a.tokenFile != "" {
-		file, err := filepath.Abs(a.tokenFile)
+	if a.TokenFile != "" {
+		file, err := filepath.Abs(a.TokenFile)
 		if err != nil {
 			return nil, err
 		}
@@ -333,13 +336,13 @@ func (a *App) daemonFlags() ([]string, error) {
 	return words, nil
 }
 
-// restartSystem restarts the daemon of a machine.
-const restartSystem = "systemctl restart agentlabd"
+// RestartSystem restarts the daemon of a machine.
+const RestartSystem = "systemctl restart agentlabd"
 
 // noteOldDaemon says that the daemon of this machine, which the command has used, is
 // older than this program.
 func (a *App) noteOldDaemon() {
-	if a.daemon == nil || a.daemon.Socket() == "" || a.json || a.internal {
+	if a.daemon == nil || a.daemon.Socket() == "" || a.JSON || a.internal {
 		return
 	}
 	of, ok := a.daemon.DaemonVersion()
@@ -351,8 +354,8 @@ func (a *App) noteOldDaemon() {
 	if of != "" {
 		what = "version " + agentlab.WithoutControls(of)
 	}
-	if p, err := a.paths(); err == nil && p.System {
-		how = restartSystem
+	if p, err := a.Paths(); err == nil && p.System {
+		how = RestartSystem
 	}
 	a.Progressf("note: the daemon is of %s, and this program of %s: restart it, VMs keep running: %s", what, own, how)
 }
@@ -363,29 +366,29 @@ func olderVersion(daemon, own string) bool {
 	return daemon == "" || semver.IsValid("v"+daemon) && semver.IsValid("v"+own) && semver.Compare("v"+daemon, "v"+own) < 0
 }
 
-// stoppedMark is a file next to the socket of a daemon that a user has stopped. The next
+// StoppedMark is a file next to the socket of a daemon that a user has stopped. The next
 // daemon removes it.
-func stoppedMark(socket string) string { return socket + config.StoppedSuffix }
+func StoppedMark(socket string) string { return socket + config.StoppedSuffix }
 
 // StoppedByUser reports whether 'agentlab daemon stop' has stopped the selected daemon.
 func (a *App) StoppedByUser() bool {
-	socket, err := a.socketPath()
+	socket, err := a.SocketPath()
 	if err == nil {
-		_, err = os.Stat(stoppedMark(socket))
+		_, err = os.Stat(StoppedMark(socket))
 	}
-	return err == nil && !a.explicitDaemon()
+	return err == nil && !a.ExplicitDaemon()
 }
 
 // Restart starts the daemon if it is not selected explicitly and the user has not stopped
 // it.
 func (a *App) Restart(ctx context.Context) (*client.Client, error) {
-	if a.explicitDaemon() || a.StoppedByUser() {
+	if a.ExplicitDaemon() || a.StoppedByUser() {
 		return nil, nil
 	}
-	return a.connect(ctx)
+	return a.Connect(ctx)
 }
 
-// attached returns the terminal of the user.
-func (a *App) attached() attach.Terminal {
+// Attached returns the terminal of the user.
+func (a *App) Attached() attach.Terminal {
 	return attach.Terminal{In: a.Stdin, Out: a.Stdout, Err: a.Stderr, UI: a, Daemon: a, Now: a.Now}
 }

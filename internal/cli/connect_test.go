@@ -83,7 +83,7 @@ func TestOldDaemonIsNoted(t *testing.T) {
 		t.Cleanup(func() { _ = srv.Close() })
 		var said bytes.Buffer
 		status := func(a *App) *cobra.Command {
-			return query(a, "status", "", exactArgs(), all((*client.Client).Status), func(api.Status) error { return nil })
+			return Query(a, "status", "", ExactArgs(), All((*client.Client).Status), func(api.Status) error { return nil })
 		}
 		a := &App{Commands: []Command{{New: status}}, Stdout: io.Discard, Stderr: &said, Now: time.Now}
 		args := []string{"--socket", socket, "status"}

@@ -19,7 +19,7 @@ func TestRuntimeFolderIsChecked(t *testing.T) {
 	}
 	a := &App{Stdout: io.Discard, Stderr: io.Discard}
 	for name, err := range map[string]error{
-		"connect": func() error { _, err := a.connect(t.Context()); return err }(),
+		"connect": func() error { _, err := a.Connect(t.Context()); return err }(),
 		"start":   a.startDaemon(t.Context()),
 	} {
 		if agentlab.CodeOf(err) != agentlab.CodeDenied {

@@ -27,47 +27,49 @@ const (
 	maxDoctorFile   = 32 << 20
 )
 
-const doctorLong = `A doctor bundle is a tar.gz with the rows of the database, events, the state on
+// DoctorLong is the part of help texts that describes a doctor bundle.
+const DoctorLong = `A doctor bundle is a tar.gz with the rows of the database, events, the state on
 the backend, the ends of logs and a manifest with the SHA-256 of each file. It
 contains no secrets that the daemon knows, but it contains tasks, names, paths
 and output of guests: read it before you pass it on. The same state gives the
 same bytes. docs/doctor.md lists the files.`
 
-// doctorFlags are the flags of the commands that write a doctor bundle.
-type doctorFlags struct {
-	out   string
-	force bool
+// DoctorFlags are the flags of the commands that write a doctor bundle.
+type DoctorFlags struct {
+	Out   string
+	Force bool
 }
 
-func (f *doctorFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.out, "out", "o", "", "file or directory to write the bundle to")
-	cmd.Flags().BoolVar(&f.force, "force", false, "overwrite an existing file")
+// Add adds the flags to a command.
+func (f *DoctorFlags) Add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.Out, "out", "o", "", "file or directory to write the bundle to")
+	cmd.Flags().BoolVar(&f.Force, "force", false, "overwrite an existing file")
 }
 
-// doctorOf returns a command that writes the doctor bundle of one object. what is the
+// DoctorOf returns a command that writes the doctor bundle of one object. what is the
 // kind of the object.
-func (a *App) doctorOf(what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
-	var f doctorFlags
+func (a *App) DoctorOf(what string, get func(*client.Client, context.Context, string) (client.Body, error)) *cobra.Command {
+	var f DoctorFlags
 	arg := strings.ToUpper(what)
 	cmd := &cobra.Command{
 		Use: "doctor " + arg + " --out FILE", Short: "Write a doctor bundle of a " + what,
-		Long: "Write a doctor bundle of a " + what + ".\n\n" + doctorLong,
-		Args: exactArgs(arg),
+		Long: "Write a doctor bundle of a " + what + ".\n\n" + DoctorLong,
+		Args: ExactArgs(arg),
 	}
-	f.add(cmd)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		if f.out == "" {
+	f.Add(cmd)
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		if f.Out == "" {
 			return work.UsageErrorf("--out is missing").WithHint("name the file to write: --out %s.tar.gz", what)
 		}
 		body, err := get(c, ctx, args[0])
-		return a.writeDoctor(f, "agentlab-doctor-"+what+".tar.gz", body, err)
+		return a.WriteDoctor(f, "agentlab-doctor-"+what+".tar.gz", body, err)
 	})
 	return cmd
 }
 
-// writeDoctor checks a bundle and writes it to a file that only its owner can
+// WriteDoctor checks a bundle and writes it to a file that only its owner can
 // read.
-func (a *App) writeDoctor(f doctorFlags, name string, body client.Body, err error) error {
+func (a *App) WriteDoctor(f DoctorFlags, name string, body client.Body, err error) error {
 	if err != nil {
 		return err
 	}
@@ -80,15 +82,15 @@ func (a *App) writeDoctor(f doctorFlags, name string, body client.Body, err erro
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInternal, "the doctor bundle is damaged: %w", err)
 	}
-	name = outputName(f.out, name)
-	if _, err := work.SaveTo(name, bytes.NewReader(data), f.force, 0o600); err != nil {
+	name = OutputName(f.Out, name)
+	if _, err := work.SaveTo(name, bytes.NewReader(data), f.Force, 0o600); err != nil {
 		return err
 	}
 	for _, e := range m.Errors {
 		a.Progressf("missing: %s: %s", agentlab.WithoutControls(e.Name), agentlab.WithoutControls(e.Message))
 	}
 	sum := sha256.Sum256(data)
-	return a.done(map[string]any{"file": name, "size": len(data), "sha256": hex.EncodeToString(sum[:]), "manifest": m},
+	return a.Done(map[string]any{"file": name, "size": len(data), "sha256": hex.EncodeToString(sum[:]), "manifest": m},
 		"wrote %s (%s, %s)", name, agentlab.Plural(len(m.Files), "file"), work.ByteSize(int64(len(data))))
 }
 

@@ -17,9 +17,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// readPrivate reads a file with a token. Other users must not be able to read
+// ReadPrivate reads a file with a token. Other users must not be able to read
 // it, because the token gives access.
-func readPrivate(name string) (string, error) {
+func ReadPrivate(name string) (string, error) {
 	info, err := os.Stat(name)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
@@ -28,16 +28,16 @@ func readPrivate(name string) (string, error) {
 		return "", agentlab.Errorf(agentlab.CodeDenied, "other users can read or write %s (mode %04o)", name, info.Mode().Perm()).
 			WithHint("run chmod 600 %s, and revoke the token if others may have read it", work.ShellQuote(name))
 	}
-	text, err := readFile(name, maxTokenFileBytes)
+	text, err := ReadFile(name, maxTokenFileBytes)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the token: %w", err)
 	}
 	return text, nil
 }
 
-// writePrivate writes a file that only its owner can read. The file must not
+// WritePrivate writes a file that only its owner can read. The file must not
 // exist.
-func writePrivate(name, text string) error {
+func WritePrivate(name, text string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "cannot write the token: %w", err).WithHint("choose the path of a new file")
@@ -49,10 +49,10 @@ func writePrivate(name, text string) error {
 	return err
 }
 
-// copyOut copies a file of a guest to standard output. The guest wrote it: on a terminal
+// CopyOut copies a file of a guest to standard output. The guest wrote it: on a terminal
 // it is printed only if it is text, without control characters, unless force is
 // set.
-func copyOut(w io.Writer, r io.Reader, force bool) error {
+func CopyOut(w io.Writer, r io.Reader, force bool) error {
 	if _, tty := work.TerminalOf(w); tty && !force {
 		in := bufio.NewReader(r)
 		head, err := in.Peek(in.Size())
@@ -72,8 +72,8 @@ func copyOut(w io.Writer, r io.Reader, force bool) error {
 	return err
 }
 
-// outputName applies --out, a file or directory, to a default file name.
-func outputName(out, name string) string {
+// OutputName applies --out, a file or directory, to a default file name.
+func OutputName(out, name string) string {
 	if out == "" {
 		return name
 	}
@@ -83,24 +83,27 @@ func outputName(out, name string) string {
 	return out
 }
 
-// readInput reads a file of at most limit bytes; - is standard input.
-func (a *App) readInput(path string, limit int64) (string, error) {
+// ReadInput reads a file of at most limit bytes; - is standard input.
+func (a *App) ReadInput(path string, limit int64) (string, error) {
 	if path == "-" {
-		return readLimited(a.Stdin, "standard input", limit)
+		return ReadLimited(a.Stdin, "standard input", limit)
 	}
-	return readFile(path, limit)
+	return ReadFile(path, limit)
 }
 
-func readFile(path string, limit int64) (string, error) {
+// ReadFile reads a file of at most limit bytes.
+func ReadFile(path string, limit int64) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read the file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	return readLimited(f, path, limit)
+	return ReadLimited(f, path, limit)
 }
 
-func readLimited(r io.Reader, name string, limit int64) (string, error) {
+// ReadLimited reads at most limit bytes of r, and returns an error for a longer text. Errors
+// contain the name.
+func ReadLimited(r io.Reader, name string, limit int64) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeInvalid, "cannot read %s: %w", name, err)
@@ -111,5 +114,5 @@ func readLimited(r io.Reader, name string, limit int64) (string, error) {
 	return string(text), nil
 }
 
-// maxRecipeBytes limits a recipe or profile that is sent to the daemon.
-const maxRecipeBytes = strictyaml.MaxBytes
+// MaxRecipeBytes limits a recipe or profile that is sent to the daemon.
+const MaxRecipeBytes = strictyaml.MaxBytes

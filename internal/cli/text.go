@@ -8,23 +8,27 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func orDash(s string) string { return cmp.Or(s, "-") }
+// OrDash returns s, or a dash for an empty text.
+func OrDash(s string) string { return cmp.Or(s, "-") }
 
-func dashInt(n int) string {
+// DashInt returns n as a text, or a dash for 0.
+func DashInt(n int) string {
 	if n == 0 {
 		return "-"
 	}
 	return fmt.Sprint(n)
 }
 
-func yesNo(b bool) string {
+// YesNo returns "yes" or "no".
+func YesNo(b bool) string {
 	if b {
 		return "yes"
 	}
 	return "no"
 }
 
-func firstLine(s string, most int) string {
+// FirstLine returns the first line of s, of at most that many characters.
+func FirstLine(s string, most int) string {
 	s, _, more := strings.Cut(strings.TrimSpace(s), "\n")
 	if r := []rune(s); len(r) > most {
 		return string(r[:most-1]) + "…"
@@ -35,15 +39,16 @@ func firstLine(s string, most int) string {
 	return s
 }
 
-func firstOf(args []string) string {
+// FirstOf returns the first argument, or "" if there is none.
+func FirstOf(args []string) string {
 	if len(args) == 0 {
 		return ""
 	}
 	return args[0]
 }
 
-// usedBytes formats a size that may be unknown.
-func usedBytes(n int64) string {
+// UsedBytes formats a size that may be unknown.
+func UsedBytes(n int64) string {
 	if n == 0 {
 		return "-"
 	}

@@ -28,7 +28,7 @@ func (a *App) Attach(cmd *exec.Cmd) {
 // Confirm asks for confirmation on the terminal. Without a terminal the answer is
 // no.
 func (a *App) Confirm(question string) bool {
-	if a.json {
+	if a.JSON {
 		return false
 	}
 	answer, ok := a.Prompt(question + " [y/N] ")
@@ -39,13 +39,13 @@ func (a *App) Confirm(question string) bool {
 // --no-input nor with --json.
 func (a *App) Asks() bool {
 	_, tty := work.TerminalOf(a.Stdin)
-	return tty && !a.noInput && !a.json
+	return tty && !a.NoInput && !a.JSON
 }
 
 // Prompt asks a question on the terminal and returns the answer in lower case.
 // ok is false without a terminal and with --no-input.
 func (a *App) Prompt(question string) (answer string, ok bool) {
-	if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || a.NoInput {
 		return "", false
 	}
 	fmt.Fprint(a.Stderr, question)
@@ -63,7 +63,7 @@ func (a *App) Progressf(format string, args ...any) {
 
 // ShowEvent prints an event on standard error.
 func (a *App) ShowEvent(e api.Event) {
-	a.shown = e.ID
+	a.Shown = e.ID
 	a.Progressf("%s  %s", e.Time.Local().Format("15:04:05"), agentlab.WithoutControls(e.Message))
 }
 

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -11,24 +11,25 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) daemonCmd() *cobra.Command {
+func daemonCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "daemon", Short: "Run, start, stop and inspect the daemon",
 		Long: `Run, start, stop and inspect the daemon. Other commands start the user's daemon
 if none is running. Sandboxes keep running while the daemon is stopped.`,
 	}
 	cmd.AddCommand(
-		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: exactArgs(), RunE: func(*cobra.Command, []string) error { return a.daemonRun() }},
-		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStart(cmd.Context()) }},
-		endingCmd("restart", "Stop the daemon and start the installed version; sandboxes keep running", func(ctx context.Context, force bool) error { return a.daemonRestart(ctx, force) }),
-		endingCmd("stop", "Stop the daemon; sandboxes keep running", func(ctx context.Context, force bool) error { return a.daemonStop(ctx, force) }),
-		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: exactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return a.daemonStatus(cmd.Context()) }},
-		a.daemonLogsCmd(),
-		a.confirmClockCmd(),
+		&cobra.Command{Use: "run", Short: "Run the daemon in the foreground", Args: cli.ExactArgs(), RunE: func(*cobra.Command, []string) error { return daemonRun(a) }},
+		&cobra.Command{Use: "start", Short: "Start the daemon in the background", Args: cli.ExactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return daemonStart(cmd.Context(), a) }},
+		endingCmd("restart", "Stop the daemon and start the installed version; sandboxes keep running", func(ctx context.Context, force bool) error { return daemonRestart(ctx, a, force) }),
+		endingCmd("stop", "Stop the daemon; sandboxes keep running", func(ctx context.Context, force bool) error { return daemonStop(ctx, a, force) }),
+		&cobra.Command{Use: "status", Short: "Show whether the daemon is running, without starting it", Args: cli.ExactArgs(), RunE: func(cmd *cobra.Command, _ []string) error { return daemonStatus(cmd.Context(), a) }},
+		daemonLogsCmd(a),
+		confirmClockCmd(a),
 	)
 	return cmd
 }
@@ -37,7 +38,7 @@ if none is running. Sandboxes keep running while the daemon is stopped.`,
 func endingCmd(use, short string, end func(ctx context.Context, force bool) error) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: use, Short: short, Args: exactArgs(),
+		Use: use, Short: short, Args: cli.ExactArgs(),
 		Long: short + ".\n\nA build of an image is interrupted only after a confirmation, or with --force. A later\nbuild continues from the parts that are complete.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return end(cmd.Context(), force) },
 	}
@@ -45,7 +46,7 @@ func endingCmd(use, short string, end func(ctx context.Context, force bool) erro
 	return cmd
 }
 
-func (a *App) daemonRun() error {
+func daemonRun(a *cli.App) error {
 	binary, err := config.FindProgram("agentlabd")
 	if err != nil {
 		return err
@@ -53,80 +54,80 @@ func (a *App) daemonRun() error {
 	return syscall.Exec(binary, []string{binary, "run"}, os.Environ())
 }
 
-func (a *App) daemonStart(ctx context.Context) error {
-	if err := a.localOnly(); err != nil {
+func daemonStart(ctx context.Context, a *cli.App) error {
+	if err := a.LocalOnly(); err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
 	text := "the daemon is already running"
-	if a.started {
+	if a.Started {
 		text = "daemon started"
 	}
-	return a.done(map[string]any{"running": true, "started": a.started, "socket": c.Socket()}, "%s", text)
+	return a.Done(map[string]any{"running": true, "started": a.Started, "socket": c.Socket()}, "%s", text)
 }
 
 // findDaemon returns the socket of the daemon of this machine and whether it is
 // running, without starting it.
-func (a *App) findDaemon(ctx context.Context) (socket string, running bool, err error) {
-	if err := a.localOnly(); err != nil {
+func findDaemon(ctx context.Context, a *cli.App) (socket string, running bool, err error) {
+	if err := a.LocalOnly(); err != nil {
 		return "", false, err
 	}
-	if socket, err = a.socketPath(); err != nil {
+	if socket, err = a.SocketPath(); err != nil {
 		return "", false, err
 	}
-	err = ping(ctx, socket)
+	err = cli.Ping(ctx, socket)
 	if err != nil && agentlab.CodeOf(err) != agentlab.CodeDenied {
 		return socket, false, nil
 	}
 	return socket, err == nil, err
 }
 
-func (a *App) daemonStatus(ctx context.Context) error {
-	socket, running, err := a.findDaemon(ctx)
+func daemonStatus(ctx context.Context, a *cli.App) error {
+	socket, running, err := findDaemon(ctx, a)
 	if err != nil {
 		return err
 	}
 	if !running {
-		return a.noDaemonStatus(socket)
+		return noDaemonStatus(a, socket)
 	}
 	s, err := client.New(socket).Status(ctx)
 	if err != nil {
 		return err
 	}
 	v := map[string]any{"running": true, "socket": socket, "pid": s.PID, "version": s.Version, "state_dir": s.StateDir}
-	return a.emit(v, func() error {
-		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\nstate: %s\n", s.Version, s.PID, socket, orDash(s.StateDir))
+	return a.Emit(v, func() error {
+		_, err := fmt.Fprintf(a.Stdout, "running: %s, pid %d (%s)\nstate: %s\n", s.Version, s.PID, socket, cli.OrDash(s.StateDir))
 		return err
 	})
 }
 
-func (a *App) noDaemonStatus(socket string) error {
+func noDaemonStatus(a *cli.App, socket string) error {
 	v, text := map[string]any{"running": false, "socket": socket}, fmt.Sprintf("not running (%s)\n", socket)
-	if a.socket == "" { // otherwise the directory is not known
-		p, err := a.paths()
+	if a.Socket == "" { // otherwise the directory is not known
+		p, err := a.Paths()
 		if err != nil {
 			return err
 		}
 		v["state_dir"], text = p.State, text+fmt.Sprintf("state: %s\n", p.State)
 	}
-	if err := a.emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
+	if err := a.Emit(v, func() error { _, err := fmt.Fprint(a.Stdout, text); return err }); err != nil {
 		return err
 	}
-	return work.ExitStatus(exitFailure)
+	return work.ExitStatus(cli.ExitFailure)
 }
 
-func (a *App) daemonLogsCmd() *cobra.Command {
+func daemonLogsCmd(a *cli.App) *cobra.Command {
 	var lines int
-	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: exactArgs()}
+	cmd := &cobra.Command{Use: "logs", Short: "Print the end of the daemon's log", Args: cli.ExactArgs()}
 	cmd.Flags().IntVarP(&lines, "lines", "n", 200, "print at most this many lines; -1 means all")
 	cmd.RunE = func(*cobra.Command, []string) error {
-		if err := a.localOnly(); err != nil {
+		if err := a.LocalOnly(); err != nil {
 			return err
 		}
-		p, err := a.paths()
+		p, err := a.Paths()
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
@@ -19,28 +20,28 @@ const daemonStopLimit = 30 * time.Second
 
 // daemonStop asks the daemon to exit and waits for the end of its process. It
 // cannot wait for the socket: another command may start a daemon in the meantime.
-func (a *App) daemonStop(ctx context.Context, force bool) error {
-	socket, running, err := a.findDaemon(ctx)
+func daemonStop(ctx context.Context, a *cli.App, force bool) error {
+	socket, running, err := findDaemon(ctx, a)
 	if err != nil {
 		return err
 	}
 	if !running {
-		return a.done(map[string]any{"running": false, "stopped": false, "socket": socket}, "no daemon is running")
+		return a.Done(map[string]any{"running": false, "stopped": false, "socket": socket}, "no daemon is running")
 	}
-	pid, err := a.endDaemon(ctx, socket, force)
+	pid, err := endDaemon(ctx, a, socket, force)
 	if err != nil {
 		return err
 	}
-	text, another := "daemon stopped", ping(ctx, socket) == nil
+	text, another := "daemon stopped", cli.Ping(ctx, socket) == nil
 	if another {
 		text = fmt.Sprintf("daemon (pid %d) stopped; another one has been started since", pid)
 	}
-	return a.done(map[string]any{"running": another, "stopped": true, "socket": socket, "pid": pid}, "%s", text)
+	return a.Done(map[string]any{"running": another, "stopped": true, "socket": socket, "pid": pid}, "%s", text)
 }
 
 // endDaemon stops the daemon on a socket, waits for the end of its process, and returns
 // its ID. Builds of images are interrupted with force, or if the user agrees.
-func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int, err error) {
+func endDaemon(ctx context.Context, a *cli.App, socket string, force bool) (pid int, err error) {
 	c := client.New(socket)
 	defer c.Close()
 	pid, ended, err := watchDaemon(ctx, c)
@@ -48,13 +49,13 @@ func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int
 		return 0, err
 	}
 	// Terminals that lose their connection now do not start another daemon.
-	_ = os.WriteFile(stoppedMark(socket), nil, 0o600) // another user's daemon has no such file
+	_ = os.WriteFile(cli.StoppedMark(socket), nil, 0o600) // another user's daemon has no such file
 	err = c.StopDaemon(ctx, force)
 	if agentlab.CodeOf(err) == agentlab.CodeBusy && a.Confirm(agentlab.WithoutControls(err.Error())+". Interrupt it?") {
 		err = c.StopDaemon(ctx, true)
 	}
 	if err != nil {
-		_ = os.Remove(stoppedMark(socket))
+		_ = os.Remove(cli.StoppedMark(socket))
 		unwatch(ended)
 		return 0, err
 	}
@@ -63,29 +64,29 @@ func (a *App) endDaemon(ctx context.Context, socket string, force bool) (pid int
 
 // daemonRestart stops the user's daemon, if one is running, and starts another one, or
 // uses a daemon that another command has started since.
-func (a *App) daemonRestart(ctx context.Context, force bool) error {
-	if a.socket != "" {
+func daemonRestart(ctx context.Context, a *cli.App, force bool) error {
+	if a.Socket != "" {
 		return work.UsageErrorf("a daemon is not started for --socket").WithHint("remove --socket; AGENTLAB_HOME selects another daemon of yours")
 	}
-	p, err := a.paths()
+	p, err := a.Paths()
 	if err != nil {
 		return err
 	}
 	if p.System {
-		return agentlab.Errorf(agentlab.CodeUnsupported, "systemd manages the daemon of this machine").WithHint("%s", restartSystem)
+		return agentlab.Errorf(agentlab.CodeUnsupported, "systemd manages the daemon of this machine").WithHint("%s", cli.RestartSystem)
 	}
-	socket, running, err := a.findDaemon(ctx)
+	socket, running, err := findDaemon(ctx, a)
 	if err == nil && running {
-		_, err = a.endDaemon(ctx, socket, force)
+		_, err = endDaemon(ctx, a, socket, force)
 	}
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
-	return a.done(map[string]any{"running": true, "stopped": running, "socket": c.Socket()}, "daemon restarted")
+	return a.Done(map[string]any{"running": true, "stopped": running, "socket": c.Socket()}, "daemon restarted")
 }
 
 // watchDaemon returns the process that serves c as its ID and a descriptor of
@@ -119,7 +120,7 @@ func awaitEnd(ctx context.Context, pid, pidfd int) error {
 	defer unwatch(pidfd)
 	for deadline := time.Now().Add(daemonStopLimit); ; {
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(daemonPoll/time.Millisecond))
+		n, err := unix.Poll(fds, int(cli.DaemonPoll/time.Millisecond))
 		switch {
 		case n > 0:
 			return nil

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
 
@@ -51,8 +52,8 @@ func TestDaemonStopWaitsForTheProcessItAsked(t *testing.T) {
 
 	ctx := guard.Context(t)
 	var said bytes.Buffer
-	a := &App{Stdout: io.Discard, Stderr: &said, socket: socket}
-	if err := a.daemonStop(ctx, false); err != nil {
+	a := &cli.App{Stdout: io.Discard, Stderr: &said, Socket: socket}
+	if err := daemonStop(ctx, a, false); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -72,10 +73,10 @@ func TestRuntimeFolderIsCheckedBeforeStop(t *testing.T) {
 	if err := os.Symlink(other, filepath.Join(home, "run")); err != nil {
 		t.Fatal(err)
 	}
-	a := &App{Stdout: io.Discard, Stderr: io.Discard}
+	a := &cli.App{Stdout: io.Discard, Stderr: io.Discard}
 	for name, err := range map[string]error{
-		"stop":   a.daemonStop(t.Context(), false),
-		"status": a.daemonStatus(t.Context()),
+		"stop":   daemonStop(t.Context(), a, false),
+		"status": daemonStatus(t.Context(), a),
 	} {
 		if agentlab.CodeOf(err) != agentlab.CodeDenied {
 			t.Errorf("%s: got %v, want denied", name, err)

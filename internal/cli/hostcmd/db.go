@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"fmt"
@@ -10,11 +10,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) dbCmd() *cobra.Command {
+func dbCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "db", Short: "Back up, restore and rebuild the database",
 		Long: `Back up, restore and rebuild the database of the daemon.
@@ -24,23 +25,23 @@ its state directory. A database belongs to one state directory: the daemon does
 not start if they do not match, or if the database is missing or empty and the
 directory is not. It deletes nothing then.`,
 	}
-	backup := query(a, "backup", "Make a backup of the database now", exactArgs(), all((*client.Client).BackupDatabase), func(b api.Backup) error {
+	backup := cli.Query(a, "backup", "Make a backup of the database now", cli.ExactArgs(), cli.All((*client.Client).BackupDatabase), func(b api.Backup) error {
 		_, err := fmt.Fprintln(a.Stdout, agentlab.WithoutControls(b.Path))
 		return err
 	})
-	cmd.AddCommand(backup, a.dbListCmd(), a.dbRestoreCmd(), a.dbRebuildCmd())
+	cmd.AddCommand(backup, dbListCmd(a), dbRestoreCmd(a), dbRebuildCmd(a))
 	return cmd
 }
 
-func (a *App) dbListCmd() *cobra.Command {
+func dbListCmd(a *cli.App) *cobra.Command {
 	var system bool
-	cmd := &cobra.Command{Use: "list", Short: "List the backups, newest first", Args: exactArgs()}
+	cmd := &cobra.Command{Use: "list", Short: "List the backups, newest first", Args: cli.ExactArgs()}
 	systemFlag(cmd, &system)
-	cmd.RunE = func(*cobra.Command, []string) error { return a.repair(system, "list") }
+	cmd.RunE = func(*cobra.Command, []string) error { return repair(a, system, "list") }
 	return cmd
 }
 
-func (a *App) dbRestoreCmd() *cobra.Command {
+func dbRestoreCmd(a *cli.App) *cobra.Command {
 	var system, adopt bool
 	cmd := &cobra.Command{
 		Use: "restore [BACKUP]", Short: "Replace the database by a backup",
@@ -58,12 +59,12 @@ backup are added from the files of jobs and the sandboxes of the backend, as
 		if adopt {
 			flags = append(flags, "--adopt")
 		}
-		return a.repair(system, "restore", append(append(flags, "--"), args...)...)
+		return repair(a, system, "restore", append(append(flags, "--"), args...)...)
 	}
 	return cmd
 }
 
-func (a *App) dbRebuildCmd() *cobra.Command {
+func dbRebuildCmd(a *cli.App) *cobra.Command {
 	var system bool
 	cmd := &cobra.Command{
 		Use: "rebuild", Short: "Rebuild a lost database from the state directory and the backend",
@@ -78,10 +79,10 @@ secrets and images are not in the database.
 
 If the database rejects a record, it is reported, the other records are added,
 and the exit code is 1.`,
-		Args: exactArgs(),
+		Args: cli.ExactArgs(),
 	}
 	systemFlag(cmd, &system)
-	cmd.RunE = func(*cobra.Command, []string) error { return a.repair(system, "rebuild") }
+	cmd.RunE = func(*cobra.Command, []string) error { return repair(a, system, "rebuild") }
 	return cmd
 }
 
@@ -91,11 +92,11 @@ func systemFlag(cmd *cobra.Command, system *bool) {
 
 // repair replaces this process by 'agentlabd db'. No daemon is running, and only
 // the daemon's own program reads and writes its files.
-func (a *App) repair(system bool, verb string, args ...string) error {
-	if err := a.localOnly(); err != nil {
+func repair(a *cli.App, system bool, verb string, args ...string) error {
+	if err := a.LocalOnly(); err != nil {
 		return err
 	}
-	if a.socket != "" {
+	if a.Socket != "" {
 		return work.UsageErrorf("--socket selects a running daemon; this command works without one").WithHint("set AGENTLAB_HOME to select an installation")
 	}
 	binary, err := config.FindProgram("agentlabd")
@@ -106,7 +107,7 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 	if system {
 		argv = append(argv, "--system")
 	}
-	if a.json {
+	if a.JSON {
 		argv = append(argv, "--json")
 	}
 	if err := syscall.Exec(binary, append(argv, args...), os.Environ()); err != nil {
@@ -115,8 +116,8 @@ func (a *App) repair(system bool, verb string, args ...string) error {
 	return nil
 }
 
-func (a *App) confirmClockCmd() *cobra.Command {
-	cmd := query(a, "confirm-clock", "Confirm that the clock is right after it jumped", exactArgs(), all((*client.Client).ConfirmClock), func(clock api.Clock) error {
+func confirmClockCmd(a *cli.App) *cobra.Command {
+	cmd := cli.Query(a, "confirm-clock", "Confirm that the clock is right after it jumped", cli.ExactArgs(), cli.All((*client.Client).ConfirmClock), func(clock api.Clock) error {
 		if clock.Suspended {
 			a.Progressf("retention continues; the time is %s", work.LocalTime(clock.Now))
 		} else {

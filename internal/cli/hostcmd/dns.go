@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -13,9 +13,10 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
-func (a *App) dnsCmd() *cobra.Command {
+func dnsCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "dns", Short: "Manage names of sandboxes below sandbox.local",
 		Long: `Manage names of sandboxes below sandbox.local. Browsers find the ports of sandboxes
@@ -26,22 +27,22 @@ the resolver of this machine asks it.`,
   agentlab dns install --print | ssh root@localhost sh`,
 	}
 	cmd.AddCommand(
-		a.dnsChangeCmd("install", "Make the resolver of this machine find names below sandbox.local", true),
-		a.dnsChangeCmd("uninstall", "Undo 'agentlab dns install'", false),
+		dnsChangeCmd(a, "install", "Make the resolver of this machine find names below sandbox.local", true),
+		dnsChangeCmd(a, "uninstall", "Undo 'agentlab dns install'", false),
 	)
 	return cmd
 }
 
-func (a *App) dnsChangeCmd(name, short string, install bool) *cobra.Command {
+func dnsChangeCmd(a *cli.App, name, short string, install bool) *cobra.Command {
 	var show bool
 	cmd := &cobra.Command{
-		Use: name, Short: short, Args: exactArgs(),
+		Use: name, Short: short, Args: cli.ExactArgs(),
 		Long: short + `. The configuration is for systemd-resolved on Linux, and below
 /etc/resolver on macOS. It takes root: without it, the command runs sudo.`,
 		Example: "  agentlab dns " + name,
 	}
 	cmd.Flags().BoolVar(&show, "print", false, "print the shell script for root instead of running it")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 		dns, err := c.DNS(ctx)
 		if err == nil && install {
 			dns, err = c.SetDNS(ctx, true)
@@ -61,7 +62,7 @@ func (a *App) dnsChangeCmd(name, short string, install bool) *cobra.Command {
 			_, err := fmt.Fprint(a.Stdout, script)
 			return err
 		}
-		if err := a.asRoot(ctx, script); err != nil {
+		if err := asRoot(ctx, a, script); err != nil {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "the resolver was not configured: %w", err).
 				WithHint("see what it takes: agentlab dns %s --print", name)
 		}
@@ -69,18 +70,18 @@ func (a *App) dnsChangeCmd(name, short string, install bool) *cobra.Command {
 			if dns, err = c.SetDNS(ctx, false); err != nil {
 				return err
 			}
-			return a.done(dns, "names below %s are no longer resolved", dns.Domain)
+			return a.Done(dns, "names below %s are no longer resolved", dns.Domain)
 		}
-		return a.done(dns, "names below %s are resolved by the daemon at %s", dns.Domain, dns.Address)
+		return a.Done(dns, "names below %s are resolved by the daemon at %s", dns.Domain, dns.Address)
 	})
 	return cmd
 }
 
 // asRoot runs a shell script as root.
-func (a *App) asRoot(ctx context.Context, script string) error {
+func asRoot(ctx context.Context, a *cli.App, script string) error {
 	argv := []string{"sh", "-c", script}
 	if os.Geteuid() != 0 {
-		if a.noInput {
+		if a.NoInput {
 			argv = append([]string{"sudo", "--non-interactive", "--"}, argv...)
 		} else {
 			argv = append([]string{"sudo", "--"}, argv...)

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -7,41 +7,42 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) doctorCmd() *cobra.Command {
-	var f doctorFlags
+func doctorCmd(a *cli.App) *cobra.Command {
+	var f cli.DoctorFlags
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check the host, or write a doctor bundle of the whole installation",
 		Long: `Check the host now and print all findings, each with a remedy. The exit code is
 1 if one of them is an error. With --out, write a doctor bundle of the whole
 installation instead.
 
-` + doctorLong,
-		Args: exactArgs(),
+` + cli.DoctorLong,
+		Args: cli.ExactArgs(),
 	}
-	f.add(cmd)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-		if f.out != "" {
+	f.Add(cmd)
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
+		if f.Out != "" {
 			body, err := c.Doctor(ctx)
-			return a.writeDoctor(f, "agentlab-doctor.tar.gz", body, err)
+			return a.WriteDoctor(f, "agentlab-doctor.tar.gz", body, err)
 		}
-		if f.force {
+		if f.Force {
 			return work.UsageErrorf("--force requires --out")
 		}
 		checks, err := c.HostChecks(ctx)
 		if err != nil {
 			return err
 		}
-		return a.emitChecks(checks)
+		return emitChecks(a, checks)
 	})
 	return cmd
 }
 
 // emitChecks prints the results of checks, and returns an error if one of them is an error.
-func (a *App) emitChecks(checks api.HostChecks) error {
-	if err := a.emit(checks, func() error { return a.printFindings(checks.Checks) }); err != nil {
+func emitChecks(a *cli.App, checks api.HostChecks) error {
+	if err := a.Emit(checks, func() error { return printFindings(a, checks.Checks) }); err != nil {
 		return err
 	}
 	return findingsError(checks.Checks)

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -10,15 +10,16 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
-func (a *App) hostCmd() *cobra.Command {
+func hostCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{Use: "host", Short: "Manage the host"}
-	cmd.AddCommand(a.hostNetworkCmd())
+	cmd.AddCommand(hostNetworkCmd(a))
 	return cmd
 }
 
-func (a *App) hostNetworkCmd() *cobra.Command {
+func hostNetworkCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "network", Short: "Manage the firewall of the bridge for sandboxes",
 		Long: `Manage the firewall of a bridge for sandboxes, as on Proxmox VE. It blocks
@@ -31,21 +32,21 @@ The daemon must run as root.`,
 	}
 	cmd.AddCommand(
 		&cobra.Command{
-			Use: "render", Short: "Print the firewall rules in the format of 'nft -f', without applying them", Args: exactArgs(),
-			RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			Use: "render", Short: "Print the firewall rules in the format of 'nft -f', without applying them", Args: cli.ExactArgs(),
+			RunE: a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 				body, err := c.HostNetworkRules(ctx)
-				return a.printBody("rules", body, err)
+				return printBody(a, "rules", body, err)
 			}),
 		},
-		query(a, "apply", "Apply the firewall rules atomically and serve DNS on the bridge", exactArgs(), all((*client.Client).ApplyHostNetwork), a.printHostNetwork),
-		query(a, "remove", "Remove the firewall rules; sandboxes on the bridge then have no network", exactArgs(), all((*client.Client).RemoveHostNetwork), a.printHostNetwork),
-		query(a, "status", "Show whether the firewall rules are applied and unchanged", exactArgs(), all((*client.Client).HostNetwork), a.printHostNetwork),
+		cli.Query(a, "apply", "Apply the firewall rules atomically and serve DNS on the bridge", cli.ExactArgs(), cli.All((*client.Client).ApplyHostNetwork), func(n api.HostNetwork) error { return printHostNetwork(a, n) }),
+		cli.Query(a, "remove", "Remove the firewall rules; sandboxes on the bridge then have no network", cli.ExactArgs(), cli.All((*client.Client).RemoveHostNetwork), func(n api.HostNetwork) error { return printHostNetwork(a, n) }),
+		cli.Query(a, "status", "Show whether the firewall rules are applied and unchanged", cli.ExactArgs(), cli.All((*client.Client).HostNetwork), func(n api.HostNetwork) error { return printHostNetwork(a, n) }),
 	)
 	return cmd
 }
 
 // printBody prints the text of a call: with --json as the value of one key.
-func (a *App) printBody(key string, body client.Body, err error) error {
+func printBody(a *cli.App, key string, body client.Body, err error) error {
 	if err != nil {
 		return err
 	}
@@ -54,13 +55,13 @@ func (a *App) printBody(key string, body client.Body, err error) error {
 	if err != nil {
 		return err
 	}
-	return a.emit(map[string]string{key: string(text)}, func() error {
+	return a.Emit(map[string]string{key: string(text)}, func() error {
 		_, err := a.Stdout.Write(text)
 		return err
 	})
 }
 
-func (a *App) printHostNetwork(n api.HostNetwork) error {
+func printHostNetwork(a *cli.App, n api.HostNetwork) error {
 	state := "not applied"
 	switch {
 	case n.Applied && len(n.Drift) > 0:
@@ -70,13 +71,13 @@ func (a *App) printHostNetwork(n api.HostNetwork) error {
 	case len(n.Tables) > 0:
 		state = "partly applied (" + strings.Join(n.Tables, ", ") + ")"
 	}
-	t := newTable(a.Stdout, "Rules:", state)
+	t := cli.NewTable(a.Stdout, "Rules:", state)
 	for _, d := range n.Drift {
-		t.row("", agentlab.WithoutControls(d))
+		t.Row("", agentlab.WithoutControls(d))
 	}
-	t.row("Bridge:", n.Bridge+" ("+strings.TrimSuffix(n.Subnet+", "+n.Subnet6, ", ")+")")
-	t.row("Ports:", agentlab.WithoutControls(strings.Join(n.Ports, " ")))
-	t.row("Sandboxes:", n.Sandboxes)
-	t.row("DNS served:", yesNo(n.Serving))
-	return t.flush()
+	t.Row("Bridge:", n.Bridge+" ("+strings.TrimSuffix(n.Subnet+", "+n.Subnet6, ", ")+")")
+	t.Row("Ports:", agentlab.WithoutControls(strings.Join(n.Ports, " ")))
+	t.Row("Sandboxes:", n.Sandboxes)
+	t.Row("DNS served:", cli.YesNo(n.Serving))
+	return t.Flush()
 }

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostsetup"
 	"github.com/agentlab-vm/agentlab/internal/work"
@@ -57,7 +58,7 @@ func (r *initReport) add(name, level, detail, remedy string) {
 	r.Checks = append(r.Checks, initCheck{Finding: api.Finding{Name: name, Level: level, Detail: detail, Remedy: remedy}})
 }
 
-func (a *App) initCmd() *cobra.Command {
+func initCmd(a *cli.App) *cobra.Command {
 	f := &initFlags{}
 	cmd := &cobra.Command{
 		Use: "init", Short: "Check whether this machine can run sandboxes, and set it up",
@@ -71,7 +72,7 @@ docs/proxmox.md for the complete setup.
 
 The exit code is 1 if a check fails.`,
 		Example: "  agentlab init\n  sudo agentlab init --apply\n  agentlab init --smoke-test",
-		Args:    exactArgs(),
+		Args:    cli.ExactArgs(),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.apply, "apply", false, "print and run the missing commands")
@@ -80,12 +81,12 @@ The exit code is 1 if a check fails.`,
 	flags.BoolVar(&f.tailscale, "tailscale", false, "also make this host the tailnet's router to sandboxes")
 	flags.StringVar(&f.profile, "profile", "", "profile of the sandbox for --smoke-test")
 	flags.StringVar(&f.site, "site", "", "public host that must be reachable in --smoke-test (default example.com)")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.init(cmd.Context(), f) }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return initHost(cmd.Context(), a, f) }
 	return cmd
 }
 
-func (a *App) init(ctx context.Context, f *initFlags) error {
-	if err := a.localOnly(); err != nil {
+func initHost(ctx context.Context, a *cli.App, f *initFlags) error {
+	if err := a.LocalOnly(); err != nil {
 		return err
 	}
 	if !f.smoke && (f.profile != "" || f.site != "") {
@@ -101,16 +102,16 @@ func (a *App) init(ctx context.Context, f *initFlags) error {
 		return err
 	}
 	h.report.OK = h.ok()
-	err = a.emit(h.report, func() error { h.print(); return nil })
+	err = a.Emit(h.report, func() error { h.print(); return nil })
 	if err == nil && !h.report.OK {
-		err = work.ExitStatus(exitFailure)
+		err = work.ExitStatus(cli.ExitFailure)
 	}
 	return err
 }
 
 // hostInit is one run of 'agentlab init'.
 type hostInit struct {
-	app    *App
+	app    *cli.App
 	flags  *initFlags
 	kit    *hostsetup.Kit
 	report initReport
@@ -124,7 +125,7 @@ func proxmoxNode() bool {
 
 // wholeMachine reports whether to check the system installation.
 func (h *hostInit) wholeMachine() (bool, error) {
-	own := os.Getenv("AGENTLAB_HOME") != "" || h.app.socket != ""
+	own := os.Getenv("AGENTLAB_HOME") != "" || h.app.Socket != ""
 	switch {
 	case h.flags.system && own:
 		return false, work.UsageErrorf("--system cannot be used with AGENTLAB_HOME or --socket, which select another installation")
@@ -264,7 +265,7 @@ func (h *hostInit) script(ctx context.Context, name, script string, args ...stri
 // socket returns the socket of the selected daemon.
 func (h *hostInit) socket() (string, error) {
 	if !h.report.System {
-		return h.app.socketPath()
+		return h.app.SocketPath()
 	}
 	p, err := config.ResolvePaths(func(string) string { return "" }, true)
 	if err != nil {
@@ -276,7 +277,7 @@ func (h *hostInit) socket() (string, error) {
 // hostChecks gets the checks of a daemon that is already running.
 func (h *hostInit) hostChecks(ctx context.Context) (api.HostChecks, bool) {
 	socket, err := h.socket()
-	if err != nil || ping(ctx, socket) != nil {
+	if err != nil || cli.Ping(ctx, socket) != nil {
 		return api.HostChecks{}, false
 	}
 	checks, err := client.New(socket).HostChecks(ctx)
@@ -288,9 +289,9 @@ func (h *hostInit) hostChecks(ctx context.Context) (api.HostChecks, bool) {
 func (h *hostInit) daemon(ctx context.Context, system bool) error {
 	socket, err := h.socket()
 	if err == nil && system {
-		err = ping(ctx, socket)
+		err = cli.Ping(ctx, socket)
 	} else if err == nil {
-		_, err = h.app.connect(ctx)
+		_, err = h.app.Connect(ctx)
 	}
 	if err != nil {
 		remedy := agentlab.HintOf(err)

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"cmp"
@@ -21,6 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
@@ -51,7 +52,7 @@ type signedIn struct {
 	Keys     []string `json:"keys"`
 }
 
-func (a *App) loginCmd() *cobra.Command {
+func loginCmd(a *cli.App) *cobra.Command {
 	var opt loginOptions
 	cmd := &cobra.Command{
 		Use: "login SERVICE", Short: "Store a credential for agents: claude, codex, gemini, opencode, github", Args: cobra.MaximumNArgs(1),
@@ -82,9 +83,9 @@ A sandbox calls this machine ` + hostName + `.`,
 	flags.BoolVar(&opt.withCLI, "with-cli", false, "run the program of the service on this machine without asking: 'claude setup-token', 'codex login' or 'gh auth token'")
 	flags.BoolVar(&opt.gh, "gh", false, "github: also for the program gh in sandboxes, as GH_TOKEN")
 	flags.BoolVar(&opt.status, "status", false, "print which services have a credential")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if opt.status {
-			return a.loginStatus(ctx, c, opt.bundle, args)
+			return loginStatus(ctx, a, c, opt.bundle, args)
 		}
 		if len(args) == 0 {
 			return work.UsageErrorf("SERVICE is missing").WithHint("use one of %s, or --status", strings.Join(vendorNames(), ", "))
@@ -93,7 +94,7 @@ A sandbox calls this machine ` + hostName + `.`,
 		if err != nil {
 			return err
 		}
-		return a.login(ctx, c, v, opt)
+		return login(ctx, a, c, v, opt)
 	})
 	return cmd
 }
@@ -114,12 +115,12 @@ const hostName = "host.agentlab.internal"
 // noCredential is sent to an endpoint that needs none: agents require a value.
 const noCredential = "none"
 
-func (a *App) login(ctx context.Context, c *client.Client, v vendor, opt loginOptions) error {
+func login(ctx context.Context, a *cli.App, c *client.Client, v vendor, opt loginOptions) error {
 	base, err := v.checkFlags(&opt)
 	if err != nil {
 		return err
 	}
-	value, err := a.readCredential(ctx, v, opt)
+	value, err := readCredential(ctx, a, v, opt)
 	if err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func (a *App) login(ctx context.Context, c *client.Client, v vendor, opt loginOp
 	for _, kv := range set {
 		res.Keys = append(res.Keys, kv.key)
 	}
-	if err := a.replaceCredentials(ctx, c, v, opt.bundle, set); err != nil {
+	if err := replaceCredentials(ctx, a, c, v, opt.bundle, set); err != nil {
 		return err
 	}
 	if base != nil {
@@ -143,7 +144,7 @@ func (a *App) login(ctx context.Context, c *client.Client, v vendor, opt loginOp
 			return err
 		}
 	}
-	return a.emit(res, func() error { a.describeLogin(v, res, base); return nil })
+	return a.Emit(res, func() error { describeLogin(a, v, res, base); return nil })
 }
 
 // checkFlags checks and completes the URL of another endpoint, nil if there is none.
@@ -194,10 +195,10 @@ func hostPort(u *url.URL) string { return net.JoinHostPort(u.Hostname(), portOf(
 
 // readCredential gets a credential from the service's own program, if the user agrees,
 // or else from a prompt or standard input.
-func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (string, error) {
+func readCredential(ctx context.Context, a *cli.App, v vendor, opt loginOptions) (string, error) {
 	in, tty := work.TerminalOf(a.Stdin)
 	run := opt.withCLI
-	if tty && !a.noInput {
+	if tty && !a.NoInput {
 		fmt.Fprintf(a.Stderr, "%s\n\n", v.steps)
 		if v.own != nil && !run && opt.baseURL == "" {
 			if _, err := exec.LookPath(v.own.command[0]); err == nil {
@@ -206,16 +207,16 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 		}
 	}
 	if run {
-		value, err := a.readOwnLogin(ctx, v.own)
+		value, err := readOwnLogin(ctx, a, v.own)
 		if err != nil || !v.own.prints {
 			return value, err
 		}
 	}
 	if !tty {
-		value, err := readLimited(a.Stdin, "standard input", maxSecretBytes)
+		value, err := cli.ReadLimited(a.Stdin, "standard input", maxSecretBytes)
 		return strings.TrimSpace(value), err
 	}
-	if a.noInput {
+	if a.NoInput {
 		return "", work.UsageErrorf("--no-input requires the credential on standard input").WithHint("run: agentlab login %s < FILE", v.name)
 	}
 	hint := ""
@@ -230,7 +231,7 @@ func (a *App) readCredential(ctx context.Context, v vendor, opt loginOptions) (s
 
 // readOwnLogin runs a program of a service. What it prints or stores is the result, unless
 // the user has to enter it.
-func (a *App) readOwnLogin(ctx context.Context, own *ownLogin) (string, error) {
+func readOwnLogin(ctx context.Context, a *cli.App, own *ownLogin) (string, error) {
 	name := strings.Join(own.command, " ")
 	out := &bounded.Head{Max: maxSecretBytes}
 	cmd := exec.CommandContext(ctx, own.command[0], own.command[1:]...)
@@ -265,7 +266,7 @@ func (a *App) readOwnLogin(ctx context.Context, own *ownLogin) (string, error) {
 	if file == "" {
 		return strings.TrimSpace(out.String()), nil
 	}
-	text, err := readFile(file, maxSecretBytes)
+	text, err := cli.ReadFile(file, maxSecretBytes)
 	if err != nil {
 		return "", agentlab.Errorf(agentlab.CodeUnavailable, "'%s' stored no credential: %w", name, err)
 	}
@@ -313,7 +314,7 @@ func openCodeConfig(base, model, key string) string {
 // replaceCredentials removes what a bundle has of a service and sets its new entries.
 // The old ones are removed first, so that no credential is ever sent to an endpoint
 // that it is not for, even if the command is killed.
-func (a *App) replaceCredentials(ctx context.Context, c *client.Client, v vendor, bundle string, set []secretValue) error {
+func replaceCredentials(ctx context.Context, a *cli.App, c *client.Client, v vendor, bundle string, set []secretValue) error {
 	have, err := keysOf(ctx, c, bundle)
 	if err != nil {
 		return err
@@ -381,7 +382,7 @@ func allowedBy(ctx context.Context, c *client.Client, target string) ([]string, 
 }
 
 // describeLogin prints what was stored, and what it can do.
-func (a *App) describeLogin(v vendor, r signIn, base *url.URL) {
+func describeLogin(a *cli.App, v vendor, r signIn, base *url.URL) {
 	a.Progressf("%s: %s stored in bundle %s (%s)", v.title, r.Kind, r.Bundle, strings.Join(r.Keys, " "))
 	a.Progressf("  an agent that has it %s\n  revoke it at %s", r.Scope, r.Revoke)
 	a.Progressf("  a session that runs gets it at its next start\n  → agentlab stop && agentlab start")
@@ -396,7 +397,7 @@ func (a *App) describeLogin(v vendor, r signIn, base *url.URL) {
 
 // loginStatus prints which services have a credential in a bundle. For one service, the
 // exit code is 1 if it has none.
-func (a *App) loginStatus(ctx context.Context, c *client.Client, bundle string, args []string) error {
+func loginStatus(ctx context.Context, a *cli.App, c *client.Client, bundle string, args []string) error {
 	have, err := keysOf(ctx, c, bundle)
 	if err != nil {
 		return err
@@ -419,34 +420,34 @@ func (a *App) loginStatus(ctx context.Context, c *client.Client, bundle string, 
 		_, err := findVendor(args[0])
 		return err
 	}
-	err = a.emit(all, func() error {
-		t := newTable(a.Stdout, "SERVICE", "STATE", "BUNDLE", "KEYS")
+	err = a.Emit(all, func() error {
+		t := cli.NewTable(a.Stdout, "SERVICE", "STATE", "BUNDLE", "KEYS")
 		for _, s := range all.Items {
 			state := "none"
 			if s.SignedIn {
 				state = "stored"
 			}
-			t.row(s.Service, state, s.Bundle, orDash(strings.Join(s.Keys, " ")))
+			t.Row(s.Service, state, s.Bundle, cli.OrDash(strings.Join(s.Keys, " ")))
 		}
-		return t.flush()
+		return t.Flush()
 	})
 	if err == nil && len(args) > 0 && !all.Items[0].SignedIn {
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 	return err
 }
 
-func (a *App) logoutCmd() *cobra.Command {
+func logoutCmd(a *cli.App) *cobra.Command {
 	var bundle string
 	cmd := &cobra.Command{
-		Use: "logout SERVICE", Short: "Remove the credential of a service from a bundle", Args: exactArgs("SERVICE"),
+		Use: "logout SERVICE", Short: "Remove the credential of a service from a bundle", Args: cli.ExactArgs("SERVICE"),
 		Long: `Remove what 'agentlab login' has stored for a service. Sandboxes that run keep what
 they have received. The credential itself stays valid: revoke it at the service.`,
 		Example:   "  agentlab logout claude",
 		ValidArgs: vendorNames(),
 	}
 	cmd.Flags().StringVar(&bundle, "bundle", "default", "name of the bundle")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		v, err := findVendor(args[0])
 		if err != nil {
 			return err
@@ -479,7 +480,7 @@ they have received. The credential itself stays valid: revoke it at the service.
 		if len(removed.Keys) == 0 {
 			return agentlab.Errorf(agentlab.CodeNotFound, "bundle %s has no credential for %s", bundle, v.title).WithHint("agentlab login --status --bundle %s", bundle)
 		}
-		return a.emit(removed, func() error {
+		return a.Emit(removed, func() error {
 			a.Progressf("%s: removed %s from bundle %s", v.title, strings.Join(removed.Keys, " "), bundle)
 			for _, s := range v.shapes {
 				if revoke[s.revoke] {

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // A credential that an agent must not have, that is of another service or that was not
@@ -170,7 +171,7 @@ echo "Open https://auth.example/ and enter AB-CD"
 printf '{"tokens":{}}' > "$CODEX_HOME/auth.json"
 echo "$CODEX_HOME" > "`+home+`/used"`)
 	var stderr bytes.Buffer
-	a := App{Stdin: strings.NewReader(""), Stdout: &bytes.Buffer{}, Stderr: &stderr}
+	a := cli.App{Stdin: strings.NewReader(""), Stdout: &bytes.Buffer{}, Stderr: &stderr}
 	v, err := findVendor("codex")
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +181,7 @@ echo "$CODEX_HOME" > "`+home+`/used"`)
 	} else {
 		remove()
 	}
-	value, err := a.readOwnLogin(t.Context(), v.own)
+	value, err := readOwnLogin(t.Context(), &a, v.own)
 	if err != nil || value != `{"tokens":{}}` || !strings.Contains(stderr.String(), "AB-CD") {
 		t.Errorf("%q, %v, %s", value, err, stderr.String())
 	}
@@ -195,7 +196,7 @@ echo "$CODEX_HOME" > "`+home+`/used"`)
 		t.Errorf("the user's own sign-in was changed: %v", err)
 	}
 	program(t, "codex", "exit 1")
-	if _, err := a.readOwnLogin(t.Context(), v.own); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+	if _, err := readOwnLogin(t.Context(), &a, v.own); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
 		t.Error(err)
 	}
 }
@@ -226,8 +227,8 @@ func TestCredentialPrompt(t *testing.T) {
 			stderr.when["): "] = typed[1]
 		}
 		stderr.send = func(s string) { _, _ = ptmx.WriteString(s) }
-		a := App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
-		value, err := a.readCredential(t.Context(), v, tc.opt)
+		a := cli.App{Stdin: tty, Stdout: &bytes.Buffer{}, Stderr: &stderr}
+		value, err := readCredential(t.Context(), &a, v, tc.opt)
 		if err != nil || value != tc.want {
 			t.Errorf("%s: %q, %v", name, value, err)
 		}
@@ -236,8 +237,8 @@ func TestCredentialPrompt(t *testing.T) {
 		}
 		_, _ = ptmx.Close(), tty.Close()
 	}
-	a := App{Stdin: strings.NewReader(" github_pat_piped\n"), Stderr: &bytes.Buffer{}}
-	if value, err := a.readCredential(t.Context(), v, loginOptions{}); err != nil || value != "github_pat_piped" {
+	a := cli.App{Stdin: strings.NewReader(" github_pat_piped\n"), Stderr: &bytes.Buffer{}}
+	if value, err := readCredential(t.Context(), &a, v, loginOptions{}); err != nil || value != "github_pat_piped" {
 		t.Errorf("%q, %v", value, err)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -6,17 +6,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
-func (a *App) metricsCmd() *cobra.Command {
+func metricsCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "metrics", Short: "Print the metrics of the daemon in the text format of Prometheus",
 		Long: `Print the metrics of the daemon in the text format of Prometheus. docs/metrics.md
 lists them. metrics.listen in config.yaml serves them to a Prometheus server.`,
-		Args: exactArgs(),
-		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		Args: cli.ExactArgs(),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 			body, err := c.Metrics(ctx)
-			return a.printBody("metrics", body, err)
+			return printBody(a, "metrics", body, err)
 		}),
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import "golang.org/x/sys/unix"
 

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -12,13 +12,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxSecretBytes limits one secret value.
 const maxSecretBytes = 256 << 10
 
-func (a *App) secretsCmd() *cobra.Command {
+func secretsCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "secrets", Short: "Manage secrets for jobs: API keys, git credentials",
 		Long: `Manage secrets for jobs. Secrets are stored in encrypted bundles. A profile sets
@@ -41,21 +42,21 @@ daemon), file:/PATH (a private file), cmd:PROGRAM ARG… (output of a command).`
 	}
 	var bundle string
 	for _, c := range []*cobra.Command{
-		a.secretsShowCmd(&bundle), a.secretsSetCmd(&bundle), a.secretsUnsetCmd(&bundle), a.secretsEditCmd(&bundle), a.secretsValidateCmd(&bundle),
+		secretsShowCmd(a, &bundle), secretsSetCmd(a, &bundle), secretsUnsetCmd(a, &bundle), secretsEditCmd(a, &bundle), secretsValidateCmd(a, &bundle),
 	} {
 		c.Flags().StringVar(&bundle, "bundle", "default", "name of the bundle")
 		cmd.AddCommand(c)
 	}
-	cmd.AddCommand(a.secretsInitCmd(), a.secretsCreateCmd(), a.secretsListCmd(), a.secretsRotateCmd())
+	cmd.AddCommand(secretsInitCmd(a), secretsCreateCmd(a), secretsListCmd(a), secretsRotateCmd(a))
 	return cmd
 }
 
-func (a *App) secretsInitCmd() *cobra.Command {
-	return query(a, "init", "Create the encryption key of bundles, and show who can open them", exactArgs(), all((*client.Client).InitSecrets), a.printVault)
+func secretsInitCmd(a *cli.App) *cobra.Command {
+	return cli.Query(a, "init", "Create the encryption key of bundles, and show who can open them", cli.ExactArgs(), cli.All((*client.Client).InitSecrets), func(v api.SecretVault) error { return printVault(a, v) })
 }
 
 // printVault prints who can open the bundles.
-func (a *App) printVault(v api.SecretVault) error {
+func printVault(a *cli.App, v api.SecretVault) error {
 	fmt.Fprintf(a.Stdout, "public key: %s\n", agentlab.WithoutControls(v.PublicKey))
 	for _, r := range v.Recipients {
 		fmt.Fprintf(a.Stdout, "recipient:  %s\n", agentlab.WithoutControls(r))
@@ -63,10 +64,10 @@ func (a *App) printVault(v api.SecretVault) error {
 	return nil
 }
 
-func (a *App) secretsCreateCmd() *cobra.Command {
+func secretsCreateCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
-		Use: "create NAME", Short: "Create an empty bundle", Args: exactArgs("NAME"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		Use: "create NAME", Short: "Create an empty bundle", Args: cli.ExactArgs("NAME"),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			if err := c.CreateSecrets(ctx, args[0]); err != nil {
 				return err
 			}
@@ -76,19 +77,19 @@ func (a *App) secretsCreateCmd() *cobra.Command {
 	}
 }
 
-func (a *App) secretsListCmd() *cobra.Command {
-	return query(a, "list", "List the bundles and their keys, without values", exactArgs(), all((*client.Client).Secrets), func(all api.List[api.SecretBundle]) error {
-		t := newTable(a.Stdout, "BUNDLE", "FORMAT", "KEYS", "PROBLEM")
+func secretsListCmd(a *cli.App) *cobra.Command {
+	return cli.Query(a, "list", "List the bundles and their keys, without values", cli.ExactArgs(), cli.All((*client.Client).Secrets), func(all api.List[api.SecretBundle]) error {
+		t := cli.NewTable(a.Stdout, "BUNDLE", "FORMAT", "KEYS", "PROBLEM")
 		for _, b := range all.Items {
-			t.row(b.Name, b.Format, orDash(strings.Join(b.Keys, " ")), orDash(b.Problem))
+			t.Row(b.Name, b.Format, cli.OrDash(strings.Join(b.Keys, " ")), cli.OrDash(b.Problem))
 		}
-		return t.flush()
+		return t.Flush()
 	})
 }
 
-func (a *App) secretsShowCmd(bundle *string) *cobra.Command {
+func secretsShowCmd(a *cli.App, bundle *string) *cobra.Command {
 	var reveal bool
-	cmd := query(a, "show", "Show the entries of a bundle, without values", exactArgs(),
+	cmd := cli.Query(a, "show", "Show the entries of a bundle, without values", cli.ExactArgs(),
 		func(ctx context.Context, c *client.Client, _ []string) (api.List[api.SecretEntry], error) {
 			return c.ShowSecrets(ctx, *bundle, reveal)
 		}, func(all api.List[api.SecretEntry]) error {
@@ -114,10 +115,10 @@ func inQuotes(s string) string {
 	return agentlab.WithoutControls(string(text))
 }
 
-func (a *App) secretsSetCmd(bundle *string) *cobra.Command {
+func secretsSetCmd(a *cli.App, bundle *string) *cobra.Command {
 	var ref, file string
 	cmd := &cobra.Command{
-		Use: "set KEY", Short: "Set one value, read from standard input, a file or a prompt", Args: exactArgs("KEY"),
+		Use: "set KEY", Short: "Set one value, read from standard input, a file or a prompt", Args: cli.ExactArgs("KEY"),
 		Long: `Set one value. It is read from standard input, from --file, or from a prompt
 without echo; a newline at its end is removed. The value is stored literally,
 even if it looks like a reference: only --ref sets a reference.`,
@@ -125,11 +126,11 @@ even if it looks like a reference: only --ref sets a reference.`,
 			value := ref
 			if ref == "" {
 				var err error
-				if value, err = a.readSecret(args[0], file); err != nil {
+				if value, err = readSecret(a, args[0], file); err != nil {
 					return err
 				}
 			}
-			return a.run(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 				_, known := c.SecretKeys(ctx, *bundle)
 				if err := c.SetSecret(ctx, *bundle, args[0], value, ref != ""); err != nil {
 					return err
@@ -148,10 +149,10 @@ even if it looks like a reference: only --ref sets a reference.`,
 	return cmd
 }
 
-func (a *App) secretsUnsetCmd(bundle *string) *cobra.Command {
+func secretsUnsetCmd(a *cli.App, bundle *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "unset KEY", Short: "Remove one value", Args: exactArgs("KEY"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		Use: "unset KEY", Short: "Remove one value", Args: cli.ExactArgs("KEY"),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			if err := c.UnsetSecret(ctx, *bundle, args[0]); err != nil {
 				return err
 			}
@@ -161,15 +162,15 @@ func (a *App) secretsUnsetCmd(bundle *string) *cobra.Command {
 	}
 }
 
-func (a *App) secretsRotateCmd() *cobra.Command {
+func secretsRotateCmd(a *cli.App) *cobra.Command {
 	var r api.SecretRotate
 	cmd := &cobra.Command{
-		Use: "rotate", Short: "Create a new key and re-encrypt every bundle", Args: exactArgs(),
+		Use: "rotate", Short: "Create a new key and re-encrypt every bundle", Args: cli.ExactArgs(),
 		Long: `Create a new key, change who else can open the bundles, and re-encrypt every
 bundle. Nothing has to be stopped: the old key remains valid until all bundles
 are re-encrypted. If interrupted, run the command again. The old key can still
 open earlier copies of a bundle: if it has leaked, change the secrets themselves.`,
-		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 			v, err := c.RotateSecrets(ctx, r)
 			if err != nil {
 				return err
@@ -178,7 +179,7 @@ open earlier copies of a bundle: if it has leaked, change the secrets themselves
 			if len(v.Kept) > 0 {
 				a.Progressf("%s kept, because sops bundles are encrypted to them: run 'sops updatekeys' on those, then rotate again", agentlab.Plural(len(v.Kept), "old key"))
 			}
-			return a.emit(v, func() error { return a.printVault(v) })
+			return a.Emit(v, func() error { return printVault(a, v) })
 		}),
 	}
 	cmd.Flags().StringArrayVar(&r.Add, "add-recipient", nil, "additional public key that can open the bundles: age1…, ssh-ed25519 … or ssh-rsa …")
@@ -186,10 +187,10 @@ open earlier copies of a bundle: if it has leaked, change the secrets themselves
 	return cmd
 }
 
-func (a *App) secretsValidateCmd(bundle *string) *cobra.Command {
+func secretsValidateCmd(a *cli.App, bundle *string) *cobra.Command {
 	var v api.SecretValidate
 	cmd := &cobra.Command{
-		Use: "validate", Short: "Check bundles and file modes, with --resolve also references", Args: exactArgs(),
+		Use: "validate", Short: "Check bundles and file modes, with --resolve also references", Args: cli.ExactArgs(),
 		Long: `Check that the secrets directory and its files are private, that every bundle
 (or that of --bundle) can be opened, and that its content is valid. With
 --resolve, resolve every reference and discard the value.`,
@@ -197,12 +198,12 @@ func (a *App) secretsValidateCmd(bundle *string) *cobra.Command {
 			if cmd.Flags().Changed("bundle") {
 				v.Bundle = *bundle
 			}
-			return a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+			return a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 				check, err := c.ValidateSecrets(ctx, v)
 				if err != nil {
 					return err
 				}
-				return a.printCheck(check)
+				return printCheck(a, check)
 			})(cmd, args)
 		},
 	}
@@ -211,8 +212,8 @@ func (a *App) secretsValidateCmd(bundle *string) *cobra.Command {
 }
 
 // printCheck prints the problems of bundles. If there are any, the exit code is 1.
-func (a *App) printCheck(check api.SecretCheck) error {
-	err := a.emit(check, func() error {
+func printCheck(a *cli.App, check api.SecretCheck) error {
+	err := a.Emit(check, func() error {
 		for _, f := range check.Findings {
 			where := strings.Trim(f.Bundle+" "+f.Key, " ")
 			if where != "" {
@@ -230,23 +231,23 @@ func (a *App) printCheck(check api.SecretCheck) error {
 		return err
 	}
 	if len(check.Findings) > 0 {
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 	return nil
 }
 
 // readSecret reads a file, or a prompt on a terminal without echo, or standard
 // input. It removes one newline at the end.
-func (a *App) readSecret(key, file string) (string, error) {
+func readSecret(a *cli.App, key, file string) (string, error) {
 	f, tty := work.TerminalOf(a.Stdin)
 	if file != "" || !tty {
 		if file == "" {
 			file = "-"
 		}
-		v, err := a.readInput(file, maxSecretBytes)
+		v, err := a.ReadInput(file, maxSecretBytes)
 		return strings.TrimSuffix(v, "\n"), err
 	}
-	if a.noInput {
+	if a.NoInput {
 		return "", work.UsageErrorf("--no-input requires the value on standard input").WithHint("run: agentlab secrets set %s < FILE", key)
 	}
 	fmt.Fprintf(a.Stderr, "%s: ", key)

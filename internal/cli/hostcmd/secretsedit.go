@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
@@ -31,14 +32,14 @@ const newBundleText = `# A secrets bundle. Values may be references: op://…, e
 
 const maxBundleText = 1 << 20
 
-func (a *App) secretsEditCmd(bundle *string) *cobra.Command {
+func secretsEditCmd(a *cli.App, bundle *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "edit", Short: "Edit a bundle in your editor", Args: exactArgs(),
+		Use: "edit", Short: "Edit a bundle in your editor", Args: cli.ExactArgs(),
 		Long: `Edit the decrypted text of a bundle with $VISUAL or $EDITOR. The text is in a
 private file on a file system in memory, which is then removed; it is never
 written to a disk. If the text is invalid, you can edit it again on a terminal;
 otherwise it is discarded and the bundle does not change.`,
-		RunE: a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 			old, err := c.SecretsText(ctx, *bundle)
 			if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
 				return err
@@ -49,13 +50,13 @@ otherwise it is discarded and the bundle does not change.`,
 			if strings.TrimSpace(old.Text) == "" {
 				old.Text = newBundleText
 			}
-			return a.editBundle(ctx, c, *bundle, old)
+			return editBundle(ctx, a, c, *bundle, old)
 		}),
 	}
 }
 
 // editBundle runs the editor until the text is valid or the user gives up.
-func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, old api.SecretText) error {
+func editBundle(ctx context.Context, a *cli.App, c *client.Client, bundle string, old api.SecretText) error {
 	dir, remove, err := privateMemory()
 	if err != nil {
 		return err
@@ -67,10 +68,10 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 	}
 	refused := ""
 	for {
-		if err := a.edit(ctx, file); err != nil {
+		if err := edit(ctx, a, file); err != nil {
 			return err
 		}
-		text, err := readFile(file, maxBundleText)
+		text, err := cli.ReadFile(file, maxBundleText)
 		if err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 			a.Progressf("your changes are discarded")
 			return err
 		}
-		if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput || text == refused || !a.confirmRetry(err) {
+		if _, tty := work.TerminalOf(a.Stdin); !tty || a.NoInput || text == refused || !confirmRetry(a, err) {
 			a.Progressf("your changes are discarded; bundle %s not changed", bundle)
 			return err
 		}
@@ -96,15 +97,15 @@ func (a *App) editBundle(ctx context.Context, c *client.Client, bundle string, o
 }
 
 // confirmRetry prints why a text is rejected and asks whether to edit it again.
-func (a *App) confirmRetry(err error) bool {
-	a.printError(err)
+func confirmRetry(a *cli.App, err error) bool {
+	a.PrintError(err)
 	answer, ok := a.Prompt("edit again? [Y/n] ")
 	return ok && answer != "n" && answer != "no"
 }
 
 // edit runs the editor on a file. As in git, $VISUAL and $EDITOR are shell
 // commands.
-func (a *App) edit(ctx context.Context, file string) error {
+func edit(ctx context.Context, a *cli.App, file string) error {
 	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"))
 	if editor == "" {
 		return work.UsageErrorf("no editor is set").WithHint("set EDITOR, or use 'agentlab secrets set'")

@@ -1,4 +1,4 @@
-package cli
+package hostcmd
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // defaultTokenTTL is the default of --ttl.
 const defaultTokenTTL = 30 * 24 * time.Hour
 
-func (a *App) tokenCmd() *cobra.Command {
+func tokenCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "token", Short: "Manage API tokens",
 		Long: `Manage API tokens. A token lets other users and machines use the daemon, also
@@ -29,24 +30,24 @@ Only root and the daemon's own user can manage tokens, on the daemon's machine.`
   agentlab token revoke ci
   AGENTLAB_TOKEN_FILE=ci.token agentlab --host https://lab:8843 job list`,
 	}
-	cmd.AddCommand(a.tokenCreateCmd(), a.tokenListCmd(), a.tokenRevokeCmd())
+	cmd.AddCommand(tokenCreateCmd(a), tokenListCmd(a), tokenRevokeCmd(a))
 	return cmd
 }
 
-func (a *App) tokenCreateCmd() *cobra.Command {
+func tokenCreateCmd(a *cli.App) *cobra.Command {
 	var req api.TokenCreate
 	var out string
 	ttl := defaultTokenTTL
 	cmd := &cobra.Command{
-		Use: "create NAME", Short: "Create a token and print it; it cannot be printed again", Args: exactArgs("NAME"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		Use: "create NAME", Short: "Create a token and print it; it cannot be printed again", Args: cli.ExactArgs("NAME"),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			req.Name, req.TTLMinutes = args[0], int(ttl/time.Minute)
 			made, err := c.CreateToken(ctx, req)
 			if err != nil {
 				return err
 			}
 			if out != "" {
-				if err := writePrivate(out, made.Secret+"\n"); err != nil {
+				if err := cli.WritePrivate(out, made.Secret+"\n"); err != nil {
 					_, rerr := c.RevokeToken(ctx, made.Token.ID) // its secret is lost
 					if rerr != nil {
 						a.Progressf("note: token %s was created; revoke it: agentlab token revoke %s", made.Token.ID, made.Token.ID)
@@ -56,7 +57,7 @@ func (a *App) tokenCreateCmd() *cobra.Command {
 				made.Secret = ""
 			}
 			a.Progressf("token %s (%s, %s) expires %s", made.Token.Name, made.Token.ID, made.Token.Role, made.Token.ExpiresAt.Local().Format(time.DateTime))
-			return a.emit(made, func() error {
+			return a.Emit(made, func() error {
 				if out != "" {
 					return nil
 				}
@@ -67,17 +68,17 @@ func (a *App) tokenCreateCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	req.Role = string(agentlab.RoleRead)
-	choice(f, &req.Role, "role", agentlab.Roles, "role: read, write or admin")
+	cli.Choice(f, &req.Role, "role", agentlab.Roles, "role: read, write or admin")
 	f.StringSliceVar(&req.Verbs, "verb", nil, "allow only calls with this verb, e.g. sandbox.exec; can be repeated (default: all of the role)")
 	f.StringSliceVar(&req.Sandboxes, "sandbox", nil, "allow only calls about this sandbox and its jobs; can be repeated (default: all sandboxes)")
-	f.Var(durationFlag{&ttl, agentlab.MaxTokenTTL}, "ttl", "lifetime, e.g. 12h, 30d; at most 365d")
+	f.Var(cli.DurationFlag(&ttl, agentlab.MaxTokenTTL), "ttl", "lifetime, e.g. 12h, 30d; at most 365d")
 	f.StringVar(&out, "out", "", "write the token to this new file (mode 0600) instead of standard output")
 	return cmd
 }
 
-func (a *App) tokenListCmd() *cobra.Command {
-	return query(a, "list", "List tokens, without their secrets", exactArgs(), all((*client.Client).Tokens), func(list api.List[api.Token]) error {
-		t := newTable(a.Stdout, "NAME", "ID", "ROLE", "VERBS", "SANDBOXES", "EXPIRES", "USED")
+func tokenListCmd(a *cli.App) *cobra.Command {
+	return cli.Query(a, "list", "List tokens, without their secrets", cli.ExactArgs(), cli.All((*client.Client).Tokens), func(list api.List[api.Token]) error {
+		t := cli.NewTable(a.Stdout, "NAME", "ID", "ROLE", "VERBS", "SANDBOXES", "EXPIRES", "USED")
 		for _, k := range list.Items {
 			var boxes []string
 			for _, s := range k.Sandboxes {
@@ -85,11 +86,11 @@ func (a *App) tokenListCmd() *cobra.Command {
 			}
 			used := "never"
 			if k.LastUsedAt != nil {
-				used = a.age(*k.LastUsedAt) + " ago"
+				used = a.Age(*k.LastUsedAt) + " ago"
 			}
-			t.row(k.Name, k.ID, k.Role, orAny(k.Verbs), orAny(boxes), a.until(k.ExpiresAt), used)
+			t.Row(k.Name, k.ID, k.Role, orAny(k.Verbs), orAny(boxes), a.Until(k.ExpiresAt), used)
 		}
-		return t.flush()
+		return t.Flush()
 	})
 }
 
@@ -100,10 +101,10 @@ func orAny(list []string) string {
 	return strings.Join(list, ",")
 }
 
-func (a *App) tokenRevokeCmd() *cobra.Command {
+func tokenRevokeCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "revoke NAME|ID...", Short: "Revoke tokens and end the calls that use them", Args: cobra.MinimumNArgs(1),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			gone := api.List[api.Token]{Items: []api.Token{}}
 			for _, name := range args {
 				t, err := c.RevokeToken(ctx, name)
@@ -113,7 +114,7 @@ func (a *App) tokenRevokeCmd() *cobra.Command {
 				a.Progressf("token %s (%s) revoked", t.Name, t.ID)
 				gone.Items = append(gone.Items, t)
 			}
-			return a.emit(gone, silent)
+			return a.Emit(gone, cli.Silent)
 		}),
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -11,38 +11,39 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) cacheCmd() *cobra.Command {
+func cacheCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cache", Short: "Manage the registry cache of sandboxes",
 		Long: `Manage the registry cache, through which sandboxes download packages of npm,
 Python, Go, Debian, Ubuntu and Docker, so that several sandboxes download a
 package once. It is off by default; docs/cache.md describes it.`,
 	}
-	cmd.AddCommand(a.cacheStatusCmd(), a.cacheClearCmd())
+	cmd.AddCommand(cacheStatusCmd(a), cacheClearCmd(a))
 	return cmd
 }
 
-func (a *App) cacheStatusCmd() *cobra.Command {
-	return query(a, "status", "Show the use of the registry cache", exactArgs(), all((*client.Client).Cache), func(s api.Cache) error {
+func cacheStatusCmd(a *cli.App) *cobra.Command {
+	return cli.Query(a, "status", "Show the use of the registry cache", cli.ExactArgs(), cli.All((*client.Client).Cache), func(s api.Cache) error {
 		if !s.Enabled {
 			_, err := fmt.Fprintln(a.Stdout, "The registry cache is off: set cache.enabled: true in config.yaml.")
 			return err
 		}
-		t := newTable(a.Stdout, "KIND", "OBJECTS", "SIZE")
+		t := cli.NewTable(a.Stdout, "KIND", "OBJECTS", "SIZE")
 		total := api.CacheUsage{}
 		for _, u := range s.Use {
-			t.row(u.Kind, fmt.Sprint(u.Objects), work.ByteSize(u.Bytes))
+			t.Row(u.Kind, fmt.Sprint(u.Objects), work.ByteSize(u.Bytes))
 			total.Objects, total.Bytes = total.Objects+u.Objects, total.Bytes+u.Bytes
 		}
-		t.row("total", fmt.Sprint(total.Objects), work.ByteSize(total.Bytes)+" of "+work.ByteSize(s.MaxBytes))
-		return t.flush()
+		t.Row("total", fmt.Sprint(total.Objects), work.ByteSize(total.Bytes)+" of "+work.ByteSize(s.MaxBytes))
+		return t.Flush()
 	})
 }
 
-func (a *App) cacheClearCmd() *cobra.Command {
+func cacheClearCmd(a *cli.App) *cobra.Command {
 	kinds := []string{"npm", "pypi", "go", "apt", "docker"}
 	cmd := &cobra.Command{
 		Use: "clear [KIND]", Short: "Remove what the registry cache has stored", Args: cobra.MaximumNArgs(1), ValidArgs: kinds,
@@ -57,7 +58,7 @@ npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 		}
 		return nil
 	}
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		call := (*client.Client).ClearCache
 		if len(args) == 1 {
 			call = func(c *client.Client, ctx context.Context) (api.CacheCleared, error) {
@@ -68,7 +69,7 @@ npm, pypi, go, apt or docker. Downloads that run are completed and not stored.`,
 		if err != nil {
 			return err
 		}
-		return a.done(gone, "%s removed (%s)", agentlab.Plural(gone.Objects, "object"), work.ByteSize(gone.Bytes))
+		return a.Done(gone, "%s removed (%s)", agentlab.Plural(gone.Objects, "object"), work.ByteSize(gone.Bytes))
 	})
 	return cmd
 }

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -16,6 +16,9 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/jobcmd"
+	"github.com/agentlab-vm/agentlab/internal/cli/sandboxcmd"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
@@ -46,11 +49,11 @@ sudo fstrim /`
 // devcontainerDir is where a sandbox has the repository of its job.
 const devcontainerDir = "/tmp/repo"
 
-func (a *App) imageFromDevcontainerCmd() *cobra.Command {
+func imageFromDevcontainerCmd(a *cli.App) *cobra.Command {
 	var name string
 	req := api.SandboxCreate{}
 	cmd := &cobra.Command{
-		Use: "from-devcontainer [PATH]", Short: "Build an image with the dev container of a repository", Args: optionalArg("PATH"),
+		Use: "from-devcontainer [PATH]", Short: "Build an image with the dev container of a repository", Args: cli.OptionalArg("PATH"),
 		Long: `Build an image with the dev container of a repository, so that sandboxes with the
 image need not download and build it. The dev container is built in a sandbox, whose
 disk becomes the image. The lifecycle commands run as before, in each container, except
@@ -66,7 +69,7 @@ repository (default: this one).`,
 	flags.StringVar(&name, "name", "", "name of the image (default: the name of the directory)")
 	flags.StringVar(&req.Image, "image", "dev", "image to start from; it needs Docker and @devcontainers/cli")
 	flags.StringVar(&req.Profile, "profile", "no-secrets", "profile of the sandbox; it has no secrets, and its network policy must allow the registries")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		top, err := gitsafe.Git(ctx, append(args, ".")[0], "rev-parse", "--show-toplevel")
 		if err != nil {
 			return err
@@ -83,18 +86,18 @@ repository (default: this one).`,
 		}) {
 			return agentlab.Errorf(agentlab.CodeNotFound, "the current commit of %s has no %s", top, project.ContainerFiles[0]).WithHint("commit it, and try again")
 		}
-		img, err := a.devcontainerImage(ctx, c, top, name, req)
+		img, err := devcontainerImage(ctx, a, c, top, name, req)
 		if err != nil {
 			return err
 		}
-		return a.printImage(img)
+		return printImage(a, img)
 	})
 	return cmd
 }
 
 // devcontainerImage builds the dev container of a repository in a new sandbox, and
 // makes the image. The sandbox is destroyed at the end, also after an error.
-func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name string, req api.SandboxCreate) (img api.Image, err error) {
+func devcontainerImage(ctx context.Context, a *cli.App, c *client.Client, top, name string, req api.SandboxCreate) (img api.Image, err error) {
 	p, err := c.Profile(ctx, req.Profile)
 	if err == nil && p.Secrets != "" {
 		err = agentlab.Errorf(agentlab.CodeDenied, "sandboxes with the profile %s receive secrets, which the image would keep", p.Name).
@@ -103,14 +106,14 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	if err != nil {
 		return img, err
 	}
-	f := &sandboxNewFlags{repo: top, noSetup: true, noPreflight: true, req: req}
-	if err := a.sandboxJob(ctx, c, f); err != nil {
+	f := &sandboxcmd.NewFlags{Repo: top, NoSetup: true, NoPreflight: true, Req: req}
+	if err := sandboxcmd.SandboxJob(ctx, a, c, f); err != nil {
 		return img, err
 	}
-	f.req.Job.Devcontainer = agentlab.DevcontainerOff
-	sb, err := c.CreateSandbox(ctx, f.req)
+	f.Req.Job.Devcontainer = agentlab.DevcontainerOff
+	sb, err := c.CreateSandbox(ctx, f.Req)
 	if err != nil {
-		gitsafe.DropBundle(ctx, a, c, f.req.Job.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.Req.Job.BundleID)
 		return img, err
 	}
 	id := fmt.Sprint(sb.VMID)
@@ -124,9 +127,9 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	if _, err = work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 		return img, err
 	}
-	if j, err := a.followJob(ctx, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
+	if j, err := jobcmd.FollowJob(ctx, a, c, client.EventQuery{JobID: sb.JobID}, func(api.Event) {}); err != nil {
 		return img, err
-	} else if err := jobStatusError(j); err != nil {
+	} else if err := jobcmd.StatusError(j); err != nil {
 		return img, agentlab.Errorf(agentlab.CodeConflict, "the repository was not cloned: %s", agentlab.WithoutControls(j.Reason))
 	}
 	commit := func() (api.Image, error) {
@@ -136,14 +139,14 @@ func (a *App) devcontainerImage(ctx context.Context, c *client.Client, top, name
 	if _, err := commit(); agentlab.CodeOf(err) != agentlab.CodeConflict {
 		return img, err
 	}
-	if err := a.buildContainer(ctx, c, sb); err != nil {
+	if err := buildContainer(ctx, a, c, sb); err != nil {
 		return img, err
 	}
 	return commit()
 }
 
 // buildContainer builds the dev container in a sandbox, and stops the sandbox.
-func (a *App) buildContainer(ctx context.Context, c *client.Client, sb api.Sandbox) error {
+func buildContainer(ctx context.Context, a *cli.App, c *client.Client, sb api.Sandbox) error {
 	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
 	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, attach.FilteredWriter(a.Stderr))

@@ -1,4 +1,4 @@
-package cli
+package imagecmd
 
 import (
 	"context"
@@ -10,13 +10,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) imageWarmCmd() *cobra.Command {
+func imageWarmCmd(a *cli.App) *cobra.Command {
 	var w api.TemplateWarm
 	cmd := &cobra.Command{
-		Use: "warm NAME", Short: "Make the template from which sandboxes with an image start", Args: exactArgs("NAME"),
+		Use: "warm NAME", Short: "Make the template from which sandboxes with an image start", Args: cli.ExactArgs("NAME"),
 		Long: `Make the template from which sandboxes with an image and the resources of a
 profile start without a boot, and wait for it. A missing image is built first.
 Without this command, a template is made in the background after the first
@@ -25,13 +26,13 @@ sandbox has booted.`,
   agentlab image warm base --profile large`,
 	}
 	cmd.Flags().StringVar(&w.Profile, "profile", "", "profile with the resources of the sandboxes (default: the configured one)")
-	backendFlag(cmd.Flags(), &w.Backend, "the template (default: the profile's, or the configured default)")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cli.BackendFlag(cmd.Flags(), &w.Backend, "the template (default: the profile's, or the configured default)")
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		t, err := c.WarmImage(ctx, args[0], w, func(line string) { a.Progressf("%s", agentlab.WithoutControls(line)) })
 		if err != nil {
 			return err
 		}
-		return a.emit(t, func() error {
+		return a.Emit(t, func() error {
 			_, err := fmt.Fprintln(a.Stdout, t.Key)
 			return err
 		})
@@ -39,34 +40,34 @@ sandbox has booted.`,
 	return cmd
 }
 
-func (a *App) templateCmd() *cobra.Command {
+func templateCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "template", Short: "Manage templates: booted guests of which sandboxes start as copies",
 		Long: `Manage templates: booted guests without identity, of which sandboxes with the
 same image, cores and memory start as copies. They are a cache of limited size,
 which AgentLab fills by itself; docs/templates.md describes them.`,
 	}
-	cmd.AddCommand(a.templateListCmd(), a.templateRmCmd())
+	cmd.AddCommand(templateListCmd(a), templateRmCmd(a))
 	return cmd
 }
 
-func (a *App) templateListCmd() *cobra.Command {
-	return query(a, "list", "List templates, the last used first", exactArgs(), all((*client.Client).Templates), func(list api.List[api.Template]) error {
-		t := newTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "BACKEND", "AGE", "USED")
+func templateListCmd(a *cli.App) *cobra.Command {
+	return cli.Query(a, "list", "List templates, the last used first", cli.ExactArgs(), cli.All((*client.Client).Templates), func(list api.List[api.Template]) error {
+		t := cli.NewTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "BACKEND", "AGE", "USED")
 		for _, i := range list.Items {
-			t.row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), yesNo(i.Stale), i.Backend, a.age(i.CreatedAt), a.age(i.UsedAt))
+			t.Row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), cli.YesNo(i.Stale), i.Backend, a.Age(i.CreatedAt), a.Age(i.UsedAt))
 		}
-		return t.flush()
+		return t.Flush()
 	})
 }
 
 // shortImage shortens the digest of an image's reference.
 func shortImage(ref string) string {
 	name, digest, _ := strings.Cut(ref, "@")
-	return orDash(name) + fmt.Sprintf("@%.12s", digest)
+	return cli.OrDash(name) + fmt.Sprintf("@%.12s", digest)
 }
 
-func (a *App) templateRmCmd() *cobra.Command {
+func templateRmCmd(a *cli.App) *cobra.Command {
 	var every bool
 	cmd := &cobra.Command{
 		Use: "rm [TEMPLATE]", Short: "Remove a template, or all", Args: cobra.MaximumNArgs(1),
@@ -74,7 +75,7 @@ func (a *App) templateRmCmd() *cobra.Command {
 were started from it do not change.`,
 	}
 	cmd.Flags().BoolVar(&every, "all", false, "remove all templates")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if every == (len(args) == 1) {
 			return work.UsageErrorf("give a key or --all").WithHint("list templates with 'agentlab template list'")
 		}
@@ -88,7 +89,7 @@ were started from it do not change.`,
 		if err != nil {
 			return err
 		}
-		return a.done(list, "%s removed", agentlab.Plural(len(list.Items), "template"))
+		return a.Done(list, "%s removed", agentlab.Plural(len(list.Items), "template"))
 	})
 	return cmd
 }

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
@@ -27,8 +28,8 @@ func TestApplyNamesPointers(t *testing.T) {
 	}
 	defer b.Close()
 	var notes bytes.Buffer
-	a := &App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
-	if err := a.applyChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), dir, source.Options{}); err != nil {
+	a := &cli.App{Stdout: io.Discard, Stderr: &notes, Stdin: strings.NewReader("")}
+	if err := ApplyChanges(t.Context(), a, b, source.OfJob(api.Job{ID: "j"}, b), dir, source.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "note: only the pointers of 2 Git LFS files (new.bin, run.sh) are written; to get the content, commit them, then:\n  → git lfs checkout\n"; !strings.Contains(notes.String(), want) {

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"cmp"
@@ -12,21 +12,22 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // attemptFlags adds the flags for a job with several attempts.
-func attemptFlags(flags *pflag.FlagSet, f *jobRunFlags) {
-	between(flags, &f.attempts.Count, "attempts", 2, agentlab.MaxAttempts, fmt.Sprintf("run this many attempts, 2 to %d, and keep the result of one", agentlab.MaxAttempts))
+func attemptFlags(flags *pflag.FlagSet, f *RunFlags) {
+	cli.Between(flags, &f.attempts.Count, "attempts", 2, agentlab.MaxAttempts, fmt.Sprintf("run this many attempts, 2 to %d, and keep the result of one", agentlab.MaxAttempts))
 	flags.StringVar(&f.attempts.Pick, "pick", "", "shell command that judges each attempt in its checkout: exit code 0 and the highest number on its last line win (default: the first attempt that completes)")
 	flags.StringSliceVar(&f.attempts.Agents, "attempt-agent", nil, "agents of the attempts, in turn, e.g. claude,codex")
 	flags.StringArrayVar(&f.attemptTasks, "attempt-task-file", nil, "read the task of an attempt from this file; repeat it for other tasks, which the attempts get in turn")
 }
 
 // prepareAttempts completes the request for attempts.
-func (a *App) prepareAttempts(f *jobRunFlags) error {
+func prepareAttempts(a *cli.App, f *RunFlags) error {
 	for _, name := range f.attemptTasks {
-		text, err := a.readInput(name, agentlab.MaxTaskBytes)
+		text, err := a.ReadInput(name, agentlab.MaxTaskBytes)
 		if err != nil {
 			return work.UsageErrorf("--attempt-task-file: %v", err)
 		}
@@ -51,7 +52,7 @@ func (a *App) prepareAttempts(f *jobRunFlags) error {
 	if err := (&agentlab.JobAttempts{Count: r.Count, Pick: r.Pick, Agents: r.Agents, Tasks: r.Tasks}).Validate(); err != nil {
 		return work.Usage(err)
 	}
-	f.req.Attempts = &r
+	f.Req.Attempts = &r
 	return nil
 }
 
@@ -66,10 +67,10 @@ func attemptsOf(j agentlab.Job, r *api.JobAttempts) []agentlab.Job {
 // watchAttempts shows the events of a job with several attempts until it has
 // ended: its own, those of the job that prepares a sandbox for them, and of each
 // attempt how far it is. The logs of the attempts are not mixed.
-func (a *App) watchAttempts(ctx context.Context, c *client.Client, id string) (api.Job, error) {
+func watchAttempts(ctx context.Context, a *cli.App, c *client.Client, id string) (api.Job, error) {
 	a.Progressf("  → %s", logsOfAttempt(id))
 	attempts, last := map[string]bool{}, ""
-	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id, Attempts: true}, func(e api.Event) {
+	j, err := FollowJob(ctx, a, c, client.EventQuery{JobID: id, Attempts: true}, func(e api.Event) {
 		if e.Kind == agentlab.EventJobCreated && e.Data["attempt"] != nil {
 			attempts[e.JobID] = true
 		}
@@ -131,22 +132,22 @@ func judged(j api.Job) string {
 	if n := j.Result.Score; n != nil {
 		out = append(out, fmt.Sprintf("number %g", *n))
 	}
-	return orDash(strings.Join(out, ", "))
+	return cli.OrDash(strings.Join(out, ", "))
 }
 
 // attemptTable prints the attempts of a job.
-func (a *App) attemptTable(j api.Job) error {
+func attemptTable(a *cli.App, j api.Job) error {
 	if len(j.Attempts) == 0 {
 		return nil
 	}
 	fmt.Fprintln(a.Stdout, "\nAttempts:")
-	t := newTable(a.Stdout, "ATTEMPT", "JOB", "STATUS", "PHASE", "AGENT", "JUDGE", "COMMITS", "REASON")
+	t := cli.NewTable(a.Stdout, "ATTEMPT", "JOB", "STATUS", "PHASE", "AGENT", "JUDGE", "COMMITS", "REASON")
 	for _, at := range j.Attempts {
 		number := fmt.Sprint(at.Attempt)
 		if at.Attempt == j.Winner {
 			number += " (won)"
 		}
-		t.row(number, at.ID, at.Status, orDash(at.Phase), at.Agent, judged(at), at.Result.Commits, orDash(firstLine(cmp.Or(at.Reason, at.Waiting), 60)))
+		t.Row(number, at.ID, at.Status, cli.OrDash(at.Phase), at.Agent, judged(at), at.Result.Commits, cli.OrDash(cli.FirstLine(cmp.Or(at.Reason, at.Waiting), 60)))
 	}
-	return t.flush()
+	return t.Flush()
 }

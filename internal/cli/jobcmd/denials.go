@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // maxDenials limits the denials that are shown while a job runs. Its agent
@@ -18,7 +19,7 @@ const maxDenials = 30
 
 // showDenials prints each denied request of a job once on standard error, until
 // ctx ends. It ignores errors, since the denials are only additional output.
-func (a *App) showDenials(ctx context.Context, c *client.Client, jobID string) {
+func showDenials(ctx context.Context, a *cli.App, c *client.Client, jobID string) {
 	seen := map[string]bool{}
 	for r, err := range c.FollowEgress(ctx, client.EgressQuery{JobID: jobID, Denied: true}) {
 		if err != nil {
@@ -47,7 +48,7 @@ func denialLine(r api.EgressRecord) string {
 func wanted(proto, name, addr string, port int) string {
 	host := name
 	if host == "" {
-		host = orDash(addr)
+		host = cli.OrDash(addr)
 	}
 	switch {
 	case proto == "dns":
@@ -63,7 +64,7 @@ func wanted(proto, name, addr string, port int) string {
 }
 
 // summariseDenials prints the denied requests in the summary of a job.
-func (a *App) summariseDenials(id string, s *api.EgressSummary) {
+func summariseDenials(a *cli.App, id string, s *api.EgressSummary) {
 	const most = 3
 	if s == nil || s.Denied == 0 {
 		return

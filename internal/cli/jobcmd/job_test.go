@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"bytes"
@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 func TestShowReportsWhyAJobWaits(t *testing.T) {
 	var out bytes.Buffer
-	a := &App{Stdout: &out}
-	if err := a.showJob(api.Job{ID: "job-x", Status: "QUEUED", Phase: "waiting", Waiting: "waits: the storage is damaged (repair it)"}); err != nil {
+	a := &cli.App{Stdout: &out}
+	if err := showJob(a, api.Job{ID: "job-x", Status: "QUEUED", Phase: "waiting", Waiting: "waits: the storage is damaged (repair it)"}); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "Waiting:") || !strings.Contains(out.String(), "the storage is damaged (repair it)") {

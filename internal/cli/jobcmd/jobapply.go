@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"context"
@@ -9,11 +9,12 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
-func (a *App) jobApplyCmd() *cobra.Command {
+func jobApplyCmd(a *cli.App) *cobra.Command {
 	var repo string
 	var o source.Options
 	cmd := &cobra.Command{
@@ -31,41 +32,42 @@ the changes are those of its last checkpoint.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
-	applyFlags(cmd, &o)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	ApplyFlags(cmd, &o)
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		if source.NoChanges(j) && len(args) == 1 {
-			return a.nothingToApply(j, nil)
+			return nothingToApply(a, j, nil)
 		}
 		return source.WithResult(ctx, a, c, j, repo, func(b *gitsafe.Bundle, dir string) error {
 			if source.WithoutChanges(b, j) && len(args) == 1 {
-				return a.nothingToApply(j, b)
+				return nothingToApply(a, j, b)
 			}
 			o.Paths = args[1:]
-			return a.applyChanges(ctx, b, source.OfJob(j, b), dir, o)
+			return ApplyChanges(ctx, a, b, source.OfJob(j, b), dir, o)
 		})
 	})
 	return cmd
 }
 
 // nothingToApply says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToApply(j api.Job, b *gitsafe.Bundle) error {
+func nothingToApply(a *cli.App, j api.Job, b *gitsafe.Bundle) error {
 	a.Progressf("nothing to apply: job %s has no uncommitted changes", j.ID)
 	source.NoteModuleDiffs(a, j)
-	return a.emit(source.OfJob(j, b).Applied([]string{}, 0, []string{}, nil), silent)
+	return a.Emit(source.OfJob(j, b).Applied([]string{}, 0, []string{}, nil), cli.Silent)
 }
 
-func applyFlags(cmd *cobra.Command, o *source.Options) {
+// ApplyFlags adds the flags of the commands that apply changes.
+func ApplyFlags(cmd *cobra.Command, o *source.Options) {
 	cmd.Flags().BoolVar(&o.Force, "force", false, "merge into files with uncommitted changes without confirmation")
 	cmd.Flags().StringSliceVar(&o.Exclude, "exclude", nil, "leave out a file or directory (repeatable)")
 }
 
-// applyChanges applies the uncommitted changes in a bundle to the work tree, and prints
+// ApplyChanges applies the uncommitted changes in a bundle to the work tree, and prints
 // what was applied.
-func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of source.Source, dir string, o source.Options) error {
+func ApplyChanges(ctx context.Context, a *cli.App, b *gitsafe.Bundle, of source.Source, dir string, o source.Options) error {
 	got, err := source.Apply(ctx, a, b, of, dir, o)
 	if err != nil {
 		return err
@@ -74,7 +76,7 @@ func (a *App) applyChanges(ctx context.Context, b *gitsafe.Bundle, of source.Sou
 	if len(got.Pointers) > 0 {
 		doc["lfs_pointers"] = got.Pointers
 	}
-	return a.emit(doc, func() error {
+	return a.Emit(doc, func() error {
 		for _, name := range got.Files {
 			fmt.Fprintln(a.Stdout, agentlab.WithoutControls(name))
 		}

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"context"
@@ -9,21 +9,22 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
-func (a *App) jobArtifactsCmd() *cobra.Command {
-	cmd := query(a, "artifacts JOB", "List the artifacts of a job", exactArgs("JOB"), one((*client.Client).Artifacts), func(list api.List[api.Artifact]) error {
-		return a.artifactTable(list.Items)
+func jobArtifactsCmd(a *cli.App) *cobra.Command {
+	cmd := cli.Query(a, "artifacts JOB", "List the artifacts of a job", cli.ExactArgs("JOB"), cli.One((*client.Client).Artifacts), func(list api.List[api.Artifact]) error {
+		return artifactTable(a, list.Items)
 	})
-	cmd.AddCommand(a.artifactsDownloadCmd())
+	cmd.AddCommand(artifactsDownloadCmd(a))
 	return cmd
 }
 
-func (a *App) artifactsDownloadCmd() *cobra.Command {
+func artifactsDownloadCmd(a *cli.App) *cobra.Command {
 	var out string
 	var force bool
 	cmd := &cobra.Command{
@@ -33,8 +34,8 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: the current directory)")
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file; with -o -, write binary data to a terminal")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		id, err := jobID(ctx, c, args[0])
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		id, err := JobID(ctx, c, args[0])
 		if err != nil {
 			return err
 		}
@@ -50,10 +51,10 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		}
 		defer func() { _ = body.Close() }()
 		if out == "-" {
-			return copyOut(a.Stdout, body, force)
+			return cli.CopyOut(a.Stdout, body, force)
 		}
-		name = outputName(out, name)
-		found, err := a.judgeDownload(ctx, c, id, args[1:], name)
+		name = cli.OutputName(out, name)
+		found, err := judgeDownload(ctx, a, c, id, args[1:], name)
 		if err != nil {
 			return err
 		}
@@ -65,16 +66,16 @@ func (a *App) artifactsDownloadCmd() *cobra.Command {
 		if len(found) > 0 {
 			doc["findings"] = gitsafe.FindingsJSON(found)
 		}
-		return a.done(doc, "wrote %s (%s)", name, work.ByteSize(n))
+		return a.Done(doc, "wrote %s (%s)", name, work.ByteSize(n))
 	})
 	return cmd
 }
 
 // judgeDownload is the return check of one artifact that becomes a file, or of all of them
 // in an archive, which is only named: it is extracted by the user.
-func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, artifact []string, name string) ([]returncheck.Finding, error) {
+func judgeDownload(ctx context.Context, a *cli.App, c *client.Client, job string, artifact []string, name string) ([]returncheck.Finding, error) {
 	if len(artifact) > 0 {
-		return transfer.AdmitFile(ctx, a, name, a.json)
+		return transfer.AdmitFile(ctx, a, name, a.JSON)
 	}
 	list, err := c.Artifacts(ctx, job)
 	if err != nil {
@@ -85,14 +86,14 @@ func (a *App) judgeDownload(ctx context.Context, c *client.Client, job string, a
 		entries = append(entries, returncheck.Entry{Path: f.Path, Kind: returncheck.File})
 	}
 	found := returncheck.Check(entries, returncheck.Host{})
-	if !a.json {
+	if !a.JSON {
 		gitsafe.NoteArchive(a, found)
 	}
 	return found, nil
 }
 
-// jobID returns the ID of the job with an ID or unique prefix of one.
-func jobID(ctx context.Context, c *client.Client, arg string) (string, error) {
+// JobID returns the ID of the job with an ID or unique prefix of one.
+func JobID(ctx context.Context, c *client.Client, arg string) (string, error) {
 	if agentlab.ValidateJobID(arg) == nil {
 		return arg, nil
 	}

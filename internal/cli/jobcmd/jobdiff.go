@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
-func (a *App) jobDiffCmd() *cobra.Command {
+func jobDiffCmd(a *cli.App) *cobra.Command {
 	var repo string
 	var stat bool
 	cmd := &cobra.Command{
@@ -29,43 +30,43 @@ result, the changes are those of its last checkpoint.
 
 On a terminal, the pager of git shows them. Elsewhere they are a patch for
 'git apply', binary files included.`,
-		Args: exactArgs("JOB"),
+		Args: cli.ExactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository of the job")
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		if source.NoChanges(j) {
-			return a.nothingToDiff(j, nil, stat)
+			return nothingToDiff(a, j, nil, stat)
 		}
 		return source.WithResult(ctx, a, c, j, repo, func(b *gitsafe.Bundle, _ string) error {
 			if source.WithoutChanges(b, j) {
-				return a.nothingToDiff(j, b, stat)
+				return nothingToDiff(a, j, b, stat)
 			}
-			return a.showChanges(ctx, b, source.OfJob(j, b), stat)
+			return ShowChanges(ctx, a, b, source.OfJob(j, b), stat)
 		})
 	})
 	return cmd
 }
 
 // nothingToDiff says that a job has no uncommitted changes; b is nil without a bundle.
-func (a *App) nothingToDiff(j api.Job, b *gitsafe.Bundle, stat bool) error {
+func nothingToDiff(a *cli.App, j api.Job, b *gitsafe.Bundle, stat bool) error {
 	a.Progressf("job %s has no uncommitted changes", j.ID)
 	source.NoteModuleDiffs(a, j)
-	return a.emit(source.OfJob(j, b).Document([]source.ChangedFile{}, "", stat), silent)
+	return a.Emit(source.OfJob(j, b).Document([]source.ChangedFile{}, "", stat), cli.Silent)
 }
 
-// showChanges prints the uncommitted changes in a bundle.
-func (a *App) showChanges(ctx context.Context, b *gitsafe.Bundle, of source.Source, stat bool) error {
+// ShowChanges prints the uncommitted changes in a bundle.
+func ShowChanges(ctx context.Context, a *cli.App, b *gitsafe.Bundle, of source.Source, stat bool) error {
 	ch, err := source.Open(ctx, b, of)
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.diffJSON(ctx, ch, stat)
+	if a.JSON {
+		return diffJSON(ctx, a, ch, stat)
 	}
 	format := "--binary" // a patch that can be applied
 	if _, tty := work.TerminalOf(a.Stdout); tty {
@@ -74,10 +75,10 @@ func (a *App) showChanges(ctx context.Context, b *gitsafe.Bundle, of source.Sour
 	if stat {
 		format = "--stat"
 	}
-	return a.page(ctx, !stat, func(w io.Writer) error { return ch.Diff(ctx, w, format) })
+	return a.Page(ctx, !stat, func(w io.Writer) error { return ch.Diff(ctx, w, format) })
 }
 
-func (a *App) diffJSON(ctx context.Context, ch source.Changes, stat bool) error {
+func diffJSON(ctx context.Context, a *cli.App, ch source.Changes, stat bool) error {
 	list, err := ch.List(ctx)
 	if err != nil {
 		return err
@@ -108,5 +109,5 @@ func (a *App) diffJSON(ctx context.Context, ch source.Changes, stat bool) error 
 			return err
 		}
 	}
-	return a.printJSON(ch.Of.Document(files, patch.String(), stat))
+	return a.PrintJSON(ch.Of.Document(files, patch.String(), stat))
 }

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"cmp"
@@ -11,12 +11,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
-func (a *App) jobFetchCmd() *cobra.Command {
+func jobFetchCmd(a *cli.App) *cobra.Command {
 	var repo string
 	var withChanges bool
 	cmd := &cobra.Command{
@@ -36,18 +37,18 @@ VM was lost), the command uses the last checkpoint of the agent's work, and says
 from when it is.
 
 If the result or the checkpoint has no commits, the command says so and exits with 0.`,
-		Args: exactArgs("JOB"),
+		Args: cli.ExactArgs("JOB"),
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
 	cmd.Flags().BoolVar(&withChanges, "with-changes", false, "also fetch uncommitted changes into refs/agentlab/JOB-changes")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		j, err := c.Job(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		got, err := source.FetchJob(ctx, a, c, j, repo, withChanges)
 		if errors.Is(err, source.ErrNoCommits) && (got.Checkpoint != nil || source.HasNothing(j, withChanges)) {
-			return a.nothingToFetch(j, got)
+			return nothingToFetch(a, j, got)
 		}
 		if err != nil {
 			return err
@@ -57,12 +58,12 @@ If the result or the checkpoint has no commits, the command says so and exits wi
 				WithHint("do not check them out before you have read them: git log --stat HEAD..%s", cmp.Or(got.ChangesRef, got.Ref))
 		}
 		got.Findings = gitsafe.FindingsJSON(got.Found)
-		return a.emit(got, func() error { return a.printFetched(j, got) })
+		return a.Emit(got, func() error { return printFetched(a, j, got) })
 	})
 	return cmd
 }
 
-func (a *App) printFetched(j api.Job, got source.Fetched) error {
+func printFetched(a *cli.App, j api.Job, got source.Fetched) error {
 	gitsafe.NoteFetched(a, got.Found, "git diff HEAD..."+cmp.Or(got.ChangesRef, got.Ref))
 	if got.Ref != "" {
 		fmt.Fprintf(a.Stdout, "%s %s\n", got.Ref, got.Commit)
@@ -77,7 +78,7 @@ func (a *App) printFetched(j api.Job, got source.Fetched) error {
 	return nil
 }
 
-func (a *App) nothingToFetch(j api.Job, got source.Fetched) error {
+func nothingToFetch(a *cli.App, j api.Job, got source.Fetched) error {
 	a.Progressf("nothing to fetch: job %s has no commits", j.ID)
 	what := ""
 	switch {
@@ -90,5 +91,5 @@ func (a *App) nothingToFetch(j api.Job, got source.Fetched) error {
 		a.Progressf("note: %s\n  → agentlab job fetch --with-changes %s\n  → agentlab job apply %s", what, j.ID, j.ID)
 	}
 	source.NoteModuleDiffs(a, j)
-	return a.emit(got, silent)
+	return a.Emit(got, cli.Silent)
 }

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"cmp"
@@ -13,32 +13,33 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) jobLogsCmd() *cobra.Command {
+func jobLogsCmd(a *cli.App) *cobra.Command {
 	var follow bool
 	var attempt int
 	cmd := &cobra.Command{
-		Use: "logs JOB", Short: "Print the agent's log of a job", Args: exactArgs("JOB"),
+		Use: "logs JOB", Short: "Print the agent's log of a job", Args: cli.ExactArgs("JOB"),
 		Long: `Print the agent's log of a job. For a job with several attempts, it is the log
 of the attempt that won, or of the attempt N with --attempt N.`,
 	}
-	between(cmd.Flags(), &attempt, "attempt", 1, agentlab.MaxAttempts, "print the log of this attempt")
+	cli.Between(cmd.Flags(), &attempt, "attempt", 1, agentlab.MaxAttempts, "print the log of this attempt")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new lines until the job ends, then how it ended")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		id, err := attemptID(ctx, c, args[0], attempt)
 		if err != nil {
 			return err
 		}
-		return a.copyJobLog(ctx, c, id, follow)
+		return CopyJobLog(ctx, a, c, id, follow)
 	})
 	return cmd
 }
 
-// copyJobLog copies the agent's log to standard output. With follow it does so
+// CopyJobLog copies the agent's log to standard output. With follow it does so
 // until the job has ended, and prints denied requests and how the job ended.
-func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follow bool) error {
+func CopyJobLog(ctx context.Context, a *cli.App, c *client.Client, id string, follow bool) error {
 	var j api.Job
 	var err error
 	if follow {
@@ -54,14 +55,14 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
 		var lost error
-		j, err = a.watchJob(ctx, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
+		j, err = watchJob(ctx, a, c, j.ID, a.Stdout, func(api.Event) {}, func(err error) { lost = err; stop() })
 		err = cmp.Or(lost, err)
 	} else {
 		if !follow {
-			err = a.preparationLog(ctx, c, id, func(id string) error {
+			err = preparationLog(ctx, a, c, id, func(id string) error {
 				log, err := c.JobLog(ctx, id, false, 0)
 				if err == nil {
-					err = copyAll(work.LogWriter(a.Stdout), log)
+					err = CopyAll(work.LogWriter(a.Stdout), log)
 				}
 				return err
 			})
@@ -71,16 +72,17 @@ func (a *App) copyJobLog(ctx context.Context, c *client.Client, id string, follo
 		}
 		var log client.Body
 		if log, err = c.JobLog(ctx, id, follow, 0); err == nil {
-			err = copyAll(work.LogWriter(a.Stdout), log)
+			err = CopyAll(work.LogWriter(a.Stdout), log)
 		}
 	}
 	if err == nil && follow {
-		a.printOutcome(j)
+		printOutcome(a, j)
 	}
 	return err
 }
 
-func copyAll(w io.Writer, r io.ReadCloser) error {
+// CopyAll copies r to w, and closes r.
+func CopyAll(w io.Writer, r io.ReadCloser) error {
 	defer func() { _ = r.Close() }()
 	_, err := io.Copy(w, r)
 	return err
@@ -90,10 +92,10 @@ func copyAll(w io.Writer, r io.ReadCloser) error {
 // for each event until the job has ended. If the rest of the log cannot be
 // copied, it calls lost from another goroutine before it returns. The returned
 // job always has an ID.
-func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.Writer, show func(api.Event), lost func(error)) (api.Job, error) {
+func watchJob(ctx context.Context, a *cli.App, c *client.Client, id string, out io.Writer, show func(api.Event), lost func(error)) (api.Job, error) {
 	logCtx, stopLog := context.WithCancelCause(ctx)
 	defer stopLog(nil)
-	idle := newIdleLimit(work.LogWriter(out), a.logIdle, func() { stopLog(errLogIdle) })
+	idle := newIdleLimit(work.LogWriter(out), a.LogIdle, func() { stopLog(errLogIdle) })
 	ended := make(chan struct{})
 	var log sync.WaitGroup
 	log.Go(func() {
@@ -107,8 +109,8 @@ func (a *App) watchJob(ctx context.Context, c *client.Client, id string, out io.
 		}
 	})
 	denied, stopDenied := context.WithCancel(ctx)
-	log.Go(func() { a.showDenials(denied, c, id) })
-	j, err := a.followJob(ctx, c, client.EventQuery{JobID: id}, show)
+	log.Go(func() { showDenials(denied, a, c, id) })
+	j, err := FollowJob(ctx, a, c, client.EventQuery{JobID: id}, show)
 	j.ID = id
 	close(ended)
 	stopDenied()
@@ -141,7 +143,7 @@ func streamLog(ctx context.Context, c *client.Client, id string, out *idleLimit,
 		final := isClosed(ended)
 		r, err := c.JobLog(ctx, id, true, out.written)
 		if err == nil {
-			err = copyAll(out, r)
+			err = CopyAll(out, r)
 		}
 		again := err == nil || out.err == nil && agentlab.CodeOf(err) == agentlab.CodeUnavailable
 		if !again || final || ctx.Err() != nil || err == nil && isClosed(ended) {
@@ -201,14 +203,14 @@ func (l *idleLimit) set(change func()) {
 }
 
 // waitJob returns the job when it is final.
-func (a *App) waitJob(ctx context.Context, c *client.Client, id string) (api.Job, error) {
-	return a.followJob(ctx, c, client.EventQuery{JobID: id}, func(api.Event) {})
+func waitJob(ctx context.Context, a *cli.App, c *client.Client, id string) (api.Job, error) {
+	return FollowJob(ctx, a, c, client.EventQuery{JobID: id}, func(api.Event) {})
 }
 
-// followJob calls show for each event of the query and returns its job when it is
+// FollowJob calls show for each event of the query and returns its job when it is
 // final. It starts the user's daemon again if that has died. Without the right
 // to read events it polls the job.
-func (a *App) followJob(ctx context.Context, c *client.Client, q client.EventQuery, show func(api.Event)) (api.Job, error) {
+func FollowJob(ctx context.Context, a *cli.App, c *client.Client, q client.EventQuery, show func(api.Event)) (api.Job, error) {
 	for {
 		j, err := followJobOnce(ctx, c, &q, show)
 		if agentlab.CodeOf(err) == agentlab.CodeDenied {
@@ -217,14 +219,14 @@ func (a *App) followJob(ctx context.Context, c *client.Client, q client.EventQue
 		if ctx.Err() != nil {
 			return api.Job{}, ctx.Err()
 		}
-		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.explicitDaemon() {
+		if agentlab.CodeOf(err) != agentlab.CodeUnavailable || a.ExplicitDaemon() {
 			return j, err
 		}
 		if a.StoppedByUser() {
 			return j, agentlab.Errorf(agentlab.CodeUnavailable, "the daemon was stopped; the job continues in its sandbox").
 				WithHint("follow it again, which starts the daemon: %s", "agentlab job logs --follow "+q.JobID)
 		}
-		if _, err := a.connect(ctx); err != nil {
+		if _, err := a.Connect(ctx); err != nil {
 			return api.Job{}, err
 		}
 	}
@@ -281,7 +283,7 @@ func pollJob(ctx context.Context, c *client.Client, id string) (api.Job, error) 
 
 // preparationLog copies the log of the job that runs the commands under setup for a job,
 // until it has ended.
-func (a *App) preparationLog(ctx context.Context, c *client.Client, id string, copyLog func(id string) error) error {
+func preparationLog(ctx context.Context, a *cli.App, c *client.Client, id string, copyLog func(id string) error) error {
 	j, err := c.Job(ctx, id)
 	if err != nil || j.Setup == nil || j.Setup.PreparationID == "" {
 		return err

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 	"github.com/agentlab-vm/agentlab/test/guard"
 )
@@ -67,8 +68,8 @@ func TestFollowedLogIsResumed(t *testing.T) {
 	})
 	socket := worktest.ServeAPI(t, mux)
 	var out, errs bytes.Buffer
-	a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
-	if code := a.Run(t.Context(), []string{"--socket", socket, "job", "logs", "--follow", id}); code != exitOK || out.String() != first+second {
+	a := &cli.App{Commands: Commands(), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
+	if code := a.Run(t.Context(), []string{"--socket", socket, "job", "logs", "--follow", id}); code != cli.ExitOK || out.String() != first+second {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs.String())
 	}
 }
@@ -116,7 +117,7 @@ func followed(t *testing.T, out io.Writer, idle time.Duration, events bool, log 
 	mux.HandleFunc("GET /v1/egress", stream)
 	ctx := guard.Context(t)
 	var errs bytes.Buffer
-	a := &App{Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, logIdle: idle}
+	a := &cli.App{Commands: Commands(), Stdin: strings.NewReader(""), Stdout: out, Stderr: &errs, Now: time.Now, LogIdle: idle}
 	code := a.Run(ctx, []string{"--socket", worktest.ServeAPI(t, mux), "job", "logs", "--follow", id})
 	return code, errs.String()
 }
@@ -139,7 +140,7 @@ func TestSlowLogIsReadToItsEnd(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 		}
 	})
-	if got := strings.Count(out.String(), "line\n"); code != exitOK || got != lines {
+	if got := strings.Count(out.String(), "line\n"); code != cli.ExitOK || got != lines {
 		t.Errorf("exit code %d, %d lines of %d, errors %q", code, got, lines, errs)
 	}
 }
@@ -153,7 +154,7 @@ func TestLostLogIsAnError(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	if code != exitFailure || out.String() != "one\n" || !strings.Contains(errs, "the log was cut off: the job has ended") || !strings.Contains(errs, "→ agentlab job logs job-") {
+	if code != cli.ExitFailure || out.String() != "one\n" || !strings.Contains(errs, "the log was cut off: the job has ended") || !strings.Contains(errs, "→ agentlab job logs job-") {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
 	}
 }
@@ -183,7 +184,7 @@ func TestFollowedLogFails(t *testing.T) {
 				calls.Add(1)
 				tt.log(w, r)
 			})
-			if code != exitFailure || calls.Load() != 1 || !strings.Contains(errs, tt.want) {
+			if code != cli.ExitFailure || calls.Load() != 1 || !strings.Contains(errs, tt.want) {
 				t.Errorf("exit code %d after %d requests, errors %q", code, calls.Load(), errs)
 			}
 		})
@@ -199,7 +200,7 @@ func TestLogIsFollowedWithoutEvents(t *testing.T) {
 			_, _ = fmt.Fprintln(w, "one")
 		}
 	})
-	if code != exitOK || out.String() != "one\n" || errs != "job job-aaaaaaaaaaaaa COMPLETED\n" {
+	if code != cli.ExitOK || out.String() != "one\n" || errs != "job job-aaaaaaaaaaaaa COMPLETED\n" {
 		t.Errorf("exit code %d, log %q, errors %q", code, out.String(), errs)
 	}
 }
@@ -222,9 +223,9 @@ func TestLastEventOfJobIsShown(t *testing.T) {
 		<-r.Context().Done()
 	})
 	ctx := guard.Context(t)
-	a := &App{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
+	a := &cli.App{Commands: Commands(), Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
 	var shown []int64
-	j, err := a.followJob(ctx, client.New(worktest.ServeAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })
+	j, err := FollowJob(ctx, a, client.New(worktest.ServeAPI(t, mux)), client.EventQuery{JobID: id}, func(e api.Event) { shown = append(shown, e.ID) })
 	if err != nil || j.Status != string(agentlab.JobCompleted) || !slices.Equal(shown, []int64{1, 2}) {
 		t.Errorf("%+v, %v; shown: %v", j, err, shown)
 	}

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"cmp"
@@ -12,34 +12,36 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/project"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
-type jobRunFlags struct {
-	repo, taskFile string
+// RunFlags are the flags of a new job.
+type RunFlags struct {
+	Repo, taskFile string
 	ttl            time.Duration
 	wait           bool
 	keepalive      bool
 	attempts       api.JobAttempts
 	attemptTasks   []string // files
-	workspace      workspaceChoice
+	workspace      cli.WorkspaceChoice
 	branch         string
 	identity       gitsafe.Identity // for --stateful
-	req            api.JobCreate
+	Req            api.JobCreate
 	run            bool // a job that 'job run' creates
 	noSetupCache   bool
 }
 
 // cachesSetup reports whether the job may use a snapshot after setup.
-func (f *jobRunFlags) cachesSetup() bool {
-	return f.run && !f.noSetupCache && !f.req.NoSetup && f.req.Attempts == nil && f.req.Workspace == "" && f.req.Session == ""
+func (f *RunFlags) cachesSetup() bool {
+	return f.run && !f.noSetupCache && !f.Req.NoSetup && f.Req.Attempts == nil && f.Req.Workspace == "" && f.Req.Session == ""
 }
 
-func (a *App) jobRunCmd() *cobra.Command {
-	f := &jobRunFlags{run: true}
+func jobRunCmd(a *cli.App) *cobra.Command {
+	f := &RunFlags{run: true}
 	cmd := &cobra.Command{
 		Use:   "run [--repo URL|PATH] --task TEXT",
 		Short: "Run a coding agent on a repository in a new sandbox",
@@ -66,83 +68,83 @@ Ctrl-C leaves the job running; 'agentlab job cancel JOB' stops it.`,
   agentlab job run --repo . --agent codex --task-file TASK.md --ttl 2h
   agentlab job run --repo . --agent shell --task "make test"
   agentlab job run --repo . --task "Fix issue 12" --attempts 4 --attempt-agent claude,codex --pick "make test"`,
-		Args: exactArgs(),
+		Args: cli.ExactArgs(),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.repo, "repo", "", "URL to clone, or path of a local repository (default: none, the agent starts in an empty directory)")
-	flags.StringVar(&f.req.Ref, "ref", "", "branch, tag or commit; for a local repository any revision, e.g. HEAD~2 (default: the default branch of the URL, or HEAD)")
-	count(flags, &f.req.Depth, "depth", "clone only this many commits of history; URLs only; 0 means all")
-	flags.StringVar(&f.req.Task, "task", "", "task for the agent; with --agent shell, a shell script")
+	flags.StringVar(&f.Repo, "repo", "", "URL to clone, or path of a local repository (default: none, the agent starts in an empty directory)")
+	flags.StringVar(&f.Req.Ref, "ref", "", "branch, tag or commit; for a local repository any revision, e.g. HEAD~2 (default: the default branch of the URL, or HEAD)")
+	cli.Count(flags, &f.Req.Depth, "depth", "clone only this many commits of history; URLs only; 0 means all")
+	flags.StringVar(&f.Req.Task, "task", "", "task for the agent; with --agent shell, a shell script")
 	flags.StringVar(&f.taskFile, "task-file", "", "read the task from this file; - means standard input")
-	flags.StringVar(&f.req.Agent, "agent", "", "claude, codex, opencode, gemini or shell")
-	flags.StringVar(&f.req.Profile, "profile", "", "profile (see 'agentlab profile list')")
-	backendFlag(flags, &f.req.Backend, "the sandbox (default: the one of its workspace, or the profile's, or the configured default)")
-	flags.StringVar(&f.req.Image, "image", "", "image (default: the profile's)")
-	flags.StringVar(&f.req.Mode, "mode", "", "permission mode; dangerous, the default, is the only one: the agent may do everything inside its sandbox")
-	flags.Var(durationFlag{&f.ttl, agentlab.MaxTTL}, "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
+	flags.StringVar(&f.Req.Agent, "agent", "", "claude, codex, opencode, gemini or shell")
+	flags.StringVar(&f.Req.Profile, "profile", "", "profile (see 'agentlab profile list')")
+	cli.BackendFlag(flags, &f.Req.Backend, "the sandbox (default: the one of its workspace, or the profile's, or the configured default)")
+	flags.StringVar(&f.Req.Image, "image", "", "image (default: the profile's)")
+	flags.StringVar(&f.Req.Mode, "mode", "", "permission mode; dangerous, the default, is the only one: the agent may do everything inside its sandbox")
+	flags.Var(cli.DurationFlag(&f.ttl, agentlab.MaxTTL), "ttl", "time limit of the job, e.g. 30m, 4h (default: the profile's)")
 	flags.BoolVar(&f.keepalive, "keepalive", false, "keep the sandbox after the job")
 	attemptFlags(flags, f)
-	workspaceFlags(flags, &f.workspace, "of the repository, whose name has a hash of its path or URL")
-	flags.StringVar(&f.req.Session, "session", "", "session to run in: on its workspace, with its profile, on its branch")
+	cli.WorkspaceFlags(flags, &f.workspace, "of the repository, whose name has a hash of its path or URL")
+	flags.StringVar(&f.Req.Session, "session", "", "session to run in: on its workspace, with its profile, on its branch")
 	flags.StringVar(&f.branch, "branch", "", "run in the session of this Git branch, which is created unless it exists, and work on the branch")
-	preflightFlag(flags, &f.req.NoPreflight)
-	setupFlag(flags, &f.req.NoSetup)
-	devcontainerFlag(flags, &f.req.Devcontainer)
+	cli.PreflightFlag(flags, &f.Req.NoPreflight)
+	cli.SetupFlag(flags, &f.Req.NoSetup)
+	cli.DevcontainerFlag(flags, &f.Req.Devcontainer)
 	flags.BoolVar(&f.noSetupCache, "no-setup-cache", false, "run the commands under setup in this job, and neither use nor make a snapshot after them")
-	waitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
+	cli.WaitFlag(cmd, &f.wait, "wait for the job to end, with progress and log")
 	cmd.MarkFlagsMutuallyExclusive("task", "task-file", "attempt-task-file")
 	cmd.MarkFlagsMutuallyExclusive("session", "branch", "workspace", "stateful")
 	cmd.MarkFlagsMutuallyExclusive("agent", "attempt-agent")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := a.prepareRun(cmd.Context(), f, cmd); err != nil {
+		if err := prepareRun(cmd.Context(), a, f, cmd); err != nil {
 			return err
 		}
-		c, err := a.connect(cmd.Context())
+		c, err := a.Connect(cmd.Context())
 		if err != nil {
 			return err
 		}
-		return argumentError(cmd, a.jobRun(cmd.Context(), c, f))
+		return cli.ArgumentError(cmd, jobRun(cmd.Context(), a, c, f))
 	}
 	return cmd
 }
 
 // prepareRun completes the request, and checks it as far as possible without
 // the daemon, so that a usage error does not start one.
-func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command) error {
+func prepareRun(ctx context.Context, a *cli.App, f *RunFlags, cmd *cobra.Command) error {
 	if f.taskFile != "" {
-		text, err := a.readInput(f.taskFile, agentlab.MaxTaskBytes)
+		text, err := a.ReadInput(f.taskFile, agentlab.MaxTaskBytes)
 		if err != nil {
 			return work.UsageErrorf("--task-file: %w", err).WithHint("name a readable file with the task, or - for standard input")
 		}
-		f.req.Task = text
+		f.Req.Task = text
 	}
 	if cmd.Flags().Changed("keepalive") {
-		f.req.Keepalive = &f.keepalive
+		f.Req.Keepalive = &f.keepalive
 	}
-	f.req.TTLMinutes = int(f.ttl / time.Minute)
-	f.workspace.ofSession = f.req.Session != "" || f.branch != ""
+	f.Req.TTLMinutes = int(f.ttl / time.Minute)
+	f.workspace.OfSession = f.Req.Session != "" || f.branch != ""
 	stateful, err := f.statefulName(ctx)
 	if err != nil {
 		return err
 	}
-	if f.req.WorkspaceSelection, err = f.workspace.selection(stateful, "--repo"); err != nil {
+	if f.Req.WorkspaceSelection, err = f.workspace.Selection(stateful, "--repo"); err != nil {
 		return err
 	}
-	if err := a.prepareAttempts(f); err != nil {
+	if err := prepareAttempts(a, f); err != nil {
 		return err
 	}
 	check := agentlab.Job{ // shell and dangerous stand for the defaults of the daemon
-		Task: f.req.Task, Agent: cmp.Or(f.req.Agent, "shell"), Mode: cmp.Or(f.req.Mode, "dangerous"), Ref: f.req.Ref, Depth: f.req.Depth,
+		Task: f.Req.Task, Agent: cmp.Or(f.Req.Agent, "shell"), Mode: cmp.Or(f.Req.Mode, "dangerous"), Ref: f.Req.Ref, Depth: f.Req.Depth,
 	}
-	if f.repo != "" {
-		switch _, local, err := gitsafe.LocalRepo(f.repo); {
+	if f.Repo != "" {
+		switch _, local, err := gitsafe.LocalRepo(f.Repo); {
 		case err != nil:
 			return err
 		case local:
 			check.Ref = "" // git on this machine resolves it
 		}
 	}
-	for _, j := range attemptsOf(check, f.req.Attempts) {
+	for _, j := range attemptsOf(check, f.Req.Attempts) {
 		if err := j.Validate(); err != nil {
 			return work.Usage(err)
 		}
@@ -154,96 +156,96 @@ func (a *App) prepareRun(ctx context.Context, f *jobRunFlags, cmd *cobra.Command
 }
 
 // statefulName returns the name of the workspace of --stateful; "" without a repository.
-func (f *jobRunFlags) statefulName(ctx context.Context) (name string, err error) {
-	if f.repo == "" || !f.workspace.stateful {
+func (f *RunFlags) statefulName(ctx context.Context) (name string, err error) {
+	if f.Repo == "" || !f.workspace.Stateful {
 		return "", nil
 	}
-	f.identity, err = gitsafe.Identify(ctx, f.repo)
+	f.identity, err = gitsafe.Identify(ctx, f.Repo)
 	return f.identity.WorkspaceName(), err
 }
 
-func (a *App) jobRun(ctx context.Context, c *client.Client, f *jobRunFlags) error {
+func jobRun(ctx context.Context, a *cli.App, c *client.Client, f *RunFlags) error {
 	if f.branch != "" {
-		image, err := session.NewImage(ctx, f.repo, f.req.Ref, f.req.Image)
+		image, err := session.NewImage(ctx, f.Repo, f.Req.Ref, f.Req.Image)
 		if err != nil {
 			return err
 		}
-		s, err := session.OfBranch(ctx, a, c, f.repo, api.SessionCreate{Branch: f.branch, Profile: f.req.Profile, Image: image})
+		s, err := session.OfBranch(ctx, a, c, f.Repo, api.SessionCreate{Branch: f.branch, Profile: f.Req.Profile, Image: image})
 		if err != nil {
-			return project.ImageError(err, image != f.req.Image)
+			return project.ImageError(err, image != f.Req.Image)
 		}
-		f.req.Session = s.ID
+		f.Req.Session = s.ID
 	}
-	if f.workspace.stateful && f.workspace.name == "" {
+	if f.workspace.Stateful && f.workspace.Name == "" {
 		if err := f.identity.CheckStateful(ctx, c); err != nil {
 			return err
 		}
 	}
-	if f.repo != "" {
-		continues := f.req.Session != "" && f.req.Ref == ""
-		if err := a.chooseRepo(ctx, c, f, f.req); err != nil {
+	if f.Repo != "" {
+		continues := f.Req.Session != "" && f.Req.Ref == ""
+		if err := ChooseRepo(ctx, a, c, f, f.Req); err != nil {
 			return err
 		}
 		if continues { // from the branch in the workspace; in its absence the HEAD of the bundle is what it was made of
-			f.req.Ref = ""
+			f.Req.Ref = ""
 		}
 	}
-	j, err := c.CreateJob(ctx, f.req)
+	j, err := c.CreateJob(ctx, f.Req)
 	if err != nil {
-		gitsafe.DropBundle(ctx, a, c, f.req.BundleID)
+		gitsafe.DropBundle(ctx, a, c, f.Req.BundleID)
 		return err
 	}
-	return a.followCreated(ctx, c, j, f.wait)
+	return followCreated(ctx, a, c, j, f.wait)
 }
 
 // followCreated prints the ID of a job that was just created, or with wait follows it to
 // its end.
-func (a *App) followCreated(ctx context.Context, c *client.Client, j api.Job, wait bool) (err error) {
+func followCreated(ctx context.Context, a *cli.App, c *client.Client, j api.Job, wait bool) (err error) {
 	if !wait {
-		return a.emit(j, func() error {
+		return a.Emit(j, func() error {
 			_, err := fmt.Fprintln(a.Stdout, j.ID)
 			return err
 		})
 	}
 	a.Progressf("job %s", j.ID)
 	out := a.Stdout
-	if a.json {
+	if a.JSON {
 		out = a.Stderr
 	}
 	attempts := j.AttemptCount > 0
 	if attempts {
-		j, err = a.watchAttempts(ctx, c, j.ID)
+		j, err = watchAttempts(ctx, a, c, j.ID)
 	} else {
 		lost := func(err error) { a.Progressf("%v\n  → %s", err, agentlab.HintOf(err)) }
-		err = a.preparationLog(ctx, c, j.ID, func(id string) error {
-			_, err := a.watchJob(ctx, c, id, out, a.ShowEvent, lost)
+		err = preparationLog(ctx, a, c, j.ID, func(id string) error {
+			_, err := watchJob(ctx, a, c, id, out, a.ShowEvent, lost)
 			return err
 		})
 		if err == nil {
-			j, err = a.watchJob(ctx, c, j.ID, out, a.ShowEvent, lost)
+			j, err = watchJob(ctx, a, c, j.ID, out, a.ShowEvent, lost)
 		}
 	}
 	if err != nil {
-		return a.jobContinues(ctx, j.ID, attempts, err)
+		return JobContinues(ctx, a, j.ID, attempts, err)
 	}
-	return a.finishJob(ctx, c, j, goneLimit)
+	return finishJob(ctx, a, c, j, goneLimit)
 }
 
 // finishJob waits until an ended job has left nothing behind, but at most for the time
 // gone, prints how it ended, and returns its exit code as an error.
-func (a *App) finishJob(ctx context.Context, c *client.Client, j api.Job, gone time.Duration) error {
+func finishJob(ctx context.Context, a *cli.App, c *client.Client, j api.Job, gone time.Duration) error {
 	wait, cancel := context.WithTimeout(ctx, gone)
 	defer cancel()
-	a.waitDestroyed(wait, c, append([]api.Job{j}, j.Attempts...)...)
-	if err := a.emit(j, func() error { a.summariseEnded(ctx, c, j); return nil }); err != nil {
+	WaitDestroyed(wait, a, c, append([]api.Job{j}, j.Attempts...)...)
+	if err := a.Emit(j, func() error { summariseEnded(ctx, a, c, j); return nil }); err != nil {
 		return err
 	}
-	return jobStatusError(j)
+	return StatusError(j)
 }
 
-// jobContinues returns the error of waiting for a job. After an interrupt, it
+// JobContinues returns the error of waiting for a job. After an interrupt, it
 // prints that the job continues.
-func (a *App) jobContinues(ctx context.Context, id string, attempts bool, err error) error {
+func JobContinues(ctx context.Context, a *cli.App, id string, attempts bool, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
@@ -259,18 +261,18 @@ func (a *App) jobContinues(ctx context.Context, id string, attempts bool, err er
 // destroyed.
 const goneLimit = 30 * time.Second
 
-// waitDestroyed waits until the sandbox of an ended job is destroyed or, if it is
+// WaitDestroyed waits until the sandbox of an ended job is destroyed or, if it is
 // kept, released, so that nothing remains when the command returns. It changes
 // nothing about the outcome of the job.
-func (a *App) waitDestroyed(ctx context.Context, c *client.Client, jobs ...api.Job) {
+func WaitDestroyed(ctx context.Context, a *cli.App, c *client.Client, jobs ...api.Job) {
 	ctx, cancel := context.WithTimeout(ctx, goneLimit)
 	defer cancel()
 	for _, j := range jobs {
-		a.waitOneDestroyed(ctx, c, j)
+		waitOneDestroyed(ctx, a, c, j)
 	}
 }
 
-func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job) {
+func waitOneDestroyed(ctx context.Context, a *cli.App, c *client.Client, j api.Job) {
 	number := j.SandboxVMID
 	if number == 0 { // a sandbox gets its job ID before the job gets the VMID
 		for sb, err := range c.EachSandbox(ctx, client.SandboxQuery{}) {
@@ -300,59 +302,59 @@ func (a *App) waitOneDestroyed(ctx context.Context, c *client.Client, j api.Job)
 	a.Progressf("note: sandbox %s of the job is still being destroyed\n  → agentlab sandbox show %s", vmid, vmid)
 }
 
-// chooseRepo sets the repository of a request. A local one is uploaded, after
+// ChooseRepo sets the repository of a request. A local one is uploaded, after
 // the daemon has validated check.
-func (a *App) chooseRepo(ctx context.Context, c *client.Client, f *jobRunFlags, check api.JobCreate) error {
-	path, local, err := gitsafe.LocalRepo(f.repo)
+func ChooseRepo(ctx context.Context, a *cli.App, c *client.Client, f *RunFlags, check api.JobCreate) error {
+	path, local, err := gitsafe.LocalRepo(f.Repo)
 	if err != nil {
 		return err
 	}
 	if !local {
-		if err := agentlab.ValidateRepoURL(f.repo); err != nil {
+		if err := agentlab.ValidateRepoURL(f.Repo); err != nil {
 			return work.Usage(err)
 		}
-		f.req.RepoURL = f.repo
+		f.Req.RepoURL = f.Repo
 		return nil
 	}
-	if f.req.Depth != 0 {
+	if f.Req.Depth != 0 {
 		return work.UsageErrorf("--depth cannot be used with a local repository").WithHint("remove --depth; a local repository is sent with its history")
 	}
-	src, err := gitsafe.FindCommit(ctx, path, f.req.Ref)
+	src, err := gitsafe.FindCommit(ctx, path, f.Req.Ref)
 	if err != nil {
 		return err
 	}
-	asked := f.req.Image
-	p, err := project.Use(ctx, src, &f.req)
+	asked := f.Req.Image
+	p, err := project.Use(ctx, src, &f.Req)
 	if err == nil && f.cachesSetup() {
-		err = project.UseSetup(ctx, a, src, p, &f.req)
+		err = project.UseSetup(ctx, a, src, p, &f.Req)
 	}
 	if err != nil {
 		return err
 	}
-	check.Image = f.req.Image
+	check.Image = f.Req.Image
 	check.Ref = src.Branch
 	if err := c.ValidateJob(ctx, check); err != nil {
-		return project.ImageError(err, asked != f.req.Image)
+		return project.ImageError(err, asked != f.Req.Image)
 	}
-	f.req.Ref = src.Shown(ctx, f.req.Ref)
-	if a.place != nil {
-		if err := a.place.sends(src); err != nil {
+	f.Req.Ref = src.Shown(ctx, f.Req.Ref)
+	if a.Place != nil {
+		if err := a.Place.Sends(src); err != nil {
 			return err
 		}
 	}
-	f.req.BundleID, err = gitsafe.SendBundle(ctx, a, c, src)
+	f.Req.BundleID, err = gitsafe.SendBundle(ctx, a, c, src)
 	return err
 }
 
-// jobStatusError returns the exit code for a job's final status.
-func jobStatusError(j api.Job) error {
+// StatusError returns the exit code for a job's final status.
+func StatusError(j api.Job) error {
 	switch agentlab.JobStatus(j.Status) {
 	case agentlab.JobCompleted:
 		return nil
 	case agentlab.JobTimeout:
-		return work.ExitStatus(exitTimeout)
+		return work.ExitStatus(cli.ExitTimeout)
 	default:
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 }
 
@@ -366,10 +368,10 @@ func isClosed(ch <-chan struct{}) bool {
 }
 
 // printOutcome prints how a job ended.
-func (a *App) printOutcome(j api.Job) {
+func printOutcome(a *cli.App, j api.Job) {
 	took := ""
 	if j.FinishedAt != nil {
-		took = " after " + shortDuration(j.FinishedAt.Sub(j.CreatedAt))
+		took = " after " + cli.ShortDuration(j.FinishedAt.Sub(j.CreatedAt))
 	}
 	why := ""
 	if j.Reason != "" {
@@ -380,8 +382,8 @@ func (a *App) printOutcome(j api.Job) {
 
 // summariseEnded is summarise for a job that has just ended. It also names the disk with
 // its work, if that is kept for a while.
-func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
-	a.summarise(j)
+func summariseEnded(ctx context.Context, a *cli.App, c *client.Client, j api.Job) {
+	summarise(a, j)
 	if j.SandboxVMID == 0 || agentlab.JobStatus(j.Status) == agentlab.JobCompleted {
 		return
 	}
@@ -391,8 +393,8 @@ func (a *App) summariseEnded(ctx context.Context, c *client.Client, j api.Job) {
 }
 
 // summarise prints how a job ended and the commands for its results.
-func (a *App) summarise(j api.Job) {
-	a.printOutcome(j)
+func summarise(a *cli.App, j api.Job) {
+	printOutcome(a, j)
 	if j.Winner > 0 {
 		a.Progressf("  attempt %d of %d won", j.Winner, j.AttemptCount)
 	}
@@ -405,8 +407,8 @@ func (a *App) summarise(j api.Job) {
 	if i := slices.IndexFunc(j.Artifacts, func(f api.Artifact) bool { return f.Path == agentlab.PrepareLog }); i >= 0 && j.Status == string(agentlab.JobFailed) {
 		a.Progressf("  the log of the commands under setup\n  → agentlab job artifacts download %s %s", j.ID, agentlab.PrepareLog)
 	}
-	a.noteCheckpoint(j)
-	a.summariseDenials(j.ID, j.Egress)
+	noteCheckpoint(a, j)
+	summariseDenials(a, j.ID, j.Egress)
 	if n := j.Result.Uncommitted; n > 0 {
 		a.Progressf("  %s with uncommitted changes\n  → agentlab job diff %s", agentlab.Plural(n, "file"), j.ID)
 		if j.Bundled {

@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"context"
@@ -9,13 +9,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) jobWaitCmd() *cobra.Command {
+func jobWaitCmd(a *cli.App) *cobra.Command {
 	var limit time.Duration
 	cmd := &cobra.Command{
-		Use: "wait JOB", Short: "Wait for a job to end", Args: exactArgs("JOB"),
+		Use: "wait JOB", Short: "Wait for a job to end", Args: cli.ExactArgs("JOB"),
 		Long: `Wait for a job to end, with progress, and print how it ended. The exit code is that
 of 'agentlab job run'. If the job has not ended when the time of --timeout has
 passed, it is 124, and the job continues.`,
@@ -23,25 +24,25 @@ passed, it is 124, and the job continues.`,
   agentlab job wait "$JOB" --timeout 1h`,
 	}
 	cmd.Flags().DurationVar(&limit, "timeout", 0, "wait at most this long, e.g. 90s (default: until the job ends)")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if limit < 0 {
 			return work.UsageErrorf("--timeout is negative")
 		}
 		began := a.Now()
 		j, err := c.Job(ctx, args[0])
 		if err == nil && !agentlab.JobStatus(j.Status).Final() {
-			j, err = a.waitJobFor(ctx, c, j.ID, limit)
+			j, err = waitJobFor(ctx, a, c, j.ID, limit)
 		}
 		if err != nil {
 			return err
 		}
 		if !agentlab.JobStatus(j.Status).Final() {
-			if err := a.done(j, "job %s is %s after %s", j.ID, j.Status, shortDuration(a.Now().Sub(j.CreatedAt))); err != nil {
+			if err := a.Done(j, "job %s is %s after %s", j.ID, j.Status, cli.ShortDuration(a.Now().Sub(j.CreatedAt))); err != nil {
 				return err
 			}
-			return work.ExitStatus(exitTimeout)
+			return work.ExitStatus(cli.ExitTimeout)
 		}
-		return a.finishJob(ctx, c, j, goneWithin(limit, a.Now().Sub(began)))
+		return finishJob(ctx, a, c, j, goneWithin(limit, a.Now().Sub(began)))
 	})
 	return cmd
 }
@@ -61,14 +62,14 @@ func goneWithin(limit, took time.Duration) time.Duration {
 
 // waitJobFor shows the progress of a job and returns it when it is final, or when the
 // limit has passed. A limit of 0 is none.
-func (a *App) waitJobFor(ctx context.Context, c *client.Client, id string, limit time.Duration) (api.Job, error) {
+func waitJobFor(ctx context.Context, a *cli.App, c *client.Client, id string, limit time.Duration) (api.Job, error) {
 	wait := ctx
 	if limit > 0 {
 		var cancel context.CancelFunc
 		wait, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	j, err := a.followJob(wait, c, client.EventQuery{JobID: id}, a.ShowEvent)
+	j, err := FollowJob(wait, a, c, client.EventQuery{JobID: id}, a.ShowEvent)
 	if ctx.Err() == nil && wait.Err() != nil {
 		return c.Job(ctx, id)
 	}

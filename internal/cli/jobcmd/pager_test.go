@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
@@ -40,7 +41,7 @@ func shownDiff(t *testing.T, files map[string]string, stat bool) string {
 	defer func() { _ = ptmx.Close() }()
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: tty, Stderr: io.Discard}).showChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), stat)
+		done <- ShowChanges(t.Context(), &cli.App{Stdout: tty, Stderr: io.Discard}, b, source.OfJob(api.Job{ID: "j"}, b), stat)
 		_ = tty.Close()
 	}()
 	out, _ := io.ReadAll(ptmx) // ends with an error when the other side is closed
@@ -87,7 +88,7 @@ func TestDiffIntoClosedPipe(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- (&App{Stdout: w, Stderr: io.Discard}).showChanges(t.Context(), b, source.OfJob(api.Job{ID: "j"}, b), false)
+		done <- ShowChanges(t.Context(), &cli.App{Stdout: w, Stderr: io.Discard}, b, source.OfJob(api.Job{ID: "j"}, b), false)
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 100)); err != nil {
 		t.Fatal(err)
@@ -97,8 +98,8 @@ func TestDiffIntoClosedPipe(t *testing.T) {
 		t.Error(err)
 	}
 	_ = w.Close()
-	full := &shownOutput{w: &bytes.Buffer{}}
-	if err := full.ended(agentlab.Errorf(agentlab.CodeConflict, "git failed")); err == nil {
+	full := &cli.ShownOutput{W: &bytes.Buffer{}}
+	if err := full.Ended(agentlab.Errorf(agentlab.CodeConflict, "git failed")); err == nil {
 		t.Error("an error of git was lost")
 	}
 }

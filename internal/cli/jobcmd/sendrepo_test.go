@@ -1,4 +1,4 @@
-package cli
+package jobcmd
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
@@ -50,9 +51,9 @@ func TestInterruptedRunDeletesItsBundle(t *testing.T) {
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	var notes bytes.Buffer
-	a := &App{Stdout: io.Discard, Stderr: &notes}
-	f := &jobRunFlags{repo: worktest.Repo(t), req: api.JobCreate{Task: "x", Agent: "shell"}}
-	if err := a.jobRun(ctx, client.New(socket), f); err == nil {
+	a := &cli.App{Stdout: io.Discard, Stderr: &notes}
+	f := &RunFlags{Repo: worktest.Repo(t), Req: api.JobCreate{Task: "x", Agent: "shell"}}
+	if err := jobRun(ctx, a, client.New(socket), f); err == nil {
 		t.Fatal("the interrupted command succeeded")
 	}
 	mu.Lock()

@@ -1,4 +1,4 @@
-package cli
+package networkcmd
 
 import (
 	"context"
@@ -13,19 +13,20 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
 // maxEgressList limits a list of the daemon.
 const maxEgressList = 10000
 
-func (a *App) egressCmd() *cobra.Command {
+func egressCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{Use: "egress", Short: "Show egress decisions"}
-	cmd.AddCommand(a.egressLogCmd())
+	cmd.AddCommand(egressLogCmd(a))
 	return cmd
 }
 
-func (a *App) egressLogCmd() *cobra.Command {
+func egressLogCmd(a *cli.App) *cobra.Command {
 	var follow bool
 	var q client.EgressQuery
 	cmd := &cobra.Command{
@@ -43,17 +44,17 @@ With --json each record is one line of JSON; 'agentlab egress log --limit 0
 	flags.BoolVarP(&follow, "follow", "f", false, "print new records as they are recorded")
 	flags.StringVar(&q.JobID, "job", "", "only this job")
 	flags.BoolVar(&q.Denied, "denied", false, "only denied requests")
-	flags.Var(sinceFlag{&q.Since, a.Now}, "since", "only records since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")
+	flags.Var(cli.SinceFlag(&q.Since, a.Now), "since", "only records since then: 10m, 4h, 2d, or a time such as 2026-01-31T15:04:05Z")
 	q.Limit = 100
-	count(flags, &q.Limit, "limit", "print at most this many, the newest; 0 means all; not with --follow")
-	list := a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cli.Count(flags, &q.Limit, "limit", "print at most this many, the newest; 0 means all; not with --follow")
+	list := a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}
 		if follow {
-			return hintAtJob(a.followEgress(ctx, c, q), q)
+			return hintAtJob(followEgress(ctx, a, c, q), q)
 		}
-		return hintAtJob(a.listEgress(ctx, c, q), q)
+		return hintAtJob(listEgress(ctx, a, c, q), q)
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if follow && flags.Changed("limit") {
@@ -77,14 +78,14 @@ func hintAtJob(err error, q client.EgressQuery) error {
 	return e.WithHint(job)
 }
 
-func (a *App) followEgress(ctx context.Context, c *client.Client, q client.EgressQuery) error {
+func followEgress(ctx context.Context, a *cli.App, c *client.Client, q client.EgressQuery) error {
 	if q.Sandbox == "" && q.JobID == "" && q.Since.IsZero() {
 		q.After = -1 // from now on
 	}
-	return each(c.FollowEgress(ctx, q), a.printEgress)
+	return cli.Each(c.FollowEgress(ctx, q), func(r api.EgressRecord) error { return printEgress(a, r) })
 }
 
-func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQuery) error {
+func listEgress(ctx context.Context, a *cli.App, c *client.Client, q client.EgressQuery) error {
 	everything, limit := q.Limit == 0, q.Limit
 	switch {
 	case everything:
@@ -102,7 +103,7 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 			list.Items = list.Items[len(list.Items)-limit:]
 		}
 		for _, r := range list.Items {
-			if err := a.printEgress(r); err != nil {
+			if err := printEgress(a, r); err != nil {
 				return err
 			}
 			q.After = r.ID
@@ -116,9 +117,9 @@ func (a *App) listEgress(ctx context.Context, c *client.Client, q client.EgressQ
 	}
 }
 
-func (a *App) printEgress(r api.EgressRecord) error {
-	if a.json {
-		return a.printJSONLine(r)
+func printEgress(a *cli.App, r api.EgressRecord) error {
+	if a.JSON {
+		return a.PrintJSONLine(r)
 	}
 	if r.Seq == 0 {
 		_, err := fmt.Fprintf(a.Stdout, "%s  %d  %d decisions not recorded: the rate limit was exceeded\n", work.LocalTime(r.Time), r.VMID, r.Dropped)
@@ -145,7 +146,7 @@ func egressTarget(name, addr string, port int) string {
 	case name == "" && port != 0:
 		return net.JoinHostPort(addr, strconv.Itoa(port))
 	case name == "":
-		return orDash(addr)
+		return cli.OrDash(addr)
 	case addr != "":
 		out += " (" + addr + ")"
 	}
@@ -155,8 +156,8 @@ func egressTarget(name, addr string, port int) string {
 	return out
 }
 
-// egressSummary prints the egress decisions in 'job show'.
-func (a *App) egressSummary(s *api.EgressSummary) error {
+// EgressSummary prints the egress decisions in 'job show'.
+func EgressSummary(a *cli.App, s *api.EgressSummary) error {
 	if s == nil || s.Allowed+s.Denied+s.Dropped == 0 {
 		return nil
 	}
@@ -166,25 +167,25 @@ func (a *App) egressSummary(s *api.EgressSummary) error {
 	}
 	fmt.Fprintln(a.Stdout)
 	if len(s.Private) > 0 {
-		t := newTable(a.Stdout, "  PRIVATE, OPENED", "TIMES", "PROTO", "RULE")
+		t := cli.NewTable(a.Stdout, "  PRIVATE, OPENED", "TIMES", "PROTO", "RULE")
 		for _, p := range s.Private {
-			t.row("  "+egressTarget(p.Name, p.Addr, p.Port), p.Count, p.Proto, p.Rule)
+			t.Row("  "+egressTarget(p.Name, p.Addr, p.Port), p.Count, p.Proto, p.Rule)
 		}
-		if err := t.flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}
 	if len(s.Targets) == 0 {
 		return nil
 	}
-	t := newTable(a.Stdout, "  DENIED", "TIMES", "PROTO", "RULE")
+	t := cli.NewTable(a.Stdout, "  DENIED", "TIMES", "PROTO", "RULE")
 	for _, d := range s.Targets {
-		t.row("  "+egressTarget(d.Name, d.Addr, d.Port), d.Count, d.Proto, d.Rule)
+		t.Row("  "+egressTarget(d.Name, d.Addr, d.Port), d.Count, d.Proto, d.Rule)
 	}
 	if s.More > 0 {
-		t.row(fmt.Sprintf("  and %d more", s.More), "", "", "")
+		t.Row(fmt.Sprintf("  and %d more", s.More), "", "", "")
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 // atMostOne is cobra.MaximumNArgs(1) with an error that names the argument.

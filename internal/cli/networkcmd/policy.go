@@ -1,4 +1,4 @@
-package cli
+package networkcmd
 
 import (
 	"cmp"
@@ -16,10 +16,11 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) policyCmd() *cobra.Command {
+func policyCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "policy", Short: "Show, check and reload network policies",
 		Long: `Show, check and reload network policies.
@@ -29,7 +30,7 @@ allow, deny, ports and limits. Rules are names (github.com, *.github.com) or
 addresses (140.82.112.0/20), optionally with a port (github.com:22,
 1.2.3.4:53/udp). In profiles, preset:NAME and file:PATH include lists of rules.`,
 	}
-	cmd.AddCommand(a.policyShowCmd(), a.policyCheckCmd(), a.policyExplainCmd(), a.policyReloadCmd(), a.policyPresetsCmd())
+	cmd.AddCommand(policyShowCmd(a), policyCheckCmd(a), policyExplainCmd(a), policyReloadCmd(a), policyPresetsCmd(a))
 	return cmd
 }
 
@@ -57,23 +58,23 @@ func (of *policyOf) check(ctx context.Context, c *client.Client, target string) 
 	return c.CheckProfilePolicy(ctx, of.profile, target)
 }
 
-func (a *App) policyShowCmd() *cobra.Command {
+func policyShowCmd(a *cli.App) *cobra.Command {
 	of := &policyOf{}
-	cmd := query(a, "show --profile PROFILE|--sandbox SANDBOX", "List the rules of a policy and their sources", exactArgs(),
-		func(ctx context.Context, c *client.Client, _ []string) (api.Policy, error) { return of.get(ctx, c) }, a.showPolicy)
+	cmd := cli.Query(a, "show --profile PROFILE|--sandbox SANDBOX", "List the rules of a policy and their sources", cli.ExactArgs(),
+		func(ctx context.Context, c *client.Client, _ []string) (api.Policy, error) { return of.get(ctx, c) }, func(p api.Policy) error { return showPolicy(a, p) })
 	of.flags(cmd)
 	return cmd
 }
 
-func (a *App) showPolicy(p api.Policy) error {
-	if err := a.printPrivate(p.Private); err != nil {
+func showPolicy(a *cli.App, p api.Policy) error {
+	if err := printPrivate(a, p.Private); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.Stdout, "mode: %s\n", p.Mode)
 	if len(p.Ports) > 0 {
 		fmt.Fprintf(a.Stdout, "ports: %s\n", strings.Join(p.Ports, ", "))
 	}
-	if err := a.printRules("", p.Allow, p.Deny); err != nil {
+	if err := printRules(a, "", p.Allow, p.Deny); err != nil {
 		return err
 	}
 	for i, l := range p.Layers {
@@ -82,7 +83,7 @@ func (a *App) showPolicy(p api.Policy) error {
 			ports = ", ports: " + strings.Join(l.Ports, ", ")
 		}
 		fmt.Fprintf(a.Stdout, "narrowed by layer %d: mode: %s%s\n", i+1, l.Mode, ports)
-		if err := a.printRules("  ", l.Allow, l.Deny); err != nil {
+		if err := printRules(a, "  ", l.Allow, l.Deny); err != nil {
 			return err
 		}
 	}
@@ -92,21 +93,21 @@ func (a *App) showPolicy(p api.Policy) error {
 	return nil
 }
 
-func (a *App) printRules(indent string, allow, deny []api.PolicyRule) error {
+func printRules(a *cli.App, indent string, allow, deny []api.PolicyRule) error {
 	if len(allow)+len(deny) == 0 {
 		return nil
 	}
-	t := newTable(a.Stdout, indent+"VERDICT", "RULE", "SOURCE")
+	t := cli.NewTable(a.Stdout, indent+"VERDICT", "RULE", "SOURCE")
 	for _, r := range deny {
-		t.row(indent+"deny", r.Rule, orDash(r.Source))
+		t.Row(indent+"deny", r.Rule, cli.OrDash(r.Source))
 	}
 	for _, r := range allow {
-		t.row(indent+"allow", r.Rule, orDash(r.Source))
+		t.Row(indent+"allow", r.Rule, cli.OrDash(r.Source))
 	}
-	return t.flush()
+	return t.Flush()
 }
 
-func (a *App) policyCheckCmd() *cobra.Command {
+func policyCheckCmd(a *cli.App) *cobra.Command {
 	of := &policyOf{}
 	cmd := &cobra.Command{
 		Use:   "check TARGET --profile PROFILE|--sandbox SANDBOX",
@@ -116,9 +117,9 @@ the target is allowed, 1 if it is denied, 2 if it is invalid. A target is
 HOST:PORT, HOST:PORT/udp, [IPv6]:PORT, HOST/icmp, or HOST for port 443. The
 command does not resolve names or open connections.`,
 		Example: "  agentlab policy check github.com:443 --profile yolo-restricted\n  agentlab policy check 1.1.1.1:53/udp --sandbox my-sandbox",
-		Args:    exactArgs("TARGET"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
-			return a.policyCheck(ctx, c, of, args[0], func(r api.PolicyCheck) {
+		Args:    cli.ExactArgs("TARGET"),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+			return policyCheck(ctx, a, c, of, args[0], func(r api.PolicyCheck) {
 				fmt.Fprintf(a.Stdout, "%s: %s by rule %s%s: %s\n", r.Target, verdict(r.Allow), r.Rule, from(r.Source), r.Means)
 			})
 		}),
@@ -128,16 +129,16 @@ command does not resolve names or open connections.`,
 }
 
 // policyCheck prints a check. The exit code for a denied target is 1.
-func (a *App) policyCheck(ctx context.Context, c *client.Client, of *policyOf, target string, show func(api.PolicyCheck)) error {
+func policyCheck(ctx context.Context, a *cli.App, c *client.Client, of *policyOf, target string, show func(api.PolicyCheck)) error {
 	r, err := of.check(ctx, c, target)
 	if err != nil {
 		return err
 	}
-	if err := a.emit(r, func() error { show(r); return nil }); err != nil {
+	if err := a.Emit(r, func() error { show(r); return nil }); err != nil {
 		return err
 	}
 	if !r.Allow {
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 	return nil
 }
@@ -156,28 +157,28 @@ func from(source string) string {
 	return " (" + source + ")"
 }
 
-func (a *App) policyExplainCmd() *cobra.Command {
+func policyExplainCmd(a *cli.App) *cobra.Command {
 	of := &policyOf{}
 	cmd := &cobra.Command{
 		Use:   "explain [TARGET] --profile PROFILE|--sandbox SANDBOX",
 		Short: "Explain a policy, or trace the decision for a target",
 		Args:  cobra.MaximumNArgs(1),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			if len(args) == 1 {
-				return a.policyCheck(ctx, c, of, args[0], a.explainCheck)
+				return policyCheck(ctx, a, c, of, args[0], func(r api.PolicyCheck) { explainCheck(a, r) })
 			}
 			p, err := of.get(ctx, c)
 			if err != nil {
 				return err
 			}
-			return a.emit(p, func() error { explainPolicy(a.Stdout, p); return nil })
+			return a.Emit(p, func() error { explainPolicy(a.Stdout, p); return nil })
 		}),
 	}
 	of.flags(cmd)
 	return cmd
 }
 
-func (a *App) explainCheck(r api.PolicyCheck) {
+func explainCheck(a *cli.App, r api.PolicyCheck) {
 	what := map[string]string{"dns": "resolve the name", "connect": "connect", "name": "present the name (TLS or HTTP)"}
 	fmt.Fprintf(a.Stdout, "%s\n", r.Target)
 	for i, s := range r.Steps {
@@ -302,13 +303,13 @@ func ruleSources(rules []api.PolicyRule) string {
 	return strings.Join(out, ", ")
 }
 
-func (a *App) policyReloadCmd() *cobra.Command {
+func policyReloadCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "reload [SANDBOX...]", Short: "Apply the current policies of profiles to running sandboxes",
 		Long: `Apply the current policies of profiles to running sandboxes: to the given
 sandboxes, or to all whose policy has changed. Connections that the new policy
 denies are closed. Restrictions that a repository added remain.`,
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			list := api.List[api.PolicyReload]{Items: []api.PolicyReload{}}
 			var err error
 			if len(args) == 0 {
@@ -324,14 +325,14 @@ denies are closed. Restrictions that a repository added remain.`,
 			if err != nil {
 				return err
 			}
-			return a.printReloaded(list)
+			return printReloaded(a, list)
 		}),
 	}
 }
 
-func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
-	err := a.emit(list, func() error {
-		t := newTable(a.Stdout, "VMID", "NAME", "PROFILE", "POLICY")
+func printReloaded(a *cli.App, list api.List[api.PolicyReload]) error {
+	err := a.Emit(list, func() error {
+		t := cli.NewTable(a.Stdout, "VMID", "NAME", "PROFILE", "POLICY")
 		for _, r := range list.Items {
 			what := "unchanged"
 			switch {
@@ -342,48 +343,48 @@ func (a *App) printReloaded(list api.List[api.PolicyReload]) error {
 			case r.Changed:
 				what = "changed, applied"
 			}
-			t.row(r.VMID, agentlab.WithoutControls(r.Name), r.Profile, what)
+			t.Row(r.VMID, agentlab.WithoutControls(r.Name), r.Profile, what)
 		}
-		return t.flush()
+		return t.Flush()
 	})
 	if err != nil {
 		return err
 	}
 	if slices.ContainsFunc(list.Items, func(r api.PolicyReload) bool { return r.Problem != "" }) {
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 	return nil
 }
 
-func (a *App) policyPresetsCmd() *cobra.Command {
+func policyPresetsCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "presets [NAME]", Short: "List the rule lists for preset:NAME in profiles, or the rules of one", Args: cobra.MaximumNArgs(1),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			list, err := c.PolicyPresets(ctx)
 			if err != nil {
 				return err
 			}
 			if len(args) == 1 {
-				return a.printPreset(list, args[0])
+				return printPreset(a, list, args[0])
 			}
-			return a.emit(list, func() error {
-				t := newTable(a.Stdout, "NAME", "RULES", "ABOUT")
+			return a.Emit(list, func() error {
+				t := cli.NewTable(a.Stdout, "NAME", "RULES", "ABOUT")
 				for _, p := range list.Items {
-					t.row(p.Name, len(p.Rules), p.About)
+					t.Row(p.Name, len(p.Rules), p.About)
 				}
-				return t.flush()
+				return t.Flush()
 			})
 		}),
 	}
 }
 
-func (a *App) printPreset(list api.List[api.PolicyPreset], name string) error {
+func printPreset(a *cli.App, list api.List[api.PolicyPreset], name string) error {
 	i := slices.IndexFunc(list.Items, func(p api.PolicyPreset) bool { return p.Name == name })
 	if i < 0 {
 		return agentlab.Errorf(agentlab.CodeNotFound, "no preset %q", name).WithHint("list them: agentlab policy presets")
 	}
 	p := list.Items[i]
-	return a.emit(p, func() error {
+	return a.Emit(p, func() error {
 		_, err := fmt.Fprintf(a.Stdout, "# %s\n%s\n", p.About, strings.Join(p.Rules, "\n"))
 		return err
 	})
@@ -391,16 +392,16 @@ func (a *App) printPreset(list api.List[api.PolicyPreset], name string) error {
 
 // printPrivate lists the private targets of a policy, the only exceptions to the
 // rules that always apply.
-func (a *App) printPrivate(list []api.PolicyPrivate) error {
+func printPrivate(a *cli.App, list []api.PolicyPrivate) error {
 	if len(list) == 0 {
 		return nil
 	}
 	fmt.Fprintf(a.Stdout, "WARNING: this policy opens %s to the sandbox:\n", agentlab.Plural(len(list), "private target"))
-	t := newTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
+	t := cli.NewTable(a.Stdout, "  PRIVATE", "REASON", "SOURCE")
 	for _, p := range list {
-		t.row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), agentlab.WithoutControls(p.Reason), privateSource(p.Source))
+		t.Row("  "+net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), agentlab.WithoutControls(p.Reason), privateSource(p.Source))
 	}
-	return t.flush()
+	return t.Flush()
 }
 
 func privateSource(s string) string { return cmp.Or(s, "profile") }

@@ -1,4 +1,4 @@
-package cli
+package networkcmd
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
@@ -22,7 +23,7 @@ type verifyFlags struct {
 	all                    bool
 }
 
-func (a *App) verifyCmd() *cobra.Command {
+func verifyCmd(a *cli.App) *cobra.Command {
 	f := &verifyFlags{}
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check the network of a sandbox from inside",
@@ -40,7 +41,7 @@ are skipped: the report says "not fully checked", and the exit code is 0.
 The sandbox's agent-runner sends the probes as root. If a hostile program has
 used the sandbox, trust only the records of the backend.`,
 		Example: "  agentlab verify\n  agentlab verify --profile yolo-restricted --json\n  agentlab verify --sandbox my-sandbox --site github.com",
-		Args:    exactArgs(),
+		Args:    cli.ExactArgs(),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.sandbox, "sandbox", "", "check this running sandbox (VMID or name)")
@@ -48,11 +49,11 @@ used the sandbox, trust only the records of the backend.`,
 	flags.StringVar(&f.site, "site", "", "public host name that must be reachable (default: from the policy)")
 	flags.BoolVar(&f.all, "all", false, "also print the checks that passed")
 	cmd.MarkFlagsMutuallyExclusive("sandbox", "profile")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error { return a.verify(ctx, c, f) })
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error { return verify(ctx, a, c, f) })
 	return cmd
 }
 
-func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) error {
+func verify(ctx context.Context, a *cli.App, c *client.Client, f *verifyFlags) error {
 	sandbox := f.sandbox
 	if sandbox == "" {
 		sb, err := c.CreateSandbox(ctx, api.SandboxCreate{Profile: f.profile, TTLMinutes: verifyTTL})
@@ -60,7 +61,7 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 			return err
 		}
 		sandbox = fmt.Sprint(sb.VMID)
-		defer func() { a.endVerified(ctx, c, sandbox) }()
+		defer func() { endVerified(ctx, a, c, sandbox) }()
 		if _, err := work.WaitSandbox(ctx, a, c, sb, 0, work.IsUp); err != nil {
 			return err
 		}
@@ -70,18 +71,18 @@ func (a *App) verify(ctx context.Context, c *client.Client, f *verifyFlags) erro
 	if err != nil {
 		return err
 	}
-	if err := a.emit(rep, func() error { return a.printVerify(rep, f.all) }); err != nil {
+	if err := a.Emit(rep, func() error { return printVerify(a, rep, f.all) }); err != nil {
 		return err
 	}
 	if !rep.OK {
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	}
 	return nil
 }
 
 // endVerified destroys the sandbox of a verification, also after an interrupt.
 // Without an interrupt it waits for the end.
-func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string) {
+func endVerified(ctx context.Context, a *cli.App, c *client.Client, sandbox string) {
 	request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	r := work.RequestChange(request, c, sandbox, true, c.DestroySandbox)
@@ -94,8 +95,8 @@ func (a *App) endVerified(ctx context.Context, c *client.Client, sandbox string)
 	}
 }
 
-func (a *App) printVerify(r api.VerifyReport, all bool) error {
-	t := newTable(a.Stdout, "STATUS", "CHECK", "RULE", "SHOWS")
+func printVerify(a *cli.App, r api.VerifyReport, all bool) error {
+	t := cli.NewTable(a.Stdout, "STATUS", "CHECK", "RULE", "SHOWS")
 	rows := 0
 	for _, c := range r.Checks {
 		if !all && c.Status == "pass" {
@@ -106,10 +107,10 @@ func (a *App) printVerify(r api.VerifyReport, all bool) error {
 		if c.Status != "pass" {
 			shows += ": " + c.Detail
 		}
-		t.row(c.Status, c.ID, orDash(c.Rule), shows)
+		t.Row(c.Status, c.ID, cli.OrDash(c.Rule), shows)
 	}
 	if rows > 0 {
-		if err := t.flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package cli
+package networkcmd
 
 import (
 	"bytes"
@@ -8,15 +8,16 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // What was skipped is seen, and why.
 func TestVerifyReportsSkipped(t *testing.T) {
 	var out bytes.Buffer
-	a := &App{Stdout: &out, Stderr: io.Discard}
+	a := &cli.App{Stdout: &out, Stderr: io.Discard}
 	r := api.VerifyReport{Name: "box", Mode: "nat", OK: true, Passed: 3, Skipped: 2, Records: true,
 		SkipReasons: []api.VerifySkip{{Reason: "example.com does not resolve here: NXDOMAIN\x1b[2J", Count: 2}}}
-	if err := a.printVerify(r, false); err != nil {
+	if err := printVerify(a, r, false); err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); !strings.Contains(s, "not fully checked: 2 skipped\n  2: example.com does not resolve here: NXDOMAIN") || strings.Contains(s, "\x1b") {

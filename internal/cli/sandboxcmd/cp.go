@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -9,15 +9,16 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
-func (a *App) cpCmd() *cobra.Command {
+func cpCmd(a *cli.App) *cobra.Command {
 	var opt transfer.Options
 	cmd := &cobra.Command{
-		Use: "cp SOURCE DESTINATION", Short: "Copy files between this machine and a sandbox", Args: exactArgs("SOURCE", "DESTINATION"),
+		Use: "cp SOURCE DESTINATION", Short: "Copy files between this machine and a sandbox", Args: cli.ExactArgs("SOURCE", "DESTINATION"),
 		Long: `Copy a file or a directory between this machine and a sandbox. One of SOURCE and
 DESTINATION is SANDBOX:PATH, or SESSION:PATH for the sandbox of a session, with a PATH
 relative to the home of the user in the sandbox; write ./a:b for a local name with a
@@ -45,15 +46,15 @@ directory, or larger than --max-size, is refused.`,
   agentlab cp play:/tmp/out/. ./out --force
   pg_dump app | agentlab cp - play:app.sql`,
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
-			return a.completeCopy(cmd, given, begin)
+			return completeCopy(a, cmd, given, begin)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&opt.User, "user", "u", "", "user in the sandbox (default agent)")
 	flags.BoolVar(&opt.Force, "force", false, "replace existing files; with -, write binary data to a terminal")
 	opt.Gib = 16
-	between(flags, &opt.Gib, "max-size", 1, 1<<20, "limit of a copy from a sandbox, in GiB")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cli.Between(flags, &opt.Gib, "max-size", 1, 1<<20, "limit of a copy from a sandbox, in GiB")
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		from, to := transfer.SplitCopy(args[0]), transfer.SplitCopy(args[1])
 		switch {
 		case from.Sandbox == "" && to.Sandbox == "":
@@ -67,24 +68,26 @@ directory, or larger than --max-size, is refused.`,
 		}
 		switch {
 		case to.Sandbox != "":
-			return a.finishCopy(transfer.Push(ctx, a, c, a.Stdin, from.Path, to, opt))
-		case to.Path == "-" && a.json:
+			r, err := transfer.Push(ctx, a, c, a.Stdin, from.Path, to, opt)
+			return finishCopy(a, r, err)
+		case to.Path == "-" && a.JSON:
 			return work.UsageErrorf("--json cannot be used with - as the destination")
 		case to.Path == "-":
-			return transfer.PullFile(ctx, c, from, opt, func(r io.Reader) error { return copyOut(a.Stdout, r, opt.Force) })
+			return transfer.PullFile(ctx, c, from, opt, func(r io.Reader) error { return cli.CopyOut(a.Stdout, r, opt.Force) })
 		}
-		return a.finishCopy(transfer.Pull(ctx, a, c, from, to.Path, opt))
+		r, err := transfer.Pull(ctx, a, c, from, to.Path, opt)
+		return finishCopy(a, r, err)
 	})
 	return cmd
 }
 
 // completeCopy completes the arguments of cp: names of sandboxes with a colon, and
 // otherwise local files.
-func (a *App) completeCopy(cmd *cobra.Command, given []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func completeCopy(a *cli.App, cmd *cobra.Command, given []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(given) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	names := a.names(cmd.Context(), begin, listSandboxes, listSessions)
+	names := a.Names(cmd.Context(), begin, cli.ListSandboxes, cli.ListSessions)
 	for i, found := range names {
 		name, about, _ := strings.Cut(found, "\t")
 		names[i] = cobra.CompletionWithDesc(name+":", about)
@@ -93,16 +96,16 @@ func (a *App) completeCopy(cmd *cobra.Command, given []string, begin string) ([]
 }
 
 // finishCopy prints the result of a copy.
-func (a *App) finishCopy(r transfer.Copied, err error) error {
+func finishCopy(a *cli.App, r transfer.Copied, err error) error {
 	if err != nil {
 		return err
 	}
 	if r.Skipped == nil {
 		r.Skipped = []transfer.SkippedEntry{}
 	}
-	if !a.json {
+	if !a.JSON {
 		gitsafe.NoteNamed(a, r.Found)
 		transfer.CopyNotes(a, r)
 	}
-	return a.done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), work.ByteSize(r.Bytes))
+	return a.Done(r, "copied %s to %s (%s, %s)", agentlab.WithoutControls(r.Source), agentlab.WithoutControls(r.Destination), agentlab.Plural(r.Files, "file"), work.ByteSize(r.Bytes))
 }

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
@@ -57,7 +58,7 @@ func (e editor) command(host, dir string) ([]string, error) {
 		WithHint("install it, or its command line from its menu; or connect another editor to %s", host)
 }
 
-func (a *App) openEditorCmd(e editor) *cobra.Command {
+func openEditorCmd(a *cli.App, e editor) *cobra.Command {
 	var show, yes bool
 	cmd := &cobra.Command{
 		Use: e.name + " [SESSION[/WORKTREE]|BRANCH|SANDBOX]", Short: "Open a session or sandbox in " + e.title, Args: cobra.MaximumNArgs(1),
@@ -74,13 +75,13 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 	}
 	cmd.Flags().BoolVar(&show, "print", false, "print the command instead of running it")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		host, dir, err := a.editorTarget(ctx, c, firstOf(args))
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		host, dir, err := editorTarget(ctx, a, c, cli.FirstOf(args))
 		if err != nil {
 			return err
 		}
 		if show {
-			return a.printCommand(e, host, dir)
+			return printCommand(a, e, host, dir)
 		}
 		argv, err := e.command(host, dir)
 		if err != nil {
@@ -93,24 +94,24 @@ one could run programs on yours. AgentLab cannot prevent that: do not open a san
 		if e.runs && !f.installed() {
 			a.Progressf("warning: %s trusts the machine that it connects to: a compromised one could run programs here (docs/editors.md)", e.title)
 		}
-		if err := a.installSSH(f, yes); err != nil {
+		if err := installSSH(a, f, yes); err != nil {
 			return err
 		}
 		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
 			return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed: %w: %s", strings.Join(argv, " "), err, agentlab.WithoutControls(gitsafe.LastLine(string(out))))
 		}
-		return a.done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)
+		return a.Done(map[string]any{"command": argv, "host": host, "dir": dir}, "opened %s of %s in %s", dir, host, e.title)
 	})
 	return cmd
 }
 
 // printCommand prints the command of an editor that need not be installed.
-func (a *App) printCommand(e editor, host, dir string) error {
+func printCommand(a *cli.App, e editor, host, dir string) error {
 	argv, err := e.command(host, dir)
 	if err != nil {
 		argv = []string{e.programs[0], e.argument(host, dir)}
 	}
-	return a.emit(map[string]any{"command": argv, "host": host, "dir": dir}, func() error {
+	return a.Emit(map[string]any{"command": argv, "host": host, "dir": dir}, func() error {
 		_, err := fmt.Fprintln(a.Stdout, argv[0], work.ShellQuote(argv[1]))
 		return err
 	})
@@ -118,7 +119,7 @@ func (a *App) printCommand(e editor, host, dir string) error {
 
 // editorTarget returns the host of a session or sandbox in the configuration of OpenSSH,
 // and the directory to open.
-func (a *App) editorTarget(ctx context.Context, c *client.Client, arg string) (host, dir string, err error) {
+func editorTarget(ctx context.Context, a *cli.App, c *client.Client, arg string) (host, dir string, err error) {
 	t, err := session.ChooseTarget(ctx, a, c, arg)
 	switch {
 	case err != nil:

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -12,11 +12,12 @@ import (
 
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
-func (a *App) execCmd() *cobra.Command {
+func execCmd(a *cli.App) *cobra.Command {
 	var req guestapi.ExecRequest
 	var env []string
 	var interactive bool
@@ -49,8 +50,8 @@ exec precede COMMAND; all words after COMMAND are its arguments.`,
 		if req.Env, err = envFlag(env); err != nil {
 			return err
 		}
-		return a.run(func(ctx context.Context, c *client.Client, _ []string) error {
-			return a.exec(ctx, c, sandbox, req, interactive)
+		return a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
+			return execute(ctx, a, c, sandbox, req, interactive)
 		})(cmd, nil)
 	}
 	return cmd
@@ -69,7 +70,7 @@ func splitExec(cmd *cobra.Command, args []string) (sandbox string, command []str
 			if errors.Is(err, pflag.ErrHelp) {
 				return "", nil, err
 			}
-			return "", nil, flagError(cmd, err)
+			return "", nil, cli.FlagError(cmd, err)
 		}
 		if help, _ := flags.GetBool("help"); help {
 			return "", nil, pflag.ErrHelp
@@ -101,12 +102,12 @@ func envFlag(list []string) (map[string]string, error) {
 	return env, nil
 }
 
-func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
+func execute(ctx context.Context, a *cli.App, c *client.Client, sandbox string, req guestapi.ExecRequest, interactive bool) error {
 	if req.TTY {
 		if _, tty := work.TerminalOf(a.Stdin); !tty && interactive {
 			return work.UsageErrorf("--tty requires a terminal as standard input").WithHint("remove -t")
 		}
-		req.Rows, req.Cols, req.Term = a.attached().Size()
+		req.Rows, req.Cols, req.Term = a.Attached().Size()
 	}
 	conn, err := c.Exec(ctx, sandbox, req)
 	if err != nil {
@@ -119,5 +120,5 @@ func (a *App) exec(ctx context.Context, c *client.Client, sandbox string, req gu
 	if interactive {
 		in = a.Stdin
 	}
-	return a.attached().Run(ctx, conn, in, req.TTY)
+	return a.Attached().Run(ctx, conn, in, req.TTY)
 }

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"bufio"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
@@ -33,12 +34,12 @@ func TestExecEndsBeforeItsInput(t *testing.T) {
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			app := &App{Stdin: strings.NewReader(strings.Repeat("x", 3<<20)), Stdout: &out, Stderr: io.Discard}
+			app := &cli.App{Stdin: strings.NewReader(strings.Repeat("x", 3<<20)), Stdout: &out, Stderr: io.Discard}
 			var in io.Reader
 			if stdin {
 				in = app.Stdin
 			}
-			err = app.attached().Run(t.Context(), stream.Unread(conn, ahead), in, false)
+			err = app.Attached().Run(t.Context(), stream.Unread(conn, ahead), in, false)
 			if code := work.ExitStatus(0); !errors.As(err, &code) || code != 7 || out.String() != "out" {
 				t.Errorf("%v, output %q", err, out.String())
 			}

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"bufio"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 )
 
@@ -77,8 +78,8 @@ func TestTerminalShowsTheEndOfTheLease(t *testing.T) {
 			}
 		}
 	}()
-	app := &App{Stdin: tty, Stdout: tty, Stderr: tty}
-	if err := app.exec(t.Context(), client.New(socket), "play", guestapi.ExecRequest{Command: []string{"sh"}, TTY: true}, false); err != nil {
+	app := &cli.App{Stdin: tty, Stdout: tty, Stderr: tty}
+	if err := execute(t.Context(), app, client.New(socket), "play", guestapi.ExecRequest{Command: []string{"sh"}, TTY: true}, false); err != nil {
 		t.Error(err)
 	}
 	_ = tty.Close()

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -16,12 +16,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/connlimit"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) portCmd() *cobra.Command {
+func portCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "port", Short: "Show and forward the TCP ports of sandboxes",
 		Long: `Show and forward the TCP ports of sandboxes. A port on which a process of a sandbox
@@ -32,17 +33,17 @@ sandbox without one. See docs/devservers.md.`,
   agentlab port forward play 5432
   agentlab open play`,
 	}
-	cmd.AddCommand(a.portListCmd(), a.portForwardCmd())
+	cmd.AddCommand(portListCmd(a), portForwardCmd(a))
 	return cmd
 }
 
-func (a *App) portListCmd() *cobra.Command {
-	cmd := query(a, "list [SANDBOX|SESSION]", "List the ports on which processes of sandboxes listen", optionalArg("SANDBOX|SESSION"), portsOf, func(list api.List[api.Port]) error {
-		t := newTable(a.Stdout, "SANDBOX", "PORT", "WORKTREE", "PROGRAM", "URL", "NOTE")
+func portListCmd(a *cli.App) *cobra.Command {
+	cmd := cli.Query(a, "list [SANDBOX|SESSION]", "List the ports on which processes of sandboxes listen", cli.OptionalArg("SANDBOX|SESSION"), portsOf, func(list api.List[api.Port]) error {
+		t := cli.NewTable(a.Stdout, "SANDBOX", "PORT", "WORKTREE", "PROGRAM", "URL", "NOTE")
 		for _, p := range list.Items {
-			t.row(p.Sandbox, strconv.Itoa(p.Port), orDash(agentlab.WithoutControls(p.Worktree)), orDash(agentlab.WithoutControls(p.Program)), orDash(p.URL), orDash(agentlab.WithoutControls(p.Problem)))
+			t.Row(p.Sandbox, strconv.Itoa(p.Port), cli.OrDash(agentlab.WithoutControls(p.Worktree)), cli.OrDash(agentlab.WithoutControls(p.Program)), cli.OrDash(p.URL), cli.OrDash(agentlab.WithoutControls(p.Problem)))
 		}
-		return t.flush()
+		return t.Flush()
 	})
 	cmd.Aliases = []string{"ls"}
 	return cmd
@@ -50,7 +51,7 @@ func (a *App) portListCmd() *cobra.Command {
 
 // portsOf lists the ports of the sandbox or session in args, or of all sandboxes.
 func portsOf(ctx context.Context, c *client.Client, args []string) (api.List[api.Port], error) {
-	return c.Ports(ctx, firstOf(args))
+	return c.Ports(ctx, cli.FirstOf(args))
 }
 
 // forwarding is one port to forward.
@@ -73,7 +74,7 @@ func parseForwarding(text string) (f forwarding, err error) {
 // maxForwarded is the maximum number of connections to one forwarded port.
 const maxForwarded = 256
 
-func (a *App) portForwardCmd() *cobra.Command {
+func portForwardCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "forward SANDBOX|SESSION [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports of a sandbox",
 		Long: `Forward TCP ports of this machine's loopback to ports of a sandbox, through the
@@ -84,12 +85,12 @@ loopback of the sandbox only.`,
   agentlab port forward play 15432:5432 0:6379`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return exactArgs("SANDBOX|SESSION", "[LOCAL:]REMOTE")(cmd, args)
+				return cli.ExactArgs("SANDBOX|SESSION", "[LOCAL:]REMOTE")(cmd, args)
 			}
 			return nil
 		},
 	}
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		var list []forwarding
 		for _, text := range args[1:] {
 			f, err := parseForwarding(text)
@@ -102,13 +103,13 @@ loopback of the sandbox only.`,
 		if err != nil {
 			return err
 		}
-		return a.forward(ctx, c, sb, list)
+		return forward(ctx, a, c, sb, list)
 	})
 	return cmd
 }
 
 // forward forwards ports until ctx ends.
-func (a *App) forward(ctx context.Context, c *client.Client, sb api.Sandbox, list []forwarding) error {
+func forward(ctx context.Context, a *cli.App, c *client.Client, sb api.Sandbox, list []forwarding) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -134,7 +135,7 @@ func (a *App) forward(ctx context.Context, c *client.Client, sb api.Sandbox, lis
 		listeners = append(listeners, connlimit.New(l, maxForwarded, maxForwarded))
 		shown = append(shown, address{l.Addr().String(), int(f.remote)})
 	}
-	err := a.emit(map[string]any{"sandbox": sb.Name, "forwarded": shown}, func() error {
+	err := a.Emit(map[string]any{"sandbox": sb.Name, "forwarded": shown}, func() error {
 		for _, s := range shown {
 			a.Progressf("%s is port %d of sandbox %s", s.Address, s.Port, sb.Name)
 		}
@@ -144,14 +145,14 @@ func (a *App) forward(ctx context.Context, c *client.Client, sb api.Sandbox, lis
 		return err
 	}
 	for i, l := range listeners {
-		wg.Go(func() { a.acceptForwarded(ctx, c, l, strconv.Itoa(sb.VMID), list[i].remote) })
+		wg.Go(func() { acceptForwarded(ctx, a, c, l, strconv.Itoa(sb.VMID), list[i].remote) })
 	}
 	<-ctx.Done()
 	return context.Canceled
 }
 
 // acceptForwarded serves the connections of one port until ctx ends, and closes l then.
-func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Listener, sandbox string, port uint16) {
+func acceptForwarded(ctx context.Context, a *cli.App, c *client.Client, l net.Listener, sandbox string, port uint16) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
@@ -181,7 +182,7 @@ func (a *App) acceptForwarded(ctx context.Context, c *client.Client, l net.Liste
 	}
 }
 
-func (a *App) openCmd() *cobra.Command {
+func openCmd(a *cli.App) *cobra.Command {
 	var port int
 	var show bool
 	cmd := &cobra.Command{
@@ -194,14 +195,14 @@ instead. A sandbox with the name of an editor is opened by its VMID.`,
 		Example: `  agentlab open play
   agentlab open play --port 5173 --print
   agentlab open vscode`,
-		Args: optionalArg("SANDBOX|SESSION"),
+		Args: cli.OptionalArg("SANDBOX|SESSION"),
 	}
 	cmd.Flags().IntVar(&port, "port", 0, "port in the sandbox")
 	cmd.Flags().BoolVar(&show, "print", false, "print the URL instead of opening it")
 	for _, e := range editors {
-		cmd.AddCommand(a.openEditorCmd(e))
+		cmd.AddCommand(openEditorCmd(a, e))
 	}
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		list, err := portsOf(ctx, c, args)
 		if err != nil {
 			return err
@@ -210,8 +211,8 @@ instead. A sandbox with the name of an editor is opened by its VMID.`,
 		if err != nil {
 			return err
 		}
-		if show || a.json {
-			return a.emit(p, func() error { _, err := fmt.Fprintln(a.Stdout, p.URL); return err })
+		if show || a.JSON {
+			return a.Emit(p, func() error { _, err := fmt.Fprintln(a.Stdout, p.URL); return err })
 		}
 		return openBrowser(ctx, p.URL)
 	})

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"bytes"
@@ -11,13 +11,14 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
 // A job may end, and its sandbox be destroyed, before the command that made
 // both reads the sandbox: the job's outcome decides.
 func TestSandboxOfAShortJob(t *testing.T) {
-	for status, want := range map[agentlab.JobStatus]int{agentlab.JobCompleted: exitOK, agentlab.JobFailed: exitFailure} {
+	for status, want := range map[agentlab.JobStatus]int{agentlab.JobCompleted: cli.ExitOK, agentlab.JobFailed: cli.ExitFailure} {
 		const id = "job-aaaaaaaaaaaaa"
 		sb := api.Sandbox{VMID: 1000, Name: "box", JobID: id, State: string(agentlab.SandboxRequested)}
 		gone := sb
@@ -42,7 +43,7 @@ func TestSandboxOfAShortJob(t *testing.T) {
 			<-r.Context().Done()
 		})
 		var out, errs bytes.Buffer
-		a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
+		a := &cli.App{Commands: Commands(), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Now: time.Now}
 		code := a.Run(t.Context(), []string{"--socket", worktest.ServeAPI(t, mux), "sandbox", "new", "--name", "box", "--agent", "shell", "--task", "true"})
 		if code != want || !strings.Contains(out.String(), "DESTROYED") {
 			t.Errorf("%s: exit code %d\n%s\n%s", status, code, out.String(), errs.String())

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -7,12 +7,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
 // finishSandbox waits for a requested change and prints the outcome.
-func (a *App) finishSandbox(ctx context.Context, c *client.Client, r work.ChangeRequest, wait bool, done func(api.Sandbox) bool) error {
+func finishSandbox(ctx context.Context, a *cli.App, c *client.Client, r work.ChangeRequest, wait bool, done func(api.Sandbox) bool) error {
 	sb, err := r.Sb, r.Err
 	if err == nil && wait && !done(sb) {
 		sb, err = work.WaitSandbox(ctx, a, c, sb, r.After, done)
@@ -20,12 +21,12 @@ func (a *App) finishSandbox(ctx context.Context, c *client.Client, r work.Change
 	if err != nil {
 		return err
 	}
-	return a.done(sb, "sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
+	return a.Done(sb, "sandbox %s (%d) is %s", sb.Name, sb.VMID, sb.State)
 }
 
 // destroySandboxes requests the destruction of all named sandboxes, then waits
 // for each and prints its outcome. It continues after errors.
-func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []string, wait, force, purge bool) error {
+func destroySandboxes(ctx context.Context, a *cli.App, c *client.Client, names []string, wait, force, purge bool) error {
 	requests := make([]work.ChangeRequest, len(names))
 	call, done := c.DestroySandbox, func(sb api.Sandbox) bool { return work.IsDestroyed(sb) || work.IsKept(sb) }
 	if purge {
@@ -33,19 +34,19 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 	}
 	for i, name := range names {
 		if purge {
-			a.nameUnshipped(ctx, c, name)
+			nameUnshipped(ctx, a, c, name)
 		}
 		requests[i] = work.RequestChange(ctx, c, name, wait, call)
 	}
 	var failed error
 	for i, r := range requests {
 		if force && agentlab.CodeOf(r.Err) == agentlab.CodeNotFound {
-			if err := a.emit(map[string]any{"name": names[i], "exists": false}, silent); err != nil {
+			if err := a.Emit(map[string]any{"name": names[i], "exists": false}, cli.Silent); err != nil {
 				return err
 			}
 			continue
 		}
-		err := a.finishSandbox(ctx, c, r, wait, done)
+		err := finishSandbox(ctx, a, c, r, wait, done)
 		if sb := r.Sb; err == nil && sb.Salvage && !purge {
 			a.Progressf("sandbox %s (%d) is kept until %s: its job has work that is not stored\n  → agentlab job salvage %s\n  → agentlab sandbox destroy --purge %[2]d",
 				sb.Name, sb.VMID, work.LocalTime(sb.LeaseExpiresAt), sb.JobID)
@@ -62,8 +63,8 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 		case len(names) == 1:
 			return err
 		default:
-			a.printError(err)
-			failed = errors.Join(failed, work.ExitStatus(exitFailure))
+			a.PrintError(err)
+			failed = errors.Join(failed, work.ExitStatus(cli.ExitFailure))
 		}
 	}
 	return failed
@@ -71,7 +72,7 @@ func (a *App) destroySandboxes(ctx context.Context, c *client.Client, names []st
 
 // nameUnshipped prints which work of the job in a sandbox is not stored, before the
 // sandbox is destroyed with it. What cannot be read is not printed.
-func (a *App) nameUnshipped(ctx context.Context, c *client.Client, sandbox string) {
+func nameUnshipped(ctx context.Context, a *cli.App, c *client.Client, sandbox string) {
 	sb, err := c.Sandbox(ctx, sandbox)
 	if err != nil || sb.JobID == "" || work.IsDestroyed(sb) {
 		return

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/stream"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
@@ -31,7 +32,7 @@ import (
 // existing connections remain.
 const sshKeySeconds = 10 * 60
 
-func (a *App) sshCmd() *cobra.Command {
+func sshCmd(a *cli.App) *cobra.Command {
 	var user string
 	var show bool
 	cmd := &cobra.Command{
@@ -56,7 +57,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 	}
 	cmd.Flags().StringVarP(&user, "user", "u", "", "user (default agent)")
 	cmd.Flags().BoolVar(&show, "print", false, "print the ssh command instead of running it")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		sb, err := c.Sandbox(ctx, args[0])
 		if err != nil {
 			return err
@@ -66,7 +67,7 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		if err != nil {
 			return agentlab.Errorf(agentlab.CodeInternal, "cannot create a temporary directory: %w", err)
 		}
-		argv, err := a.sshCommand(ctx, c, sb, user, dir)
+		argv, err := sshCommand(ctx, a, c, sb, user, dir)
 		if err != nil || !show {
 			defer func() { _ = os.RemoveAll(dir) }()
 		}
@@ -75,10 +76,10 @@ agentlab-ssh-* for temporary files; a later 'agentlab ssh' removes it.`,
 		}
 		argv = append(argv, args[1:]...)
 		if show {
-			return a.printSSH(sb, argv, dir)
+			return printSSH(a, sb, argv, dir)
 		}
 		defer attach.NoticeLease(ctx, c, strconv.Itoa(sb.VMID), a.Stderr)()
-		return a.runSSH(ctx, argv)
+		return runSSH(ctx, a, argv)
 	})
 	return cmd
 }
@@ -108,8 +109,8 @@ func sweepSSHKeys(tmp string, now time.Time) {
 	}
 }
 
-func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
-	return a.emit(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP}, func() error {
+func printSSH(a *cli.App, sb api.Sandbox, argv []string, dir string) error {
+	return a.Emit(map[string]any{"command": argv, "key_dir": dir, "ip": sb.IP}, func() error {
 		quoted := make([]string, len(argv))
 		for i, s := range argv {
 			quoted[i] = work.ShellQuote(s)
@@ -121,7 +122,7 @@ func (a *App) printSSH(sb api.Sandbox, argv []string, dir string) error {
 
 // sshCommand authorizes a new key and returns the ssh command line. It writes its
 // files to dir.
-func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, user, dir string) ([]string, error) {
+func sshCommand(ctx context.Context, a *cli.App, c *client.Client, sb api.Sandbox, user, dir string) ([]string, error) {
 	if _, err := exec.LookPath("ssh"); err != nil {
 		return nil, agentlab.Errorf(agentlab.CodeUnavailable, "ssh is not installed").
 			WithHint("install it (e.g. with: sudo apt install openssh-client), or use 'agentlab exec -ti %d bash'", sb.VMID)
@@ -146,7 +147,7 @@ func (a *App) sshCommand(ctx context.Context, c *client.Client, sb api.Sandbox, 
 	if err := os.WriteFile(hosts, []byte(known), 0o600); err != nil {
 		return nil, err
 	}
-	proxy, err := a.proxyCommand(sb.VMID, target.Port)
+	proxy, err := proxyCommand(a, sb.VMID, target.Port)
 	if err != nil {
 		return nil, err
 	}
@@ -210,12 +211,12 @@ func knownHosts(alias string, keys []string) (string, error) {
 	return b.String(), nil
 }
 
-func (a *App) proxyCommand(vmid, port int) (string, error) {
+func proxyCommand(a *cli.App, vmid, port int) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
-	words, err := a.daemonFlags()
+	words, err := a.DaemonFlags()
 	if err != nil {
 		return "", err
 	}
@@ -227,7 +228,7 @@ func (a *App) proxyCommand(vmid, port int) (string, error) {
 	return fmt.Sprintf("%s proxy %d %d", cmd, vmid, port), nil
 }
 
-func (a *App) runSSH(ctx context.Context, argv []string) error {
+func runSSH(ctx context.Context, a *cli.App, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.Stdin, a.Stdout, a.Stderr
 	// ssh gets the signals of the terminal, but not others.
@@ -245,22 +246,22 @@ func (a *App) runSSH(ctx context.Context, argv []string) error {
 
 // proxyCmd is the ProxyCommand of ssh: it connects standard input and output to a
 // TCP port of the guest, through the daemon.
-func (a *App) proxyCmd() *cobra.Command {
+func proxyCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "proxy SANDBOX PORT", Short: "Connect standard input and output to a port of a sandbox", Hidden: true,
-		Args: exactArgs("SANDBOX", "PORT"),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		Args: cli.ExactArgs("SANDBOX", "PORT"),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
 			if err != nil || port == 0 {
 				return work.UsageErrorf("%q is not a port", args[1])
 			}
-			return a.proxy(ctx, c, args[0], uint16(port))
+			return proxy(ctx, a, c, args[0], uint16(port))
 		}),
 	}
 }
 
 // proxy connects standard input and output to a TCP port of the guest.
-func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port uint16) error {
+func proxy(ctx context.Context, a *cli.App, c *client.Client, sandbox string, port uint16) error {
 	conn, err := c.Dial(ctx, sandbox, port)
 	if err != nil {
 		return err
@@ -274,7 +275,7 @@ func (a *App) proxy(ctx context.Context, c *client.Client, sandbox string, port 
 	}()
 	_, err = io.Copy(a.Stdout, conn)
 	if ctx.Err() != nil { // ssh ends its ProxyCommand with SIGHUP, which is not an error
-		return work.ExitStatus(exitInterrupted)
+		return work.ExitStatus(cli.ExitInterrupted)
 	}
 	return err
 }

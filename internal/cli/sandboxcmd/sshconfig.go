@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/work"
@@ -63,10 +64,10 @@ func (f sshFiles) include() string {
 // sshQuote quotes an argument in a configuration of OpenSSH.
 func sshQuote(s string) string { return `"` + s + `"` }
 
-func (a *App) sshConfigCmd() *cobra.Command {
+func sshConfigCmd(a *cli.App) *cobra.Command {
 	var install, uninstall bool
 	cmd := &cobra.Command{
-		Use: "ssh-config", Short: "Configure OpenSSH for the names of sandboxes", Args: exactArgs(),
+		Use: "ssh-config", Short: "Configure OpenSSH for the names of sandboxes", Args: cli.ExactArgs(),
 		Long: `Print a configuration of OpenSSH with which ssh, scp, rsync and editors reach every
 session and sandbox as NAME` + sshSuffix + `. Each connection goes through the daemon, which
 authorizes a key of AgentLab for it and gives the host key. No port is opened, and your
@@ -90,21 +91,21 @@ a question. With --uninstall, remove both.`,
 		case err != nil:
 			return err
 		case uninstall:
-			return a.uninstallSSH(f)
+			return uninstallSSH(a, f)
 		case install:
-			if err := a.installSSH(f, yes); err != nil {
+			if err := installSSH(a, f, yes); err != nil {
 				return err
 			}
-			return a.done(map[string]string{"config": f.config(), "include": f.user}, "names of sandboxes work in OpenSSH: ssh NAME%s", sshSuffix)
+			return a.Done(map[string]string{"config": f.config(), "include": f.user}, "names of sandboxes work in OpenSSH: ssh NAME%s", sshSuffix)
 		}
-		text, err := a.sshConfig(f)
+		text, err := sshConfig(a, f)
 		if err != nil {
 			return err
 		}
 		if err := f.makeKey(); err != nil {
 			return err
 		}
-		return a.emit(map[string]string{"config": text}, func() error { _, err := fmt.Fprint(a.Stdout, text); return err })
+		return a.Emit(map[string]string{"config": text}, func() error { _, err := fmt.Fprint(a.Stdout, text); return err })
 	}
 	return cmd
 }
@@ -117,8 +118,8 @@ const sshKeyType = "ecdsa-sha2-nistp384"
 // sshConfig returns the configuration. It sets everything with which a value of the user
 // for all hosts could give the guest access to this machine: the first value counts. For
 // options that OpenSSH adds up instead, see checkSSHOptions and sshKeyType.
-func (a *App) sshConfig(f sshFiles) (string, error) {
-	proxy, err := a.sshProxy()
+func sshConfig(a *cli.App, f sshFiles) (string, error) {
+	proxy, err := sshProxy(a)
 	if err != nil {
 		return "", err
 	}
@@ -162,18 +163,18 @@ Host *%s "!*'*"
 
 // sshProxy returns the start of the ProxyCommand, a command of a shell: it selects the
 // daemon that this command uses, and starts it if this command would.
-func (a *App) sshProxy() (string, error) {
+func sshProxy(a *cli.App) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
 	words := []string{self}
-	if a.explicitDaemon() {
-		flags, err := a.daemonFlags()
+	if a.ExplicitDaemon() {
+		flags, err := a.DaemonFlags()
 		if err != nil {
 			return "", err
 		}
-		if a.socket == "" && a.tokenFile == "" {
+		if a.Socket == "" && a.TokenFile == "" {
 			file := os.Getenv("AGENTLAB_TOKEN_FILE")
 			if file == "" {
 				return "", work.UsageErrorf("the token of a remote daemon must be in a file").WithHint("use --token-file or AGENTLAB_TOKEN_FILE: other programs do not have your environment")
@@ -198,8 +199,8 @@ func (a *App) sshProxy() (string, error) {
 }
 
 // installSSH writes the configuration, and includes it in the user's own after a question.
-func (a *App) installSSH(f sshFiles, yes bool) error {
-	text, err := a.sshConfig(f)
+func installSSH(a *cli.App, f sshFiles, yes bool) error {
+	text, err := sshConfig(a, f)
 	if err != nil {
 		return err
 	}
@@ -226,7 +227,7 @@ func (a *App) installSSH(f sshFiles, yes bool) error {
 	return own.write(append([]byte(f.include()), own.text...))
 }
 
-func (a *App) uninstallSSH(f sshFiles) error {
+func uninstallSSH(a *cli.App, f sshFiles) error {
 	own, err := readOwnSSH(f.user)
 	if err != nil {
 		return err
@@ -239,7 +240,7 @@ func (a *App) uninstallSSH(f sshFiles) error {
 	if err := os.RemoveAll(f.dir); err != nil {
 		return err
 	}
-	return a.done(map[string]string{"include": f.user}, "the configuration of OpenSSH is as before")
+	return a.Done(map[string]string{"include": f.user}, "the configuration of OpenSSH is as before")
 }
 
 // installed reports whether the user's configuration includes ours.
@@ -264,7 +265,7 @@ func readOwnSSH(path string) (ownSSH, error) {
 	if err != nil {
 		return ownSSH{}, err
 	}
-	text, err := readFile(target, maxSSHConfig)
+	text, err := cli.ReadFile(target, maxSSHConfig)
 	return ownSSH{target, []byte(text)}, err
 }
 
@@ -299,7 +300,7 @@ func (f sshFiles) makeKey() error {
 
 // publicKey returns the public part of the key.
 func (f sshFiles) publicKey() (ssh.PublicKey, error) {
-	text, err := readPrivate(f.key())
+	text, err := cli.ReadPrivate(f.key())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, agentlab.Errorf(agentlab.CodeInvalid, "the configuration of OpenSSH for sandboxes is that of an earlier version").WithHint("agentlab ssh-config --install")
 	}
@@ -324,11 +325,11 @@ func (f sshFiles) trust(host, known string) error {
 
 // sshProxyCmd is the ProxyCommand of ssh-config. It authorizes the key, writes the host
 // key of the sandbox, and then connects: ssh reads the host key after that.
-func (a *App) sshProxyCmd() *cobra.Command {
+func sshProxyCmd(a *cli.App) *cobra.Command {
 	return &cobra.Command{
 		Use: "ssh-proxy NAME" + sshSuffix, Short: "Connect standard input and output to the SSH server of a sandbox", Hidden: true,
-		Args: exactArgs("NAME" + sshSuffix),
-		RunE: a.run(func(ctx context.Context, c *client.Client, args []string) error {
+		Args: cli.ExactArgs("NAME" + sshSuffix),
+		RunE: a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 			name := strings.TrimSuffix(args[0], sshSuffix)
 			if name == "" || strings.ContainsAny(args[0], "/\\") || strings.HasPrefix(args[0], ".") {
 				return work.UsageErrorf("%q is not a name of a sandbox", args[0])
@@ -355,7 +356,7 @@ func (a *App) sshProxyCmd() *cobra.Command {
 			if err := f.trust(args[0], known); err != nil {
 				return err
 			}
-			return a.proxy(ctx, c, name, uint16(cmp.Or(target.Port, 22)))
+			return proxy(ctx, a, c, name, uint16(cmp.Or(target.Port, 22)))
 		}),
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package cli
+package sandboxcmd
 
 import (
 	"crypto/ecdsa"
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // ownSSHOptions is what a user may have for all hosts.
@@ -39,7 +40,7 @@ func sshLab(t *testing.T, own string) (f sshFiles, config string) {
 	}
 	dir := t.TempDir()
 	f = sshFiles{dir: filepath.Join(dir, "agentlab"), user: filepath.Join(dir, "config")}
-	text, err := (&App{}).sshConfig(f)
+	text, err := sshConfig(&cli.App{}, f)
 	if err != nil {
 		t.Fatal(err)
 	}

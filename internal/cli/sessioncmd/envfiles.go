@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -8,14 +8,15 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
-func (a *App) syncEnvCmd() *cobra.Command {
+func syncEnvCmd(a *cli.App) *cobra.Command {
 	var repo, dir string
 	cmd := &cobra.Command{
-		Use: "sync-env SANDBOX|SESSION", Short: "Send the .env files of a repository to a sandbox", Args: exactArgs("SANDBOX|SESSION"),
+		Use: "sync-env SANDBOX|SESSION", Short: "Send the .env files of a repository to a sandbox", Args: cli.ExactArgs("SANDBOX|SESSION"),
 		Long: `Send the files .env, .env.* and .envrc of a repository to the same places below a
 directory of a sandbox. Files that git tracks are not sent: they arrive with the
 commits. Directories that git ignores as a whole, other repositories, and what the file
@@ -29,7 +30,7 @@ AgentLab does not know their values: it does not redact them in logs.`,
 	}
 	cmd.Flags().StringVar(&repo, "repo", ".", "path of the repository")
 	cmd.Flags().StringVar(&dir, "dir", "/workspace", "directory in the sandbox")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		sandbox := args[0]
 		sent, err := transfer.SendEnvFiles(ctx, a, c, sandbox, repo, dir)
 		if err != nil {
@@ -44,9 +45,9 @@ AgentLab does not know their values: it does not redact them in logs.`,
 			return err
 		}
 		if len(sent.Files) == 0 {
-			return a.done(sent, "no .env files to send")
+			return a.Done(sent, "no .env files to send")
 		}
-		return a.done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], agentlab.WithoutControls(strings.Join(sent.Files, " ")))
+		return a.Done(sent, "sent %s to %s: %s", agentlab.Plural(len(sent.Files), "file"), args[0], agentlab.WithoutControls(strings.Join(sent.Files, " ")))
 	})
 	return cmd
 }

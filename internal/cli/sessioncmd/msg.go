@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -10,12 +10,13 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-func (a *App) msgCmd() *cobra.Command {
+func msgCmd(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{Use: "msg", Short: "Post and read messages"}
-	cmd.AddCommand(a.msgPostCmd(), a.msgTailCmd(), a.msgExportCmd(), a.msgImportCmd())
+	cmd.AddCommand(msgPostCmd(a), msgTailCmd(a), msgExportCmd(a), msgImportCmd(a))
 	return cmd
 }
 
@@ -31,12 +32,12 @@ func messageScopeFlags(cmd *cobra.Command, to *client.MessageScope) {
 	cmd.MarkFlagsMutuallyExclusive(names...)
 }
 
-func (a *App) msgPostCmd() *cobra.Command {
+func msgPostCmd(a *cli.App) *cobra.Command {
 	var to client.MessageScope
 	var data string
 	var m api.MessagePost
 	cmd := &cobra.Command{
-		Use: "post --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Post a message", Args: exactArgs(),
+		Use: "post --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Post a message", Args: cli.ExactArgs(),
 		Long: `Post a message for a job, a workspace or a session. Messages cannot be changed; retention deletes them with old
 events. The daemon sets the author.`,
 		Example: `  agentlab msg post --job job-abc --text "please rerun the tests"
@@ -46,7 +47,7 @@ events. The daemon sets the author.`,
 	cmd.Flags().StringVar(&m.Kind, "kind", "note", "a word that says what it is about")
 	cmd.Flags().StringVar(&m.Text, "text", "", "the text")
 	cmd.Flags().StringVar(&data, "data", "", "a JSON object for programs")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 		if data != "" {
 			if err := json.Unmarshal([]byte(data), &m.JSON); err != nil {
 				return work.UsageErrorf("--data is not a JSON object: %v", err).WithHint(`for example --data '{"pr": 7}'`)
@@ -56,16 +57,16 @@ events. The daemon sets the author.`,
 		if err != nil {
 			return err
 		}
-		return a.done(posted, "message %d posted", posted.ID)
+		return a.Done(posted, "message %d posted", posted.ID)
 	})
 	return cmd
 }
 
-func (a *App) msgTailCmd() *cobra.Command {
+func msgTailCmd(a *cli.App) *cobra.Command {
 	var follow bool
 	var q client.MessageQuery
 	cmd := &cobra.Command{
-		Use: "tail --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Show messages", Args: exactArgs(),
+		Use: "tail --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Show messages", Args: cli.ExactArgs(),
 		Example: "  agentlab msg tail --job job-abc --follow",
 	}
 	messageScopeFlags(cmd, &q.MessageScope)
@@ -73,18 +74,18 @@ func (a *App) msgTailCmd() *cobra.Command {
 	flags.BoolVarP(&follow, "follow", "f", false, "print new messages as they are posted")
 	flags.Int64Var(&q.After, "after", 0, "only messages with a larger ID")
 	q.Limit = 100
-	between(flags, &q.Limit, "limit", 1, 1000, "print at most this many: the newest, or the first ones after --after")
+	cli.Between(flags, &q.Limit, "limit", 1, 1000, "print at most this many: the newest, or the first ones after --after")
 	cmd.MarkFlagsMutuallyExclusive("limit", "follow")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 		if follow {
-			return each(c.FollowMessages(ctx, q), a.printMessage)
+			return cli.Each(c.FollowMessages(ctx, q), func(m api.Message) error { return printMessage(a, m) })
 		}
 		list, err := c.Messages(ctx, q)
 		if err != nil {
 			return err
 		}
 		for _, m := range list.Items {
-			if err := a.printMessage(m); err != nil {
+			if err := printMessage(a, m); err != nil {
 				return err
 			}
 		}
@@ -93,9 +94,9 @@ func (a *App) msgTailCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) printMessage(m api.Message) error {
-	if a.json {
-		return a.printJSONLine(m)
+func printMessage(a *cli.App, m api.Message) error {
+	if a.JSON {
+		return a.PrintJSONLine(m)
 	}
 	text := m.Text
 	if len(m.JSON) > 0 {

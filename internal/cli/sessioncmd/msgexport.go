@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
@@ -30,15 +31,15 @@ const (
 	importPatience = 3 * time.Minute
 )
 
-func (a *App) msgExportCmd() *cobra.Command {
+func msgExportCmd(a *cli.App) *cobra.Command {
 	var scope client.MessageScope
 	cmd := &cobra.Command{
-		Use: "export --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Write all messages as lines of JSON", Args: exactArgs(),
+		Use: "export --job JOB|--workspace WORKSPACE|--session SESSION", Short: "Write all messages as lines of JSON", Args: cli.ExactArgs(),
 		Long:    `Write all messages of a job, a workspace or a session to standard output, one JSON object per line, the oldest first.`,
 		Example: "  agentlab msg export --session fix > messages.jsonl",
 	}
 	messageScopeFlags(cmd, &scope)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, _ []string) error {
 		newest, err := c.Messages(ctx, client.MessageQuery{MessageScope: scope, Limit: 1})
 		if err != nil || len(newest.Items) == 0 {
 			return err
@@ -51,7 +52,7 @@ func (a *App) msgExportCmd() *cobra.Command {
 			if m.ID > last {
 				break
 			}
-			if err := a.printJSONLine(m); err != nil || m.ID == last {
+			if err := a.PrintJSONLine(m); err != nil || m.ID == last {
 				return err
 			}
 		}
@@ -66,11 +67,11 @@ type imported struct {
 	Last     int64 `json:"last"` // ID in the file of the last one
 }
 
-func (a *App) msgImportCmd() *cobra.Command {
+func msgImportCmd(a *cli.App) *cobra.Command {
 	var scope client.MessageScope
 	var after int64
 	cmd := &cobra.Command{
-		Use: "import --job JOB|--workspace WORKSPACE|--session SESSION FILE", Short: "Post the messages of an export", Args: exactArgs("FILE"),
+		Use: "import --job JOB|--workspace WORKSPACE|--session SESSION FILE", Short: "Post the messages of an export", Args: cli.ExactArgs("FILE"),
 		Long: `Post the messages of a file of 'agentlab msg export'; - means standard input. The
 daemon sets the author and the time: those of the original are in the data of each
 message, under "imported". The limits on messages apply. The command waits when it
@@ -79,7 +80,7 @@ posts too fast.`,
 	}
 	messageScopeFlags(cmd, &scope)
 	cmd.Flags().Int64Var(&after, "after", 0, "only messages with a larger ID in the file, to continue an import")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		in := a.Stdin
 		if args[0] != "-" {
 			f, err := os.Open(args[0])
@@ -89,19 +90,19 @@ posts too fast.`,
 			defer func() { _ = f.Close() }()
 			in = f
 		}
-		done, err := a.importMessages(ctx, c, scope, in, after)
+		done, err := importMessages(ctx, a, c, scope, in, after)
 		if err != nil {
 			if done.Messages > 0 {
 				a.Progressf("%s imported\n  → continue with --after %d", agentlab.Plural(done.Messages, "message"), done.Last)
 			}
 			return err
 		}
-		return a.done(done, "%s imported", agentlab.Plural(done.Messages, "message"))
+		return a.Done(done, "%s imported", agentlab.Plural(done.Messages, "message"))
 	})
 	return cmd
 }
 
-func (a *App) importMessages(ctx context.Context, c *client.Client, scope client.MessageScope, in io.Reader, after int64) (done imported, err error) {
+func importMessages(ctx context.Context, a *cli.App, c *client.Client, scope client.MessageScope, in io.Reader, after int64) (done imported, err error) {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxMessageLine)
 	for n := 1; lines.Scan(); n++ {
@@ -118,7 +119,7 @@ func (a *App) importMessages(ctx context.Context, c *client.Client, scope client
 				post.JSON[key] = value
 			}
 		}
-		if err := a.postPatiently(ctx, c, scope, post); err != nil {
+		if err := postPatiently(ctx, a, c, scope, post); err != nil {
 			return done, agentlab.Errorf(agentlab.CodeOf(err), "message %d, line %d: %w", m.ID, n, err).WithHint("%s", agentlab.HintOf(err))
 		}
 		done.Messages, done.Last = done.Messages+1, m.ID
@@ -130,7 +131,7 @@ func (a *App) importMessages(ctx context.Context, c *client.Client, scope client
 }
 
 // postPatiently posts a message, and waits while the author has posted too many.
-func (a *App) postPatiently(ctx context.Context, c *client.Client, scope client.MessageScope, m api.MessagePost) error {
+func postPatiently(ctx context.Context, a *cli.App, c *client.Client, scope client.MessageScope, m api.MessagePost) error {
 	for began, told := a.Now(), false; ; told = true {
 		_, err := c.PostMessage(ctx, scope, m)
 		if agentlab.CodeOf(err) != agentlab.CodeLimit || a.Now().Sub(began) > importPatience {

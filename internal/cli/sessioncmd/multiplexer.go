@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 )
 
@@ -17,12 +18,12 @@ func multiplexerFlag(cmd *cobra.Command, name *string) {
 }
 
 // openTerminalWeb prints the URL of a terminal of a session with the token for the login.
-func (a *App) openTerminalWeb(ctx context.Context, c *client.Client, s api.Session, sandbox string, open guestapi.ExecRequest) error {
+func openTerminalWeb(ctx context.Context, a *cli.App, c *client.Client, s api.Session, sandbox string, open guestapi.ExecRequest) error {
 	got, err := attach.StartWeb(ctx, c, s, sandbox, open)
 	if err != nil {
 		return err
 	}
-	return a.emit(got, func() error {
+	return a.Emit(got, func() error {
 		a.Progressf("log in with the token; it is not shown again, and every call makes a new one")
 		_, err := fmt.Fprintf(a.Stdout, "%s\ntoken: %s\n", got.URL, got.Token)
 		return err

@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
@@ -91,7 +92,7 @@ func TestTerminalWeb(t *testing.T) {
 		c, commands := terminalDaemon(t, api.Profile{}, tc.answer, 8082)
 		var out, errOut bytes.Buffer
 		open := guestapi.ExecRequest{Command: []string{"agentlab-agent", "open", "--session", "main", "--dir", "/work/repo", "--agent", "claude"}, TTY: true}
-		err := (&App{Stdout: &out, Stderr: &errOut}).openTerminalWeb(t.Context(), c, api.Session{Name: "app"}, "7", open)
+		err := openTerminalWeb(t.Context(), &cli.App{Stdout: &out, Stderr: &errOut}, c, api.Session{Name: "app"}, "7", open)
 		if agentlab.CodeOf(err) != tc.code || out.String() != tc.out {
 			t.Errorf("%s: %v, %q", tc.answer, err, out.String())
 		}

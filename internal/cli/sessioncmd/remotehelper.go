@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
@@ -21,16 +22,16 @@ const RemoteHelper = "git-remote-agentlab"
 func MainRemoteHelper(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	a := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	if err := a.serveGit(ctx, args); err != nil {
-		a.printError(err)
-		return exitCode(err)
+	a := &cli.App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	if err := serveGit(ctx, a, args); err != nil {
+		a.PrintError(err)
+		return cli.ExitCode(err)
 	}
 	return 0
 }
 
 // serveGit serves git for the remote that the arguments name.
-func (a *App) serveGit(ctx context.Context, args []string) error {
+func serveGit(ctx context.Context, a *cli.App, args []string) error {
 	if len(args) != 2 {
 		return work.UsageErrorf("%s is run by git, for remotes with URLs like agentlab://SESSION", RemoteHelper).
 			WithHint("in a repository: git fetch agentlab://SESSION; 'agentlab start' adds the remote agentlab")
@@ -44,7 +45,7 @@ func (a *App) serveGit(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.connect(ctx)
+	c, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}

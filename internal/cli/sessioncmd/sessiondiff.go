@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"cmp"
@@ -7,13 +7,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/jobcmd"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
-func (a *App) sessionDiffCmd() *cobra.Command {
+func sessionDiffCmd(a *cli.App) *cobra.Command {
 	var name, worktree string
 	var stat bool
 	cmd := &cobra.Command{
@@ -27,22 +29,22 @@ On a terminal, the pager of git shows them. Elsewhere they are a patch for
 	cmd.Flags().StringVar(&name, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files instead of their content")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if name != "" && len(args) > 0 {
 			return work.UsageErrorf("a session and --session cannot be used together")
 		}
-		return session.WithChanges(ctx, a, c, cmp.Or(name, firstOf(args)), worktree, false, func(b *gitsafe.Bundle, of source.Source) error {
+		return session.WithChanges(ctx, a, c, cmp.Or(name, cli.FirstOf(args)), worktree, false, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
 				a.Progressf("session %s has no uncommitted changes", of.Name)
-				return a.emit(of.Document([]source.ChangedFile{}, "", stat), silent)
+				return a.Emit(of.Document([]source.ChangedFile{}, "", stat), cli.Silent)
 			}
-			return a.showChanges(ctx, b, of, stat)
+			return jobcmd.ShowChanges(ctx, a, b, of, stat)
 		})
 	})
 	return cmd
 }
 
-func (a *App) sessionApplyCmd() *cobra.Command {
+func sessionApplyCmd(a *cli.App) *cobra.Command {
 	var name, worktree string
 	var o source.Options
 	cmd := &cobra.Command{
@@ -56,15 +58,15 @@ Links that lead out of the work tree are left out.`,
 	}
 	cmd.Flags().StringVar(&name, "session", "", "session (default: that of this repository)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "branch of the work tree (default: the main one)")
-	applyFlags(cmd, &o)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, paths []string) error {
+	jobcmd.ApplyFlags(cmd, &o)
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, paths []string) error {
 		return session.WithChanges(ctx, a, c, name, worktree, true, func(b *gitsafe.Bundle, of source.Source) error {
 			if b == nil {
 				a.Progressf("nothing to apply: session %s has no uncommitted changes", of.Name)
-				return a.emit(of.Applied([]string{}, 0, []string{}, nil), silent)
+				return a.Emit(of.Applied([]string{}, 0, []string{}, nil), cli.Silent)
 			}
 			o.Paths = paths
-			return a.applyChanges(ctx, b, of, b.Dir(), o)
+			return jobcmd.ApplyChanges(ctx, a, b, of, b.Dir(), o)
 		})
 	})
 	return cmd

@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -11,7 +11,9 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/sessionizer"
 )
 
@@ -23,7 +25,7 @@ type sessionizerFlags struct {
 	stop, destroy string
 }
 
-func (a *App) sessionizerCmd() *cobra.Command {
+func sessionizerCmd(a *cli.App) *cobra.Command {
 	var f sessionizerFlags
 	cmd := &cobra.Command{
 		Use:   "sessionizer [OWNER/REPO[/WORKTREE]]",
@@ -54,63 +56,63 @@ repository without a path is cloned to this machine first.`,
 	flags.BoolVar(&f.Yes, "yes", false, "do not ask for confirmation")
 	flags.BoolVar(&f.Force, "force", false, "with --destroy: also delete work that is not on this machine")
 	cmd.MarkFlagsMutuallyExclusive("list", "stop", "destroy")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 && (f.list || f.stop != "" || f.destroy != "") {
 			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("usage: %s", cmd.UseLine())
 		}
 		if f.Force && f.destroy == "" {
 			return work.UsageErrorf("--force requires --destroy").WithHint("usage: %s", cmd.UseLine())
 		}
-		program, err := a.selfCommand()
+		program, err := selfCommand(a)
 		if err != nil {
 			return err
 		}
-		s := &sessionizer.Sessionizer{UI: a, C: c, Terminal: a.attached(), Program: program, Started: a.doneStart, Options: f.Options}
+		s := &sessionizer.Sessionizer{UI: a, C: c, Terminal: a.Attached(), Program: program, Started: func(got session.Started) error { return doneStart(a, got) }, Options: f.Options}
 		if err := s.Load(); err != nil {
 			return err
 		}
 		switch {
 		case f.list:
-			return a.listSessionizer(ctx, s)
+			return listSessionizer(ctx, a, s)
 		case f.stop != "":
 			e, err := s.Stop(ctx, f.stop)
 			if err != nil {
 				return err
 			}
-			return a.done(e, "%s is stopped; its disk stays\n  → agentlab sessionizer %s", e.Repo, e.Repo)
+			return a.Done(e, "%s is stopped; its disk stays\n  → agentlab sessionizer %s", e.Repo, e.Repo)
 		case f.destroy != "":
 			e, err := s.Destroy(ctx, f.destroy)
 			if err != nil {
 				return err
 			}
-			return a.emit(e, silent)
+			return a.Emit(e, cli.Silent)
 		}
-		return s.Open(ctx, firstOf(args))
+		return s.Open(ctx, cli.FirstOf(args))
 	})
 	return cmd
 }
 
 // listSessionizer prints the repositories that have a session.
-func (a *App) listSessionizer(ctx context.Context, s *sessionizer.Sessionizer) error {
+func listSessionizer(ctx context.Context, a *cli.App, s *sessionizer.Sessionizer) error {
 	entries, err := s.List(ctx)
 	if err != nil {
 		return err
 	}
-	return a.emit(api.List[sessionizer.Entry]{Items: append([]sessionizer.Entry{}, entries...)}, func() error {
-		t := newTable(a.Stdout, "REPOSITORY", "SESSION", "SANDBOX", "STATE")
+	return a.Emit(api.List[sessionizer.Entry]{Items: append([]sessionizer.Entry{}, entries...)}, func() error {
+		t := cli.NewTable(a.Stdout, "REPOSITORY", "SESSION", "SANDBOX", "STATE")
 		for _, e := range entries {
-			t.row(e.Repo, e.Session, orDash(e.Sandbox), orDash(e.State))
+			t.Row(e.Repo, e.Session, cli.OrDash(e.Sandbox), cli.OrDash(e.State))
 			for _, branch := range e.Worktrees {
-				t.row(e.Repo+"/"+branch, e.Session, orDash(e.Sandbox), orDash(e.State))
+				t.Row(e.Repo+"/"+branch, e.Session, cli.OrDash(e.Sandbox), cli.OrDash(e.State))
 			}
 		}
-		return t.flush()
+		return t.Flush()
 	})
 }
 
 // selfCommand is the command line of this program for windows of tmux, whose server has
 // an environment of its own. Tokens are not part of it.
-func (a *App) selfCommand() ([]string, error) {
+func selfCommand(a *cli.App) ([]string, error) {
 	path, err := exec.LookPath(os.Args[0])
 	if err == nil {
 		path, err = filepath.Abs(path)
@@ -125,7 +127,7 @@ func (a *App) selfCommand() ([]string, error) {
 		}
 	}
 	command = append(command, path)
-	for _, f := range [][2]string{{"--socket", a.socket}, {"--host", a.host}, {"--token-file", a.tokenFile}} {
+	for _, f := range [][2]string{{"--socket", a.Socket}, {"--host", a.Host}, {"--token-file", a.TokenFile}} {
 		if f[1] != "" {
 			command = append(command, f[0]+"="+f[1])
 		}

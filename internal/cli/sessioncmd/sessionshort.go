@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"cmp"
@@ -10,19 +10,20 @@ import (
 
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/attach"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // lsCmd is 'session list' for the interactive workflow.
-func (a *App) lsCmd() *cobra.Command {
-	cmd := a.sessionListCmd()
+func lsCmd(a *cli.App) *cobra.Command {
+	cmd := sessionListCmd(a)
 	cmd.Use, cmd.Aliases, cmd.Short = "ls", nil, "List sessions"
 	return cmd
 }
 
-func (a *App) stopCmd() *cobra.Command {
+func stopCmd(a *cli.App) *cobra.Command {
 	var suspend, wait bool
 	cmd := &cobra.Command{
 		Use: "stop [SESSION]", Short: "Stop the sandbox of a session; its disk stays", Args: cobra.MaximumNArgs(1),
@@ -31,25 +32,25 @@ func (a *App) stopCmd() *cobra.Command {
 and continue then. To delete a session, see 'agentlab rm'.`,
 	}
 	cmd.Flags().BoolVar(&suspend, "suspend", false, "save the processes to disk; not every backend can")
-	waitFlag(cmd, &wait, "wait until the sandbox is stopped")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		s, _, err := session.Choose(ctx, a, c, firstOf(args))
+	cli.WaitFlag(cmd, &wait, "wait until the sandbox is stopped")
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		s, _, err := session.Choose(ctx, a, c, cli.FirstOf(args))
 		if err != nil {
 			return err
 		}
 		if s.Sandbox == "" {
-			return a.done(s, "session %s has no running sandbox", s.Name)
+			return a.Done(s, "session %s has no running sandbox", s.Name)
 		}
 		sb, err := session.Stop(ctx, a, c, s, suspend, wait)
 		if err != nil {
 			return err
 		}
-		return a.done(sb, "session %s: sandbox %s is %s\n  → agentlab start", s.Name, sb.Name, sb.State)
+		return a.Done(sb, "session %s: sandbox %s is %s\n  → agentlab start", s.Name, sb.Name, sb.State)
 	})
 	return cmd
 }
 
-func (a *App) rmCmd() *cobra.Command {
+func rmCmd(a *cli.App) *cobra.Command {
 	var how session.Removal
 	cmd := &cobra.Command{
 		Use: "rm [SESSION]", Short: "Delete a session with its sandbox", Args: cobra.MaximumNArgs(1),
@@ -60,8 +61,8 @@ deleted without --force; the sandbox is started to find out.`,
 	}
 	cmd.Flags().BoolVar(&how.Yes, "yes", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&how.Force, "force", false, "also delete work that is not in this repository")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
-		s, l, err := session.Choose(ctx, a, c, firstOf(args))
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		s, l, err := session.Choose(ctx, a, c, cli.FirstOf(args))
 		if err != nil {
 			return err
 		}
@@ -69,12 +70,12 @@ deleted without --force; the sandbox is started to find out.`,
 		if err := session.Remove(ctx, a, c, &l, how); err != nil {
 			return err
 		}
-		return a.emit(s, silent)
+		return a.Emit(s, cli.Silent)
 	})
 	return cmd
 }
 
-func (a *App) attachCmd() *cobra.Command {
+func attachCmd(a *cli.App) *cobra.Command {
 	o := session.StartOptions{Agent: session.ShellOnly}
 	var web bool
 	cmd := &cobra.Command{
@@ -101,15 +102,15 @@ you attach again.`,
 	cmd.Flags().StringVar(&o.Run, "run", "", "command that a new terminal of a session runs first, in the syntax of sh")
 	cmd.Flags().BoolVar(&web, "web", false, "print the URL and the token for a browser instead of attaching")
 	multiplexerFlag(cmd, &o.Multiplexer)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if _, tty := work.TerminalOf(a.Stdin); !tty && !web {
-			name, _, _ := strings.Cut(firstOf(args), "/")
+			name, _, _ := strings.Cut(cli.FirstOf(args), "/")
 			return work.UsageErrorf("attach requires a terminal as standard input").WithHint("to run one command: agentlab exec %s -- COMMAND", cmp.Or(name, "SANDBOX"))
 		}
 		if err := attach.CheckMultiplexer(o.Multiplexer); err != nil {
 			return err
 		}
-		t, err := session.ChooseTarget(ctx, a, c, firstOf(args))
+		t, err := session.ChooseTarget(ctx, a, c, cli.FirstOf(args))
 		if err != nil {
 			return err
 		}
@@ -117,7 +118,7 @@ you attach again.`,
 			if o.Run != "" || web || o.Multiplexer != "" {
 				return work.UsageErrorf("--run, --web and --terminal are for sessions, and %s is a sandbox without one", t.Sandbox)
 			}
-			return a.attachSandbox(ctx, c, t.Sandbox, o.Terminal)
+			return attachSandbox(ctx, a, c, t.Sandbox, o.Terminal)
 		}
 		o.Worktree = t.Worktree
 		if web {
@@ -129,24 +130,24 @@ you attach again.`,
 			if err != nil {
 				return err
 			}
-			return a.openTerminalWeb(ctx, c, t.Session, fmt.Sprint(sb.VMID), open)
+			return openTerminalWeb(ctx, a, c, t.Session, fmt.Sprint(sb.VMID), open)
 		}
-		return session.Attach(ctx, a, c, a.attached(), t.Session, t.Link, o)
+		return session.Attach(ctx, a, c, a.Attached(), t.Session, t.Link, o)
 	})
 	return cmd
 }
 
 // attachSandbox attaches to a terminal of a sandbox that has no session.
-func (a *App) attachSandbox(ctx context.Context, c *client.Client, sandbox, name string) error {
+func attachSandbox(ctx context.Context, a *cli.App, c *client.Client, sandbox, name string) error {
 	req := guestapi.AttachRequest{Session: name}
-	req.Rows, req.Cols, req.Term = a.attached().Size()
+	req.Rows, req.Cols, req.Term = a.Attached().Size()
 	conn, err := c.Attach(ctx, sandbox, req)
 	if err != nil {
 		return err
 	}
 	a.Progressf("attached to terminal %q; detach with Ctrl-]", name)
 	defer attach.NoticeLease(ctx, c, sandbox, a.Stderr)()
-	if err := a.attached().Run(ctx, conn, a.Stdin, true); err != nil {
+	if err := a.Attached().Run(ctx, conn, a.Stdin, true); err != nil {
 		return err
 	}
 	a.Progressf("sandbox %s keeps running\n  → agentlab attach %[1]s\n  → agentlab sandbox destroy %[1]s", sandbox)

@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
@@ -17,7 +18,7 @@ func addStartFlags(cmd *cobra.Command, o *session.StartOptions) {
 	f.StringVar(&o.Profile, "profile", "", "profile of a new session (default: git config agentlab.profile, or session_profile in config.yaml; with --fresh that of the old session; see 'agentlab profile list')")
 	f.StringVar(&o.Image, "image", "", "image of a new session (default: image in .agentlab.yaml of the repository, or else the profile's)")
 	f.BoolVar(&o.NoSetup, "no-setup", false, "do not run the commands under setup in .agentlab.yaml of the repository")
-	backendFlag(f, &o.Backend, "a new session (default: the profile's, or the configured default)")
+	cli.BackendFlag(f, &o.Backend, "a new session (default: the profile's, or the configured default)")
 	f.StringVar(&o.Branch, "branch", "", "use the session of this branch, with its own VM, and check the branch out in it")
 	f.StringVar(&o.Worktree, "worktree", "", "work in the work tree of this branch, in the VM of the session; it is created if it is missing")
 	f.BoolVar(&o.Fresh, "fresh", false, "delete the session with its sandbox first, and start a new one")
@@ -26,13 +27,13 @@ func addStartFlags(cmd *cobra.Command, o *session.StartOptions) {
 	f.BoolVar(&o.Resume, "resume", false, "continue the last conversation of the agent")
 	f.BoolVar(&o.NoEnv, "no-env", false, "do not send the files .env, .env.* and .envrc that git does not track (see 'agentlab sync-env')")
 	f.BoolVar(&o.WithChanges, "with-changes", false, "carry uncommitted changes into the sandbox; they also stay here")
-	f.Var(durationFlag{&o.TTL, agentlab.MaxTTL}, "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
+	f.Var(cli.DurationFlag(&o.TTL, agentlab.MaxTTL), "ttl", "duration of the lease of a new sandbox, e.g. 4h (default: the profile's)")
 	multiplexerFlag(cmd, &o.Multiplexer)
-	devcontainerFlag(f, &o.Devcontainer)
+	cli.DevcontainerFlag(f, &o.Devcontainer)
 	f.StringVar(&o.Sync, "sync", "", "when to fetch commits while attached: manual, on-commit or on-idle (default: git config agentlab.sync, or manual)")
 }
 
-func (a *App) startCmd() *cobra.Command {
+func startCmd(a *cli.App) *cobra.Command {
 	var o session.StartOptions
 	cmd := &cobra.Command{
 		Use:   "start [PATH] [-- AGENT-ARG...]",
@@ -51,7 +52,7 @@ session persists until 'agentlab rm'.`,
 	}
 	addStartFlags(cmd, &o)
 	cmd.Flags().StringVar(&o.Agent, "agent", "", "agent to run: claude, codex, opencode, gemini, or none for a shell (default: git config agentlab.agent, or claude)")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		n := cmd.ArgsLenAtDash()
 		if n < 0 {
 			n = len(args)
@@ -64,13 +65,13 @@ session persists until 'agentlab rm'.`,
 			o.Path = args[0]
 		}
 		o.Args = args[n:]
-		return a.start(ctx, c, o)
+		return start(ctx, a, c, o)
 	})
 	return cmd
 }
 
 // agentCmd returns the command that starts a session with an agent.
-func (a *App) agentCmd(name string) *cobra.Command {
+func agentCmd(a *cli.App, name string) *cobra.Command {
 	o := session.StartOptions{Path: ".", Agent: name}
 	cmd := &cobra.Command{
 		Use:   name + " [flags] [-- ARG...]",
@@ -81,40 +82,40 @@ arguments of %[1]s. If it is running already, attach to it.`, name),
 		Example: fmt.Sprintf("  agentlab %[1]s\n  agentlab %[1]s --resume\n  agentlab %[1]s --worktree fix-12", name),
 	}
 	addStartFlags(cmd, &o)
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if n := cmd.ArgsLenAtDash(); n != 0 && len(args) > 0 {
 			return work.UsageErrorf("unexpected argument %q", args[0]).WithHint("arguments of %s follow --, e.g. agentlab %s -- %q", name, name, args[0])
 		}
 		o.Args = args
-		return a.start(ctx, c, o)
+		return start(ctx, a, c, o)
 	})
 	return cmd
 }
 
 // start starts or continues a session, and attaches to its agent if it can.
-func (a *App) start(ctx context.Context, c *client.Client, o session.StartOptions) error {
+func start(ctx context.Context, a *cli.App, c *client.Client, o session.StartOptions) error {
 	p, err := session.Start(ctx, a, c, o)
 	if err != nil {
 		return err
 	}
 	_, tty := work.TerminalOf(a.Stdin)
-	if tty && !o.Detach && !a.json {
-		return session.OpenStarted(ctx, a, c, a.attached(), p)
+	if tty && !o.Detach && !a.JSON {
+		return session.OpenStarted(ctx, a, c, a.Attached(), p)
 	}
-	if !tty && !o.Detach && !a.json {
+	if !tty && !o.Detach && !a.JSON {
 		a.Progressf("note: standard input is not a terminal, so nothing is attached")
 	}
 	if err := p.RunDetached(ctx, c); err != nil {
 		return err
 	}
-	return a.doneStart(p.Started)
+	return doneStart(a, p.Started)
 }
 
 // doneStart prints a session whose agent runs in the background.
-func (a *App) doneStart(got session.Started) error {
+func doneStart(a *cli.App, got session.Started) error {
 	terminal := got.Session.Name
 	if got.Worktree != "" {
 		terminal += "/" + got.Worktree
 	}
-	return a.done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, session.ShownPath(got.Dir), terminal)
+	return a.Done(got, "session %s is running (sandbox %s, %s)\n  → agentlab attach %s", got.Session.Name, got.Sandbox.Name, session.ShownPath(got.Dir), terminal)
 }

@@ -1,4 +1,4 @@
-package cli
+package sessioncmd
 
 import (
 	"cmp"
@@ -9,12 +9,13 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
-func (a *App) syncCmd() *cobra.Command {
+func syncCmd(a *cli.App) *cobra.Command {
 	var into, worktree, name string
 	var fetchOnly, artifacts bool
 	o := transfer.ArtifactOptions{Gib: 16}
@@ -54,12 +55,12 @@ everything is copied, or nothing.`,
 	}
 	cmd.Flags().BoolVar(&artifacts, "artifacts", false, "copy files that git does not carry, and no commits")
 	cmd.Flags().BoolVar(&o.Force, "force", false, "with --artifacts: replace existing files that git does not track")
-	between(cmd.Flags(), &o.Gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
+	cli.Between(cmd.Flags(), &o.Gib, "max-size", 1, 1<<20, "with --artifacts: limit of the copy, in GiB")
 	cmd.Flags().StringVar(&into, "into", "", "branch to merge into; it is created if it is missing (default: the current one)")
 	cmd.Flags().StringVar(&worktree, "worktree", "", "merge this branch of the session, or copy artifacts from its work tree (default: the one with the name of the current branch; for artifacts /workspace)")
 	cmd.Flags().StringVar(&name, "session", "", "session, instead of the argument (default: that of this repository)")
 	cmd.Flags().BoolVar(&fetchOnly, "fetch-only", false, "fetch, and merge nothing")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if fetchOnly && into != "" {
 			return work.UsageErrorf("--fetch-only and --into cannot be used together")
 		}
@@ -68,20 +69,20 @@ everything is copied, or nothing.`,
 			return work.UsageErrorf("--artifacts cannot be used with --fetch-only or --into").WithHint("run 'agentlab sync' for the commits")
 		case artifacts:
 			o.Patterns, o.Worktree, o.Session = args, worktree, name
-			return a.syncArtifacts(ctx, c, o)
+			return syncArtifacts(ctx, a, c, o)
 		case o.Force || cmd.Flags().Changed("max-size"):
 			return work.UsageErrorf("--force and --max-size require --artifacts")
 		}
 		if name != "" && len(args) > 0 {
 			return work.UsageErrorf("a session and --session cannot be used together")
 		}
-		return a.syncCommits(ctx, c, cmp.Or(name, firstOf(args)), into, worktree, fetchOnly)
+		return syncCommits(ctx, a, c, cmp.Or(name, cli.FirstOf(args)), into, worktree, fetchOnly)
 	})
 	return cmd
 }
 
 // syncCommits fetches the commits of a session, and merges a branch of it.
-func (a *App) syncCommits(ctx context.Context, c *client.Client, name, into, worktree string, fetchOnly bool) error {
+func syncCommits(ctx context.Context, a *cli.App, c *client.Client, name, into, worktree string, fetchOnly bool) error {
 	w, err := session.Open(ctx, a, c, name)
 	if err != nil {
 		return err
@@ -89,24 +90,24 @@ func (a *App) syncCommits(ctx context.Context, c *client.Client, name, into, wor
 	defer session.Leave(ctx, a, w)
 	got, err := session.Sync(ctx, a, w, into, worktree, fetchOnly)
 	if err != nil {
-		a.printHeads(w, got)
+		printHeads(a, w, got)
 		return err
 	}
-	return a.emit(got, func() error { return a.printSynced(w, got) })
+	return a.Emit(got, func() error { return printSynced(a, w, got) })
 }
 
 // printHeads prints the refs that were fetched; with --json they are in the document.
-func (a *App) printHeads(w *session.Opened, got session.Synced) {
+func printHeads(a *cli.App, w *session.Opened, got session.Synced) {
 	for _, h := range got.Fetched {
-		if !a.json {
+		if !a.JSON {
 			fmt.Fprintf(a.Stdout, "%s %.12s %s\n", w.Link.Remote+"/"+h.Branch, h.Commit, agentlab.Plural(h.Commits, "new commit"))
 		}
 	}
 }
 
 // printSynced prints what a sync has fetched, and says what it has merged.
-func (a *App) printSynced(w *session.Opened, got session.Synced) error {
-	a.printHeads(w, got)
+func printSynced(a *cli.App, w *session.Opened, got session.Synced) error {
+	printHeads(a, w, got)
 	session.NoteSynced(a, w, got)
 	return nil
 }

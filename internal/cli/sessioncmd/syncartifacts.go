@@ -1,10 +1,11 @@
-package cli
+package sessioncmd
 
 import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
@@ -13,7 +14,7 @@ import (
 
 // syncArtifacts copies files that git does not carry from the session of the repository
 // in the current directory to its work tree here.
-func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o transfer.ArtifactOptions) error {
+func syncArtifacts(ctx context.Context, a *cli.App, c *client.Client, o transfer.ArtifactOptions) error {
 	l, err := session.FindLink(ctx, ".", "")
 	if err != nil {
 		return err
@@ -30,9 +31,9 @@ func (a *App) syncArtifacts(ctx context.Context, c *client.Client, o transfer.Ar
 	if err != nil {
 		return err
 	}
-	if !a.json {
+	if !a.JSON {
 		transfer.CopyNotes(a, transfer.Copied{Skipped: got.Skipped, Changed: got.Changed})
 		gitsafe.NoteNamed(a, got.Found)
 	}
-	return a.done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
+	return a.Done(got, "copied %s (%s) to %s: %s", agentlab.Plural(len(got.Files), "file"), work.ByteSize(got.Bytes), agentlab.WithoutControls(got.Directory), work.JoinNames(got.Files))
 }

@@ -1,4 +1,4 @@
-package cli
+package workspacecmd
 
 import (
 	"context"
@@ -11,15 +11,16 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
-func (a *App) workspaceFsckCmd() *cobra.Command {
+func workspaceFsckCmd(a *cli.App) *cobra.Command {
 	var repair, yes bool
 	cmd := &cobra.Command{
-		Use: "fsck WORKSPACE", Short: "Check the file system of a workspace", Args: exactArgs("WORKSPACE"),
+		Use: "fsck WORKSPACE", Short: "Check the file system of a workspace", Args: cli.ExactArgs("WORKSPACE"),
 		Long: `Check the file system of a workspace that no sandbox has, with e2fsck in a
 maintenance sandbox without a network. Nothing is changed, and the exit code is 1 if
 there are errors. A workspace whose sandbox was killed can have some: the next
@@ -33,7 +34,7 @@ first. The command asks for confirmation, unless it gets --yes.`,
 	}
 	cmd.Flags().BoolVar(&repair, "repair", false, "correct all errors")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if yes && !repair {
 			return work.UsageErrorf("--yes requires --repair")
 		}
@@ -42,7 +43,7 @@ first. The command asks for confirmation, unless it gets --yes.`,
 		}
 		res, err := transfer.Fsck(ctx, a, c, args[0], repair)
 		if err == nil {
-			err = a.emit(res, func() error {
+			err = a.Emit(res, func() error {
 				_, err := fmt.Fprintf(a.Stdout, "%s\nThe file system of workspace %s is %s.\n", res.Output, args[0], res.State)
 				return err
 			})
@@ -53,16 +54,16 @@ first. The command asks for confirmation, unless it gets --yes.`,
 		if !repair {
 			a.Progressf("  → agentlab workspace fsck %s --repair", args[0])
 		}
-		return work.ExitStatus(exitFailure)
+		return work.ExitStatus(cli.ExitFailure)
 	})
 	return cmd
 }
 
-func (a *App) workspaceExportCmd() *cobra.Command {
+func workspaceExportCmd(a *cli.App) *cobra.Command {
 	var out string
 	var force bool
 	cmd := &cobra.Command{
-		Use: "export WORKSPACE", Short: "Write the files of a workspace to a tar.zst", Args: exactArgs("WORKSPACE"),
+		Use: "export WORKSPACE", Short: "Write the files of a workspace to a tar.zst", Args: cli.ExactArgs("WORKSPACE"),
 		Long: `Write the files of a workspace that no sandbox has to an archive (tar.zst), through a
 maintenance sandbox without a network. The archive has no devices and no sockets. Its
 names are checked, but agents wrote its content: treat it as hostile.`,
@@ -71,7 +72,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 	}
 	cmd.Flags().StringVarP(&out, "out", "o", "", "file or directory to write to; - means standard output (default: WORKSPACE.tar.zst)")
 	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		if _, tty := work.TerminalOf(a.Stdout); tty && out == "-" {
 			return work.UsageErrorf("an archive is not written to a terminal").WithHint("use --out FILE or a pipe")
 		}
@@ -79,7 +80,7 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 		if err != nil {
 			return err
 		}
-		name := outputName(out, w.Name+".tar.zst")
+		name := cli.OutputName(out, w.Name+".tar.zst")
 		if _, err := os.Lstat(name); err == nil && !force && out != "-" {
 			return agentlab.Errorf(agentlab.CodeExists, "%s exists", name).WithHint("use --force to replace it, or --out to write elsewhere")
 		}
@@ -100,25 +101,25 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 				return err
 			}
 			gitsafe.NoteArchive(a, see.Findings())
-			return a.done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), work.ByteSize(n))
+			return a.Done(map[string]any{"file": name, "size": n, "entries": entries}, "wrote %s (%s, %s)", name, agentlab.Plural(entries, "entry"), work.ByteSize(n))
 		})
 	})
 	return cmd
 }
 
-func (a *App) workspaceImportCmd() *cobra.Command {
+func workspaceImportCmd(a *cli.App) *cobra.Command {
 	var use api.WorkspaceNew
 	cmd := &cobra.Command{
-		Use: "import NAME FILE", Short: "Create a workspace with the files of a tar.zst", Args: exactArgs("NAME", "FILE"),
+		Use: "import NAME FILE", Short: "Create a workspace with the files of a tar.zst", Args: cli.ExactArgs("NAME", "FILE"),
 		Long: `Create a workspace with the files of an archive (tar.zst) that 'agentlab workspace
 export' has written, through a maintenance sandbox without a network. FILE - means
 standard input. The workspace gets its name when it is complete; until then its name
 begins with import-, and after an error it is deleted.`,
 		Example: "  agentlab workspace import copy data.tar.zst --size 80",
 	}
-	between(cmd.Flags(), &use.SizeGB, "size", 0, 1<<16, "size in GiB (default: 20)")
+	cli.Between(cmd.Flags(), &use.SizeGB, "size", 0, 1<<16, "size in GiB (default: 20)")
 	cmd.Flags().StringVar(&use.Storage, "storage", "", "one of the backend's storages (default: the configured one)")
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		in := a.Stdin
 		if args[1] != "-" {
 			f, err := os.Open(args[1])
@@ -141,7 +142,7 @@ begins with import-, and after an error it is deleted.`,
 		if w, err = c.RenameWorkspace(ctx, w.ID, args[0]); err != nil {
 			return err
 		}
-		return a.done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
+		return a.Done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
 	})
 	return cmd
 }
