@@ -5,14 +5,8 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 
-	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 )
 
-func main() {
-	if filepath.Base(os.Args[0]) == cli.RemoteHelper {
-		os.Exit(cli.MainRemoteHelper(os.Args[1:]))
-	}
-	os.Exit(cli.Main(os.Args[1:]))
-}
+func main() { os.Exit(commands.Main(os.Args)) }

@@ -134,6 +134,30 @@ func TestFileSize(t *testing.T) {
 	}
 }
 
+// A package has the commands of one subject, and App only what commands share.
+func TestCommandLineSize(t *testing.T) {
+	files, methods := map[string]int{}, 0
+	for _, s := range sources(t) {
+		if s.test || s.pkg != "internal/cli" && !strings.HasPrefix(s.pkg, "internal/cli/") {
+			continue
+		}
+		files[s.pkg]++
+		text, err := os.ReadFile(filepath.Join(root, s.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		methods += bytes.Count(text, []byte("\nfunc (a *App) "))
+	}
+	for pkg, n := range files {
+		if n > MaxCommandFiles {
+			t.Errorf("%s has %d files; the budget is %d: split the package by subject", pkg, n, MaxCommandFiles)
+		}
+	}
+	if methods > MaxAppMethods || methods < MaxAppMethods/2 {
+		t.Errorf("cli.App has %d methods; the budget is %d: what one subject needs is a function of its package", methods, MaxAppMethods)
+	}
+}
+
 func TestDaemonSize(t *testing.T) {
 	lines := 0
 	for _, s := range sources(t) {
@@ -173,7 +197,8 @@ func TestCheck(t *testing.T) {
 		{"internal/redact", "internal/store", "small package"},
 		{"internal/server", "internal/store", "neither the store"},
 		{"internal/guestplane", "api", "shares no code"},
-		{"cmd/agentlab", "internal/cli", ""},
+		{"cmd/agentlab", "internal/cli/commands", ""},
+		{"cmd/agentlab", "internal/cli", "a main"},
 		{"cmd/agentlab", "internal/store", "a main"},
 		{"internal/newthing", ".", "no layer"},
 		{"test/e2e", "internal/store", ""},

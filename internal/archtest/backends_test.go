@@ -18,17 +18,17 @@ var backendWords = regexp.MustCompile(`(?i)qemu|\bkvm\b|\btcg\b|\bqmp\b|lima\b|l
 // backendWordsIn are the files and folders (with a final slash) that may use
 // them, with the reason.
 var backendWordsIn = map[string]string{
-	"api/api.go":                      "docs of fields say which values a backend has",
-	"internal/archtest/archtest.go":   "the layers of the packages",
-	"internal/archtest/words.go":      "a list of files",
-	"internal/backends/":              "the list of backends",
-	"internal/cli/hostnetwork.go":     "the help names a backend whose sandboxes are on a bridge",
-	"internal/cli/init.go":            "it sets up a host for each backend",
-	"internal/hostvirt/":              "the modules of the kernel, for all drivers that use it",
-	"internal/guest/slice/watch.go":   "the device of the guest's own kernel, on every backend",
-	"internal/guest/guestd/nested.go": "the device of the guest's own kernel, on every backend",
-	"internal/image/stage.go":         "the name of a package of the distribution",
-	"internal/qemuvm/":                "what two drivers know about the same program",
+	"api/api.go":                          "docs of fields say which values a backend has",
+	"internal/archtest/words.go":          "a list of files",
+	"internal/backends/":                  "the list of backends",
+	"internal/cli/hostcmd/hostnetwork.go": "the help names a backend whose sandboxes are on a bridge",
+	"internal/cli/hostcmd/init.go":        "it sets up a host for each backend",
+	"internal/hostvirt/":                  "the modules of the kernel, for all drivers that use it",
+	"internal/guest/slice/watch.go":       "the device of the guest's own kernel, on every backend",
+	"internal/guest/guestd/nested.go":     "the device of the guest's own kernel, on every backend",
+	"internal/image/stage.go":             "the name of a package of the distribution",
+	"internal/archtest/archtest.go":       "the layers of the packages",
+	"internal/qemuvm/":                    "what two drivers know about the same program",
 }
 
 // TestBackendWords checks that identifiers and strings name no single backend

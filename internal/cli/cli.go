@@ -30,39 +30,60 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
+// The groups of commands in the help of the program.
+const (
+	GroupInteractive = "interactive"
+	GroupWork        = "work"
+	GroupSetup       = "setup"
+	GroupOperate     = "operate"
+)
+
+// Command is a command of the program, with its subcommands. Each package of commands has a
+// table of them, and package commands lists the tables.
+type Command struct {
+	Group string // in the help of the program; "" for a hidden command
+	New   func(a *App) *cobra.Command
+}
+
+// own returns the commands that need the whole command line.
+func own() []Command {
+	return []Command{{GroupWork, (*App).mcpCmd}, {GroupOperate, (*App).versionCmd}}
+}
+
 // App is one run of the command line.
 type App struct {
+	Commands []Command
+
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
 	Now    func() time.Time
 
-	json      bool
-	noInput   bool
-	socket    string         // --socket; "" means the default of config.Paths
-	host      string         // --host; "" means AGENTLAB_HOST, or the daemon of this machine
-	tokenFile string         // --token-file
-	started   bool           // this run started the daemon
+	JSON      bool
+	NoInput   bool
+	Socket    string         // --socket; "" means the default of config.Paths
+	Host      string         // --host; "" means AGENTLAB_HOST, or the daemon of this machine
+	TokenFile string         // --token-file
+	Started   bool           // this run started the daemon
 	running   bool           // the command's RunE has been called
 	internal  bool           // the run is part of another one: it needs no completion, whose functions cobra never frees
-	place     *mcpPlace      // what the run may send of this machine; nil is everything
+	Place     *mcpPlace      // what the run may send of this machine; nil is everything
 	daemon    *client.Client // the last one that connect returned
-	shown     int64          // ID of the last event that showEvent printed
-	brief     bool           // of the start of a sandbox only what is not routine is shown
+	Shown     int64          // ID of the last event that showEvent printed
 
-	logIdle time.Duration // 0 means the constant logIdle
+	LogIdle time.Duration // 0 means the constant logIdle
 }
 
-// Main runs the command line with the process's own streams and returns the
-// exit code.
-func Main(args []string) int {
+// Main runs the command line of these commands with the process's own streams and returns
+// the exit code.
+func Main(commands []Command, args []string) int {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // ignored under nohup
 		signals = append(signals, syscall.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	defer stop()
-	app := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now}
+	app := &App{Commands: commands, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now}
 	return app.Run(ctx, args)
 }
 
@@ -71,10 +92,10 @@ func Main(args []string) int {
 func (a *App) Run(ctx context.Context, args []string) int {
 	err := a.execute(ctx, args)
 	if err != nil {
-		a.printError(err)
+		a.PrintError(err)
 	}
 	a.noteOldDaemon()
-	return exitCode(err)
+	return ExitCode(err)
 }
 
 // execute executes one command line.
@@ -95,7 +116,7 @@ func (a *App) execute(ctx context.Context, args []string) error {
 			err = errors.New("unknown flag: " + flag)
 		}
 		err = asUsage(cmd, err)
-		a.json = a.json || wantsJSON(args)
+		a.JSON = a.JSON || wantsJSON(args)
 	}
 	return err
 }
@@ -160,34 +181,25 @@ Or unattended:
 	}
 	root.SetVersionTemplate("agentlab {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = false
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(FlagError)
 	flags := root.PersistentFlags()
-	flags.BoolVar(&a.json, "json", false, "print data and errors as JSON")
-	flags.BoolVar(&a.noInput, "no-input", false, "never prompt; fail instead")
-	flags.StringVar(&a.socket, "socket", "", "control socket of the daemon (default: from AGENTLAB_HOME or XDG)")
-	flags.StringVar(&a.host, "host", "", "URL of a daemon over TCP, https://HOST:PORT (default: AGENTLAB_HOST)")
-	flags.StringVar(&a.tokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
+	flags.BoolVar(&a.JSON, "json", false, "print data and errors as JSON")
+	flags.BoolVar(&a.NoInput, "no-input", false, "never prompt; fail instead")
+	flags.StringVar(&a.Socket, "socket", "", "control socket of the daemon (default: from AGENTLAB_HOME or XDG)")
+	flags.StringVar(&a.Host, "host", "", "URL of a daemon over TCP, https://HOST:PORT (default: AGENTLAB_HOST)")
+	flags.StringVar(&a.TokenFile, "token-file", "", "file with the token for --host (default: AGENTLAB_TOKEN_FILE, or the token itself in AGENTLAB_TOKEN)")
 
 	root.AddGroup(
-		&cobra.Group{ID: "interactive", Title: "Interactive work:"},
-		&cobra.Group{ID: "work", Title: "Jobs and sandboxes:"},
-		&cobra.Group{ID: "setup", Title: "Setup:"},
-		&cobra.Group{ID: "operate", Title: "Operation:"},
+		&cobra.Group{ID: GroupInteractive, Title: "Interactive work:"},
+		&cobra.Group{ID: GroupWork, Title: "Jobs and sandboxes:"},
+		&cobra.Group{ID: GroupSetup, Title: "Setup:"},
+		&cobra.Group{ID: GroupOperate, Title: "Operation:"},
 	)
-	add := func(group string, cmds ...*cobra.Command) {
-		for _, c := range cmds {
-			c.GroupID = group
-			root.AddCommand(c)
-		}
+	for _, c := range append(own(), a.Commands...) {
+		cmd := c.New(a)
+		cmd.GroupID = c.Group
+		root.AddCommand(cmd)
 	}
-	for _, name := range interactiveAgents {
-		add("interactive", a.agentCmd(name))
-	}
-	add("interactive", a.startCmd(), a.attachCmd(), a.syncCmd(), a.sessionDiffCmd(), a.sessionApplyCmd(), a.worktreeCmd(), a.portCmd(), a.openCmd(), a.cpCmd(), a.syncEnvCmd(), a.lsCmd(), a.stopCmd(), a.rmCmd(), a.sessionizerCmd())
-	add("work", a.jobCmd(), a.sandboxCmd(), a.workspaceCmd(), a.sessionCmd(), a.execCmd(), a.sshCmd(), a.sshConfigCmd(), a.logsCmd(), a.mcpCmd())
-	add("setup", a.initCmd(), a.imageCmd(), a.templateCmd(), a.setupCmd(), a.cacheCmd(), a.profileCmd(), a.secretsCmd(), a.loginCmd(), a.logoutCmd())
-	add("operate", a.statusCmd(), a.doctorCmd(), a.metricsCmd(), a.eventsCmd(), a.msgCmd(), a.egressCmd(), a.policyCmd(), a.verifyCmd(), a.tokenCmd(), a.backendCmd(), a.hostCmd(), a.dnsCmd(), a.daemonCmd(), a.dbCmd())
-	root.AddCommand(a.proxyCmd(), a.sshProxyCmd(), a.versionCmd())
 	if !a.internal {
 		a.complete(root)
 	}
@@ -197,9 +209,9 @@ Or unattended:
 
 func (a *App) versionCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: exactArgs(), GroupID: "operate",
+		Use: "version", Short: "Print the version", Args: ExactArgs(),
 		RunE: func(*cobra.Command, []string) error {
-			return a.emit(map[string]string{"version": version.String()}, func() error {
+			return a.Emit(map[string]string{"version": version.String()}, func() error {
 				_, err := fmt.Fprintf(a.Stdout, "agentlab %s\n", version.String())
 				return err
 			})
@@ -280,7 +292,7 @@ func unknownSubcommand(cmd *cobra.Command, word string) error {
 	}
 	near := strictyaml.Nearest(word, names)
 	if near == "" { // the beginning of one
-		near = firstOf(slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, word) }))
+		near = FirstOf(slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, word) }))
 	}
 	if near == "" {
 		return e.WithHint("see '%s --help'", cmd.CommandPath())
@@ -288,66 +300,66 @@ func unknownSubcommand(cmd *cobra.Command, word string) error {
 	return e.WithHint("did you mean '%s %s'?", cmd.CommandPath(), near)
 }
 
-// run adapts a function that calls the daemon to cobra. It starts the user's
+// RunE adapts a function that calls the daemon to cobra. It starts the user's
 // daemon if none is running.
-func (a *App) run(fn func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+func (a *App) RunE(fn func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		c, err := a.connect(cmd.Context())
+		c, err := a.Connect(cmd.Context())
 		if err != nil {
 			return err
 		}
-		return argumentError(cmd, fn(cmd.Context(), c, args))
+		return ArgumentError(cmd, fn(cmd.Context(), c, args))
 	}
 }
 
-// query returns a command that gets a T from the daemon and prints it: as JSON
+// Query returns a command that gets a T from the daemon and prints it: as JSON
 // under --json, else by text.
-func query[T any](a *App, use, short string, args cobra.PositionalArgs, fetch func(ctx context.Context, c *client.Client, args []string) (T, error), text func(T) error) *cobra.Command {
+func Query[T any](a *App, use, short string, args cobra.PositionalArgs, fetch func(ctx context.Context, c *client.Client, args []string) (T, error), text func(T) error) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: args}
 	if use == "list" {
 		cmd.Aliases = []string{"ls"}
 	}
-	cmd.RunE = a.run(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		v, err := fetch(ctx, c, args)
 		if err != nil {
 			return err
 		}
-		return a.emit(v, func() error { return text(v) })
+		return a.Emit(v, func() error { return text(v) })
 	})
 	return cmd
 }
 
-// all is the fetch function of a query without arguments.
-func all[T any](call func(*client.Client, context.Context) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
+// All is the fetch function of a query without arguments.
+func All[T any](call func(*client.Client, context.Context) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
 	return func(ctx context.Context, c *client.Client, _ []string) (T, error) { return call(c, ctx) }
 }
 
-// one is the fetch function of a query with one argument.
-func one[T any](call func(*client.Client, context.Context, string) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
+// One is the fetch function of a query with one argument.
+func One[T any](call func(*client.Client, context.Context, string) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
 	return func(ctx context.Context, c *client.Client, args []string) (T, error) { return call(c, ctx, args[0]) }
 }
 
-// emit prints v as JSON under --json, else calls text.
-func (a *App) emit(v any, text func() error) error {
-	if a.json {
-		return a.printJSON(v)
+// Emit prints v as JSON under --json, else calls text.
+func (a *App) Emit(v any, text func() error) error {
+	if a.JSON {
+		return a.PrintJSON(v)
 	}
 	return text()
 }
 
-// silent is the text of a command that has already printed everything.
-func silent() error { return nil }
+// Silent is the text of a command that has already printed everything.
+func Silent() error { return nil }
 
-// done is emit with a line of progress for the text.
-func (a *App) done(v any, format string, args ...any) error {
-	return a.emit(v, func() error { a.Progressf(format, args...); return nil })
+// Done is emit with a line of progress for the text.
+func (a *App) Done(v any, format string, args ...any) error {
+	return a.Emit(v, func() error { a.Progressf(format, args...); return nil })
 }
 
-// printJSON writes v as one indented JSON document.
-func (a *App) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
+// PrintJSON writes v as one indented JSON document.
+func (a *App) PrintJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
 
-// printJSONLine writes v as one line of JSON, for streams.
-func (a *App) printJSONLine(v any) error { return writeJSON(a.Stdout, v, "") }
+// PrintJSONLine writes v as one line of JSON, for streams.
+func (a *App) PrintJSONLine(v any) error { return writeJSON(a.Stdout, v, "") }
 
 // writeJSON writes v as JSON in which no text of a guest controls a terminal.
 func writeJSON(w io.Writer, v any, indent string) error {
@@ -362,8 +374,8 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// exactArgs is cobra.ExactArgs with an error that names the missing argument.
-func exactArgs(names ...string) cobra.PositionalArgs {
+// ExactArgs is cobra.ExactArgs with an error that names the missing argument.
+func ExactArgs(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):

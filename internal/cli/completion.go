@@ -15,6 +15,7 @@ import (
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/work"
+	"github.com/agentlab-vm/agentlab/internal/work/session"
 )
 
 // completionLimit limits the time for completing a word.
@@ -38,16 +39,18 @@ func listOf[T any](list func(*client.Client, context.Context) (api.List[T], erro
 	}
 }
 
+// The listers of all kinds of objects.
 var (
-	listSandboxes = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Sandbox], error) {
-		return c.Sandboxes(ctx, client.SandboxQuery{Limit: listLimit})
+	// ListSandboxes lists the names of sandboxes.
+	ListSandboxes = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Sandbox], error) {
+		return c.Sandboxes(ctx, client.SandboxQuery{Limit: ListLimit})
 	}, func(sb api.Sandbox) cobra.Completion {
 		return cobra.CompletionWithDesc(sb.Name, sb.State+", profile "+sb.Profile)
 	})
 	listJobs = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Job], error) {
 		return c.Jobs(ctx, client.JobQuery{Limit: completionJobs})
 	}, func(j api.Job) cobra.Completion {
-		return cobra.CompletionWithDesc(j.ID, agentlab.WithoutControls(j.Status+", "+firstLine(j.Task, 40)))
+		return cobra.CompletionWithDesc(j.ID, agentlab.WithoutControls(j.Status+", "+FirstLine(j.Task, 40)))
 	})
 	listProfiles = listOf((*client.Client).Profiles, func(p api.Profile) cobra.Completion { return p.Name })
 	listImages   = listOf((*client.Client).Images, func(i api.Image) cobra.Completion { return i.Name })
@@ -70,7 +73,8 @@ var (
 	}, func(w api.Workspace) cobra.Completion {
 		return cobra.CompletionWithDesc(w.Name, fmt.Sprintf("%s, %d GiB", w.State, w.SizeGB))
 	})
-	listSessions = listOf((*client.Client).Sessions, func(s api.Session) cobra.Completion {
+	// ListSessions lists the names of sessions.
+	ListSessions = listOf((*client.Client).Sessions, func(s api.Session) cobra.Completion {
 		return cobra.CompletionWithDesc(s.Name, "session, profile "+s.Profile)
 	})
 	listTrash = listOf(func(c *client.Client, ctx context.Context) (api.List[api.Workspace], error) {
@@ -89,7 +93,7 @@ func words(list ...string) lister {
 // argumentListers complete arguments by their placeholder in a usage line; NAME
 // depends on the parent command.
 var argumentListers = map[string]lister{
-	"SANDBOX": listSandboxes, "SESSION": listSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "BACKEND": listBackends, "SETUP": listSetups, "WORKSPACE": listWorkspaces,
+	"SANDBOX": ListSandboxes, "SESSION": ListSessions, "JOB": listJobs, "PROFILE": listProfiles, "TEMPLATE": listTemplates, "BACKEND": listBackends, "SETUP": listSetups, "WORKSPACE": listWorkspaces,
 	"profile NAME": listProfiles, "image NAME": listImages, "policy NAME": listPresets, "token NAME": listTokens,
 }
 
@@ -125,16 +129,16 @@ func artifactsOf(job string) lister {
 // newNames are the commands whose NAME is that of a new object.
 var newNames = []string{"agentlab token create", "agentlab secrets create", "agentlab workspace create", "agentlab workspace rename", "agentlab session create", "agentlab session rename", "agentlab session branch"}
 
-var sessionAgents = words(append(slices.Clone(interactiveAgents), shellOnly)...)
+var sessionAgents = words(append(slices.Clone(session.Agents), session.ShellOnly)...)
 
 // flagListers complete the values of flags, by the name of the flag, and of those of one
 // command that has other values; nil means that there are none to complete.
 var flagListers = map[string]lister{
-	"sandbox": listSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles, "backend": listBackends,
-	"workspace": listWorkspaces, "session": listSessions, "agent": words(agentlab.Agents...),
+	"sandbox": ListSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles, "backend": listBackends,
+	"workspace": listWorkspaces, "session": ListSessions, "agent": words(agentlab.Agents...),
 	"agentlab start --agent": sessionAgents, "agentlab sessionizer --agent": sessionAgents,
 	"agentlab attach --session": nil,
-	"sync":                      words(syncManual, syncOnCommit, syncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
+	"sync":                      words(session.SyncManual, session.SyncOnCommit, session.SyncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
 }
 
 // fileFlags take the name of a file or directory, which the shell completes.
@@ -220,7 +224,7 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 		if orphan, err := cmd.Flags().GetBool("orphan"); err == nil && orphan {
 			lists = []lister{listOrphanUIDs}
 		}
-		out := a.names(cmd.Context(), begin, lists...)
+		out := a.Names(cmd.Context(), begin, lists...)
 		return slices.DeleteFunc(out, func(s cobra.Completion) bool {
 			name, _, _ := strings.Cut(s, "\t")
 			return slices.Contains(given, name)
@@ -230,13 +234,13 @@ func (a *App) completeArgs(c *cobra.Command) cobra.CompletionFunc {
 
 func (a *App) completeWith(list lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return a.names(cmd.Context(), begin, list), cobra.ShellCompDirectiveNoFileComp
+		return a.Names(cmd.Context(), begin, list), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// names returns the names with a prefix, without duplicates: several builds of an
+// Names returns the names with a prefix, without duplicates: several builds of an
 // image have the same name. It does not start a daemon and ignores all errors.
-func (a *App) names(ctx context.Context, begin string, lists ...lister) []cobra.Completion {
+func (a *App) Names(ctx context.Context, begin string, lists ...lister) []cobra.Completion {
 	ctx, cancel := context.WithTimeout(ctx, completionLimit)
 	defer cancel()
 	c, err := a.dial()

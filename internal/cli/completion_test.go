@@ -27,8 +27,8 @@ func TestCompletionOffersEachNameOnce(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	a := &App{Stdout: io.Discard, Stderr: io.Discard, socket: socket}
-	if got, want := a.names(t.Context(), "", listImages), []string{"base", "agents"}; !slices.Equal(got, want) {
+	a := &App{Stdout: io.Discard, Stderr: io.Discard, Socket: socket}
+	if got, want := a.Names(t.Context(), "", listImages), []string{"base", "agents"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"fmt"
@@ -11,12 +11,13 @@ import (
 
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/internal/cli"
 )
 
 // addressCommand is the example of CONTRIBUTING.md for a command.
-func addressCommand(a *App) *cobra.Command {
-	return query(a, "address SANDBOX", "Print the address of a sandbox", exactArgs("SANDBOX"), one((*client.Client).Sandbox), func(sb api.Sandbox) error {
-		_, err := fmt.Fprintln(a.Stdout, orDash(sb.IP))
+func addressCommand(a *cli.App) *cobra.Command {
+	return cli.Query(a, "address SANDBOX", "Print the address of a sandbox", cli.ExactArgs("SANDBOX"), cli.One((*client.Client).Sandbox), func(sb api.Sandbox) error {
+		_, err := fmt.Fprintln(a.Stdout, cli.OrDash(sb.IP))
 		return err
 	})
 }
@@ -24,7 +25,7 @@ func addressCommand(a *App) *cobra.Command {
 // TestContributingExample checks that the Go code of CONTRIBUTING.md compiles: it is
 // addressCommand.
 func TestContributingExample(t *testing.T) {
-	if name := addressCommand(&App{}).Name(); name != "address" {
+	if name := addressCommand(&cli.App{}).Name(); name != "address" {
 		t.Errorf("the command is %q", name)
 	}
 	text, err := os.ReadFile("../../CONTRIBUTING.md")

@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"bytes"
@@ -10,6 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 )
 
 var update = flag.Bool("update", false, "write the generated documents")
@@ -21,7 +24,7 @@ const cliDocument = "../../docs/cli.md"
 func TestCommandReference(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Commands\n\nGenerated from `agentlab --help`. Flags may stand after positional arguments.\n")
-	root := (&App{}).Root()
+	root := (&cli.App{Commands: commands.All()}).Root()
 	fmt.Fprintf(&b, "\nFlags of every command:\n\n%s", flagList(root.PersistentFlags(), nil))
 	reference(&b, root)
 	if *update {

@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"fmt"
@@ -13,6 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 )
 
 // commandDocuments are the documents that people and agents copy commands
@@ -97,7 +100,7 @@ func TestCommandsInMessages(t *testing.T) {
 
 // newRoot returns the command tree as it is when a command line is read.
 func newRoot() *cobra.Command {
-	root := (&App{Now: time.Now}).Root()
+	root := (&cli.App{Commands: commands.All(), Now: time.Now}).Root()
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultVersionFlag()

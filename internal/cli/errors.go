@@ -17,11 +17,11 @@ import (
 
 // Exit codes of every command. exec and ssh exit with the guest's code.
 const (
-	exitOK          = 0
-	exitFailure     = 1
+	ExitOK          = 0
+	ExitFailure     = 1
 	exitUsage       = 2
-	exitTimeout     = 124
-	exitInterrupted = 130
+	ExitTimeout     = 124
+	ExitInterrupted = 130
 )
 
 // argumentFlags maps the fields of requests that arguments and flags set to the names of
@@ -57,9 +57,9 @@ func argumentFlag(field string) (name string, ok bool) {
 	return name, ok
 }
 
-// argumentError returns an error of the daemon about an argument or flag as a
+// ArgumentError returns an error of the daemon about an argument or flag as a
 // usage error.
-func argumentError(cmd *cobra.Command, err error) error {
+func ArgumentError(cmd *cobra.Command, err error) error {
 	e, ok := errors.AsType[*agentlab.Error](err)
 	if _, content := errors.AsType[contentError](err); !ok || content || e.Code != agentlab.CodeInvalid || e.Field == "" {
 		return err
@@ -82,28 +82,32 @@ func isArgument(cmd *cobra.Command, field string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(cmd.Use, func(r rune) bool { return !unicode.IsLetter(r) && r != '_' }), func(word string) bool { return word == field })
 }
 
+// ContentError returns err as an error about a file that was sent to the daemon: no flag
+// or argument corrects it.
+func ContentError(err error) error { return contentError{err} }
+
 // contentError is an error about a file that was sent to the daemon.
 type contentError struct{ error }
 
 func (e contentError) Unwrap() error { return e.error }
 
-// exitCode maps errors to exit codes; nothing else does.
-func exitCode(err error) int {
+// ExitCode maps errors to exit codes; nothing else does.
+func ExitCode(err error) int {
 	var status work.ExitStatus
 	var usage work.UsageError
 	switch {
 	case err == nil:
-		return exitOK
+		return ExitOK
 	case errors.As(err, &status):
 		return int(status)
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, context.Canceled):
-		return exitInterrupted
+		return ExitInterrupted
 	case agentlab.CodeOf(err) == agentlab.CodeTimeout:
-		return exitTimeout
+		return ExitTimeout
 	}
-	return exitFailure
+	return ExitFailure
 }
 
 // errorJSON is an error under --json.
@@ -125,12 +129,14 @@ func toErrorJSON(err error) errorJSON {
 	return out
 }
 
-func (a *App) printError(err error) {
+// PrintError prints an error on standard error: one line with its hint, or a document under
+// --json.
+func (a *App) PrintError(err error) {
 	if _, ok := errors.AsType[work.ExitStatus](err); ok {
 		return
 	}
 	out := toErrorJSON(err)
-	if a.json {
+	if a.JSON {
 		_ = writeJSON(a.Stderr, map[string]errorJSON{"error": out}, "")
 		return
 	}

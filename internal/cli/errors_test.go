@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"maps"
@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 )
 
 // apiSchema is a part of docs/openapi.yaml.
@@ -81,30 +83,30 @@ var ownFields = []string{
 // Each field of a request is set by a flag or an argument of some command, which the
 // error about it names.
 func TestFieldsOfRequestsHaveFlags(t *testing.T) {
-	var commands []*cobra.Command
+	var all []*cobra.Command
 	var collect func(*cobra.Command)
 	collect = func(cmd *cobra.Command) {
-		commands = append(commands, cmd)
+		all = append(all, cmd)
 		for _, c := range cmd.Commands() {
 			collect(c)
 		}
 	}
-	collect((&App{}).Root())
+	collect((&cli.App{Commands: commands.All()}).Root())
 	fields := requestFields(t)
 	if len(fields) < 50 {
 		t.Fatalf("only %d fields", len(fields))
 	}
 	for _, field := range fields {
-		name, mapped := argumentFlag(field)
-		set := slices.ContainsFunc(commands, func(cmd *cobra.Command) bool {
-			return isArgument(cmd, field) || slices.ContainsFunc(flagNames(field), func(name string) bool { return cmd.Flags().Lookup(name) != nil })
+		name, mapped := cli.ArgumentFlag(field)
+		set := slices.ContainsFunc(all, func(cmd *cobra.Command) bool {
+			return cli.IsArgument(cmd, field) || slices.ContainsFunc(cli.FlagNames(field), func(name string) bool { return cmd.Flags().Lookup(name) != nil })
 		})
 		if argument := mapped && name == ""; (set || argument) == slices.Contains(ownFields, field) {
 			t.Errorf("%s: set by a flag or argument: %v; add it to argumentFlags or ownFields", field, set)
 		}
 	}
-	for field, name := range argumentFlags {
-		if name != "" && !slices.ContainsFunc(commands, func(cmd *cobra.Command) bool { return cmd.Flags().Lookup(name) != nil }) {
+	for field, name := range cli.ArgumentFlags {
+		if name != "" && !slices.ContainsFunc(all, func(cmd *cobra.Command) bool { return cmd.Flags().Lookup(name) != nil }) {
 			t.Errorf("%s has the flag --%s, which no command has", field, name)
 		}
 	}
@@ -128,7 +130,7 @@ func TestErrorsNameFlags(t *testing.T) {
 		{"msg post --job job-a hello", "text", "text"},
 		{"sandbox new --cores 4", "resources.cores", "--cores"},
 	} {
-		root := (&App{}).Root()
+		root := (&cli.App{Commands: commands.All()}).Root()
 		cmd, rest, err := root.Find(strings.Fields(c.args))
 		if err != nil {
 			t.Fatal(err)
@@ -136,9 +138,9 @@ func TestErrorsNameFlags(t *testing.T) {
 		if err := cmd.ParseFlags(rest); err != nil {
 			t.Fatalf("%s: %v", c.args, err)
 		}
-		err = argumentError(cmd, agentlab.Errorf(agentlab.CodeInvalid, "it is wrong").WithField(c.field))
-		if want := c.want + ": it is wrong"; (exitCode(err) == exitUsage) != (c.want != "") || c.want != "" && err.Error() != want {
-			t.Errorf("%s: %s: %q, exit code %d", c.args, c.field, err, exitCode(err))
+		err = cli.ArgumentError(cmd, agentlab.Errorf(agentlab.CodeInvalid, "it is wrong").WithField(c.field))
+		if want := c.want + ": it is wrong"; (cli.ExitCode(err) == cli.ExitUsage) != (c.want != "") || c.want != "" && err.Error() != want {
+			t.Errorf("%s: %s: %q, exit code %d", c.args, c.field, err, cli.ExitCode(err))
 		}
 	}
 }

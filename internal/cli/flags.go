@@ -25,9 +25,9 @@ type choiceFlag struct {
 	values []string
 }
 
-// choice adds a choiceFlag. Its default is the value of to; if that is "", an
+// Choice adds a choiceFlag. Its default is the value of to; if that is "", an
 // empty value means that the flag is not set. Any other value is a usage error.
-func choice[T ~string](flags *pflag.FlagSet, to *string, name string, values []T, usage string) {
+func Choice[T ~string](flags *pflag.FlagSet, to *string, name string, values []T, usage string) {
 	f := choiceFlag{name: name, to: to, unset: *to}
 	for _, v := range values {
 		f.values = append(f.values, string(v))
@@ -59,8 +59,8 @@ func (f choiceFlag) Set(s string) error {
 	return nil
 }
 
-// backendFlag adds --backend. of is what the command creates there, with the default.
-func backendFlag(flags *pflag.FlagSet, to *string, of string) {
+// BackendFlag adds --backend. of is what the command creates there, with the default.
+func BackendFlag(flags *pflag.FlagSet, to *string, of string) {
 	flags.StringVar(to, "backend", "", "backend of "+of)
 }
 
@@ -70,13 +70,13 @@ type countFlag struct {
 	least, most int
 }
 
-// count adds a number that is not negative, whose default is the value of to.
-func count(flags *pflag.FlagSet, to *int, name, usage string) {
-	between(flags, to, name, 0, math.MaxInt32, usage)
+// Count adds a number that is not negative, whose default is the value of to.
+func Count(flags *pflag.FlagSet, to *int, name, usage string) {
+	Between(flags, to, name, 0, math.MaxInt32, usage)
 }
 
-// between adds a number from least to most, whose default is the value of to.
-func between(flags *pflag.FlagSet, to *int, name string, least, most int, usage string) {
+// Between adds a number from least to most, whose default is the value of to.
+func Between(flags *pflag.FlagSet, to *int, name string, least, most int, usage string) {
 	flags.Var(countFlag{to, least, most}, name, usage)
 }
 
@@ -101,6 +101,11 @@ func (f countFlag) Set(s string) error {
 	}
 	*f.to = n
 	return err
+}
+
+// DurationFlag returns a flag for a duration of at most limit; see durationFlag.
+func DurationFlag(to *time.Duration, limit time.Duration) pflag.Value {
+	return durationFlag{to, limit}
 }
 
 // durationFlag is a duration of at least a minute, in whole minutes, with days:
@@ -156,6 +161,9 @@ func parseDays(s string) (time.Duration, error) {
 	return d + time.Duration(n)*24*time.Hour, nil
 }
 
+// SinceFlag returns a flag for a point in time; see sinceFlag.
+func SinceFlag(to *time.Time, now func() time.Time) pflag.Value { return sinceFlag{to, now} }
+
 // sinceFlag is a point in time, or how long ago it was.
 type sinceFlag struct {
 	t   *time.Time
@@ -186,16 +194,16 @@ func (f sinceFlag) Set(s string) error {
 	return nil
 }
 
-// waitFlag adds --wait, which sets p and is the default, and its opposite
+// WaitFlag adds --wait, which sets p and is the default, and its opposite
 // --no-wait.
-func waitFlag(cmd *cobra.Command, p *bool, usage string) {
+func WaitFlag(cmd *cobra.Command, p *bool, usage string) {
 	cmd.Flags().BoolVar(p, "wait", true, usage)
 	cmd.Flags().BoolFunc("no-wait", "return at once", func(string) error { *p = false; return nil })
 }
 
-// flagError returns the usage error for a flag that pflag rejects. An error of
+// FlagError returns the usage error for a flag that pflag rejects. An error of
 // the flag itself keeps its message, field and hint.
-func flagError(cmd *cobra.Command, err error) error {
+func FlagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*agentlab.Error](err); ok {
 		name := ""
 		if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok && e.Field != "" {
@@ -210,36 +218,67 @@ func flagError(cmd *cobra.Command, err error) error {
 	return work.UsageErrorf("%s", plainUsage(cmd, err.Error())).WithHint("see '%s --help'", cmd.CommandPath())
 }
 
-// listLimit is how long lists are that the user does not limit.
-const listLimit = 1000
+// ListLimit is how long lists are that the user does not limit.
+const ListLimit = 1000
 
-// limitFlag adds the flag of commands that print a list with pages. The client
+// LimitFlag adds the flag of commands that print a list with pages. The client
 // requests as many pages as the limit needs.
-func limitFlag(cmd *cobra.Command, limit *int) {
-	count(cmd.Flags(), limit, "limit", "list at most this many; 0 means all")
+func LimitFlag(cmd *cobra.Command, limit *int) {
+	Count(cmd.Flags(), limit, "limit", "list at most this many; 0 means all")
 }
 
-// noteMore says that a list continues, if next, the cursor of its next page, is not
+// NoteMore says that a list continues, if next, the cursor of its next page, is not
 // empty.
-func (a *App) noteMore(next string) {
+func (a *App) NoteMore(next string) {
 	if next != "" {
 		a.Progressf("the list continues; '--limit 0' shows all")
 	}
 }
 
-// nameOrFlag makes a command take its argument NAME as --name, too, and returns what sets
+// NameOrFlag makes a command take its argument NAME as --name, too, and returns what sets
 // name from the arguments.
-func nameOrFlag(cmd *cobra.Command, name *string, what string) (set func(args []string)) {
+func NameOrFlag(cmd *cobra.Command, name *string, what string) (set func(args []string)) {
 	cmd.Flags().StringVar(name, "name", "", "name of the "+what+", instead of NAME")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("name") {
-			return exactArgs()(cmd, args)
+			return ExactArgs()(cmd, args)
 		}
-		return exactArgs("NAME")(cmd, args)
+		return ExactArgs("NAME")(cmd, args)
 	}
 	return func(args []string) {
 		if len(args) > 0 {
 			*name = args[0]
 		}
 	}
+}
+
+// PreflightFlag adds --no-preflight.
+func PreflightFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-preflight", false, "skip the check that the agent has an API key and can reach its model")
+}
+
+// SetupFlag adds --no-setup.
+func SetupFlag(flags *pflag.FlagSet, p *bool) {
+	flags.BoolVar(p, "no-setup", false, "do not run the commands under setup and start no services of the repository's .agentlab.yaml")
+}
+
+// DevcontainerFlag adds --devcontainer.
+func DevcontainerFlag(flags *pflag.FlagSet, to *string) {
+	Choice(flags, to, "devcontainer", agentlab.DevcontainerModes, "use the dev container of the repository: auto (if the image can), on or off (default: the profile's, or auto)")
+}
+
+// OptionalArg accepts at most one argument.
+func OptionalArg(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return ExactArgs(name)(cmd, args)
+		}
+		return nil
+	}
+}
+
+// NameFlag adds the required flag --name of a snapshot.
+func NameFlag(cmd *cobra.Command, name *string, usage string) {
+	cmd.Flags().StringVar(name, "name", "", usage)
+	_ = cmd.MarkFlagRequired("name")
 }

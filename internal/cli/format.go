@@ -1,30 +1,28 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"iter"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/agentlab-vm/agentlab"
-
-	"github.com/agentlab-vm/agentlab/internal/work"
 )
 
-// table writes aligned columns. Some cells come from guests, so it replaces
+// Table writes aligned columns. Some cells come from guests, so it replaces
 // control characters.
-type table struct{ w *tabwriter.Writer }
+type Table struct{ w *tabwriter.Writer }
 
-func newTable(out io.Writer, header ...any) *table {
-	t := &table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
-	t.row(header...)
+// NewTable returns a table with a header; without one, the table has no header.
+func NewTable(out io.Writer, header ...any) *Table {
+	t := &Table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+	t.Row(header...)
 	return t
 }
 
-func (t *table) row(cells ...any) {
+// Row adds a line.
+func (t *Table) Row(cells ...any) {
 	for i, c := range cells {
 		if i > 0 {
 			_, _ = io.WriteString(t.w, "\t")
@@ -34,17 +32,18 @@ func (t *table) row(cells ...any) {
 	_, _ = io.WriteString(t.w, "\n")
 }
 
-// optional writes a row if its value is not empty.
-func (t *table) optional(label, value string) {
+// Optional writes a row if its value is not empty.
+func (t *Table) Optional(label, value string) {
 	if value != "" {
-		t.row(label, value)
+		t.Row(label, value)
 	}
 }
 
-func (t *table) flush() error { return t.w.Flush() }
+// Flush prints the table.
+func (t *Table) Flush() error { return t.w.Flush() }
 
-// each calls fn for each value of a stream until one of them returns an error.
-func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
+// Each calls fn for each value of a stream until one of them returns an error.
+func Each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 	for v, err := range stream {
 		if err == nil {
 			err = fn(v)
@@ -56,60 +55,25 @@ func each[T any](stream iter.Seq2[T, error], fn func(T) error) error {
 	return nil
 }
 
-// sanitizeWriter writes a guest's log to a terminal without escape sequences. It
-// passes tab, newline and carriage return, and replaces other control
-// characters and invalid UTF-8 by dots. Colors are lost.
-type sanitizeWriter struct {
-	w    io.Writer
-	rest []byte // an incomplete rune at the end of the last write
-}
-
-func (p *sanitizeWriter) Write(b []byte) (int, error) {
-	in := append(p.rest, b...)
-	clean := make([]byte, 0, len(in))
-	for len(in) > 0 && utf8.FullRune(in) {
-		r, size := utf8.DecodeRune(in)
-		switch {
-		case r == utf8.RuneError && size == 1, agentlab.ControlsTerminal(r) && r != '\t' && r != '\n' && r != '\r':
-			clean = append(clean, '.')
-		default:
-			clean = append(clean, in[:size]...)
-		}
-		in = in[size:]
-	}
-	p.rest = bytes.Clone(in)
-	if _, err := p.w.Write(clean); err != nil {
-		return 0, err
-	}
-	return len(b), nil
-}
-
-// logWriter returns w, without control characters if it is a terminal.
-func logWriter(w io.Writer) io.Writer {
-	if _, tty := work.TerminalOf(w); tty {
-		return &sanitizeWriter{w: w}
-	}
-	return w
-}
-
-// age formats the time since t with one or two units.
-func (a *App) age(t time.Time) string {
+// Age formats the time since t with one or two units.
+func (a *App) Age(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return shortDuration(a.Now().Sub(t))
+	return ShortDuration(a.Now().Sub(t))
 }
 
-// until formats the time left until t.
-func (a *App) until(t time.Time) string {
+// Until formats the time left until t.
+func (a *App) Until(t time.Time) string {
 	d := t.Sub(a.Now())
 	if d <= 0 {
 		return "expired"
 	}
-	return shortDuration(d)
+	return ShortDuration(d)
 }
 
-func shortDuration(d time.Duration) string {
+// ShortDuration returns a duration in at most two units, such as 4h05m.
+func ShortDuration(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0s"

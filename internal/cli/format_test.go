@@ -62,7 +62,7 @@ func TestPlain(t *testing.T) {
 	const in, want = "ok\r\n\x1b[2Jü\x7f\a|\u009b2J|\x9b2J|\u202egnp|\u2028|\U0001f600\xff.", "ok\r\n.[2Jü..|.2J|.2J|.gnp|.|\U0001f600.."
 	for chunk := 1; chunk <= len(in); chunk++ { // runes are cut at every place
 		out.Reset()
-		w := &sanitizeWriter{w: &out}
+		w := work.Sanitizer(&out)
 		for b := []byte(in); len(b) > 0; {
 			n := min(chunk, len(b))
 			if _, err := w.Write(b[:n]); err != nil {
@@ -82,14 +82,14 @@ func TestByteSizeAndDurations(t *testing.T) {
 			t.Errorf("byteSize(%d) = %q, want %q", n, got, want)
 		}
 	}
-	if got := usedBytes(0); got != "-" {
+	if got := UsedBytes(0); got != "-" {
 		t.Errorf("a size that is not known is %q", got)
 	}
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s",
 		2*time.Hour + 3*time.Minute: "2h03m", 50 * time.Hour: "2d2h",
 	} {
-		if got := shortDuration(d); got != want {
+		if got := ShortDuration(d); got != want {
 			t.Errorf("shortDuration(%v) = %q, want %q", d, got, want)
 		}
 	}
@@ -114,7 +114,7 @@ func TestSinceFlag(t *testing.T) {
 func TestErrorsHaveNoControlCharacters(t *testing.T) {
 	var out bytes.Buffer
 	a := &App{Stderr: &out}
-	a.printError(agentlab.Errorf(agentlab.CodeInternal, "bad \x1b]0;title\x07 \u009b2J text\nmore").WithHint("see\rthis"))
+	a.PrintError(agentlab.Errorf(agentlab.CodeInternal, "bad \x1b]0;title\x07 \u009b2J text\nmore").WithHint("see\rthis"))
 	if got, want := out.String(), "agentlab: bad  ]0;title   2J text\nmore\n  → see this\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

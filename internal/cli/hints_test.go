@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"go/ast"
@@ -14,13 +14,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 )
 
 // TestHintsNameCommandsThatExist looks through the strings of the whole program
 // and through its scripts for commands of agentlab.
 func TestHintsNameCommandsThatExist(t *testing.T) {
 	t.Parallel()
-	root := (&App{}).Root()
+	root := (&cli.App{Commands: commands.All()}).Root()
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	found := 0
@@ -124,7 +127,7 @@ func stringsOf(path string, check func(where, text string)) error {
 func TestHelpTexts(t *testing.T) {
 	for _, args := range []string{"--help", "job list --help", "exec --help", "help --help", "completion --help", "completion bash --help", "completion powershell --help"} {
 		var out strings.Builder
-		a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out, Now: time.Now}
+		a := &cli.App{Commands: commands.All(), Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out, Now: time.Now}
 		if code := a.Run(t.Context(), strings.Fields(args)); code != 0 {
 			t.Errorf("%s: exit code %d", args, code)
 		}

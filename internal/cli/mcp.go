@@ -32,7 +32,7 @@ func (a *App) mcpCmd() *cobra.Command {
 	var dir string
 	var readOnly bool
 	cmd := &cobra.Command{
-		Use: "mcp", Short: "Serve AgentLab's commands as tools over MCP", Args: exactArgs(),
+		Use: "mcp", Short: "Serve AgentLab's commands as tools over MCP", Args: ExactArgs(),
 		Long: `Serve AgentLab's commands as tools over the Model Context Protocol (MCP), on standard
 input and output. An agent on this machine starts this command, and can then run jobs
 and use sandboxes. docs/mcp.md describes the tools and the configuration of agents.
@@ -46,7 +46,7 @@ With --read-only, no tool changes anything.`,
 	cmd.Flags().StringVar(&dir, "root", "", "directory with the repositories and files that tools may use (default: the current directory)")
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "serve only tools that change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		paths, err := a.paths()
+		paths, err := a.Paths()
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func (a *App) mcpTool(tree *cobra.Command, t mcpTool, at mcpPlace) mcp.Tool {
 func (a *App) mcpCall(ctx context.Context, t mcpTool, at mcpPlace, line []string, progress func(string)) mcp.Result {
 	var text, notes mcp.Output
 	doc := &bounded.Head{Max: maxDocument}
-	run := &App{Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true, place: &at}
+	run := &App{Commands: a.Commands, Stdin: strings.NewReader(""), Stdout: io.MultiWriter(doc, &text), Stderr: io.MultiWriter(&notes, &lineWriter{report: progress}), Now: a.Now, internal: true, Place: &at}
 	isExec := t.path == "exec"
 	if isExec {
 		run.Stderr = &notes // it is the guest's
@@ -118,7 +118,7 @@ func (a *App) mcpCall(ctx context.Context, t mcpTool, at mcpPlace, line []string
 
 // connectionFlags are the flags with which a was started.
 func (a *App) connectionFlags() []string {
-	return []string{"--socket=" + a.socket, "--host=" + a.host, "--token-file=" + a.tokenFile}
+	return []string{"--socket=" + a.Socket, "--host=" + a.Host, "--token-file=" + a.TokenFile}
 }
 
 // mcpExec is the result of a command in a guest.

@@ -166,9 +166,9 @@ func (p mcpPlace) objects(dir, of string) error {
 	return err
 }
 
-// sends checks a repository with the submodules that are sent with it. A file .git in a
+// Sends checks a repository with the submodules that are sent with it. A file .git in a
 // submodule can name any repository.
-func (p mcpPlace) sends(src gitsafe.LocalCommit) error {
+func (p mcpPlace) Sends(src gitsafe.LocalCommit) error {
 	err := p.objects(src.Objects, "the repository "+src.Path)
 	for _, m := range src.Modules {
 		if err == nil {

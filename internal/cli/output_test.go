@@ -20,7 +20,7 @@ import (
 // eight bits.
 func TestGuestStatus(t *testing.T) {
 	for code, want := range map[int]int{0: 0, 1: 1, 7: 7, 255: 255, 256: 255, 512: 255, 257: 255, -1: 255, -256: 255, 1 << 40: 255} {
-		if got := exitCode(attach.GuestStatus(code)); got != want {
+		if got := ExitCode(attach.GuestStatus(code)); got != want {
 			t.Errorf("%d becomes %d, want %d", code, got, want)
 		}
 	}
@@ -53,7 +53,7 @@ func TestArtifactOnATerminal(t *testing.T) {
 				p, _ := io.ReadAll(ptmx) // ends with an error when the terminal is closed
 				shown <- strings.ReplaceAll(string(p), "\r\n", "\n")
 			}()
-			err = copyOut(tty, strings.NewReader(c.body), c.force)
+			err = CopyOut(tty, strings.NewReader(c.body), c.force)
 			if agentlab.CodeOf(err) != c.code {
 				t.Errorf("%v, want code %q", err, c.code)
 			}
@@ -65,7 +65,7 @@ func TestArtifactOnATerminal(t *testing.T) {
 	}
 	// A file or a pipe gets the bytes as they are.
 	var out bytes.Buffer
-	if err := copyOut(&out, strings.NewReader(binary), false); err != nil || out.String() != binary {
+	if err := CopyOut(&out, strings.NewReader(binary), false); err != nil || out.String() != binary {
 		t.Errorf("%q %v", out.String(), err)
 	}
 	r, w, err := os.Pipe()
@@ -73,7 +73,7 @@ func TestArtifactOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = r.Close() }()
-	if err := copyOut(w, strings.NewReader(binary), false); err != nil {
+	if err := CopyOut(w, strings.NewReader(binary), false); err != nil {
 		t.Fatal(err)
 	}
 	_ = w.Close()
@@ -87,11 +87,11 @@ func TestArtifactOnATerminal(t *testing.T) {
 func TestJSONDoesNotControlATerminal(t *testing.T) {
 	const hostile = "\u009b2J\u202e\x1b]0;x\a <b>"
 	var out, errOut bytes.Buffer
-	a := &App{Stdout: &out, Stderr: &errOut, json: true}
-	if err := errors.Join(a.printJSON(map[string]string{"text": hostile}), a.printJSONLine([]string{hostile})); err != nil {
+	a := &App{Stdout: &out, Stderr: &errOut, JSON: true}
+	if err := errors.Join(a.PrintJSON(map[string]string{"text": hostile}), a.PrintJSONLine([]string{hostile})); err != nil {
 		t.Fatal(err)
 	}
-	a.printError(errors.New(hostile))
+	a.PrintError(errors.New(hostile))
 	for _, text := range []string{out.String(), errOut.String()} {
 		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && agentlab.ControlsTerminal(r) }) || text == "" {
 			t.Errorf("%q", text)

@@ -14,19 +14,19 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
-// page calls fn with a writer for a patch of a guest. On a terminal it is shown with
+// Page calls fn with a writer for a patch of a guest. On a terminal it is shown with
 // colours and in the pager of git; colour turns them off. A reader that ends early, such
 // as head or a pager, is no error.
-func (a *App) page(ctx context.Context, colour bool, fn func(w io.Writer) error) error {
+func (a *App) Page(ctx context.Context, colour bool, fn func(w io.Writer) error) error {
 	// With a handler, a write to a closed pipe returns an error. Without it, it would end
 	// this process, which may have to stop a sandbox.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, unix.SIGPIPE)
 	defer signal.Stop(pipe)
-	out := &shownOutput{w: a.Stdout}
+	out := &ShownOutput{W: a.Stdout}
 	file, tty := work.TerminalOf(a.Stdout)
 	if !tty {
-		return out.ended(fn(out))
+		return out.Ended(fn(out))
 	}
 	finish := func() {}
 	if command := pager(ctx); command != "" {
@@ -34,15 +34,15 @@ func (a *App) page(ctx context.Context, colour bool, fn func(w io.Writer) error)
 		if err != nil {
 			return err
 		}
-		out.w, finish = w, wait
+		out.W, finish = w, wait
 	}
 	var w io.Writer = out
 	if colour && os.Getenv("NO_COLOR") == "" {
 		w = &patchColours{w: out, bol: true}
 	}
-	err := fn(&sanitizeWriter{w: w})
+	err := fn(work.Sanitizer(w))
 	finish()
-	return out.ended(err)
+	return out.Ended(err)
 }
 
 // pager returns the command that git would use, without the configuration of the
@@ -86,20 +86,20 @@ func startPager(command string, out *os.File) (w io.Writer, wait func(), err err
 	return in, func() { _, _ = in.Close(), cmd.Wait() }, nil
 }
 
-// shownOutput notes that the reader of an output has ended.
-type shownOutput struct {
-	w      io.Writer
+// ShownOutput notes that the reader of an output has ended.
+type ShownOutput struct {
+	W      io.Writer
 	closed bool
 }
 
-func (o *shownOutput) Write(p []byte) (int, error) {
-	n, err := o.w.Write(p)
+func (o *ShownOutput) Write(p []byte) (int, error) {
+	n, err := o.W.Write(p)
 	o.closed = o.closed || errors.Is(err, unix.EPIPE)
 	return n, err
 }
 
-// ended returns err, unless it is the result of an output whose reader has ended.
-func (o *shownOutput) ended(err error) error {
+// Ended returns err, unless it is the result of an output whose reader has ended.
+func (o *ShownOutput) Ended(err error) error {
 	if o.closed {
 		return nil
 	}

@@ -53,7 +53,7 @@ func TestRemoteEnvironment(t *testing.T) {
 			for _, v := range []string{"AGENTLAB_TOKEN", "AGENTLAB_TOKEN_FILE", "AGENTLAB_PIN", "AGENTLAB_CA_FILE"} {
 				t.Setenv(v, c.env[v])
 			}
-			if _, err := (&App{tokenFile: c.flag}).remote("https://lab.example:8843"); agentlab.CodeOf(err) != c.want {
+			if _, err := (&App{TokenFile: c.flag}).remote("https://lab.example:8843"); agentlab.CodeOf(err) != c.want {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -65,16 +65,16 @@ func TestRemoteEnvironment(t *testing.T) {
 func TestSameDaemon(t *testing.T) {
 	t.Setenv("AGENTLAB_HOST", "https://lab.example:8843")
 	t.Setenv("AGENTLAB_TOKEN", "agentlab_secret")
-	words, err := (&App{}).daemonFlags()
+	words, err := (&App{}).DaemonFlags()
 	if got := strings.Join(words, " "); err != nil || got != "--host https://lab.example:8843" {
 		t.Errorf("%q, %v", got, err)
 	}
-	words, err = (&App{host: "https://other", tokenFile: "rel/token"}).daemonFlags()
+	words, err = (&App{Host: "https://other", TokenFile: "rel/token"}).DaemonFlags()
 	wd, _ := os.Getwd()
 	if got := strings.Join(words, " "); err != nil || got != "--host https://other --token-file "+filepath.Join(wd, "rel/token") {
 		t.Errorf("%q, %v", got, err)
 	}
-	words, err = (&App{socket: "/run/a.sock"}).daemonFlags()
+	words, err = (&App{Socket: "/run/a.sock"}).DaemonFlags()
 	if got := strings.Join(words, " "); err != nil || got != "--socket /run/a.sock" {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/agentlab-vm/agentlab/internal/cli"
+	"github.com/agentlab-vm/agentlab/internal/cli/commands"
 	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/test/guard"
 	"github.com/agentlab-vm/agentlab/test/mcpclient"
@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(guarded{m}, map[string]func(){
-		"agentlab":  func() { os.Exit(cli.Main(os.Args[1:])) },
+		"agentlab":  func() { os.Exit(commands.Main(os.Args)) },
 		"agentlabd": func() { os.Exit(testdaemon.Main(os.Args[1:])) },
 		// The qemu backend opens only where it is; no VM of these scripts runs it.
 		"agent-runner": func() {},

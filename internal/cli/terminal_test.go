@@ -47,7 +47,7 @@ func TestReconnectStartsTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.attached().WaitReachable(guard.Context(t), c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
+	if err := a.Attached().WaitReachable(guard.Context(t), c, "1000"); agentlab.CodeOf(err) != agentlab.CodeNotFound {
 		t.Errorf("%v; the daemon does not answer that there is no such sandbox", err)
 	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"time"
@@ -27,27 +28,24 @@ func (a *App) Attach(cmd *exec.Cmd) {
 // Confirm asks for confirmation on the terminal. Without a terminal the answer is
 // no.
 func (a *App) Confirm(question string) bool {
-	if a.json {
+	if a.JSON {
 		return false
 	}
 	answer, ok := a.Prompt(question + " [y/N] ")
 	return ok && (answer == "y" || answer == "yes")
 }
 
-// slow is work.SaySlow for session.Repo.
-func (a *App) slow(what string) (stop func()) { return work.SaySlow(a, what) }
-
 // Asks reports whether Confirm and Prompt can ask: on a terminal, and neither with
 // --no-input nor with --json.
 func (a *App) Asks() bool {
 	_, tty := work.TerminalOf(a.Stdin)
-	return tty && !a.noInput && !a.json
+	return tty && !a.NoInput && !a.JSON
 }
 
 // Prompt asks a question on the terminal and returns the answer in lower case.
 // ok is false without a terminal and with --no-input.
 func (a *App) Prompt(question string) (answer string, ok bool) {
-	if _, tty := work.TerminalOf(a.Stdin); !tty || a.noInput {
+	if _, tty := work.TerminalOf(a.Stdin); !tty || a.NoInput {
 		return "", false
 	}
 	fmt.Fprint(a.Stderr, question)
@@ -63,18 +61,11 @@ func (a *App) Progressf(format string, args ...any) {
 	fmt.Fprintf(a.Stderr, format+"\n", args...)
 }
 
-// ShowEvent prints an event on standard error, unless it is of a brief command's routine.
+// ShowEvent prints an event on standard error.
 func (a *App) ShowEvent(e api.Event) {
-	a.shown = e.ID
-	if a.brief && isRoutine(e) {
-		return
-	}
+	a.Shown = e.ID
 	a.Progressf("%s  %s", e.Time.Local().Format("15:04:05"), agentlab.WithoutControls(e.Message))
 }
 
-// isRoutine reports whether an event is one of each start of a sandbox. The error of a wait
-// has the reason of a failure.
-func isRoutine(e api.Event) bool {
-	_, refused := e.Data["refused"]
-	return e.Kind == agentlab.EventSession || e.Kind == agentlab.EventSandboxNested || e.Kind == agentlab.EventSandboxState && !refused
-}
+// Stream returns standard error.
+func (a *App) Stream() io.Writer { return a.Stderr }

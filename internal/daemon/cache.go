@@ -6,8 +6,9 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/outside"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 	"github.com/agentlab-vm/agentlab/internal/profile"
-	"github.com/agentlab-vm/agentlab/internal/regcache"
 )
 
 // openCache opens the registry cache, if it is enabled.
@@ -26,7 +27,7 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 	if c.Dir == "" {
 		c.Dir = filepath.Join(s.cfg.Paths.Cache, "registries")
 	}
-	outside, err := gate.NewOutside(gate.ProxyConfig(s.settings.UpstreamProxy))
+	network, err := gate.NewOutside(gate.ProxyConfig(s.settings.UpstreamProxy))
 	if err != nil {
 		return err
 	}
@@ -34,19 +35,21 @@ func (s *services) openCache(_ context.Context, undo *cleanup) error {
 	if err != nil {
 		return err
 	}
-	cfg := regcache.Configured(c)
-	cfg.MinFree, cfg.Base, cfg.Certificates = int64(s.settings.Limits.MinFreeMB)<<20, base, certificates
-	cfg.Outside, cfg.Sandboxes, cfg.Profiles, cfg.Audit = outside, s.store, s.profiles, s.fleet
-	cfg.Metrics, cfg.Logger = s.metrics, s.log.With("part", "cache")
-	if s.cache, err = regcache.New(cfg); err != nil {
+	log := s.log.With("part", "cache")
+	out := outside.New(outside.Config{Network: network, Sandboxes: s.store, Audit: s.fleet, Certificates: certificates, Logger: log})
+	undo.add(out.Close)
+	s.store.Subscribe(func(c agentlab.Commit) {
+		for _, sb := range c.Sandboxes {
+			out.SandboxChanged(sb)
+		}
+	})
+	s.cache, err = regcache.New(regcache.Config{
+		Cache: c, MinFree: int64(s.settings.Limits.MinFreeMB) << 20, Base: base, Outside: out, Profiles: s.profiles, Metrics: s.metrics, Logger: log,
+	})
+	if err != nil {
 		return err
 	}
 	undo.add(s.cache.Close)
-	s.store.Subscribe(func(c agentlab.Commit) {
-		for _, sb := range c.Sandboxes {
-			s.cache.SandboxChanged(sb)
-		}
-	})
 	s.doctor.Add(s.cache)
 	return nil
 }

@@ -11,12 +11,11 @@ import (
 
 // guestServices returns the services for guests.
 func (s *services) guestServices() []guestplane.Service {
-	return []guestplane.Service{
+	return append([]guestplane.Service{
 		bootstrap.Service(s.bootstrap, s.jobs),
 		report.Service(s.jobs),
 		artifacts.Service(s.artifacts),
 		messages.Service(s.messages),
 		lease.Service(s.sandboxes),
-		s.cache.Service(),
-	}
+	}, s.cache.Services()...)
 }

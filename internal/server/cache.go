@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/internal/regcache"
+	"github.com/agentlab-vm/agentlab/internal/guestplane/regcache"
 )
 
 // Cache is the registry cache; *regcache.Service implements it.

@@ -7,6 +7,7 @@
 package work
 
 import (
+	"io"
 	"os/exec"
 
 	"github.com/agentlab-vm/agentlab/api"
@@ -22,6 +23,9 @@ type UI interface {
 	ShowEvent(e api.Event)
 	// Meter returns a display of the progress of one step, which has begun.
 	Meter() *Meter
+	// Stream returns the writer for output that is shown as it arrives, such as the output of
+	// a program in a sandbox. The caller filters what comes from a guest: see LogWriter.
+	Stream() io.Writer
 	// Attach connects a program of the user with the terminal, if there is one.
 	Attach(cmd *exec.Cmd)
 	// Asks reports whether the user can answer.

@@ -42,7 +42,7 @@ func (t Terminal) Run(ctx context.Context, conn net.Conn, in io.Reader, tty bool
 	defer stop()
 	w := stream.NewWriter(conn)
 	if tty {
-		restore, err := t.RawTerminal(w)
+		restore, err := t.rawTerminal(w)
 		if err != nil {
 			return err
 		}
@@ -158,9 +158,9 @@ func (t Terminal) rawMode(resumed func()) (restore func(), err error) {
 	}, nil
 }
 
-// RawTerminal sets the terminal to raw mode and forwards size changes. Without a
+// rawTerminal sets the terminal to raw mode and forwards size changes. Without a
 // terminal it does nothing.
-func (t Terminal) RawTerminal(w *stream.Writer) (restore func(), err error) {
+func (t Terminal) rawTerminal(w *stream.Writer) (restore func(), err error) {
 	redraw := make(chan struct{}, 1)
 	leave, err := t.rawMode(func() {
 		select {

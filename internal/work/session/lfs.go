@@ -17,9 +17,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
-// SendLFS sends the objects of the files of Git LFS of a commit that this machine has and
+// sendLFS sends the objects of the files of Git LFS of a commit that this machine has and
 // the session lacks, and says which files stay pointers.
-func SendLFS(ctx context.Context, ui work.UI, r Repo, commit string) error {
+func sendLFS(ctx context.Context, ui work.UI, r Repo, commit string) error {
 	l, err := gitsafe.FindLFS(ctx, r.Path, commit)
 	if err != nil || len(l.Files) == 0 {
 		return err

@@ -15,9 +15,9 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
 
-// RemoteName is the remote of the session of a repository. A session of another branch
-// has its own remote: RemoteName, a hyphen and the name of the branch.
-const RemoteName = "agentlab"
+// remoteName is the remote of the session of a repository. A session of another branch
+// has its own remote: remoteName, a hyphen and the name of the branch.
+const remoteName = "agentlab"
 
 // Link connects a repository of the user with a session. The repository's
 // configuration has it, as a remote with the URL agentlab://SESSION.
@@ -46,9 +46,9 @@ func FindLink(ctx context.Context, path, branch string) (Link, error) {
 		return Link{}, agentlab.Errorf(agentlab.CodeInvalid, "%s is not in the work tree of a git repository: %v", path, err).
 			WithHint("change to a repository, or create one: git init && git add . && git commit -m First")
 	}
-	l := Link{Path: top, Remote: RemoteName}
+	l := Link{Path: top, Remote: remoteName}
 	if branch != "" {
-		if err := CheckBranch(branch, "branch"); err != nil {
+		if err := checkBranch(branch, "branch"); err != nil {
 			return l, err
 		}
 		l.Branch, l.Remote = branch, branchRemote(ctx, top, branch)
@@ -70,7 +70,7 @@ func FindLink(ctx context.Context, path, branch string) (Link, error) {
 // and feature-a have the same name without the characters that a remote cannot have: the
 // second one gets a hash.
 func branchRemote(ctx context.Context, path, branch string) string {
-	plain := Link{Path: path, Remote: RemoteName + "-" + agentlab.SessionNameOf(branch)}
+	plain := Link{Path: path, Remote: remoteName + "-" + agentlab.SessionNameOf(branch)}
 	hashed := Link{Path: path, Remote: plain.Remote + "-" + ShortHash(branch)}
 	if owner := plain.Key(ctx, branchKey); hashed.Key(ctx, "url") != "" || owner != "" && owner != branch {
 		return hashed.Remote
@@ -84,9 +84,9 @@ func ShortHash(text string) string {
 	return hex.EncodeToString(sum[:3])
 }
 
-// CurrentLink is FindLink for the branch that is checked out if that has a session of its
+// currentLink is FindLink for the branch that is checked out if that has a session of its
 // own, and otherwise for the repository.
-func CurrentLink(ctx context.Context, path string) (Link, error) {
+func currentLink(ctx context.Context, path string) (Link, error) {
 	if branch := gitsafe.CurrentBranch(ctx, path); branch != "" {
 		if l, err := FindLink(ctx, path, branch); err == nil && l.Session != "" {
 			return l, nil
@@ -174,9 +174,9 @@ func (l *Link) Profile(ctx context.Context, c *client.Client) (string, error) {
 	return defaultProfile, err
 }
 
-// CarriedKey is like profileKey, for the tree with the uncommitted changes that were
+// carriedKey is like profileKey, for the tree with the uncommitted changes that were
 // carried into the session last.
-const CarriedKey = "agentlabCarried"
+const carriedKey = "agentlabCarried"
 
 // Key returns a value of the remote in the configuration; "" if it is not there.
 func (l *Link) Key(ctx context.Context, name string) string {
@@ -224,8 +224,8 @@ func (l Link) Heads(ctx context.Context) (map[string]string, error) {
 	return heads, nil
 }
 
-// SameProfile returns an error for a profile that a session does not have.
-func SameProfile(s api.Session, profile string) error {
+// sameProfile returns an error for a profile that a session does not have.
+func sameProfile(s api.Session, profile string) error {
 	if profile == "" || profile == s.Profile {
 		return nil
 	}
@@ -259,8 +259,8 @@ func (l Link) LongName(branch string) string {
 	return agentlab.SessionNameOf(name[:min(len(name), 30)] + "-" + l.hash())
 }
 
-// OtherLink returns the link of a repository with a session that is not its first.
-func OtherLink(ctx context.Context, ui work.UI, l Link, id string) Link {
+// otherLink returns the link of a repository with a session that is not its first.
+func otherLink(ctx context.Context, ui work.UI, l Link, id string) Link {
 	none := Link{Path: l.Path}
 	out, err := gitsafe.Git(ctx, l.Path, "config", "--local", "--get-regexp", `^remote\.agentlab(-.*)?\.url$`)
 	if err != nil {

@@ -54,8 +54,8 @@ func (r Repo) Call(ctx context.Context, in io.Reader, out io.Writer, args ...str
 	return guestrun.RunShown(ctx, r.C, r.Sandbox, req, cmp.Or(r.Silence, guestrun.RepoSilence), in, out, io.Discard)
 }
 
-// SlowWork is what the user waits for, by the command of 'agentlab-agent repo'.
-var SlowWork = map[string]string{
+// slowWork is what the user waits for, by the command of 'agentlab-agent repo'.
+var slowWork = map[string]string{
 	"init":     "preparing the repository in the sandbox",
 	"lfs":      "waiting for the objects of Git LFS",
 	"pack":     "waiting for the sandbox to pack its work",
@@ -70,7 +70,7 @@ func (r Repo) saySlow(verb string) (stop func()) {
 	if r.Slow == nil {
 		return func() {}
 	}
-	return r.Slow(SlowWork[verb])
+	return r.Slow(slowWork[verb])
 }
 
 // slowAfterSent is a reader after whose end the user waits for the command that has read it.
@@ -168,13 +168,13 @@ func (r Repo) Fetch(ctx context.Context, branches []string, changes bool, dir st
 	}
 	limit := &bounded.Writer{W: file, Left: maxGuestBundle, Fail: gitsafe.ErrOutputTooLarge}
 	if r.Left != nil {
-		limit.Left, limit.Fail = *r.Left, ErrSyncTotal
+		limit.Left, limit.Fail = *r.Left, errSyncTotal
 	}
 	most := limit.Left
 	err = r.Call(ctx, &in, limit, "pack")
 	if r.Left != nil {
 		*r.Left = limit.Left
-		if errors.Is(err, ErrSyncTotal) {
+		if errors.Is(err, errSyncTotal) {
 			*r.Left = 0
 			err = errTooMuchToSync()
 		}
@@ -206,7 +206,7 @@ func (r Repo) Fetch(ctx context.Context, branches []string, changes bool, dir st
 
 // errTooMuchToSync is the error of a fetch that exceeds the total of a terminal.
 func errTooMuchToSync() error {
-	return agentlab.Errorf(agentlab.CodeLimit, "%w", ErrSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
+	return agentlab.Errorf(agentlab.CodeLimit, "%w", errSyncTotal).WithHint("look at what it commits: agentlab attach; fetch all of it: agentlab sync")
 }
 
 // knownCommits returns the commits of the refs of a repository.
@@ -285,8 +285,8 @@ func (r Repo) Push(ctx context.Context, p Pushed, known []string, m *work.Meter)
 	return faults, nil
 }
 
-// KnownTo are the commits that a session has.
-func KnownTo(st guestapi.RepoState) []string {
+// knownTo are the commits that a session has.
+func knownTo(st guestapi.RepoState) []string {
 	return slices.AppendSeq(slices.Clone(st.Modules), maps.Values(st.Branches))
 }
 
@@ -364,9 +364,9 @@ func notRevs(ctx context.Context, bare string, commits []string) (string, error)
 	return not.String(), nil
 }
 
-// CheckBranch checks the name of a branch in an argument, or in a flag if that is not "".
+// checkBranch checks the name of a branch in an argument, or in a flag if that is not "".
 // An empty name is valid.
-func CheckBranch(branch, flag string) error {
+func checkBranch(branch, flag string) error {
 	e, ok := errors.AsType[*agentlab.Error](agentlab.ValidateRef(branch))
 	if !ok {
 		return nil
@@ -401,8 +401,8 @@ func (r Repo) Programs(ctx context.Context, dir string) (p guestapi.RepoPrograms
 // names none.
 const defaultProfile = "interactive"
 
-// ErrSyncTotal ends the fetch that exceeds syncTotal.
-var ErrSyncTotal = errors.New("the session sent more than 1 GiB of commits")
+// errSyncTotal ends the fetch that exceeds syncTotal.
+var errSyncTotal = errors.New("the session sent more than 1 GiB of commits")
 
 // JoinGuest returns the absolute path of a checked directory of the repository.
 func JoinGuest(dir string) string {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -324,4 +325,17 @@ func checkArtifacts(root *os.Root, names []string, got *Copied) (files []string,
 		err = agentlab.Errorf(agentlab.CodeNotFound, "no file that matches can be copied").WithHint("artifacts are regular files; links are left out")
 	}
 	return files, err
+}
+
+// AdmitFile is the return check of one file of a guest that is about to be written. It
+// returns the findings, and names them unless quiet is set.
+func AdmitFile(ctx context.Context, ui work.UI, name string, quiet bool) ([]returncheck.Finding, error) {
+	found, err := gitsafe.JudgeFile(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if !quiet {
+		gitsafe.NoteNamed(ui, found)
+	}
+	return found, gitsafe.Admit(ctx, ui, found, gitsafe.Admission{Dir: filepath.Dir(name), Verb: "written"})
 }

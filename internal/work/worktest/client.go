@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/stream"
+	"github.com/agentlab-vm/agentlab/internal/version"
 )
 
 // SilentGuest never answers a command of the repository, and lets run what else is
@@ -52,19 +55,29 @@ func CommandClient(t *testing.T, guest func(command []string, in []byte) (out []
 // HandlerClient returns a client of an HTTP handler.
 func HandlerClient(t *testing.T, h http.Handler) *client.Client {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "al")
+	return client.New(ServeAPI(t, h))
+}
+
+// ServeAPI serves an API on a socket, whose path it returns.
+func ServeAPI(t *testing.T, h http.Handler) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "al") // the path of a socket is short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	l, err := net.Listen("unix", filepath.Join(dir, "s")) //nolint:noctx // a test
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket) //nolint:noctx // a test
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: h} //nolint:gosec // a test
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(api.VersionHeader, version.Get().Version)
+		h.ServeHTTP(w, r)
+	})}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	return client.New(filepath.Join(dir, "s"))
+	return socket
 }
 
 // CommandHandler runs the commands of requests with guest.

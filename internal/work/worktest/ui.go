@@ -27,6 +27,9 @@ func (u UI) ShowEvent(e api.Event) { u.Progressf("%s", e.Message) }
 // Meter implements work.UI.
 func (u UI) Meter() *work.Meter { return work.NewMeter(u.Out, time.Now, false) }
 
+// Stream implements work.UI.
+func (u UI) Stream() io.Writer { return u.Out }
+
 // Attach implements work.UI.
 func (u UI) Attach(cmd *exec.Cmd) { cmd.Stdout, cmd.Stderr = u.Out, u.Out }
 
@@ -38,3 +41,24 @@ func (u UI) Confirm(string) bool { return u.Yes }
 
 // Prompt implements work.UI.
 func (u UI) Prompt(string) (string, bool) { return "yes", u.Yes }
+
+// Asking is a UI whose user has an answer of their own to each question.
+type Asking struct {
+	UI
+	Answer func(question string) string
+}
+
+// Asks implements work.UI.
+func (Asking) Asks() bool { return true }
+
+// Confirm implements work.UI.
+func (u Asking) Confirm(question string) bool {
+	answer, _ := u.Prompt(question + " [y/N] ")
+	return answer == "y"
+}
+
+// Prompt implements work.UI.
+func (u Asking) Prompt(question string) (string, bool) {
+	fmt.Fprint(u.Out, question)
+	return u.Answer(question), true
+}
