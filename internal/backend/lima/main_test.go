@@ -94,6 +94,7 @@ func (f fixed) spec(n int) backend.Spec {
 // newFixture returns the configuration of a driver with a real limactl.
 func newFixture(t testing.TB, img vmdir.ImageFiles) fixed {
 	t.Helper()
+	sample.Long(t, "it builds limactl")
 	dir, err := guard.Programs("../../..", "./cmd/agent-runner")
 	if err != nil {
 		t.Fatal(err)
