@@ -203,7 +203,7 @@ func (s *supervisor) load() error {
 	if err != nil {
 		return err
 	}
-	if s.vm, err = kind(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused}); err != nil {
+	if s.vm, err = kind(s.dir, Hooks{Log: s.log, GuestUp: s.guestUp, Paused: s.setPaused, PowerOff: func() { s.stop(termGrace, "") }}); err != nil {
 		return err
 	}
 	if s.deadline, err = readDeadline(s.dir); err != nil {

@@ -79,6 +79,8 @@ type Hooks struct {
 	// Paused records that the VM's CPUs are stopped and why; "" means that
 	// they run.
 	Paused func(why string)
+	// PowerOff powers the VM off as a request does: its guest is asked first.
+	PowerOff func()
 }
 
 // Seen is the supervisor's data about a run that has ended.

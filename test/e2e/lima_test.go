@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/agentlab-vm/agentlab/test/limactl"
-	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
 // reachTask tries the network of the host in the ways of Lima's own network.
@@ -17,23 +16,31 @@ for address in 10.0.2.2 192.168.5.2 169.254.169.254; do
     if curl -sm 5 "http://$address/"; then echo "reached $address"; fi
 done`
 
-// One daemon drives two backends: the same job runs in an instance of Lima and in a
-// microVM, and both guests have the same network policy.
-func TestLima(t *testing.T) {
-	sample.Long(t, "it boots virtual machines")
-	path := limactl.Build(t, "../..")
-	l := newLab(t)
+// withLima gives the daemon, which has not started, two backends: mac, which is Lima and the
+// default, and local, which is QEMU. Its user is one that limactl accepts.
+func (l *lab) withLima() {
+	l.Helper()
+	path := limactl.Build(l, "../..")
 	var err error
 	if l.attr, err = limactl.UserAttr(); err != nil {
-		t.Fatal(err)
+		l.Fatal(err)
 	}
-	config := fmt.Sprintf("backend: mac\nbackends:\n  local: {driver: qemu}\n  mac: {driver: lima, limactl: %s}\n", path)
-	if err := os.MkdirAll(filepath.Join(l.home, "config"), 0o700); err != nil {
-		t.Fatal(err)
+	text := fmt.Sprintf("backend: mac\nbackends:\n  local: {driver: qemu}\n  mac: {driver: lima, limactl: %s}\n", path)
+	dir := filepath.Join(l.home, "config")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		l.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(l.home, "config", "config.yaml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(text), 0o600); err != nil {
+		l.Fatal(err)
 	}
+}
+
+// One daemon drives two backends: the same job runs in an instance of Lima and in a
+// microVM, and both guests have the same network policy. What Lima cannot do is refused
+// with the name of the backend that can.
+func TestLima(t *testing.T) {
+	l := newLab(t)
+	l.withLima()
 	repo := sampleRepo(t)
 	for _, name := range []string{"mac", "local"} {
 		j, r := l.job("--backend", name, "--repo", repo, "--agent", "shell", "--task", mendTask+reachTask)
@@ -48,6 +55,11 @@ func TestLima(t *testing.T) {
 		}
 	}
 	l.noSandboxes()
+	for _, args := range [][]string{{"workspace", "create", "w", "--size", "1G"}, {"start"}} {
+		if r := l.run(repo, args...); r.code == 0 || !strings.Contains(r.stderr, "--backend local") {
+			t.Errorf("%v on Lima: %v", args, r)
+		}
+	}
 	if left, _ := filepath.Glob(filepath.Join(l.home, "state", "backends", "*", "lima", "home", "[a-z]*")); len(left) > 0 {
 		t.Errorf("instances are left: %q", left)
 	}

@@ -105,6 +105,12 @@ const probed = "probed"
 func newProbeLab(t *testing.T, options ...string) *probeLab {
 	t.Helper()
 	l, n := newNetLab(t)
+	return newProbeLabIn(t, l, n, options...)
+}
+
+// newProbeLabIn is newProbeLab in a lab whose daemon has not started.
+func newProbeLabIn(t *testing.T, l *lab, n *fakenet.Net, options ...string) *probeLab {
+	t.Helper()
 	if err := n.ProbeWorld(); err != nil {
 		t.Fatal(err)
 	}
@@ -175,19 +181,31 @@ func (p *probeLab) tableBy(try probe.Exec, v probetest.Variant, patience int, id
 // changes.
 func TestProbeTable(t *testing.T) {
 	t.Parallel()
-	p := newProbeLab(t)
+	newProbeLab(t).reference()
+}
+
+// The same table in an instance of Lima.
+func TestProbeTableLima(t *testing.T) {
+	t.Parallel()
+	l, n := newNetLab(t)
+	l.withLima()
+	newProbeLabIn(t, l, n, "--image", "base").reference()
+}
+
+// reference tries the whole table.
+func (p *probeLab) reference() {
 	for _, v := range probetest.Reference() {
 		if len(v.Network.Layers) > 0 {
 			continue // a repository's: see TestUserspace of package probe
 		}
 		rep := p.table(v, 15)
 		for _, o := range probetest.Failures(rep) {
-			t.Errorf("%s: %s (%s): %s", v.Name, o.Check.ID, o.Check.Shows, o.Detail)
+			p.Errorf("%s: %s (%s): %s", v.Name, o.Check.ID, o.Check.Shows, o.Detail)
 		}
 		if rep.Skipped > 0 {
-			t.Errorf("%s: %d rows were skipped", v.Name, rep.Skipped)
+			p.Errorf("%s: %d rows were skipped", v.Name, rep.Skipped)
 		}
-		t.Logf("%s: %d rows passed", v.Name, rep.Passed)
+		p.Logf("%s: %d rows passed", v.Name, rep.Passed)
 	}
 	p.ok("sandbox", "destroy", probed)
 }

@@ -9,7 +9,7 @@
 // STATE/lima/home is the LIMA_HOME of all instances of AgentLab: a user's own
 // instances, which are elsewhere, are never listed or changed. A sandbox is
 // STATE/lima/sandboxes/<vmid>-<uid>/ (package vmdir), the mark of ownership, and the
-// instance whose name is the first 16 characters of its UID.
+// instance whose name is the last 16 characters of its UID.
 //
 // # The boundary
 //

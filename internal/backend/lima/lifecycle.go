@@ -109,6 +109,12 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 	if _, err := os.Lstat(filepath.Join(f.Dir, fileMade)); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.VMID)
 	}
+	for _, name := range []string{limaDiffDisk, limaConfig} { // else limactl makes an empty disk, or another instance
+		if _, err := os.Lstat(filepath.Join(d.instance(f.UID), name)); err != nil {
+			return agentlab.Errorf(agentlab.CodeConflict, "the instance of sandbox %d has lost its %s: %w", f.VMID, name, err).
+				WithHint("its disk is gone; destroy the sandbox with 'agentlab sandbox destroy %d'", f.VMID)
+		}
+	}
 	return d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		return d.startConfig(ctx, f.Handle)
 	})
@@ -164,6 +170,9 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 	if err := s.Halt(ctx, grace); err != nil {
 		return vmdir.AsError(err, "stopping sandbox %d", f.VMID)
 	}
+	if err := endAgent(f.Dir); err != nil {
+		return vmdir.AsError(err, "stopping sandbox %d", f.VMID)
+	}
 	d.at("halted")
 	return s.Settle(d.cfg.Now())
 }
@@ -183,7 +192,11 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 	}
 	trash := f.Trash
 	if f.Dir != "" {
-		if err := d.supervised(f).Halt(ctx, 0); err != nil {
+		err := d.supervised(f).Halt(ctx, 0)
+		if err == nil {
+			err = endAgent(f.Dir)
+		}
+		if err != nil {
 			return vmdir.AsError(err, "destroying sandbox %d", f.VMID)
 		}
 		d.at("halted")

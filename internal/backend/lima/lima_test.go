@@ -3,16 +3,19 @@ package lima
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/guard"
@@ -205,8 +208,8 @@ func TestLimactlSeesVM(t *testing.T) {
 	if in := d.listed(t); len(in) != 1 || in[0].Status != "Running" {
 		t.Errorf("%+v", in)
 	}
-	if cost := qemuCommandLine(t, d.dir(sp.Ref())); !strings.Contains(cost, "-sandbox") || strings.Contains(cost, "hostfwd") {
-		t.Errorf("QEMU runs as %q", cost)
+	if args := qemuCommandLine(t, d.dir(sp.Ref())); !strings.Contains(args, "-sandbox") || strings.Contains(args, "hostfwd") {
+		t.Errorf("QEMU runs as %q", args)
 	}
 	if err := d.runLimactl(ctx, "stop", "--tty=false", instanceName(sp.UID)); err != nil {
 		t.Fatal(err)
@@ -215,7 +218,7 @@ func TestLimactlSeesVM(t *testing.T) {
 	for err == nil && in.Power == backend.PowerRunning && ctx.Err() == nil {
 		in, err = d.Inspect(ctx, sp.Ref())
 	}
-	if err != nil || in.Power == backend.PowerRunning {
+	if err != nil || in.Power != backend.PowerStopped {
 		t.Errorf("after limactl stop: %+v, %v", in, err)
 	}
 	if err := d.Start(ctx, sp.Ref()); err != nil {
@@ -232,4 +235,91 @@ func qemuCommandLine(t *testing.T, dir string) string {
 		}
 	}
 	return ""
+}
+
+// A host agent outlives a supervisor that was killed in half of the cases. The next start, and
+// the destruction, end it. A VM that was lost with its supervisor starts again.
+func TestSupervisorIsKilled(t *testing.T) {
+	f := vmFixture(t)
+	d, err := f.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := d.Start(t.Context(), sp.Ref()); err != nil {
+			t.Fatal(err)
+		}
+		var agent, shim struct{ PID int }
+		if err := errors.Join(durable.ReadJSON(filepath.Join(d.dir(sp.Ref()), "limactl.pid"), &agent), durable.ReadJSON(filepath.Join(d.dir(sp.Ref()), "shim.pid"), &shim)); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(agent.PID, syscall.SIGSTOP); err != nil { // it cannot end by itself
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(shim.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Destroy(t.Context(), sp.Ref()); err != nil {
+		t.Fatal(err)
+	}
+	if left := processes(f.StateDir); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// An instance whose disk or description a user has removed does not start with an empty disk.
+func TestLostInstance(t *testing.T) {
+	d, f := still(t)
+	for n, name := range []string{limaDiffDisk, limaConfig} {
+		sp := f.spec(n)
+		if err := d.Create(t.Context(), sp); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(d.instance(sp.UID), name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Start(t.Context(), sp.Ref()); agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "" {
+			t.Errorf("without %s: %v", name, err)
+		}
+	}
+}
+
+// A directory in which limactl could make no socket is refused before anything is made.
+func TestLongPath(t *testing.T) {
+	d, f := still(t)
+	for _, dir := range []string{filepath.Join(f.StateDir, strings.Repeat("long", 20)), filepath.Join(f.StateDir, "a:b")} {
+		d.cfg.StateDir = dir
+		if err := os.MkdirAll(d.sandboxes(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Create(t.Context(), f.spec(1)); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {
+			t.Errorf("%s: %v", dir, err)
+		}
+		if list, err := d.List(t.Context()); err != nil || len(list) > 0 {
+			t.Errorf("%s: %v, %v", dir, list, err)
+		}
+	}
+}
+
+// limactl in the environment of a user, where it finds the real QEMU, starts no VM.
+func TestWithoutWrapper(t *testing.T) {
+	d, f := still(t)
+	sp := f.spec(1)
+	if err := d.Create(t.Context(), sp); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(guard.Context(t), d.cfg.Limactl, "start", "--tty=false", instanceName(sp.UID))
+	cmd.Env = append(d.env(), "PATH="+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "exited") && !strings.Contains(string(out), "exiting") {
+		t.Errorf("%v: %s", err, out)
+	}
+	log, err := os.ReadFile(filepath.Join(d.instance(sp.UID), limaAgentLog))
+	if err != nil || !strings.Contains(string(log), "agentlab") {
+		t.Errorf("the log of the host agent: %s, %v", log, err)
+	}
 }

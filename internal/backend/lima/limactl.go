@@ -1,7 +1,6 @@
 package lima
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
@@ -24,6 +24,9 @@ const (
 	defaultLimactl = "limactl"
 	installLimactl = "install Lima: https://lima-vm.io/docs/installation"
 )
+
+// maxSocket bounds the path of a socket, in bytes (sun_path of unix(7)).
+const maxSocket = 107
 
 // minLima is the oldest version of limactl whose behaviour is known.
 var minLima = qemuvm.Release{Major: 1, Minor: 2}
@@ -40,6 +43,9 @@ const (
 	limaPID      = "qemu.pid"
 	limaAgentPID = "ha.pid"
 	limaAgent    = "ha.sock"
+	limaAgentLog = "ha.stderr.log"
+	limaConfig   = "lima.yaml"
+	limaSocket   = "ssh.sock.1234567890123456" // the longest name of a socket
 )
 
 // home is the LIMA_HOME of the instances of AgentLab.
@@ -83,9 +89,10 @@ func (d *Driver) version(ctx context.Context) (qemuvm.Version, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "--version")
-	cmd.Env, cmd.WaitDelay = d.env(), time.Second
-	out, err := cmd.Output()
-	m := versionRE.FindStringSubmatch(string(out))
+	out := bounded.Head{Max: 4 << 10}
+	cmd.Env, cmd.WaitDelay, cmd.Stdout = d.env(), time.Second, &out
+	err = cmd.Run()
+	m := versionRE.FindStringSubmatch(out.String())
 	if err != nil || m == nil {
 		return v, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the version of %s: %w", path, errors.Join(err, ctx.Err())).WithHint(installLimactl)
 	}
@@ -101,6 +108,10 @@ func (d *Driver) ready(ctx context.Context) error {
 	}
 	if os.Geteuid() == 0 {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "limactl does not run as root").WithHint("run the daemon as an ordinary user, or use another backend")
+	}
+	if socket := filepath.Join(d.instance(strings.Repeat("x", 16)), limaSocket); len(socket) > maxSocket || strings.Contains(socket, ":") {
+		return agentlab.Errorf(agentlab.CodeUnsupported, "limactl cannot use the directory %s: sockets in it have paths of %d bytes, more than %d, or it has a colon", d.home(), len(socket), maxSocket).
+			WithHint("move AgentLab's state to a directory with a shorter path: set AGENTLAB_HOME")
 	}
 	v, err := d.version(ctx)
 	if err == nil && v.Less(minLima) {
@@ -145,7 +156,7 @@ func (d *Driver) makeBin() error {
 	}
 	for name, text := range map[string]string{
 		wrapperQEMU:  "exec " + strings.Join(words, " ") + ` "$@"`,
-		"ssh":        `[ "$1" = -V ] && exec ` + quote(ssh) + " -V\nexit 255",
+		"ssh":        `for a; do [ "$a" = -V ] && exec ` + quote(ssh) + " -V; done\nexit 255",
 		"ssh-keygen": "exec " + quote(keygen) + ` "$@"`,
 		"qemu-img":   "exec " + quote(d.host.QEMUImg()) + ` "$@"`,
 	} {
@@ -199,8 +210,8 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 func (d *Driver) env() []string { return limaEnv(d.home(), d.bin()) }
 
 func limaEnv(home, bin string) []string {
-	env := []string{"PATH=" + bin, "LIMA_HOME=" + home, "LC_ALL=C", "TZ=UTC"}
-	for _, k := range []string{"HOME", "USER", "LOGNAME", "TMPDIR"} {
+	env := []string{"PATH=" + bin, "HOME=" + home, "LIMA_HOME=" + home, "LC_ALL=C", "TZ=UTC"}
+	for _, k := range []string{"USER", "LOGNAME", "TMPDIR"} {
 		if v, ok := os.LookupEnv(k); ok {
 			env = append(env, k+"="+v)
 		}
@@ -210,6 +221,7 @@ func limaEnv(home, bin string) []string {
 
 // template is lima.yaml. JSON is YAML. Field names: https://lima-vm.io/docs/config.
 type template struct {
+	CPUType    map[string]string `json:"cpuType"`
 	VMType     string            `json:"vmType"`
 	Arch       string            `json:"arch"`
 	Images     []templateImage   `json:"images"`
@@ -253,7 +265,10 @@ func limaYAML(h vmdir.Handle, image string) ([]byte, error) {
 		return nil, err
 	}
 	return json.MarshalIndent(template{
-		VMType: "qemu", Arch: "x86_64", CPUs: h.Spec.Resources.Cores, Memory: fmt.Sprintf("%dMiB", h.Spec.Resources.MemoryMB),
+		// No QEMU has this CPU: one that limactl starts without the wrapper, in the environment
+		// of a user, ends at once, and so no guest gets Lima's network.
+		CPUType: map[string]string{"x86_64": "qemu64,agentlab=on"},
+		VMType:  "qemu", Arch: "x86_64", CPUs: h.Spec.Resources.Cores, Memory: fmt.Sprintf("%dMiB", h.Spec.Resources.MemoryMB),
 		Disk:   fmt.Sprintf("%dB", size),
 		Images: []templateImage{{Location: image, Arch: "x86_64"}},
 		Mounts: []string{}, Plain: true, Video: map[string]string{"display": "none"},
@@ -322,7 +337,7 @@ func (d *Driver) runLimactl(ctx context.Context, args ...string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, createPatience)
 	defer cancel()
-	var out bytes.Buffer
+	out := bounded.Tail{Max: 4 << 10}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = d.home(), d.env(), &out, &out, time.Second
 	ended, err := qemuvm.StartUnprivileged(cmd, nil, false)

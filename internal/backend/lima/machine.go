@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -144,7 +143,7 @@ func comma(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
 // agent is the host agent of an instance.
 type agent struct {
-	cmd   *exec.Cmd
+	cmd   *exec.Cmd // limactl, which becomes the host agent
 	ended <-chan struct{}
 	log   *bounded.Log
 	calls *handoff
@@ -153,6 +152,12 @@ type agent struct {
 // startAgent starts the instance with limactl, and returns when its host agent has
 // started the wrapper.
 func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*agent, error) {
+	files := agentFiles(dir)
+	lock, err := files.LockProcess() // kills a host agent whose supervisor was killed
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lock.Close() }() // the host agent still holds it
 	// Nothing of the instance runs: they are the rest of a run that was killed.
 	for _, name := range []string{limaAgentPID, limaAgent, limaPID, limaMonitor} {
 		if err := os.RemoveAll(filepath.Join(instance, name)); err != nil {
@@ -173,6 +178,7 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 	a.cmd = exec.Command(cfg.Limactl, "start", "--tty=false", "--foreground", filepath.Base(instance)) //nolint:noctx // it lives as long as the VM
 	a.cmd.Dir, a.cmd.Env = dir, append(limaEnv(cfg.Home, cfg.Bin), envQEMU+"="+cfg.QEMU, envSocket+"="+filepath.Join(dir, fileWrapper))
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.WaitDelay = a.log, io.MultiWriter(a.log, &last), 2*time.Second
+	a.cmd.ExtraFiles = []*os.File{lock}
 	if a.ended, err = qemuvm.StartUnprivileged(a.cmd, nil, false); err != nil {
 		calls.close()
 		_ = a.log.Close()
@@ -180,15 +186,34 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, handoffPatience, errors.New("limactl has not started QEMU in time"))
 	defer cancel()
-	err = calls.await(ctx, a.ended, filepath.Base(instance))
+	if err = files.NoteProcess(a.cmd.Process.Pid); err == nil {
+		err = calls.await(ctx, a.ended, filepath.Base(instance))
+	}
 	if err == nil {
 		return a, nil
 	}
 	a.end(0)
-	if words := lastWords(last.String()); words != "" {
+	words := lastWords(last.String())
+	if agent, rerr := os.ReadFile(filepath.Join(instance, limaAgentLog)); rerr == nil && len(agent) > 0 {
+		words = lastWords(string(agent))
+	}
+	if words != "" {
 		err = agentlab.Errorf(agentlab.CodeUnavailable, "%w (%s)", err, words)
 	}
 	return nil, err
+}
+
+// agentFiles returns the files of the process of the host agent: it keeps its parent's
+// death signal in half of its starts only.
+func agentFiles(dir string) supervisor.Dir { return supervisor.Dir{Path: dir, Process: "limactl"} }
+
+// endAgent ends the host agent of a VM whose supervisor and QEMU have ended.
+func endAgent(dir string) error {
+	lock, err := agentFiles(dir).LockProcess()
+	if err == nil {
+		err = lock.Close()
+	}
+	return err
 }
 
 // end ends the wrapper, and the host agent, which may take some time.
@@ -203,10 +228,10 @@ func (a *agent) end(patience time.Duration) {
 	_ = a.log.Close()
 }
 
-// stop makes the supervisor, which is this process, power the guest off.
+// stop powers the VM off because a user has stopped the instance.
 func (m *machine) stop(why string) {
-	m.hooks.Log.Info("the VM is powered off from outside", "why", why)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	m.hooks.Log.Info("the instance is stopped by a user of Lima", "why", why)
+	m.hooks.PowerOff()
 }
 
 // PowerButton implements supervisor.VM.
@@ -268,7 +293,7 @@ func (m *machine) onEvent(e qemuvm.QMPEvent) {
 		m.hooks.Paused("")
 	case "POWERDOWN":
 		if !m.pressed.Load() {
-			m.stop("limactl stop")
+			go m.stop("limactl stop")
 		}
 	}
 }
