@@ -24,5 +24,8 @@
 //
 // Lima's host agent sees its QEMU in the wrapper, which ends with the VM, and a monitor
 // socket, so that 'limactl list' and 'limactl stop' work with that LIMA_HOME. 'limactl
-// shell' does not: there is no SSH.
+// shell' does not: there is no SSH. If the host agent is killed, the VM runs on.
+//
+// A user's own 'limactl start' finds the real QEMU. It starts none: the instance has a
+// CPU model that no QEMU knows.
 package lima

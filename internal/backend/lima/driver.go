@@ -45,7 +45,7 @@ type Config struct {
 	Supervisor []string // command to which a sandbox's directory is appended; nil means this program with "vmm"
 	Wrapper    []string // command to which QEMU's arguments are appended; nil means this program with "helper lima"
 
-	PauseBelow    uint64            // as qemu.Config.PauseBelow
+	PauseBelow    uint64            // free bytes on the disk of StateDir below which guests are paused; 0: never by the driver
 	Reserved      []uint16          // ports of this host that no policy can allow
 	UpstreamProxy *gate.ProxyConfig // of the connections of sandboxes; nil means that they are dialled directly
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -80,24 +81,28 @@ func (h *handoff) await(ctx context.Context, ended <-chan struct{}, instance str
 		}
 		_ = h.listener.Close()
 	}()
-	conn, err := h.listener.Accept()
-	if err != nil {
+	give := func(err error) error {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
 		return agentlab.Errorf(agentlab.CodeUnavailable, "%w", err)
 	}
+	conn, err := h.listener.Accept()
+	if err != nil {
+		return give(err)
+	}
 	h.mu.Lock()
 	h.conn = conn
 	h.mu.Unlock()
-	_ = conn.SetReadDeadline(time.Now().Add(handoffPatience))
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
 	line, err := bufio.NewReader(io.LimitReader(conn, maxHandoff)).ReadBytes('\n')
 	var args []string
 	if err == nil {
 		err = json.Unmarshal(line, &args)
 	}
 	if err != nil {
-		return agentlab.Errorf(agentlab.CodeUnavailable, "the command line of limactl cannot be read: %w", err)
+		return give(fmt.Errorf("the command line of limactl cannot be read: %w", err))
 	}
 	return checkArgs(args, instance)
 }

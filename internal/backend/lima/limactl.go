@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -31,7 +32,7 @@ const maxSocket = 107
 // minLima is the oldest version of limactl whose behaviour is known.
 var minLima = qemuvm.Release{Major: 1, Minor: 2}
 
-// createPatience limits 'limactl create', which copies the disk of the image.
+// createPatience limits 'limactl create', which copies the placeholder and makes a disk.
 const createPatience = 10 * time.Minute
 
 // Names in the directory of an instance, which Lima gives them
@@ -165,8 +166,11 @@ func (d *Driver) makeBin() error {
 		if old, err := os.ReadFile(path); err == nil && string(old) == text {
 			continue
 		}
-		tmp := path + durable.Suffix
-		if err := errors.Join(os.WriteFile(tmp, []byte(text), 0o700), os.Rename(tmp, path)); err != nil {
+		tmp, err := durable.Temp(d.bin(), name, []byte(text))
+		if err == nil {
+			err = errors.Join(os.Chmod(tmp, 0o700), os.Rename(tmp, path))
+		}
+		if err != nil {
 			return vmdir.Fault(err, "cannot write %s", path)
 		}
 	}
@@ -193,7 +197,9 @@ func (d *Driver) makeKey(keygen string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	made := filepath.Join(tmp, "user")
-	out, err := exec.CommandContext(ctx, keygen, "-t", "ed25519", "-q", "-N", "", "-C", "lima", "-f", made).CombinedOutput()
+	cmd := exec.CommandContext(ctx, keygen, "-t", "ed25519", "-q", "-N", "", "-C", "lima", "-f", made)
+	cmd.Env = d.env()
+	out, err := cmd.CombinedOutput()
 	if err == nil {
 		err = errors.Join(os.Rename(made+".pub", key+".pub"), os.Rename(made, key)) // limactl looks for the last one
 	}
@@ -351,10 +357,15 @@ func (d *Driver) runLimactl(ctx context.Context, args ...string) error {
 	if ctx.Err() != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "limactl %s: %w", args[0], context.Cause(ctx))
 	}
-	return vmdir.Fault(err, "limactl %s failed (%s)", args[0], lastWords(out.String()))
+	words := lastWords(out.String())
+	if strings.Contains(words, "no space left on device") {
+		err = syscall.ENOSPC
+	}
+	return vmdir.Fault(err, "limactl %s failed (%s)", args[0], words)
 }
 
-var messageRE = lazyre.New(`msg="((?:[^"\\]|\\.)*)"`)
+// messageRE matches the message in a line of limactl, or of its host agent (JSON).
+var messageRE = lazyre.New(`"?msg"?[=:]"((?:[^"\\]|\\.)*)"`)
 
 // lastWords returns the last message in the output of limactl.
 func lastWords(text string) string {

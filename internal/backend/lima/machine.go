@@ -158,7 +158,7 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 		return nil, err
 	}
 	defer func() { _ = lock.Close() }() // the host agent still holds it
-	// Nothing of the instance runs: they are the rest of a run that was killed.
+	// Nothing of the instance runs: these files are the rest of a run that was killed.
 	for _, name := range []string{limaAgentPID, limaAgent, limaPID, limaMonitor} {
 		if err := os.RemoveAll(filepath.Join(instance, name)); err != nil {
 			return nil, vmdir.Fault(err, "cannot remove %s of the instance", name)
@@ -198,7 +198,7 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 		words = lastWords(string(agent))
 	}
 	if words != "" {
-		err = agentlab.Errorf(agentlab.CodeUnavailable, "%w (%s)", err, words)
+		err = agentlab.Errorf(agentlab.CodeUnavailable, "%w (%s)", err, words).WithHint("see %s and %s", filepath.Join(dir, fileLimaLog), filepath.Join(instance, limaAgentLog))
 	}
 	return nil, err
 }

@@ -71,7 +71,7 @@ func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report,
 			continue
 		}
 		for _, p := range c.Probes {
-			if c.Want == Reach {
+			if c.Want == Reach || c.Names {
 				p.TimeoutMS = reachAtMostMS
 			}
 			probes = append(probes, p)
@@ -90,8 +90,9 @@ func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report,
 	return r.report(checks), nil
 }
 
-// reachAtMostMS is the time limit of a probe that must reach its target,
-// enough for a busy host. Other probes have the prober's default.
+// reachAtMostMS is the time limit of a probe that must reach its target, or send it a name
+// that is refused, enough for a busy host. Other probes have the prober's default: their
+// packets may be dropped without an answer.
 const reachAtMostMS = 15_000
 
 // run is one run of the table.
