@@ -71,7 +71,7 @@ func RunChecks(ctx context.Context, exec Exec, env Env, checks []Check) (Report,
 			continue
 		}
 		for _, p := range c.Probes {
-			if c.Want == Reach || c.Names {
+			if c.Want == Reach || p.Kind == "tls" || p.Kind == "http" {
 				p.TimeoutMS = reachAtMostMS
 			}
 			probes = append(probes, p)
