@@ -132,7 +132,7 @@ func Helper(args []string) error {
 		return errors.New("only 'agentlab sandbox start' can start this instance")
 	}
 	if query(args) {
-		return syscall.Exec(qemu, append([]string{qemu}, args...), os.Environ())
+		return syscall.Exec(qemu, append([]string{qemu}, args...), os.Environ()) //nolint:gosec // only with queryWords
 	}
 	conn, err := sockpath.Dial(context.Background(), socket)
 	if err != nil {

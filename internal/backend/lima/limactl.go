@@ -168,7 +168,7 @@ func (d *Driver) makeBin() error {
 		}
 		tmp, err := durable.Temp(d.bin(), name, []byte(text))
 		if err == nil {
-			err = errors.Join(os.Chmod(tmp, 0o700), os.Rename(tmp, path))
+			err = errors.Join(os.Chmod(tmp, 0o700), os.Rename(tmp, path)) //nolint:gosec // a program
 		}
 		if err != nil {
 			return vmdir.Fault(err, "cannot write %s", path)
