@@ -186,7 +186,14 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, handoffPatience, errors.New("limactl has not started QEMU in time"))
 	defer cancel()
-	if err = files.NoteProcess(a.cmd.Process.Pid); err == nil {
+	if err = files.NoteProcess(a.cmd.Process.Pid); err != nil {
+		select {
+		case <-a.ended: // a process that has ended cannot be noted: await says so
+			err = nil
+		case <-time.After(time.Second):
+		}
+	}
+	if err == nil {
 		err = calls.await(ctx, a.ended, filepath.Base(instance))
 	}
 	if err == nil {
