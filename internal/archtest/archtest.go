@@ -171,12 +171,12 @@ var Layers = append(driverLayers(), []Layer{
 	},
 	{
 		Name: "for drivers", Packages: []string{"internal/qemuvm", "internal/vmdir"},
-		May: and([]string{".", "internal/backend", "internal/egress/vnet", "internal/supervisor"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/egress", "internal/egress/vnet", "internal/supervisor"}, leaves),
 		Why: "what drivers share imports none of them",
 	},
 	{
 		Name: "registry", Packages: []string{"internal/backend/registry"},
-		May: and([]string{".", "internal/backend", "internal/config", "internal/egress/gate", "internal/fleet", "internal/hostnet", "internal/image", "internal/supervisor"}, leaves),
+		May: and([]string{".", "internal/backend", "internal/config", "internal/egress/gate", "internal/fleet", "internal/hostnet", "internal/image", "internal/supervisor", "internal/vmdir"}, leaves),
 		Why: "the registry describes a backend and the parameters of its driver; it imports no driver",
 	},
 	{

@@ -20,7 +20,7 @@ type WorkspaceChoice struct {
 	create, Stateful bool
 	wait             time.Duration
 
-	OfSession bool // the workspace is that of a session, and only wait can be chosen
+	OfSession bool // the workspace belongs to a session, and only wait can be chosen
 }
 
 // WorkspaceFlags adds the flags for the workspace of a new sandbox. stateful is how
@@ -49,7 +49,7 @@ func GibFlag(to *int) func(string) error {
 // StatefulWait is how long --stateful waits for its workspace.
 const StatefulWait = 10 * time.Minute
 
-// Selection returns the fields of the request. name is that of the workspace of
+// Selection returns the fields of the request. name is the name of the workspace of
 // --stateful, which the flag from provides.
 func (w WorkspaceChoice) Selection(name, from string) (out api.WorkspaceSelection, err error) {
 	if w.Stateful && w.Name == "" {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/supervisor"
 )
 
 // maxQMPLine bounds one message of QEMU, in bytes: a guest may control QEMU.
@@ -58,6 +59,15 @@ type QMPEvent struct {
 		Status  string `json:"status"`  // MIGRATION
 		Action  string `json:"action"`  // BLOCK_IO_ERROR: "stop" if the guest was paused for it
 	} `json:"data"`
+}
+
+// DiskError handles the event BLOCK_IO_ERROR: QEMU has paused the guest if the host's disk
+// is full.
+func (e QMPEvent) DiskError(h supervisor.Hooks) {
+	h.Log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
+	if e.Data.NoSpace && e.Data.Action == "stop" {
+		h.Paused("the host's disk is full")
+	}
 }
 
 // NewQMP returns a client on conn, which it owns. QEMU accepts commands after

@@ -2,6 +2,7 @@ package qemuvm
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -196,6 +197,17 @@ func (p *Process) End(s supervisor.Seen) supervisor.End {
 		e.Status = ws
 	}
 	return e.End()
+}
+
+// NotReady returns why QEMU did not become ready. If it has ended, that is a better reason
+// than err, which is of the broken connection.
+func (p *Process) NotReady(err error) error {
+	select {
+	case <-p.done:
+		return errors.New(p.End(supervisor.Seen{}).Reason)
+	case <-time.After(500 * time.Millisecond):
+		return fault(err, "QEMU did not become ready")
+	}
 }
 
 // PowerButton asks the guest's init to power off.

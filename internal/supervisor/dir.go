@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
@@ -98,9 +100,13 @@ func (d Dir) LockProcess() (*os.File, error) {
 	return lock, nil
 }
 
-// NoteProcess stores which process is the VM's, so that Halt can kill it.
+// NoteProcess stores which process is the VM's, so that Halt can kill it. A process that
+// has ended needs no note.
 func (d Dir) NoteProcess(pid int) error {
 	id, err := identify(pid)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		return nil // it has ended: nothing has to be killed
+	}
 	if err == nil {
 		err = durable.ReplaceJSON(d.processID(), id, durable.None)
 	}

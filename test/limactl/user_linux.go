@@ -15,15 +15,15 @@ func UserAttr() (*syscall.SysProcAttr, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
 	}
-	nobody, err := user.Lookup("nobody")
+	account, err := user.Lookup("nobody")
 	if err != nil {
 		return nil, err
 	}
-	uid, err := strconv.Atoi(nobody.Uid)
+	uid, err := strconv.Atoi(account.Uid)
 	if err != nil {
 		return nil, err
 	}
-	gid, err := strconv.Atoi(nobody.Gid)
+	gid, err := strconv.Atoi(account.Gid)
 	if err != nil {
 		return nil, err
 	}

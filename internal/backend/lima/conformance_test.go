@@ -97,7 +97,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			"resources.memory_mb": func(s *backend.Spec) { s.Resources.MemoryMB = 128 },
 		},
 		Foreign: func(t *testing.T, s backend.Spec) func(*testing.T) {
-			return foreign(t, filepath.Join(m.sandboxes(), vmdir.Name(s.VMID, s.UID)))
+			return foreign(t, filepath.Join(m.set.Root, vmdir.Name(s.VMID, s.UID)))
 		},
 		EgressCommand: []string{"sh", "-c", "curl -s -m 10 http://" + backendtest.EgressTarget + "/ || true"},
 		KillVM: func(t *testing.T, ref backend.Ref) {

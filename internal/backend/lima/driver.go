@@ -2,8 +2,6 @@ package lima
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,10 +13,8 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
-	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
@@ -61,8 +57,13 @@ type Driver struct {
 	host *qemuvm.Host
 	rd   *qemuvm.Initrds
 
-	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
-	bins  sync.Mutex         // held while bin and placeholder are made
+	set      vmdir.Set  // the sandboxes
+	versions sync.Mutex // held while limactl is asked for its version
+	known    struct {
+		stamp   qemuvm.FileStamp
+		version qemuvm.Version
+	}
+	bins sync.Mutex // held while bin and placeholder are made
 
 	crash func(point string) // called at each crash point; tests set it
 }
@@ -114,19 +115,17 @@ func New(cfg Config) (*Driver, error) {
 	if len(cfg.Wrapper) == 0 {
 		cfg.Wrapper = []string{self, "helper", Name}
 	}
-	d := &Driver{cfg: cfg, log: cfg.Logger}
+	d := &Driver{cfg: cfg, log: cfg.Logger, set: vmdir.Set{Root: filepath.Join(cfg.StateDir, "lima", "sandboxes")}}
 	d.Guests.From = source{d}
 	d.host = qemuvm.NewHost(qemuvm.HostConfig{QEMU: cfg.QEMU, Key: "lima.binary", CacheDir: cfg.CacheDir, Accel: cfg.Accel, Logger: d.log})
 	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, "initrd"), cfg.Runner)
-	for _, dir := range []string{d.sandboxes(), d.home(), cfg.CacheDir} {
+	for _, dir := range []string{d.set.Root, d.home(), cfg.CacheDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, vmdir.Fault(err, "cannot create %s", dir)
 		}
 	}
 	return d, nil
 }
-
-func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "lima", "sandboxes") }
 
 // supervised returns the supervisor's view of a sandbox's directory.
 func (d *Driver) supervised(f vmdir.Found) supervisor.Dir {
@@ -138,7 +137,7 @@ type source struct{ *Driver }
 
 // Supervised implements vmdir.Source.
 func (s source) Supervised(ref backend.Ref) (supervisor.Dir, error) {
-	f, err := s.load(ref)
+	f, err := s.set.Load(ref)
 	return s.supervised(f), err
 }
 
@@ -169,17 +168,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 		return agentlab.Errorf(agentlab.CodeUnsupported, "Lima's instances cannot be copied from a snapshot").WithField("from").
 			WithHint("use a backend with snapshots: 'agentlab backend list'")
 	}
-	return validNetwork(spec.Network)
-}
-
-// validNetwork rejects an invalid policy, and a mode that this driver does not
-// know.
-func validNetwork(n agentlab.Network) error {
-	if err := backend.CheckMode(Name, n); err != nil {
-		return err
-	}
-	_, err := egress.New(n)
-	return err
+	return vmdir.CheckNetwork(Name, spec.Network)
 }
 
 // Close implements backend.Driver.
@@ -187,49 +176,11 @@ func (d *Driver) Close() error { return nil }
 
 // open locks a sandbox whose Create is complete, for a method that changes it.
 func (d *Driver) open(ctx context.Context, ref backend.Ref) (f vmdir.Found, unlock func(), err error) {
-	if unlock, err = d.begin(ctx, ref); err != nil {
+	if unlock, err = d.set.Begin(ctx, ref); err != nil {
 		return f, nil, err
 	}
-	if f, err = d.load(ref); err != nil {
+	if f, err = d.set.Load(ref); err != nil {
 		unlock()
 	}
 	return f, unlock, err
-}
-
-// begin waits for the sandbox's lock in this process. Every method that changes
-// a sandbox holds it.
-func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	unlock, err = d.locks.Lock(ctx, ref.UID)
-	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "another operation on the sandbox is in progress: %w", err)
-	}
-	return unlock, nil
-}
-
-// find looks for the sandbox with a uid.
-func (d *Driver) find(uid string) (vmdir.Found, error) {
-	if uid == "" {
-		return vmdir.Found{}, nil
-	}
-	all, err := vmdir.Find(d.sandboxes(), uid)
-	if err != nil || len(all) == 0 {
-		return vmdir.Found{}, err
-	}
-	return all[0], nil
-}
-
-// load finds a sandbox whose Create is complete.
-func (d *Driver) load(ref backend.Ref) (vmdir.Found, error) {
-	f, err := d.find(ref.UID)
-	switch {
-	case err != nil:
-		return f, err
-	case f.Dir == "":
-		return f, vmdir.Absent(ref.UID)
-	case errors.Is(f.Err, fs.ErrNotExist):
-		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.VMID)
-	case f.Err != nil:
-		return f, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
-	}
-	return f, nil
 }

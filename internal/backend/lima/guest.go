@@ -46,7 +46,7 @@ func (d *Driver) SetDeadline(ctx context.Context, ref backend.Ref, to backend.De
 
 // UpdateNetwork implements backend.Net.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
-	if err := validNetwork(n); err != nil {
+	if err := vmdir.CheckNetwork(Name, n); err != nil {
 		return err
 	}
 	f, unlock, err := d.open(ctx, ref)

@@ -1,9 +1,7 @@
 package lima
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -39,36 +37,13 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
 	}
-	name := vmdir.Name(spec.VMID, spec.UID)
-	if _, _, ok := vmdir.ParseName(name); !ok {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", spec.VMID, spec.UID)
-	}
-	unlock, err := d.begin(ctx, spec.Ref())
+	unlock, err := d.set.Begin(ctx, spec.Ref())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.find(spec.UID)
-	if err != nil {
-		return err
-	}
-	switch {
-	case f.Dir == "":
-		f.Dir = filepath.Join(d.sandboxes(), name)
-		if _, err := os.Lstat(f.Dir); err == nil {
-			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.Dir).WithHint("move it away")
-		}
-		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
-	case filepath.Base(f.Dir) != name, f.Err == nil && !sameMachine(f.Spec, spec):
-		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.VMID)
-	case errors.Is(f.Err, fs.ErrNotExist):
-		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
-	case f.Err != nil:
-		return vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
-	case !sameSpec(f.Spec, spec): // the caller's name and policy are newer
-		f.Spec.Name = spec.Name
-		err = d.updateNetwork(ctx, f, spec.Network)
-	}
+	f, err := d.set.Claim(spec, func(dir string) (vmdir.Handle, error) { return d.newHandle(ctx, dir, spec) },
+		func(f vmdir.Found) error { return d.updateNetwork(ctx, f, spec.Network) })
 	if err != nil {
 		return err
 	}
@@ -88,15 +63,7 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 	if _, err := h.DiskSize(); err != nil {
 		return vmdir.Handle{}, err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return vmdir.Handle{}, vmdir.Fault(err, "cannot create the directory of sandbox %d", spec.VMID)
-	}
-	d.at("directory made")
-	if err := h.Write(dir); err != nil {
-		return vmdir.Handle{}, err
-	}
-	d.at("mark written")
-	return h, nil
+	return h, h.Mark(dir, d.at)
 }
 
 // Start implements backend.Driver.
@@ -181,12 +148,12 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 // rest after a crash is not read as a sandbox. Its name leads to the instance, so the
 // instance is removed before the directory.
 func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.find(ref.UID)
+	f, err := d.set.Find(ref.UID)
 	if err != nil || f.Dir == "" && f.Trash == "" {
 		return err
 	}
@@ -217,7 +184,7 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 
 // Inspect implements backend.Driver.
 func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, error) {
-	f, err := d.find(ref.UID)
+	f, err := d.set.Find(ref.UID)
 	if err != nil {
 		return backend.Instance{}, err
 	}
@@ -229,15 +196,9 @@ func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, 
 
 // state returns the state of a sandbox that was found.
 func (d *Driver) state(f vmdir.Found) (backend.Instance, error) {
-	in := backend.Instance{Ref: backend.Ref{UID: f.UID}, VMID: f.VMID, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
-	switch {
-	case f.Dir == "":
-		in.Reason = "its destruction was interrupted"
-		return in, nil
-	case errors.Is(f.Err, fs.ErrNotExist):
-		return in, nil
-	case f.Err != nil:
-		return in, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
+	in, marked, err := f.Instance()
+	if !marked {
+		return in, err
 	}
 	in.Name, in.Spec = f.Spec.Name, &f.Spec
 	if _, err := os.Lstat(filepath.Join(f.Dir, fileMade)); err != nil {
@@ -250,38 +211,7 @@ func (d *Driver) state(f vmdir.Found) (backend.Instance, error) {
 	return in, d.supervised(f).Power(&in)
 }
 
-// List implements backend.Driver. A sandbox that cannot be read is partial, with
-// the reason, so that it is not taken for absent.
+// List implements backend.Driver.
 func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
-	all, err := vmdir.Find(d.sandboxes(), "")
-	if err != nil {
-		return nil, err
-	}
-	var list []backend.Instance
-	for _, f := range all {
-		if err := ctx.Err(); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "listing sandboxes: %w", context.Cause(ctx))
-		}
-		in, err := d.state(f)
-		if err != nil {
-			in.Power, in.Reason = backend.PowerPartial, agentlab.Reason(err.Error())
-		}
-		list = append(list, in)
-	}
-	return list, nil
-}
-
-// sameSpec compares two specifications as config.json has them.
-func sameSpec(a, b backend.Spec) bool {
-	x, err1 := json.Marshal(a)
-	y, err2 := json.Marshal(b)
-	return err1 == nil && err2 == nil && bytes.Equal(x, y)
-}
-
-// sameMachine reports whether two differ at most in what can change: the name and the
-// network.
-func sameMachine(a, b backend.Spec) bool {
-	a.Name, b.Name = "", ""
-	a.Network, b.Network = agentlab.Network{}, agentlab.Network{}
-	return sameSpec(a, b)
+	return d.set.List(ctx, d.state)
 }

@@ -46,7 +46,7 @@ func TestWrapperArguments(t *testing.T) {
 	}
 }
 
-// QEMU gets nothing of what Lima would give it: no network of its own, no mount, no second
+// QEMU gets none of the devices that Lima adds: no network of its own, no mount, no second
 // disk, no log without a size.
 func TestCommandLine(t *testing.T) {
 	h := vmdir.Handle{Spec: fixed{Image: vmdir.ImageFiles{Ref: "b@0"}}.spec(1), Image: vmdir.ImageFiles{Kernel: "/k", RootDisk: "/im,age/root.img"}}
@@ -294,7 +294,7 @@ func TestLongPath(t *testing.T) {
 	d, f := still(t)
 	for _, dir := range []string{filepath.Join(f.StateDir, strings.Repeat("long", 20)), filepath.Join(f.StateDir, "a:b")} {
 		d.cfg.StateDir = dir
-		if err := os.MkdirAll(d.sandboxes(), 0o700); err != nil {
+		if err := os.MkdirAll(d.set.Root, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Create(t.Context(), f.spec(1)); agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {

@@ -49,8 +49,11 @@ const (
 	limaSocket   = "ssh.sock.1234567890123456" // the longest name of a socket
 )
 
+// path returns the path of a file of the driver.
+func (d *Driver) path(name string) string { return filepath.Join(d.cfg.StateDir, "lima", name) }
+
 // home is the LIMA_HOME of the instances of AgentLab.
-func (d *Driver) home() string { return filepath.Join(d.cfg.StateDir, "lima", "home") }
+func (d *Driver) home() string { return d.path("home") }
 
 // instanceName returns the name of a sandbox's instance. A socket in its directory
 // may have a path of 107 bytes, so it is short.
@@ -80,12 +83,21 @@ func (d *Driver) limactl() (string, error) {
 
 var versionRE = lazyre.New(`^limactl version v?([0-9]+)\.([0-9]+)[^\n]*`)
 
-// version returns the version of limactl.
+// version returns the version of limactl. It runs each binary once.
 func (d *Driver) version(ctx context.Context) (qemuvm.Version, error) {
 	var v qemuvm.Version
 	path, err := d.limactl()
 	if err != nil {
 		return v, err
+	}
+	stamp, err := qemuvm.StampOf(path)
+	if err != nil {
+		return v, vmdir.Fault(err, "cannot check %s", path)
+	}
+	d.versions.Lock()
+	defer d.versions.Unlock()
+	if d.known.stamp == stamp {
+		return d.known.version, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -98,8 +110,11 @@ func (d *Driver) version(ctx context.Context) (qemuvm.Version, error) {
 		return v, agentlab.Errorf(agentlab.CodeUnavailable, "cannot read the version of %s: %w", path, errors.Join(err, ctx.Err())).WithHint(installLimactl)
 	}
 	v.Text = strings.TrimPrefix(m[0], "limactl version ")
-	_, err = fmt.Sscanf(m[1]+" "+m[2], "%d %d", &v.Major, &v.Minor)
-	return v, err
+	if _, err := fmt.Sscanf(m[1]+" "+m[2], "%d %d", &v.Major, &v.Minor); err != nil {
+		return v, err
+	}
+	d.known.stamp, d.known.version = stamp, v
+	return v, nil
 }
 
 // ready fails with a hint if this host cannot run a sandbox.
@@ -122,7 +137,7 @@ func (d *Driver) ready(ctx context.Context) error {
 }
 
 // bin is the only directory in the PATH of limactl.
-func (d *Driver) bin() string { return filepath.Join(d.cfg.StateDir, "lima", "bin") }
+func (d *Driver) bin() string { return d.path("bin") }
 
 // wrapperQEMU is the wrapper's name, which is the name of QEMU.
 const wrapperQEMU = qemuvm.DefaultQEMU
@@ -258,10 +273,10 @@ type templateSSH struct {
 // placeholder is the image of all instances until they have their own: limactl copies
 // an image whole, and writes its holes, too.
 func (d *Driver) placeholder() string {
-	return filepath.Join(d.cfg.StateDir, "lima", "placeholder.img")
+	return d.path("placeholder.img")
 }
 
-// placeholderSize is a size that limactl accepts as that of a raw disk, in bytes.
+// placeholderSize is the size of the placeholder, in bytes: limactl accepts it as a raw disk.
 const placeholderSize = 1 << 20
 
 // limaYAML returns the template of a sandbox's instance with an image.

@@ -186,14 +186,7 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, handoffPatience, errors.New("limactl has not started QEMU in time"))
 	defer cancel()
-	if err = files.NoteProcess(a.cmd.Process.Pid); err != nil {
-		select {
-		case <-a.ended: // a process that has ended cannot be noted: await says so
-			err = nil
-		case <-time.After(time.Second):
-		}
-	}
-	if err == nil {
+	if err = files.NoteProcess(a.cmd.Process.Pid); err == nil {
 		err = calls.await(ctx, a.ended, filepath.Base(instance))
 	}
 	if err == nil {
@@ -258,12 +251,7 @@ func (m *machine) Ready(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	select {
-	case <-m.done: // its exit is a better reason than the broken connection
-		return errors.New(m.End(supervisor.Seen{}).Reason)
-	case <-time.After(500 * time.Millisecond):
-		return vmdir.Fault(err, "QEMU did not become ready")
-	}
+	return m.NotReady(err)
 }
 
 // Done implements supervisor.VM.
@@ -292,10 +280,7 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 func (m *machine) onEvent(e qemuvm.QMPEvent) {
 	switch e.Event {
 	case "BLOCK_IO_ERROR":
-		m.hooks.Log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
-		if e.Data.NoSpace && e.Data.Action == "stop" {
-			m.hooks.Paused("the host's disk is full")
-		}
+		e.DiskError(m.hooks)
 	case "RESUME":
 		m.hooks.Paused("")
 	case "POWERDOWN":

@@ -203,7 +203,7 @@ func processes(dir string) []string {
 
 // dir returns the directory of a sandbox; "" means that there is none.
 func (d *Driver) dir(ref backend.Ref) string {
-	f, _ := d.find(ref.UID)
+	f, _ := d.set.Find(ref.UID)
 	return f.Dir
 }
 

@@ -1,7 +1,6 @@
 package lima
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
-	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Backend is the backend of Lima's instances on this host.
@@ -19,7 +17,7 @@ var Backend = registry.Backend{Name: Name, Section: newSettings, Open: open, VM:
 // Settings is the section lima of config.yaml.
 type Settings struct {
 	Limactl string `yaml:"limactl" doctor:"show" doc:"Path of limactl; empty looks for it in PATH."`
-	Binary  string `yaml:"binary" doctor:"show" doc:"Path of the QEMU system emulator; empty looks for the one of this machine's architecture in PATH."`
+	Binary  string `yaml:"binary" doctor:"show" doc:"Path of the QEMU system emulator; empty looks for qemu-system-x86_64 in PATH."`
 	Accel   string `yaml:"accel" doctor:"show" doc:"auto (KVM where it works, else emulation), kvm or tcg."`
 }
 
@@ -47,13 +45,7 @@ func open(env registry.Env) (registry.Opened, error) {
 	}
 	d, err := New(Config{
 		StateDir: env.State, CacheDir: env.Cache, Runner: runner,
-		Images: func(ctx context.Context, ref string) (vmdir.ImageFiles, error) {
-			img, err := env.Images.Resolve(ctx, ref)
-			if err != nil {
-				return vmdir.ImageFiles{}, err
-			}
-			return vmdir.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
-		},
+		Images:  env.ImageFiles,
 		Limactl: s.Limactl, QEMU: s.Binary, Accel: qemuvm.Accel(s.Accel),
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)),
 		Reserved:   env.Config.APIPorts(), UpstreamProxy: upstream, Logger: env.Log,

@@ -3,8 +3,6 @@ package qemu
 import (
 	"cmp"
 	"context"
-	"errors"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,7 +13,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
-	"github.com/agentlab-vm/agentlab/internal/egress"
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
@@ -81,7 +78,8 @@ type Driver struct {
 	rd   *qemuvm.Initrds
 	tmpl *templates
 
-	locks lock.Keyed[string] // by uid; held by calls that change a sandbox
+	set   vmdir.Set          // the sandboxes
+	locks lock.Keyed[string] // by uid; held by calls that change a volume
 
 	crash func(point string) // called at each crash point; tests set it
 }
@@ -133,7 +131,7 @@ func New(cfg Config) (*Driver, error) {
 		}
 		cfg.Supervisor = []string{self, "vmm"}
 	}
-	d := &Driver{cfg: cfg, log: cfg.Logger}
+	d := &Driver{cfg: cfg, log: cfg.Logger, set: vmdir.Set{Root: filepath.Join(cfg.StateDir, "sandboxes")}}
 	d.Guests.From = source{d}
 	d.host = qemuvm.NewHost(d.hostConfig())
 	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, dirInitrd), cfg.Runner)
@@ -156,7 +154,7 @@ func (d *Driver) hostConfig() qemuvm.HostConfig {
 	}
 }
 
-func (d *Driver) sandboxes() string { return filepath.Join(d.cfg.StateDir, "sandboxes") }
+func (d *Driver) sandboxes() string { return d.set.Root }
 
 // supervised returns the supervisor's view of a sandbox's directory.
 func (d *Driver) supervised(f found) supervisor.Dir {
@@ -206,17 +204,7 @@ func (d *Driver) Validate(spec backend.Spec) error {
 	if err := d.Info().CheckSpec(spec); err != nil {
 		return err
 	}
-	return validNetwork(spec.Network)
-}
-
-// validNetwork rejects an invalid policy, and a mode that this driver does not
-// know.
-func validNetwork(n agentlab.Network) error {
-	if err := backend.CheckMode(Name, n); err != nil {
-		return err
-	}
-	_, err := egress.New(n)
-	return err
+	return vmdir.CheckNetwork(Name, spec.Network)
 }
 
 // Close implements backend.Driver.
@@ -227,7 +215,7 @@ func (d *Driver) Close() error {
 
 // open locks a sandbox whose Create is complete, for a method that changes it.
 func (d *Driver) open(ctx context.Context, ref backend.Ref) (f found, unlock func(), err error) {
-	if unlock, err = d.begin(ctx, ref); err != nil {
+	if unlock, err = d.set.Begin(ctx, ref); err != nil {
 		return f, nil, err
 	}
 	if f, err = d.load(ref); err != nil {
@@ -236,31 +224,12 @@ func (d *Driver) open(ctx context.Context, ref backend.Ref) (f found, unlock fun
 	return f, unlock, err
 }
 
-// begin waits for the sandbox's lock in this process. Every method that changes
-// a sandbox holds it.
-func (d *Driver) begin(ctx context.Context, ref backend.Ref) (unlock func(), err error) {
-	unlock, err = d.locks.Lock(ctx, ref.UID)
-	if err != nil {
-		return nil, agentlab.Errorf(agentlab.CodeBusy, "another operation on the sandbox is in progress: %w", err)
-	}
-	return unlock, nil
-}
-
 // load finds a sandbox whose Create is complete.
 func (d *Driver) load(ref backend.Ref) (found, error) {
-	f, err := d.find(ref.UID)
-	switch {
-	case err != nil:
-		return f, err
-	case f.Dir == "":
-		return f, vmdir.Absent(ref.UID)
-	case errors.Is(f.Err, fs.ErrNotExist):
-		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the creation of sandbox %d was interrupted", f.VMID)
-	case f.Err != nil:
-		return f, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
-	case restoring(f.Dir):
+	f, err := d.set.Load(ref)
+	if err == nil && restoring(f.Dir) {
 		return f, agentlab.Errorf(agentlab.CodeUnavailable, "the restoration of sandbox %d was interrupted", f.VMID).
 			WithHint("restore it again, or destroy it")
 	}
-	return f, nil
+	return f, err
 }

@@ -22,7 +22,7 @@ const (
 
 // ExportDisk implements backend.Console.
 func (d *Driver) ExportDisk(ctx context.Context, ref backend.Ref, path string) error {
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return err
 	}

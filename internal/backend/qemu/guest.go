@@ -6,6 +6,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // source is the driver for vmdir.Guests.
@@ -68,7 +69,7 @@ func (d *Driver) switchCPUs(ctx context.Context, ref backend.Ref, change func(f 
 
 // UpdateNetwork implements backend.Net.
 func (d *Driver) UpdateNetwork(ctx context.Context, ref backend.Ref, n agentlab.Network) error {
-	if err := validNetwork(n); err != nil {
+	if err := vmdir.CheckNetwork(Name, n); err != nil {
 		return err
 	}
 	f, unlock, err := d.open(ctx, ref)

@@ -27,24 +27,8 @@ type startConfig struct {
 	Initrd string `json:"initrd"` // absolute path
 }
 
-// find looks for the sandbox with a uid. A directory whose config.json is that
-// of another sandbox is skipped.
-func (d *Driver) find(uid string) (found, error) {
-	if uid == "" {
-		return found{}, nil
-	}
-	all, err := d.findAll(uid)
-	if err != nil || len(all) == 0 {
-		return found{}, err
-	}
-	return all[0], nil
-}
-
-// findAll returns the sandbox with a uid, or all sandboxes if uid is "". Each has
-// a directory, or only its trash.
-func (d *Driver) findAll(uid string) ([]found, error) {
-	return vmdir.Find(d.sandboxes(), uid)
-}
+// find looks for the sandbox with a uid.
+func (d *Driver) find(uid string) (found, error) { return d.set.Find(uid) }
 
 // fault adds the code to an error of the operating system.
 func fault(err error, format string, args ...any) *agentlab.Error {

@@ -29,15 +29,9 @@ func (d *Driver) Inspect(_ context.Context, ref backend.Ref) (backend.Instance, 
 
 // instance returns the state of a sandbox that was found.
 func (d *Driver) instance(f found) (backend.Instance, error) {
-	in := backend.Instance{Ref: backend.Ref{UID: f.UID}, VMID: f.VMID, Power: backend.PowerPartial, Reason: "its creation was interrupted"}
-	switch {
-	case f.Dir == "":
-		in.Reason = "its destruction was interrupted"
-		return in, nil
-	case errors.Is(f.Err, fs.ErrNotExist):
-		return in, nil
-	case f.Err != nil:
-		return in, vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
+	in, marked, err := f.Instance()
+	if !marked {
+		return in, err
 	}
 	if restoring(f.Dir) {
 		in.Reason = "its restoration was interrupted"
@@ -84,23 +78,7 @@ func (d *Driver) suspendedToDisk(f found) (bool, error) {
 	return in.Power == backend.PowerSuspended && onDisk(f.Dir), err
 }
 
-// List implements backend.Driver. A sandbox that cannot be read is partial, with
-// the reason, so that it is not taken for absent.
+// List implements backend.Driver.
 func (d *Driver) List(ctx context.Context) ([]backend.Instance, error) {
-	all, err := d.findAll("")
-	if err != nil {
-		return nil, err
-	}
-	var list []backend.Instance
-	for _, f := range all {
-		if err := ctx.Err(); err != nil {
-			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "listing sandboxes: %w", context.Cause(ctx))
-		}
-		in, err := d.instance(f)
-		if err != nil {
-			in.Power, in.Reason = backend.PowerPartial, agentlab.Reason(err.Error())
-		}
-		list = append(list, in)
-	}
-	return list, nil
+	return d.set.List(ctx, d.instance)
 }

@@ -1,11 +1,7 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -22,39 +18,16 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 	if err := d.Validate(spec); err != nil {
 		return err
 	}
-	name := vmdir.Name(spec.VMID, spec.UID)
-	if _, _, ok := vmdir.ParseName(name); !ok {
-		return agentlab.Errorf(agentlab.CodeInvalid, "%d-%q does not name a sandbox", spec.VMID, spec.UID)
-	}
 	if spec.From != nil { // where they are does not matter
 		spec.From = &backend.SnapshotRef{UID: spec.From.UID, Of: backend.Ref{UID: spec.From.Of.UID}}
 	}
-	unlock, err := d.begin(ctx, spec.Ref())
+	unlock, err := d.set.Begin(ctx, spec.Ref())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	f, err := d.find(spec.UID)
-	if err != nil {
-		return err
-	}
-	switch {
-	case f.Dir == "":
-		f.Dir = filepath.Join(d.sandboxes(), name)
-		if _, err := os.Lstat(f.Dir); err == nil {
-			return agentlab.Errorf(agentlab.CodeExists, "%s is not a sandbox's directory", f.Dir).WithHint("move it away")
-		}
-		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
-	case filepath.Base(f.Dir) != name, f.Err == nil && !sameMachine(f.Spec, spec):
-		return agentlab.Errorf(agentlab.CodeExists, "sandbox %d exists with another specification", f.VMID)
-	case errors.Is(f.Err, fs.ErrNotExist):
-		f.Handle, err = d.newHandle(ctx, f.Dir, spec)
-	case f.Err != nil:
-		return vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
-	case !sameSpec(f.Spec, spec): // the caller's name and policy are newer
-		f.Spec.Name = spec.Name
-		err = d.updateNetwork(ctx, f, spec.Network)
-	}
+	f, err := d.set.Claim(spec, func(dir string) (handle, error) { return d.newHandle(ctx, dir, spec) },
+		func(f found) error { return d.updateNetwork(ctx, f, spec.Network) })
 	if err != nil {
 		return err
 	}
@@ -62,21 +35,6 @@ func (d *Driver) Create(ctx context.Context, spec backend.Spec) error {
 		return d.finishRestore(ctx, f)
 	}
 	return d.makeDisk(ctx, f.Dir, f.Handle)
-}
-
-// sameSpec compares two specifications as config.json has them.
-func sameSpec(a, b backend.Spec) bool {
-	x, err1 := json.Marshal(a)
-	y, err2 := json.Marshal(b)
-	return err1 == nil && err2 == nil && bytes.Equal(x, y)
-}
-
-// sameMachine reports whether two differ at most in what can change: the name, when
-// the warm pool hands a sandbox out, and the network.
-func sameMachine(a, b backend.Spec) bool {
-	a.Name, b.Name = "", ""
-	a.Network, b.Network = agentlab.Network{}, agentlab.Network{}
-	return sameSpec(a, b)
 }
 
 // newHandle finds the image, then creates the directory and config.json.
@@ -97,15 +55,7 @@ func (d *Driver) newHandle(ctx context.Context, dir string, spec backend.Spec) (
 	if _, err := h.DiskSize(); err != nil {
 		return handle{}, err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return handle{}, fault(err, "cannot create the directory of sandbox %d", spec.VMID)
-	}
-	d.at("directory made")
-	if err := h.Write(dir); err != nil {
-		return handle{}, err
-	}
-	d.at("mark written")
-	return h, nil
+	return h, h.Mark(dir, d.at)
 }
 
 // makeDisk creates the overlay if it does not exist.
@@ -177,7 +127,7 @@ func (d *Driver) copyDisk(ctx context.Context, dir string, h handle, size int64)
 
 // Stop implements backend.Driver.
 func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration) error {
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -208,7 +158,7 @@ func (d *Driver) Stop(ctx context.Context, ref backend.Ref, grace time.Duration)
 // Destroy implements backend.Driver. It renames the directory to trash in one
 // step, so that the rest after a crash is not read as a sandbox.
 func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return err
 	}

@@ -125,12 +125,7 @@ func (m *machine) Ready(ctx context.Context) error {
 		}
 		return nil
 	}
-	select {
-	case <-m.Done(): // its exit is a better reason than the broken connection
-		return errors.New(m.End(supervisor.Seen{}).Reason)
-	case <-time.After(500 * time.Millisecond):
-		return fault(err, "QEMU did not become ready")
-	}
+	return m.NotReady(err)
 }
 
 // load waits until QEMU has read the devices of a saved guest, and starts its
@@ -243,10 +238,7 @@ func (m *machine) StoreNetwork(n agentlab.Network) error {
 func (m *machine) onEvent(e qemuvm.QMPEvent) {
 	switch e.Event {
 	case "BLOCK_IO_ERROR":
-		m.hooks.Log.Error("disk error", "device", e.Data.Device, "reason", e.Data.Reason, "nospace", e.Data.NoSpace, "action", e.Data.Action)
-		if e.Data.NoSpace && e.Data.Action == "stop" {
-			m.hooks.Paused("the host's disk is full")
-		}
+		e.DiskError(m.hooks)
 	case "RESUME":
 		m.mu.Lock()
 		held := m.saving != nil && !m.saving.to.Running // leaveSaved

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 
@@ -10,7 +9,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/hostspace"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
-	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Backend is the backend of virtual machines on this host.
@@ -52,16 +50,10 @@ func open(env registry.Env) (registry.Opened, error) {
 		return registry.Opened{}, err
 	}
 	d, err := New(Config{
-		StateDir: env.State,
-		CacheDir: env.Cache,
-		Runner:   runner,
-		Images: func(ctx context.Context, ref string) (vmdir.ImageFiles, error) {
-			img, err := env.Images.Resolve(ctx, ref)
-			if err != nil {
-				return vmdir.ImageFiles{}, err
-			}
-			return vmdir.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
-		},
+		StateDir:   env.State,
+		CacheDir:   env.Cache,
+		Runner:     runner,
+		Images:     env.ImageFiles,
 		PauseBelow: uint64(hostspace.PauseBelow(int64(env.Config.Limits.MinFreeMB) << 20)),
 		Accel:      qemuvm.Accel(s.Accel),
 		NoNested:   !s.Nested,

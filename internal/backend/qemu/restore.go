@@ -28,7 +28,7 @@ func restoring(dir string) bool {
 
 // RestoreSnapshot implements backend.Snapshots.
 func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
-	unlock, err := d.begin(ctx, ref.Of)
+	unlock, err := d.set.Begin(ctx, ref.Of)
 	if err != nil {
 		return err
 	}

@@ -151,7 +151,7 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	if !snapshotName.MatchString(uid) {
 		return backend.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a snapshot", uid)
 	}
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
@@ -277,7 +277,7 @@ func (d *Driver) saveStopped(ctx context.Context, f found, dir string) error {
 
 // DeleteSnapshot implements backend.Snapshots.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref backend.SnapshotRef) error {
-	unlock, err := d.begin(ctx, ref.Of)
+	unlock, err := d.set.Begin(ctx, ref.Of)
 	if err != nil {
 		return err
 	}

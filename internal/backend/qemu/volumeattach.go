@@ -29,7 +29,7 @@ func readAttachment(dir string) (attachment, error) {
 // owners returns the sandbox of each volume that is attached, by UID. A sandbox that
 // is being destroyed has none.
 func (d *Driver) owners() (map[string]string, error) {
-	all, err := d.findAll("")
+	all, err := vmdir.Find(d.sandboxes(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (d *Driver) mayHotplug(f found) error {
 // DetachVolume implements backend.Volumes. The sandbox names the volume until no QEMU
 // has it open.
 func (d *Driver) DetachVolume(ctx context.Context, ref backend.Ref, from backend.VolumeRef) error {
-	unlock, err := d.begin(ctx, ref)
+	unlock, err := d.set.Begin(ctx, ref)
 	if err != nil {
 		return err
 	}

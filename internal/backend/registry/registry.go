@@ -18,6 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/hostnet"
 	"github.com/agentlab-vm/agentlab/internal/image"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // Backend is one backend.
@@ -42,6 +43,15 @@ type Env struct {
 	Network *hostnet.Local // of this host; a driver that uses it claims it
 	Getenv  func(string) string
 	Log     *slog.Logger
+}
+
+// ImageFiles returns the files of an image, for drivers with supervised VMs.
+func (e Env) ImageFiles(ctx context.Context, ref string) (vmdir.ImageFiles, error) {
+	img, err := e.Images.Resolve(ctx, ref)
+	if err != nil {
+		return vmdir.ImageFiles{}, err
+	}
+	return vmdir.ImageFiles{Ref: img.Ref(), RootDisk: img.RootDisk(), Kernel: img.Kernel(), Modules: img.Modules()}, nil
 }
 
 // Opened is an open backend.

@@ -1,4 +1,4 @@
-// Package imagecmd has the commands of images and of what is made of them.
+// Package imagecmd has the commands of images, templates, setup snapshots and the registry cache.
 package imagecmd
 
 import "github.com/agentlab-vm/agentlab/internal/cli"

@@ -106,7 +106,7 @@ type Service struct {
 
 	upstreams  map[Kind]*url.URL // without those of apt; nil: the kind is off
 	dockerAuth *url.URL          // where tokens for anonymous downloads come from
-	mirrors    []*url.URL        // of apt; the host and port of each are those that guests ask for
+	mirrors    []*url.URL        // of apt; guests ask for the host and port of each
 
 	slots    chan struct{}  // of downloads
 	rewrites chan struct{}  // of indexes that are rewritten

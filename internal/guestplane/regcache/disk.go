@@ -221,7 +221,7 @@ func (d *draft) keep(kind Kind, key string) (err error) {
 	return nil
 }
 
-// evict reads the sizes of all files, and removes those that were used least recently
+// evict reads the sizes of all files, and removes the least recently used
 // until the rest fits. The caller holds the lock, or is alone.
 func (st *store) evict() {
 	all := st.files("*")

@@ -145,7 +145,7 @@ func (s *Service) download(ctx context.Context, g *outside.Guest, t *target, f *
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	resp, via, err := s.fetch(ctx, g, t, http.MethodGet, http.Header{"Accept-Encoding": {"identity"}}) // the digest is that of the file as it is
+	resp, via, err := s.fetch(ctx, g, t, http.MethodGet, http.Header{"Accept-Encoding": {"identity"}}) // the digest is of the file without an encoding
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ type target struct {
 	rewrite func(body []byte, contentType string) ([]byte, string, error) // of an index; nil: none
 }
 
-// scopePrivate is the scope of what came from private addresses. A name can also have
+// scopePrivate is the scope of files from private addresses. A name can also have
 // public ones, and most guests may reach only these.
 const scopePrivate = "private "
 

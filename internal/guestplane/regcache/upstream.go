@@ -20,7 +20,7 @@ const (
 	maxErrorBody = 16 << 10 // how much of an error answer of an upstream is passed on
 )
 
-// scope is the scope of what comes from a server.
+// scope is the scope of the files of a server.
 func scope(srv outside.Server) string {
 	if srv.Private {
 		return scopePrivate

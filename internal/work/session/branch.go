@@ -36,7 +36,7 @@ func NewImage(ctx context.Context, repo, ref, asked string) (string, error) {
 }
 
 // OfBranch returns the session of a branch of a repository, and creates it as
-// requested if there is none. Without a repository it is that of the branch.
+// requested if there is none. Without a repository it is the session of the branch.
 func OfBranch(ctx context.Context, ui work.UI, c *client.Client, repo string, r api.SessionCreate) (api.Session, error) {
 	branch := r.Branch
 	r.IfMissing = true

@@ -18,7 +18,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/source"
 )
 
-// Removal says how a session is removed. command is the one that the user runs for it.
+// Removal says how a session is removed. command is the command that the user runs for it.
 type Removal struct {
 	Yes, Force bool
 	keepLink   bool // of the repository; only the session is deleted
