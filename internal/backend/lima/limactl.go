@@ -142,8 +142,8 @@ func (d *Driver) bin() string { return d.path("bin") }
 // wrapperQEMU is the wrapper's name, which is the name of QEMU.
 const wrapperQEMU = qemuvm.DefaultQEMU
 
-// makeBin makes placeholder and fills bin: the wrapper in the place of QEMU, an SSH client that connects to
-// nothing, and the programs that limactl needs.
+// makeBin makes placeholder and fills bin: the wrapper in the place of QEMU, an SSH client
+// that connects to nothing, and the programs that limactl needs.
 func (d *Driver) makeBin() error {
 	d.bins.Lock()
 	defer d.bins.Unlock()
@@ -272,9 +272,7 @@ type templateSSH struct {
 
 // placeholder is the image of all instances until they have their own: limactl copies
 // an image whole, and writes its holes, too.
-func (d *Driver) placeholder() string {
-	return d.path("placeholder.img")
-}
+func (d *Driver) placeholder() string { return d.path("placeholder.img") }
 
 // placeholderSize is the size of the placeholder, in bytes: limactl accepts it as a raw disk.
 const placeholderSize = 1 << 20
@@ -342,7 +340,7 @@ func (d *Driver) makeInstance(ctx context.Context, dir string, h vmdir.Handle) e
 }
 
 // removeInstance removes the instance of a sandbox whose VM does not run. All
-// instances in home are those of sandboxes, and the caller has found the sandbox.
+// instances in home belong to sandboxes, and the caller has found the sandbox.
 func (d *Driver) removeInstance(uid string) error {
 	if err := os.RemoveAll(d.instance(uid)); err != nil {
 		return vmdir.Fault(err, "cannot remove the instance %s", instanceName(uid))

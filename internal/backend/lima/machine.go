@@ -122,8 +122,8 @@ func vmArgs(h vmdir.Handle, c startConfig, instance string) []string {
 	)
 	a = append(a, qemuvm.Devices(qemuvm.FDNetwork, qemuvm.FDControl, qemuvm.FDConsole, qemuvm.FDMonitor)...)
 	a = append(a,
-		// The disks, with their formats: a guest must not choose the
-		// format of its disk by what it writes.
+		// The disks, with their formats: a guest must not choose the format of its disk
+		// by its content.
 		"-blockdev", "driver=file,node-name=base-file,read-only=on,filename="+comma(h.Image.RootDisk),
 		"-blockdev", "driver=raw,node-name=base,read-only=on,file=base-file",
 		"-blockdev", "driver=file,node-name=root-file,discard=unmap,filename="+file(limaDiffDisk),
@@ -173,8 +173,7 @@ func startAgent(ctx context.Context, dir, instance string, cfg startConfig) (*ag
 		calls.close()
 		return nil, vmdir.Fault(err, "cannot open %s", fileLimaLog)
 	}
-	var last bounded.Tail
-	last.Max = 4 << 10
+	last := bounded.Tail{Max: 4 << 10}
 	a.cmd = exec.Command(cfg.Limactl, "start", "--tty=false", "--foreground", filepath.Base(instance)) //nolint:noctx // it lives as long as the VM
 	a.cmd.Dir, a.cmd.Env = dir, append(limaEnv(cfg.Home, cfg.Bin), envQEMU+"="+cfg.QEMU, envSocket+"="+filepath.Join(dir, fileWrapper))
 	a.cmd.Stdout, a.cmd.Stderr, a.cmd.WaitDelay = a.log, io.MultiWriter(a.log, &last), 2*time.Second
