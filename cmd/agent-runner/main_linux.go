@@ -46,6 +46,8 @@ func main() {
 		}
 	case name == "probe":
 		os.Exit(prober.Main(args))
+	case name == "agentlab-agent" && len(args) > 0 && args[0] == "workspace": // in a maintenance sandbox
+		os.Exit(guestd.Maintain(args[1:]))
 	case name == "agentlab-agent":
 		os.Exit(agentcmd.Main(args))
 	case msgcmd.Programs(name):

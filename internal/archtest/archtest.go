@@ -117,6 +117,10 @@ var Layers = append(driverLayers(), []Layer{
 		Why: "the client implements the control API and is the only package that other programs need",
 	},
 	{
+		Name: "work doubles", Packages: []string{"internal/work/worktest"}, May: and([]string{".", "api", "guestapi", "client", "internal/guest/filescmd", "internal/work/..."}, leaves),
+		Why: "tests of workflows run the real program of the guest",
+	},
+	{
 		Name: "work", Packages: []string{"internal/work/..."}, May: and([]string{".", "api", "guestapi", "client", "internal/config"}, leaves),
 		Why: "workflows on the machine of the user call the daemon through the client, and the user through work.UI, so that every user interface can have them",
 	},

@@ -3,34 +3,51 @@ package fake
 import (
 	"archive/tar"
 	"errors"
+	"flag"
 	"io"
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// copyFiles simulates the scripts of cp: PATH tree|file writes an archive, and PATH
-// file|tree|content NAME MODE FORCE extracts one. A file whose text is "hostile NAME" is
-// in an archive with this name.
+// copyFiles simulates 'agentlab-agent files push' and pull. A file whose text is "hostile
+// NAME" is in an archive with this name.
 func (p *process) copyFiles(args []string) int {
-	if len(args) > 2 {
-		return p.receive(args[0], args[1], args[2], args[4] != "")
+	f := flag.NewFlagSet("files", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	name, replace := f.String("name", "", ""), f.Bool("replace", false, "")
+	f.String("mode", "", "")
+	if len(args) == 0 || f.Parse(args[1:]) != nil || f.NArg() != 2 {
+		return 2
 	}
+	kind, path := f.Arg(0), f.Arg(1)
+	switch args[0] {
+	case "push":
+		return p.receive(path, kind, *name, *replace)
+	case "pull":
+		return p.sendFiles(path, kind)
+	}
+	return 2
+}
+
+func (p *process) sendFiles(path, kind string) int {
 	disk := map[string]string{}
-	p.files(args[0], func(all map[string]string) { disk = maps.Clone(all) })
+	p.files(path, func(all map[string]string) { disk = maps.Clone(all) })
 	w := tar.NewWriter(p.out)
-	if text, ok := disk[args[0]]; ok {
-		return packFile(w, args[0], text)
+	if text, ok := disk[path]; ok {
+		return packFile(w, path, text)
 	}
-	dir := strings.TrimSuffix(args[0], "/.")
-	found := 20
+	dir := strings.TrimSuffix(path, "/.")
+	found := guestapi.FilesMissing
 	for _, name := range slices.Sorted(maps.Keys(disk)) {
 		rel, ok := strings.CutPrefix(name, dir+"/")
 		switch {
 		case !ok:
 			continue
-		case args[1] != "tree":
-			return 21
+		case kind != guestapi.FilesTree:
+			return guestapi.FilesIsDir
 		case found != 0 && w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}) != nil:
 			return 2
 		}
@@ -68,7 +85,7 @@ func packEntry(w *tar.Writer, name, text string) int {
 	return 0
 }
 
-// receive extracts an archive that ends as pushScript of package cli requires. Every
+// receive extracts an archive that ends as 'agentlab-agent files push' requires. Every
 // path that has files below it is a directory.
 func (p *process) receive(to, kind, base string, force bool) int {
 	at := strings.TrimSuffix(strings.TrimSuffix(to, "/."), "/")
@@ -78,13 +95,13 @@ func (p *process) receive(to, kind, base string, force bool) int {
 			isDir = isDir || strings.HasPrefix(name, at+"/")
 		}
 	})
-	if isDir && kind != "content" {
+	if isDir && kind != guestapi.FilesContent {
 		at += "/" + base
 	}
 	p.files(at, func(disk map[string]string) { _, taken = disk[at] })
-	if kind == "file" && taken && !force {
+	if kind == guestapi.FilesFile && taken && !force {
 		_, _ = io.WriteString(p.errOut, at+"\n")
-		return 23
+		return guestapi.FilesExists
 	}
 	found, ended := map[string]string{}, false
 	for r := tar.NewReader(p.stdin); ; {
@@ -96,21 +113,21 @@ func (p *process) receive(to, kind, base string, force bool) int {
 		switch rel, inside := "", false; {
 		case err != nil || rerr != nil:
 			return 2
-		case kind == "file":
+		case kind == guestapi.FilesFile:
 			found[at] += string(text)
-		case h.Name == "end":
+		case h.Name == guestapi.FilesEnd:
 			ended = true
 		case h.Typeflag == tar.TypeReg:
-			if rel, inside = strings.CutPrefix(h.Name, "new/"); inside {
+			if rel, inside = strings.CutPrefix(h.Name, guestapi.FilesNew+"/"); inside {
 				found[at+"/"+rel] = string(text)
 			}
 		}
 	}
-	if text := found[at]; kind == "file" && len(text) >= 20 {
-		found[at], ended = text[:len(text)-20], true
+	if text := found[at]; kind == guestapi.FilesFile && len(text) >= guestapi.FilesSizeDigits {
+		found[at], ended = text[:len(text)-guestapi.FilesSizeDigits], true
 	}
 	if !ended {
-		return 26
+		return guestapi.FilesCut
 	}
 	p.files(at, func(disk map[string]string) { maps.Copy(disk, found) })
 	return 0

@@ -8,31 +8,32 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
 // damaged is a file of a volume whose file system has errors.
 const damaged = volumePath + "damaged"
 
-// maintain simulates the scripts of the command line, by their names: that of cp, and
-// those of the maintenance of workspaces.
-func (p *process) maintain(name string, args []string) int {
-	if name == "agentlab-cp" {
-		return p.copyFiles(args)
+// agentFiles simulates 'agentlab-agent files' and 'agentlab-agent workspace'.
+func (p *process) agentFiles(args []string) int {
+	if args[0] == "files" {
+		return p.copyFiles(args[1:])
 	}
 	files := map[string]string{}
 	if !p.g.in.h.volumeFiles(p.g.in.rec.Spec.UID, func(v *volume) { files = v.Files }) {
-		fmt.Fprintln(p.errOut, "the guest has no workspace")
-		return 8
+		fmt.Fprintln(p.errOut, "agentlab-agent: the guest has no workspace")
+		return guestapi.MaintainFailed
 	}
-	switch name {
-	case "agentlab-fsck":
-		return p.fsck(slices.Equal(args, []string{"-y"}), files)
-	case "agentlab-export":
+	switch args[1] {
+	case "check", "repair":
+		return p.fsck(args[1] == "repair", files)
+	case "export":
 		return p.pack(files)
-	case "agentlab-import":
+	case "import":
 		return p.unpack()
 	}
-	return 127
+	return 2
 }
 
 func (p *process) fsck(repair bool, files map[string]string) int {
@@ -40,7 +41,7 @@ func (p *process) fsck(repair bool, files map[string]string) int {
 	switch _, whole := files[fileSystem]; {
 	case !whole:
 		fmt.Fprintln(p.out, "Bad magic number in super-block")
-		return 8
+		return guestapi.MaintainNoFileSystem
 	case bad && !repair:
 		fmt.Fprintln(p.out, "WARNING: Filesystem still has errors")
 		return 4

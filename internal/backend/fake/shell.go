@@ -93,6 +93,9 @@ func (p *process) run(argv []string) stream.ExitStatus {
 
 // command runs one program.
 func (p *process) command(argv []string) int {
+	if argv[0] == "agentlab-agent" && len(argv) > 1 && (argv[1] == "files" || argv[1] == "workspace") {
+		return p.agentFiles(argv[1:])
+	}
 	if program := p.g.in.h.cfg.Programs[argv[0]]; program != nil {
 		uid := ""
 		p.g.in.h.volumeFiles(p.g.in.rec.Spec.UID, func(v *volume) { uid = v.UID })
@@ -150,9 +153,6 @@ func (p *process) command(argv []string) int {
 		}
 		if len(argv) == 1 {
 			return p.shell()
-		}
-		if len(argv) > 3 && argv[1] == "-c" { // the name of the script says what it does
-			return p.maintain(argv[3], argv[4:])
 		}
 	}
 	fmt.Fprintf(p.errOut, "%s: not found\n", argv[0])

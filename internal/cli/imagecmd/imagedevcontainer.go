@@ -26,26 +26,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/project"
 )
 
-// buildContainerScript starts the dev container of the directory $1, which builds it,
-// without the commands that run in a container that was made. What stays on the disk is
-// what Docker has pulled and built. Blocks that are no longer used do not become a part
-// of the image.
-const buildContainerScript = `set -euo pipefail
-for program in docker devcontainer; do
-  command -v $program >/dev/null || { echo "the image has no $program" >&2; exit 90; }
-done
-timeout 300 bash -c 'until docker version >/dev/null 2>&1; do sleep 0.2; done'
-dir=$1
-devcontainer up --workspace-folder "$dir" --log-format text --omit-syntax-directive --skip-post-create >&2
-# Nothing else in this new sandbox has used Docker.
-docker ps --all --quiet | xargs --no-run-if-empty docker rm --force --volumes >/dev/null
-docker volume ls --quiet | xargs --no-run-if-empty docker volume rm --force >/dev/null
-docker network prune --force >/dev/null
-sudo systemctl stop docker.service docker.socket
-sudo rm -rf "$dir"
-sync
-sudo fstrim /`
-
 // devcontainerDir is where a sandbox has the repository of its job.
 const devcontainerDir = "/tmp/repo"
 
@@ -149,14 +129,17 @@ func devcontainerImage(ctx context.Context, a *cli.App, c *client.Client, top, n
 func buildContainer(ctx context.Context, a *cli.App, c *client.Client, sb api.Sandbox) error {
 	a.Progressf("building the dev container in sandbox %s", sb.Name)
 	id := fmt.Sprint(sb.VMID)
-	code, text, err := guestrun.LongScript(ctx, c, id, guestapi.ExecRequest{}, "from-devcontainer", buildContainerScript, []string{devcontainerDir}, nil, io.Discard, attach.FilteredWriter(a.Stderr))
+	req := guestapi.ExecRequest{Command: []string{"agentlab-agent", "devcontainer", "--build", "--dir", devcontainerDir}}
+	code, text, err := guestrun.Tool(ctx, c, id, req, nil, io.Discard, attach.FilteredWriter(a.Stderr))
 	switch {
 	case err != nil:
 		return err
-	case code == 90:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", text).WithField("image").WithHint("use --image dev, or an image that extends it")
+	case code == guestapi.ContainerUnsupported:
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", agentlab.OneLine(strings.TrimPrefix(text, guestrun.AgentMessage), 300)).WithField("image").
+			WithHint("use --image dev, or an image that extends it")
 	case code != 0:
-		return agentlab.Errorf(agentlab.CodeConflict, "the dev container was not built (exit code %d): %s", code, agentlab.OneLine(text[max(0, len(text)-300):], 300)).
+		text = text[strings.LastIndexByte(text, '\n')+1:]
+		return agentlab.Errorf(agentlab.CodeConflict, "the image was not made (exit code %d): %s", code, agentlab.OneLine(strings.TrimPrefix(text, guestrun.AgentMessage), 1000)).
 			WithHint("correct the configuration; the profile's network policy must allow the registries")
 	}
 	r := work.RequestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {

@@ -211,8 +211,12 @@ func devcontainerMain(args []string) int {
 	f.StringVar(&mounts, "mounts", "", "")
 	f.StringVar(&state, "state", "", "")
 	f.StringVar(&reason, "reason", "", "")
+	build := f.Bool("build", false, "")
 	if f.Parse(args) != nil || f.NArg() > 0 {
 		return 2
+	}
+	if *build { // from the host, for an image
+		return buildContainer(r.Dir)
 	}
 	r.Mounts = filepath.SplitList(mounts)
 	e := Environment{}
@@ -221,6 +225,19 @@ func devcontainerMain(args []string) int {
 		err = durable.ReplaceJSON(state, e, durable.None)
 	}
 	return noteReason(reason, err)
+}
+
+// buildContainer builds the dev container of a work tree for an image.
+func buildContainer(dir string) int {
+	err := devenv.BuildContainer(context.Background(), dir, os.Stderr)
+	if err == nil {
+		return 0
+	}
+	reportError(os.Stderr, withHint(err))
+	if agentlab.CodeOf(err) == agentlab.CodeUnsupported {
+		return guestapi.ContainerUnsupported
+	}
+	return ExitNotRun
 }
 
 // Environment is the dev container of a job.

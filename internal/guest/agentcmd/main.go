@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/agentlab-vm/agentlab/internal/guest/filescmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
 	"github.com/agentlab-vm/agentlab/internal/version"
 )
@@ -27,6 +28,7 @@ Usage:
   agentlab-agent open [--session NAME] [--dir DIR] [--agent NAME [--resume] | --run COMMAND] [--detach] [-- ARGS]
                                                        attach to a terminal, in which an agent runs
   agentlab-agent repo COMMAND                          read and update the repository of a session
+  agentlab-agent files COMMAND                         copy files to and from the host
   agentlab-agent --version
 
 Agents: claude, codex, opencode, gemini, shell (the task is a bash script).
@@ -58,6 +60,8 @@ func mainTo(stdout io.Writer, args []string) int {
 		return openMain(stdout, args[1:])
 	case "terminal": // internal: before open
 		return terminalMain(stdout, args[1:])
+	case "files":
+		return filescmd.Main(args[1:])
 	case "repo":
 		reclaim()
 		return repocmd.Main(args[1:])

@@ -99,18 +99,10 @@ func Capture(ctx context.Context, c *client.Client, sandbox string, req guestapi
 	return status, inErr, err
 }
 
-// Script runs a script with bash, as the user and in the directory of req. in is as
-// in Capture. It returns the exit code and the end of what the script wrote to
-// standard error, without control characters.
-func Script(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return LongScript(ctx, c, sandbox, req, name, script, args, in, out, io.Discard)
-}
-
-// LongScript is Script that also copies standard error to progress.
-func LongScript(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, name, script string, args []string, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
+// Tool runs a program in a sandbox, and returns its exit code and the end of its standard
+// error, without control characters, which progress also gets. in is as in Capture.
+func Tool(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
 	said := &bounded.Tail{Max: MaxToolOutput}
-	req.Command = append([]string{"bash", "-c", script, name}, args...)
-	req.Env = map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TAR_OPTIONS": ""}
 	status, _, err := Capture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
 	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
 }
@@ -127,14 +119,14 @@ var ErrEnded = errors.New("the guest ended before the end of the archive")
 // lastMessage returns the last message of agentlab-agent in text, which other programs
 // have written to as well, or text if there is none.
 func lastMessage(text string) string {
-	if i := strings.LastIndex(text, "\n"+agentMessage); i >= 0 {
+	if i := strings.LastIndex(text, "\n"+AgentMessage); i >= 0 {
 		return text[i+1:]
 	}
 	return text
 }
 
-// agentMessage begins each message of agentlab-agent.
-const agentMessage = "agentlab-agent: "
+// AgentMessage begins each message of agentlab-agent.
+const AgentMessage = "agentlab-agent: "
 
 // GuestFault is the error for a command of a guest that failed.
 func GuestFault(req guestapi.ExecRequest, code int, text string) error {
@@ -144,14 +136,14 @@ func GuestFault(req guestapi.ExecRequest, code int, text string) error {
 	}
 	switch {
 	case code == 127 && program == "agentlab-agent" && strings.Contains(text, "is not installed"): // the message of agentlab-agent
-		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, agentMessage)).
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", strings.TrimPrefix(text, AgentMessage)).
 			WithHint("choose an image that has it, in the profile, and start again with --fresh: agentlab image list")
 	case code == 127 && program != "agentlab-agent":
 		return agentlab.Errorf(agentlab.CodeUnsupported, "a program is missing in the sandbox; %s failed (exit code 127): %s", agentlab.WithoutControls(program), cmp.Or(text, "it is not installed")).
 			WithHint("install %s in the sandbox, or choose an image that has it", agentlab.WithoutControls(program))
 	case program == "agentlab-agent" && (code == 127 || code == 2):
-		return agentlab.Errorf(agentlab.CodeUnsupported, "the image of the sandbox has another version of AgentLab: %s", text).
-			WithHint("build it again: agentlab image build NAME; then create a sandbox from it")
+		return agentlab.Errorf(agentlab.CodeUnsupported, "the sandbox has the programs of another version of AgentLab: %s", cmp.Or(text, "it lacks the command")).
+			WithHint("stop and start it, which brings them up to date; if it has an image with programs of its own, build that again, and create a sandbox from it: agentlab image build NAME")
 	}
 	if text == "" {
 		text = "no message"

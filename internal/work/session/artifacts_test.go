@@ -22,12 +22,16 @@ import (
 func (w *sessionWorld) artifactSession(archive []byte) *Opened {
 	w.Helper()
 	c := worktest.CommandClient(w.T, func(command []string, in []byte) ([]byte, string, int) {
-		if archive != nil && command[2] == transfer.ArtifactPullScript {
+		if archive != nil && command[2] == "pull" {
 			return archive, "", 0
 		}
-		args := slices.Clone(command[4:])
-		args[0] = w.guest + strings.TrimPrefix(args[0], guestapi.RepoDir)
-		out, code, text := worktest.GuestScript(w.T, w.guest, command[2], bytes.NewReader(in), args...)
+		args := slices.Clone(command[2:])
+		for i, arg := range args {
+			if rest, ok := strings.CutPrefix(arg, guestapi.RepoDir); ok {
+				args[i] = w.guest + rest
+			}
+		}
+		out, code, text := worktest.GuestFiles(w.guest, bytes.NewReader(in), args...)
 		return out, text, code
 	})
 	return &Opened{

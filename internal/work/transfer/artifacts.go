@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
@@ -27,20 +28,6 @@ const (
 	maxArtifacts    = 10000    // files that one sync copies
 	maxArtifactList = 64 << 20 // bytes of the names that a guest lists
 )
-
-// artifactListScript lists the files of the work tree $1 that git does not track, below
-// the pathspecs that follow.
-const artifactListScript = `set -euo pipefail
-cd -- "$1"
-shift
-exec git ls-files -z --others -- "$@"`
-
-// ArtifactPullScript writes an archive of the files of the directory $1 whose names are
-// on standard input.
-const ArtifactPullScript = `set -euo pipefail
-cd -- "$1"
-exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --hard-dereference \
-  --no-recursion --null --verbatim-files-from --files-from=-`
 
 // ArtifactOptions are what 'agentlab sync --artifacts' was asked for.
 type ArtifactOptions struct {
@@ -108,13 +95,13 @@ func readProjectFile(top string) ([]byte, error) {
 
 // ListArtifacts returns the matching files of a work tree in the guest.
 func ListArtifacts(ctx context.Context, ui work.UI, c *client.Client, from Place, patterns []string) ([]string, error) {
-	args := []string{from.Path}
+	args := []string{"list", from.Path}
 	for _, p := range patterns {
 		base, _ := doublestar.SplitPattern(p)
 		args = append(args, ":(literal)"+base)
 	}
 	list := bounded.Head{Max: maxArtifactList, Fail: gitsafe.ErrOutputTooLarge}
-	code, text, err := copyScript(ctx, c, from.Sandbox, "", artifactListScript, args, nil, &list)
+	code, text, err := runFiles(ctx, c, from, "", args, nil, &list)
 	switch {
 	case errors.Is(err, gitsafe.ErrOutputTooLarge):
 		return nil, agentlab.Errorf(agentlab.CodeLimit, "the session has too many files that git does not carry").WithHint("choose patterns that begin with a directory")
@@ -269,7 +256,7 @@ func InstallArtifacts(ctx context.Context, ui work.UI, c *client.Client, top *os
 	m := ui.Meter()
 	defer m.Done()
 	list := strings.NewReader(".\x00" + strings.Join(names, "\x00") + "\x00")
-	got.Changed, err = readArchive(ctx, c, from, "", ArtifactPullScript, []string{from.Path}, list, func(archive io.Reader) error {
+	got.Changed, err = fetchArchive(ctx, c, from, "", guestapi.FilesTree, list, func(archive io.Reader) error {
 		isDir, err := Unpack(root, archive, int64(o.Gib)<<30, got, func() { moved(m, "receiving", *got) })
 		if err == nil && !isDir {
 			err = errArchive("it is not a directory")

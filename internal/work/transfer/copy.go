@@ -4,6 +4,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -105,59 +106,42 @@ func CopyNotes(ui work.UI, r Copied) {
 	}
 }
 
-// copyScript runs a script of cp, as guestrun.Script does.
-func copyScript(ctx context.Context, c *client.Client, sandbox, user, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return guestrun.Script(ctx, c, sandbox, guestapi.ExecRequest{User: user}, "agentlab-cp", script, args, in, out)
+// runFiles runs 'agentlab-agent files' in a sandbox as a user; "" is the agent. It returns
+// the exit code and the text of standard error.
+func runFiles(ctx context.Context, c *client.Client, at Place, user string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	req := guestapi.ExecRequest{User: user, Command: append([]string{"agentlab-agent", "files"}, args...)}
+	return guestrun.Tool(ctx, c, at.Sandbox, req, in, out, io.Discard)
 }
 
-// The exit codes of the scripts of cp. Those of tar are below.
-const (
-	copyChanged  = 1 // a file changed while tar read it
-	copyMissing  = 20
-	copyIsDir    = 21
-	copySpecial  = 22
-	copyExists   = 23
-	copyNotADir  = 24
-	copyNoTarget = 25
-	copyCut      = 26
-	copyUnsized  = 27 // as files of /proc are
-)
-
-// copyFault returns the error for the exit code of a script of cp.
+// copyFault returns the error for the exit code and the text of 'agentlab-agent files'.
 func copyFault(at Place, code int, text string) error {
-	text = strings.TrimSuffix(text, "\ntar: Exiting with failure status due to previous errors")
 	last := text[strings.LastIndexByte(text, '\n')+1:]
+	reason := agentlab.Reason(cmp.Or(strings.TrimPrefix(last, guestrun.AgentMessage), fmt.Sprintf("exit code %d", code)))
+	failed := func(code agentlab.Code) *agentlab.Error {
+		return agentlab.Errorf(code, "the copy failed in the sandbox: %s", reason)
+	}
 	switch code {
-	case copyMissing:
+	case 2, 127:
+		return guestrun.GuestFault(guestapi.ExecRequest{Command: []string{"agentlab-agent", "files"}}, code, last)
+	case guestapi.FilesMissing:
 		return agentlab.Errorf(agentlab.CodeNotFound, "%s does not exist", at).WithHint("agentlab exec %s -- ls -la", at.Sandbox)
-	case copyIsDir:
+	case guestapi.FilesIsDir:
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is a directory", at)
-	case copySpecial:
+	case guestapi.FilesSpecial:
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s is neither a file nor a directory", at)
-	case copyExists:
+	case guestapi.FilesExists:
 		return agentlab.Errorf(agentlab.CodeExists, "%s:%s exists", at.Sandbox, last).WithHint("use --force to replace existing files")
-	case copyUnsized:
+	case guestapi.FilesUnsized:
 		return agentlab.Errorf(agentlab.CodeUnsupported, "%s has content but no size, as files of the kernel", at).
 			WithHint("agentlab exec %s -- cat %s > FILE", at.Sandbox, work.ShellQuote(at.Path))
-	case copyNotADir:
+	case guestapi.FilesNotADir:
 		return agentlab.Errorf(agentlab.CodeInvalid, "%s exists and is not a directory", at)
-	case copyNoTarget:
+	case guestapi.FilesNoTarget:
 		return agentlab.Errorf(agentlab.CodeNotFound, "the directory of %s does not exist", at).WithHint("agentlab exec %s -- mkdir -p %s", at.Sandbox, work.ShellQuote(path.Dir(at.Path)))
+	case guestapi.FilesDenied:
+		return failed(agentlab.CodeDenied).WithHint("use --user root")
+	case guestapi.FilesNoSpace:
+		return failed(agentlab.CodeNoSpace)
 	}
-	reason := fmt.Sprintf("exit code %d", code)
-	if code == copyCut {
-		last = "what arrived is incomplete"
-	}
-	if last != "" {
-		reason = agentlab.Reason(last)
-	}
-	e := agentlab.Errorf(agentlab.CodeUnavailable, "the copy failed in the sandbox: %s", reason)
-	switch {
-	case strings.Contains(text, "Permission denied"):
-		e.Code = agentlab.CodeDenied
-		return e.WithHint("use --user root")
-	case strings.Contains(text, "No space left on device"):
-		e.Code = agentlab.CodeNoSpace
-	}
-	return e
+	return failed(agentlab.CodeUnavailable)
 }

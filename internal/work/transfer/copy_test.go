@@ -3,18 +3,19 @@ package transfer
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -22,7 +23,7 @@ import (
 func pushTo(t testing.TB, home, from, to, force string, stdin io.Reader) (got Copied, code int, text string) {
 	t.Helper()
 	archive, p := archived(t, from, stdin)
-	_, code, text = worktest.GuestScript(t, home, pushScript, bytes.NewReader(archive), to, p.kind, filepath.Base(from), fmt.Sprintf("%o", p.mode), force)
+	_, code, text = worktest.GuestFiles(home, bytes.NewReader(archive), p.pushArgs(Place{Path: to}, filepath.Base(from), force != "")...)
 	return p.got, code, text
 }
 
@@ -58,7 +59,7 @@ func TestCopyToAndFrom(t *testing.T) {
 	if code != 0 || got.Files != 9 || got.Links != 1 || got.Directories != 3 || len(got.Skipped) != 2 {
 		t.Fatalf("%d, %s, %+v", code, text, got)
 	}
-	archive, code, text := worktest.GuestScript(t, guest, pullScript, nil, "~/new", "tree")
+	archive, code, text := worktest.GuestFiles(guest, nil, "pull", "tree", "~/new")
 	if code != 0 {
 		t.Fatalf("%d: %s", code, text)
 	}
@@ -96,20 +97,20 @@ func TestPushDestinations(t *testing.T) {
 		"tilde":                     {"file", "~/x", "", 0, "x"},
 		"tilde only":                {"file", "~", "", 0, "file"},
 		"name like an option":       {"file", "-x", "", 0, "-x"},
-		"missing directory":         {"file", "no/x", "", 25, ""},
-		"slash, but no directory":   {"file", "no/", "", 25, ""},
-		"existing file":             {"file", "taken", "", 23, ""},
+		"missing directory":         {"file", "no/x", "", guestapi.FilesNoTarget, ""},
+		"slash, but no directory":   {"file", "no/", "", guestapi.FilesNoTarget, ""},
+		"existing file":             {"file", "taken", "", guestapi.FilesExists, ""},
 		"existing file, forced":     {"file", "taken", "force", 0, "taken"},
 		"existing link, forced":     {"file", "dangling", "force", 0, "dangling"},
-		"existing link":             {"file", "dangling", "", 23, ""},
-		"directory with the name":   {"dirname/file", "dir2", "force", 21, ""},
+		"existing link":             {"file", "dangling", "", guestapi.FilesExists, ""},
+		"directory with the name":   {"dirname/file", "dir2", "force", guestapi.FilesIsDir, ""},
 		"new directory":             {"tree", "new", "", 0, "new/x"},
 		"new directory, slash":      {"tree", "new/", "", 0, "new/x"},
 		"directory into another":    {"tree", "dir", "", 0, "dir/tree/x"},
 		"content into another":      {"tree/.", "dir", "", 0, "dir/x"},
-		"content over a file":       {"tree/.", "full", "", 23, ""},
+		"content over a file":       {"tree/.", "full", "", guestapi.FilesExists, ""},
 		"content over it, forced":   {"tree/.", "full", "force", 0, "full/x"},
-		"directory over a file":     {"tree", "taken", "force", 24, ""},
+		"directory over a file":     {"tree", "taken", "force", guestapi.FilesNotADir, ""},
 		"standard input":            {"-", "x", "", 0, "x"},
 		"through a link to a place": {"file", "todir", "", 0, "dir/file"},
 	} {
@@ -167,7 +168,7 @@ func TestCutPushChangesNothing(t *testing.T) {
 		to := map[string]string{"tree": ".", "file": "file", "-": "file"}[from]
 		complete := len(archive) - 1024 // the two blocks at the end may miss
 		for n := 0; n < complete; n += max(512, len(archive)/20/512*512) {
-			if _, code, _ := worktest.GuestScript(t, guest, pushScript, bytes.NewReader(archive[:n]), to, p.kind, from, "644", "force"); code == 0 {
+			if _, code, _ := worktest.GuestFiles(guest, bytes.NewReader(archive[:n]), p.pushArgs(Place{Path: to}, from, true)...); code == 0 {
 				t.Errorf("%s: %d of %d bytes were taken for all", from, n, len(archive))
 			}
 		}
@@ -188,7 +189,7 @@ func TestPackFailsWithItsSource(t *testing.T) {
 		t.Error(err)
 	}
 	guest := t.TempDir()
-	if _, code, _ := worktest.GuestScript(t, guest, pushScript, &archive, "x", "file", "x", "644", ""); code == 0 {
+	if _, code, _ := worktest.GuestFiles(guest, &archive, "push", "file", "x"); code == 0 {
 		t.Error("an incomplete file was taken for all")
 	}
 	short, err := openPacker(os.Args[0], nil)
@@ -221,7 +222,7 @@ func TestPushDoesNotFollowLinks(t *testing.T) {
 	}
 }
 
-func TestPullScript(t *testing.T) {
+func TestPullFromGuest(t *testing.T) {
 	guest := t.TempDir()
 	worktest.Fill(t, guest, map[string]string{"dir/x": "text", "dir/.git/config": "no", "link": "-> dir", "flink": "-> dir/x", "-rf": "text", "odd\n": "text", "dangling": "-> none"})
 	if err := os.WriteFile(filepath.Join(guest, "empty"), nil, 0o600); err != nil {
@@ -234,12 +235,12 @@ func TestPullScript(t *testing.T) {
 		path, kind string
 		code       int
 	}{
-		"missing":     {"none", "tree", 20},
-		"no size":     {"/proc/cpuinfo", "tree", 27},
+		"missing":     {"none", "tree", guestapi.FilesMissing},
+		"no size":     {"/proc/cpuinfo", "tree", guestapi.FilesUnsized},
 		"empty":       {"empty", "tree", 0},
-		"dangling":    {"dangling", "tree", 20},
-		"pipe":        {"pipe", "tree", 22},
-		"directory":   {"dir", "file", 21},
+		"dangling":    {"dangling", "tree", guestapi.FilesMissing},
+		"pipe":        {"pipe", "tree", guestapi.FilesSpecial},
+		"directory":   {"dir", "file", guestapi.FilesIsDir},
 		"tree":        {"dir", "tree", 0},
 		"linked":      {"link", "tree", 0},
 		"linked file": {"flink", "file", 0},
@@ -247,7 +248,7 @@ func TestPullScript(t *testing.T) {
 		"odd name":    {"odd\n", "file", 0},
 		"absolute":    {filepath.Join(guest, "dir/x"), "tree", 0},
 	} {
-		archive, code, text := worktest.GuestScript(t, guest, pullScript, nil, tc.path, tc.kind)
+		archive, code, text := worktest.GuestFiles(guest, nil, "pull", "--", tc.kind, tc.path)
 		if code != tc.code {
 			t.Errorf("%s: exit code %d, not %d: %s", name, code, tc.code, text)
 			continue
@@ -360,7 +361,7 @@ func TestPullRefusesGitNames(t *testing.T) {
 	}
 }
 
-// The error of a copy names what tar could not do.
+// The error of a copy says why it failed.
 func TestCopyFault(t *testing.T) {
 	at := Place{"play", "/a b/c"}
 	for text, want := range map[string]struct {
@@ -368,11 +369,12 @@ func TestCopyFault(t *testing.T) {
 		is           agentlab.Code
 		message, tip string
 	}{
-		"tar: /x: Cannot open: Permission denied\ntar: Exiting with failure status due to previous errors": {2, agentlab.CodeDenied, "Cannot open: Permission denied", "--user root"},
-		"tar: x: No space left on device": {2, agentlab.CodeNoSpace, "No space left on device", ""},
-		"/a b/c/d":                        {copyExists, agentlab.CodeExists, "play:/a b/c/d exists", "--force"},
-		"":                                {copyNoTarget, agentlab.CodeNotFound, "directory of play:/a b/c", "mkdir -p '/a b'"},
-		" ":                               {99, agentlab.CodeUnavailable, "exit code 99", ""},
+		"agentlab-agent: open /x: permission denied":   {guestapi.FilesDenied, agentlab.CodeDenied, "sandbox: open /x: permission denied", "--user root"},
+		"agentlab-agent: write x: no space left":       {guestapi.FilesNoSpace, agentlab.CodeNoSpace, "no space left", ""},
+		"agentlab-agent: would be replaced:\n/a b/c/d": {guestapi.FilesExists, agentlab.CodeExists, "play:/a b/c/d exists", "--force"},
+		"":                           {guestapi.FilesNoTarget, agentlab.CodeNotFound, "directory of play:/a b/c", "mkdir -p '/a b'"},
+		" ":                          {99, agentlab.CodeUnavailable, "exit code 99", ""},
+		"agentlab-agent: unknown ar": {2, agentlab.CodeUnsupported, "another version of AgentLab", "start"},
 	} {
 		err := copyFault(at, want.code, strings.TrimSpace(text))
 		if agentlab.CodeOf(err) != want.is || !strings.Contains(err.Error(), want.message) || !strings.Contains(agentlab.HintOf(err), want.tip) {
@@ -398,7 +400,7 @@ func TestPushNamesAndTimes(t *testing.T) {
 	if err := os.Remove(filepath.Join(host, "tree/sub/x")); err != nil {
 		t.Fatal(err)
 	}
-	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != copyExists || !strings.Contains(text, `a\nb`) || strings.Contains(strings.TrimSpace(text), "\n") {
+	if _, code, text := pushTo(t, guest, host+"/tree/.", "copy", "", nil); code != guestapi.FilesExists || !strings.HasSuffix(text, "\n"+strconv.Quote(filepath.Join(guest, "copy/a\nb"))) {
 		t.Errorf("%d, %q", code, text)
 	}
 }

@@ -124,7 +124,7 @@ func copyDotfiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, ho
 	}
 	defer func() { _ = p.Close() }()
 	p.names = d.names
-	if err := sendArchive(ctx, c, to, "", []string{to.Path, p.kind, "", "", "force"}, p.pack); err != nil || d.install == "" {
+	if err := sendArchive(ctx, c, to, Options{Force: true}, "", p); err != nil || d.install == "" {
 		return err
 	}
 	ui.Progressf("running %s in the sandbox", d.install)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
@@ -48,7 +49,7 @@ func SendEnvFiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, re
 	if err != nil {
 		return sent, work.LocalFault(top, err)
 	}
-	p := &packer{kind: "content", name: top, root: root, names: names, show: func() {}}
+	p := &packer{kind: guestapi.FilesContent, name: top, root: root, names: names, show: func() {}}
 	defer func() { _ = p.Close() }()
 	for _, name := range names {
 		switch st, err := root.Lstat(name); {
@@ -61,7 +62,7 @@ func SendEnvFiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, re
 	}
 	// The dot at the end requires that the directory exists.
 	to := Place{sandbox, strings.TrimRight(dir, "/") + "/."}
-	if err := sendArchive(ctx, c, to, "", []string{to.Path, p.kind, "", "", "force"}, p.pack); err != nil {
+	if err := sendArchive(ctx, c, to, Options{Force: true}, "", p); err != nil {
 		return sent, err
 	}
 	sent.Files = names

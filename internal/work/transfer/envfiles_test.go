@@ -10,6 +10,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work/worktest"
 )
 
@@ -67,7 +68,7 @@ func TestPackNamedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	packed := archive.Bytes()
-	if _, code, text := worktest.GuestScript(t, guest, pushScript, bytes.NewReader(packed), "work/.", "content", "", "", "force"); code != 0 {
+	if _, code, text := worktest.GuestFiles(guest, bytes.NewReader(packed), p.pushArgs(Place{Path: "work/."}, "", true)...); code != 0 {
 		t.Fatalf("%d: %s", code, text)
 	}
 	have := strings.Join(listing(t, filepath.Join(guest, "work")), "\n")
@@ -79,7 +80,7 @@ func TestPackNamedFiles(t *testing.T) {
 	if strings.Contains(have, "secret") {
 		t.Errorf("more was sent: %s", have)
 	}
-	if _, code, _ := worktest.GuestScript(t, guest, pushScript, bytes.NewReader(packed), "missing/.", "content", "", "", "force"); code != copyNoTarget {
+	if _, code, _ := worktest.GuestFiles(guest, bytes.NewReader(packed), p.pushArgs(Place{Path: "missing/."}, "", true)...); code != guestapi.FilesNoTarget {
 		t.Errorf("a missing directory: exit code %d", code)
 	}
 }

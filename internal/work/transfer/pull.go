@@ -14,28 +14,11 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 )
-
-// pullScript writes an archive of a file or, if $2 is tree, of a directory. A link that
-// the user names is followed.
-const pullScript = homePath + `
-if [ -d "$p" ]; then
-  [ "$2" = tree ] || exit 21
-  exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --hard-dereference \
-    --exclude='.git/*' --directory="$p" .
-fi
-[ -e "$p" ] || exit 20
-[ -f "$p" ] || exit 22
-[ -s "$p" ] || [ "$(head --bytes=1 -- "$p" | wc --bytes)" = 0 ] || exit 27
-exec tar --create --file - --format posix --pax-option delete=atime,delete=ctime --dereference --absolute-names -- "$p"`
-
-// homePath begins a script of cp whose $1 is a path.
-const homePath = `set -euo pipefail
-p=$1
-case $p in "~"|"~/"*) p=$HOME${p#"~"};; esac`
 
 // Pull copies a file or a directory of a sandbox to a local path.
 func Pull(ctx context.Context, ui work.UI, c *client.Client, from Place, to string, opt Options) (got Copied, err error) {
@@ -65,7 +48,7 @@ func Pull(ctx context.Context, ui work.UI, c *client.Client, from Place, to stri
 	isDir := false
 	m := ui.Meter()
 	defer m.Done()
-	got.Changed, err = fetchArchive(ctx, c, from, opt.User, "tree", func(archive io.Reader) (err error) {
+	got.Changed, err = fetchArchive(ctx, c, from, opt.User, guestapi.FilesTree, nil, func(archive io.Reader) (err error) {
 		isDir, err = Unpack(root, archive, int64(opt.Gib)<<30, &got, func() { moved(m, "receiving", got) })
 		return err
 	})
@@ -155,14 +138,14 @@ func moved(m *work.Meter, what string, got Copied) {
 	})
 }
 
-// fetchArchive runs pullScript, and read with the archive that it writes. read ends at
-// the end of the archive. changed reports that files changed while they were read.
-func fetchArchive(ctx context.Context, c *client.Client, from Place, user, kind string, read func(io.Reader) error) (changed bool, err error) {
-	return readArchive(ctx, c, from, user, pullScript, []string{from.Path, kind}, nil, read)
-}
-
-// readArchive runs a script, and read with the archive that it writes, like fetchArchive.
-func readArchive(ctx context.Context, c *client.Client, from Place, user, script string, args []string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
+// fetchArchive gets an archive of a file or directory, or of the files in a directory whose
+// names list has, each with a NUL byte at its end. It calls read with the archive, and read
+// ends at the end of the archive. changed reports that files changed while they were read.
+func fetchArchive(ctx context.Context, c *client.Client, from Place, user, kind string, list io.Reader, read func(io.Reader) error) (changed bool, err error) {
+	args := []string{"pull"}
+	if list != nil {
+		args = append(args, "--names")
+	}
 	in, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -170,7 +153,7 @@ func readArchive(ctx context.Context, c *client.Client, from Place, user, script
 		_ = in.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		done <- err
 	}()
-	code, text, err := copyScript(ctx, c, from.Sandbox, user, script, args, list, raw)
+	code, text, err := runFiles(ctx, c, from, user, append(args, "--", kind, from.Path), list, raw)
 	_ = raw.CloseWithError(cmp.Or(err, io.EOF))
 	bad := <-done
 	switch {
@@ -178,17 +161,17 @@ func readArchive(ctx context.Context, c *client.Client, from Place, user, script
 		return false, ctx.Err()
 	case err != nil && errors.Is(bad, err): // it ended the archive
 		return false, err
-	case err == nil && code > copyChanged: // then the archive is incomplete
+	case err == nil && code != 0 && code != guestapi.FilesChanged: // then the archive is incomplete
 		return false, copyFault(from, code, text)
 	case bad != nil:
 		return false, bad // what the guest sent is why the transfer ended
 	}
-	return code == copyChanged, err
+	return code == guestapi.FilesChanged, err
 }
 
 // PullFile calls read with the content of a file of a sandbox.
 func PullFile(ctx context.Context, c *client.Client, from Place, opt Options, read func(io.Reader) error) error {
-	_, err := fetchArchive(ctx, c, from, opt.User, "file", func(archive io.Reader) error {
+	_, err := fetchArchive(ctx, c, from, opt.User, guestapi.FilesFile, nil, func(archive io.Reader) error {
 		return readOneFile(archive, int64(opt.Gib)<<30, read)
 	})
 	return err

@@ -19,68 +19,11 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/returncheck"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
-
-// pushScript extracts an archive beside its destination, and then moves what it has. Its
-// arguments are the destination; file, tree or content; the name of the source; the mode
-// of a file; and whether to replace files.
-//
-// GNU tar takes an archive that ends between two entries for a complete one. So the
-// last entry of a directory's archive is the file "end", and the entries of a file,
-// which are its parts, end with its size in 20 digits.
-const pushScript = homePath + `
-kind=$2 base=$3 mode=$4 force=$5
-exists() { [[ -e $1 || -L $1 ]]; }
-taken() { case $1 in *$'\n'*) printf '%q\n' "$1";; *) printf '%s\n' "$1";; esac >&2; exit 23; }
-if [[ -d $p ]]; then
-  dir=$p to=$p
-  [[ $kind == content ]] || to=${p%/}/$base
-else
-  [[ $p != */ || $kind != file ]] || exit 25
-  while [[ $p == */ ]]; do p=${p%/}; done
-  to=$p dir=.
-  [[ $p != */* ]] || dir=${p%/*}/
-  [[ -d $dir ]] || exit 25
-fi
-[[ $to == /* ]] || to=./$to
-[[ $dir == /* ]] || dir=./$dir
-if [[ $kind == file ]]; then
-  [[ ! -d $to ]] || exit 21
-  [[ $force ]] || ! exists "$to" || taken "$to"
-elif [[ -d $to ]]; then
-  dir=$to
-elif exists "$to"; then
-  exit 24
-fi
-tmp=$(mktemp -d "$dir/.agentlab-cp-XXXXXXXXXX")
-trap 'rm -rf "$tmp"' EXIT
-trap 'exit 129' HUP INT TERM PIPE
-if [[ $kind == file ]]; then
-  tar --extract --file - --to-stdout >"$tmp/new"
-  cat >/dev/null
-  size=$(stat --format %s "$tmp/new")
-  [[ $size -ge 20 && $(tail -c 20 "$tmp/new") == "$(printf %020d $((size - 20)))" ]] || exit 26
-  truncate --size=-20 "$tmp/new"
-  chmod "$mode" "$tmp/new"
-  mv --force --no-target-directory "$tmp/new" "$to"
-  exit 0
-fi
-tar --extract --file - --directory "$tmp" --no-same-owner
-cat >/dev/null
-[[ -f $tmp/end ]] || exit 26
-if ! exists "$to"; then
-  mv --no-target-directory "$tmp/new" "$to"
-  exit 0
-fi
-if [[ ! $force ]]; then
-  while IFS= read -r -d '' f; do
-    ! exists "$to/$f" || taken "$to/$f"
-  done < <(find "$tmp/new" ! -type d -printf '%P\0')
-fi
-cp --recursive --no-dereference --link --remove-destination --no-target-directory "$tmp/new" "$to"`
 
 // maxPart is the size of the parts in which standard input is sent: its size is not
 // known, and the end of an archive shows that it is complete.
@@ -94,10 +37,6 @@ func Push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, fr
 	}
 	defer func() { _ = p.Close() }()
 	p.got = Copied{Source: from, Destination: to.String()}
-	force := ""
-	if opt.Force {
-		force = "force"
-	}
 	base := filepath.Base(from)
 	if from == "-" {
 		base = path.Base(to.Path)
@@ -109,7 +48,7 @@ func Push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, fr
 		defer mu.Unlock()
 		moved(m, "sending", p.got)
 	}
-	err = sendArchive(ctx, c, to, opt.User, []string{to.Path, p.kind, base, fmt.Sprintf("%o", p.mode), force}, p.pack)
+	err = sendArchive(ctx, c, to, opt, base, p)
 	mu.Lock()
 	defer mu.Unlock()
 	m.Done()
@@ -119,16 +58,16 @@ func Push(ctx context.Context, ui work.UI, c *client.Client, stdin io.Reader, fr
 	return p.got, nil
 }
 
-// sendArchive runs pushScript with an archive that pack writes.
-func sendArchive(ctx context.Context, c *client.Client, to Place, user string, args []string, pack func(io.Writer) error) error {
+// sendArchive sends what p packs, whose name in the sandbox is base.
+func sendArchive(ctx context.Context, c *client.Client, to Place, opt Options, base string, p *packer) error {
 	out, raw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := pack(raw)
+		err := p.pack(raw)
 		done <- err
 		_ = raw.CloseWithError(err) // the guest refuses an archive without its last entry
 	}()
-	code, text, err := copyScript(ctx, c, to.Sandbox, user, pushScript, args, guestrun.Input{PipeReader: out}, &bytes.Buffer{})
+	code, text, err := runFiles(ctx, c, to, opt.User, p.pushArgs(to, base, opt.Force), guestrun.Input{PipeReader: out}, &bytes.Buffer{})
 	_ = out.CloseWithError(guestrun.ErrEnded) // if it did not run
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -146,10 +85,22 @@ func sendArchive(ctx context.Context, c *client.Client, to Place, user string, a
 	return <-done
 }
 
+// pushArgs returns the arguments of 'agentlab-agent files' for the archive.
+func (p *packer) pushArgs(to Place, base string, replace bool) []string {
+	args := []string{"push", "--mode", fmt.Sprintf("%o", p.mode.Perm())}
+	if p.kind != guestapi.FilesContent {
+		args = append(args, "--name", base)
+	}
+	if replace {
+		args = append(args, "--replace")
+	}
+	return append(args, "--", p.kind, to.Path)
+}
+
 // packer writes archives of a local file or directory. What the user named can be a
 // link; links below it are copied as such.
 type packer struct {
-	kind  string // file, tree or content
+	kind  string // of the guestapi.Files… kinds
 	name  string
 	mode  fs.FileMode
 	got   Copied
@@ -162,7 +113,7 @@ type packer struct {
 
 // openPacker opens a local file or directory.
 func openPacker(name string, stdin io.Reader) (*packer, error) {
-	p := &packer{kind: "file", name: name, show: func() {}}
+	p := &packer{kind: guestapi.FilesFile, name: name, show: func() {}}
 	if name == "-" {
 		p.name, p.mode, p.file, p.size = "standard input", 0o644, io.NopCloser(stdin), -1
 		return p, nil
@@ -174,8 +125,8 @@ func openPacker(name string, stdin io.Reader) (*packer, error) {
 	case err != nil:
 		return nil, work.LocalFault(name, err)
 	case st.IsDir():
-		if p.kind = "tree"; (Place{Path: name}).content() {
-			p.kind = "content"
+		if p.kind = guestapi.FilesTree; (Place{Path: name}).content() {
+			p.kind = guestapi.FilesContent
 		}
 		if p.root, err = os.OpenRoot(name); err != nil {
 			return nil, work.LocalFault(name, err)
@@ -222,13 +173,13 @@ func (p *packer) Close() error {
 	return p.file.Close()
 }
 
-// pack writes the archive for pushScript.
+// pack writes the archive.
 func (p *packer) pack(to io.Writer) (err error) {
 	w := tar.NewWriter(to)
 	switch {
 	case p.root != nil:
 		if err = p.tree(w); err == nil {
-			err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "end", Mode: 0o600})
+			err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: guestapi.FilesEnd, Mode: 0o600})
 		}
 	case p.size < 0:
 		err = p.parts(w)
@@ -262,8 +213,8 @@ func (p *packer) parts(w *tar.Writer) error {
 // end sends the size of a file.
 func (p *packer) end(w *tar.Writer) error {
 	p.got.Files++
-	size := fmt.Sprintf("%020d", p.got.Bytes)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "part", Mode: 0o600, Size: int64(len(size))}); err != nil {
+	size := fmt.Sprintf("%0*d", guestapi.FilesSizeDigits, p.got.Bytes)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: guestapi.FilesPart, Mode: 0o600, Size: int64(len(size))}); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, size)
@@ -272,9 +223,9 @@ func (p *packer) end(w *tar.Writer) error {
 
 // content sends the entry of a file.
 func (p *packer) content(w *tar.Writer, from io.Reader, name string, mode fs.FileMode, size int64, changed time.Time) error {
-	as := "part"
+	as := guestapi.FilesPart
 	if p.root != nil {
-		as = "new/" + name
+		as = path.Join(guestapi.FilesNew, name)
 	}
 	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: as, Mode: int64(mode.Perm()), Size: size, ModTime: changed, Format: tar.FormatPAX}); err != nil {
 		return err
@@ -338,7 +289,7 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 			return work.LocalFault(name, err)
 		}
 		p.got.Directories++
-		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Join("new", name) + "/", Mode: int64(st.Mode().Perm()), ModTime: st.ModTime(), Format: tar.FormatPAX})
+		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: path.Join(guestapi.FilesNew, name) + "/", Mode: int64(st.Mode().Perm()), ModTime: st.ModTime(), Format: tar.FormatPAX})
 	case d.Type() == fs.ModeSymlink:
 		to, err := p.root.Readlink(name)
 		if err != nil {
@@ -349,7 +300,7 @@ func (p *packer) add(w *tar.Writer, name string, d fs.DirEntry) error {
 			return work.LocalFault(name, err)
 		}
 		p.got.Links++
-		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: path.Join("new", name), Linkname: to, Mode: 0o777, ModTime: st.ModTime(), Format: tar.FormatPAX})
+		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: path.Join(guestapi.FilesNew, name), Linkname: to, Mode: 0o777, ModTime: st.ModTime(), Format: tar.FormatPAX})
 	case !d.Type().IsRegular():
 		p.got.skip(name, "it is a pipe, a device or a socket")
 		return nil

@@ -100,10 +100,15 @@ func endMaintenance(ctx context.Context, ui work.UI, c *client.Client, sb api.Sa
 	return nil
 }
 
-// guestTool runs a script as root in a maintenance sandbox. name is its name in
-// messages, args are its arguments; the rest is as in guestrun.Script.
-func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, name, script string, args []string, in io.Reader, out io.Writer) (code int, text string, err error) {
-	return guestrun.Script(ctx, c, fmt.Sprint(sb.VMID), guestapi.ExecRequest{User: "root", Dir: "/"}, name, script, args, in, out)
+// guestTool runs 'agentlab-agent workspace' as root in a maintenance sandbox; the rest is
+// as in guestrun.Tool.
+func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, verb string, in io.Reader, out io.Writer) (code int, text string, err error) {
+	req := guestapi.ExecRequest{User: "root", Dir: "/", Command: []string{"agentlab-agent", "workspace", verb}}
+	code, text, err = guestrun.Tool(ctx, c, fmt.Sprint(sb.VMID), req, in, out, io.Discard)
+	if err == nil && code == 127 {
+		err = guestrun.GuestFault(req, code, text)
+	}
+	return code, text, err
 }
 
 // toolError is the error of a tool that has failed.
@@ -113,32 +118,6 @@ func toolError(what string, code int, text string) error {
 	}
 	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
 }
-
-// checkScript defines check DISK OPTION, which runs e2fsck. If that finds no superblock, it
-// runs with the copies that e2fsck does not try: in the groups 3, 5, 7 and so on, for
-// blocks of 4 KiB.
-const checkScript = `check() {
-  e2fsck -f "$2" "$1" 2>&1; code=$?
-  for b in 98304 163840 229376 294912 819200 884736 1605632 2654208 4096000; do
-    [ $code -eq 8 ] || return $code
-    out=$(e2fsck -f "$2" -b $b -B 4096 "$1" 2>&1); code=$?
-    [ $code -eq 8 ] || printf '%s\n' "$out"
-  done
-  return $code
-}
-`
-
-// noFileSystem is the exit code of check for a disk without a superblock.
-const noFileSystem = 8
-
-// fsckScript checks the disk of the workspace, which has a serial number: of a virtio
-// disk as text, of a SCSI disk after 4 bytes. Its argument is an option of e2fsck.
-const fsckScript = checkScript + `for d in /sys/block/*; do
-  serial=$({ cat "$d/serial" || tail -c +5 "$d/device/vpd_pg80"; } 2>/dev/null | tr -d ' \n\0')
-  if [ "$serial" = ` + guestapi.VolumeSerial + ` ]; then check "/dev/${d##*/}" "$1"; exit; fi
-done
-echo "the guest has no workspace" >&2
-exit 16`
 
 // fsckResult is what e2fsck found.
 type fsckResult struct {
@@ -153,20 +132,20 @@ const FsckDamaged = "damaged"
 
 // Fsck checks the file system of a workspace, and corrects all errors with repair.
 func Fsck(ctx context.Context, ui work.UI, c *client.Client, workspace string, repair bool) (res fsckResult, err error) {
-	option := "-n"
+	verb := "check"
 	if repair {
-		option = "-y"
+		verb = "repair"
 	}
 	out := &bounded.Tail{Max: guestrun.MaxToolOutput}
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceDisk, WorkspaceSelection: api.WorkspaceSelection{Workspace: workspace}}
 	err = Maintain(ctx, ui, c, r, func(ctx context.Context, sb api.Sandbox) error {
-		code, said, err := guestTool(ctx, c, sb, "agentlab-fsck", fsckScript, []string{option}, nil, out)
+		code, said, err := guestTool(ctx, c, sb, verb, nil, out)
 		res = fsckResult{Workspace: sb.WorkspaceID, ExitCode: code, Output: strings.TrimSpace(work.SanitizeLines(out.String()))}
 		// e2fsck(8): 1 and 2 mean that all errors were corrected, 4 that some were not.
 		switch {
 		case err != nil:
 			return err
-		case code == noFileSystem:
+		case code == guestapi.MaintainNoFileSystem:
 			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s has no readable file system: its superblock and all copies of it are lost, or no sandbox has used it yet", workspace).
 				WithHint("restore a snapshot: agentlab workspace snapshot list %[1]s, then agentlab workspace snapshot restore %[1]s --name NAME; or delete it: agentlab workspace delete %[1]s", workspace)
 		case code&^7 != 0:
@@ -182,13 +161,6 @@ func Fsck(ctx context.Context, ui work.UI, c *client.Client, workspace string, r
 	})
 	return res, err
 }
-
-// exportScript writes an archive of the workspace. Devices and sockets are not in it.
-const exportScript = `set -euo pipefail
-cd ` + guestapi.WorkspaceDir + `
-find . -xdev -path ./lost+found -prune -o ! -type b ! -type c ! -type s -print0 |
-  tar --create --file - --format posix --pax-option delete=atime,delete=ctime --numeric-owner --sparse \
-    --xattrs --xattrs-include '*' --no-recursion --null --files-from -`
 
 // Pipe returns what fn writes. Its error is that of the last Read.
 func Pipe(fn func(io.Writer) error) io.Reader {
@@ -211,7 +183,7 @@ func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w
 		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		checked <- err
 	}()
-	code, said, err := guestTool(ctx, c, sb, "agentlab-export", exportScript, nil, nil, raw)
+	code, said, err := guestTool(ctx, c, sb, "export", nil, raw)
 	_ = raw.Close()
 	if bad := <-checked; bad != nil && (err != nil || code == 0) {
 		err = bad // what the guest sent is why the transfer ended
@@ -221,13 +193,6 @@ func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w
 	}
 	return entries, errors.Join(err, zw.Close())
 }
-
-// importScript extracts an archive to the workspace.
-const importScript = `set -eu
-cd ` + guestapi.WorkspaceDir + `
-tar --extract --file - --numeric-owner --same-permissions --same-owner --xattrs --xattrs-include '*'
-cat >/dev/null
-sync`
 
 // ImportTo creates a workspace with the files of an archive. After an error it deletes
 // the workspace.
@@ -278,7 +243,7 @@ func extract(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, 
 		_ = raw.CloseWithError(err)
 		checked <- err
 	}()
-	code, said, err := guestTool(ctx, c, sb, "agentlab-import", importScript, nil, guestrun.Input{PipeReader: to}, &bytes.Buffer{})
+	code, said, err := guestTool(ctx, c, sb, "import", guestrun.Input{PipeReader: to}, &bytes.Buffer{})
 	_ = to.CloseWithError(guestrun.ErrEnded) // if it did not run
 	bad := <-checked
 	switch {

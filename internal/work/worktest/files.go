@@ -3,29 +3,25 @@ package worktest
 import (
 	"archive/tar"
 	"bytes"
-	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/agentlab-vm/agentlab/internal/guest/filescmd"
 )
 
-// GuestScript runs a script of cp with home as the guest's home.
-func GuestScript(t testing.TB, home, script string, in io.Reader, args ...string) (out []byte, code int, text string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", script, "agentlab-cp"}, args...)...)
-	cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), "LC_ALL=C", "CDPATH=/tmp"}
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, &stdout, &stderr
-	err := cmd.Run()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return stdout.Bytes(), exit.ExitCode(), stderr.String()
-	} else if err != nil {
-		t.Fatal(err)
+// GuestFiles runs 'agentlab-agent files' with home as the guest's home. It returns what the
+// host gets.
+func GuestFiles(home string, in io.Reader, args ...string) (out []byte, code int, text string) {
+	var stdout bytes.Buffer
+	c := filescmd.Command{Dir: home, Home: home, In: in, Out: &stdout}
+	err := c.Run(args)
+	if err != nil {
+		text = "agentlab-agent: " + err.Error()
 	}
-	return stdout.Bytes(), 0, stderr.String()
+	return stdout.Bytes(), filescmd.ExitCode(err), text
 }
 
 // Fill makes files below dir: a name that ends with a slash is a directory, and a
