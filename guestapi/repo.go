@@ -7,6 +7,9 @@ const (
 	WorktreesDir = ".worktrees" // in RepoDir; has the work trees of further branches
 )
 
+// AgentHome is the home directory of the user agent in all images.
+const AgentHome = "/home/agent"
+
 // Limits on what a guest reports about a repository.
 const (
 	MaxRepoState    = 8 << 20 // bytes of a RepoState as JSON

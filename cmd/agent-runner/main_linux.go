@@ -1,5 +1,4 @@
-// Command agent-runner is AgentLab's program in the guest. One binary has all
-// commands; its name or its first argument selects one.
+// Command agent-runner has all commands of AgentLab in the guest, selected by its name or argument.
 package main
 
 import (

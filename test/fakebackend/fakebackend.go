@@ -13,6 +13,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/backend/fake"
 	"github.com/agentlab-vm/agentlab/internal/backend/registry"
 	"github.com/agentlab-vm/agentlab/internal/guest/repocmd"
+	"github.com/agentlab-vm/agentlab/internal/guest/sessioncmd"
 	"github.com/agentlab-vm/agentlab/internal/image"
 )
 
@@ -37,12 +38,19 @@ func programs() map[string]fake.Program {
 		return nil
 	}
 	return map[string]fake.Program{
-		"ln": func(string, []string, io.Reader, io.Writer, io.Writer) int { return 0 },
 		"agentlab-agent": func(volume string, args []string, in io.Reader, out, errOut io.Writer) int {
-			if len(args) == 0 || args[0] != "repo" {
+			if len(args) == 0 {
+				return 2
+			}
+			g := sessioncmd.Guest{Repo: filepath.Join(dir, volume, "repo"), Home: filepath.Join(dir, volume, "home")}
+			run := map[string]func() error{
+				"repo":    func() error { return repocmd.Run(g.Repo, args[1:], in, out) },
+				"session": func() error { return g.Run(args[1:], in, out, errOut) },
+			}[args[0]]
+			if run == nil {
 				return 0 // terminals
 			}
-			if err := repocmd.Run(filepath.Join(dir, volume, "repo"), args[1:], in, out); err != nil {
+			if err := run(); err != nil {
 				_, _ = fmt.Fprintln(errOut, "agentlab-agent: "+err.Error())
 				return 1
 			}

@@ -11,11 +11,11 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
+	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/cli"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/session"
-	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
 // editor is a program of this machine that works on files of a sandbox over ssh.
@@ -125,7 +125,7 @@ func editorTarget(ctx context.Context, a *cli.App, c *client.Client, arg string)
 	case err != nil:
 		return "", "", err
 	case t.Sandbox != "":
-		return t.Sandbox + sshSuffix, transfer.AgentHome, nil
+		return t.Sandbox + sshSuffix, guestapi.AgentHome, nil
 	}
 	sb, err := session.Resume(ctx, a, c, t.Session, 0)
 	if err != nil {

@@ -32,7 +32,7 @@ AgentLab does not know their values: it does not redact them in logs.`,
 	cmd.Flags().StringVar(&dir, "dir", "/workspace", "directory in the sandbox")
 	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
 		sandbox := args[0]
-		sent, err := transfer.SendEnvFiles(ctx, a, c, sandbox, repo, dir)
+		sent, err := transfer.SendEnvFiles(ctx, c, sandbox, repo, dir)
 		if err != nil {
 			return err
 		}

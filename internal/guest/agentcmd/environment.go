@@ -183,23 +183,6 @@ func chosenMode(mode string) string {
 	return mode
 }
 
-// environmentMain starts the environment of the repository of a session.
-func environmentMain(stdout io.Writer, args []string) int {
-	f := flags("environment")
-	mode := f.String("devcontainer", "", "")
-	if f.Parse(args) != nil || f.NArg() > 0 || *mode != "" && !slices.Contains(agentlab.DevcontainerModes, *mode) {
-		return 2
-	}
-	e, err := startEnvironment(guestapi.RepoDir, *mode)
-	if err != nil {
-		return reportError(os.Stderr, err)
-	}
-	if json.NewEncoder(stdout).Encode(guestapi.Environment{Notice: agentlab.OneLine(e.Notice, maxReason), Contained: e.Container != nil}) != nil {
-		return ExitNotRun
-	}
-	return 0
-}
-
 // devcontainerMain starts the dev container of a work tree for the runner.
 func devcontainerMain(args []string) int {
 	var r devenv.Request

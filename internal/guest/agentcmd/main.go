@@ -65,16 +65,14 @@ func mainTo(stdout io.Writer, args []string) int {
 	case "repo":
 		reclaim()
 		return repocmd.Main(args[1:])
-	case "setup": // internal: before open
-		return setupMain(os.Stdin, stdout)
+	case "session": // internal: before open
+		return sessionMain(os.Stdin, stdout, args[1:])
 	case "close": // internal: before a work tree is removed
 		return closeMain(args[1:])
 	case "services": // internal: for the runner
 		return servicesMain(args[1:])
 	case "devcontainer": // internal: for the runner
 		return devcontainerMain(args[1:])
-	case "environment": // internal: before open
-		return environmentMain(stdout, args[1:])
 	case "contained": // internal: in a dev container
 		return containedMain(stdout, args[1:])
 	case "forward": // internal: as root

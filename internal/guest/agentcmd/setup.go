@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,7 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/lock"
 )
 
-// The files of setupMain in the home of the agent. The home is on the disk of the
+// The files of setUpOnce in the home of the agent. The home is on the disk of the
 // sandbox, so a new sandbox has none of them.
 const (
 	setupStamp = ".agentlab-setup"     // the sum of the commands that have run
@@ -32,9 +31,6 @@ const (
 // lockPause is the pause between two looks at the lock of the stamp.
 const lockPause = 200 * time.Millisecond
 
-// maxSetupRequest is the maximum size of the request, in bytes.
-const maxSetupRequest = 1 << 20
-
 // setupVars are the variables that the commands under setup get: none that can have a
 // secret.
 var setupVars = []string{
@@ -43,24 +39,8 @@ var setupVars = []string{
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS",
 }
 
-// setupMain runs the commands under setup of a session's repository, unless they have
-// run in this sandbox. Its output is theirs.
-func setupMain(in io.Reader, out io.Writer) int {
-	var req guestapi.SetupRun
-	if err := json.NewDecoder(io.LimitReader(in, maxSetupRequest)).Decode(&req); err != nil {
-		return reportError(os.Stderr, fmt.Errorf("the request cannot be read: %w", err))
-	}
-	home, err := os.UserHomeDir()
-	if err == nil {
-		err = setUpOnce(req, home, out)
-	}
-	if err != nil {
-		return reportError(os.Stderr, err)
-	}
-	return 0
-}
-
-// setUpOnce runs the commands if the stamp in home is not theirs.
+// setUpOnce runs the commands under setup of a session's repository, unless they have run
+// in this sandbox: then the stamp in home is theirs.
 func setUpOnce(req guestapi.SetupRun, home string, out io.Writer) error {
 	sum := sha256.Sum256([]byte(strings.Join(req.Commands, "\x00")))
 	stamp := filepath.Join(home, setupStamp)

@@ -279,10 +279,3 @@ func (r repo) apply(dir, commit string) error {
 	}
 	return nil
 }
-
-// ListUntracked writes the names of the files of a work tree that git does not track and
-// that match pathspecs, each with a NUL byte at its end. The names are relative to dir.
-func ListUntracked(dir string, pathspecs []string, out io.Writer) error {
-	_, err := newRepo(dir).runGit(command{out: out}, append([]string{"ls-files", "-z", "--others", "--"}, pathspecs...)...)
-	return err
-}

@@ -24,13 +24,12 @@ func CheckMultiplexer(name string) error {
 	return nil
 }
 
-// MultiplexerChoice returns the command that has the guest use a multiplexer for the
-// terminals of a session: name, the one of the flag, or else that of the profile unless
-// the session has another one. It returns nil if neither names one.
-func MultiplexerChoice(ctx context.Context, c *client.Client, s api.Session, name string) ([]string, error) {
-	choose := []string{"agentlab-agent", "terminal"}
+// MultiplexerChoice returns the multiplexer for the terminals of a session: name, the one
+// of the flag, or else the one of the profile unless the session has another one. It
+// returns nil if neither names one.
+func MultiplexerChoice(ctx context.Context, c *client.Client, s api.Session, name string) (*guestapi.SessionTerminal, error) {
 	if name != "" {
-		return append(choose, name), nil
+		return &guestapi.SessionTerminal{Name: name}, nil
 	}
 	p, err := c.Profile(ctx, s.Profile)
 	switch {
@@ -39,18 +38,29 @@ func MultiplexerChoice(ctx context.Context, c *client.Client, s api.Session, nam
 	case err != nil || p.Terminal == "":
 		return nil, err
 	}
-	return append(choose, "--default", p.Terminal), nil
+	return &guestapi.SessionTerminal{Name: p.Terminal, Default: true}, nil
 }
 
-// ChooseMultiplexer runs a MultiplexerChoice. The guest remembers it on the workspace.
-func ChooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox string, choice []string) error {
+// ChooseMultiplexer has the guest use a multiplexer, which it remembers on the workspace.
+// nil changes nothing.
+func ChooseMultiplexer(ctx context.Context, c *client.Client, s api.Session, sandbox string, choice *guestapi.SessionTerminal) error {
 	if choice == nil {
 		return nil
 	}
+	command := []string{"agentlab-agent", "terminal"}
+	if choice.Default {
+		command = append(command, "--default")
+	}
 	var got guestapi.TerminalChoice
-	if err := guestrun.Document(ctx, c, sandbox, guestapi.ExecRequest{Command: choice}, &got, io.Discard); err != nil {
+	if err := guestrun.Document(ctx, c, sandbox, guestapi.ExecRequest{Command: append(command, choice.Name)}, &got, io.Discard); err != nil {
 		return err
 	}
+	return CheckMultiplexerOf(s, got)
+}
+
+// CheckMultiplexerOf returns an error if a guest does not use the multiplexer that was
+// chosen for a session.
+func CheckMultiplexerOf(s api.Session, got guestapi.TerminalChoice) error {
 	switch {
 	case !slices.Contains(agentlab.Terminals, got.Name) || got.Running != "" && !slices.Contains(agentlab.Terminals, got.Running):
 		return guestrun.Invalid("unknown multiplexer")

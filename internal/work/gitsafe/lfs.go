@@ -28,14 +28,14 @@ func LFSGit(ctx context.Context, path string) lfs.Git {
 	}
 }
 
-// localLFS are the files of Git LFS of a local commit.
-type localLFS struct {
+// LFSFiles are the files of Git LFS of a local commit.
+type LFSFiles struct {
 	Store lfs.Store
 	Files []lfs.File
 }
 
 // FindLFS returns the files of Git LFS of a commit.
-func FindLFS(ctx context.Context, path, commit string) (l localLFS, err error) {
+func FindLFS(ctx context.Context, path, commit string) (l LFSFiles, err error) {
 	run := LFSGit(ctx, path)
 	if l.Files, err = lfs.Files(run, commit); err == nil && len(l.Files) > 0 {
 		l.Store, err = lfs.StoreOf(run)
@@ -44,7 +44,7 @@ func FindLFS(ctx context.Context, path, commit string) (l localLFS, err error) {
 }
 
 // Objects returns the objects of the files, each once.
-func (l localLFS) Objects() (list []lfs.Pointer) {
+func (l LFSFiles) Objects() (list []lfs.Pointer) {
 	seen := map[lfs.Pointer]bool{}
 	for _, f := range l.Files {
 		if !seen[f.Pointer] {
@@ -59,7 +59,7 @@ func (l localLFS) Objects() (list []lfs.Pointer) {
 const maxBundleLFS = 2 << 30
 
 // inBundle returns the objects that a bundle gets.
-func (l localLFS) inBundle() (list []lfs.Pointer) {
+func (l LFSFiles) inBundle() (list []lfs.Pointer) {
 	left := int64(maxBundleLFS)
 	for _, p := range l.Objects() {
 		if p.Size > 0 && p.Size <= left && l.Store.Has(p) {
@@ -70,7 +70,7 @@ func (l localLFS) inBundle() (list []lfs.Pointer) {
 }
 
 // addTo stores the objects of inBundle as blobs in a bare repository, with refs.
-func (l localLFS) addTo(ctx context.Context, bare string) (refs []string, err error) {
+func (l LFSFiles) addTo(ctx context.Context, bare string) (refs []string, err error) {
 	list := l.inBundle()
 	if len(list) == 0 {
 		return nil, nil
@@ -99,7 +99,7 @@ func (l localLFS) addTo(ctx context.Context, bare string) (refs []string, err er
 }
 
 // Names returns the files of objects that a test selects.
-func (l localLFS) Names(of func(lfs.Pointer) bool) (names []string) {
+func (l LFSFiles) Names(of func(lfs.Pointer) bool) (names []string) {
 	for _, f := range l.Files {
 		if of(f.Pointer) {
 			names = append(names, f.Path)

@@ -28,7 +28,7 @@ type LocalCommit struct {
 	Branch        string // the branch in the bundle that holds the commit
 	Modules       []Submodule
 	Unsent        []skippedSubmodule
-	Lfs           localLFS // set by SendBundle
+	Lfs           LFSFiles // set by SendBundle
 }
 
 // commitID matches the output of git rev-parse for one commit.

@@ -24,7 +24,7 @@ import (
 // output goes to stdout, which limits it: an error of stdout ends the command. The
 // error for another exit code than 0 has the end of its standard error.
 func Run(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, stdin io.Reader, stdout io.Writer) error {
-	return RunShown(ctx, c, sandbox, req, anySilence, stdin, stdout, io.Discard)
+	return RunShown(ctx, c, sandbox, req, AnySilence, stdin, stdout, io.Discard)
 }
 
 // RunShown is Run with its own limits, that also copies standard error to progress.
@@ -34,11 +34,15 @@ func RunShown(ctx context.Context, c *client.Client, sandbox string, req guestap
 	if err != nil || status.Code == 0 {
 		return err
 	}
-	text := agentlab.WithoutControls(lastMessage(strings.TrimSpace(errOut.String() + "\n" + status.Error)))
-	if text == "" && inErr != nil {
-		text = inErr.Error()
+	if errOut.String() == "" && status.Error == "" && inErr != nil {
+		return GuestFault(req, status.Code, inErr.Error())
 	}
-	return GuestFault(req, status.Code, text)
+	return Failed(req, status, errOut.String())
+}
+
+// Failed returns the error for a command that failed and wrote errOut to standard error.
+func Failed(req guestapi.ExecRequest, status stream.ExitStatus, errOut string) error {
+	return GuestFault(req, status.Code, agentlab.WithoutControls(lastMessage(strings.TrimSpace(errOut+"\n"+status.Error))))
 }
 
 // Capture runs a command in a sandbox, and returns how it ended and the error of
@@ -103,7 +107,7 @@ func Capture(ctx context.Context, c *client.Client, sandbox string, req guestapi
 // error, without control characters, which progress also gets. in is as in Capture.
 func Tool(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, in io.Reader, out, progress io.Writer) (code int, text string, err error) {
 	said := &bounded.Tail{Max: MaxToolOutput}
-	status, _, err := Capture(ctx, c, sandbox, req, anySilence, in, out, io.MultiWriter(said, progress))
+	status, _, err := Capture(ctx, c, sandbox, req, AnySilence, in, out, io.MultiWriter(said, progress))
 	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
 }
 
@@ -193,7 +197,7 @@ const MaxGuestDocument = 4 << 10
 // also goes to progress.
 func Document(ctx context.Context, c *client.Client, sandbox string, req guestapi.ExecRequest, out any, progress io.Writer) error {
 	got := bounded.Head{Max: MaxGuestDocument, Fail: errors.New("the answer is too large")}
-	if err := RunShown(ctx, c, sandbox, req, anySilence, nil, &got, progress); err != nil {
+	if err := RunShown(ctx, c, sandbox, req, AnySilence, nil, &got, progress); err != nil {
 		return err
 	}
 	if err := json.Unmarshal([]byte(got.String()), out); err != nil {

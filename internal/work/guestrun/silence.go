@@ -20,8 +20,8 @@ type Silence struct {
 	Most   time.Duration // limit of the time without progress, although the guest lives; 0 is none
 }
 
-// anySilence has the limits of all commands.
-var anySilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute}
+// AnySilence has the limits of all commands.
+var AnySilence = Silence{Quiet: 30 * time.Second, Answer: 2 * time.Minute}
 
 // RepoSilence has the limits of commands for the repository of a session. Git says nothing
 // while it packs, and a guest can be emulated.

@@ -30,10 +30,10 @@ func TestSilenceIsLimited(t *testing.T) {
 		what   string
 	}{
 		{"no answer", limits, hangs, 0, 150 * time.Second, "does not answer: nothing for 2m30s"},
-		{"no answer, any command", anySilence, hangs, 0, 150 * time.Second, "does not answer"},
+		{"no answer, any command", AnySilence, hangs, 0, 150 * time.Second, "does not answer"},
 		{"no progress", limits, lives, 0, 20 * time.Minute, "no progress: nothing for 20m0s"},
 		{"refused", limits, refuses, 0, 20 * time.Minute, "no progress"},
-		{"any command", anySilence, lives, 0, 0, ""},
+		{"any command", AnySilence, lives, 0, 0, ""},
 		{"slow", limits, lives, 5 * time.Hour, 5*time.Hour + 20*time.Minute, "no progress: nothing for 20m0s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -3,22 +3,19 @@
 package project
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
+	"io"
 	"strings"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
-	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/projectfile"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
-	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Limits on the commands under setup of a session.
@@ -76,26 +73,21 @@ func ImageError(err error, fromProject bool) error {
 		WithHint("%s; correct the file and commit it, or choose an image with --image", cmp.Or(e.Hint, "there is no such image"))
 }
 
-// SetUp runs the commands under setup in a session, unless they have run in its
-// sandbox, and shows their output. The session is usable without them: why returns what
-// failed in them.
-func SetUp(ctx context.Context, ui work.UI, c *client.Client, sandbox string, s projectfile.Setup) (why string, err error) {
+// SetupOf returns the commands under setup for a session; nil if there are none.
+func SetupOf(s projectfile.Setup) *guestapi.SetupRun {
 	if len(s.Run) == 0 {
-		return "", nil
+		return nil
 	}
-	var in bytes.Buffer
-	if err := json.NewEncoder(&in).Encode(guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}); err != nil {
-		return "", err
-	}
-	out := &bounded.Writer{W: work.LogWriter(ui.Stream()), Left: maxSetupOutput, Fail: gitsafe.ErrOutputTooLarge}
-	err = guestrun.Run(ctx, c, sandbox, guestapi.ExecRequest{Command: []string{"agentlab-agent", "setup"}}, &in, out)
-	if err == nil || ctx.Err() != nil || agentlab.CodeOf(err) == agentlab.CodeUnavailable {
-		return "", err
-	}
-	why = agentlab.WithoutControls(err.Error())
-	if e, ok := errors.AsType[*agentlab.Error](err); ok {
-		why = agentlab.WithoutControls(e.Message)
-	}
+	return &guestapi.SetupRun{Commands: s.Run, Dir: guestapi.RepoDir, Seconds: setupSeconds}
+}
+
+// SetupOutput returns a writer that shows the output of the commands under setup.
+func SetupOutput(ui work.UI) io.Writer {
+	return &bounded.Writer{W: work.LogWriter(ui.Stream()), Left: maxSetupOutput, Fail: gitsafe.ErrOutputTooLarge}
+}
+
+// NoteSetupFailed shows the reason if commands under setup failed in a session, which works
+// without them.
+func NoteSetupFailed(ui work.UI, why string) {
 	ui.Progressf("warning: the commands under setup in %s failed: %s\n  → the session continues; the next start runs them again, --no-setup does not", projectfile.Name, why)
-	return why, nil
 }

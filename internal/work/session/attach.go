@@ -87,7 +87,7 @@ func Attach(ctx context.Context, ui work.UI, c *client.Client, terminal attach.T
 
 // TerminalOf continues the sandbox of a session, and returns the request for a terminal
 // in it. choice is the result of attach.MultiplexerChoice.
-func TerminalOf(ctx context.Context, ui work.UI, c *client.Client, s api.Session, l Link, o StartOptions, choice []string) (sb api.Sandbox, open guestapi.ExecRequest, err error) {
+func TerminalOf(ctx context.Context, ui work.UI, c *client.Client, s api.Session, l Link, o StartOptions, choice *guestapi.SessionTerminal) (sb api.Sandbox, open guestapi.ExecRequest, err error) {
 	if sb, err = Resume(ctx, ui, c, s, 0); err != nil {
 		return sb, open, err
 	}

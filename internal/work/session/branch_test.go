@@ -192,41 +192,27 @@ func TestStartChecksOut(t *testing.T) {
 	w := newSessionWorld(t)
 	worktest.Git(t, w.user, "checkout", "-q", "-b", "topic")
 	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "mine")
-	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var sent guestapi.RepoReceive
 	var running []string
-	guest := func(verb string, in []byte) ([]byte, string, int) {
-		if verb == "programs" {
-			out, _ := json.Marshal(guestapi.RepoPrograms{Names: running})
-			return out, "", 0
+	g := w.realGuest()
+	g.applies = func(a guestapi.SessionApply) {
+		if a.Receive != nil {
+			sent = *a.Receive
 		}
-		if verb == "receive" {
-			line, _, _ := bytes.Cut(in, []byte("\n"))
-			if err := json.Unmarshal(line, &sent); err != nil {
-				t.Error(err)
-			}
-			if sent.Checkout != "" {
-				worktest.Git(t, w.guest, "checkout", "-q", "-b", sent.Checkout)
-			}
-			return []byte(`{"errors":{}}`), "", 0
-		}
-		return w.real(verb, in)
+	}
+	g.repo = func(string, []byte) ([]byte, string, int) {
+		out, _ := json.Marshal(guestapi.RepoPrograms{Names: running})
+		return out, "", 0
 	}
 	start := func(checkout, note string) {
 		t.Helper()
 		sent = guestapi.RepoReceive{}
 		w.notes.Reset()
-		c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
-			if command[0] != "agentlab-agent" {
-				return nil, "", 0
-			}
-			return guest(command[2], in)
-		})
-		r := Repo{C: c, Sandbox: "1", Path: w.user}
-		if err := sendCode(t.Context(), w.app, r, Link{Path: w.user, Remote: remoteName}, startHead{LocalCommit: src}, StartOptions{}); err != nil {
+		src, err := gitsafe.FindCommit(t.Context(), w.user, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.send(src, StartOptions{}, &outgoing{}); err != nil {
 			t.Fatal(err)
 		}
 		if sent.Checkout != checkout || !strings.Contains(w.notes.String(), note) {
@@ -245,6 +231,11 @@ func TestStartChecksOut(t *testing.T) {
 	start("", "/workspace stays on branch trunk: in it runs: claude\n  → beside it: agentlab start --worktree topic\n")
 	running = nil
 	start("topic", "/workspace is on topic now")
+	start("", "")
+	if w.notes.Len() > 0 {
+		t.Errorf("nothing is new: %s", &w.notes)
+	}
+	worktest.Git(t, w.user, "commit", "-q", "--allow-empty", "-m", "more")
 	start("", "pushed topic")
 }
 
@@ -341,10 +332,11 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	}
 	var inits []string
 	c := worktest.CommandClient(t, func(command []string, in []byte) ([]byte, string, int) {
-		switch {
-		case command[0] != "agentlab-agent" || command[1] != "repo":
-			return nil, "", 0
-		case command[2] == "init":
+		switch strings.Join(command[1:], " ") {
+		case "session prepare":
+			inits = append(inits, string(in))
+			return []byte("{}"), "", 0
+		case "repo init":
 			inits = append(inits, string(in))
 			return nil, "", 0
 		}
@@ -352,8 +344,11 @@ func TestSentFilesAreExcluded(t *testing.T) {
 	})
 	start := func(o StartOptions) {
 		t.Helper()
-		r := Repo{C: c, Sandbox: "1", Path: w.user}
-		if err := sendCode(t.Context(), w.app, r, Link{Path: w.user, Remote: remoteName}, startHead{LocalCommit: src}, o); err != nil {
+		init, err := repoInit(t.Context(), w.user, src, o)
+		if err == nil {
+			_, _, err = Repo{C: c, Sandbox: "1", Path: w.user}.prepare(t.Context(), guestapi.SessionPrepare{Init: init})
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

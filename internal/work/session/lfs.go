@@ -17,13 +17,27 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
+// findLFS returns the files of Git LFS of each of the commits that has some. "" is no commit.
+func findLFS(ctx context.Context, path string, commits ...string) (found []gitsafe.LFSFiles, err error) {
+	slices.Sort(commits)
+	for _, commit := range slices.Compact(commits) {
+		if commit == "" {
+			continue
+		}
+		l, err := gitsafe.FindLFS(ctx, path, commit)
+		if err != nil {
+			return nil, err
+		}
+		if len(l.Files) > 0 {
+			found = append(found, l)
+		}
+	}
+	return found, nil
+}
+
 // sendLFS sends the objects of the files of Git LFS of a commit that this machine has and
 // the session lacks, and says which files stay pointers.
-func sendLFS(ctx context.Context, ui work.UI, r Repo, commit string) error {
-	l, err := gitsafe.FindLFS(ctx, r.Path, commit)
-	if err != nil || len(l.Files) == 0 {
-		return err
-	}
+func sendLFS(ctx context.Context, ui work.UI, r Repo, l gitsafe.LFSFiles) error {
 	all := l.Objects()
 	got, err := r.receiveLFS(ctx, ui, l.Store, all, nil)
 	if err != nil {

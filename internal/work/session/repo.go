@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/client"
@@ -56,10 +57,11 @@ func (r Repo) Call(ctx context.Context, in io.Reader, out io.Writer, args ...str
 
 // slowWork is what the user waits for, by the command of 'agentlab-agent repo'.
 var slowWork = map[string]string{
-	"init":     "preparing the repository in the sandbox",
 	"lfs":      "waiting for the objects of Git LFS",
 	"pack":     "waiting for the sandbox to pack its work",
 	"programs": "looking for programs that run in the sandbox",
+	"init":     "preparing the repository in the sandbox",
+	"prepare":  "preparing the repository in the sandbox",
 	"receive":  "waiting for the sandbox to check out the commits",
 	"state":    "reading the state of the repository in the sandbox",
 	"worktree": "waiting for the sandbox to change its work trees",
@@ -73,16 +75,30 @@ func (r Repo) saySlow(verb string) (stop func()) {
 	return r.Slow(slowWork[verb])
 }
 
-// slowAfterSent is a reader after whose end the user waits for the command that has read it.
-// Its meter shows nothing more.
+// slowAfterSent is a reader after whose end the user waits for the command that has read it:
+// then its meter shows nothing more, and stop ends the wait. stop may be called while the
+// reader is read.
 func (r Repo) slowAfterSent(in io.Reader, m *work.Meter, verb string) (reader io.Reader, stop func()) {
-	stopSlow := func() {}
-	end := readerFunc(func([]byte) (int, error) {
-		m.Done()
-		stopSlow = r.saySlow(verb)
-		return 0, io.EOF
+	var mu sync.Mutex // also for the meter, which in uses
+	stopSlow, stopped := func() {}, false
+	read := readerFunc(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		n, err := in.Read(p)
+		if errors.Is(err, io.EOF) && !stopped {
+			m.Done()
+			stopSlow, stopped = r.saySlow(verb), true
+		}
+		return n, err
 	})
-	return io.MultiReader(in, end), func() { stopSlow() }
+	return read, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		m.Done()
+		stopped = true
+		stopSlow()
+		stopSlow = func() {}
+	}
 }
 
 type readerFunc func(p []byte) (int, error)
@@ -117,31 +133,36 @@ func (r Repo) State(ctx context.Context) (st guestapi.RepoState, err error) {
 	if err := r.callFor(ctx, nil, &st, "state"); err != nil {
 		return st, err
 	}
+	return st, checkState(st)
+}
+
+// checkState returns an error for a state that no AgentLab reports.
+func checkState(st guestapi.RepoState) error {
 	if len(st.Branches) > guestapi.MaxRepoBranches || len(st.Worktrees) > guestapi.MaxWorktrees || len(st.Worktrees) == 0 && len(st.Branches) > 0 || st.Elsewhere < 0 || st.Stashes != nil && (*st.Stashes < 0 || *st.Stashes > st.Elsewhere) {
-		return st, guestrun.Invalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
+		return guestrun.Invalid("%d branches and %d work trees", len(st.Branches), len(st.Worktrees))
 	}
 	if len(st.Modules) > guestapi.MaxSentModules || slices.ContainsFunc(st.Modules, func(id string) bool { return !gitsafe.IsCommit(id) }) {
-		return st, guestrun.Invalid("%d submodules", len(st.Modules))
+		return guestrun.Invalid("%d submodules", len(st.Modules))
 	}
 	modules := st.Elsewhere
 	for dir, n := range st.ModuleWork {
 		if modules -= n; n <= 0 || modules < 0 || !filepath.IsLocal(dir) {
-			return st, guestrun.Invalid("%d commits in submodule %.100q", n, dir)
+			return guestrun.Invalid("%d commits in submodule %.100q", n, dir)
 		}
 	}
 	for name, commit := range st.Branches {
 		if name == "" || agentlab.ValidateRef(name) != nil || !gitsafe.IsCommit(commit) {
-			return st, guestrun.Invalid("branch %.100q is at %.50q", name, commit)
+			return guestrun.Invalid("branch %.100q is at %.50q", name, commit)
 		}
 	}
 	for i, w := range st.Worktrees {
 		inside, isBelow := strings.CutPrefix(w.Dir, guestapi.WorktreesDir+"/")
 		badDir := i == 0 && w.Dir != "" || i > 0 && (!isBelow || returncheck.BadPath(inside) != "" || !agentlab.IsPrintable(inside))
 		if badDir || agentlab.ValidateRef(w.Branch) != nil || w.Head != "" && !gitsafe.IsCommit(w.Head) || w.Uncommitted < 0 {
-			return st, guestrun.Invalid("work tree %.100q", w.Dir)
+			return guestrun.Invalid("work tree %.100q", w.Dir)
 		}
 	}
-	return st, nil
+	return nil
 }
 
 // Fetch gets the commits of branches, and with changes the uncommitted changes of the
@@ -249,7 +270,7 @@ func (r Repo) Push(ctx context.Context, p Pushed, known []string, m *work.Meter)
 		}
 		defer func() { _ = bundle.Close() }()
 	}
-	line, err := json.Marshal(guestapi.RepoReceive{Updates: p.Updates, Changes: p.Changes, Dir: p.dir, Checkout: p.Checkout})
+	line, err := json.Marshal(p.receive())
 	if err != nil {
 		return nil, err
 	}
@@ -266,13 +287,34 @@ func (r Repo) Push(ctx context.Context, p Pushed, known []string, m *work.Meter)
 	defer stop()
 	var got guestapi.RepoReceived
 	if err := r.callFor(ctx, in, &got, "receive"); err != nil {
-		if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.Changes != "" {
-			err = e.WithHint("if the work tree in the sandbox has changes in the same files, see them with 'agentlab diff', and get them with 'agentlab apply' or discard them in the sandbox")
-		}
-		return nil, err
+		return nil, p.pushError(err)
 	}
 	stop()
 	m.Done()
+	return p.faults(got), nil
+}
+
+// empty reports whether there is nothing to send or to check out.
+func (p Pushed) empty() bool {
+	return len(p.Updates) == 0 && p.Changes == "" && p.Checkout == "" && len(p.Modules) == 0
+}
+
+// receive returns the document for the guest.
+func (p Pushed) receive() *guestapi.RepoReceive {
+	return &guestapi.RepoReceive{Updates: p.Updates, Changes: p.Changes, Dir: p.dir, Checkout: p.Checkout}
+}
+
+// pushError adds what helps against an error of a push.
+func (p Pushed) pushError(err error) error {
+	if e, ok := errors.AsType[*agentlab.Error](err); ok && e.Code == agentlab.CodeConflict && p.Changes != "" {
+		return e.WithHint("if the work tree in the sandbox has changes in the same files, see them with 'agentlab diff', and get them with 'agentlab apply' or discard them in the sandbox")
+	}
+	return err
+}
+
+// faults returns why branches were not updated, for the names that were sent; the name ""
+// is for the submodules.
+func (p Pushed) faults(got guestapi.RepoReceived) map[string]string {
 	faults := map[string]string{}
 	for _, u := range p.Updates { // only what was asked for
 		if fault, failed := got.Errors[u.Branch]; failed {
@@ -282,7 +324,7 @@ func (r Repo) Push(ctx context.Context, p Pushed, known []string, m *work.Meter)
 	if got.Modules != "" {
 		faults[""] = agentlab.Cut(agentlab.WithoutControls(got.Modules), 300)
 	}
-	return faults, nil
+	return faults
 }
 
 // knownTo are the commits that a session has.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,7 +12,6 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
-	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 	"github.com/agentlab-vm/agentlab/internal/work/transfer"
 )
 
@@ -73,19 +72,93 @@ func packFirst(ctx context.Context, ui work.UI, l Link, src *startHead) (done fu
 	}, nil
 }
 
-// sendCode makes the repository in the guest and pushes a branch to it, which is checked
-// out there. Work in the guest is never overwritten: then the branch there stays, with a
-// note about the reason.
-func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, o StartOptions) error {
-	if err := initGuestRepo(ctx, ui, r, src.LocalCommit, o); err != nil {
-		return err
-	}
-	st, err := r.State(ctx)
+// sendCode pushes a branch to the repository of a session, whose state is st, checks it out
+// there, and brings what else out has. Work in the guest is never overwritten: then the
+// branch there stays, with a note about the reason.
+func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st guestapi.RepoState, o StartOptions, out *outgoing) (got applied, err error) {
+	p, stays, err := codeFor(ctx, ui, r, l, src, st, o)
 	if err != nil {
-		return err
+		return got, err
 	}
+	if p.Changes, err = carriedChanges(ctx, ui, &l, o); err != nil {
+		return got, err
+	}
+	lfs, err := findLFS(ctx, r.Path, src.Commit, out.treeCommit)
+	if err != nil {
+		return got, err
+	}
+	later := Pushed{Changes: p.Changes, Updates: out.push.Updates}
+	if slices.ContainsFunc(p.Updates, func(u guestapi.RepoUpdate) bool { return u.Branch == out.added }) {
+		later.Updates, out.added = nil, ""
+	}
+	for _, u := range later.Updates {
+		if slices.ContainsFunc(p.Updates, func(sent guestapi.RepoUpdate) bool { return gitsafe.IsAncestor(ctx, l.Path, u.Commit, sent.Commit) }) {
+			p.Updates, later.Updates = append(p.Updates, u), nil // the bundle has its commits
+		}
+	}
+	if p.Bundle != nil && !later.empty() { // it has neither
+		p.Changes = ""
+		if st, err = applyFirst(ctx, ui, r, st, &outgoing{push: p}); err != nil {
+			return got, err
+		}
+		out.push = later
+	} else {
+		p.Updates = append(p.Updates, later.Updates...)
+		out.push = p
+	}
+	if len(lfs) > 0 { // the commands of the rest may need the content
+		first := &outgoing{push: out.push, worktree: out.worktree, added: out.added}
+		if st, err = applyFirst(ctx, ui, r, st, first); err != nil {
+			return got, err
+		}
+		for _, found := range lfs {
+			if err := sendLFS(ctx, ui, r, found); err != nil {
+				return got, err
+			}
+		}
+		out.push, out.worktree = Pushed{}, ""
+	}
+	if out.known = knownTo(st); len(st.Worktrees) > 0 && st.Worktrees[0].Branch == out.push.Checkout {
+		out.push.Checkout = ""
+	}
+	if !out.empty() {
+		if got, err = r.apply(ctx, ui, out); err != nil {
+			return got, err
+		}
+	}
+	if later.Changes != "" {
+		tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", later.Changes+"^{tree}")
+		if err != nil {
+			return got, err
+		}
+		if err := l.SetKey(ctx, carriedKey, tree); err != nil {
+			return got, err
+		}
+	}
+	if stays != "" {
+		ui.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
+	}
+	return got, nil
+}
+
+// applyFirst brings something to a session whose state is st, and returns the state after
+// it.
+func applyFirst(ctx context.Context, ui work.UI, r Repo, st guestapi.RepoState, out *outgoing) (guestapi.RepoState, error) {
+	if out.known = knownTo(st); out.empty() {
+		return st, nil
+	}
+	got, err := r.apply(ctx, ui, out)
+	if err == nil && got.state != nil {
+		st = *got.state
+	}
+	return st, err
+}
+
+// codeFor returns what a start pushes to a session without uncommitted changes, and why its
+// branch is not checked out in /workspace; "" if it is.
+func codeFor(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st guestapi.RepoState, o StartOptions) (p Pushed, stays string, err error) {
 	isNew := len(st.Branches) == 0
-	p := Pushed{Modules: slices.DeleteFunc(slices.Clone(src.Modules), func(m gitsafe.Submodule) bool { return slices.Contains(st.Modules, m.Commit) })}
+	p.Modules = slices.DeleteFunc(slices.Clone(src.Modules), func(m gitsafe.Submodule) bool { return slices.Contains(st.Modules, m.Commit) })
 	if isNew && src.first != nil {
 		p = *src.first
 	} else if at := st.Branches[src.Branch]; at != src.Commit {
@@ -99,90 +172,40 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, o 
 	if isNew {
 		gitsafe.WarnUnsent(ctx, ui, src.LocalCommit)
 	}
-	stays := ""
 	if o.Worktree == "" {
-		if stays, err = checkoutFault(ctx, ui, r, st, src.Branch); err != nil {
-			return err
-		}
-		if stays == "" {
+		if stays, err = checkoutFault(ctx, ui, r, st, src.Branch); err == nil && stays == "" {
 			p.Checkout = src.Branch
 		}
 	}
-	if p.Changes, err = carriedChanges(ctx, ui, &l, o); err != nil {
-		return err
-	}
-	if p.Bundle != nil && p.Changes != "" { // it does not have them
-		first := p
-		first.Changes = ""
-		if err := pushCode(ctx, ui, r, first, st, src.LocalCommit); err != nil {
-			return err
-		}
-		if st, err = r.State(ctx); err != nil {
-			return err
-		}
-		p = Pushed{Changes: p.Changes}
-	}
-	if err := pushCode(ctx, ui, r, p, st, src.LocalCommit); err != nil {
-		return err
-	}
-	if err := sendLFS(ctx, ui, r, src.Commit); err != nil {
-		return err
-	}
-	if p.Changes != "" {
-		tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", p.Changes+"^{tree}")
-		if err != nil {
-			return err
-		}
-		if err := l.SetKey(ctx, carriedKey, tree); err != nil {
-			return err
-		}
-	}
-	if stays != "" {
-		ui.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
-	}
-	return nil
+	return p, stays, err
 }
 
-// pushCode sends commits and changes to a session, if there are any to send.
-func pushCode(ctx context.Context, ui work.UI, r Repo, p Pushed, st guestapi.RepoState, src gitsafe.LocalCommit) error {
-	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.Checkout {
-		p.Checkout = ""
-	}
-	if len(p.Updates) == 0 && p.Changes == "" && p.Checkout == "" && len(p.Modules) == 0 {
-		return nil
-	}
-	m := ui.Meter()
-	defer m.Done()
-	faults, err := r.Push(ctx, p, knownTo(st), m)
-	m.Done()
-	if err != nil {
-		return err
-	}
+// notePushed says which commits a session has got.
+func notePushed(ui work.UI, out *outgoing, got applied) {
+	p, faults := out.push, maps.Clone(got.faults)
+	p.Updates = slices.DeleteFunc(slices.Clone(p.Updates), func(u guestapi.RepoUpdate) bool { return u.Branch == out.added })
+	delete(faults, out.added)
 	if fault := faults[""]; fault != "" {
 		ui.Progressf("note: submodules of the session are not checked out: %s", fault)
-		delete(faults, "")
 	}
+	delete(faults, "")
 	for branch, fault := range faults {
 		ui.Progressf("note: branch %s of the session is not updated: %s", branch, fault)
 	}
 	if n := len(p.Modules); n > 0 {
 		ui.Progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
-	if len(faults) < len(p.Updates) {
-		ui.Progressf("pushed %s (%.12s) to /workspace", src.Branch, src.Commit)
+	if len(p.Updates) > len(faults) {
+		u := p.Updates[0]
+		ui.Progressf("pushed %s (%.12s) to /workspace", u.Branch, u.Commit)
 	}
-	if p.Checkout == "" {
-		return nil
-	}
-	if st, err = r.State(ctx); err != nil {
-		return err
-	}
-	if len(st.Worktrees) > 0 && st.Worktrees[0].Branch == p.Checkout {
+	switch {
+	case p.Checkout == "" || got.state == nil:
+	case len(got.state.Worktrees) > 0 && got.state.Worktrees[0].Branch == p.Checkout:
 		ui.Progressf("/workspace is on %s now", p.Checkout)
-	} else {
+	default:
 		ui.Progressf("note: %s is not checked out in /workspace\n  → beside it: agentlab start --worktree %s", p.Checkout, p.Checkout)
 	}
-	return nil
 }
 
 // checkoutFault returns why a start does not check out a branch in /workspace; "" if it
@@ -259,28 +282,20 @@ func replacedWhy(at string) string {
 	return fmt.Sprintf("it is at %.12s, which was amended or replaced here", at)
 }
 
-// initGuestRepo makes the repository and the link /workspace.
-func initGuestRepo(ctx context.Context, ui work.UI, r Repo, src gitsafe.LocalCommit, o StartOptions) error {
+// repoInit returns how the repository of a session is made.
+func repoInit(ctx context.Context, path string, src gitsafe.LocalCommit, o StartOptions) (guestapi.RepoInit, error) {
 	in := guestapi.RepoInit{Branch: src.Branch, UserName: o.userName, UserEmail: o.userEmail}
-	if url, err := gitsafe.Git(ctx, r.Path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
+	if url, err := gitsafe.Git(ctx, path, "config", "--get", "remote.origin.url"); err == nil && agentlab.ValidateRepoURL(url) == nil {
 		in.Origin = url
 	}
 	if !o.NoEnv {
-		_, names, err := transfer.FindEnvFiles(ctx, r.Path)
+		_, names, err := transfer.FindEnvFiles(ctx, path)
 		if err != nil {
-			return err
+			return in, err
 		}
 		in.Exclude = append([]string{}, names...)
 	}
-	if err := r.CallJSON(ctx, in, nil, "init"); err != nil {
-		return err
-	}
-	// The link is convenience: an image without it works, too.
-	req := guestapi.ExecRequest{Command: []string{"ln", "-sfn", guestapi.RepoDir, guestapi.ProjectDir}, User: "root", Dir: "/"}
-	if err := guestrun.Run(ctx, r.C, r.Sandbox, req, nil, io.Discard); err != nil {
-		ui.Progressf("note: there is no link %s to %s in the sandbox: %v", guestapi.ProjectDir, guestapi.RepoDir, err)
-	}
-	return nil
+	return in, nil
 }
 
 // defaultBranch returns the default branch of the remote origin, which agents compare

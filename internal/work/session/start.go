@@ -178,50 +178,76 @@ func removeForFresh(ctx context.Context, ui work.UI, c *client.Client, l *Link, 
 	return Remove(ctx, ui, c, l, Removal{Yes: o.Yes, keepLink: true})
 }
 
-// prepareWork starts the sandbox of a session and sends it the repository. It returns
-// the command of its terminal.
+// prepareWork starts the sandbox of a session and sends it the repository and the user's
+// files: one call asks what the guest has, and another brings what it lacks. It returns the
+// command of the terminal.
 func prepareWork(ctx context.Context, ui work.UI, c *client.Client, l Link, head startHead, s api.Session, p projectfile.File, o StartOptions) (got Started, open guestapi.ExecRequest, err error) {
-	sb, err := Resume(ctx, ui, c, s, o.TTL)
+	in := guestapi.SessionPrepare{}
+	if in.Terminal, err = attach.MultiplexerChoice(ctx, c, s, o.Multiplexer); err != nil {
+		return got, open, err
+	}
+	if in.Init, err = repoInit(ctx, l.Path, head.LocalCommit, o); err != nil {
+		return got, open, err
+	}
+	r := Repo{C: c, Path: l.Path, Slow: slow(ui)}
+	var has guestapi.SessionPrepared
+	var fault error // of the guest, which another call would have, too
+	sb, err := resumeFor(ctx, ui, c, s, o.TTL, func(sandbox string) error {
+		r.Sandbox = sandbox
+		answer, ran, err := r.prepare(ctx, in)
+		if has = answer; ran {
+			fault, err = err, nil
+		}
+		return err
+	})
+	if err = cmp.Or(err, fault); err == nil && has.Terminal != nil {
+		err = attach.CheckMultiplexerOf(s, *has.Terminal)
+	} else if err == nil && in.Terminal != nil {
+		err = guestrun.Invalid("no multiplexer")
+	}
 	if err != nil {
 		return got, open, err
 	}
-	r := Repo{C: c, Sandbox: fmt.Sprint(sb.VMID), Path: l.Path, Slow: slow(ui)}
-	choice, err := attach.MultiplexerChoice(ctx, c, s, o.Multiplexer)
+	if has.NoLink != "" {
+		ui.Progressf("note: there is no link %s to %s in the sandbox: %s", guestapi.ProjectDir, guestapi.RepoDir, agentlab.WithoutControls(has.NoLink))
+	}
+	out, dir, err := outgoingFor(ctx, ui, c, r, s, has, head.LocalCommit, p, o)
 	if err != nil {
 		return got, open, err
 	}
-	if err := attach.ChooseMultiplexer(ctx, c, s, r.Sandbox, choice); err != nil {
-		return got, open, err
-	}
-	if err := sendCode(ctx, ui, r, l, head, o); err != nil {
-		return got, open, err
-	}
-	dir, err := WorktreeDir(ctx, ui, r, o.Worktree, head.LocalCommit)
+	did, err := sendCode(ctx, ui, r, l, head, has.State, o, out)
 	if err != nil {
 		return got, open, err
 	}
-	if err := transfer.SendDotfiles(ctx, ui, c, r.Sandbox, l.Path); err != nil {
-		return got, open, err
+	got = Started{Session: s, Sandbox: sb, Worktree: o.Worktree, Dir: dir, Setup: did.setupFailed}
+	return got, guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}, nil
+}
+
+// outgoingFor returns what a start brings to a session besides its commits, and the
+// directory in which the terminal opens.
+func outgoingFor(ctx context.Context, ui work.UI, c *client.Client, r Repo, s api.Session, has guestapi.SessionPrepared, src gitsafe.LocalCommit, p projectfile.File, o StartOptions) (out *outgoing, dir string, err error) {
+	out = &outgoing{}
+	if out.envDir, err = out.addWorktree(ctx, r.Path, has.State, o.Worktree, src); err != nil {
+		return nil, "", err
+	}
+	if out.dotfiles, err = transfer.FindDotfiles(ctx, ui, r.Path); err != nil {
+		return nil, "", err
+	}
+	if out.dotfiles != nil && out.dotfiles.Sum == has.Dotfiles {
+		out.dotfiles = nil
 	}
 	if !o.NoEnv {
-		sent, err := transfer.SendEnvFiles(ctx, ui, c, r.Sandbox, l.Path, dir)
-		if err != nil {
-			return got, open, err
-		}
-		if n := len(sent.Files); n > 0 {
-			ui.Progressf("sent %s: %s", agentlab.Plural(n, "environment file"), work.JoinNames(sent.Files))
+		if out.envNames, out.env, err = transfer.PackEnvFiles(ctx, r.Path); err != nil {
+			return nil, "", err
 		}
 	}
-	if err := project.StartEnvironment(ctx, ui, c, s, r.Sandbox, l.Path, p.Services != "", o.Devcontainer); err != nil {
-		return got, open, err
+	if out.environment, err = project.EnvironmentOf(ctx, c, s, r.Path, p.Services != "", o.Devcontainer); err != nil {
+		return nil, "", err
 	}
-	got = Started{Session: s, Sandbox: sb, Worktree: o.Worktree, Dir: dir}
 	if !o.NoSetup {
-		if got.Setup, err = project.SetUp(ctx, ui, c, r.Sandbox, p.Setup); err != nil {
-			return got, open, err
-		}
+		out.setup = project.SetupOf(p.Setup)
 	}
-	return got, guestapi.ExecRequest{Command: openCommand(o, dir), TTY: true, Dir: guestapi.WorkspaceDir}, nil
+	return out, JoinGuest(out.envDir), nil
 }
 
 // RunDetached starts the agent in the background.

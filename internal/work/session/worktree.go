@@ -25,36 +25,54 @@ func WorktreeDir(ctx context.Context, ui work.UI, r Repo, branch string, src git
 	if err != nil {
 		return "", err
 	}
+	out := &outgoing{known: knownTo(st)}
+	dir, err := out.addWorktree(ctx, r.Path, st, branch, src)
+	if err != nil || out.worktree == "" {
+		return JoinGuest(dir), err
+	}
+	if _, err := r.apply(ctx, ui, out); err != nil {
+		return "", err
+	}
+	lfs, err := findLFS(ctx, r.Path, out.treeCommit)
+	if err != nil {
+		return "", err
+	}
+	for _, found := range lfs {
+		if err := sendLFS(ctx, ui, r, found); err != nil {
+			return "", err
+		}
+	}
+	return JoinGuest(dir), nil
+}
+
+// addWorktree adds the work tree of a branch to what is brought to a session, unless the
+// session has it. "" is the main one. It returns its directory, relative to the repository.
+func (o *outgoing) addWorktree(ctx context.Context, path string, st guestapi.RepoState, branch string, src gitsafe.LocalCommit) (dir string, err error) {
+	if branch == "" {
+		return "", nil
+	}
+	if err := checkBranch(branch, ""); err != nil {
+		return "", err
+	}
 	for _, t := range st.Worktrees {
 		if t.Branch == branch {
-			return JoinGuest(t.Dir), nil
+			return t.Dir, nil
 		}
 	}
 	commit := st.Branches[branch]
 	if commit == "" {
-		commit, err = gitsafe.Git(ctx, r.Path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
+		commit, err = gitsafe.Git(ctx, path, "rev-parse", "--verify", "--quiet", "refs/heads/"+branch+"^{commit}")
 		if err != nil || !gitsafe.IsCommit(commit) {
 			commit = src.Commit
 		}
-		m := ui.Meter()
-		defer m.Done()
-		faults, err := r.Push(ctx, Pushed{Updates: []guestapi.RepoUpdate{{Branch: branch, Commit: commit}}}, knownTo(st), m)
-		if err != nil {
-			return "", err
-		}
-		if fault := faults[branch]; fault != "" {
-			return "", agentlab.Errorf(agentlab.CodeConflict, "branch %s cannot be pushed to the session: %s", branch, fault)
-		}
+		o.added = branch
+		o.push.Updates = append(o.push.Updates, guestapi.RepoUpdate{Branch: branch, Commit: commit})
 	}
-	if err := r.Call(ctx, nil, io.Discard, "worktree", "add", branch); err != nil {
-		return "", err
+	if _, err := gitsafe.Git(ctx, path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise the session made it
+		o.treeCommit = commit
 	}
-	if _, err := gitsafe.Git(ctx, r.Path, "cat-file", "-e", commit+"^{commit}"); err == nil { // otherwise it is of the session
-		if err := sendLFS(ctx, ui, r, commit); err != nil {
-			return "", err
-		}
-	}
-	return JoinGuest(guestapi.WorktreesDir + "/" + branch), nil
+	o.worktree = branch
+	return guestapi.WorktreesDir + "/" + branch, nil
 }
 
 // RemoveWorktree removes the work tree of a branch from a session. force also loses

@@ -16,13 +16,9 @@ import (
 	"time"
 
 	"github.com/agentlab-vm/agentlab"
-	"github.com/agentlab-vm/agentlab/client"
-	"github.com/agentlab-vm/agentlab/guestapi"
-	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/config"
 	"github.com/agentlab-vm/agentlab/internal/work"
 	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
-	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
 // Git's settings for dotfiles. Only the user's own configuration counts, not that of a
@@ -34,13 +30,11 @@ const (
 
 // The limits of dotfiles.
 const (
-	maxDotfiles      = 2000
-	maxDotfile       = 1 << 20  // bytes
-	maxDotfileBytes  = 16 << 20 // of all
-	dotfilesAge      = time.Hour
-	dotfilesLimit    = time.Minute // of a clone
-	dotfilesInGuest  = ".dotfiles" // if there is a script
-	dotfilesGuestKey = ".config/agentlab-dotfiles"
+	maxDotfiles     = 2000
+	maxDotfile      = 1 << 20  // bytes
+	maxDotfileBytes = 16 << 20 // of all
+	dotfilesAge     = time.Hour
+	dotfilesLimit   = time.Minute // of a clone
 )
 
 // secretDotfiles are patterns of names that are not sent, of files and of directories, in any
@@ -52,49 +46,53 @@ var secretDotfiles = []string{
 	".claude.json", ".cache", "node_modules",
 }
 
-// dotfiles are files of the user for the home directory of sandboxes.
-type dotfiles struct {
-	dir     string   // on this machine
-	names   []string // sorted
-	install string   // a file among them; "" for none
-	sum     string   // of all
-	left    int      // files that are not sent
+// Dotfiles are files of the user for the home directory of sandboxes.
+type Dotfiles struct {
+	Sum     string // identifies all; hexadecimal
+	Install string // a file among them; "" for none
+
+	dir   string   // on this machine
+	names []string // sorted
+	left  int      // files that are not sent
 }
 
-// SendDotfiles applies the user's dotfiles to a sandbox that does not have them yet.
-func SendDotfiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, repo string) error {
+// FindDotfiles returns the user's dotfiles; nil if there are none.
+func FindDotfiles(ctx context.Context, ui work.UI, repo string) (*Dotfiles, error) {
 	source := userSetting(ctx, repo, dotfilesKey)
 	if source == "" {
-		return nil
+		return nil, nil
 	}
-	install := userSetting(ctx, repo, dotfilesInstallKey)
 	dir, err := dotfilesDir(ctx, ui, source)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d, err := readDotfiles(dir, install)
+	d, err := readDotfiles(dir, userSetting(ctx, repo, dotfilesInstallKey))
 	if err != nil || len(d.names) == 0 {
-		return err
+		return nil, err
 	}
-	home := AgentHome
-	have := &bounded.Head{Max: 128}
-	req := guestapi.ExecRequest{Command: []string{"sh", "-c", `cat -- "$1" 2>/dev/null || true`, "sh", home + "/" + dotfilesGuestKey}}
-	if err := guestrun.Run(ctx, c, sandbox, req, nil, have); err != nil || strings.TrimSpace(have.String()) == d.sum {
-		return err
+	return &d, nil
+}
+
+// Pack returns the archive of the files.
+func (d *Dotfiles) Pack() ([]byte, error) {
+	p, err := openPacker(d.dir+"/.", nil)
+	if err != nil {
+		return nil, err
 	}
-	if err := copyDotfiles(ctx, ui, c, sandbox, home, d); err != nil {
-		return err
-	}
-	mark := guestapi.ExecRequest{Command: []string{"sh", "-c", `mkdir -p "${1%/*}" && printf '%s\n' "$2" >"$1"`, "sh", home + "/" + dotfilesGuestKey, d.sum}}
-	if err := guestrun.Run(ctx, c, sandbox, mark, nil, &bytes.Buffer{}); err != nil {
-		return err
-	}
+	defer func() { _ = p.Close() }()
+	p.names = d.names
+	var archive bytes.Buffer
+	err = p.pack(&archive)
+	return archive.Bytes(), err
+}
+
+// NoteSent says that the files were sent.
+func (d *Dotfiles) NoteSent(ui work.UI) {
 	text := "sent " + agentlab.Plural(len(d.names), "dotfile")
 	if d.left > 0 {
 		text += fmt.Sprintf("; %d links, large files and files that can contain secrets are not sent", d.left)
 	}
 	ui.Progressf("%s", text)
-	return nil
 }
 
 // userSetting returns a setting of the user's Git configuration, "" if it is not set. A
@@ -106,30 +104,6 @@ func userSetting(ctx context.Context, repo, key string) string {
 	}
 	value, _ := in.Run(ctx, repo, "config", "--global", "--get", key) // fails if it is not set
 	return value
-}
-
-// copyDotfiles sends the files, and runs the script.
-func copyDotfiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, home string, d dotfiles) error {
-	to := Place{sandbox, home + "/."}
-	if d.install != "" {
-		to.Path = home + "/" + dotfilesInGuest + "/."
-		clean := guestapi.ExecRequest{Command: []string{"sh", "-c", `rm -rf -- "$1" && mkdir -- "$1"`, "sh", path.Dir(to.Path)}}
-		if err := guestrun.Run(ctx, c, sandbox, clean, nil, &bytes.Buffer{}); err != nil {
-			return err
-		}
-	}
-	p, err := openPacker(d.dir+"/.", nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = p.Close() }()
-	p.names = d.names
-	if err := sendArchive(ctx, c, to, Options{Force: true}, "", p); err != nil || d.install == "" {
-		return err
-	}
-	ui.Progressf("running %s in the sandbox", d.install)
-	run := guestapi.ExecRequest{Command: []string{"./" + d.install}, Dir: path.Dir(to.Path)}
-	return guestrun.Run(ctx, c, sandbox, run, nil, &bounded.Tail{Max: 4 << 10})
 }
 
 // dotfilesDir returns the directory with the dotfiles; a repository is cloned, and
@@ -196,8 +170,8 @@ func cloneDotfiles(ctx context.Context, ui work.UI, source, dir string) error {
 }
 
 // readDotfiles lists the files below dir that are sent. It follows no links.
-func readDotfiles(dir, install string) (dotfiles, error) {
-	d := dotfiles{dir: dir, install: install}
+func readDotfiles(dir, install string) (Dotfiles, error) {
+	d := Dotfiles{dir: dir, Install: install}
 	if home, err := os.UserHomeDir(); err == nil && sameFile(home, dir) {
 		return d, agentlab.Errorf(agentlab.CodeDenied, "the home directory is not a directory of dotfiles").WithField(dotfilesKey).
 			WithHint("copy the files that sandboxes may have to a directory of their own")
@@ -249,7 +223,7 @@ func readDotfiles(dir, install string) (dotfiles, error) {
 			WithHint("name an executable file in %s", dir)
 	}
 	_, _ = fmt.Fprint(h, install)
-	d.sum = hex.EncodeToString(h.Sum(nil))
+	d.Sum = hex.EncodeToString(h.Sum(nil))
 	return d, nil
 }
 
@@ -267,6 +241,3 @@ func sameFile(a, b string) bool {
 	two, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
-
-// AgentHome is the home directory of the user agent in all images.
-const AgentHome = "/home/agent"

@@ -34,7 +34,7 @@ func TestDotfiles(t *testing.T) {
 		t.Errorf("%d files are left out", d.left)
 	}
 	worktest.Fill(t, dir, map[string]string{".zshrc": "changed"})
-	if other, err := readDotfiles(dir, "install.sh"); err != nil || other.sum == d.sum {
+	if other, err := readDotfiles(dir, "install.sh"); err != nil || other.Sum == d.Sum {
 		t.Errorf("a change is not noticed: %v", err)
 	}
 	for _, install := range []string{"../install.sh", "missing", ".ssh/config", "/bin/sh"} {

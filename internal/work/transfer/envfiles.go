@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"slices"
@@ -23,7 +24,8 @@ var EnvPatterns = []string{":(glob)**/.env", ":(glob)**/.env.*", ":(glob)**/.env
 // The limits of environment files.
 const (
 	maxEnvFiles = 1000
-	maxEnvFile  = 1 << 20 // bytes
+	maxEnvFile  = 1 << 20  // bytes
+	maxEnvBytes = 64 << 20 // of all
 )
 
 // SentEnvFiles are the environment files that were sent to a sandbox.
@@ -39,34 +41,64 @@ type SentEnvFiles struct {
 // except in directories that git ignores as a whole, in other repositories, and what
 // .agentlabignore names. It sends nothing but these files, and nothing at all if there
 // are none.
-func SendEnvFiles(ctx context.Context, ui work.UI, c *client.Client, sandbox, repo, dir string) (SentEnvFiles, error) {
+func SendEnvFiles(ctx context.Context, c *client.Client, sandbox, repo, dir string) (SentEnvFiles, error) {
 	sent := SentEnvFiles{Sandbox: sandbox, Directory: dir, Files: []string{}}
-	top, names, err := FindEnvFiles(ctx, repo)
-	if err != nil || len(names) == 0 {
+	p, err := packEnvFiles(ctx, repo)
+	if err != nil || p == nil {
 		return sent, err
 	}
-	root, err := os.OpenRoot(top)
-	if err != nil {
-		return sent, work.LocalFault(top, err)
-	}
-	p := &packer{kind: guestapi.FilesContent, name: top, root: root, names: names, show: func() {}}
 	defer func() { _ = p.Close() }()
-	for _, name := range names {
-		switch st, err := root.Lstat(name); {
-		case err != nil:
-			return sent, work.LocalFault(name, err)
-		case st.Size() > maxEnvFile:
-			return sent, agentlab.Errorf(agentlab.CodeLimit, "%s has %s, more than the %s of an environment file", name, work.ByteSize(st.Size()), work.ByteSize(maxEnvFile)).
-				WithHint("name it in %s, or copy it with 'agentlab cp'", IgnoreFile)
-		}
-	}
 	// The dot at the end requires that the directory exists.
 	to := Place{sandbox, strings.TrimRight(dir, "/") + "/."}
 	if err := sendArchive(ctx, c, to, Options{Force: true}, "", p); err != nil {
 		return sent, err
 	}
-	sent.Files = names
+	sent.Files = p.names
 	return sent, nil
+}
+
+// PackEnvFiles returns the environment files that SendEnvFiles sends, and their archive.
+func PackEnvFiles(ctx context.Context, repo string) (names []string, archive []byte, err error) {
+	p, err := packEnvFiles(ctx, repo)
+	if err != nil || p == nil {
+		return nil, nil, err
+	}
+	defer func() { _ = p.Close() }()
+	var out bytes.Buffer
+	err = p.pack(&out)
+	return p.names, out.Bytes(), err
+}
+
+// packEnvFiles returns a packer of environment files; nil if there are none.
+func packEnvFiles(ctx context.Context, repo string) (*packer, error) {
+	top, names, err := FindEnvFiles(ctx, repo)
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	root, err := os.OpenRoot(top)
+	if err != nil {
+		return nil, work.LocalFault(top, err)
+	}
+	total := int64(0)
+	for _, name := range names {
+		st, err := root.Lstat(name)
+		switch {
+		case err != nil:
+			err = work.LocalFault(name, err)
+		case st.Size() > maxEnvFile:
+			err = agentlab.Errorf(agentlab.CodeLimit, "%s has %s, more than the %s of an environment file", name, work.ByteSize(st.Size()), work.ByteSize(maxEnvFile)).
+				WithHint("name it in %s, or copy it with 'agentlab cp'", IgnoreFile)
+		default:
+			if total += st.Size(); total > maxEnvBytes {
+				err = agentlab.Errorf(agentlab.CodeLimit, "%s has more than %s of environment files", top, work.ByteSize(maxEnvBytes)).WithHint("name directories in %s", IgnoreFile)
+			}
+		}
+		if err != nil {
+			_ = root.Close()
+			return nil, err
+		}
+	}
+	return &packer{kind: guestapi.FilesContent, name: top, root: root, names: names, show: func() {}}, nil
 }
 
 // FindEnvFiles returns the top of a work tree and its environment files.
