@@ -343,6 +343,8 @@ type Orphan struct {
 type List[T any] struct {
 	Items []T    `json:"items"`
 	Next  string `json:"next,omitempty" doc:"Cursor of the next page; empty on the last page"`
+
+	Missing []string `json:"missing,omitempty" doc:"For each backend that did not answer, and so has nothing in items, the reason"`
 }
 
 // SSHKey is the request to authorize an ephemeral public key in the guest.

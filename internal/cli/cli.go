@@ -347,6 +347,13 @@ func (a *App) Emit(v any, text func() error) error {
 	return text()
 }
 
+// NoteMissing shows, for each backend that did not answer, that a list lacks its part.
+func (a *App) NoteMissing(missing []string) {
+	for _, why := range missing {
+		a.Progressf("note: the list is incomplete: %s", agentlab.WithoutControls(why))
+	}
+}
+
 // Silent is the text of a command that has already printed everything.
 func Silent() error { return nil }
 

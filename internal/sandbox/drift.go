@@ -205,27 +205,30 @@ func (s *Service) handleOrphan(ctx context.Context, in fleet.Instance) error {
 }
 
 // Orphans returns the current VMs of all backends that have AgentLab's mark and belong to
-// no row.
-func (s *Service) Orphans(ctx context.Context) ([]fleet.Instance, error) {
-	var out []fleet.Instance
-	for _, b := range s.cfg.Fleet.All() {
-		// The backend first: a row is written before its VM is created, so the row
-		// of every VM in this list can be read afterwards.
-		all, err := b.List(ctx)
-		if err != nil {
-			return nil, err
+// no row. missing is as of fleet.Gather.
+func (s *Service) Orphans(ctx context.Context) (out []fleet.Instance, missing []error, err error) {
+	// The backends first: a row is written before its VM is created, so the row of every VM
+	// in this list can be read afterwards.
+	all, missing, err := fleet.Gather(ctx, s.cfg.Fleet.All(), func(ctx context.Context, b *fleet.Backend) (out []fleet.Instance, err error) {
+		list, err := b.List(ctx)
+		for _, in := range list {
+			out = append(out, fleet.Instance{Instance: in, Backend: b.Name()})
 		}
-		for _, in := range all {
-			_, ok, err := s.Owner(ctx, in.Ref.UID)
-			if err != nil {
-				return nil, err
-			}
-			if !ok {
-				out = append(out, fleet.Instance{Instance: in, Backend: b.Name()})
-			}
+		return out, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, in := range all {
+		_, ok, err := s.Owner(ctx, in.Ref.UID)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !ok {
+			out = append(out, in)
 		}
 	}
-	return out, nil
+	return out, missing, nil
 }
 
 // Owner returns the row that a mark belongs to, even if it is DESTROYED. After
@@ -283,15 +286,21 @@ func (s *Service) DestroyOrphan(ctx context.Context, id string) (fleet.Instance,
 }
 
 func (s *Service) findOrphan(ctx context.Context, id string) (fleet.Instance, error) {
-	list, err := s.Orphans(ctx)
+	list, missing, err := s.Orphans(ctx)
 	if err != nil {
 		return fleet.Instance{}, err
 	}
 	var found []fleet.Instance
 	for _, in := range list {
-		if in.Ref.UID == id || strconv.Itoa(in.Number()) == id {
+		if in.Ref.UID == id {
+			return in, nil
+		}
+		if strconv.Itoa(in.Number()) == id {
 			found = append(found, in)
 		}
+	}
+	if len(missing) > 0 { // another one can have the number
+		return fleet.Instance{}, missing[0]
 	}
 	switch {
 	case len(found) == 1:

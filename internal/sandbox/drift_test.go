@@ -25,7 +25,7 @@ func TestOrphanIsDestroyedByRequest(t *testing.T) {
 		if got := w.Svc.Orphaned(); len(got) != 2 {
 			w.Errorf("the audit found %v", got)
 		}
-		list, err := w.Svc.Orphans(ctx)
+		list, _, err := w.Svc.Orphans(ctx)
 		if err != nil || len(list) != 2 || list[0].Name != "stray" {
 			w.Fatalf("%+v, %v", list, err)
 		}

@@ -7,9 +7,17 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/fleet"
 )
 
-func (s *Server) listOrphans(ctx context.Context, _ *struct{}) ([]api.Orphan, error) {
-	list, err := s.cfg.Services.Sandboxes.Orphans(ctx)
-	return mapSlice(list, toOrphan), err
+func (s *Server) listOrphans(ctx context.Context, _ *struct{}) (api.List[api.Orphan], error) {
+	list, missing, err := s.cfg.Services.Sandboxes.Orphans(ctx)
+	return api.List[api.Orphan]{Items: nonNil(mapSlice(list, toOrphan)), Missing: texts(missing)}, err
+}
+
+// texts returns the texts of errors.
+func texts(errs []error) (out []string) {
+	for _, err := range errs {
+		out = append(out, err.Error())
+	}
+	return out
 }
 
 type orphanInput struct {

@@ -129,7 +129,7 @@ func (s *Server) hostRoutes() []route {
 		{post, image + "/warm", AccessWrite, "sandbox.create", noTarget, anyOrigin, 200, "warm-image", "Make the template from which sandboxes with an image start", sseOr(s.warmImage, nil, sseType{"progress", api.ImageProgress{}}, sseType{"done", api.Template{}}, sseType{"error", api.Error{}})},
 		{get, "/v1/layers", AccessRead, "image.read", noTarget, anyOrigin, 200, "image-layers", "List the results of build steps that later builds use again", listing(s.listLayers)},
 		{del, "/v1/layers", AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-image-layers", "Remove the results of build steps that later builds use again", listing(s.removeLayers)},
-		{get, templates, AccessRead, "image.read", noTarget, anyOrigin, 200, "templates", "List templates: booted guests of which sandboxes start as copies", listing(s.listTemplates)},
+		{get, templates, AccessRead, "image.read", noTarget, anyOrigin, 200, "templates", "List templates: booted guests of which sandboxes start as copies", call(s.listTemplates)},
 		{del, templates, AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-templates", "Remove all templates", listing(s.removeTemplates)},
 		{del, templates + "/{template}", AccessAdmin, "image.write", noTarget, anyOrigin, 200, "remove-template", "Remove a template", listing(s.removeTemplate)},
 	}
@@ -138,7 +138,7 @@ func (s *Server) hostRoutes() []route {
 // orphanRoutes returns the routes for VMs that belong to no sandbox.
 func (s *Server) orphanRoutes() []route {
 	return []route{
-		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anyOrigin, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", listing(s.listOrphans)},
+		{get, "/v1/orphans", AccessRead, "sandbox.read", noTarget, anyOrigin, 200, "orphans", "List orphans: virtual machines with AgentLab's mark that belong to no sandbox", call(s.listOrphans)},
 		{post, "/v1/orphans/{orphan}/destroy", AccessAdmin, "sandbox.destroy", noTarget, anyOrigin, 200, "destroy-orphan", "Destroy an orphan", call(s.destroyOrphan)},
 	}
 }

@@ -91,7 +91,7 @@ type Sandboxes interface {
 	DialGuest(ctx context.Context, vmid int, port uint16) (net.Conn, error)
 	SSHKey(ctx context.Context, vmid int, r guestapi.SSHKeyRequest) (guestapi.SSHKeyResponse, error)
 	ConsoleLog(ctx context.Context, vmid int, follow bool) (io.ReadCloser, error) // a waiting Read ends with ctx
-	Orphans(ctx context.Context) ([]fleet.Instance, error)                        // what the backend has that belongs to no sandbox
+	Orphans(ctx context.Context) ([]fleet.Instance, []error, error)               // what the backends have that belongs to no sandbox
 	DestroyOrphan(ctx context.Context, id string) (fleet.Instance, error)
 
 	// ReloadNetworks gives sandboxes, or without numbers every one whose
@@ -117,7 +117,7 @@ type Snapshots interface {
 // *snapshot.Service implements it.
 type Templates interface {
 	Warm(ctx context.Context, r agentlab.SandboxRequest, progress func(line string)) (fleet.Template, error)
-	Templates(ctx context.Context) ([]fleet.Template, error)
+	Templates(ctx context.Context) ([]fleet.Template, []error, error)
 	DeleteTemplate(ctx context.Context, prefix string) ([]fleet.Template, error) // "" is all
 }
 

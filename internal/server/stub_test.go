@@ -182,8 +182,8 @@ func (s stubSandboxes) Destroy(context.Context, int) (agentlab.Sandbox, error) {
 func (s stubSandboxes) Purge(context.Context, int) (agentlab.Sandbox, error) {
 	return s.act("sandbox.purge")
 }
-func (s stubSandboxes) Orphans(context.Context) ([]fleet.Instance, error) {
-	return []fleet.Instance{{Instance: backend.Instance{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}}, s.called("orphan.list")
+func (s stubSandboxes) Orphans(context.Context) ([]fleet.Instance, []error, error) {
+	return []fleet.Instance{{Instance: backend.Instance{VMID: 7, Ref: backend.Ref{UID: "uid-lost"}, Power: backend.PowerRunning}}}, nil, s.called("orphan.list")
 }
 func (s stubSandboxes) DestroyOrphan(_ context.Context, id string) (fleet.Instance, error) {
 	return fleet.Instance{Instance: backend.Instance{VMID: 7, Ref: backend.Ref{UID: id}, Power: backend.PowerRunning}}, s.called("orphan.destroy")

@@ -22,9 +22,9 @@ func (s *Server) warmImage(_ context.Context, in *warmImageInput) (*huma.StreamR
 	}), nil
 }
 
-func (s *Server) listTemplates(ctx context.Context, _ *struct{}) ([]api.Template, error) {
-	list, err := s.cfg.Services.Templates.Templates(ctx)
-	return mapSlice(list, toTemplate), err
+func (s *Server) listTemplates(ctx context.Context, _ *struct{}) (api.List[api.Template], error) {
+	list, missing, err := s.cfg.Services.Templates.Templates(ctx)
+	return api.List[api.Template]{Items: nonNil(mapSlice(list, toTemplate)), Missing: texts(missing)}, err
 }
 
 func (s *Server) removeTemplate(ctx context.Context, in *templateInput) ([]api.Template, error) {

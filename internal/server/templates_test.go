@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 
@@ -18,8 +19,8 @@ func (s stubTemplates) Warm(_ context.Context, r agentlab.SandboxRequest, progre
 	return fleet.Template{Template: backend.Template{Key: "new", Image: r.Image + "@0", Resources: agentlab.Resources{Cores: 2, MemoryMB: 512}}, Backend: "lab"}, s.called("template.warm " + r.Image + " " + r.Profile + r.Backend)
 }
 
-func (s stubTemplates) Templates(context.Context) ([]fleet.Template, error) {
-	return []fleet.Template{{Template: backend.Template{Key: "one", Bytes: 5, Stale: true}}}, s.called("template.list")
+func (s stubTemplates) Templates(context.Context) ([]fleet.Template, []error, error) {
+	return []fleet.Template{{Template: backend.Template{Key: "one", Bytes: 5, Stale: true}}}, []error{errors.New("backend far did not answer")}, s.called("template.list")
 }
 
 func (s stubTemplates) DeleteTemplate(_ context.Context, prefix string) ([]fleet.Template, error) {
@@ -35,7 +36,7 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("%+v, %v, progress %q", made, err, lines)
 	}
 	list, err := h.client.Templates(t.Context())
-	if err != nil || len(list.Items) != 1 || list.Items[0].Key != "one" || list.Items[0].DiskUsage != 5 || !list.Items[0].Stale {
+	if err != nil || len(list.Items) != 1 || list.Items[0].Key != "one" || list.Items[0].DiskUsage != 5 || !list.Items[0].Stale || !slices.Equal(list.Missing, []string{"backend far did not answer"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if _, err := h.client.RemoveTemplate(t.Context(), "on"); err != nil {

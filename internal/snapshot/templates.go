@@ -41,35 +41,30 @@ func (s *Service) Warm(ctx context.Context, r agentlab.SandboxRequest, progress 
 }
 
 // Templates returns the templates of all backends, the last used of each first. The error
-// has code unsupported if no backend has templates.
-func (s *Service) Templates(ctx context.Context) ([]fleet.Template, error) {
-	var out []fleet.Template
-	supported := false
-	for _, b := range s.fleet.All() {
-		if b.Templates == nil {
-			continue
-		}
-		supported = true
+// has code unsupported if no backend has templates. missing is as of fleet.Gather.
+func (s *Service) Templates(ctx context.Context) (all []fleet.Template, missing []error, err error) {
+	with := slices.DeleteFunc(s.fleet.All(), func(b *fleet.Backend) bool { return b.Templates == nil })
+	if len(with) == 0 {
+		_, err := s.fleet.Default().NeedTemplates()
+		return nil, nil, err
+	}
+	return fleet.Gather(ctx, with, func(ctx context.Context, b *fleet.Backend) (out []fleet.Template, err error) {
 		list, err := b.Templates.Templates(ctx)
-		if err != nil {
-			return nil, err
-		}
 		for _, t := range list {
 			out = append(out, fleet.Template{Template: t, Backend: b.Name()})
 		}
-	}
-	if !supported {
-		_, err := s.fleet.Default().NeedTemplates()
-		return nil, err
-	}
-	return out, nil
+		return out, err
+	})
 }
 
 // DeleteTemplate deletes the template whose key begins with prefix; with "" it
 // deletes all. It returns the deleted ones. Codes: not_found, invalid if there is
 // more than one.
 func (s *Service) DeleteTemplate(ctx context.Context, prefix string) ([]fleet.Template, error) {
-	chosen, err := s.Templates(ctx)
+	chosen, missing, err := s.Templates(ctx)
+	if err == nil && len(missing) > 0 { // others can have keys that begin so
+		err = missing[0]
+	}
 	if err != nil {
 		return nil, err
 	}

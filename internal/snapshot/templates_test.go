@@ -36,7 +36,7 @@ func TestWarm(t *testing.T) {
 		w.Until(sb.VMID, agentlab.SandboxReady)
 		other := w.Create(agentlab.SandboxRequest{})
 		w.Until(other.VMID, agentlab.SandboxReady)
-		list, err := w.Snaps.Templates(ctx)
+		list, _, err := w.Snaps.Templates(ctx)
 		if err != nil || len(list) != 2 || list[1].Key != made.Key || list[0].Image != "base@sha256-1" {
 			t.Errorf("%+v, %v", list, err)
 		}
@@ -71,7 +71,11 @@ func TestDeleteTemplate(t *testing.T) {
 			slices.Sort(out)
 			return out
 		}
-		all := keys(w.Snaps.Templates(ctx))
+		templates := func() []string {
+			list, _, err := w.Snaps.Templates(ctx)
+			return keys(list, err)
+		}
+		all := templates()
 		_, err := w.Snaps.DeleteTemplate(ctx, "nothing")
 		sandboxtest.WantCode(t, err, agentlab.CodeNotFound)
 		n := 0 // what the two have in common, and one character
@@ -85,7 +89,7 @@ func TestDeleteTemplate(t *testing.T) {
 		if got := keys(w.Snaps.DeleteTemplate(ctx, all[0][:n])); !slices.Equal(got, all[:1]) {
 			t.Errorf("deleted %q, want %q", got, all[:1])
 		}
-		if got := keys(w.Snaps.Templates(ctx)); !slices.Equal(got, all[1:]) {
+		if got := templates(); !slices.Equal(got, all[1:]) {
 			t.Errorf("left: %q", got)
 		}
 		w.Host.Inject(fake.Fault{Op: fake.OpDeleteTemplate, Times: 1, Err: agentlab.Errorf(agentlab.CodeUnavailable, "not now")})
@@ -105,7 +109,7 @@ func TestNoTemplates(t *testing.T) {
 		w.Plain = true
 		w.Restart()
 		_, err1 := w.Snaps.Warm(context.Background(), agentlab.SandboxRequest{Image: "base"}, func(string) {})
-		_, err2 := w.Snaps.Templates(context.Background())
+		_, _, err2 := w.Snaps.Templates(context.Background())
 		_, err3 := w.Snaps.DeleteTemplate(context.Background(), "")
 		for _, err := range []error{err1, err2, err3} {
 			if agentlab.CodeOf(err) != agentlab.CodeUnsupported || agentlab.HintOf(err) == "" {

@@ -53,6 +53,7 @@ which AgentLab fills by itself; docs/templates.md describes them.`,
 
 func templateListCmd(a *cli.App) *cobra.Command {
 	return cli.Query(a, "list", "List templates, the last used first", cli.ExactArgs(), cli.All((*client.Client).Templates), func(list api.List[api.Template]) error {
+		a.NoteMissing(list.Missing)
 		t := cli.NewTable(a.Stdout, "KEY", "IMAGE", "CORES", "MEMORY", "DISK", "STALE", "BACKEND", "AGE", "USED")
 		for _, i := range list.Items {
 			t.Row(i.Key, shortImage(i.Image), fmt.Sprint(i.Cores), fmt.Sprintf("%d MiB", i.MemoryMB), work.ByteSize(i.DiskUsage), cli.YesNo(i.Stale), i.Backend, a.Age(i.CreatedAt), a.Age(i.UsedAt))

@@ -17,6 +17,7 @@ func listOrphans(ctx context.Context, a *cli.App, c *client.Client) error {
 		return err
 	}
 	return a.Emit(list, func() error {
+		a.NoteMissing(list.Missing)
 		t := cli.NewTable(a.Stdout, "VMID", "UID", "NAME", "POWER", "REASON")
 		for _, o := range list.Items {
 			t.Row(o.VMID, agentlab.WithoutControls(o.UID), cli.OrDash(agentlab.WithoutControls(o.Name)), o.Power, cli.OrDash(agentlab.WithoutControls(o.Reason)))
