@@ -1,0 +1,230 @@
+package lima
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
+)
+
+// volumes makes the call of a method for volumes.
+func (c *doomed) volumes(ctx context.Context, d *Driver) (err error) {
+	v := backend.VolumeRef{UID: c.Volume.UID}
+	switch c.Method {
+	case backendtest.MethodCreateVolume:
+		_, err = d.CreateVolume(ctx, c.Volume)
+	case backendtest.MethodDeleteVolume:
+		err = d.DeleteVolume(ctx, v)
+	case backendtest.MethodGrowVolume:
+		err = d.GrowVolume(ctx, v, c.Volume.SizeGB)
+	case backendtest.MethodAttachVolume:
+		err = d.AttachVolume(ctx, c.Has, v)
+	case backendtest.MethodDetachVolume:
+		err = d.DetachVolume(ctx, c.Has, v)
+	}
+	return err
+}
+
+// doomVolume is doom for a method of volumes.
+func (m *mortal) doomVolume(method backendtest.Method, v backend.VolumeSpec, has backend.Ref) (error, bool) { //nolint:revive // two results of one call
+	m.mu.Lock()
+	if m.armed != nil && m.armed.Method == method {
+		m.armed.Volume, m.armed.Has = v, has
+	}
+	m.mu.Unlock()
+	return m.doom(method, has)
+}
+
+func (m *mortal) CreateVolume(ctx context.Context, spec backend.VolumeSpec) (backend.Volume, error) {
+	if err, dead := m.doomVolume(backendtest.MethodCreateVolume, spec, backend.Ref{}); dead {
+		return backend.Volume{}, err
+	}
+	return m.Driver.CreateVolume(ctx, spec)
+}
+
+func (m *mortal) DeleteVolume(ctx context.Context, ref backend.VolumeRef) error {
+	if err, dead := m.doomVolume(backendtest.MethodDeleteVolume, backend.VolumeSpec{UID: ref.UID}, backend.Ref{}); dead {
+		return err
+	}
+	return m.Driver.DeleteVolume(ctx, ref)
+}
+
+func (m *mortal) GrowVolume(ctx context.Context, ref backend.VolumeRef, gb int) error {
+	if err, dead := m.doomVolume(backendtest.MethodGrowVolume, backend.VolumeSpec{UID: ref.UID, SizeGB: gb}, backend.Ref{}); dead {
+		return err
+	}
+	return m.Driver.GrowVolume(ctx, ref, gb)
+}
+
+func (m *mortal) AttachVolume(ctx context.Context, ref backend.Ref, v backend.VolumeRef) error {
+	if err, dead := m.doomVolume(backendtest.MethodAttachVolume, backend.VolumeSpec{UID: v.UID}, ref); dead {
+		return err
+	}
+	return m.Driver.AttachVolume(ctx, ref, v)
+}
+
+func (m *mortal) DetachVolume(ctx context.Context, ref backend.Ref, v backend.VolumeRef) error {
+	if err, dead := m.doomVolume(backendtest.MethodDetachVolume, backend.VolumeSpec{UID: v.UID}, ref); dead {
+		return err
+	}
+	return m.Driver.DetachVolume(ctx, ref, v)
+}
+
+// foreignDisk makes a disk with limactl in the place of a volume.
+func foreignDisk(t *testing.T, d *Driver, v backend.VolumeSpec) func(*testing.T) {
+	t.Helper()
+	if err := d.makeBin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.runLimactl(t.Context(), "disk", "create", "--tty=false", "--size=1GiB", v.UID); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(d.Volumes.Root, v.UID, limaDataDisk)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(t *testing.T) {
+		t.Helper()
+		now, err := os.ReadFile(path)
+		entries, _ := os.ReadDir(filepath.Dir(path))
+		if err != nil || string(now) != string(before) || len(entries) != 1 {
+			t.Errorf("the foreign disk was touched: %d entries, %v", len(entries), err)
+		}
+	}
+}
+
+// listedDisk is a disk in the output of 'limactl disk list --json'.
+type listedDisk struct {
+	Name, Format, Instance string
+	Size                   int64
+}
+
+func (d *Driver) disks(t *testing.T) []listedDisk {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), d.cfg.Limactl, "disk", "list", "--json")
+	cmd.Env, cmd.Stderr = d.env(), os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []listedDisk
+	for dec := json.NewDecoder(strings.NewReader(string(out))); dec.More(); {
+		var one listedDisk
+		if err := dec.Decode(&one); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// limactl lists a volume with its size and its sandbox, and gives it to no other instance.
+// A disk that an instance of a user has is not changed.
+func TestLimactlSeesVolume(t *testing.T) {
+	d, f := still(t)
+	sp, v := f.spec(1), backend.VolumeRef{UID: agentlab.NewUID()}
+	ctx := t.Context()
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(gb int64, instance string) {
+		t.Helper()
+		if all := d.disks(t); len(all) != 1 || all[0] != (listedDisk{v.UID, "raw", instance, gb << 30}) {
+			t.Fatalf("limactl disk list: %+v", all)
+		}
+	}
+	ok(d.Create(ctx, sp))
+	_, err := d.CreateVolume(ctx, backend.VolumeSpec{UID: v.UID, SizeGB: 1})
+	ok(err)
+	ok(d.GrowVolume(ctx, v, 3))
+	is(3, "")
+	ok(d.AttachVolume(ctx, sp.Ref(), v))
+	is(3, instanceName(sp.UID))
+	if err := d.runLimactl(ctx, "disk", "delete", v.UID); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("limactl deletes it: %v", err)
+	}
+	user := filepath.Join(f.StateDir, "user.yaml")
+	text := `{"images":[{"location":"` + d.placeholder() + `"}],"mounts":[],"plain":true,"vmType":"qemu","arch":"x86_64","cpuType":{"x86_64":"qemu64,agentlab=on"},"containerd":{"user":false},"firmware":{"legacyBIOS":true},"hostResolver":{"enabled":false},"additionalDisks":[{"name":"` + v.UID + `","format":false}]}`
+	ok(os.WriteFile(user, []byte(text), 0o600))
+	ok(d.runLimactl(ctx, "create", "--tty=false", "--name=users", user))
+	cmd := exec.CommandContext(ctx, d.cfg.Limactl, "start", "--tty=false", "users")
+	cmd.Env = append(d.env(), "PATH="+os.Getenv("PATH"))
+	err = cmd.Run()
+	log, rerr := os.ReadFile(filepath.Join(d.home(), "users", limaAgentLog))
+	if err == nil || rerr != nil || !strings.Contains(string(log), "in use by instance") {
+		t.Errorf("another instance with the disk: %v; %s %v", err, log, rerr)
+	}
+	ok(d.DetachVolume(ctx, sp.Ref(), v))
+	is(3, "")
+	link := filepath.Join(d.Volumes.Root, v.UID, limaInUseBy)
+	ok(os.Symlink(filepath.Join(d.home(), "users"), link))
+	for what, err := range map[string]error{"AttachVolume": d.AttachVolume(ctx, sp.Ref(), v), "DeleteVolume": d.DeleteVolume(ctx, v), "GrowVolume": d.GrowVolume(ctx, v, 4)} {
+		if agentlab.CodeOf(err) != agentlab.CodeConflict || agentlab.HintOf(err) == "" {
+			t.Errorf("%s of a disk that a user's instance has: %v", what, err)
+		}
+	}
+	is(3, "users")
+	ok(os.RemoveAll(filepath.Join(d.home(), "users")))
+	ok(d.DetachVolume(ctx, sp.Ref(), v))
+	ok(d.AttachVolume(ctx, sp.Ref(), v))
+	ok(d.Destroy(ctx, sp.Ref()))
+	is(3, "")
+	ok(d.DeleteVolume(ctx, v))
+	if all := d.disks(t); len(all) != 0 {
+		t.Errorf("after the deletion: %+v", all)
+	}
+}
+
+// What a link in LIMA_HOME leads to is neither opened, changed nor deleted.
+func TestLinksAreNotFollowed(t *testing.T) {
+	d, _ := still(t)
+	v := backend.VolumeRef{UID: agentlab.NewUID()}
+	if _, err := d.CreateVolume(t.Context(), backend.VolumeSpec{UID: v.UID, SizeGB: 1}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(d.Volumes.Root, v.UID)
+	for _, path := range []string{d.Volumes.Root, dir, filepath.Join(dir, limaDataDisk)} {
+		moved := filepath.Join(d.cfg.StateDir, "moved")
+		if err := os.Rename(path, moved); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(moved, path); err != nil {
+			t.Fatal(err)
+		}
+		_, err := volumeDisk(d.home(), dir)
+		for what, err := range map[string]error{"DeleteVolume": d.DeleteVolume(t.Context(), v), "GrowVolume": d.GrowVolume(t.Context(), v, 2), "QEMU": err} {
+			if err == nil {
+				t.Errorf("%s follows %s", what, path)
+			}
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(moved, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"/etc", filepath.Join(d.Volumes.Root, "..", v.UID), filepath.Join(d.Volumes.Root, "users")} {
+		if _, err := volumeDisk(d.home(), dir); agentlab.CodeOf(err) != agentlab.CodeDenied {
+			t.Errorf("QEMU opens %s: %v", dir, err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(dir, limaDataDisk)); err != nil || st.Size() != 1<<30 {
+		t.Errorf("%v, %v", st, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, vmdir.FileVolume)); err != nil {
+		t.Error(err)
+	}
+}
