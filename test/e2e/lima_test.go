@@ -36,8 +36,7 @@ func (l *lab) withLima() {
 }
 
 // One daemon drives two backends: the same job runs in an instance of Lima and in a
-// microVM, and both guests have the same network policy. What Lima cannot do is refused
-// with the name of the backend that can.
+// microVM, and both guests have the same network policy.
 func TestLima(t *testing.T) {
 	l := newLab(t)
 	l.withLima()
@@ -55,12 +54,41 @@ func TestLima(t *testing.T) {
 		}
 	}
 	l.noSandboxes()
-	for _, args := range [][]string{{"workspace", "create", "w", "--size", "1G"}, {"start"}} {
-		if r := l.run(repo, args...); r.code == 0 || !strings.Contains(r.stderr, "--backend local") {
-			t.Errorf("%v on Lima: %v", args, r)
-		}
-	}
 	if left, _ := filepath.Glob(filepath.Join(l.home, "state", "backends", "*", "lima", "home", "[a-z]*")); len(left) > 0 {
 		t.Errorf("instances are left: %q", left)
 	}
+}
+
+// The session of a repository is in an instance of Lima: its work comes back with sync, and
+// the next start has the workspace of the last one in a new instance.
+func TestLimaSession(t *testing.T) {
+	l := newLab(t)
+	l.withLima()
+	l.workProfile("work", "base")
+	repo := filepath.Join(t.TempDir(), "app")
+	if err := os.Rename(sampleRepo(t), repo); err != nil {
+		t.Fatal(err)
+	}
+	start := []string{"start", "--backend", "mac", "--profile", "work", "--agent", "none", "--detach"}
+	l.in(repo, start...)
+	if got := l.guest("app", "git config user.name Agent; git config user.email agent@localhost; echo hello > greeting.txt; git commit -qam Fix; echo more > left.txt; pwd -P"); got != "/work/repo" {
+		t.Errorf("the repository is in %q", got)
+	}
+	l.in(repo, "sync")
+	if got := git(t, repo, "show", "HEAD:greeting.txt"); got != "hello" {
+		t.Errorf("after sync the file is %q", got)
+	}
+	for _, args := range [][]string{{"session", "fork", "app", "--name", "copy"}, {"workspace", "snapshot", "create", "app", "--name", "one", "--attached", "crash"}, {"session", "stop", "app", "--suspend"}} {
+		if r := l.run(repo, args...); r.code == 0 {
+			t.Errorf("%v on Lima: %v", args, r)
+		}
+	}
+	first := l.sandboxOf("app")
+	l.in(repo, "stop")
+	l.in(repo, start...)
+	if got := l.guest("app", "cat greeting.txt left.txt; git log -1 --format=%s"); got != "hello\nmore\nFix" || l.sandboxOf("app") == first {
+		t.Errorf("the next start has %q", got)
+	}
+	l.in(repo, "rm", "--yes", "--force")
+	l.noSandboxes()
 }
