@@ -1,6 +1,6 @@
-// Package vmdir stores sandboxes of drivers whose VMs have a supervisor on this
-// host: each is a directory with its specification, its disk and the files of
-// package supervisor.
+// Package vmdir stores sandboxes and volumes of drivers whose VMs have a supervisor on
+// this host. A sandbox is a directory with its specification, its disk and the files of
+// package supervisor; a volume is a directory with a disk (Volumes).
 //
 // The directory's name is the mark that the sandbox is AgentLab's: its number and
 // its UID. A sandbox that is being destroyed has the name of its directory with
