@@ -226,8 +226,8 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 // ReplaceWorkspace puts the workspace by in the place of another one, which only the
 // sandbox with the UID holder has: by gets its name and its session, and trash moves the
 // other one to the trash. moved returns the event of by. Codes: not_found; conflict if one
-// of them is not READY, if another sandbox has one of them or waits for it, or if by
-// belongs to a session.
+// of them is not READY, if another sandbox has one of them or waits for it, if the session
+// has a sandbox, or if by belongs to a session.
 func (s *Store) ReplaceWorkspace(ctx context.Context, id, by, holder string, trash, moved func(*agentlab.Workspace) []agentlab.Event) (agentlab.Workspace, error) {
 	var out agentlab.Workspace
 	err := s.write(ctx, func(w *tx) error {
@@ -254,6 +254,9 @@ func (s *Store) ReplaceWorkspace(ctx context.Context, id, by, holder string, tra
 		}
 		in, ok, err := sessions.one(w.ctx, w, "WHERE workspace_id = ?", old.ID)
 		if err == nil && ok {
+			if current, err := sandboxByVMID(w.ctx, w, in.VMID); err == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
+				return agentlab.Errorf(agentlab.CodeConflict, "session %s has sandbox %s", in.Name, current.Name).WithHint("stop it first: agentlab session stop %s", in.Name)
+			}
 			in.WorkspaceID, in.UpdatedAt = next.ID, w.now
 			err = sessions.update(w, &in)
 		}

@@ -24,6 +24,10 @@ func TestReplace(t *testing.T) {
 		_, err := replace(user.VMID) // it may write
 		sandboxtest.WantCode(t, err, agentlab.CodeConflict)
 		w.Gone(user.VMID)
+		own := sandboxtest.Must(w.Sessions.Resume(ctx, "data", 0, nil))(t)
+		w.Until(own.VMID, agentlab.SandboxReady)
+		sandboxtest.Must(w.Workspaces.Release(ctx, "data", false))(t)
+		w.UntilIt(own.VMID, func(sb agentlab.Sandbox) bool { return sb.Workspace == "" })
 		old := w.WorkspaceOf("data")
 
 		files := sandboxtest.OnWorkspace("data", 0)
@@ -33,6 +37,9 @@ func TestReplace(t *testing.T) {
 		_, err = replace(sb.VMID)
 		sandboxtest.WantCode(t, err, agentlab.CodeConflict)
 		w.Gone(waits.VMID)
+		_, err = replace(sb.VMID) // the session would continue without its workspace
+		sandboxtest.WantCode(t, err, agentlab.CodeConflict)
+		w.Gone(own.VMID)
 		if now := w.WorkspaceOf("data"); now != old {
 			t.Errorf("after refused calls the workspace is %+v, not %+v", now, old)
 		}

@@ -28,6 +28,16 @@ func Move(ctx context.Context, ui work.UI, c *client.Client, w api.Workspace, to
 	if w.Backend == to {
 		return w, agentlab.Errorf(agentlab.CodeConflict, "workspace %s is on backend %s already", w.Name, to)
 	}
+	all, err := c.Sessions(ctx)
+	if err != nil {
+		return w, err
+	}
+	for _, s := range all.Items {
+		if s.WorkspaceID == w.ID && s.Sandbox != "" {
+			return w, agentlab.Errorf(agentlab.CodeConflict, "workspace %s belongs to session %s, which has sandbox %s", w.Name, s.Name, s.Sandbox).
+				WithHint("stop the session first: agentlab session stop %s", s.Name)
+		}
+	}
 	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: w.ID}}
 	err = Maintain(ctx, ui, c, r, func(ctx context.Context, from api.Sandbox) error {
 		made, err := ImportTo(ctx, ui, c, to, api.WorkspaceNew{SizeGB: w.SizeGB}, func(ctx context.Context, sb api.Sandbox, made api.Workspace) error {
