@@ -88,6 +88,7 @@ func TestLimaSession(t *testing.T) {
 	}
 	l.guest("app", "touch /home/agent/of-first")
 	l.in(repo, "session", "stop", "app")
+	l.in(repo, "workspace", "snapshot", "create", "app", "--name", "one")
 	l.in(repo, start...)
 	if got := l.guest("app", "cat greeting.txt left.txt; git log -1 --format=%s; ls /home/agent/of-first 2>&1 || true"); !strings.HasPrefix(got, "hello\nmore\nFix\nls: cannot access") {
 		t.Errorf("the next start has %q", got)

@@ -111,7 +111,6 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			}
 		},
 	}
-	h.NoVolumeSnapshots = true
 	h.ForeignVolume = func(t *testing.T, v backend.VolumeSpec) func(*testing.T) { return foreignDisk(t, m.Driver, v) }
 	h.FillVolumes = func(*testing.T) func() {
 		before := m.cfg.PauseBelow
@@ -129,6 +128,11 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		backendtest.MethodGrowVolume:   {"volume not grown", "volume grown"},
 		backendtest.MethodAttachVolume: {"volume named", "volume plugged"},
 		backendtest.MethodDetachVolume: {"volume unplugged", "volume not named"},
+
+		backendtest.MethodSnapshotVolume:      {"volume saved", "volume snapshot complete"},
+		backendtest.MethodRestoreVolume:       {"volume restore staged", "volume restored"},
+		backendtest.MethodCloneVolume:         {"volume marked", "volume made"},
+		backendtest.MethodCloneVolumeSnapshot: {"volume marked", "volume made"},
 	} {
 		for _, point := range points {
 			h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: method, Name: point, Arm: func(*testing.T) {

@@ -215,6 +215,7 @@ type doomed struct {
 	Spec   backend.Spec
 	Volume backend.VolumeSpec
 	Has    backend.Ref // the sandbox that gets or loses the volume
+	Saved  backend.VolumeSnapshotRef
 }
 
 // die makes the call and kills itself, as SIGKILL does, when it comes to the

@@ -19,7 +19,7 @@ import (
 
 // A volume is a disk of Lima: LIMA_HOME/_disks/<uid>/ with the files of Lima, a raw
 // datadisk and, while a sandbox has it, the link in_use_by, which is Lima's lock. Beside
-// them is the mark of vmdir.Volumes.
+// them are the mark of vmdir.Volumes and the snapshots, which are copies.
 //
 // The lima.yaml of an instance does not name the disk: limactl would read its begin, and
 // a guest would choose by what it writes there which format the disk has, and which file
@@ -32,9 +32,6 @@ const (
 	limaDataDisk = "datadisk"
 	limaInUseBy  = "in_use_by" // a link to the directory of an instance
 )
-
-var errNoSaves = agentlab.Errorf(agentlab.CodeUnsupported, "disks of Lima are not saved or copied").
-	WithHint("copy the files with 'agentlab workspace export', or use a backend with snapshots: 'agentlab backend list'")
 
 // disks is the driver for vmdir.Volumes.
 type disks struct{ *Driver }
@@ -81,22 +78,36 @@ func checkPlace(home, dir string) error {
 
 // Make implements vmdir.Disks.
 func (d disks) Make(_ context.Context, path string, size int64) error {
+	f, err := newDisk(path, size)
+	if err == nil {
+		err = f.Close()
+	}
+	return err
+}
+
+// newDisk makes a disk that reads as zeros.
+func newDisk(path string, size int64) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return nil, err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return errors.Join(f.Truncate(size), f.Close())
+	if err := f.Truncate(size); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // Size implements vmdir.Disks.
 func (d disks) Size(dir string) (int64, error) { return diskSize(dir) }
 
 // diskSize returns the size of the disk in dir, in bytes.
-func diskSize(dir string) (int64, error) {
-	path := filepath.Join(dir, limaDataDisk)
+func diskSize(dir string) (int64, error) { return rawSize(filepath.Join(dir, limaDataDisk)) }
+
+// rawSize returns the size of the disk at path, in bytes.
+func rawSize(path string) (int64, error) {
 	st, err := os.Lstat(path)
 	if err != nil {
 		return 0, err
@@ -111,7 +122,14 @@ func diskSize(dir string) (int64, error) {
 func (d disks) Bytes(dir string) (int64, error) {
 	var st syscall.Stat_t
 	err := syscall.Lstat(filepath.Join(dir, limaDataDisk), &st)
-	return st.Blocks * 512, err
+	sum := st.Blocks * 512
+	saved, _ := filepath.Glob(savedPath(dir, "*"))
+	for _, path := range saved {
+		if syscall.Lstat(path, &st) == nil {
+			sum += st.Blocks * 512
+		}
+	}
+	return sum, err
 }
 
 // Grow implements vmdir.Disks.
@@ -183,30 +201,6 @@ func (d *Driver) released(ctx context.Context, trash string) {
 	}
 }
 
-// SnapshotVolume implements backend.Volumes.
-func (d *Driver) SnapshotVolume(context.Context, backend.VolumeRef, string) (backend.VolumeSnapshot, error) {
-	return backend.VolumeSnapshot{}, errNoSaves
-}
-
-// VolumeSnapshots implements backend.Volumes.
-func (d *Driver) VolumeSnapshots(context.Context) ([]backend.VolumeSnapshot, error) { return nil, nil }
-
-// RestoreVolume implements backend.Volumes.
-func (d *Driver) RestoreVolume(context.Context, backend.VolumeSnapshotRef) error { return errNoSaves }
-
-// CloneVolume implements backend.Volumes.
-func (d *Driver) CloneVolume(context.Context, backend.VolumeRef, string) (backend.Volume, error) {
-	return backend.Volume{}, errNoSaves
-}
-
-// CloneVolumeSnapshot implements backend.Volumes.
-func (d *Driver) CloneVolumeSnapshot(context.Context, backend.VolumeSnapshotRef, string) (backend.Volume, error) {
-	return backend.Volume{}, errNoSaves
-}
-
-// DeleteVolumeSnapshot implements backend.Volumes: there is none.
-func (d *Driver) DeleteVolumeSnapshot(context.Context, backend.VolumeSnapshotRef) error { return nil }
-
 // plugAttached gives a VM that starts the volume of its sandbox.
 func (m *machine) plugAttached(ctx context.Context) error {
 	dir, err := vmdir.Attached(m.dir)
@@ -237,4 +231,6 @@ func volumeDisk(home, dir string) (qemuvm.Disk, error) {
 }
 
 // SaveVolume implements supervisor.VolumeHolder.
-func (m *machine) SaveVolume(context.Context, string, string) error { return errNoSaves }
+func (m *machine) SaveVolume(context.Context, string, string) error {
+	return agentlab.Errorf(agentlab.CodeUnsupported, "volumes are not saved while a sandbox has them")
+}

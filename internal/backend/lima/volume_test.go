@@ -29,6 +29,14 @@ func (c *doomed) volumes(ctx context.Context, d *Driver) (err error) {
 		err = d.AttachVolume(ctx, c.Has, v)
 	case backendtest.MethodDetachVolume:
 		err = d.DetachVolume(ctx, c.Has, v)
+	case backendtest.MethodSnapshotVolume:
+		_, err = d.SnapshotVolume(ctx, c.Saved.Of, c.Saved.UID)
+	case backendtest.MethodRestoreVolume:
+		err = d.RestoreVolume(ctx, c.Saved)
+	case backendtest.MethodCloneVolume:
+		_, err = d.CloneVolume(ctx, c.Saved.Of, v.UID)
+	case backendtest.MethodCloneVolumeSnapshot:
+		_, err = d.CloneVolumeSnapshot(ctx, c.Saved, v.UID)
 	}
 	return err
 }
@@ -41,6 +49,44 @@ func (m *mortal) doomVolume(method backendtest.Method, v backend.VolumeSpec, has
 	}
 	m.mu.Unlock()
 	return m.doom(method, has)
+}
+
+// doomSaved is doomVolume for a method with snapshots or copies; uid is the copy.
+func (m *mortal) doomSaved(method backendtest.Method, saved backend.VolumeSnapshotRef, uid string) (error, bool) { //nolint:revive // two results of one call
+	m.mu.Lock()
+	if m.armed != nil && m.armed.Method == method {
+		m.armed.Saved = saved
+	}
+	m.mu.Unlock()
+	return m.doomVolume(method, backend.VolumeSpec{UID: uid}, backend.Ref{})
+}
+
+func (m *mortal) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.VolumeSnapshot, error) {
+	if err, dead := m.doomSaved(backendtest.MethodSnapshotVolume, backend.VolumeSnapshotRef{UID: uid, Of: ref}, ""); dead {
+		return backend.VolumeSnapshot{}, err
+	}
+	return m.Driver.SnapshotVolume(ctx, ref, uid)
+}
+
+func (m *mortal) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRef) error {
+	if err, dead := m.doomSaved(backendtest.MethodRestoreVolume, ref, ""); dead {
+		return err
+	}
+	return m.Driver.RestoreVolume(ctx, ref)
+}
+
+func (m *mortal) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
+	if err, dead := m.doomSaved(backendtest.MethodCloneVolume, backend.VolumeSnapshotRef{Of: ref}, uid); dead {
+		return backend.Volume{}, err
+	}
+	return m.Driver.CloneVolume(ctx, ref, uid)
+}
+
+func (m *mortal) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef, uid string) (backend.Volume, error) {
+	if err, dead := m.doomSaved(backendtest.MethodCloneVolumeSnapshot, ref, uid); dead {
+		return backend.Volume{}, err
+	}
+	return m.Driver.CloneVolumeSnapshot(ctx, ref, uid)
 }
 
 func (m *mortal) CreateVolume(ctx context.Context, spec backend.VolumeSpec) (backend.Volume, error) {
@@ -226,5 +272,46 @@ func TestLinksAreNotFollowed(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, vmdir.FileVolume)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A copy has the holes of its source: a large volume with little in it is copied at once.
+func TestCopyKeepsHoles(t *testing.T) {
+	d, _ := still(t)
+	v := backend.VolumeRef{UID: agentlab.NewUID()}
+	if _, err := d.CreateVolume(t.Context(), backend.VolumeSpec{UID: v.UID, SizeGB: 500}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join(d.Volumes.Root, v.UID, limaDataDisk), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const at = 400 << 30
+	if _, err := f.WriteAt([]byte("far"), at); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	made, err := d.CloneVolume(t.Context(), v, agentlab.NewUID())
+	if err != nil || made.SizeGB != 500 || made.Bytes > 1<<20 {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	got := make([]byte, 3)
+	f, err = os.Open(filepath.Join(d.Volumes.Root, made.Ref.UID, limaDataDisk))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.ReadAt(got, at); err != nil || string(got) != "far" {
+		t.Errorf("%q, %v", got, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.copyDisk(ctx, f.Name(), filepath.Join(d.cfg.StateDir, "copy")); agentlab.CodeOf(err) != agentlab.CodeUnavailable {
+		t.Errorf("cancelled: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(d.cfg.StateDir, "copy")); err == nil {
+		t.Error("a cancelled copy is left")
 	}
 }

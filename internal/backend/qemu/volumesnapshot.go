@@ -284,13 +284,7 @@ func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRe
 
 // CloneVolume implements backend.Volumes.
 func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
-	usable := func(src vmdir.FoundVolume) error {
-		if err := d.Detached(src.UID); err != nil {
-			return err
-		}
-		return src.Usable()
-	}
-	return d.clone(ctx, ref, uid, usable, func(src vmdir.FoundVolume, dir, tmp string) error {
+	return d.Clone(ctx, ref, uid, d.Cloneable, func(src vmdir.FoundVolume, dir, tmp string) error {
 		if _, err := d.freezeVolume(ctx, src); err != nil {
 			return err
 		}
@@ -304,40 +298,9 @@ func (d *Driver) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnap
 		_, err := d.wholeSaved(ref)
 		return err
 	}
-	return d.clone(ctx, ref.Of, uid, usable, func(_ vmdir.FoundVolume, dir, tmp string) error {
+	return d.Clone(ctx, ref.Of, uid, usable, func(_ vmdir.FoundVolume, dir, tmp string) error {
 		return copyVolume(d.savedDir(ref.Of.UID, ref.UID), dir, tmp)
 	})
-}
-
-// clone creates a volume whose disk is made by disk, with both volumes locked, if
-// usable accepts the other one.
-func (d *Driver) clone(ctx context.Context, from backend.VolumeRef, uid string, usable func(vmdir.FoundVolume) error, disk func(src vmdir.FoundVolume, dir, tmp string) error) (backend.Volume, error) {
-	if err := d.ValidateVolume(backend.VolumeSpec{UID: uid, SizeGB: 1}); err != nil {
-		return backend.Volume{}, err
-	}
-	if uid == from.UID {
-		return backend.Volume{}, agentlab.Errorf(agentlab.CodeInvalid, "a volume cannot be its own clone").WithField("uid")
-	}
-	var found [2]vmdir.FoundVolume
-	order := []int{0, 1} // two clones in opposite directions must not wait for each other
-	if uid < from.UID {
-		order = []int{1, 0}
-	}
-	for _, i := range order {
-		v, unlock, err := d.Volumes.Open(ctx, []string{from.UID, uid}[i])
-		if err != nil {
-			return backend.Volume{}, err
-		}
-		defer unlock()
-		found[i] = v
-	}
-	src, to := found[0], found[1]
-	if !to.Whole {
-		if err := usable(src); err != nil {
-			return backend.Volume{}, err
-		}
-	}
-	return d.Volumes.New(ctx, to, func(tmp string) error { return disk(src, to.Dir, tmp) })
 }
 
 // DeleteVolumeSnapshot implements backend.Volumes.
