@@ -90,6 +90,12 @@ type WorkspaceRename struct {
 	Name string `json:"name" doc:"DNS label"`
 }
 
+// WorkspaceReplace is a request to put a copy of a workspace in its place.
+type WorkspaceReplace struct {
+	By   string `json:"by" doc:"ID of the copy, on any backend; it gets the name and the session of the workspace"`
+	VMID int    `json:"vmid" minimum:"1" doc:"Number of the maintenance sandbox that has the workspace since its files were copied"`
+}
+
 // WorkspaceResize is a request for more space.
 type WorkspaceResize struct {
 	SizeGB int `json:"size_gb" minimum:"1" maximum:"65536" doc:"New size in GiB, not smaller than the current one"`

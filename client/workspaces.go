@@ -30,6 +30,11 @@ func (c *Client) RenameWorkspace(ctx context.Context, workspace, name string) (a
 	return post[api.Workspace](ctx, c, api.WorkspaceRename{Name: name}, "workspaces", workspace, "rename")
 }
 
+// ReplaceWorkspace puts a copy of a workspace in its place, and the workspace in the trash.
+func (c *Client) ReplaceWorkspace(ctx context.Context, workspace string, r api.WorkspaceReplace) (api.Workspace, error) {
+	return post[api.Workspace](ctx, c, r, "workspaces", workspace, "replace")
+}
+
 // ResizeWorkspace requests that a workspace becomes larger; sizeGB is in GiB.
 func (c *Client) ResizeWorkspace(ctx context.Context, workspace string, sizeGB int) (api.Workspace, error) {
 	return post[api.Workspace](ctx, c, api.WorkspaceResize{SizeGB: sizeGB}, "workspaces", workspace, "resize")

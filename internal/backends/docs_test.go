@@ -42,7 +42,7 @@ sandbox is made on the backend of the workspace or snapshot that it uses; else o
 the backend in its profile (` + "`" + `backend` + "`" + `); else on the default. A request for another backend than the one of its workspace
 or snapshot is refused, and so is one for what the backend does not support: the error names the backends that do.
 ` + "`" + `agentlab backend list` + "`" + ` shows them, ` + "`" + `agentlab backend check NAME` + "`" + ` checks one. While one is drained (` + "`" + `agentlab backend
-drain NAME` + "`" + `), nothing new is made on it. The warm pool is on the default.
+drain NAME` + "`" + `), nothing new is made on it; ` + "`" + `agentlab workspace move` + "`" + ` moves its workspaces away. The warm pool is on the default.
 
 A backend that has the name of its driver, with or without ` + "`" + `backends` + "`" + `, has the files that the only backend had
 before; the files of others are in ` + "`" + `backends/NAME` + "`" + ` of the state and cache directories. A sandbox of a backend that is

@@ -137,8 +137,8 @@ var flagListers = map[string]lister{
 	"sandbox": ListSandboxes, "job": listJobs, "profile": listProfiles, "image": listImages, "bundle": listBundles, "backend": listBackends,
 	"workspace": listWorkspaces, "session": ListSessions, "agent": words(agentlab.Agents...),
 	"agentlab start --agent": sessionAgents, "agentlab sessionizer --agent": sessionAgents,
-	"agentlab attach --session": nil,
-	"sync":                      words(session.SyncManual, session.SyncOnCommit, session.SyncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
+	"agentlab attach --session": nil, "agentlab workspace move --to": listBackends,
+	"sync": words(session.SyncManual, session.SyncOnCommit, session.SyncOnIdle), "terminal": words(agentlab.TerminalTmux, agentlab.TerminalZellij), "attempt-agent": words(agentlab.Agents...),
 }
 
 // fileFlags take the name of a file or directory, which the shell completes.

@@ -77,7 +77,7 @@ func requestFields(t *testing.T) []string {
 var ownFields = []string{
 	"cols", "rows", "term", "cursor", "offset", "oldest", "parent", "destroyed", "enabled", "if_missing", "job.workspace_create.if_missing",
 	"workspace_create.if_missing", "maintenance", "memory", "public_key", "reference", "seconds", "state", "version", "json", "sha256",
-	"job.setup.default", "job.setup.sum", "setup.default", "setup.sum", "scope_type", "scope_id", "vmid", "quick",
+	"job.setup.default", "job.setup.sum", "setup.default", "setup.sum", "scope_type", "scope_id", "vmid", "quick", "by",
 }
 
 // Each field of a request is set by a flag or an argument of some command, which the

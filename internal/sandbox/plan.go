@@ -127,7 +127,8 @@ func (s *Core) planOn(on string, r agentlab.SandboxRequest, prof agentlab.Profil
 	none := func(err error) (agentlab.Sandbox, agentlab.Profile, error) {
 		return agentlab.Sandbox{}, agentlab.Profile{}, err
 	}
-	if err := s.Admission(on); err != nil {
+	// What is on a drained backend is still maintained, and moves away.
+	if err := s.Admission(on); err != nil && (r.Maintenance == "" || agentlab.CodeOf(err) != agentlab.CodeBusy) {
 		return none(err)
 	}
 	if prof.Workspace == agentlab.WorkspaceRequired && r.Workspace == nil && from == nil {

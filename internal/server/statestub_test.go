@@ -36,6 +36,10 @@ func (s stubWorkspaces) Rename(context.Context, string, string) (agentlab.Worksp
 	return s.act("rename")
 }
 
+func (s stubWorkspaces) Replace(context.Context, string, string, int) (agentlab.Workspace, error) {
+	return s.act("replace")
+}
+
 func (s stubWorkspaces) Resize(context.Context, string, int) (agentlab.Workspace, error) {
 	return s.act("resize")
 }

@@ -21,6 +21,7 @@ type Workspaces interface {
 	Resize(ctx context.Context, idOrName string, sizeGB int) (agentlab.Workspace, error)
 	Delete(ctx context.Context, idOrName string, purge bool) (agentlab.Workspace, error)
 	Undelete(ctx context.Context, idOrName, name string) (agentlab.Workspace, error)
+	Replace(ctx context.Context, idOrName, by string, vmid int) (agentlab.Workspace, error)
 	Fork(ctx context.Context, idOrName, name, snapshot string) (agentlab.Workspace, error)
 	Attach(ctx context.Context, vmid int, sel agentlab.WorkspaceSelection) (agentlab.Sandbox, error)
 	Snapshots(ctx context.Context, idOrName string) ([]agentlab.WorkspaceSnapshot, error)
@@ -45,6 +46,7 @@ func (s *Server) workspaceRoutes() []route {
 		{post, one + "/resize", AccessWrite, write, noTarget, anyOrigin, 202, "resize-workspace", "Make a workspace larger", call(s.resizeWorkspace)},
 		{del, one, AccessWrite, remove, noTarget, anyOrigin, 202, "delete-workspace", "Move a workspace to the trash, or delete it for good", call(s.deleteWorkspace)},
 		{post, one + "/undelete", AccessWrite, remove, noTarget, anyOrigin, 200, "undelete-workspace", "Return a workspace from the trash", call(s.undeleteWorkspace)},
+		{post, one + "/replace", AccessWrite, remove, noTarget, anyOrigin, 200, "replace-workspace", "Put a copy of a workspace in its place, and the workspace in the trash", call(s.replaceWorkspace)},
 		{post, one + "/fork", AccessWrite, write, noTarget, anyOrigin, 202, "fork-workspace", "Create a copy of a workspace or of one of its snapshots", call(s.forkWorkspace)},
 		{post, one + "/attach", AccessWrite, write, noTarget, anyOrigin, 202, "attach-workspace", "Give a sandbox a workspace", call(s.attachWorkspace)},
 		{post, one + "/detach", AccessWrite, write, noTarget, anyOrigin, 202, "detach-workspace", "Take a workspace from the sandbox that has it", call(s.detachWorkspace)},
@@ -200,6 +202,15 @@ type renameWorkspaceInput struct {
 
 func (s *Server) renameWorkspace(ctx context.Context, in *renameWorkspaceInput) (api.Workspace, error) {
 	return s.toWorkspace(s.cfg.Services.Workspaces.Rename(ctx, in.Workspace, in.Body.Name))
+}
+
+type replaceWorkspaceInput struct {
+	WorkspaceInput
+	Body api.WorkspaceReplace
+}
+
+func (s *Server) replaceWorkspace(ctx context.Context, in *replaceWorkspaceInput) (api.Workspace, error) {
+	return s.toWorkspace(s.cfg.Services.Workspaces.Replace(ctx, in.Workspace, in.Body.By, in.Body.VMID))
 }
 
 type resizeWorkspaceInput struct {

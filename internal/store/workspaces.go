@@ -223,6 +223,78 @@ func saveWorkspace(w *tx, old agentlab.Workspace, v *agentlab.Workspace, q agent
 	return nil
 }
 
+// ReplaceWorkspace puts the workspace by in the place of another one, which only the
+// sandbox with the UID holder has: by gets its name and its session, and trash moves the
+// other one to the trash. moved returns the event of by. Codes: not_found; conflict if one
+// of them is not READY, if another sandbox has one of them or waits for it, if the session
+// has a sandbox, or if by belongs to a session.
+func (s *Store) ReplaceWorkspace(ctx context.Context, id, by, holder string, trash, moved func(*agentlab.Workspace) []agentlab.Event) (agentlab.Workspace, error) {
+	var out agentlab.Workspace
+	err := s.write(ctx, func(w *tx) error {
+		old, err := workspaceByID(w.ctx, w, id)
+		if err != nil {
+			return err
+		}
+		next, err := workspaceByID(w.ctx, w, by)
+		if err == nil {
+			err = mayReplace(w, old, next, holder)
+		}
+		if err != nil {
+			return err
+		}
+		evs := trash(&old)
+		if old.State.Live() {
+			return agentlab.Errorf(agentlab.CodeInternal, "workspace %s is %s, and not in the trash", old.Name, old.State)
+		}
+		next.Name, old.UpdatedAt, next.UpdatedAt = old.Name, w.now, w.now
+		for _, v := range []*agentlab.Workspace{&old, &next} {
+			if err := workspaces.update(w, v); err != nil {
+				return err
+			}
+		}
+		in, ok, err := sessions.one(w.ctx, w, "WHERE workspace_id = ?", old.ID)
+		if err == nil && ok {
+			if current, err := sandboxByVMID(w.ctx, w, in.VMID); err == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
+				return agentlab.Errorf(agentlab.CodeConflict, "session %s has sandbox %s", in.Name, current.Name).WithHint("stop it first: agentlab session stop %s", in.Name)
+			}
+			in.WorkspaceID, in.UpdatedAt = next.ID, w.now
+			err = sessions.update(w, &in)
+		}
+		if err != nil {
+			return err
+		}
+		out = next
+		return w.emit(append(evs, moved(&next)...))
+	})
+	return out, err
+}
+
+// mayReplace returns an error unless ReplaceWorkspace may put next in the place of old.
+func mayReplace(w *tx, old, next agentlab.Workspace, holder string) error {
+	for _, v := range []agentlab.Workspace{old, next} {
+		if v.State != agentlab.WorkspaceReady {
+			return agentlab.Errorf(agentlab.CodeConflict, "workspace %s is %s", v.Name, v.State).WithHint("see 'agentlab workspace show %s'", v.ID)
+		}
+	}
+	if old.ID == next.ID {
+		return agentlab.Errorf(agentlab.CodeInvalid, "workspace %s cannot replace itself", old.Name).WithField("by")
+	}
+	queue, err := workspaceLeases.query(w.ctx, w, leaseQueue, old.ID)
+	if err != nil {
+		return err
+	}
+	if len(queue) != 1 || queue[0].UID != holder || !queue[0].Acquired() {
+		return agentlab.Errorf(agentlab.CodeConflict, "workspace %s may have changed: the maintenance sandbox does not have it alone", old.Name).WithHint("try again when no other sandbox needs it")
+	}
+	if err := notCopied(w, "from_uid = ?", old.UID, "workspace "+old.Name); err != nil {
+		return err
+	}
+	if err := notLeased(w, next, "replace another one"); err != nil {
+		return err
+	}
+	return notInSession(w, next)
+}
+
 // notCopied returns an error with code conflict while a workspace is being created
 // as a copy of what the condition selects.
 func notCopied(w *tx, cond, uid, what string) error {

@@ -1,6 +1,6 @@
-// Package vmdir stores sandboxes of drivers whose VMs have a supervisor on this
-// host: each is a directory with its specification, its disk and the files of
-// package supervisor.
+// Package vmdir stores sandboxes and volumes of drivers whose VMs have a supervisor on
+// this host. A sandbox is a directory with its specification, its disk and the files of
+// package supervisor; a volume is a directory with a disk (Volumes).
 //
 // The directory's name is the mark that the sandbox is AgentLab's: its number and
 // its UID. A sandbox that is being destroyed has the name of its directory with
@@ -126,6 +126,9 @@ func ParseName(name string) (vmid int, uid string, ok bool) {
 	return vmid, m[2], err == nil
 }
 
+// UIDName matches the UID of a sandbox, a volume or a snapshot, which names its directory.
+var UIDName = lazyre.New(`^[a-z2-9]{26}$`)
+
 // Found is a sandbox in a directory of sandboxes.
 type Found struct {
 	VMID  int // as the directory's name has it
@@ -198,6 +201,24 @@ func Discard(f Found) (trash string, err error) {
 		return "", Fault(err, "cannot move sandbox %d to the trash", f.VMID)
 	}
 	return trash, nil
+}
+
+// RemoveFiles removes files of a directory that exist.
+func RemoveFiles(dir string, how durable.Sync, names ...string) error {
+	removed := false
+	for _, name := range names {
+		err := os.Remove(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Fault(err, "cannot remove %s", filepath.Join(dir, name))
+		}
+		removed = removed || err == nil
+	}
+	if removed && how != durable.None {
+		if err := durable.SyncPath(dir); err != nil {
+			return Fault(err, "cannot sync %s", dir)
+		}
+	}
+	return nil
 }
 
 // Fault adds the code to an error of the operating system.

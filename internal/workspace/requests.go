@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -313,6 +314,39 @@ func (s *Service) Trash(v *agentlab.Workspace) []agentlab.Event {
 	}
 	v.GrowToGB, v.Restoring = 0, ""
 	return []agentlab.Event{stateEvent(*v, nil)}
+}
+
+// Replace puts the workspace by in the place of another one, which goes to the trash: by
+// gets its name and its session. vmid is the maintenance sandbox that has copied the files
+// and still has the other one, so that nothing can have changed since. Codes: not_found,
+// conflict, invalid.
+func (s *Service) Replace(ctx context.Context, idOrName, by string, vmid int) (agentlab.Workspace, error) {
+	none := agentlab.Workspace{}
+	old, err := s.getReachable(ctx, idOrName)
+	if err != nil {
+		return none, err
+	}
+	next, err := s.getReachable(ctx, by)
+	if err != nil {
+		return none, err
+	}
+	sb, err := s.cfg.Leases.Sandbox(ctx, vmid)
+	if err != nil {
+		return none, err
+	}
+	if !sb.Maintenance() || sb.Workspace != old.ID {
+		return none, agentlab.Errorf(agentlab.CodeConflict, "sandbox %s is not a maintenance sandbox of workspace %s", sb.Name, old.Name).WithField("vmid")
+	}
+	v, err := s.cfg.Store.ReplaceWorkspace(ctx, old.ID, next.ID, sb.UID, s.Trash, func(v *agentlab.Workspace) []agentlab.Event {
+		e := stateEvent(*v, nil)
+		e.Message = fmt.Sprintf("workspace %s is on backend %s; the one on backend %s is in the trash", v.Name, v.Backend, old.Backend)
+		return []agentlab.Event{e}
+	})
+	if err == nil {
+		s.loop.Wake(old.ID)
+		s.loop.Wake(v.ID)
+	}
+	return v, err
 }
 
 // Snapshots lists the snapshots of a workspace. Code: not_found.

@@ -25,6 +25,7 @@ import (
 type Store interface {
 	AddWorkspace(ctx context.Context, v agentlab.Workspace, q agentlab.WorkspaceQuota, evs ...agentlab.Event) (agentlab.Workspace, error)
 	UpdateWorkspace(ctx context.Context, id string, q agentlab.WorkspaceQuota, fn func(*agentlab.Workspace) ([]agentlab.Event, error)) (agentlab.Workspace, error)
+	ReplaceWorkspace(ctx context.Context, id, by, holder string, trash, moved func(*agentlab.Workspace) []agentlab.Event) (agentlab.Workspace, error)
 	RemoveWorkspace(ctx context.Context, id string, evs ...agentlab.Event) error
 	Workspace(ctx context.Context, id string) (agentlab.Workspace, error)
 	Workspaces(ctx context.Context) ([]agentlab.Workspace, error)

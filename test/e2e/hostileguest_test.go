@@ -36,20 +36,9 @@ cat >/usr/local/bin/agentlab-agent <<'END'
 #!/bin/bash
 case $1 in open) name=open;; *) name=$2;; esac
 [ ! -e /evil/$name ] || { [ -t 0 ] || cat >/dev/null; cat /evil/$name; exit 0; }
-[ ! -e /evil/fails ] || { cat >/dev/null; cat /evil/fails >&2; exit 1; }
+[ ! -e /evil/fails ] || { cat >/evil/input; cat /evil/fails >&2; exit 1; }
 [ ! -e /evil/endless ] || exec cat /dev/zero
 exec -a agentlab-agent /evil/real "$@"
-END
-cat >/usr/local/bin/tar <<'END'
-#!/bin/bash
-[ ! -e /evil/tar ] || { cat /evil/tar; exit 0; }
-[ ! -e /evil/fails ] || { cat >/evil/input; cat /evil/fails >&2; exit 9; }
-exec /usr/bin/tar "$@"
-END
-cat >/usr/local/bin/git <<'END'
-#!/bin/bash
-[ "$1" != ls-files ] || [ ! -e /evil/names ] || { cat /evil/names; exit 0; }
-exec /usr/bin/git "$@"
 END
 chmod 755 /usr/local/bin/*`
 
@@ -163,7 +152,7 @@ func attacks(t testing.TB) map[string]attack {
 		return files
 	}
 	archive := func(entries ...tar.Header) map[string]string {
-		return map[string]string{"tar": archiveOf(t, entries...)}
+		return map[string]string{"pull": archiveOf(t, entries...)}
 	}
 	sync, fetch, cp := []string{"sync"}, []string{"git", "fetch", "agentlab"}, []string{"cp", "SANDBOX:/srv", "../in"}
 	artifacts := []string{"sync", "--artifacts", "**", "--force"}
@@ -187,14 +176,14 @@ func attacks(t testing.TB) map[string]attack {
 		"cp: an absolute name":                    {archive(tar.Header{Name: "/tmp/owned", Mode: 0o644}), cp, "leaves the directory"},
 		"cp: a hard link to a file of the host":   {archive(tar.Header{Name: "./l", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}), cp, "hard link"},
 		"cp: a file through a link":               {archive(tar.Header{Name: "./l", Typeflag: tar.TypeSymlink, Linkname: "."}, tar.Header{Name: "./l/owned"}), cp, "twice"},
-		"cp: not an archive":                      {map[string]string{"tar": strings.Repeat("text", 1000)}, cp, "damaged"},
+		"cp: not an archive":                      {map[string]string{"pull": strings.Repeat("text", 1000)}, cp, "damaged"},
 		"cp: an error with escape sequences":      {map[string]string{"fails": escapes}, cp, "file:///etc/passwd"},
-		"artifacts: a name above the work tree":   {map[string]string{"names": "../owned\x00"}, artifacts, "invalid data"},
-		"artifacts: an absolute name":             {map[string]string{"names": "/tmp/owned\x00"}, artifacts, "invalid data"},
-		"artifacts: a hook of git":                {map[string]string{"names": ".git/hooks/post-merge\x00"}, artifacts, "belongs to git"},
-		"artifacts: a file that git tracks":       {map[string]string{"names": "greeting.txt\x00"}, artifacts, "git tracks it"},
-		"artifacts: another file than requested":  {map[string]string{"names": "a\x00", "tar": archiveOf(t, tar.Header{Name: "./owned", Mode: 0o755})}, artifacts, "not requested"},
-		"artifacts: a link instead of a file":     {map[string]string{"names": "a\x00", "tar": archiveOf(t, tar.Header{Name: "./a", Typeflag: tar.TypeSymlink, Linkname: "../outside"})}, artifacts, "can be copied"},
+		"artifacts: a name above the work tree":   {map[string]string{"list": "../owned\x00"}, artifacts, "invalid data"},
+		"artifacts: an absolute name":             {map[string]string{"list": "/tmp/owned\x00"}, artifacts, "invalid data"},
+		"artifacts: a hook of git":                {map[string]string{"list": ".git/hooks/post-merge\x00"}, artifacts, "belongs to git"},
+		"artifacts: a file that git tracks":       {map[string]string{"list": "greeting.txt\x00"}, artifacts, "git tracks it"},
+		"artifacts: another file than requested":  {map[string]string{"list": "a\x00", "pull": archiveOf(t, tar.Header{Name: "./owned", Mode: 0o755})}, artifacts, "not requested"},
+		"artifacts: a link instead of a file":     {map[string]string{"list": "a\x00", "pull": archiveOf(t, tar.Header{Name: "./a", Typeflag: tar.TypeSymlink, Linkname: "../outside"})}, artifacts, "can be copied"},
 		"sync-env: an error with escapes":         {map[string]string{"fails": escapes}, []string{"sync-env", "SANDBOX"}, "file:///etc/passwd"},
 	}
 }

@@ -89,6 +89,13 @@ func (p *process) unpack() int {
 			fmt.Fprintln(p.errOut, "tar: This does not look like a tar archive")
 			return 2
 		}
+		switch string(text) {
+		case "lost on the way\n":
+			continue
+		case "stays on the way\n":
+			<-p.ctx.Done()
+			return 1
+		}
 		path := volumePath + strings.TrimPrefix(h.Name, "./")
 		p.files(path, func(disk map[string]string) { disk[path] = string(text) })
 	}

@@ -89,7 +89,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 	m := &mortal{Driver: open(t), fixed: f, specs: map[backend.Ref]backend.Spec{}}
 	h := &backendtest.Harness{
 		Driver:   m,
-		Optional: []string{"Power", "Net", "Console", "Host", "Deadlines", "EgressRecords"},
+		Optional: []string{"Power", "Net", "Console", "Volumes", "Host", "Deadlines", "EgressRecords"},
 		Spec:     f.spec,
 		Reopen:   func(t *testing.T) backend.Driver { m.Driver = open(t); return m },
 		Unsupported: map[string]func(*backend.Spec){
@@ -111,11 +111,28 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 			}
 		},
 	}
+	h.ForeignVolume = func(t *testing.T, v backend.VolumeSpec) func(*testing.T) { return foreignDisk(t, m.Driver, v) }
+	h.FillVolumes = func(*testing.T) func() {
+		before := m.cfg.PauseBelow
+		m.cfg.PauseBelow = 1 << 60
+		return func() { m.cfg.PauseBelow = before }
+	}
 	for method, points := range map[backendtest.Method][]string{
 		backendtest.MethodCreate:  {"directory made", "mark written", "instance not made", "instance not named", "instance made"},
 		backendtest.MethodStart:   {"lock taken", "start written", "supervisor started"},
 		backendtest.MethodStop:    {"halted"},
 		backendtest.MethodDestroy: {"halted", "in the trash", "instance removed"},
+
+		backendtest.MethodCreateVolume: {"volume directory made", "volume marked", "volume made"},
+		backendtest.MethodDeleteVolume: {"volume in the trash"},
+		backendtest.MethodGrowVolume:   {"volume not grown", "volume grown"},
+		backendtest.MethodAttachVolume: {"volume named", "volume plugged"},
+		backendtest.MethodDetachVolume: {"volume unplugged", "volume not named"},
+
+		backendtest.MethodSnapshotVolume:      {"volume saved", "volume snapshot complete"},
+		backendtest.MethodRestoreVolume:       {"volume restore staged", "volume restored"},
+		backendtest.MethodCloneVolume:         {"volume marked", "volume made"},
+		backendtest.MethodCloneVolumeSnapshot: {"volume marked", "volume made"},
 	} {
 		for _, point := range points {
 			h.CrashPoints = append(h.CrashPoints, backendtest.CrashPoint{Method: method, Name: point, Arm: func(*testing.T) {

@@ -11,6 +11,9 @@
 // STATE/lima/sandboxes/<vmid>-<uid>/ (package vmdir), the mark of ownership, and the
 // instance whose name is the last 16 characters of its UID.
 //
+// A volume is home/_disks/<uid>/, a disk of Lima with the mark of vmdir.Volumes
+// (volume.go).
+//
 // # The boundary
 //
 // What Lima would give a VM is not enough for a hostile guest: a network with a way to
@@ -19,8 +22,8 @@
 // limactl finds no QEMU but a wrapper (STATE/lima/bin), which hands the command line to
 // the supervisor. The supervisor checks that it is for this instance and starts QEMU
 // itself, with the devices of package qemuvm only: no NIC but the frames of the gate,
-// no disk but the instance's, no mount, no SSH port. If limactl starts anything else,
-// nothing runs: its PATH has no other QEMU.
+// no disk but the instance's and its volume, no mount, no SSH port. If limactl starts
+// anything else, nothing runs: its PATH has no other QEMU.
 //
 // Lima's host agent sees its QEMU in the wrapper, which ends with the VM, and a monitor
 // socket, so that 'limactl list' and 'limactl stop' work with that LIMA_HOME. 'limactl

@@ -52,6 +52,7 @@ type Config struct {
 // Driver implements backend.Driver and the groups below.
 type Driver struct {
 	vmdir.Guests
+	vmdir.Volumes
 	cfg  Config
 	log  *slog.Logger
 	host *qemuvm.Host
@@ -80,6 +81,7 @@ var (
 	_ backend.Power   = (*Driver)(nil)
 	_ backend.Net     = (*Driver)(nil)
 	_ backend.Console = (*Driver)(nil)
+	_ backend.Volumes = (*Driver)(nil)
 	_ backend.Host    = (*Driver)(nil)
 )
 
@@ -117,6 +119,9 @@ func New(cfg Config) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger, set: vmdir.Set{Root: filepath.Join(cfg.StateDir, "lima", "sandboxes")}}
 	d.Guests.From = source{d}
+	d.Volumes = vmdir.Volumes{
+		Driver: Name, Root: filepath.Join(d.home(), limaDisks), Disk: limaDataDisk, Disks: disks{d}, Set: &d.set, Boxes: disks{d}, Now: cfg.Now, At: d.at,
+	}
 	d.host = qemuvm.NewHost(qemuvm.HostConfig{QEMU: cfg.QEMU, Key: "lima.binary", CacheDir: cfg.CacheDir, Accel: cfg.Accel, Logger: d.log})
 	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, "initrd"), cfg.Runner)
 	for _, dir := range []string{d.set.Root, d.home(), cfg.CacheDir} {
@@ -146,7 +151,7 @@ func (d *Driver) Info() backend.Info {
 	gw := vnet.DefaultGateway.String()
 	return backend.Info{
 		Name: Name, Version: strconv.Itoa(vmdir.Version),
-		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, Deadlines: true, EgressRecords: true},
+		Capabilities:  backend.Capabilities{NetworkOff: true, Allowlist: true, Private: true, VolumeHotplug: true, Deadlines: true, EgressRecords: true},
 		ControllerURL: "http://" + gw + ":" + strconv.Itoa(backend.ControllerPort),
 		UploadURL:     "http://" + gw + ":" + strconv.Itoa(backend.UploadPort) + "/upload",
 		GuestNetwork: &guestapi.Network{

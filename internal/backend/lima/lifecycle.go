@@ -82,6 +82,13 @@ func (d *Driver) Start(ctx context.Context, ref backend.Ref) error {
 				WithHint("its disk is gone; destroy the sandbox with 'agentlab sandbox destroy %d'", f.VMID)
 		}
 	}
+	if dir, err := vmdir.Attached(f.Dir); err != nil {
+		return err
+	} else if dir != "" {
+		if err := (disks{d}).Claim(dir, f.UID); err != nil {
+			return err
+		}
+	}
 	return d.supervised(f).Start(ctx, d.cfg.Supervisor, func(ctx context.Context) (supervisor.Config, error) {
 		return d.startConfig(ctx, f.Handle)
 	})
@@ -179,6 +186,7 @@ func (d *Driver) Destroy(ctx context.Context, ref backend.Ref) error {
 		return err
 	}
 	d.at("instance removed")
+	d.released(ctx, trash)
 	return vmdir.Empty(trash)
 }
 

@@ -46,8 +46,8 @@ func TestWrapperArguments(t *testing.T) {
 	}
 }
 
-// QEMU gets none of the devices that Lima adds: no network of its own, no mount, no second
-// disk, no log without a size.
+// QEMU gets none of the devices that Lima adds: no network of its own, no mount, no
+// disk of the user, no log without a size.
 func TestCommandLine(t *testing.T) {
 	h := vmdir.Handle{Spec: fixed{Image: vmdir.ImageFiles{Ref: "b@0"}}.spec(1), Image: vmdir.ImageFiles{Kernel: "/k", RootDisk: "/im,age/root.img"}}
 	args := vmArgs(h, startConfig{Initrd: "/i", Machine: qemuvm.Machine{Accel: qemuvm.AccelTCG}}, "/home/vm")
@@ -74,6 +74,7 @@ func TestCommandLine(t *testing.T) {
 		"driver=file,node-name=base-file,read-only=on,filename=/im,,age/root.img", "driver=raw,node-name=base,read-only=on,file=base-file",
 		"driver=file,node-name=root-file,discard=unmap,filename=/home/vm/diffdisk",
 		"driver=qcow2,node-name=root,file=root-file,backing=base,discard=unmap,detect-zeroes=unmap",
+		"driver=file,node-name=no-volume,filename=no-volume", "driver=raw,node-name=volume,file=no-volume,discard=unmap",
 	}
 	if !slices.Equal(disks, want) {
 		t.Errorf("disks: %q", disks)

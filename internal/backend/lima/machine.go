@@ -53,6 +53,8 @@ type machine struct {
 	hooks supervisor.Hooks
 	done  chan struct{}
 
+	volume qemuvm.Slot
+
 	pressed atomic.Bool // the supervisor has asked for the power-off
 
 	mu     sync.Mutex
@@ -88,6 +90,9 @@ func (m *machine) Launch(ctx context.Context) (wires supervisor.Wires, err error
 		return wires, err
 	}
 	defer func() { _ = c.Lock.Close() }() // as qemuvm.Start does
+	if err := qemuvm.MakeNoVolume(m.dir); err != nil {
+		return wires, err
+	}
 	a, err := startAgent(ctx, m.dir, m.instance(), m.cfg)
 	if err != nil {
 		return wires, err
@@ -130,6 +135,7 @@ func vmArgs(h vmdir.Handle, c startConfig, instance string) []string {
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,backing=base,discard=unmap,detect-zeroes=unmap",
 		"-device", "virtio-blk-device,id=root-disk,drive=root,serial="+qemuvm.RootSerial+",werror=enospc,rerror=report",
 	)
+	a = append(a, qemuvm.SlotArgs...)
 	a = append(a, qemuvm.Helpers...)
 	return append(a,
 		// For Lima's host agent.
@@ -245,6 +251,9 @@ func (m *machine) Ready(ctx context.Context) error {
 	defer cancel()
 	err := m.QMP.Negotiate(ctx)
 	if err == nil {
+		err = m.plugAttached(ctx)
+	}
+	if err == nil {
 		err = m.QMP.Running(ctx)
 	}
 	if err == nil {
@@ -257,7 +266,13 @@ func (m *machine) Ready(ctx context.Context) error {
 func (m *machine) Done() <-chan struct{} { return m.done }
 
 // Disks implements supervisor.VM.
-func (m *machine) Disks() []string { return []string{filepath.Join(m.instance(), limaDiffDisk)} }
+func (m *machine) Disks() []string {
+	disks := []string{filepath.Join(m.instance(), limaDiffDisk)}
+	if dir, _ := m.volume.Volume(); dir != "" {
+		disks = append(disks, filepath.Join(dir, limaDataDisk))
+	}
+	return disks
+}
 
 // VMID implements supervisor.VM.
 func (m *machine) VMID() int { return m.handle.Spec.VMID }

@@ -163,7 +163,7 @@ func newHarness(t *testing.T, f fixed) *backendtest.Harness {
 		if err := os.MkdirAll(m.volumes(), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		return foreignFile(t, filepath.Join(m.volumes(), v.UID), fileVolume, `{"version":1,"uid":"another"}`)
+		return foreignFile(t, filepath.Join(m.volumes(), v.UID), vmdir.FileVolume, `{"version":1,"uid":"another"}`)
 	}
 	h.FillVolumes = func(*testing.T) func() {
 		before := m.cfg.PauseBelow

@@ -16,7 +16,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/egress/gate"
 	"github.com/agentlab-vm/agentlab/internal/egress/vnet"
 	"github.com/agentlab-vm/agentlab/internal/lazyre"
-	"github.com/agentlab-vm/agentlab/internal/lock"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
@@ -72,14 +71,14 @@ type Config struct {
 // Driver implements backend.Driver and the groups below.
 type Driver struct {
 	vmdir.Guests
+	vmdir.Volumes
 	cfg  Config
 	log  *slog.Logger
 	host *qemuvm.Host
 	rd   *qemuvm.Initrds
 	tmpl *templates
 
-	set   vmdir.Set          // the sandboxes
-	locks lock.Keyed[string] // by uid; held by calls that change a volume
+	set vmdir.Set // the sandboxes
 
 	crash func(point string) // called at each crash point; tests set it
 }
@@ -133,6 +132,9 @@ func New(cfg Config) (*Driver, error) {
 	}
 	d := &Driver{cfg: cfg, log: cfg.Logger, set: vmdir.Set{Root: filepath.Join(cfg.StateDir, "sandboxes")}}
 	d.Guests.From = source{d}
+	d.Volumes = vmdir.Volumes{
+		Driver: Name, Root: d.volumes(), Disk: fileRoot, Disks: disks{d}, Set: &d.set, Boxes: disks{d}, Now: cfg.Now, At: d.at,
+	}
 	d.host = qemuvm.NewHost(d.hostConfig())
 	d.rd = qemuvm.NewInitrds(filepath.Join(cfg.CacheDir, dirInitrd), cfg.Runner)
 	for _, dir := range []string{d.sandboxes(), cfg.CacheDir} {

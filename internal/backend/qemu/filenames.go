@@ -4,9 +4,7 @@ import "github.com/agentlab-vm/agentlab/internal/durable"
 
 // Files in a sandbox's directory, beside those of the supervisor.
 const (
-	fileRoot     = "root.qcow2"  // root disk: overlay on the image's root.img; exists once Create has finished
-	fileNoVolume = "no-volume"   // empty: what QEMU has in the place of a volume
-	fileVolume   = "volume.json" // attachment; exists while the sandbox has a volume
+	fileRoot = "root.qcow2" // root disk: overlay on the image's root.img; exists once Create has finished
 
 	// processName is supervisor.Dir.Process: QEMU's files are qemu.lock and
 	// qemu.pid.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/agentlab-vm/agentlab"
+	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 )
 
 // A sandbox never sees a directory, disk or device of its host. No code of this
@@ -55,8 +56,8 @@ func mayHave(h handle, c startConfig) map[string]optionRule {
 		"-device": deviceRule,
 		"-blockdev": pattern(`driver=file,node-name=root-file,filename=` + regexp.QuoteMeta(fileRoot) + `,discard=unmap` +
 			`|driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap` +
-			`|driver=file,node-name=` + nodeNoVolume + `,filename=` + regexp.QuoteMeta(fileNoVolume) +
-			`|driver=raw,node-name=` + nodeSlot + `,file=` + nodeNoVolume + `,discard=unmap`),
+			`|driver=file,node-name=` + qemuvm.NodeNoVolume + `,filename=` + regexp.QuoteMeta(qemuvm.FileNoVolume) +
+			`|driver=raw,node-name=` + qemuvm.SlotNode + `,file=` + qemuvm.NodeNoVolume + `,discard=unmap`),
 	}
 }
 

@@ -33,7 +33,7 @@ type machine struct {
 	devices         *deviceState       // nil before the first save that needs it
 	crash           func(point string) // called at each crash point; tests set it
 
-	volumes volumeSlot
+	volumes qemuvm.Slot
 
 	mu     sync.Mutex
 	handle handle // only its network changes
@@ -73,8 +73,8 @@ func (m *machine) Launch(context.Context) (wires supervisor.Wires, err error) {
 	if err := refuseHostMounts(m.dir, m.handle, m.cfg, c.Args); err != nil {
 		return wires, err
 	}
-	if err := os.WriteFile(filepath.Join(m.dir, fileNoVolume), nil, 0o600); err != nil {
-		return wires, fault(err, "cannot create %s", fileNoVolume)
+	if err := qemuvm.MakeNoVolume(m.dir); err != nil {
+		return wires, err
 	}
 	if m.cfg.Load {
 		if m.saved, err = openSaved(m.dir); err != nil {
@@ -184,7 +184,7 @@ func (m *machine) runLoaded(ctx context.Context, saved savedMemory) error {
 		return err
 	}
 	m.at("continued")
-	if err := removeFiles(m.dir, durable.None, fileMemory, fileDevices); err != nil { // a stop removes them
+	if err := vmdir.RemoveFiles(m.dir, durable.None, fileMemory, fileDevices); err != nil { // a stop removes them
 		m.hooks.Log.Error("the saved memory was not removed", "err", err)
 	}
 	return nil
@@ -199,12 +199,12 @@ func (m *machine) reused() bool {
 }
 
 // Continued implements supervisor.Continuer.
-func (m *machine) Continued() error { return removeFiles(m.dir, durable.Content, fileMemoryUsed) }
+func (m *machine) Continued() error { return vmdir.RemoveFiles(m.dir, durable.Content, fileMemoryUsed) }
 
 // Disks implements supervisor.VM.
 func (m *machine) Disks() []string {
 	disks := []string{filepath.Join(m.dir, fileRoot)}
-	if dir := m.volumes.in(); dir != "" {
+	if dir, _ := m.volumes.Volume(); dir != "" {
 		disks = append(disks, filepath.Join(dir, fileRoot))
 	}
 	return disks

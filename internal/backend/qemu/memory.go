@@ -79,28 +79,10 @@ func (s savedMemory) loadable(key string) bool {
 // to survive a power cut: if memory.json came back, the next start would load a
 // memory that no longer belongs to the disk.
 func dropMemory(dir string, how durable.Sync) error {
-	if err := removeFiles(dir, how, fileMemoryUsed, fileMemoryState); err != nil {
+	if err := vmdir.RemoveFiles(dir, how, fileMemoryUsed, fileMemoryState); err != nil {
 		return err
 	}
-	return removeFiles(dir, durable.None, fileMemory, fileDevices)
-}
-
-// removeFiles removes files of a directory that exist.
-func removeFiles(dir string, how durable.Sync, names ...string) error {
-	removed := false
-	for _, name := range names {
-		err := os.Remove(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fault(err, "cannot remove %s", filepath.Join(dir, name))
-		}
-		removed = removed || err == nil
-	}
-	if removed && how != durable.None {
-		if err := durable.SyncPath(dir); err != nil {
-			return fault(err, "cannot sync %s", dir)
-		}
-	}
-	return nil
+	return vmdir.RemoveFiles(dir, durable.None, fileMemory, fileDevices)
 }
 
 // renameMemory renames memory.json, or back, so that it survives a power cut.
@@ -148,7 +130,7 @@ func (d *Driver) machineKey(ctx context.Context, h handle, c startConfig) (strin
 // other. stamp is that of QEMU's program.
 func machineKey(h handle, c startConfig, qemu string, stamp qemuvm.FileStamp) string {
 	text, _ := json.Marshal([]any{
-		memoryVersion, deviceVolume, qemu, stamp.Size, stamp.Mtime, processor(c.Accel),
+		memoryVersion, qemuvm.SlotDevice, qemu, stamp.Size, stamp.Mtime, processor(c.Accel),
 		h.Image.Ref, h.Image.Kernel, filepath.Base(c.Initrd), c.Args(), h.Spec.Resources.Cores, h.Spec.Resources.MemoryMB,
 	})
 	sum := sha256.Sum256(text)

@@ -46,7 +46,7 @@ func (d *Driver) RestoreSnapshot(ctx context.Context, ref backend.SnapshotRef) e
 	case f.Err != nil:
 		return vmdir.AsError(f.Err, "cannot read sandbox %d", f.VMID)
 	}
-	if err := noVolume(f.Dir); err != nil {
+	if err := vmdir.NoVolume(f.Dir); err != nil {
 		return err
 	}
 	if err := d.host.Ready(ctx); err != nil {

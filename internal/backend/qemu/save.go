@@ -40,7 +40,7 @@ func (m *machine) Save(ctx context.Context, to supervisor.SaveTo) (err error) {
 	defer cancel()
 	defer func() {
 		if err != nil {
-			_ = removeFiles(to.Dir, durable.None, fileMemoryState, fileMemory, fileDevices)
+			_ = vmdir.RemoveFiles(to.Dir, durable.None, fileMemoryState, fileMemory, fileDevices)
 		}
 	}()
 	s := &saving{m: m, to: to, status: make(chan string, 16), received: make(chan error, 1)}
@@ -94,7 +94,7 @@ func (s *saving) begin(ctx context.Context) error {
 	if err := qemuvm.RoomFor("the guest's memory", s.to.Dir, s.m.cfg.PauseBelow, guestSize(s.m.PID(), s.m.saved.memory, bytes)); err != nil {
 		return err
 	}
-	if err := removeFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
+	if err := vmdir.RemoveFiles(s.to.Dir, durable.None, fileMemory); err != nil { // QEMU may have it mapped
 		return err
 	}
 	file, err := os.OpenFile(filepath.Join(s.to.Dir, fileMemory), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -417,29 +417,7 @@ func (s *saving) finish(ctx context.Context) error {
 // rootDisk returns the node in QEMU to which the guest writes, and the size of
 // its disk in bytes. A save that was given up may have replaced the node.
 func (m *machine) rootDisk(ctx context.Context) (node string, size int64, err error) {
-	return m.drive(ctx, deviceRoot)
-}
-
-// drive returns the node that a device of the guest uses, and its size in bytes.
-func (m *machine) drive(ctx context.Context, device string) (node string, size int64, err error) {
-	var drives []struct {
-		Device   string `json:"qdev"`
-		Inserted *struct {
-			Node  string `json:"node-name"`
-			Image struct {
-				Size int64 `json:"virtual-size"`
-			} `json:"image"`
-		} `json:"inserted"`
-	}
-	if err := m.QMP.Execute(ctx, "query-block", nil, &drives); err != nil {
-		return "", 0, fault(err, "cannot find the guest's disk in QEMU")
-	}
-	for _, d := range drives {
-		if d.Device == device && d.Inserted != nil {
-			return d.Inserted.Node, d.Inserted.Image.Size, nil
-		}
-	}
-	return "", 0, agentlab.Errorf(agentlab.CodeInternal, "QEMU has no disk in device %s", device)
+	return m.QMP.Drive(ctx, deviceRoot)
 }
 
 func (m *machine) setSaving(s *saving) {

@@ -11,7 +11,6 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/durable"
-	"github.com/agentlab-vm/agentlab/internal/lazyre"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
 	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
@@ -36,9 +35,6 @@ type savedSnapshot struct {
 	Saved    time.Time `json:"saved"`
 }
 
-// snapshotName matches the directory name of a snapshot, which is its UID.
-var snapshotName = lazyre.New(`^[a-z2-9]{26}$`)
-
 func (d *Driver) snapshots() string { return filepath.Join(d.cfg.StateDir, "snapshots") }
 
 // foundSnapshot is a snapshot in the state directory.
@@ -54,7 +50,7 @@ type foundSnapshot struct {
 // findSnapshot looks for the snapshot with a uid.
 func (d *Driver) findSnapshot(uid string) (foundSnapshot, error) {
 	s := foundSnapshot{uid: uid, dir: filepath.Join(d.snapshots(), uid)}
-	if !snapshotName.MatchString(uid) {
+	if !vmdir.UIDName.MatchString(uid) {
 		return s, nil
 	}
 	if _, err := os.Lstat(s.dir); err != nil {
@@ -127,7 +123,7 @@ func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, agentlab.Errorf(agentlab.CodeUnavailable, "listing snapshots: %w", context.Cause(ctx))
 		}
-		if !e.IsDir() || !snapshotName.MatchString(e.Name()) {
+		if !e.IsDir() || !vmdir.UIDName.MatchString(e.Name()) {
 			continue
 		}
 		s, err := d.findSnapshot(e.Name())
@@ -148,7 +144,7 @@ func (d *Driver) Snapshots(ctx context.Context) ([]backend.Snapshot, error) {
 
 // SaveSnapshot implements backend.Snapshots.
 func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) (backend.Snapshot, error) {
-	if !snapshotName.MatchString(uid) {
+	if !vmdir.UIDName.MatchString(uid) {
 		return backend.Snapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a snapshot", uid)
 	}
 	unlock, err := d.set.Begin(ctx, ref)
@@ -167,7 +163,7 @@ func (d *Driver) SaveSnapshot(ctx context.Context, ref backend.Ref, uid string) 
 	}
 	f, err := d.load(ref)
 	if err == nil {
-		err = noVolume(f.Dir)
+		err = vmdir.NoVolume(f.Dir)
 	}
 	if err != nil {
 		return backend.Snapshot{}, err

@@ -118,6 +118,9 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
+// deviceRoot is the root disk in QEMU.
+const deviceRoot = "root"
+
 // fds are the file descriptors that QEMU inherits, by number in QEMU.
 type fds struct{ net, control, console, qmp, devices int }
 
@@ -157,11 +160,7 @@ func vmArgs(h handle, c startConfig, f fds) []string {
 		"-blockdev", "driver=file,node-name=root-file,filename="+fileRoot+",discard=unmap",
 		"-blockdev", "driver=qcow2,node-name=root,file=root-file,discard=unmap,detect-zeroes=unmap",
 		"-device", "virtio-blk-device,id="+deviceRoot+",drive=root,serial="+qemuvm.RootSerial+",werror=enospc,rerror=report",
-
-		// The place of the volume, which is empty until setVolume.
-		"-blockdev", "driver=file,node-name="+nodeNoVolume+",filename="+fileNoVolume,
-		"-blockdev", "driver=raw,node-name="+nodeSlot+",file="+nodeNoVolume+",discard=unmap",
-		"-device", "virtio-blk-device,id="+deviceVolume+",drive="+nodeSlot+",serial="+backend.VolumeSerial+",werror=enospc,rerror=report",
 	)
+	a = append(a, qemuvm.SlotArgs...)
 	return append(a, qemuvm.Helpers...)
 }

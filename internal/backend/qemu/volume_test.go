@@ -91,8 +91,7 @@ func TestVolumeReadsNoOtherFile(t *testing.T) {
 	if err := d.GrowVolume(t.Context(), v, 2); err == nil {
 		t.Error("it is enlarged")
 	}
-	m := &machine{}
-	if err := m.plug(t.Context(), filepath.Dir(disk)); agentlab.CodeOf(err) != agentlab.CodeDenied {
+	if _, err := volumeDisk(filepath.Dir(disk)); agentlab.CodeOf(err) != agentlab.CodeDenied {
 		t.Errorf("it is attached: %v", err)
 	}
 	if _, err := (diskFiles{dir: filepath.Dir(disk), size: 2 << 30}).chain(); err == nil {
@@ -108,7 +107,7 @@ func TestUnreadableAttachment(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, fileVolume)
+	file := filepath.Join(dir, vmdir.FileVolume)
 	if err := os.WriteFile(file, []byte(`{"version":9}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -169,14 +168,14 @@ func TestVolumeHasOneWriter(t *testing.T) {
 	v := newTestVolume(t, one.d)
 	one.ok(one.d.AttachVolume(one.ctx, one.ref, v))
 	one.boot()
-	if err := durable.Copy(filepath.Join(one.d.dir(one.ref), fileVolume), filepath.Join(two.d.dir(two.ref), fileVolume), 0o600, durable.None); err != nil {
+	if err := durable.Copy(filepath.Join(one.d.dir(one.ref), vmdir.FileVolume), filepath.Join(two.d.dir(two.ref), vmdir.FileVolume), 0o600, durable.None); err != nil {
 		t.Fatal(err)
 	}
 	err := two.d.Start(two.ctx, two.ref)
 	if err == nil || !strings.Contains(err.Error(), "lock") {
 		t.Fatalf("the second start: %v", err)
 	}
-	if err := os.Remove(filepath.Join(two.d.dir(two.ref), fileVolume)); err != nil {
+	if err := os.Remove(filepath.Join(two.d.dir(two.ref), vmdir.FileVolume)); err != nil {
 		t.Fatal(err)
 	}
 	one.output("echo hello | dd of=" + volumeDevice + " bs=4k conv=sync,fsync 2>/dev/null")

@@ -14,6 +14,7 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/backend/backendtest"
+	"github.com/agentlab-vm/agentlab/internal/vmdir"
 	"github.com/agentlab-vm/agentlab/test/sample"
 )
 
@@ -210,7 +211,7 @@ func (p *powerTest) clean() {
 	files, err := os.ReadDir(filepath.Join(p.d.volumes(), p.v.UID))
 	p.ok(err)
 	for _, f := range files {
-		if name := f.Name(); name != fileRoot && name != fileVolume && name != dirSnapshots && !strings.HasPrefix(name, layerPrefix) {
+		if name := f.Name(); name != fileRoot && name != vmdir.FileVolume && name != dirSnapshots && !strings.HasPrefix(name, layerPrefix) {
 			p.Errorf("left in the directory of the volume: %s", name)
 		}
 	}

@@ -33,11 +33,11 @@ func (d *Driver) savedDir(of, uid string) string {
 // findSaved looks for a snapshot of a volume.
 func (d *Driver) findSaved(of, uid string) (foundSaved, error) {
 	s := foundSaved{uid: uid, of: of, dir: d.savedDir(of, uid)}
-	if !snapshotName.MatchString(uid) || !snapshotName.MatchString(of) {
+	if !vmdir.UIDName.MatchString(uid) || !vmdir.UIDName.MatchString(of) {
 		return s, nil
 	}
 	var err error
-	if s.exists, err = lexists(s.dir); err != nil || !s.exists {
+	if s.exists, err = vmdir.Exists(s.dir); err != nil || !s.exists {
 		return s, err
 	}
 	s.whole, err = s.saved.read(s.dir, uid)
@@ -85,9 +85,9 @@ func (d *Driver) VolumeSnapshots(ctx context.Context) ([]backend.VolumeSnapshot,
 }
 
 // openAttached locks a volume, and the sandbox that has it, if there is one.
-func (d *Driver) openAttached(ctx context.Context, uid string) (v foundVolume, f found, unlock func(), err error) {
+func (d *Driver) openAttached(ctx context.Context, uid string) (v vmdir.FoundVolume, f found, unlock func(), err error) {
 	for {
-		owner, err := d.ownerOf(uid)
+		owner, err := d.OwnerOf(uid)
 		if err != nil {
 			return v, f, nil, err
 		}
@@ -97,13 +97,13 @@ func (d *Driver) openAttached(ctx context.Context, uid string) (v foundVolume, f
 				return v, f, nil, err
 			}
 		}
-		v, unlockVolume, err := d.openVolume(ctx, uid)
+		v, unlockVolume, err := d.Volumes.Open(ctx, uid)
 		if err != nil {
 			unlockOwner()
 			return v, f, nil, err
 		}
 		unlock = func() { unlockVolume(); unlockOwner() }
-		now, err := d.ownerOf(uid)
+		now, err := d.OwnerOf(uid)
 		if err == nil && now == owner {
 			return v, f, unlock, nil
 		}
@@ -117,7 +117,7 @@ func (d *Driver) openAttached(ctx context.Context, uid string) (v foundVolume, f
 
 // SnapshotVolume implements backend.Volumes.
 func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.VolumeSnapshot, error) {
-	if !snapshotName.MatchString(uid) {
+	if !vmdir.UIDName.MatchString(uid) {
 		return backend.VolumeSnapshot{}, agentlab.Errorf(agentlab.CodeInvalid, "%q does not name a snapshot", uid)
 	}
 	v, f, unlock, err := d.openAttached(ctx, ref.UID)
@@ -130,20 +130,20 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 		err = agentlab.Errorf(agentlab.CodeExists, "snapshot %s is one of another volume", uid)
 	}
 	if err == nil {
-		err = v.usable()
+		err = v.Usable()
 	}
 	if err != nil {
 		return backend.VolumeSnapshot{}, err
 	}
-	s, err := d.findSaved(v.uid, uid)
+	s, err := d.findSaved(v.UID, uid)
 	if err == nil && !s.whole {
 		if err = d.saveVolume(ctx, v, f, s.dir); err != nil {
 			if eerr := vmdir.Empty(s.dir); eerr != nil { // it stays as a partial one
 				d.log.Warn("after a failed snapshot", "err", eerr)
 			}
-			return backend.VolumeSnapshot{}, vmdir.AsError(err, "cannot save volume %s", v.uid)
+			return backend.VolumeSnapshot{}, vmdir.AsError(err, "cannot save volume %s", v.UID)
 		}
-		s, err = d.findSaved(v.uid, uid)
+		s, err = d.findSaved(v.UID, uid)
 	}
 	if err != nil {
 		return backend.VolumeSnapshot{}, err
@@ -153,7 +153,7 @@ func (d *Driver) SnapshotVolume(ctx context.Context, ref backend.VolumeRef, uid 
 
 // saveVolume saves a volume, which the sandbox f has unless f is zero, in the
 // directory of a snapshot.
-func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir string) error {
+func (d *Driver) saveVolume(ctx context.Context, v vmdir.FoundVolume, f found, dir string) error {
 	if err := d.host.Ready(ctx); err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir str
 	if f.Dir == "" {
 		err = still()
 	} else {
-		err = d.supervised(f).Volume(ctx, supervisor.VolumeTo{Dir: v.dir, Save: dir}, func() error {
+		err = d.supervised(f).Volume(ctx, supervisor.VolumeTo{Dir: v.Dir, Save: dir}, func() error {
 			lock, err := d.supervised(f).LockProcess() // a QEMU whose supervisor was killed has ended
 			if err != nil {
 				return err
@@ -185,12 +185,12 @@ func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir str
 		return err
 	}
 	d.at("volume saved")
-	for _, path := range []string{dir, filepath.Dir(dir), v.dir} {
+	for _, path := range []string{dir, filepath.Dir(dir), v.Dir} {
 		if err := durable.SyncPath(path); err != nil {
 			return fault(err, "cannot sync %s", path)
 		}
 	}
-	s := savedSnapshot{Version: snapshotVersion, DiskSize: v.size, Saved: d.cfg.Now().UTC()}
+	s := savedSnapshot{Version: snapshotVersion, DiskSize: v.Size, Saved: d.cfg.Now().UTC()}
 	if err := durable.ReplaceJSON(filepath.Join(dir, fileSnapshot), s, durable.Content); err != nil {
 		return fault(err, "cannot write %s", fileSnapshot)
 	}
@@ -199,23 +199,23 @@ func (d *Driver) saveVolume(ctx context.Context, v foundVolume, f found, dir str
 }
 
 // saveStill saves a volume that no QEMU uses.
-func (d *Driver) saveStill(ctx context.Context, v foundVolume, dir string) error {
+func (d *Driver) saveStill(ctx context.Context, v vmdir.FoundVolume, dir string) error {
 	layer, err := d.freezeVolume(ctx, v)
 	if err != nil {
 		return err
 	}
-	return linkDisk(ctx, d.host.QEMUImg(), v.dir, dir, layer, v.size, durable.Content)
+	return linkDisk(ctx, d.host.QEMUImg(), v.Dir, dir, layer, v.Size, durable.Content)
 }
 
 // freezeVolume makes root.qcow2 of a volume that no QEMU uses an empty overlay on a
 // new layer.
-func (d *Driver) freezeVolume(ctx context.Context, v foundVolume) (layer string, err error) {
+func (d *Driver) freezeVolume(ctx context.Context, v vmdir.FoundVolume) (layer string, err error) {
 	d.tidyVolume(ctx, v)
-	if layer, err = freezeDisk(ctx, d.host.QEMUImg(), v.dir, v.size); err != nil {
+	if layer, err = freezeDisk(ctx, d.host.QEMUImg(), v.Dir, v.Size); err != nil {
 		return "", err
 	}
-	if err := durable.SyncPath(filepath.Join(v.dir, layer)); err != nil {
-		return "", fault(err, "cannot sync volume %s", v.uid)
+	if err := durable.SyncPath(filepath.Join(v.Dir, layer)); err != nil {
+		return "", fault(err, "cannot sync volume %s", v.UID)
 	}
 	d.at("volume frozen")
 	return layer, nil
@@ -223,14 +223,14 @@ func (d *Driver) freezeVolume(ctx context.Context, v foundVolume) (layer string,
 
 // tidyVolume removes what interrupted calls left of layers, and merges the layers if
 // this is worth it. A volume that cannot be merged stays as it is.
-func (d *Driver) tidyVolume(ctx context.Context, v foundVolume) {
-	removeMerge(v.dir)
-	layers, err := layersIn(v.dir)
+func (d *Driver) tidyVolume(ctx context.Context, v vmdir.FoundVolume) {
+	removeMerge(v.Dir)
+	layers, err := layersIn(v.Dir)
 	if err == nil && len(layers) > 0 {
-		err = d.tidyDisk(ctx, diskFiles{dir: v.dir, size: v.size}, layers)
+		err = d.tidyDisk(ctx, diskFiles{dir: v.Dir, size: v.Size}, layers)
 	}
 	if err != nil {
-		d.log.Warn("the layers of a volume were not merged", "volume", v.uid, "layers", len(layers), "err", err)
+		d.log.Warn("the layers of a volume were not merged", "volume", v.UID, "layers", len(layers), "err", err)
 	}
 }
 
@@ -253,7 +253,7 @@ func copyVolume(from, to, tmp string) error {
 // RestoreVolume implements backend.Volumes. It is one step: root.qcow2 is
 // replaced.
 func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRef) error {
-	v, unlock, err := d.freeVolume(ctx, ref.Of.UID)
+	v, unlock, err := d.Volumes.Free(ctx, ref.Of.UID)
 	if err != nil {
 		return err
 	}
@@ -262,96 +262,59 @@ func (d *Driver) RestoreVolume(ctx context.Context, ref backend.VolumeSnapshotRe
 	if err != nil {
 		return err
 	}
-	if err := v.usable(); err != nil {
+	if err := v.Usable(); err != nil {
 		return err
 	}
 	if err := d.roomForVolume(); err != nil {
 		return err
 	}
-	path := filepath.Join(v.dir, fileRoot)
-	if err := copyVolume(s.dir, v.dir, path+tmpSuffix); err != nil {
+	path := filepath.Join(v.Dir, fileRoot)
+	if err := copyVolume(s.dir, v.Dir, path+tmpSuffix); err != nil {
 		return err
 	}
 	d.at("volume restore staged")
-	if err := replaceDisk(path); err != nil {
+	if err := vmdir.ReplaceDisk(path); err != nil {
 		return err
 	}
 	d.at("volume restored")
-	v.size = s.saved.DiskSize
+	v.Size = s.saved.DiskSize
 	d.tidyVolume(ctx, v)
 	return nil
 }
 
 // CloneVolume implements backend.Volumes.
 func (d *Driver) CloneVolume(ctx context.Context, ref backend.VolumeRef, uid string) (backend.Volume, error) {
-	usable := func(src foundVolume) error {
-		if err := d.detached(src.uid); err != nil {
-			return err
-		}
-		return src.usable()
-	}
-	return d.clone(ctx, ref, uid, usable, func(src foundVolume, dir, tmp string) error {
+	return d.Clone(ctx, ref, uid, d.Cloneable, func(src vmdir.FoundVolume, dir, tmp string) error {
 		if _, err := d.freezeVolume(ctx, src); err != nil {
 			return err
 		}
-		return copyVolume(src.dir, dir, tmp)
+		return copyVolume(src.Dir, dir, tmp)
 	})
 }
 
 // CloneVolumeSnapshot implements backend.Volumes.
 func (d *Driver) CloneVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef, uid string) (backend.Volume, error) {
-	usable := func(foundVolume) error {
+	usable := func(vmdir.FoundVolume) error {
 		_, err := d.wholeSaved(ref)
 		return err
 	}
-	return d.clone(ctx, ref.Of, uid, usable, func(_ foundVolume, dir, tmp string) error {
+	return d.Clone(ctx, ref.Of, uid, usable, func(_ vmdir.FoundVolume, dir, tmp string) error {
 		return copyVolume(d.savedDir(ref.Of.UID, ref.UID), dir, tmp)
 	})
 }
 
-// clone creates a volume whose disk is made by disk, with both volumes locked, if
-// usable accepts the other one.
-func (d *Driver) clone(ctx context.Context, from backend.VolumeRef, uid string, usable func(foundVolume) error, disk func(src foundVolume, dir, tmp string) error) (backend.Volume, error) {
-	if err := d.ValidateVolume(backend.VolumeSpec{UID: uid, SizeGB: 1}); err != nil {
-		return backend.Volume{}, err
-	}
-	if uid == from.UID {
-		return backend.Volume{}, agentlab.Errorf(agentlab.CodeInvalid, "a volume cannot be its own clone").WithField("uid")
-	}
-	var found [2]foundVolume
-	order := []int{0, 1} // two clones in opposite directions must not wait for each other
-	if uid < from.UID {
-		order = []int{1, 0}
-	}
-	for _, i := range order {
-		v, unlock, err := d.openVolume(ctx, []string{from.UID, uid}[i])
-		if err != nil {
-			return backend.Volume{}, err
-		}
-		defer unlock()
-		found[i] = v
-	}
-	src, to := found[0], found[1]
-	if !to.whole {
-		if err := usable(src); err != nil {
-			return backend.Volume{}, err
-		}
-	}
-	return d.newVolume(ctx, to, func(tmp string) error { return disk(src, to.dir, tmp) })
-}
-
 // DeleteVolumeSnapshot implements backend.Volumes.
 func (d *Driver) DeleteVolumeSnapshot(ctx context.Context, ref backend.VolumeSnapshotRef) error {
-	_, unlock, err := d.openVolume(ctx, ref.Of.UID)
+	_, unlock, err := d.Volumes.Open(ctx, ref.Of.UID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	dir := d.savedDir(ref.Of.UID, ref.UID)
-	if !snapshotName.MatchString(ref.UID) || !snapshotName.MatchString(ref.Of.UID) {
+	if !vmdir.UIDName.MatchString(ref.UID) || !vmdir.UIDName.MatchString(ref.Of.UID) {
 		return nil
 	}
-	if err := removeFiles(dir, durable.Content, fileSnapshot); err != nil {
+	if err := vmdir.RemoveFiles(dir, durable.Content, fileSnapshot); err != nil {
 		return err
 	}
 	d.at("volume snapshot unmarked")

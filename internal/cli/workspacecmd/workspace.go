@@ -23,7 +23,7 @@ its name. One sandbox at a time can use it, at /work: see --workspace of
 'agentlab sandbox new' and 'agentlab job run'.`,
 	}
 	cmd.AddCommand(workspaceCreateCmd(a), workspaceListCmd(a), workspaceShowCmd(a), workspaceRenameCmd(a), workspaceResizeCmd(a),
-		workspaceDeleteCmd(a), workspaceUndeleteCmd(a), workspaceForkCmd(a), workspaceSnapshotCmd(a), workspaceCheckCmd(a), workspaceFsckCmd(a), workspaceExportCmd(a), workspaceImportCmd(a),
+		workspaceDeleteCmd(a), workspaceUndeleteCmd(a), workspaceForkCmd(a), workspaceSnapshotCmd(a), workspaceCheckCmd(a), workspaceFsckCmd(a), workspaceExportCmd(a), workspaceImportCmd(a), workspaceMoveCmd(a),
 		workspaceAttachCmd(a), workspaceDetachCmd(a), workspaceRebindCmd(a), workspaceLeaseCmd(a), a.DoctorOf("workspace", (*client.Client).WorkspaceDoctor))
 	return cmd
 }

@@ -88,13 +88,13 @@ names are checked, but agents wrote its content: treat it as hostile.`,
 		return transfer.Maintain(ctx, a, c, r, func(ctx context.Context, sb api.Sandbox) error {
 			see := &gitsafe.ArchiveNames{}
 			if out == "-" {
-				_, err := transfer.Export(ctx, a, c, sb, w, a.Stdout, see)
+				_, err := transfer.Export(ctx, c, sb, w, a.Stdout, see.See)
 				gitsafe.NoteArchive(a, see.Findings())
 				return err
 			}
 			var entries int
 			n, err := work.SaveTo(name, transfer.Pipe(func(to io.Writer) (err error) {
-				entries, err = transfer.Export(ctx, a, c, sb, w, to, see)
+				entries, err = transfer.Export(ctx, c, sb, w, to, see.See)
 				return err
 			}), force, 0o600)
 			if err != nil {
@@ -135,7 +135,9 @@ begins with import-, and after an error it is deleted.`,
 		if w, err := c.Workspace(ctx, args[0]); err == nil && w.TrashedAt == nil {
 			return agentlab.Errorf(agentlab.CodeExists, "there is a workspace named %q", args[0]).WithHint("choose another name")
 		}
-		w, err := transfer.ImportTo(ctx, a, c, in, use)
+		w, err := transfer.ImportTo(ctx, a, c, "", use, func(ctx context.Context, sb api.Sandbox, w api.Workspace) error {
+			return transfer.Extract(ctx, c, sb, w, in, nil)
+		})
 		if err != nil {
 			return err
 		}
@@ -143,6 +145,35 @@ begins with import-, and after an error it is deleted.`,
 			return err
 		}
 		return a.Done(w, "workspace %s (%s) is %s", w.Name, w.ID, w.State)
+	})
+	return cmd
+}
+
+func workspaceMoveCmd(a *cli.App) *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use: "move WORKSPACE", Short: "Move a workspace to another backend", Args: cli.ExactArgs("WORKSPACE"),
+		Long: `Move a workspace that no sandbox has to another backend. Its files are copied through
+two maintenance sandboxes without a network, and compared. The copy then has its name and
+its session, and the workspace goes to the trash with its snapshots, which are not copied.
+After an error the workspace is unchanged, and the copy is deleted.`,
+		Example: `  agentlab workspace move data --to local
+  agentlab workspace undelete ws-… --name data-before   # the workspace on the old backend`,
+	}
+	cmd.Flags().StringVar(&to, "to", "", "backend to move the workspace to (see 'agentlab backend list')")
+	cmd.RunE = a.RunE(func(ctx context.Context, c *client.Client, args []string) error {
+		if to == "" {
+			return work.UsageErrorf("--to is missing").WithHint("name a backend of 'agentlab backend list'")
+		}
+		w, err := c.Workspace(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		moved, err := transfer.Move(ctx, a, c, w, to)
+		if err != nil {
+			return err
+		}
+		return a.Done(moved, "workspace %s (%s) is on backend %s; the one on backend %s (%s) is in the trash", moved.Name, moved.ID, moved.Backend, w.Backend, w.ID)
 	})
 	return cmd
 }

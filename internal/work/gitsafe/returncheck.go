@@ -371,8 +371,13 @@ type ArchiveNames struct {
 	git     map[string]bool // directories of git, which count once
 }
 
-// Add adds an entry, unless there are too many.
-func (n *ArchiveNames) Add(h *tar.Header) {
+// See adds an entry of an archive, unless there are too many.
+func (n *ArchiveNames) See(h *tar.Header, _ io.Reader) error {
+	n.add(h)
+	return nil
+}
+
+func (n *ArchiveNames) add(h *tar.Header) {
 	name := path.Clean(h.Name)
 	if h.Typeflag == tar.TypeDir || n.bytes > maxArchiveNames {
 		return

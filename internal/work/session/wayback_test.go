@@ -415,7 +415,7 @@ func TestCopyOfTricks(t *testing.T) {
 		checkFound(t, "cp", others, found)
 	}
 	see := &gitsafe.ArchiveNames{}
-	if _, err := transfer.CopyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.Add); err != nil {
+	if _, err := transfer.CopyArchive(&bytes.Buffer{}, bytes.NewReader(trickArchive(t, tricks)), 1<<20, see.See); err != nil {
 		t.Fatal(err)
 	}
 	found := see.Findings()

@@ -19,8 +19,8 @@ func maxArchive(w api.Workspace) int64 { return int64(w.SizeGB) << 31 }
 // CopyArchive copies a tar archive unchanged up to limit bytes and checks it: it is
 // complete, and its entries are files, directories, links and pipes with names that
 // stay in the directory to which it is extracted. It calls see, which may be nil, with each
-// entry, and returns their number.
-func CopyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header)) (entries int, err error) {
+// entry and its content, and returns their number.
+func CopyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header, io.Reader) error) (entries int, err error) {
 	bad := func(format string, args ...any) (int, error) {
 		return entries, agentlab.Errorf(agentlab.CodeInvalid, "the archive "+format, args...)
 	}
@@ -50,7 +50,9 @@ func CopyArchive(to io.Writer, from io.Reader, limit int64, see func(*tar.Header
 		}
 		entries++
 		if see != nil {
-			see(h)
+			if err := see(h, in); err != nil {
+				return entries, err
+			}
 		}
 	}
 }

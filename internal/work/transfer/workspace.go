@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"archive/tar"
 	"bytes"
 	"cmp"
 	"context"
@@ -19,7 +20,6 @@ import (
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/bounded"
 	"github.com/agentlab-vm/agentlab/internal/work"
-	"github.com/agentlab-vm/agentlab/internal/work/gitsafe"
 	"github.com/agentlab-vm/agentlab/internal/work/guestrun"
 )
 
@@ -169,8 +169,9 @@ func Pipe(fn func(io.Writer) error) io.Reader {
 	return r
 }
 
-// Export writes the archive of a workspace that a maintenance sandbox has mounted.
-func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see *gitsafe.ArchiveNames) (entries int, err error) {
+// Export writes the archive of a workspace that a maintenance sandbox has mounted. see is
+// as in CopyArchive.
+func Export(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, to io.Writer, see func(*tar.Header, io.Reader) error) (entries int, err error) {
 	zw, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return 0, err
@@ -179,7 +180,7 @@ func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w
 	checked := make(chan error, 1)
 	go func() {
 		var err error
-		entries, err = CopyArchive(zw, from, maxArchive(w), see.Add)
+		entries, err = CopyArchive(zw, from, maxArchive(w), see)
 		_ = from.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
 		checked <- err
 	}()
@@ -194,26 +195,30 @@ func Export(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, w
 	return entries, errors.Join(err, zw.Close())
 }
 
-// ImportTo creates a workspace with the files of an archive. After an error it deletes
-// the workspace.
-func ImportTo(ctx context.Context, ui work.UI, c *client.Client, in io.Reader, use api.WorkspaceNew) (w api.Workspace, err error) {
+// ImportTo creates a workspace on a backend, "" is the default one, and calls fill while a
+// maintenance sandbox has it. After an error it deletes the workspace.
+func ImportTo(ctx context.Context, ui work.UI, c *client.Client, on string, use api.WorkspaceNew, fill func(context.Context, api.Sandbox, api.Workspace) error) (w api.Workspace, err error) {
 	name := "import-" + agentlab.NewUID()[:8]
-	r := api.SandboxCreate{Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: name, WorkspaceCreate: &use}}
+	r := api.SandboxCreate{Backend: on, Maintenance: agentlab.MaintenanceFiles, WorkspaceSelection: api.WorkspaceSelection{Workspace: name, WorkspaceCreate: &use}}
 	err = Maintain(ctx, ui, c, r, func(ctx context.Context, sb api.Sandbox) (err error) {
 		if w, err = c.Workspace(ctx, sb.WorkspaceID); err != nil {
 			return err
 		}
-		return extract(ctx, ui, c, sb, in, maxArchive(w))
+		return fill(ctx, sb, w)
 	})
-	if err == nil {
-		return w, nil
+	if err != nil {
+		dropImport(ctx, ui, c, name)
 	}
+	return w, err
+}
+
+// dropImport deletes a workspace that is not complete, also if ctx has ended.
+func dropImport(ctx context.Context, ui work.UI, c *client.Client, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maintenanceEnd)
 	defer cancel()
 	if derr := dropWorkspace(ctx, ui, c, name); derr != nil && agentlab.CodeOf(derr) != agentlab.CodeNotFound {
 		ui.Progressf("the incomplete workspace %s was not deleted: %s\n  → agentlab workspace delete %[1]s --purge", name, agentlab.WithoutControls(derr.Error()))
 	}
-	return w, err
 }
 
 // dropWorkspace deletes a workspace for good.
@@ -229,8 +234,8 @@ func dropWorkspace(ctx context.Context, ui work.UI, c *client.Client, workspace 
 	return err
 }
 
-// extract sends an archive to the guest of a maintenance sandbox.
-func extract(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, in io.Reader, limit int64) error {
+// Extract sends an archive to the guest of a maintenance sandbox. see is as in CopyArchive.
+func Extract(ctx context.Context, c *client.Client, sb api.Sandbox, w api.Workspace, in io.Reader, see func(*tar.Header, io.Reader) error) error {
 	zr, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderMaxMemory(256<<20))
 	if err != nil {
 		return agentlab.Errorf(agentlab.CodeInvalid, "the archive is not a zst file: %w", err)
@@ -239,7 +244,7 @@ func extract(ctx context.Context, ui work.UI, c *client.Client, sb api.Sandbox, 
 	to, raw := io.Pipe()
 	checked := make(chan error, 1)
 	go func() {
-		_, err := CopyArchive(raw, zr, limit, nil)
+		_, err := CopyArchive(raw, zr, maxArchive(w), see)
 		_ = raw.CloseWithError(err)
 		checked <- err
 	}()
