@@ -2,9 +2,11 @@ package hostcmd
 
 import (
 	"context"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/api"
 	"github.com/agentlab-vm/agentlab/client"
 	"github.com/agentlab-vm/agentlab/internal/cli"
@@ -24,6 +26,7 @@ docs/config.md describes how to configure several.`,
 			}
 			return t.Flush()
 		}),
+		backendShowCmd(a),
 		backendCheckCmd(a),
 		backendDrainCmd(a, "drain", "Make no new sandboxes and workspaces on a backend", `Make no new sandboxes and workspaces on a backend, until 'agentlab backend undrain'.
 What is there stays and can be used, also after a restart of the daemon. Jobs that need a
@@ -44,6 +47,33 @@ func backendDrainCmd(a *cli.App, name, short, long string, call func(*client.Cli
 			return a.Done(b, "backend %s is %s", b.Name, map[bool]string{true: "drained", false: "no longer drained"}[b.Drained])
 		}),
 	}
+}
+
+func backendShowCmd(a *cli.App) *cobra.Command {
+	fetch := func(ctx context.Context, c *client.Client, args []string) (b api.Backend, err error) {
+		list, err := c.Backends(ctx)
+		if err != nil {
+			return b, err
+		}
+		var names []string
+		for _, b := range list.Items {
+			if b.Name == args[0] {
+				return b, nil
+			}
+			names = append(names, b.Name)
+		}
+		return b, agentlab.Errorf(agentlab.CodeNotFound, "there is no backend %q", args[0]).WithHint("use one of %s", strings.Join(names, ", "))
+	}
+	return cli.Query(a, "show BACKEND", "Show a backend and what it supports", cli.ExactArgs("BACKEND"), fetch, func(b api.Backend) error {
+		t := cli.NewTable(a.Stdout, "Backend:", b.Name)
+		t.Row("Driver:", b.Driver)
+		t.Row("Default:", cli.YesNo(b.Default))
+		t.Row("Up:", cli.YesNo(b.Up))
+		t.Row("Drained:", cli.YesNo(b.Drained))
+		t.Row("Problem:", cli.OrDash(agentlab.WithoutControls(b.Problem)))
+		t.Row("Supports:", cli.OrDash(strings.Join(b.Supports, ", ")))
+		return t.Flush()
+	})
 }
 
 func backendCheckCmd(a *cli.App) *cobra.Command {
