@@ -361,7 +361,7 @@ func (in *instance) listen(d *Driver) net.Listener {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.closeListener()
-	in.listener = newListener(d)
+	in.listener = &listener{owner: d}
 	return in.listener
 }
 
