@@ -49,6 +49,8 @@ type Host struct {
 	faults  faults
 	wg      sync.WaitGroup // goroutines of guests
 
+	deadlines deadlines // its lock is taken after those of instances
+
 	volMu sync.Mutex // guards store; taken before mu and those of instances
 	store store
 
@@ -137,6 +139,7 @@ func (h *Host) Close() error {
 	for _, in := range all {
 		in.leave()
 	}
+	h.deadlines.stop()
 	h.wg.Wait()
 	return h.control.Close()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
 // record is the stored state of an instance.
@@ -18,7 +19,7 @@ type record struct {
 	Spec    backend.Spec       `json:"spec"`
 	Power   backend.PowerState `json:"power"`
 	Reason  string             `json:"reason,omitempty"`
-	Console string             `json:"console,omitempty"`
+	Console string             `json:"console,omitempty"` // in the file only
 	Guest   guestRecord        `json:"guest"`
 
 	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
@@ -63,7 +64,7 @@ type instance struct {
 	spec     *backend.Spec // Spec with the current network policy, shared by all views; nil after a change of the policy
 	guest    *guest        // nil unless Power is running or suspended
 	listener *listener
-	deadline *time.Timer // runs while Power is running and there is a deadline
+	deadline reconcile.Entry[*instance] // queued while Power is running and there is a deadline
 }
 
 func (in *instance) view() backend.Instance {
@@ -94,8 +95,9 @@ func (in *instance) save() error {
 	if file == "" {
 		return nil
 	}
-	in.rec.Console = in.console.text()
-	if err := replaceJSON(file, &in.rec); err != nil {
+	rec := in.rec
+	rec.Console = in.console.text()
+	if err := replaceJSON(file, &rec); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
 	}
 	return nil
