@@ -86,8 +86,8 @@ func NewHost(cfg Config) (*Host, error) {
 }
 
 func (h *Host) load() error {
-	err := readAll(filepath.Join(h.cfg.Dir, "*.json"), func(r record) {
-		in := h.newInstance(r)
+	err := readAll(filepath.Join(h.cfg.Dir, "*.json"), func(r savedRecord) {
+		in := h.newInstance(r.record)
 		in.console.restore(r.Console)
 		h.instances[r.Spec.UID] = in
 	})

@@ -16,30 +16,34 @@ import (
 
 // record is the stored state of an instance.
 type record struct {
-	Spec    backend.Spec       `json:"spec"`
-	Power   backend.PowerState `json:"power"`
-	Reason  string             `json:"reason,omitempty"`
-	Console string             `json:"console,omitempty"` // in the file only
-	Guest   guestRecord        `json:"guest"`
+	Spec   backend.Spec       `json:"spec"`
+	Power  backend.PowerState `json:"power"`
+	Reason string             `json:"reason,omitempty"`
+	Guest  guestRecord        `json:"guest"`
 
 	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
 	Fork    *guestRecord      `json:"fork,omitempty"`    // memory with which the first start continues
-	OnDisk  bool              `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
-	Forked  bool              `json:"forked,omitempty"`  // the guest continues with the memory of Fork
-	Lost    bool              `json:"lost,omitempty"`    // that memory is lost: it crashed before it had its identity
 	Restore *snapshot         `json:"restore,omitempty"` // of an interrupted RestoreSnapshot
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
-	Lease   time.Time `json:"lease,omitzero"` // of SetDeadline
-	Ends    time.Time `json:"ends,omitzero"`  // when that powers it off
-	Expired bool      `json:"expired,omitempty"`
+	Lease time.Time `json:"lease,omitzero"` // of SetDeadline
+	Ends  time.Time `json:"ends,omitzero"`  // when that powers it off
 
+	Egress *egressLog `json:"egress_log,omitempty"` // nil while it is empty
+
+	OnDisk        bool `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
+	Forked        bool `json:"forked,omitempty"`  // the guest continues with the memory of Fork
+	Lost          bool `json:"lost,omitempty"`    // that memory is lost: it crashed before it had its identity
+	Expired       bool `json:"expired,omitempty"`
 	HostRestarted bool `json:"host_restarted,omitempty"`
 	GuestRebooted bool `json:"guest_rebooted,omitempty"`
+}
 
-	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
-	EgressSeq int64                   `json:"egress_seq,omitempty"`
+// savedRecord is the file of an instance.
+type savedRecord struct {
+	record
+	Console string `json:"console,omitempty"`
 }
 
 // guestRecord is the memory of a running guest; a power cut deletes it.
@@ -95,9 +99,7 @@ func (in *instance) save() error {
 	if file == "" {
 		return nil
 	}
-	rec := in.rec
-	rec.Console = in.console.text()
-	if err := replaceJSON(file, &rec); err != nil {
+	if err := replaceJSON(file, savedRecord{in.rec, in.console.text()}); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
 	}
 	return nil
