@@ -44,7 +44,7 @@ ready: ## install what running requires, and build the programs at the same time
 
 build: ## static binaries for this machine into bin/
 	@mkdir -p bin
-	@for p in $(PROGRAMS); do $(BUILD) -o bin/$$p ./cmd/$$p || exit 1; done
+	@$(BUILD) -o bin/ $(addprefix ./cmd/,$(PROGRAMS))
 	@ln -sfn agentlab bin/git-remote-agentlab
 	@echo "bin/: $(PROGRAMS) $(VERSION)"
 
