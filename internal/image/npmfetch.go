@@ -160,7 +160,7 @@ func unpackNPM(r io.Reader, dir string) error {
 		if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 			return err
 		}
-		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644|os.FileMode(h.Mode&0o111)) //nolint:gosec // masked
+		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644|os.FileMode(h.Mode&0o111))
 		if err != nil {
 			return err
 		}
