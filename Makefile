@@ -32,14 +32,19 @@ export AGENTLAB_TEST_SEED
 FUZZTOTAL ?= 600
 FUZZTIME ?=
 
-.PHONY: help build build-all check test test-full race lint bench fuzz mutation docs record demo image deps clean
+.PHONY: help ready build build-all check test test-full race lint bench fuzz mutation docs record demo image deps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
+ready: ## install what running requires, and build the programs at the same time
+	@$(MAKE) --no-print-directory build & build=$$!; \
+	scripts/deps.sh run; deps=$$?; \
+	wait $$build && exit $$deps
+
 build: ## static binaries for this machine into bin/
 	@mkdir -p bin
-	@for p in $(PROGRAMS); do $(BUILD) -o bin/$$p ./cmd/$$p || exit 1; done
+	@$(BUILD) -o bin/ $(addprefix ./cmd/,$(PROGRAMS))
 	@ln -sfn agentlab bin/git-remote-agentlab
 	@echo "bin/: $(PROGRAMS) $(VERSION)"
 

@@ -4,9 +4,10 @@
 #
 #   deps.sh [run] [agents] [test] [browser] [lint] [race]
 #
-# run: build images and run sandboxes (the default). agents: also build the
-# image "agents". test: tests without virtual machines ('make check'). browser:
-# tests with a browser. lint, race: 'make lint', the race detector.
+# run: build images and run sandboxes (the default). agents: npm, which builds the
+# image "agents" with the user's own configuration; without it, the build fetches
+# its own. test: tests without virtual machines ('make check'). browser: tests with
+# a browser. lint, race: 'make lint', the race detector.
 set -euo pipefail
 
 case "$(uname -m)" in
@@ -44,7 +45,7 @@ for set in "${@:-run}"; do
         need ssh openssh-client "'agentlab ssh'"
         [[ $EUID == 0 ]] || need newuidmap uidmap "builds images without root"
         ;;
-    agents) need npm npm "fetches the coding agents for the image 'agents'" ;;
+    agents) need npm npm "fetches the coding agents for the image 'agents', with your configuration" ;;
     test)
         need nft nftables "the firewall of a bridge host, which is tested in a real kernel"
         need ip iproute2 "the network namespaces of the tests"

@@ -28,8 +28,9 @@ if [ -f /usr/sbin/update-initramfs ]; then
 fi
 
 apt_get() {
+    # An interrupted build leaves nothing that is used.
     # shellcheck disable=SC2086,SC2154 # they are words
-    $clean "PATH=$PATH" HOME=/root DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf $online apt-get -q "$@" </dev/null
+    $clean "PATH=$PATH" HOME=/root DEBIAN_FRONTEND=noninteractive APT_CONFIG=/run/build/apt.conf $online apt-get -q -o Dpkg::Options::=--force-unsafe-io "$@" </dev/null
 }
 if [ "$what" = purge ]; then
     grep -qx npm /run/build/packages || apt_get -y purge --auto-remove npm

@@ -4,20 +4,20 @@
 # own, with the host's network; npm and pip run as an unprivileged user. They
 # run no code that they download: npm runs no scripts and no git, wheels have no
 # scripts, and nothing that npm installs is in the path. The only exception is a
-# recipe for templates that lists both Node.js and npm: these two, in the exact
-# versions of the recipe, download the other npm packages.
+# recipe that lists both Node.js and npm: these two, in the exact versions of the
+# recipe, download the other npm packages.
 #
 #   fetch.sh WORK TREE
 #
-# Installs WORK/npm.specs below WORK/npm, and downloads WORK/pip.specs to
-# WORK/wheels.
+# Installs WORK/npm.specs below WORK/npm, where Node.js and npm may be already, and
+# downloads WORK/pip.specs to WORK/wheels.
 set -eu
 umask 022
 work=$1 tree=$2
 uid=65532
 prepare() {
-    mkdir "$work/$1"
-    chown "$uid:$uid" "$work/$1"
+    mkdir -p "$work/$1"
+    chown -hR "$uid:$uid" "$work/$1"
 }
 prepare home
 [ ! -s "$work/npm.specs" ] || prepare npm
@@ -55,9 +55,9 @@ if [ -s /run/build/npm.specs ]; then
     # these demand; it installs them all the same, and they install the rest.
     own='^\(node-linux-[a-z0-9]*\|npm\)@'
     specs=$(sed -n "/$own/p" /run/build/npm.specs)
-    # shellcheck disable=SC2086
-    [ -z "$specs" ] || npm_install --force $specs
     new=/run/build/npm/lib/node_modules/npm/bin/npm-cli.js
+    # shellcheck disable=SC2086
+    [ -z "$specs" ] || [ -f "$new" ] || npm_install --force $specs
     if [ -f "$new" ] && [ -f /run/build/npm/bin/node ]; then
         npm="/run/build/npm/bin/node $new"
     fi

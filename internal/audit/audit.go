@@ -22,6 +22,7 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/internal/backend"
 	"github.com/agentlab-vm/agentlab/internal/lock"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
 // Store is the part of the database that the service uses. Its semantics are
@@ -98,6 +99,7 @@ type Service struct {
 
 	mu       sync.Mutex
 	sources  map[int]*source
+	queue    reconcile.Queue[*source]        // all sources, by the time of the next read
 	changed  chan struct{}                   // closed after the next commit
 	watchers map[*agentlab.EgressFilter]bool // filters of following clients
 }
@@ -107,7 +109,7 @@ type Service struct {
 type source struct {
 	// Guarded by the service's lock.
 	sb       subject
-	due      time.Time
+	next     reconcile.Entry[*source]
 	pause    time.Duration // grows while there are no new records
 	failures int
 
@@ -198,19 +200,36 @@ func (s *Service) sandboxChanged(sb agentlab.Sandbox) {
 	src := s.sources[sb.VMID]
 	switch {
 	case sb.State == agentlab.SandboxDestroyed:
-		delete(s.sources, sb.VMID)
+		s.remove(src)
 		return
 	case sb.Pooled() || sb.State == agentlab.SandboxRequested || sb.State == agentlab.SandboxProvisioning:
 		return // there is no log yet
 	case src == nil || src.sb.ref.UID != sb.UID:
+		s.remove(src)
 		src = &source{}
+		src.next.Value = src
 		s.sources[sb.VMID] = src
 	case src.sb.state == sb.State:
 		src.sb = subjectOf(sb)
 		return
 	}
-	src.sb, src.due, src.pause = subjectOf(sb), time.Time{}, 0
+	src.sb = subjectOf(sb)
+	s.readSoon(src)
 	s.wakeRun()
+}
+
+// readSoon makes Run read a log when it is awake. The caller holds mu.
+func (s *Service) readSoon(src *source) {
+	src.pause = 0
+	s.queue.Set(&src.next, time.Time{})
+}
+
+// remove forgets a source; nil is none. The caller holds mu.
+func (s *Service) remove(src *source) {
+	if src != nil && s.sources[src.sb.vmid] == src {
+		delete(s.sources, src.sb.vmid)
+		s.queue.Remove(&src.next)
+	}
 }
 
 // wakeRun makes Run read the log at once.
@@ -229,7 +248,7 @@ func (s *Service) Watch(f agentlab.EgressFilter) (stop func()) {
 	s.watchers[&f] = true
 	for _, src := range s.sources {
 		if src.in(f) {
-			src.due, src.pause = time.Time{}, 0
+			s.readSoon(src)
 		}
 	}
 	s.wakeRun()
@@ -252,9 +271,9 @@ func (s *Service) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// scanPause is the minimum time between two looks at all sources, unless one changes: of
+// readPause is the minimum time between two reads of logs, unless a sandbox changes: of
 // thousands, one is due at nearly any time.
-const scanPause = 100 * time.Millisecond
+const readPause = 100 * time.Millisecond
 
 // idleRate is how many logs that do not grow are read in a second, if there are thousands.
 const idleRate = 50
@@ -265,22 +284,22 @@ func (s *Service) idle() time.Duration {
 }
 
 // due returns the sources to read now, and the time until the next one is due, but at
-// least scanPause, and longer if there are thousands.
+// least readPause, and longer if there are thousands.
 func (s *Service) due() (now []*source, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.clock()
-	next = s.lim.Idle
-	for _, src := range s.sources {
-		if wait := src.due.Sub(t); wait > 0 {
-			next = min(next, wait)
-			continue
-		}
+	first := s.queue.First()
+	for ; first != nil && !first.At().After(t); first = s.queue.First() {
+		src := first.Value
 		now = append(now, src)
-		next = min(next, s.interval(src))
-		src.due = t.Add(s.interval(src))
+		s.queue.Set(first, t.Add(max(s.interval(src), time.Millisecond)))
 	}
-	return now, max(next, scanPause, time.Duration(len(s.sources))*scanPause/1000)
+	next = s.lim.Idle
+	if first != nil {
+		next = min(next, first.At().Sub(t))
+	}
+	return now, max(next, readPause, time.Duration(len(s.sources))*readPause/1000)
 }
 
 func (s *Service) interval(src *source) time.Duration {
@@ -379,15 +398,16 @@ func (s *Service) recordResult(ctx context.Context, src *source, full bool, err 
 		}
 		return
 	case full:
-		src.failures, src.due = 0, time.Time{}
-		s.wakeRun()
+		src.failures = 0
+		if s.sources[src.sb.vmid] == src {
+			s.queue.Set(&src.next, time.Time{})
+			s.wakeRun()
+		}
 		return
 	}
 	src.failures = 0
 	if !src.sb.state.HasVM() && ctx.Err() == nil { // there will be no more records
-		if s.sources[src.sb.vmid] == src {
-			delete(s.sources, src.sb.vmid)
-		}
+		s.remove(src)
 	}
 }
 

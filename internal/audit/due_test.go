@@ -7,13 +7,14 @@ import (
 	"github.com/agentlab-vm/agentlab"
 )
 
-// Sources that become due one after the other are looked at together: there may be
-// thousands, and each look is at all of them.
-func TestLooksAtManySources(t *testing.T) {
+// Sources that become due one after the other are read together: there may be thousands.
+func TestReadsOfManySources(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := New(Config{Store: noStore{}, Clock: func() time.Time { return now }})
 	for i := range 1000 {
-		s.sources[i] = &source{sb: subject{vmid: i}, due: now.Add(time.Duration(i) * time.Millisecond), pause: s.lim.Idle}
+		src := &source{sb: subject{vmid: i}, pause: s.lim.Idle}
+		src.next.Value, s.sources[i] = src, src
+		s.queue.Set(&src.next, now.Add(time.Duration(i)*time.Millisecond))
 	}
 	looks, read := 0, 0
 	for end := now.Add(s.lim.Idle); now.Before(end); looks++ {
@@ -21,7 +22,7 @@ func TestLooksAtManySources(t *testing.T) {
 		read += len(due)
 		now = now.Add(next)
 	}
-	if most := int(s.lim.Idle / scanPause); looks > most || read != len(s.sources) {
+	if most := int(s.lim.Idle / readPause); looks > most || read != len(s.sources) {
 		t.Errorf("%d looks for %d reads, want at most %d for %d", looks, read, most, len(s.sources))
 	}
 }

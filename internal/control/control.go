@@ -34,6 +34,10 @@ const (
 	maxMessage = 300 // bytes of an error's text
 )
 
+// readBuffer is the size of the buffer for a response in bytes; it is small, because
+// hundreds of guests wait with their answers.
+const readBuffer = 1 << 10
+
 // Timeouts of the calls, in addition to the caller's context.
 const (
 	healthTimeout   = 10 * time.Second
@@ -291,8 +295,12 @@ func (c *Client) request(ctx context.Context, method, path, upgrade string, in a
 	}
 	stop := deadlineOn(ctx, conn)
 	limited := &io.LimitedReader{R: conn, N: maxHead}
-	rd := bufio.NewReader(limited)
-	err = req.Write(conn)
+	rd := bufio.NewReaderSize(limited, readBuffer)
+	var text bytes.Buffer
+	err = req.Write(&text)
+	if err == nil {
+		_, err = conn.Write(text.Bytes())
+	}
 	var resp *http.Response
 	if err == nil {
 		resp, err = http.ReadResponse(rd, req)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
 // Limits and times.
@@ -100,18 +101,20 @@ type Service struct {
 	plain transports
 	wg    sync.WaitGroup // watchers, and servers of listeners
 
-	mu       sync.Mutex
-	closed   bool
-	byLabel  map[string]*project
-	byID     map[string]*project
-	watchers map[string]*watcher // by the UID of the sandbox
-	maxHeld  int
-	holding  int               // guests that wait with their answers
-	fronts   map[uint16]*front // by the port of guests
-	hostPort map[uint16]uint16 // ports of this machine by those of guests, also of closed fronts
-	seen     map[seenKey]time.Time
-	dns      *dnsServer
-	dnsPort  uint16 // 0: no responder is wanted
+	mu        sync.Mutex
+	closed    bool
+	byLabel   map[string]*project
+	byID      map[string]*project
+	watchers  map[string]*watcher       // by the UID of the sandbox
+	questions reconcile.Queue[*watcher] // planned ones
+	timer     *time.Timer               // of the first question; nil until there was one
+	maxHeld   int
+	holding   int               // guests that wait with their answers
+	fronts    map[uint16]*front // by the port of guests
+	hostPort  map[uint16]uint16 // ports of this machine by those of guests, also of closed fronts
+	seen      map[seenKey]time.Time
+	dns       *dnsServer
+	dnsPort   uint16 // 0: no responder is wanted
 
 	saveMu sync.Mutex
 	saved  string // content of the file
@@ -208,7 +211,7 @@ func (s *Service) close() {
 	s.mu.Lock()
 	s.closed = true
 	for _, w := range s.watchers {
-		w.end()
+		s.end(w)
 	}
 	for _, f := range s.fronts {
 		f.close()
@@ -253,7 +256,7 @@ func (s *Service) refresh(ctx context.Context) error {
 	}
 	for uid, w := range s.watchers {
 		if !live[uid] {
-			w.end()
+			s.end(w)
 			s.forget(w)
 			delete(s.watchers, uid)
 		}

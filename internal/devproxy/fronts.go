@@ -79,7 +79,9 @@ func (s *Service) reconcile(ctx context.Context) {
 func (s *Service) recent() map[uint16]bool {
 	ports := map[string]int{}
 	for _, w := range s.watchers {
-		ports[w.project] += len(w.listeners)
+		if len(w.listeners) > 0 { // most have none
+			ports[w.project] += len(w.listeners)
+		}
 	}
 	keys := slices.SortedFunc(maps.Keys(s.seen), func(a, b seenKey) int {
 		return cmp.Or(s.seen[b].Compare(s.seen[a]), cmp.Compare(a.port, b.port)) // the newest first

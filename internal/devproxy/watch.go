@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
 // watcher follows the listeners of one running guest. Its fields but uid and vmid are
@@ -24,12 +25,13 @@ type watcher struct {
 	listeners []guestapi.Listener
 	problem   string // why they are not known
 
-	changed time.Time          // when it was found, or its listeners have changed
-	held    bool               // it is among the maxHeld watchers that changed last
-	state   string             // of the last answer
-	pause   time.Duration      // until the next question, unless the crowd is large
-	timer   *time.Timer        // of the next question; nil until the first one is planned
-	cancel  context.CancelFunc // ends the current question; nil if there is none
+	changed time.Time                 // when it was found, or its listeners have changed
+	held    bool                      // it is among the maxHeld watchers that changed last
+	state   string                    // of the last answer
+	pause   time.Duration             // until the next question, unless the crowd is large
+	planned bool                      // the first question was planned
+	next    reconcile.Entry[*watcher] // of the next question
+	cancel  context.CancelFunc        // ends the current question; nil if there is none
 }
 
 // watch starts a watcher for the sandbox of p, unless there is one. s.mu is locked.
@@ -39,7 +41,9 @@ func (s *Service) watch(p *project) {
 		return
 	}
 	if !s.closed {
-		s.watchers[p.sandbox.UID] = &watcher{project: p.id, uid: p.sandbox.UID, vmid: p.sandbox.VMID, changed: s.cfg.Clock(), pause: minPause}
+		w := &watcher{project: p.id, uid: p.sandbox.UID, vmid: p.sandbox.VMID, changed: s.cfg.Clock(), pause: minPause}
+		w.next.Value = w
+		s.watchers[w.uid] = w
 	}
 }
 
@@ -53,9 +57,10 @@ func (s *Service) plan(ctx context.Context) {
 		was := w.held
 		w.held = i < s.maxHeld
 		switch {
-		case w.timer == nil:
+		case !w.planned:
+			w.planned = true
 			s.later(ctx, w, s.cfg.First+time.Second*time.Duration(max(0, i+1-s.maxHeld))/crowdRate)
-		case w.held && !was && w.timer.Stop():
+		case w.held && !was && w.next.Queued():
 			s.later(ctx, w, minPause)
 		case !w.held && was && w.cancel != nil:
 			w.cancel() // another one is held instead
@@ -65,7 +70,36 @@ func (s *Service) plan(ctx context.Context) {
 
 // later asks the guest of w after a pause. s.mu is locked.
 func (s *Service) later(ctx context.Context, w *watcher, pause time.Duration) {
-	w.timer = time.AfterFunc(pause, func() { s.ask(ctx, w) })
+	s.questions.Set(&w.next, time.Now().Add(pause))
+	if s.questions.First() == &w.next {
+		s.wait(ctx)
+	}
+}
+
+// wait waits for the first question with the timer of all. s.mu is locked.
+func (s *Service) wait(ctx context.Context) {
+	first := s.questions.First()
+	if first == nil {
+		return
+	}
+	if s.timer == nil {
+		s.timer = time.AfterFunc(time.Until(first.At()), func() { s.askDue(ctx) })
+		return
+	}
+	s.timer.Reset(time.Until(first.At()))
+}
+
+// askDue asks the guests whose time has come.
+func (s *Service) askDue(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e, now := s.questions.First(), time.Now(); e != nil && !e.At().After(now); e = s.questions.First() {
+		s.questions.Remove(e)
+		if !s.closed {
+			s.wg.Go(func() { s.ask(ctx, e.Value) })
+		}
+	}
+	s.wait(ctx)
 }
 
 // ask asks a guest, and plans its next question. A guest that fails, or that answers at
@@ -76,8 +110,6 @@ func (s *Service) ask(parent context.Context, w *watcher) {
 	if s.closed || s.watchers[w.uid] != w {
 		return
 	}
-	s.wg.Add(1)
-	defer s.wg.Done()
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	w.cancel = cancel
@@ -118,10 +150,8 @@ func (s *Service) ask(parent context.Context, w *watcher) {
 }
 
 // end ends a watcher. s.mu is locked.
-func (w *watcher) end() {
-	if w.timer != nil {
-		w.timer.Stop()
-	}
+func (s *Service) end(w *watcher) {
+	s.questions.Remove(&w.next)
 	if w.cancel != nil {
 		w.cancel()
 	}

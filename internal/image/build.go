@@ -82,14 +82,23 @@ func (b *builder) gather(ctx context.Context) error {
 	r := b.recipe
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return b.packages(gctx) })
-	if r.usesNPM() {
-		l := layer{"npm", layerKey(nil, r.npmSpecs(), r.Arch, npmRegistry(), b.now().Unix()/int64(layerAge/time.Second)), []string{"npm", "npm.list"}}
-		g.Go(func() error { return classify("installing agents", b.reusable(gctx, l, b.npmInstall), b.log) })
+	l := layer{"npm", layerKey(nil, r.npmSpecs(), r.Arch, npmRegistry(), b.now().Unix()/int64(layerAge/time.Second)), []string{"npm", "npm.list"}}
+	npm := func(ctx context.Context, install func(context.Context) error) error {
+		return classify("installing agents", b.reusable(ctx, l, install), b.log)
+	}
+	hostNPM := lookPath("npm") != "" || !r.bringsNPM()
+	if r.usesNPM() && hostNPM {
+		g.Go(func() error { return npm(gctx, b.npmInstall) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if len(r.Pip) > 0 {
+	if r.usesNPM() && !hostNPM {
+		if err := npm(ctx, b.npmInTree); err != nil {
+			return err
+		}
+	}
+	if _, err := os.Stat(b.path("wheels")); len(r.Pip) > 0 && err != nil { // not fetched yet
 		if err := classify("fetching Python packages", b.fetch(ctx), b.log); err != nil {
 			return err
 		}
@@ -143,6 +152,7 @@ func (b *builder) debootstrap(ctx context.Context, r *Recipe) error {
 	argv := isolated("setpriv", "--bounding-set="+withheld, "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--architectures="+r.Arch,
 		"--components="+strings.Join(r.Components, ","), "--include="+strings.Join(r.Packages, ","),
 		"--aptopt="+b.path("apt.conf"), "--dpkgopt="+b.path("files", "etc", "dpkg", "dpkg.cfg.d", "agentlab-slim"),
+		"--dpkgopt=force-unsafe-io", // an interrupted build leaves nothing that is used
 		`--extract-hook="$AGENTLAB_WORK/packages.sh" "$AGENTLAB_WORK" "$AGENTLAB_KERNEL" "$1" $AGENTLAB_PACKAGES`,
 		"--skip=cleanup/reproducible", // seal.sh removes the machine-id and the like
 		r.Suite, b.path("tree"), b.path("sources.list"))
@@ -168,9 +178,13 @@ func (b *builder) installPackages(ctx context.Context, r *Recipe) error {
 // pipVariables are those of the environment that say where pip downloads from.
 var pipVariables = []string{"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST"}
 
-// fetch runs fetch.sh, which downloads the Python packages with the tree's pip.
+// fetch runs fetch.sh, which downloads what is staged and not there yet: the npm packages
+// with npm in work/npm, and the Python packages with the tree's pip.
 func (b *builder) fetch(ctx context.Context) error {
 	env := buildEnv(b.path("tmp"))
+	for _, url := range npmRegistry() {
+		env = append(env, "npm_config_registry="+url)
+	}
 	for _, name := range pipVariables {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)

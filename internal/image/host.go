@@ -47,7 +47,7 @@ func (r *Recipe) tools() []tool {
 	if os.Geteuid() != 0 {
 		t = append(t, tool{"newuidmap", "uidmap"})
 	}
-	if r.usesNPM() {
+	if r.usesNPM() && !r.bringsNPM() {
 		t = append(t, tool{"npm", "npm"})
 	}
 	return t

@@ -11,7 +11,6 @@
 package reconcile
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"log/slog"
@@ -63,7 +62,7 @@ type Loop[K comparable] struct {
 	entries map[K]*entry[K]
 	lanes   map[K]string // of the keys that are not in lane ""
 	queues  map[string]*lane[K]
-	timers  timers[K]
+	timers  Queue[*entry[K]]
 }
 
 // lane is the work of one lane.
@@ -81,9 +80,8 @@ type entry[K comparable] struct {
 	dirty    bool // woken while running
 	cut      bool // interrupted while running
 	cancel   context.CancelCauseFunc
-	due      time.Time
-	since    time.Time // when it became ready to run; of a queued entry
-	index    int       // in timers; -1 when it has no timer
+	next     Entry[*entry[K]] // in timers
+	since    time.Time        // when it became ready to run; of a queued entry
 }
 
 // New returns a Loop that does nothing before Run.
@@ -160,7 +158,7 @@ type Stats struct {
 func (l *Loop[K]) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := Stats{Delayed: len(l.timers)}
+	s := Stats{Delayed: l.timers.Len()}
 	for _, q := range l.queues {
 		s.Ready += len(q.ready)
 		s.Running += q.running
@@ -201,8 +199,8 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	for len(l.timers) > 0 && !l.timers[0].due.After(now) {
-		l.enqueue(l.timers[0])
+	for t := l.timers.First(); t != nil && !t.At().After(now); t = l.timers.First() {
+		l.enqueue(t.Value)
 	}
 	for name, q := range l.queues {
 		for len(q.ready) > 0 && q.running < l.cfg.Workers && ctx.Err() == nil {
@@ -219,8 +217,8 @@ func (l *Loop[K]) dispatch(ctx context.Context, wg *sync.WaitGroup) time.Duratio
 			delete(l.queues, name)
 		}
 	}
-	if len(l.timers) > 0 {
-		return l.timers[0].due.Sub(now)
+	if t := l.timers.First(); t != nil {
+		return t.At().Sub(now)
 	}
 	return time.Hour
 }
@@ -253,8 +251,7 @@ func (l *Loop[K]) step(ctx context.Context, e *entry[K], of *lane[K]) {
 		e.dirty = false
 		l.enqueue(e)
 	case after > 0 && !e.queued:
-		e.due = time.Now().Add(after)
-		heap.Push(&l.timers, e)
+		l.timers.Set(&e.next, time.Now().Add(after))
 	case !e.queued:
 		delete(l.entries, e.key)
 	}
@@ -275,16 +272,15 @@ func (l *Loop[K]) backoff(n int) time.Duration {
 func (l *Loop[K]) entry(key K) *entry[K] {
 	e := l.entries[key]
 	if e == nil {
-		e = &entry[K]{key: key, index: -1}
+		e = &entry[K]{key: key}
+		e.next.Value = e
 		l.entries[key] = e
 	}
 	return e
 }
 
 func (l *Loop[K]) enqueue(e *entry[K]) {
-	if e.index >= 0 {
-		heap.Remove(&l.timers, e.index)
-	}
+	l.timers.Remove(&e.next)
 	if !e.queued {
 		e.queued, e.since = true, time.Now()
 		name := l.lanes[e.key]
@@ -302,31 +298,4 @@ func (l *Loop[K]) signal() {
 	case l.kick <- struct{}{}:
 	default:
 	}
-}
-
-// timers is a heap of the entries that wait for their time.
-type timers[K comparable] []*entry[K]
-
-func (t timers[K]) Len() int           { return len(t) }
-func (t timers[K]) Less(i, j int) bool { return t[i].due.Before(t[j].due) }
-func (t timers[K]) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].index, t[j].index = i, j
-}
-
-// Push adds an entry; called by container/heap only.
-func (t *timers[K]) Push(x any) {
-	e := x.(*entry[K])
-	e.index = len(*t)
-	*t = append(*t, e)
-}
-
-// Pop removes the last entry; called by container/heap only.
-func (t *timers[K]) Pop() any {
-	old := *t
-	e := old[len(old)-1]
-	old[len(old)-1] = nil
-	*t = old[:len(old)-1]
-	e.index = -1
-	return e
 }

@@ -87,7 +87,7 @@ func TestWokenWhileRunningRunsAgain(t *testing.T) {
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if len(l.entries) != 0 || len(l.timers) != 0 {
+		if len(l.entries) != 0 || l.timers.Len() != 0 {
 			t.Fatal("an idle key is kept")
 		}
 	})

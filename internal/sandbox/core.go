@@ -88,9 +88,13 @@ type guestState struct {
 
 // netState is about the network policy of a sandbox.
 type netState struct {
-	netSince   time.Time     // since when a network policy cannot be applied; zero if there is none
-	netTrouble string        // why not
-	changed    chan struct{} // closed at the next change of its row or of netTrouble; nil when no call waits
+	trouble *netTrouble   // a network policy that cannot be applied; nil if there is none
+	changed chan struct{} // closed at the next change of its row or of trouble; nil when no call waits
+}
+
+type netTrouble struct {
+	since time.Time
+	why   string
 }
 
 // NewCore returns a Core. New makes it a Service.

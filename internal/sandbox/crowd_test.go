@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -30,6 +31,36 @@ func TestIdleStepsAreLimited(t *testing.T) {
 	}
 	if got := s.idleLimit(); got != 10000*time.Second/idleStepRate {
 		t.Errorf("with 10,000: %s", got)
+	}
+}
+
+// After a change of the clock the audit finds leases that have ended, and those whose
+// warning is due.
+func TestLeasesDue(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	s := crowd(t)
+	s.clock = func() time.Time { return now }
+	name := s.cfg.Fleet.Default().Name()
+	for vmid, left := range map[int]time.Duration{1: time.Hour, 2: 2 * time.Hour, 3: 3 * time.Hour} {
+		s.track(agentlab.Sandbox{VMID: vmid, UID: "u", State: agentlab.SandboxReady, Backend: name}).
+			seeLease(agentlab.Sandbox{LeaseExpiresAt: now.Add(left)}, now)
+	}
+	s.track(agentlab.Sandbox{VMID: 4, UID: "u", State: agentlab.SandboxRequested, Backend: name}) // its lease does not count
+	if due := s.leasesDue(name); len(due) > 0 {
+		t.Errorf("due: %v", due)
+	}
+	now = now.Add(2*time.Hour - 10*time.Minute)
+	due := s.leasesDue(name)
+	slices.Sort(due)
+	if !slices.Equal(due, []int{1, 2}) {
+		t.Errorf("due: %v, want the lease that has ended and the one that ends soon", due)
+	}
+	s.withState(2, func(m *runtimeState) { m.warned = leaseWarnings[0] })
+	if due := s.leasesDue(name); !slices.Equal(due, []int{1}) {
+		t.Errorf("due after the warning: %v", due)
+	}
+	if due := s.leasesDue("another"); len(due) > 0 {
+		t.Errorf("due on another backend: %v", due)
 	}
 }
 

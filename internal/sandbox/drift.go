@@ -18,6 +18,9 @@ import (
 // crashed and objects that a crash of the daemon left behind.
 func (s *Service) auditLoop(ctx context.Context, b *fleet.Backend) {
 	for {
+		for _, vmid := range s.leasesDue(b.Name()) {
+			s.loop.Wake(vmid)
+		}
 		if err := s.audit(ctx, b); err != nil && ctx.Err() == nil {
 			s.log.Warn("a backend could not be compared with the database", "backend", b.Name(), "err", err)
 		}
@@ -34,6 +37,23 @@ func (s *Service) auditLoop(ctx context.Context, b *fleet.Backend) {
 
 // auditRate is how many sandboxes are compared in a second, if there are thousands.
 const auditRate = 200
+
+// leasesDue returns the sandboxes of a backend whose lease has ended, or is about to and
+// needs a warning: their steps are late if the clock was changed or the host has slept.
+func (s *Service) leasesDue(name string) (due []int) {
+	now := s.clock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for vmid, m := range s.states {
+		if m.backend != name || m.leaseEnd.IsZero() {
+			continue
+		}
+		if left := m.leaseEnd.Sub(now); left <= 0 || m.mustWarn(left) {
+			due = append(due, vmid)
+		}
+	}
+	return due
+}
 
 // audit compares a backend with the rows of its sandboxes. It changes no row itself:
 // it wakes the loop of a sandbox whose state differs.

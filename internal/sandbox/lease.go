@@ -114,11 +114,10 @@ func leaseWarning(left time.Duration) (due time.Duration) {
 // warning that was due when this process first saw the end is not given: the lease
 // is that short, or an earlier process has given it.
 func (s *Service) warnOfEnd(ctx context.Context, sb agentlab.Sandbox) {
-	left := sb.LeaseExpiresAt.Sub(s.clock())
-	due, give := leaseWarning(left), false
+	left, give := sb.LeaseExpiresAt.Sub(s.clock()), false
 	s.withState(sb.VMID, func(m *runtimeState) {
-		give = due != 0 && (m.warned == 0 || due < m.warned)
-		m.warned = due
+		give = m.mustWarn(left)
+		m.warned = leaseWarning(left)
 	})
 	if !give {
 		return
@@ -136,6 +135,13 @@ func (m *runtimeState) seeLease(sb agentlab.Sandbox, now time.Time) {
 	if !m.leaseEnd.Equal(sb.LeaseExpiresAt) {
 		m.leaseEnd, m.warned = sb.LeaseExpiresAt, leaseWarning(sb.LeaseExpiresAt.Sub(now))
 	}
+}
+
+// mustWarn reports whether a warning has not been given that is due when the lease ends
+// in left.
+func (m *runtimeState) mustWarn(left time.Duration) bool {
+	due := leaseWarning(left)
+	return due != 0 && (m.warned == 0 || due < m.warned)
 }
 
 // untilLease returns the time until the next warning about the end of the lease, or

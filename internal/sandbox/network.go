@@ -203,11 +203,11 @@ func (s *Service) applyNetwork(ctx context.Context, sb agentlab.Sandbox) (settle
 	}
 	now, long := s.clock(), false
 	s.withState(sb.VMID, func(m *runtimeState) {
-		if m.netSince.IsZero() {
-			m.netSince = now
+		if m.trouble == nil {
+			m.trouble = &netTrouble{since: now}
 		}
-		long = now.Sub(m.netSince) >= s.lim.NetworkTimeout
-		m.netTrouble = agentlab.Reason(err.Error())
+		long = now.Sub(m.trouble.since) >= s.lim.NetworkTimeout
+		m.trouble.why = agentlab.Reason(err.Error())
 		m.notifyWaiters()
 	})
 	if backend.IsTransient(err) && !long {
@@ -227,7 +227,7 @@ func (s *Service) updateNetwork(ctx context.Context, sb agentlab.Sandbox) error 
 // networkApplied records that the policy of sb is in force, unless the row has
 // a newer policy.
 func (s *Service) networkApplied(ctx context.Context, sb agentlab.Sandbox) error {
-	s.withState(sb.VMID, func(m *runtimeState) { m.netSince, m.netTrouble = time.Time{}, "" })
+	s.withState(sb.VMID, func(m *runtimeState) { m.trouble = nil })
 	_, err := s.Update(ctx, sb.VMID, func(now *agentlab.Sandbox) ([]agentlab.Event, error) {
 		if !now.NetworkPending || !SameNetwork(now.Network, sb.Network) {
 			return nil, nil
@@ -259,7 +259,9 @@ func (s *Service) awaitNetwork(ctx context.Context, sb agentlab.Sandbox, booting
 			if m.changed == nil {
 				m.changed = make(chan struct{})
 			}
-			changed, trouble = m.changed, m.netTrouble
+			if changed = m.changed; m.trouble != nil {
+				trouble = m.trouble.why
+			}
 		})
 		sb, err := s.cfg.Store.Sandbox(ctx, vmid)
 		switch {

@@ -77,13 +77,13 @@ type Service struct {
 	wake  chan struct{} // has a value if a sweep is due
 
 	mu            sync.Mutex
-	states        map[int]*state          // by VMID
+	settled       map[int]bool            // by VMID: its snapshots need nothing from its step
+	states        map[int]*state          // by VMID; few have one
 	lostSnapshots map[string]lostSnapshot // by UID: snapshots without a row at the last audits; replaced, never changed
 }
 
 // state is the state in memory for a sandbox. It may be lost.
 type state struct {
-	done      bool   // its snapshots need nothing from its step
 	waits     string // UID of a snapshot that waits, and why, as the last event has it
 	syncedFor string // UID of the snapshot before which its guest last had to write its disks
 	unsynced  string // why it has not; "" if it has
@@ -92,7 +92,7 @@ type state struct {
 
 // New returns a Service. Call Run to start it.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, core: cfg.Core, store: cfg.Store, fleet: cfg.Core.Fleet(), log: cfg.Core.Log(), wake: make(chan struct{}, 1), states: map[int]*state{}}
+	s := &Service{cfg: cfg, core: cfg.Core, store: cfg.Store, fleet: cfg.Core.Fleet(), log: cfg.Core.Log(), wake: make(chan struct{}, 1), settled: map[int]bool{}, states: map[int]*state{}}
 	cfg.Store.Subscribe(s.committed)
 	return s
 }
@@ -103,6 +103,7 @@ func (s *Service) committed(c agentlab.Commit) {
 	for _, sb := range c.Sandboxes {
 		if sb.State == agentlab.SandboxDestroyed {
 			s.mu.Lock()
+			delete(s.settled, sb.VMID)
 			delete(s.states, sb.VMID)
 			s.mu.Unlock()
 		}

@@ -26,9 +26,7 @@ func (s *Service) changed(vmid int) {
 // again runs the step of a sandbox whose snapshots need it.
 func (s *Service) again(vmid int) {
 	s.mu.Lock()
-	if m := s.states[vmid]; m != nil {
-		m.done = false
-	}
+	delete(s.settled, vmid)
 	s.mu.Unlock()
 	s.core.Wake(vmid)
 }
@@ -41,9 +39,11 @@ func snapshotRef(snap agentlab.Snapshot) backend.SnapshotRef {
 // returns an error only if it is interrupted: what failed does not delay other
 // requests, and the sweep runs it again.
 func (s *Service) Step(ctx context.Context, sb agentlab.Sandbox) error {
-	done := false
-	s.withState(sb.VMID, func(m *state) { done, m.done = m.done, true })
-	if done {
+	s.mu.Lock()
+	settled := s.settled[sb.VMID]
+	s.settled[sb.VMID] = true
+	s.mu.Unlock()
+	if settled {
 		return nil
 	}
 	list, err := s.store.Snapshots(ctx, agentlab.SnapshotFilter{SandboxUID: sb.UID})
@@ -62,7 +62,9 @@ func (s *Service) Step(ctx context.Context, sb agentlab.Sandbox) error {
 		err = nil
 	}
 	if err != nil { // the next step continues
-		s.withState(sb.VMID, func(m *state) { m.done = false })
+		s.mu.Lock()
+		delete(s.settled, sb.VMID)
+		s.mu.Unlock()
 	}
 	return err
 }

@@ -83,65 +83,88 @@ func (s *conns) closeIf(forever bool, which func(*conn) bool) {
 	}
 }
 
-// listener accepts a guest's connections to the controller.
+// listener accepts a guest's connections to the controller. There are thousands.
 type listener struct {
 	owner *Driver
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
 
-	passive chan struct{} // closed by Handle, which sets the functions
-	accept  func(net.Conn)
-	ended   func(error)
+	mu     sync.Mutex
+	closed bool
+	accept func(net.Conn) // of Handle
+	ended  func(error)
+	queue  *connQueue // nil while nothing waits
+}
+
+// connQueue connects the guest with Accept.
+type connQueue struct {
+	conns   chan net.Conn
+	changed chan struct{} // closed by Handle and at the end of the listener
 }
 
 var _ backend.PassiveListener = (*listener)(nil)
 
-func newListener(d *Driver) *listener {
-	return &listener{owner: d, conns: make(chan net.Conn), done: make(chan struct{}), passive: make(chan struct{})}
+// change changes the listener, and wakes what waits. l.mu is not locked.
+func (l *listener) change(fn func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fn()
+	if l.queue != nil {
+		close(l.queue.changed)
+		l.queue = nil
+	}
+}
+
+// wait returns the queue and the function that accepts connections instead; both are nil
+// if the listener is closed.
+func (l *listener) wait() (*connQueue, func(net.Conn)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil
+	}
+	if l.queue == nil && l.accept == nil {
+		l.queue = &connQueue{conns: make(chan net.Conn), changed: make(chan struct{})}
+	}
+	return l.queue, l.accept
 }
 
 // Handle implements backend.PassiveListener.
 func (l *listener) Handle(accept func(net.Conn), ended func(error)) {
-	l.accept, l.ended = accept, ended
-	close(l.passive)
-	if isClosed(l.done) { // by another listener of the guest
-		go ended(net.ErrClosed)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
+	l.change(func() {
+		l.accept, l.ended = accept, ended
+		if l.closed { // by another listener of the guest
+			go ended(net.ErrClosed)
+		}
+	})
 }
 
 // Accept waits for the next connection.
 func (l *listener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
+	for {
+		q, _ := l.wait()
+		if q == nil {
+			return nil, net.ErrClosed
+		}
+		select {
+		case c := <-q.conns:
+			return c, nil
+		case <-q.changed:
+		}
 	}
 }
 
 // Close closes the listener; accepted connections stay open.
 func (l *listener) Close() error {
-	l.once.Do(func() { close(l.done) })
+	l.change(func() { l.closed = true })
 	return nil
 }
 
 // shut ends the listener although its owner did not close it.
 func (l *listener) shut() {
-	l.once.Do(func() {
-		close(l.done)
-		if isClosed(l.passive) {
+	l.change(func() {
+		if !l.closed && l.ended != nil {
 			go l.ended(net.ErrClosed)
 		}
+		l.closed = true
 	})
 }
 
@@ -163,22 +186,27 @@ func (g *guest) dialController(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if isClosed(l.done) {
-		_ = guestEnd.Close()
-		return nil, refused
-	}
-	select {
-	case l.conns <- hostEnd:
-		return guestEnd, nil
-	case <-l.passive:
-		l.accept(hostEnd)
-		return guestEnd, nil
-	case <-l.done:
-		err = refused
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-g.ctx.Done():
-		err = io.ErrClosedPipe
+	for {
+		q, accept := l.wait()
+		if accept != nil {
+			accept(hostEnd)
+			return guestEnd, nil
+		}
+		if q == nil {
+			err = refused
+			break
+		}
+		select {
+		case q.conns <- hostEnd:
+			return guestEnd, nil
+		case <-q.changed:
+			continue
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-g.ctx.Done():
+			err = io.ErrClosedPipe
+		}
+		break
 	}
 	_ = guestEnd.Close()
 	return nil, err

@@ -83,8 +83,12 @@ func (d *Driver) EgressLog(ctx context.Context, ref backend.Ref, after int64, li
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(in.rec.Egress, after+1, func(r agentlab.EgressRecord, seq int64) int { return int(r.Seq - seq) })
-	out := slices.Clone(in.rec.Egress[i:])
+	if in.rec.Egress == nil {
+		return nil, nil
+	}
+	recs := in.rec.Egress.Records
+	i, _ := slices.BinarySearchFunc(recs, after+1, func(r agentlab.EgressRecord, seq int64) int { return int(r.Seq - seq) })
+	out := slices.Clone(recs[i:])
 	return out[:min(limit, len(out))], nil
 }
 
@@ -95,6 +99,12 @@ func (d *Driver) RecordEgress(ctx context.Context, ref backend.Ref, r agentlab.E
 	}
 	r.Seq = 0
 	return d.h.AddEgress(ref, r)
+}
+
+// egressLog is the egress log of an instance.
+type egressLog struct {
+	Records []agentlab.EgressRecord `json:"records"`
+	Seq     int64                   `json:"seq"` // of the last one
 }
 
 // AddEgress writes records to the egress log of an instance. It sets Seq,
@@ -110,19 +120,23 @@ func (h *Host) AddEgress(ref backend.Ref, recs ...agentlab.EgressRecord) error {
 func (in *instance) addEgress(recs ...agentlab.EgressRecord) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.rec.Egress == nil {
+		in.rec.Egress = &egressLog{}
+	}
+	log := in.rec.Egress
 	for _, r := range recs {
-		in.rec.EgressSeq = max(in.rec.EgressSeq+1, r.Seq)
-		r.Seq, r.VMID, r.Count = in.rec.EgressSeq, in.rec.Spec.VMID, max(r.Count, 1)
+		log.Seq = max(log.Seq+1, r.Seq)
+		r.Seq, r.VMID, r.Count = log.Seq, in.rec.Spec.VMID, max(r.Count, 1)
 		if r.Time.IsZero() {
 			r.Time = in.h.cfg.Clock().UTC()
 		}
 		if r.Last.IsZero() {
 			r.Last = r.Time
 		}
-		in.rec.Egress = append(in.rec.Egress, r)
+		log.Records = append(log.Records, r)
 	}
-	if over := len(in.rec.Egress) - maxEgress; over > 0 {
-		in.rec.Egress = slices.Delete(in.rec.Egress, 0, over)
+	if over := len(log.Records) - maxEgress; over > 0 {
+		log.Records = slices.Delete(log.Records, 0, over)
 	}
 	return in.save()
 }

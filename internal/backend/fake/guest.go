@@ -20,10 +20,10 @@ import (
 
 // guest is the running VM of an instance: its control server and its runner.
 type guest struct {
-	in     *instance
-	ctx    context.Context // done after power-off
-	cancel context.CancelFunc
-	conns  conns
+	in    *instance
+	ctx   lifetime // done after power-off
+	off   sync.Once
+	conns conns
 
 	mu       sync.Mutex
 	sessions map[string]*session
@@ -32,14 +32,35 @@ type guest struct {
 }
 
 func newGuest(in *instance) *guest {
-	g := &guest{in: in}
-	g.ctx, g.cancel = context.WithCancel(context.Background())
-	return g
+	return &guest{in: in, ctx: lifetime{make(chan struct{})}}
 }
+
+// lifetime is the context of a guest. It stores nothing about the contexts that are made
+// of it, because there are thousands of guests.
+type lifetime struct{ ended chan struct{} }
+
+// Deadline implements context.Context: there is none.
+func (lifetime) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Done implements context.Context.
+func (l lifetime) Done() <-chan struct{} { return l.ended }
+
+// Err implements context.Context.
+func (l lifetime) Err() error {
+	select {
+	case <-l.ended:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// Value implements context.Context: there is none.
+func (lifetime) Value(any) any { return nil }
 
 // stop ends everything in the guest. It does not wait.
 func (g *guest) stop() {
-	g.cancel()
+	g.off.Do(func() { close(g.ctx.ended) })
 	g.conns.close()
 }
 

@@ -49,6 +49,8 @@ type Host struct {
 	faults  faults
 	wg      sync.WaitGroup // goroutines of guests
 
+	deadlines deadlines // its lock is taken after those of instances
+
 	volMu sync.Mutex // guards store; taken before mu and those of instances
 	store store
 
@@ -84,8 +86,8 @@ func NewHost(cfg Config) (*Host, error) {
 }
 
 func (h *Host) load() error {
-	err := readAll(filepath.Join(h.cfg.Dir, "*.json"), func(r record) {
-		in := h.newInstance(r)
+	err := readAll(filepath.Join(h.cfg.Dir, "*.json"), func(r savedRecord) {
+		in := h.newInstance(r.record)
 		in.console.restore(r.Console)
 		h.instances[r.Spec.UID] = in
 	})
@@ -137,6 +139,7 @@ func (h *Host) Close() error {
 	for _, in := range all {
 		in.leave()
 	}
+	h.deadlines.stop()
 	h.wg.Wait()
 	return h.control.Close()
 }

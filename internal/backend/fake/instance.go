@@ -11,34 +11,39 @@ import (
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
 	"github.com/agentlab-vm/agentlab/internal/backend"
+	"github.com/agentlab-vm/agentlab/internal/reconcile"
 )
 
 // record is the stored state of an instance.
 type record struct {
-	Spec    backend.Spec       `json:"spec"`
-	Power   backend.PowerState `json:"power"`
-	Reason  string             `json:"reason,omitempty"`
-	Console string             `json:"console,omitempty"`
-	Guest   guestRecord        `json:"guest"`
+	Spec   backend.Spec       `json:"spec"`
+	Power  backend.PowerState `json:"power"`
+	Reason string             `json:"reason,omitempty"`
+	Guest  guestRecord        `json:"guest"`
 
 	Disk    map[string]string `json:"disk,omitempty"`    // files that the guest wrote
 	Fork    *guestRecord      `json:"fork,omitempty"`    // memory with which the first start continues
-	OnDisk  bool              `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
-	Forked  bool              `json:"forked,omitempty"`  // the guest continues with the memory of Fork
-	Lost    bool              `json:"lost,omitempty"`    // that memory is lost: it crashed before it had its identity
 	Restore *snapshot         `json:"restore,omitempty"` // of an interrupted RestoreSnapshot
 
 	Network *agentlab.Network `json:"network,omitempty"` // of UpdateNetwork; nil means that of Spec
 
-	Lease   time.Time `json:"lease,omitzero"` // of SetDeadline
-	Ends    time.Time `json:"ends,omitzero"`  // when that powers it off
-	Expired bool      `json:"expired,omitempty"`
+	Lease time.Time `json:"lease,omitzero"` // of SetDeadline
+	Ends  time.Time `json:"ends,omitzero"`  // when that powers it off
 
+	Egress *egressLog `json:"egress_log,omitempty"` // nil while it is empty
+
+	OnDisk        bool `json:"on_disk,omitempty"` // suspended to disk: it survives a restart of the host
+	Forked        bool `json:"forked,omitempty"`  // the guest continues with the memory of Fork
+	Lost          bool `json:"lost,omitempty"`    // that memory is lost: it crashed before it had its identity
+	Expired       bool `json:"expired,omitempty"`
 	HostRestarted bool `json:"host_restarted,omitempty"`
 	GuestRebooted bool `json:"guest_rebooted,omitempty"`
+}
 
-	Egress    []agentlab.EgressRecord `json:"egress,omitempty"`
-	EgressSeq int64                   `json:"egress_seq,omitempty"`
+// savedRecord is the file of an instance.
+type savedRecord struct {
+	record
+	Console string `json:"console,omitempty"`
 }
 
 // guestRecord is the memory of a running guest; a power cut deletes it.
@@ -63,7 +68,7 @@ type instance struct {
 	spec     *backend.Spec // Spec with the current network policy, shared by all views; nil after a change of the policy
 	guest    *guest        // nil unless Power is running or suspended
 	listener *listener
-	deadline *time.Timer // runs while Power is running and there is a deadline
+	deadline reconcile.Entry[*instance] // queued while Power is running and there is a deadline
 }
 
 func (in *instance) view() backend.Instance {
@@ -94,8 +99,7 @@ func (in *instance) save() error {
 	if file == "" {
 		return nil
 	}
-	in.rec.Console = in.console.text()
-	if err := replaceJSON(file, &in.rec); err != nil {
+	if err := replaceJSON(file, savedRecord{in.rec, in.console.text()}); err != nil {
 		return agentlab.Errorf(agentlab.CodeUnavailable, "keep an instance: %w", err)
 	}
 	return nil
@@ -361,7 +365,7 @@ func (in *instance) listen(d *Driver) net.Listener {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.closeListener()
-	in.listener = newListener(d)
+	in.listener = &listener{owner: d}
 	return in.listener
 }
 

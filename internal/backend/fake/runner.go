@@ -33,11 +33,12 @@ type runnerRecord struct {
 	Done      bool                       `json:"done,omitempty"`
 }
 
+var withoutJob = runnerRecord{Done: true} // of all runners that have no job
+
 // heartbeat is the longest time between two reports.
 const heartbeat = 15 * time.Second
 
-// errSilent ends a runner that sends nothing more.
-var errSilent = errors.New("silent")
+var errSilent = errors.New("silent") // ends a runner that sends nothing more
 
 // stopped is the cause of the agent's end: the requested final status and its
 // reason.
@@ -99,7 +100,7 @@ func (r *runner) run() error {
 		}
 		st = r.state()
 	}
-	if st == nil || st.Done || st.Silent || st.Boot.Job == nil {
+	if st == nil || st.Done || st.Silent {
 		return nil
 	}
 	if st.Final == nil {
@@ -108,10 +109,9 @@ func (r *runner) run() error {
 			return err
 		}
 		r.change(func(s *runnerRecord) { s.Final = &final })
-		st = r.state()
-	}
-	if st == nil {
-		return r.ctx.Err()
+		if st = r.state(); st == nil {
+			return r.ctx.Err()
+		}
 	}
 	if err := r.reportUntilHeard(*st.Final); err != nil {
 		return err
@@ -134,7 +134,11 @@ func (r *runner) bootstrap() error {
 	if err != nil {
 		return err
 	}
-	r.change(func(s *runnerRecord) { *s = runnerRecord{Boot: boot, FetchedAt: r.g.in.h.cfg.Clock()} })
+	rec := &withoutJob
+	if boot.Job != nil {
+		rec = &runnerRecord{Boot: boot, FetchedAt: r.g.in.h.cfg.Clock()}
+	}
+	r.g.in.update(r.g, func(mem *guestRecord) { mem.Runner = rec })
 	return nil
 }
 
