@@ -41,7 +41,7 @@ sandbox is made on the backend of the workspace or snapshot that it uses; else o
 (` + "`" + `--backend` + "`" + ` of ` + "`" + `sandbox new` + "`" + `, ` + "`" + `job run` + "`" + `, ` + "`" + `start` + "`" + `, ` + "`" + `session create` + "`" + `, ` + "`" + `workspace create` + "`" + ` and ` + "`" + `image warm` + "`" + `); else on
 the backend in its profile (` + "`" + `backend` + "`" + `); else on the default. A request for another backend than the one of its workspace
 or snapshot is refused, and so is one for what the backend does not support: the error names the backends that do.
-` + "`" + `agentlab backend list` + "`" + ` shows them, ` + "`" + `agentlab backend check NAME` + "`" + ` checks one. While one is drained (` + "`" + `agentlab backend
+` + "`" + `agentlab backend list` + "`" + ` shows them, ` + "`" + `agentlab backend show NAME` + "`" + ` what one supports, and ` + "`" + `agentlab backend check NAME` + "`" + ` checks one. While one is drained (` + "`" + `agentlab backend
 drain NAME` + "`" + `), nothing new is made on it; ` + "`" + `agentlab workspace move` + "`" + ` moves its workspaces away. The warm pool is on the default.
 
 A backend that has the name of its driver, with or without ` + "`" + `backends` + "`" + `, has the files that the only backend had
