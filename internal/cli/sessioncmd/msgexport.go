@@ -173,7 +173,7 @@ func (m *messageImport) read(ctx context.Context, in io.Reader) error {
 // createSession creates the session of the import as from describes it, unless it exists.
 func (m *messageImport) createSession(ctx context.Context, from *api.Session) error {
 	if from == nil {
-		return agentlab.Errorf(agentlab.CodeInvalid, "the file does not describe a session").WithHint("export it with 'agentlab msg export --session', or create the session first: agentlab session create %s", m.scope.Session)
+		return agentlab.Errorf(agentlab.CodeInvalid, "the file does not describe a session").WithHint("export it with 'agentlab msg export --session SESSION', or create the session first: agentlab session create %s", m.scope.Session)
 	}
 	r := api.SessionCreate{Name: m.scope.Session, Profile: from.Profile, Image: from.Image, Branch: from.Branch, IfMissing: true}
 	r.WorkspaceSelection = api.WorkspaceSelection{Workspace: r.Name, WorkspaceCreate: &api.WorkspaceNew{IfMissing: true}}
