@@ -23,6 +23,10 @@ const (
 	FilesContent = "content" // the content of a directory, which goes into one that exists or is new
 )
 
+// FilesStage begins the name of the directory beside a destination in which 'agentlab-agent
+// files push' extracts an archive.
+const FilesStage = ".agentlab-cp-"
+
 // The entries of an archive for 'agentlab-agent files push'. An archive that is cut off
 // between two entries looks complete, so something must show its end: for a directory the
 // empty file FilesEnd after the files, which are below FilesNew; and for a file, which

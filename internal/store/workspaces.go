@@ -254,7 +254,11 @@ func (s *Store) ReplaceWorkspace(ctx context.Context, id, by, holder string, tra
 		}
 		in, ok, err := sessions.one(w.ctx, w, "WHERE workspace_id = ?", old.ID)
 		if err == nil && ok {
-			if current, err := sandboxByVMID(w.ctx, w, in.VMID); err == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
+			current, err := sandboxByVMID(w.ctx, w, in.VMID)
+			if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
+				return err
+			}
+			if err == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
 				return agentlab.Errorf(agentlab.CodeConflict, "session %s has sandbox %s", in.Name, current.Name).WithHint("stop it first: agentlab session stop %s", in.Name)
 			}
 			in.WorkspaceID, in.UpdatedAt = next.ID, w.now

@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentlab-vm/agentlab"
 	"github.com/agentlab-vm/agentlab/guestapi"
+	"github.com/agentlab-vm/agentlab/internal/guest/filescmd"
 	"github.com/agentlab-vm/agentlab/internal/guest/sessioncmd"
 )
 
@@ -18,6 +19,7 @@ func sessionMain(in io.Reader, out io.Writer, args []string) int {
 	if err != nil {
 		return reportError(os.Stderr, err)
 	}
+	filescmd.RemoveOnSignal()
 	reclaim()
 	g := sessioncmd.Guest{
 		Repo: guestapi.RepoDir, Home: home, Link: guestapi.ProjectDir,

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -34,13 +33,7 @@ that git does not track, each with a NUL byte at its end.
 // include "files".
 func Main(args []string) int {
 	c := Command{Home: os.Getenv("HOME"), In: os.Stdin, Out: os.Stdout}
-	end := make(chan os.Signal, 1)
-	signal.Notify(end, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
-	go func() {
-		<-end // the host has gone
-		c.stage.remove()
-		os.Exit(128 + int(syscall.SIGHUP))
-	}()
+	RemoveOnSignal()
 	err := c.Run(args)
 	if err == nil {
 		return 0
@@ -92,8 +85,6 @@ type Command struct {
 	Home string // for paths that begin with "~"
 	In   io.Reader
 	Out  io.Writer
-
-	stage stage
 }
 
 // Run runs a command; args do not include "files".
@@ -116,7 +107,7 @@ func (c *Command) Run(args []string) error {
 		}
 		return c.pull(f.Arg(0), c.path(f.Arg(1)), *names)
 	case "push":
-		p := push{stage: &c.stage}
+		var p push
 		f.StringVar(&p.name, "name", "", "")
 		mode := f.String("mode", "644", "")
 		f.BoolVar(&p.replace, "replace", false, "")

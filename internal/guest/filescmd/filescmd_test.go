@@ -81,11 +81,16 @@ func TestPushStaysInItsStage(t *testing.T) {
 
 // Directories that may not be written are copied, too, and a copy that fails removes them.
 func TestPushReadOnlyDirectory(t *testing.T) {
-	for last, want := range map[string]bool{guestapi.FilesEnd: true, "new/sub/more": false} {
+	for last, want := range map[string]bool{guestapi.FilesEnd: true, "new/sub/more": false, "./end": true} {
 		home := t.TempDir()
+		if last == "./end" { // into a directory that exists
+			if err := os.Mkdir(filepath.Join(home, "to"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
 		c := Command{Home: home, In: archive(t, tar.Header{Name: "new/", Typeflag: tar.TypeDir, Mode: 0o755},
 			tar.Header{Name: "new/sub/", Typeflag: tar.TypeDir, Mode: 0o555}, tar.Header{Name: "new/sub/file", Mode: 0o400, ModTime: time.Unix(1e9, 0)}, tar.Header{Name: last, Typeflag: tar.TypeReg})}
-		err := c.Run([]string{"push", "tree", "~/to"})
+		err := c.Run([]string{"push", "content", "~/to"})
 		st, serr := os.Stat(filepath.Join(home, "to/sub"))
 		if want != (err == nil) || want != (serr == nil) || want && st.Mode().Perm() != 0o555 {
 			t.Errorf("%s: %v, %v", last, err, serr)

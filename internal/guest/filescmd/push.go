@@ -8,54 +8,68 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentlab-vm/agentlab/guestapi"
 )
 
-// stage is a directory beside a destination in which an archive is extracted. A signal
-// removes it.
-type stage struct {
+// stages are the directories beside destinations in which archives are extracted. A signal
+// removes them.
+type stages struct {
 	mu   sync.Mutex
-	path string
+	open map[string]bool
 	gone bool
 }
 
-// create makes the directory in dir.
-func (s *stage) create(dir string) (err error) {
+var staged = stages{open: map[string]bool{}}
+
+// create makes a directory in dir.
+func (s *stages) create(dir string) (path string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone {
-		return errors.New("the copy was interrupted")
+		return "", errors.New("the copy was interrupted")
 	}
-	s.path, err = os.MkdirTemp(dir, ".agentlab-cp-")
-	return err
+	if path, err = os.MkdirTemp(dir, guestapi.FilesStage); err == nil {
+		s.open[path] = true
+	}
+	return path, err
 }
 
-// remove removes the directory; no other can be made after it.
-func (s *stage) remove() {
+// remove removes a directory.
+func (s *stages) remove(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone = true; s.path == "" {
-		return
-	}
-	_ = filepath.WalkDir(s.path, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			_ = os.Chmod(path, 0o700) // otherwise what is in it cannot be removed
+	delete(s.open, path)
+	_ = os.RemoveAll(path)
+}
+
+// RemoveOnSignal removes what copies have not finished when the host goes, which ends this
+// process. It must be called before the first copy.
+func RemoveOnSignal() {
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-end
+		staged.mu.Lock()
+		staged.gone = true
+		for path := range staged.open {
+			_ = os.RemoveAll(path)
 		}
-		return nil
-	})
-	_ = os.RemoveAll(s.path)
+		os.Exit(128 + int(syscall.SIGHUP))
+	}()
 }
 
 // push extracts an archive.
 type push struct {
-	stage   *stage
 	kind    string
 	path    string // that the user named
 	name    string // of the source
@@ -70,32 +84,49 @@ func (p push) run(in io.Reader) error {
 	if err != nil {
 		return err
 	}
-	defer p.stage.remove()
-	if err := p.stage.create(dir); err != nil {
+	stage, err := staged.create(dir)
+	if err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(p.stage.path)
+	defer staged.remove(stage)
+	root, err := os.OpenRoot(stage)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	fresh := filepath.Join(p.stage.path, guestapi.FilesNew)
+	fresh := filepath.Join(stage, guestapi.FilesNew)
 	if p.kind == guestapi.FilesFile {
 		if err := receiveFile(root, in, p.mode); err != nil {
 			return err
 		}
 		return os.Rename(fresh, to)
 	}
-	if err := receiveTree(root, in); err != nil {
+	dirs, err := receiveTree(root, in)
+	if err != nil {
 		return err
 	}
-	if !exists(to) {
-		return os.Rename(fresh, to)
+	if exists(to) {
+		if err := p.check(fresh, to); err != nil {
+			return err
+		}
+		dirs = slices.DeleteFunc(dirs, func(d received) bool { return exists(filepath.Join(to, d.name)) })
+		err = merge(fresh, to)
+	} else {
+		err = os.Rename(fresh, to)
 	}
-	if err := p.check(fresh, to); err != nil {
-		return err
+	for _, d := range slices.Backward(dirs) { // a mode may forbid changes below
+		if err == nil {
+			err = finish(filepath.Join(to, d.name), &d.h, true)
+		}
 	}
-	return merge(fresh, to)
+	return err
+}
+
+// received is a directory that was extracted. Its mode and time are set when it has its
+// place, because a directory that may not be written cannot be moved.
+type received struct {
+	name string // relative to FilesNew
+	h    tar.Header
 }
 
 // destination returns the path that a copy gets, and the directory for the stage. As cp
@@ -192,13 +223,8 @@ func receiveFile(root *os.Root, in io.Reader, mode fs.FileMode) (err error) {
 	return f.Chmod(mode)
 }
 
-// receiveTree extracts the files below FilesNew.
-func receiveTree(root *os.Root, in io.Reader) error {
-	type dir struct {
-		name string
-		h    tar.Header
-	}
-	var dirs []dir
+// receiveTree extracts the files below FilesNew. It returns the directories.
+func receiveTree(root *os.Root, in io.Reader) (dirs []received, err error) {
 	ended := false
 	for r := tar.NewReader(in); ; {
 		h, err := r.Next()
@@ -206,37 +232,36 @@ func receiveTree(root *os.Root, in io.Reader) error {
 			break
 		}
 		if err != nil {
-			return cut(err)
+			return nil, cut(err)
 		}
 		name := filepath.Clean(h.Name)
 		switch {
 		case ended:
-			return fail(1, "the archive has %s after its end", shown(h.Name))
+			return nil, fail(1, "the archive has %s after its end", shown(h.Name))
 		case name == guestapi.FilesEnd:
 			ended = true
 		case h.Typeflag == tar.TypeDir:
 			if err := root.MkdirAll(name, 0o700); err != nil {
-				return err
+				return nil, err
 			}
-			dirs = append(dirs, dir{name, *h})
+			rel, err := filepath.Rel(guestapi.FilesNew, name)
+			if err != nil || !filepath.IsLocal(rel) {
+				return nil, fail(1, "the archive has %s", shown(h.Name))
+			}
+			dirs = append(dirs, received{rel, *h})
 		default:
 			if err := receiveEntry(root, name, h, r); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if err := drain(in); err != nil {
-		return err
+		return nil, err
 	}
 	if !ended {
-		return errCut
+		return nil, errCut
 	}
-	for i := len(dirs) - 1; i >= 0; i-- { // those with modes that forbid changes at the end
-		if err := finish(root, dirs[i].name, &dirs[i].h, true); err != nil {
-			return err
-		}
-	}
-	return nil
+	return dirs, nil
 }
 
 // receiveEntry extracts a file or a link.
@@ -249,7 +274,7 @@ func receiveEntry(root *os.Root, name string, h *tar.Header, r io.Reader) error 
 		if err := root.Symlink(h.Linkname, name); err != nil {
 			return err
 		}
-		return finish(root, name, h, false)
+		return finish(filepath.Join(root.Name(), name), h, false)
 	case tar.TypeReg:
 	default:
 		return fmt.Errorf("the archive has %s of type %q", shown(h.Name), h.Typeflag)
@@ -265,21 +290,21 @@ func receiveEntry(root *os.Root, name string, h *tar.Header, r io.Reader) error 
 	if err != nil {
 		return cut(err)
 	}
-	return finish(root, name, h, h.Mode&0o200 == 0)
+	return finish(filepath.Join(root.Name(), name), h, h.Mode&0o200 == 0)
 }
 
 // finish sets the time of what was extracted and, with mode, its mode.
-func finish(root *os.Root, name string, h *tar.Header, mode bool) error {
-	if mode {
-		if err := root.Chmod(name, fs.FileMode(h.Mode)&0o777&^umask()); err != nil {
+func finish(path string, h *tar.Header, mode bool) error {
+	if !h.ModTime.IsZero() {
+		t := unix.NsecToTimespec(h.ModTime.UnixNano())
+		if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
 	}
-	if h.ModTime.IsZero() {
+	if !mode {
 		return nil
 	}
-	t := unix.NsecToTimespec(h.ModTime.UnixNano())
-	return unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(root.Name(), name), []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW)
+	return os.Chmod(path, fs.FileMode(h.Mode)&0o777&^umask())
 }
 
 // umask returns the mode bits that new files do not get.

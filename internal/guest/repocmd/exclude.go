@@ -17,7 +17,7 @@ const (
 	sentEnd   = "# End of the files that AgentLab has sent."
 )
 
-// exclude has git ignore the directory of work trees and, unless it is nil, the files that
+// exclude has git ignore the directory of work trees, what a killed copy left and, unless it is nil, the files that
 // the host sends, in place of those of the last call. They count as the agent's work
 // otherwise. Lines of the agent stay.
 func (r repo) exclude(sent []string) error {
@@ -30,8 +30,10 @@ func (r repo) exclude(sent []string) error {
 	if len(old) == 0 {
 		lines = nil
 	}
-	if worktrees := "/" + guestapi.WorktreesDir + "/"; !slices.Contains(lines, worktrees) {
-		lines = append(lines, worktrees)
+	for _, own := range []string{"/" + guestapi.WorktreesDir + "/", guestapi.FilesStage + "*/"} {
+		if !slices.Contains(lines, own) {
+			lines = append(lines, own)
+		}
 	}
 	if sent != nil {
 		begin, end := slices.Index(lines, sentBegin), slices.Index(lines, sentEnd)

@@ -198,6 +198,10 @@ func (a *apply) dotfiles() error {
 	if !agentlab.IsHex(d.Sum, 1) || d.Install != "" && !filepath.IsLocal(d.Install) {
 		return errors.New("the dotfiles are not valid")
 	}
+	mark := filepath.Join(a.Home, dotfilesMark)
+	if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	if d.Install != "" {
 		to = filepath.Join(a.Home, dotfilesDir)
 		if err := errors.Join(os.RemoveAll(to), os.Mkdir(to, 0o755)); err != nil {
@@ -215,7 +219,6 @@ func (a *apply) dotfiles() error {
 			return fmt.Errorf("%s of the dotfiles: %w: %s", d.Install, err, agentlab.OneLine(said.String(), 1000))
 		}
 	}
-	mark := filepath.Join(a.Home, dotfilesMark)
 	return errors.Join(os.MkdirAll(filepath.Dir(mark), 0o755), os.WriteFile(mark, []byte(d.Sum+"\n"), 0o644))
 }
 

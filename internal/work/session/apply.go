@@ -62,6 +62,20 @@ func (o *outgoing) empty() bool {
 	return o.push.empty() && o.worktree == "" && o.dotfiles == nil && len(o.envNames) == 0 && o.environment == nil && o.setup == nil
 }
 
+// steps returns the steps that are asked for.
+func (o *outgoing) steps() (list []string) {
+	is := map[string]bool{
+		guestapi.ApplyReceive: !o.push.empty(), guestapi.ApplyWorktree: o.worktree != "", guestapi.ApplyDotfiles: o.dotfiles != nil,
+		guestapi.ApplyEnv: len(o.envNames) > 0, guestapi.ApplyEnvironment: o.environment != nil, guestapi.ApplySetup: o.setup != nil,
+	}
+	for _, step := range guestapi.ApplySteps {
+		if is[step] {
+			list = append(list, step)
+		}
+	}
+	return list
+}
+
 // applied is what a session has done with an outgoing.
 type applied struct {
 	state       *guestapi.RepoState // nil if neither commits nor a work tree were sent
@@ -115,14 +129,17 @@ func (r Repo) apply(ctx context.Context, ui work.UI, o *outgoing) (got applied, 
 	m.Start()
 	in, stop := r.slowAfterSent(io.MultiReader(append([]io.Reader{bytes.NewReader(append(line, '\n'))}, parts...)...), m, guestapi.ApplyReceive)
 	defer stop()
-	e := events{repo: r, ui: ui, out: o, got: &got, stop: stop}
+	e := events{repo: r, ui: ui, out: o, got: &got, stop: stop, steps: o.steps()}
 	defer e.endSlow()
-	limits := cmp.Or(r.Silence, guestrun.RepoSilence)
-	if o.environment != nil || o.setup != nil { // which can be silent for longer
-		limits = guestrun.AnySilence
+	limits, shown := cmp.Or(r.Silence, guestrun.RepoSilence), io.Discard
+	switch { // which can be silent for longer, and have output
+	case o.environment != nil:
+		limits, shown = guestrun.AnySilence, attach.FilteredWriter(ui.Stream())
+	case o.setup != nil:
+		limits, shown = guestrun.AnySilence, project.SetupOutput(ui)
 	}
 	req := guestapi.ExecRequest{Command: []string{"agentlab-agent", "session", "apply"}}
-	err = guestrun.RunShown(ctx, r.C, r.Sandbox, req, limits, in, &e, &stepOutput{e: &e})
+	err = guestrun.RunShown(ctx, r.C, r.Sandbox, req, limits, in, &e, shown)
 	switch {
 	case e.bad != nil:
 		err = e.bad
@@ -153,10 +170,12 @@ type events struct {
 	stop func() // ends what slowAfterSent says
 	slow func() // ends what is said about the current step
 
-	step string
-	line []byte
-	done bool
-	bad  error // of the guest's answer
+	steps   []string // that were asked for and have not begun
+	step    string
+	results int // of the current step
+	line    []byte
+	done    bool
+	bad     error // of the guest's answer
 }
 
 // Write implements io.Writer.
@@ -190,10 +209,10 @@ func (e *events) read(p []byte) error {
 }
 
 func (e *events) handle(event guestapi.SessionEvent) error {
+	if err := e.check(event); err != nil {
+		return err
+	}
 	if event.State != nil {
-		if err := checkState(*event.State); err != nil {
-			return err
-		}
 		e.got.state = event.State
 	}
 	if event.Received != nil {
@@ -205,7 +224,7 @@ func (e *events) handle(event guestapi.SessionEvent) error {
 		project.NoteEnvironment(e.ui, *event.Environment)
 	}
 	if event.SetupFailed != "" {
-		e.got.setupFailed = agentlab.WithoutControls(event.SetupFailed)
+		e.got.setupFailed = agentlab.Cut(agentlab.WithoutControls(event.SetupFailed), maxSetupReason)
 		project.NoteSetupFailed(e.ui, e.got.setupFailed)
 	}
 	if event.Begin != "" || event.Done {
@@ -215,6 +234,51 @@ func (e *events) handle(event guestapi.SessionEvent) error {
 	}
 	return nil
 }
+
+// maxSetupReason limits the reason for which commands under setup failed, in bytes.
+const maxSetupReason = 1000
+
+// check returns an error for an event that no AgentLab sends: each step that was asked for
+// begins once, in the order of the steps, and has its results once.
+func (e *events) check(event guestapi.SessionEvent) error {
+	unexpected := guestrun.Invalid("an event that was not expected")
+	if event.Begin != "" {
+		if len(e.steps) == 0 || event.Begin != e.steps[0] || e.lacks() {
+			return unexpected
+		}
+		e.steps, e.results = e.steps[1:], 0
+	}
+	if event.Done && (len(e.steps) > 0 || e.lacks()) {
+		return unexpected
+	}
+	results := 0
+	for step, is := range map[string]bool{guestapi.ApplyReceive: event.Received != nil, guestapi.ApplyEnvironment: event.Environment != nil, guestapi.ApplySetup: event.SetupFailed != ""} {
+		if !is {
+			continue
+		}
+		if results++; e.step != step {
+			return unexpected
+		}
+	}
+	if event.State != nil {
+		if e.step != guestapi.ApplyReceive && e.step != guestapi.ApplyWorktree {
+			return unexpected
+		}
+		if results == 0 {
+			results = 1
+		}
+		if err := checkState(*event.State); err != nil {
+			return err
+		}
+	}
+	if e.results += results; e.results > 1 {
+		return unexpected
+	}
+	return nil
+}
+
+// lacks reports whether the current step has ended without what it must report.
+func (e *events) lacks() bool { return e.step == guestapi.ApplyReceive && e.got.faults == nil }
 
 // begin says what a step does.
 func (e *events) begin(step string) {
@@ -249,26 +313,4 @@ func (e *events) endSlow() {
 		e.slow()
 		e.slow = nil
 	}
-}
-
-// stepOutput shows the output of programs of a step.
-type stepOutput struct {
-	e    *events
-	step string // that to is for
-	to   io.Writer
-}
-
-// Write implements io.Writer.
-func (s *stepOutput) Write(p []byte) (int, error) {
-	if s.step != s.e.step || s.to == nil {
-		switch s.step = s.e.step; s.step {
-		case guestapi.ApplyEnvironment:
-			s.to = attach.FilteredWriter(s.e.ui.Stream())
-		case guestapi.ApplySetup:
-			s.to = project.SetupOutput(s.e.ui)
-		default:
-			s.to = io.Discard // the error of the command has it
-		}
-	}
-	return s.to.Write(p)
 }

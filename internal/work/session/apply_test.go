@@ -96,8 +96,9 @@ func TestStartInFewCalls(t *testing.T) {
 		g.guest.Environment = func(e guestapi.SessionEnvironment) (guestapi.Environment, error) {
 			return guestapi.Environment{Contained: e.Devcontainer == "on"}, nil
 		}
-		g.guest.SetUp = func(guestapi.SetupRun, io.Writer) error {
-			return errors.New("make failed")
+		g.guest.SetUp = func(_ guestapi.SetupRun, out io.Writer) error {
+			_, err := io.WriteString(out, "a compile error\n")
+			return errors.Join(err, errors.New("make failed"))
 		}
 		names, env, err := transfer.PackEnvFiles(t.Context(), w.user)
 		if err != nil {
@@ -124,7 +125,7 @@ func TestStartInFewCalls(t *testing.T) {
 				t.Errorf("%s is %q", name, got)
 			}
 		}
-		for _, note := range []string{"sent 1 environment file: app/.env\n", "starting the environment", "agents run in the dev container", "setup in .agentlab.yaml failed: make failed"} {
+		for _, note := range []string{"sent 1 environment file: app/.env\n", "starting the environment", "agents run in the dev container", "a compile error\n", "setup in .agentlab.yaml failed: make failed"} {
 			if !strings.Contains(w.notes.String(), note) {
 				t.Errorf("no %q in %s", note, &w.notes)
 			}
@@ -148,26 +149,34 @@ func TestHostileApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := `{"done":true}` + "\n"
+	begin, received, done := `{"begin":"receive"}`+"\n", `{"received":{"errors":{}}}`+"\n", `{"done":true}`+"\n"
+	setup := `{"begin":"setup"}` + "\n"
 	for name, answer := range map[string]string{
-		"no end":          `{"begin":"receive"}` + "\n",
-		"after the end":   done + done,
-		"no JSON":         "x\n",
-		"bad branch":      `{"state":{"branches":{"a..b":"` + src.Commit + `"},"worktrees":[{"dir":""}]}}` + "\n" + done,
-		"bad work tree":   `{"state":{"branches":{},"worktrees":[{"dir":""},{"dir":"../x"}]}}` + "\n" + done,
-		"endless line":    strings.Repeat("x", guestapi.MaxRepoState+1),
-		"escape sequence": `{"setup_failed":"\u001b]0;x\u0007"}` + "\n" + done,
+		"no end":             begin + received + setup,
+		"after the end":      begin + received + setup + done + done,
+		"nothing done":       done,
+		"a step left out":    begin + received + done,
+		"nothing received":   begin + setup + done,
+		"received twice":     begin + received + received + setup + done,
+		"a step twice":       begin + received + begin + setup + done,
+		"a step too much":    begin + received + `{"begin":"env"}` + "\n" + setup + done,
+		"a result elsewhere": begin + received + setup + received + done,
+		"failed twice":       begin + received + setup + strings.Repeat(`{"setup_failed":"x"}`+"\n", 2) + done,
+		"no JSON":            "x\n",
+		"bad branch":         begin + `{"received":{"errors":{}},"state":{"branches":{"a..b":"` + src.Commit + `"},"worktrees":[{"dir":""}]}}` + "\n" + setup + done,
+		"bad work tree":      begin + `{"received":{"errors":{}},"state":{"branches":{},"worktrees":[{"dir":""},{"dir":"../x"}]}}` + "\n" + setup + done,
+		"endless line":       strings.Repeat("x", guestapi.MaxRepoState+1),
+		"":                   begin + received + setup + `{"setup_failed":"\u001b]0;x\u0007` + strings.Repeat("y", 10000) + `"}` + "\n" + done,
 	} {
 		w.notes.Reset()
 		c := worktest.CommandClient(t, func([]string, []byte) ([]byte, string, int) { return []byte(answer), "", 0 })
 		r := Repo{C: c, Sandbox: "1", Path: w.user}
-		_, err := r.apply(t.Context(), w.app, &outgoing{push: Pushed{Checkout: "trunk"}})
-		if name == "escape sequence" {
-			if err != nil || strings.Contains(w.notes.String(), "\x1b") {
-				t.Errorf("%s: %v, %q", name, err, &w.notes)
-			}
-		} else if agentlab.CodeOf(err) != agentlab.CodeDenied {
+		got, err := r.apply(t.Context(), w.app, &outgoing{push: Pushed{Checkout: "trunk"}, setup: &guestapi.SetupRun{Commands: []string{"make"}}})
+		switch {
+		case name != "" && agentlab.CodeOf(err) != agentlab.CodeDenied:
 			t.Errorf("%s: %v", name, err)
+		case name == "" && (err != nil || strings.Contains(w.notes.String(), "\x1b") || len(got.setupFailed) > maxSetupReason+len("…")):
+			t.Errorf("a setup that failed: %v, %q", err, &w.notes)
 		}
 	}
 }

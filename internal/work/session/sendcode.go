@@ -122,23 +122,29 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st
 		out.push.Checkout = ""
 	}
 	if !out.empty() {
-		if got, err = r.apply(ctx, ui, out); err != nil {
-			return got, err
+		got, err = r.apply(ctx, ui, out)
+	}
+	if later.Changes != "" && (err == nil || got.faults != nil) { // also if a later step failed
+		if kerr := l.keepCarried(ctx, later.Changes); err == nil {
+			err = kerr
 		}
 	}
-	if later.Changes != "" {
-		tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", later.Changes+"^{tree}")
-		if err != nil {
-			return got, err
-		}
-		if err := l.SetKey(ctx, carriedKey, tree); err != nil {
-			return got, err
-		}
+	if err != nil {
+		return got, err
 	}
 	if stays != "" {
 		ui.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
 	}
 	return got, nil
+}
+
+// keepCarried records which uncommitted changes the session has.
+func (l Link) keepCarried(ctx context.Context, changes string) error {
+	tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", changes+"^{tree}")
+	if err != nil {
+		return err
+	}
+	return l.SetKey(ctx, carriedKey, tree)
 }
 
 // applyFirst brings something to a session whose state is st, and returns the state after
@@ -195,9 +201,8 @@ func notePushed(ui work.UI, out *outgoing, got applied) {
 	if n := len(p.Modules); n > 0 {
 		ui.Progressf("sent %s", agentlab.Plural(n, "submodule"))
 	}
-	if len(p.Updates) > len(faults) {
-		u := p.Updates[0]
-		ui.Progressf("pushed %s (%.12s) to /workspace", u.Branch, u.Commit)
+	if i := slices.IndexFunc(p.Updates, func(u guestapi.RepoUpdate) bool { return faults[u.Branch] == "" }); i >= 0 {
+		ui.Progressf("pushed %s (%.12s) to /workspace", p.Updates[i].Branch, p.Updates[i].Commit)
 	}
 	switch {
 	case p.Checkout == "" || got.state == nil:

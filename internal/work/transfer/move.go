@@ -46,9 +46,14 @@ func Move(ctx context.Context, ui work.UI, c *client.Client, w api.Workspace, to
 		if err != nil {
 			return err
 		}
-		if moved, err = c.ReplaceWorkspace(ctx, w.ID, api.WorkspaceReplace{By: made.ID, VMID: from.VMID}); err != nil {
-			dropImport(ctx, ui, c, made.Name) // it has another name if only the answer was lost
+		if moved, err = c.ReplaceWorkspace(ctx, w.ID, api.WorkspaceReplace{By: made.ID, VMID: from.VMID}); err == nil {
+			return nil
 		}
+		if now, nerr := c.Workspace(context.WithoutCancel(ctx), made.ID); nerr == nil && now.Name == w.Name { // only the answer was lost
+			moved = now
+			return nil
+		}
+		dropImport(ctx, ui, c, made.Name)
 		return err
 	})
 	return moved, err
