@@ -254,11 +254,11 @@ func (s *Store) ReplaceWorkspace(ctx context.Context, id, by, holder string, tra
 		}
 		in, ok, err := sessions.one(w.ctx, w, "WHERE workspace_id = ?", old.ID)
 		if err == nil && ok {
-			current, err := sandboxByVMID(w.ctx, w, in.VMID)
-			if err != nil && agentlab.CodeOf(err) != agentlab.CodeNotFound {
-				return err
+			current, serr := sandboxByVMID(w.ctx, w, in.VMID)
+			if serr != nil && agentlab.CodeOf(serr) != agentlab.CodeNotFound {
+				return serr
 			}
-			if err == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
+			if serr == nil && current.UID == in.UID && !current.State.Final() { // it is where old is
 				return agentlab.Errorf(agentlab.CodeConflict, "session %s has sandbox %s", in.Name, current.Name).WithHint("stop it first: agentlab session stop %s", in.Name)
 			}
 			in.WorkspaceID, in.UpdatedAt = next.ID, w.now

@@ -148,7 +148,7 @@ func (p push) destination() (to, dir string, err error) {
 		}
 		above, name := filepath.Split(strings.TrimRight(p.path, "/"))
 		if dir, err = filepath.EvalSymlinks(cmp.Or(above, ".")); err != nil || !isDir(dir) || name == "" || name == "." || name == ".." {
-			return "", "", fail(guestapi.FilesNoTarget, "%s is not a directory", shown(above)) //nolint:nilerr // the path has none
+			return "", "", fail(guestapi.FilesNoTarget, "%s is not a directory", shown(above))
 		}
 		to = filepath.Join(dir, name)
 	}
@@ -199,7 +199,7 @@ func receiveFile(root *os.Root, in io.Reader, mode fs.FileMode) (err error) {
 		if err != nil {
 			return cut(err)
 		}
-		if _, err := io.Copy(f, r); err != nil {
+		if _, err := io.Copy(f, r); err != nil { //nolint:gosec // a tar archive is not compressed
 			return cut(err)
 		}
 	}

@@ -114,7 +114,7 @@ func listFiles(dir string, to io.Writer) error {
 			return err
 		}
 		if st, err := d.Info(); err != nil || st.Sys().(*syscall.Stat_t).Dev != device {
-			return fs.SkipDir //nolint:nilerr // it has gone
+			return fs.SkipDir // or it has gone
 		}
 		return nil
 	})

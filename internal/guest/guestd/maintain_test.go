@@ -114,7 +114,7 @@ func TestExportAndImport(t *testing.T) {
 	write("repo/-rf", "x", 0o755)
 	write("lost+found/x", "no", 0o644)
 	write("repo/lost+found/x", "yes", 0o644)
-	l, err := net.Listen("unix", filepath.Join(from, "socket")) //nolint:noctx // a test
+	l, err := net.Listen("unix", filepath.Join(from, "socket"))
 	if err != nil {
 		t.Fatal(err)
 	}
