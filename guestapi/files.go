@@ -16,7 +16,7 @@ const (
 	FilesNoSpace  = 29 // the disk is full
 )
 
-// The kinds of what 'agentlab-agent files' moves.
+// The kinds of sources that 'agentlab-agent files' copies.
 const (
 	FilesFile    = "file"    // a file
 	FilesTree    = "tree"    // a directory

@@ -51,7 +51,7 @@ type SessionEnv struct {
 
 // SessionEnvironment asks for the services and the dev container of the repository.
 type SessionEnvironment struct {
-	Devcontainer string `json:"devcontainer,omitempty"` // mode; "" is the one that was used last
+	Devcontainer string `json:"devcontainer,omitempty"` // mode; "" is the mode that was used last
 }
 
 // SessionEvent is a line of the output of 'agentlab-agent session apply'. Steps that have

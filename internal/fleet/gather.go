@@ -15,17 +15,14 @@ const gatherLimit = 20 * time.Second
 // Gather returns what list returns for each backend, in their order. It asks them at the
 // same time, so that a backend that hangs delays the others by at most gatherLimit. missing
 // has an error for each backend that did not answer: what is on it is not in all. If none
-// answered, the error is that of the first.
+// answered, Gather returns the error of the first.
 func Gather[T any](ctx context.Context, backends []*Backend, list func(context.Context, *Backend) ([]T, error)) (all []T, missing []error, err error) {
+	inner := ctx
 	if len(backends) > 1 {
-		inner, cancel := context.WithTimeout(ctx, gatherLimit)
+		var cancel context.CancelFunc
+		inner, cancel = context.WithTimeout(ctx, gatherLimit)
 		defer cancel()
-		return gather(ctx, inner, backends, list)
 	}
-	return gather(ctx, ctx, backends, list)
-}
-
-func gather[T any](ctx, inner context.Context, backends []*Backend, list func(context.Context, *Backend) ([]T, error)) (all []T, missing []error, err error) {
 	got, errs := make([][]T, len(backends)), make([]error, len(backends))
 	var wait sync.WaitGroup
 	for i, b := range backends {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -58,6 +59,23 @@ func (f File) fetch(ctx context.Context, path, cache string) error {
 func touch(path string) {
 	now := time.Now()
 	_ = os.Chtimes(path, now, now)
+}
+
+// open starts a download.
+func open(ctx context.Context, url string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("%s: the server answers %s", url, resp.Status)
+	}
+	return resp.Body, nil
 }
 
 // get writes the file at url to path and returns its SHA-256.

@@ -5,11 +5,9 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -189,19 +187,12 @@ func (o *sumOps) ReadRemote(path string) ([]byte, error) {
 }
 
 func (o *sumOps) get(url string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(o.ctx, http.MethodGet, url, nil)
+	body, err := open(o.ctx, url)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	return io.ReadAll(io.LimitReader(resp.Body, maxSumAnswer))
+	defer func() { _ = body.Close() }()
+	return io.ReadAll(io.LimitReader(body, maxSumAnswer))
 }
 
 // ReadConfig returns the key, and the latest tree of this process.

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,7 +21,7 @@ import (
 // defaultRegistry is npm's own default.
 const defaultRegistry = "https://registry.npmjs.org"
 
-// Limits of a package that is unpacked here, and of what a registry says about one.
+// Limits of a package that is unpacked here, and of its description in a registry.
 const (
 	maxNPMFiles = 50_000
 	maxNPMBytes = 1 << 30
@@ -69,6 +68,8 @@ func (b *builder) npmInTree(ctx context.Context) error {
 // fetchNPM installs one package of the registry, which needs no other one, below prefix, as
 // 'npm install --global --ignore-scripts' does.
 func fetchNPM(ctx context.Context, p NPMPackage, prefix string) error {
+	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
+	defer cancel()
 	registry := defaultRegistry
 	for _, url := range npmRegistry() {
 		registry = strings.TrimSuffix(url, "/")
@@ -111,23 +112,6 @@ func fetchNPM(ctx context.Context, p NPMPackage, prefix string) error {
 		return fail(agentlab.CodeDenied, "it has the SHA-512 %s, not %s as the registry says", got, want)
 	}
 	return linkCommands(p.Package, prefix)
-}
-
-// open starts a download.
-func open(ctx context.Context, url string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("%s: the server answers %s", url, resp.Status)
-	}
-	return resp.Body, nil
 }
 
 // unpackNPM unpacks the regular files of a package; the first directory of their names is

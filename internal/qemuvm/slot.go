@@ -166,7 +166,7 @@ func (q *QMP) fillSlot(ctx context.Context, node string, size int64) error {
 	if err := q.Execute(ctx, "blockdev-reopen", map[string]any{"options": []any{slot}}, nil); err != nil {
 		return err
 	}
-	// The size is that of the node already. This command reports it to the guest.
+	// The node has the size already. This command reports it to the guest.
 	return q.Execute(ctx, "block_resize", map[string]any{"node-name": SlotNode, "size": size}, nil)
 }
 

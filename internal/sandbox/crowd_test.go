@@ -53,7 +53,7 @@ func TestLeasesDue(t *testing.T) {
 	due := s.leasesDue(name)
 	slices.Sort(due)
 	if !slices.Equal(due, []int{1, 2}) {
-		t.Errorf("due: %v, want the lease that has ended and the one that ends soon", due)
+		t.Errorf("due: %v, want the lease that has ended and the lease that ends soon", due)
 	}
 	s.withState(2, func(m *runtimeState) { m.warned = leaseWarnings[0] })
 	if due := s.leasesDue(name); !slices.Equal(due, []int{1}) {

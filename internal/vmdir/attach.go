@@ -37,6 +37,16 @@ func Attached(dir string) (string, error) {
 	return a.Dir, nil
 }
 
+// PlugAttached gives a VM that starts the volume of its sandbox, whose directory is dir: it
+// calls set with the directory of the volume, if there is one.
+func PlugAttached(ctx context.Context, dir string, set func(ctx context.Context, volume string) error) error {
+	volume, err := Attached(dir)
+	if err != nil || volume == "" {
+		return err
+	}
+	return set(ctx, volume)
+}
+
 // owners returns the sandbox of each volume that is attached, by UID. A sandbox that
 // is being destroyed has none.
 func (d *Volumes) owners() (map[string]string, error) {

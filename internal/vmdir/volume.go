@@ -72,7 +72,7 @@ type VolumeSource interface {
 	Power(f Found, in *backend.Instance) error
 }
 
-// Volumes implements the methods of backend.Volumes, except copies of what is in a
+// Volumes implements the methods of backend.Volumes, except copies of the content of a
 // volume. A volume is the directory Root/<uid> with FileVolume and a disk: it is complete
 // when the disk exists, and its size is in the disk only. A volume that is being deleted
 // is first renamed to .trash-<uid>. The sandbox that has a volume names it in its own

@@ -251,7 +251,7 @@ func (m *machine) Ready(ctx context.Context) error {
 	defer cancel()
 	err := m.QMP.Negotiate(ctx)
 	if err == nil {
-		err = m.plugAttached(ctx)
+		err = vmdir.PlugAttached(ctx, m.dir, m.SetVolume)
 	}
 	if err == nil {
 		err = m.QMP.Running(ctx)

@@ -201,15 +201,6 @@ func (d *Driver) released(ctx context.Context, trash string) {
 	}
 }
 
-// plugAttached gives a VM that starts the volume of its sandbox.
-func (m *machine) plugAttached(ctx context.Context) error {
-	dir, err := vmdir.Attached(m.dir)
-	if err != nil || dir == "" {
-		return err
-	}
-	return m.SetVolume(ctx, dir)
-}
-
 // SetVolume implements supervisor.VolumeHolder.
 func (m *machine) SetVolume(ctx context.Context, dir string) error {
 	return m.volume.Set(ctx, m.QMP, dir, func(dir string) (qemuvm.Disk, error) { return volumeDisk(m.cfg.Home, dir) })

@@ -114,7 +114,7 @@ func (m *machine) Ready(ctx context.Context) error {
 	case m.cfg.Load:
 		err = m.load(qctx)
 	default:
-		err = m.plugAttached(qctx)
+		err = vmdir.PlugAttached(qctx, m.dir, m.SetVolume)
 	}
 	if err == nil {
 		err = m.QMP.Running(qctx)
@@ -148,7 +148,7 @@ func (m *machine) load(ctx context.Context) error {
 		}
 	}
 	m.at("loaded")
-	if err := m.plugAttached(ctx); err != nil {
+	if err := vmdir.PlugAttached(ctx, m.dir, m.SetVolume); err != nil {
 		return err
 	}
 	if err := m.runLoaded(ctx, saved); err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/agentlab-vm/agentlab/internal/durable"
 	"github.com/agentlab-vm/agentlab/internal/qemuvm"
 	"github.com/agentlab-vm/agentlab/internal/supervisor"
-	"github.com/agentlab-vm/agentlab/internal/vmdir"
 )
 
 // A volume (vmdir.Volumes) is StateDir/volumes/<uid>/: volume.json, root.qcow2 with its
@@ -93,15 +92,6 @@ func (d disks) Grow(ctx context.Context, dir string, size int64) error {
 // roomForVolume returns an error if the disk of the host has no room for more.
 func (d *Driver) roomForVolume() error {
 	return qemuvm.RoomFor("a volume", d.cfg.StateDir, d.cfg.PauseBelow, 1<<20)
-}
-
-// plugAttached gives a VM that starts the volume of its sandbox.
-func (m *machine) plugAttached(ctx context.Context) error {
-	dir, err := vmdir.Attached(m.dir)
-	if err != nil || dir == "" {
-		return err
-	}
-	return m.SetVolume(ctx, dir)
 }
 
 // SetVolume implements supervisor.VolumeHolder.

@@ -135,11 +135,10 @@ func buildContainer(ctx context.Context, a *cli.App, c *client.Client, sb api.Sa
 	case err != nil:
 		return err
 	case code == guestapi.ContainerUnsupported:
-		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", agentlab.OneLine(strings.TrimPrefix(text, guestrun.AgentMessage), 300)).WithField("image").
+		return agentlab.Errorf(agentlab.CodeUnsupported, "%s", agentlab.OneLine(guestrun.LastLine(text), 300)).WithField("image").
 			WithHint("use --image dev, or an image that extends it")
 	case code != 0:
-		text = text[strings.LastIndexByte(text, '\n')+1:]
-		return agentlab.Errorf(agentlab.CodeConflict, "the image was not made (exit code %d): %s", code, agentlab.OneLine(strings.TrimPrefix(text, guestrun.AgentMessage), 1000)).
+		return agentlab.Errorf(agentlab.CodeConflict, "the image was not made (exit code %d): %s", code, agentlab.OneLine(guestrun.LastLine(text), 1000)).
 			WithHint("correct the configuration; the profile's network policy must allow the registries")
 	}
 	r := work.RequestChange(ctx, c, id, true, func(ctx context.Context, id string) (api.Sandbox, error) {

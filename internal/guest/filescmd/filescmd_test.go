@@ -224,7 +224,7 @@ func TestSignalRemovesTheStage(t *testing.T) {
 	}
 }
 
-// The exit codes are those that the host knows.
+// Each kind of failure has the exit code that the host knows.
 func TestExitCodes(t *testing.T) {
 	home := t.TempDir()
 	for want, args := range map[int][]string{

@@ -293,7 +293,7 @@ func receiveEntry(root *os.Root, name string, h *tar.Header, r io.Reader) error 
 	return finish(filepath.Join(root.Name(), name), h, h.Mode&0o200 == 0)
 }
 
-// finish sets the time of what was extracted and, with mode, its mode.
+// finish sets the time of a file that was extracted and, with mode, its mode.
 func finish(path string, h *tar.Header, mode bool) error {
 	if !h.ModTime.IsZero() {
 		t := unix.NsecToTimespec(h.ModTime.UnixNano())

@@ -19,7 +19,7 @@ import (
 )
 
 // A file system whose superblock is lost is repaired from a copy, with the real e2fsck.
-// Without any copy the exit code is the one that names the remedy.
+// Without any copy the exit code leads to an error with the remedy.
 func TestLostSuperblock(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	for _, tool := range []string{"mke2fs", "e2fsck", "debugfs"} {

@@ -67,7 +67,7 @@ func (g Guest) Run(args []string, in io.Reader, out, errOut io.Writer) error {
 		if err != nil || len(line) > maxLine {
 			return errors.New("the input is not valid: its first line is incomplete")
 		}
-		a := apply{Guest: g, in: input, out: json.NewEncoder(out), errOut: errOut}
+		a := apply{Guest: g, repo: repocmd.Open(g.Repo), in: input, out: json.NewEncoder(out), errOut: errOut}
 		if err := json.Unmarshal(line, &a.SessionApply); err != nil {
 			return fmt.Errorf("the input is not valid: %w", err)
 		}
@@ -114,6 +114,8 @@ type apply struct {
 	guestapi.SessionApply
 	Guest
 
+	repo   repocmd.Repo
+	state  *guestapi.RepoState // nil until a step has read it
 	in     *bufio.Reader
 	out    *json.Encoder
 	errOut io.Writer
@@ -149,16 +151,14 @@ func (a *apply) run() error {
 func (a *apply) say(e guestapi.SessionEvent) error { return a.out.Encode(e) }
 
 func (a *apply) receive() error {
-	repo := repocmd.Open(a.Repo)
-	got, err := repo.Receive(*a.Receive, io.LimitReader(a.in, a.BundleBytes))
+	got, err := a.repo.Receive(*a.Receive, io.LimitReader(a.in, a.BundleBytes))
+	if err == nil {
+		err = a.readState()
+	}
 	if err != nil {
 		return err
 	}
-	st, err := repo.State()
-	if err != nil {
-		return err
-	}
-	if err := a.say(guestapi.SessionEvent{Received: &got, State: &st}); err != nil {
+	if err := a.say(guestapi.SessionEvent{Received: &got, State: a.state}); err != nil {
 		return err
 	}
 	if why := got.Errors[a.Worktree]; why != "" && a.Worktree != "" {
@@ -167,24 +167,31 @@ func (a *apply) receive() error {
 	return nil
 }
 
+// readState reads the state of the repository.
+func (a *apply) readState() error {
+	st, err := a.repo.State()
+	a.state = &st
+	return err
+}
+
 func (a *apply) worktree() error {
-	repo := repocmd.Open(a.Repo)
-	st, err := repo.State()
-	if err != nil {
-		return err
+	if a.state == nil {
+		if err := a.readState(); err != nil {
+			return err
+		}
 	}
-	for _, t := range st.Worktrees {
+	for _, t := range a.state.Worktrees {
 		if t.Branch == a.Worktree {
 			return nil
 		}
 	}
-	if err := repo.AddWorktree(a.Worktree); err != nil {
+	if err := a.repo.AddWorktree(a.Worktree); err != nil {
 		return err
 	}
-	if st, err = repo.State(); err != nil {
+	if err := a.readState(); err != nil {
 		return err
 	}
-	return a.say(guestapi.SessionEvent{State: &st})
+	return a.say(guestapi.SessionEvent{State: a.state})
 }
 
 // push extracts the next bytes of the input as an archive.

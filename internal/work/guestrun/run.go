@@ -111,6 +111,11 @@ func Tool(ctx context.Context, c *client.Client, sandbox string, req guestapi.Ex
 	return status.Code, strings.TrimSpace(work.SanitizeLines(said.String() + "\n" + status.Error)), err
 }
 
+// LastLine returns the last line of the text of Tool, which has the reason of a failure.
+func LastLine(text string) string {
+	return strings.TrimPrefix(text[strings.LastIndexByte(text, '\n')+1:], AgentMessage)
+}
+
 // Input is an archive that a guest reads. The end of the guest ends it.
 type Input struct{ *io.PipeReader }
 

@@ -58,9 +58,7 @@ type outgoing struct {
 	setup       *guestapi.SetupRun
 }
 
-func (o *outgoing) empty() bool {
-	return o.push.empty() && o.worktree == "" && o.dotfiles == nil && len(o.envNames) == 0 && o.environment == nil && o.setup == nil
-}
+func (o *outgoing) empty() bool { return len(o.steps()) == 0 }
 
 // steps returns the steps that are asked for.
 func (o *outgoing) steps() (list []string) {

@@ -198,3 +198,31 @@ func TestWorktreeThatCannotBePushed(t *testing.T) {
 		t.Errorf("said twice: %s", &w.notes)
 	}
 }
+
+// Uncommitted changes that a session has got are recorded as carried, also if a later step
+// fails: the next start does not deny them.
+func TestCarriedAlthoughALaterStepFails(t *testing.T) {
+	t.Parallel()
+	w := newSessionWorld(t)
+	w.guest = filepath.Join(t.TempDir(), "new")
+	worktest.Put(t, w.user, map[string]string{"a.txt": "changed"})
+	src, err := gitsafe.FindCommit(t.Context(), w.user, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := w.realGuest()
+	g.guest.Environment = func(guestapi.SessionEnvironment) (guestapi.Environment, error) {
+		return guestapi.Environment{}, errors.New("no Docker")
+	}
+	out := &outgoing{environment: &guestapi.SessionEnvironment{}}
+	if err := g.send(src, StartOptions{WithChanges: true}, out); err == nil || !strings.Contains(err.Error(), "no Docker") {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(w.guest, "a.txt")); string(got) != "changed" {
+		t.Errorf("a.txt is %q", got)
+	}
+	w.notes.Reset()
+	if _, err := carriedChanges(t.Context(), w.app, &Link{Path: w.user, Remote: remoteName}, StartOptions{}); err != nil || w.notes.Len() > 0 {
+		t.Errorf("%v, %s", err, &w.notes)
+	}
+}

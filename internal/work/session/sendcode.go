@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st
 	}
 	if p.Bundle != nil && !later.empty() { // it has neither
 		p.Changes = ""
-		if st, err = applyFirst(ctx, ui, r, st, &outgoing{push: p}); err != nil {
+		if st, err = applyFirst(ctx, ui, r, l, st, &outgoing{push: p}); err != nil {
 			return got, err
 		}
 		out.push = later
@@ -108,7 +109,7 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st
 	}
 	if len(lfs) > 0 { // the commands of the rest may need the content
 		first := &outgoing{push: out.push, worktree: out.worktree, added: out.added}
-		if st, err = applyFirst(ctx, ui, r, st, first); err != nil {
+		if st, err = applyFirst(ctx, ui, r, l, st, first); err != nil {
 			return got, err
 		}
 		for _, found := range lfs {
@@ -122,15 +123,9 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st
 		out.push.Checkout = ""
 	}
 	if !out.empty() {
-		got, err = r.apply(ctx, ui, out)
-	}
-	if later.Changes != "" && (err == nil || got.faults != nil) { // also if a later step failed
-		if kerr := l.keepCarried(ctx, later.Changes); err == nil {
-			err = kerr
+		if got, err = applyCarried(ctx, ui, r, l, out); err != nil {
+			return got, err
 		}
-	}
-	if err != nil {
-		return got, err
 	}
 	if stays != "" {
 		ui.Progressf("note: /workspace stays on %s: %s\n  → beside it: agentlab start --worktree %s", branchOrDetached(st.Worktrees[0].Branch), stays, src.Branch)
@@ -138,22 +133,27 @@ func sendCode(ctx context.Context, ui work.UI, r Repo, l Link, src startHead, st
 	return got, nil
 }
 
-// keepCarried records which uncommitted changes the session has.
-func (l Link) keepCarried(ctx context.Context, changes string) error {
-	tree, err := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", changes+"^{tree}")
-	if err != nil {
-		return err
+// applyCarried is Repo.apply, and records that the session has the uncommitted changes in
+// out, also if a later step fails.
+func applyCarried(ctx context.Context, ui work.UI, r Repo, l Link, out *outgoing) (applied, error) {
+	got, err := r.apply(ctx, ui, out)
+	if out.push.Changes == "" || got.faults == nil {
+		return got, err
 	}
-	return l.SetKey(ctx, carriedKey, tree)
+	tree, terr := gitsafe.Git(ctx, l.Path, "rev-parse", "--verify", out.push.Changes+"^{tree}")
+	if terr == nil {
+		terr = l.SetKey(ctx, carriedKey, tree)
+	}
+	return got, cmp.Or(err, terr)
 }
 
 // applyFirst brings something to a session whose state is st, and returns the state after
 // it.
-func applyFirst(ctx context.Context, ui work.UI, r Repo, st guestapi.RepoState, out *outgoing) (guestapi.RepoState, error) {
+func applyFirst(ctx context.Context, ui work.UI, r Repo, l Link, st guestapi.RepoState, out *outgoing) (guestapi.RepoState, error) {
 	if out.known = knownTo(st); out.empty() {
 		return st, nil
 	}
-	got, err := r.apply(ctx, ui, out)
+	got, err := applyCarried(ctx, ui, r, l, out)
 	if err == nil && got.state != nil {
 		st = *got.state
 	}

@@ -115,8 +115,8 @@ func runFiles(ctx context.Context, c *client.Client, at Place, user string, args
 
 // copyFault returns the error for the exit code and the text of 'agentlab-agent files'.
 func copyFault(at Place, code int, text string) error {
-	last := text[strings.LastIndexByte(text, '\n')+1:]
-	reason := agentlab.Reason(cmp.Or(strings.TrimPrefix(last, guestrun.AgentMessage), fmt.Sprintf("exit code %d", code)))
+	last := guestrun.LastLine(text)
+	reason := agentlab.Reason(cmp.Or(last, fmt.Sprintf("exit code %d", code)))
 	failed := func(code agentlab.Code) *agentlab.Error {
 		return agentlab.Errorf(code, "the copy failed in the sandbox: %s", reason)
 	}

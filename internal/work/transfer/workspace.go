@@ -113,10 +113,7 @@ func guestTool(ctx context.Context, c *client.Client, sb api.Sandbox, verb strin
 
 // toolError is the error of a tool that has failed.
 func toolError(what string, code int, text string) error {
-	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
-		text = text[i+1:]
-	}
-	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(text))
+	return agentlab.Errorf(agentlab.CodeUnavailable, "%s failed in the maintenance sandbox (exit code %d): %s", what, code, agentlab.Reason(guestrun.LastLine(text)))
 }
 
 // fsckResult is what e2fsck found.
